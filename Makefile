@@ -1,0 +1,30 @@
+# Each target sets up all that it needs: the first run installs into .venv, later runs start at once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test lint presets bench-overhead clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(VENV)/.installed: pyproject.toml constraints.txt setup.sh
+	@PYTHON=$(PYTHON) VENV=$(VENV) ./setup.sh
+
+demo: $(VENV)/.installed  ## train a real model under ZeRO-3 on two ranks, then in one process
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.installed  ## the test suite
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed  ## ruff and mypy --strict
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+presets: $(VENV)/.installed  ## render ds_configs/ and launch/ anew from zerofit/presets.py
+	@$(BIN)/python -m zerofit.cli.write_presets
+
+bench-overhead: $(VENV)/.installed  ## what `zerofit launch` adds to plain `accelerate launch`
+	@$(BIN)/python benchmarks/launch_overhead.py
+
+clean:  ## remove the environment and all caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

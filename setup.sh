@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Makes the virtual environment $VENV and installs zerofit into it, editable, with the pinned versions.
+# Needs Python 3.11 or later; a C++ compiler and Python's headers let DeepSpeed build its CPU optimizer.
+set -euo pipefail
+cd "$(dirname "$0")"
+python=${PYTHON:-python3} venv=${VENV:-.venv}
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
+  echo "setup: Python 3.11 or later is needed; found $("$python" --version 2>&1 || echo none)." >&2
+  echo "       Install it, or name it: make PYTHON=/path/to/python3.12 ..." >&2
+  exit 1
+}
+
+# Debian packages that a bare machine may lack: (what shows it is there, the package that brings it).
+missing=()
+"$python" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+command -v g++ >/dev/null || missing+=(g++)
+test -e "$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || missing+=(python3-dev)
+if ((${#missing[@]})); then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "setup: installing ${missing[*]}"
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  else
+    echo "setup: these packages are missing: ${missing[*]}" >&2
+    echo "       Run: sudo apt-get install ${missing[*]}" >&2
+    exit 1
+  fi
+fi
+
+echo "setup: installing into $venv (one to two minutes the first time)"
+test -x "$venv/bin/python" || "$python" -m venv "$venv"
+install=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
+# torch first: DeepSpeed's source package asks it for its version while it is being built, and a build in
+# isolation would fetch another torch. DeepSpeed's ops are compiled later, at first use.
+"${install[@]}" torch setuptools wheel ninja hatchling editables
+DS_BUILD_OPS=0 "${install[@]}" --no-build-isolation --editable '.[dev]'
+touch "$venv/.installed"

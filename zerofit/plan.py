@@ -1,0 +1,140 @@
+"""Plan: one strategy on one machine, with the reason for each choice; to and from JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+
+from zerofit.errors import UserError
+from zerofit.facts import Machine, ModelFacts, Versions, Workload
+from zerofit.strategy import Strategy
+from zerofit.strict import STRICT
+
+PLAN_VERSION = 1
+"""Raised whenever a plan file of before can no longer be read as it was meant."""
+
+
+class Origin(StrEnum):
+    """Who chose a value."""
+
+    FLAG = "flag"
+    PRESET = "preset"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why one field of the strategy has its value."""
+
+    field: str
+    """Name of the Strategy field."""
+    value: str
+    """The value, as a person reads it."""
+    origin: Origin
+    """Who chose it."""
+    why: str
+    """One sentence."""
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A strategy that was considered and lost."""
+
+    strategy: Strategy
+    why: str
+    """One sentence."""
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The processes of a run."""
+
+    num_nodes: int = 1
+    """Machines that take part."""
+    world_size: int = 1
+    """Ranks on all nodes together."""
+    on_cpu: bool = False
+    """Whether the ranks run on the CPU, GPUs or not."""
+
+    __pydantic_config__ = STRICT
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks that each take their own samples: all of them, as zerofit plans no tensor parallelism."""
+        return self.world_size
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on one node."""
+        return self.world_size // self.num_nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What will run, where, and why."""
+
+    strategy: Strategy
+    topology: Topology
+    machine: Machine
+    versions: Versions
+    workload: Workload = dataclasses.field(default_factory=Workload)
+    model: ModelFacts | None = None
+    reasons: tuple[Reason, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    version: int = PLAN_VERSION
+    """Version of this file format."""
+
+    __pydantic_config__ = STRICT
+
+
+def plan_to_json(plan: Plan) -> str:
+    """Return the plan as the text of a plan file."""
+    return json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
+
+
+def plan_from_json(text: str, *, name: str) -> Plan:
+    """Return the plan that the text of a plan file holds.
+
+    Args:
+        text: the file's text.
+        name: the file's name, for the message.
+
+    Raises:
+        UserError: the text is no JSON, is cut off, has a field too many or too few, or is of another version.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise _broken(name, f"{error}", "it is not whole JSON, as of a write that was cut short") from None
+    version = document.get("version") if isinstance(document, dict) else None
+    if version != PLAN_VERSION:
+        raise _broken(
+            name,
+            f"version {version!r}" if version is not None else "no version field",
+            f"this zerofit reads plan files of version {PLAN_VERSION}",
+        )
+
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(Plan).validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise _broken(name, f"{place}: {first['msg']}", "every field must be known and of its type") from None
+
+
+def _broken(name: str, found: str, why: str) -> UserError:
+    return UserError(
+        "plan-file-broken",
+        "the plan file can't be read",
+        found=f"{found}   ({name})",
+        why=why,
+        fix="write the plan anew, or leave out --plan",
+    )

@@ -1,0 +1,139 @@
+"""Strategy: everything that decides where a training run's memory goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from zerofit.strict import STRICT
+
+
+class Engine(StrEnum):
+    """What holds parameters, gradients and optimizer states."""
+
+    NATIVE = "native"
+    """PyTorch: one process, or DistributedDataParallel over several."""
+    DEEPSPEED = "deepspeed"
+
+
+class ZeroStage(IntEnum):
+    """What DeepSpeed partitions over the data-parallel ranks; each stage adds to the one before."""
+
+    NOTHING = 0
+    OPTIMIZER_STATES = 1
+    GRADIENTS = 2
+    PARAMETERS = 3
+
+
+class OffloadDevice(StrEnum):
+    """Where a partition rests while the GPU does not need it."""
+
+    NONE = "none"
+    CPU = "cpu"
+    NVME = "nvme"
+
+
+class Precision(StrEnum):
+    """The number format of forward and backward; master weights stay fp32."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+class OptimizerName(StrEnum):
+    """An optimizer that zerofit can put in the place of the script's."""
+
+    ADAMW = "adamw"
+    ADAMW_8BIT = "adamw-8bit"
+    ADAFACTOR = "adafactor"
+    SGD = "sgd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """Sizes of ZeRO's communication and gather buffers, in elements, as DeepSpeed names them.
+
+    The stage 3 defaults are DeepSpeed's own (deepspeed/runtime/zero/config.py).
+    """
+
+    reduce_bucket_size: int = 50_000_000
+    """Elements reduced in one message. DeepSpeed's default of 5e8 holds 1 GB in bf16 for the whole run at
+    stage 3; 5e7 (100 MB) is its own prefetch size. ASSUMPTION: 100 MB messages still fill the link."""
+    allgather_bucket_size: int = 50_000_000
+    """Elements gathered in one message after a step, stages 1 and 2."""
+    stage3_prefetch_bucket_size: int = 50_000_000
+    """Elements gathered ahead of their use."""
+    stage3_param_persistence_threshold: int = 100_000
+    """Parameters smaller than this stay whole on every rank."""
+    stage3_max_live_parameters: int = 1_000_000_000
+    """Parameters gathered at one time at most."""
+    stage3_max_reuse_distance: int = 1_000_000_000
+    """A parameter needed again within this many parameters is not released."""
+    sub_group_size: int = 1_000_000_000
+    """Elements the optimizer steps at a time."""
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Low-rank adapters, in peft's terms."""
+
+    rank: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] = ()
+    """Names of the modules that get an adapter; empty leaves the choice to peft's table for the family."""
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """Where the memory of one run goes. None stands for "as the script says"."""
+
+    engine: Engine = Engine.NATIVE
+    """What runs the training step."""
+    zero_stage: ZeroStage = ZeroStage.NOTHING
+    """What is partitioned over the data-parallel ranks; above 0 only under DeepSpeed."""
+    optimizer_offload: OffloadDevice = OffloadDevice.NONE
+    """Where each rank's optimizer states and fp32 master weights live, and where the step runs."""
+    param_offload: OffloadDevice = OffloadDevice.NONE
+    """Where each rank's parameter shard lives between uses; stage 3 only."""
+    nvme_path: str | None = None
+    """Folder on the NVMe disk that takes what is offloaded to nvme."""
+    pin_memory: bool = True
+    """Whether offloaded buffers are page-locked: faster copies, memory that can't be swapped out."""
+    precision: Precision | None = None
+    """Format of forward and backward."""
+    micro_batch_size: int | None = None
+    """Samples per rank in one forward pass."""
+    gradient_accumulation_steps: int | None = None
+    """Forward passes per rank in one optimizer step."""
+    gradient_clipping: float | None = None
+    """Largest norm of all gradients together; 0 turns clipping off."""
+    gradient_checkpointing: bool | None = None
+    """Whether activations are recomputed in the backward pass instead of kept."""
+    optimizer: OptimizerName | None = None
+    """The optimizer that takes the place of the script's."""
+    compile: bool = False
+    """Whether the model goes through torch.compile."""
+    freeze: tuple[str, ...] = ()
+    """Name patterns of the parameters that do not train."""
+    lora: Lora | None = None
+    """Adapters that train in place of the weights."""
+    buckets: Buckets = field(default_factory=Buckets)
+    """ZeRO's buffer sizes."""
+
+    __pydantic_config__ = STRICT
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything rests outside the GPU."""
+        return (self.optimizer_offload, self.param_offload) != (OffloadDevice.NONE, OffloadDevice.NONE)
+
+    @property
+    def uses_nvme(self) -> bool:
+        """Whether anything rests on the NVMe disk."""
+        return OffloadDevice.NVME in (self.optimizer_offload, self.param_offload)
