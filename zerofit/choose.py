@@ -1,0 +1,167 @@
+"""choose: facts and the user's request to a Plan; the only place where a strategy is put together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from zerofit.batch import split_global_batch
+from zerofit.compat import ALL_RULES, Situation
+from zerofit.compat.rule import broken_rules
+from zerofit.errors import UserError
+from zerofit.facts import Machine, Versions, Workload
+from zerofit.plan import Origin, Plan, Reason, Topology
+from zerofit.presets import find_preset
+from zerofit.request import FLAGS
+from zerofit.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
+
+if TYPE_CHECKING:
+    from zerofit.request import Request
+
+
+def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
+    """Return the plan for this machine that does what the request says and fills in the rest.
+
+    Raises:
+        UserError: the number of ranks or the global batch can't be made.
+        ExceptionGroup: of one UserError for each compatibility rule that the strategy breaks.
+    """
+    topology = _topology(machine, request)
+    strategy, reasons = _base(machine, topology, request)
+    overrides = _overrides(request)
+    strategy = replace(strategy, **overrides)
+    reasons = [reason for reason in reasons if reason.field not in overrides]
+    reasons += [_by_flag(name, value) for name, value in overrides.items()]
+    if errors := broken_rules(Situation(strategy=strategy, topology=topology), rules=ALL_RULES):
+        raise ExceptionGroup("combinations that do not work", list(errors))
+    if request.global_batch_size is not None:
+        strategy, reason = _with_global_batch(strategy, topology, request.global_batch_size)
+        reasons.append(reason)
+    return Plan(
+        strategy=strategy,
+        topology=topology,
+        machine=machine,
+        versions=versions,
+        workload=Workload(global_batch_size=request.global_batch_size),
+        reasons=tuple(reasons),
+    )
+
+
+def with_explicit_numbers(plan: Plan) -> Plan:
+    """Return the plan with a number in place of everything that was left to the script.
+
+    For files that stand alone: a micro-batch and accumulation of 1, no clipping, fp32 or what the GPUs take.
+    """
+    strategy = plan.strategy
+    precision = Precision.FP32 if plan.topology.on_cpu else _precision(plan.machine)
+    explicit = replace(
+        strategy,
+        micro_batch_size=strategy.micro_batch_size or 1,
+        gradient_accumulation_steps=strategy.gradient_accumulation_steps or 1,
+        gradient_clipping=0.0 if strategy.gradient_clipping is None else strategy.gradient_clipping,
+        precision=strategy.precision or precision,
+    )
+    return replace(plan, strategy=explicit)
+
+
+def _topology(machine: Machine, request: Request) -> Topology:
+    base = request.plan.topology if request.plan else Topology()
+    num_gpus = len(machine.gpus)
+    on_cpu = request.on_cpu or (num_gpus == 0 and not request.elsewhere)
+    num_nodes = request.num_nodes or base.num_nodes
+    world_size = request.num_processes or (
+        base.world_size if request.plan else max(1, 0 if on_cpu else num_gpus) * num_nodes
+    )
+    if world_size % num_nodes:
+        raise UserError(
+            "ranks-not-divisible",
+            "the ranks do not divide over the nodes",
+            found=f"--num-processes {world_size} with --num-machines {num_nodes}",
+            why="--num-processes counts the ranks of all nodes together, and each node gets as many",
+            fix=f"set --num-processes to a multiple of {num_nodes}",
+        )
+    if not on_cpu and not request.elsewhere and world_size // num_nodes > num_gpus:
+        raise UserError(
+            "more-ranks-than-gpus",
+            "there are fewer GPUs than ranks",
+            found=f"--num-processes {world_size} on {num_nodes} x {num_gpus} GPUs",
+            why="each rank needs a GPU of its own",
+            fix=f"set --num-processes to at most {num_nodes * num_gpus}, or rehearse with --cpu",
+        )
+    return Topology(num_nodes=num_nodes, world_size=world_size, on_cpu=on_cpu)
+
+
+def _base(machine: Machine, topology: Topology, request: Request) -> tuple[Strategy, list[Reason]]:
+    if request.plan:
+        return request.plan.strategy, list(request.plan.reasons)
+    if request.preset:
+        preset = find_preset(request.preset)
+        strategy = preset.strategy
+        stage = _reason(strategy, "zero_stage", Origin.PRESET, f"preset {preset.name}: {preset.title}")
+    else:
+        strategy, stage = _default_engine(topology, request)
+    precision = Precision.FP32 if topology.on_cpu else _precision(machine)
+    strategy = replace(strategy, precision=precision)
+    why = _PRECISION_REASONS[precision]
+    return strategy, [stage, _reason(strategy, "precision", Origin.DEFAULT, why)]
+
+
+def _default_engine(topology: Topology, request: Request) -> tuple[Strategy, Reason]:
+    offloads = {request.optimizer_offload, request.param_offload} - {None, OffloadDevice.NONE}
+    needs_deepspeed = request.engine is Engine.DEEPSPEED or request.zero_stage or offloads
+    if request.engine is Engine.NATIVE or (topology.world_size == 1 and not needs_deepspeed):
+        strategy = Strategy()
+        why = "DeepSpeed shards over ranks or offloads; with neither, plain PyTorch is as small and faster"
+        return strategy, _reason(strategy, "engine", Origin.DEFAULT, why)
+    if OffloadDevice.NVME in offloads or request.param_offload in offloads:
+        stage, why = ZeroStage.PARAMETERS, "this offload needs the parameters sharded"
+    else:
+        stage = ZeroStage.GRADIENTS
+        why = "shards gradients and optimizer states and sends no more than data parallelism does"
+    strategy = Strategy(engine=Engine.DEEPSPEED, zero_stage=stage)
+    return strategy, _reason(strategy, "zero_stage", Origin.DEFAULT, why)
+
+
+_PRECISION_REASONS = {
+    Precision.FP32: "the ranks run on the CPU",
+    Precision.BF16: "every GPU from Ampere on has bf16",
+    Precision.FP16: "these GPUs are older than Ampere (compute capability 8.0) and have no bf16",
+}
+
+
+def _precision(machine: Machine) -> Precision:
+    return Precision.BF16 if all(gpu.has_bf16 for gpu in machine.gpus) else Precision.FP16
+
+
+def _overrides(request: Request) -> dict[str, Any]:
+    return {name: value for name in FLAGS if (value := getattr(request, name)) is not None}
+
+
+def _by_flag(name: str, value: object) -> Reason:
+    return Reason(field=name, value=show(value), origin=Origin.FLAG, why=f"{FLAGS[name]} says so")
+
+
+def _with_global_batch(
+    strategy: Strategy, topology: Topology, global_batch_size: int
+) -> tuple[Strategy, Reason]:
+    micro_batch_size, steps = split_global_batch(
+        global_batch_size=global_batch_size,
+        micro_batch_size=strategy.micro_batch_size,
+        gradient_accumulation_steps=strategy.gradient_accumulation_steps,
+        data_parallel_size=topology.data_parallel_size,
+    )
+    strategy = replace(strategy, micro_batch_size=micro_batch_size, gradient_accumulation_steps=steps)
+    ranks = topology.data_parallel_size
+    why = f"global batch {global_batch_size} = {micro_batch_size} x {steps} x {ranks} ranks"
+    return strategy, _reason(strategy, "gradient_accumulation_steps", Origin.FLAG, why)
+
+
+def _reason(strategy: Strategy, field: str, origin: Origin, why: str) -> Reason:
+    return Reason(field=field, value=show(getattr(strategy, field)), origin=origin, why=why)
+
+
+def show(value: object) -> str:
+    """Return a field's value as a person reads it."""
+    if isinstance(value, ZeroStage):
+        return str(value.value)
+    return "on" if value is True else "off" if value is False else str(value)

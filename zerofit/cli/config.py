@@ -1,0 +1,86 @@
+"""zerofit config: a strategy as the files that accelerate, DeepSpeed and Trainer read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zerofit.choose import choose, with_explicit_numbers
+from zerofit.cli.options import CONTEXT, request_of, strategy_options
+from zerofit.cli.write_files import write_files
+from zerofit.launcher.port import DEFAULT_PORT
+from zerofit.presets import find_preset
+from zerofit.probe.machine import probe_machine
+from zerofit.probe.versions import probe_versions
+from zerofit.render.accelerate import accelerate_yaml
+from zerofit.render.command import Rendezvous, accelerate_launch_arguments, shell_command
+from zerofit.render.deepspeed import deepspeed_json
+from zerofit.render.report import plan_lines
+from zerofit.render.trainer import training_arguments_json
+from zerofit.strategy import Engine
+
+if TYPE_CHECKING:
+    from zerofit.plan import Plan
+
+
+@click.command(context_settings=CONTEXT)
+@strategy_options
+@click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="Folder for the files; the current one where it is left out.",
+)
+@click.option("--auto", is_flag=True, help='Write "auto" for what the script decides, instead of numbers.')
+@click.option("--force", is_flag=True, help="Write over files that differ.")
+@click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
+def config(output_dir: Path, auto: bool, force: bool, dry_run: bool, **flags: Any) -> int:
+    """Write the files of a memory strategy.
+
+    ds_config.json for DeepSpeed, accelerate.yaml and launch.sh for accelerate, training_args.json for
+    Trainer. The numbers are explicit: where no flag says otherwise, 1 for micro-batch and accumulation, and
+    no clipping. The files may be for another machine than this one: say --num-processes for its GPUs.
+    """
+    request = request_of(elsewhere=True, **flags)
+    plan = choose(machine=probe_machine(), versions=probe_versions(), request=request)
+    trains = request.preset is None or find_preset(request.preset).trains
+    files = _files(plan if auto else with_explicit_numbers(plan), output_dir, trains=trains)
+    if dry_run:
+        for path, text in files.items():
+            click.echo(f"# {path}\n{text}")
+        return 0
+    write_files(files, force=force)
+    for line in plan_lines(plan):
+        click.echo(f"zerofit: {line}", err=True)
+    for path in files:
+        click.echo(str(path))
+    return 0
+
+
+def _files(plan: Plan, folder: Path, *, trains: bool) -> dict[Path, str]:
+    strategy = plan.strategy
+    deepspeed = folder / "ds_config.json" if strategy.engine is Engine.DEEPSPEED else None
+    accelerate = folder / "accelerate.yaml"
+    deepspeed_file = str(deepspeed) if deepspeed else None
+    files = {
+        accelerate: accelerate_yaml(strategy, topology=plan.topology, deepspeed_file=deepspeed_file),
+        folder / "training_args.json": training_arguments_json(strategy, deepspeed_file=deepspeed_file),
+        folder / "launch.sh": _launch_script(plan, accelerate),
+    }
+    if deepspeed:
+        files[deepspeed] = deepspeed_json(strategy, trains=trains)
+    return files
+
+
+def _launch_script(plan: Plan, accelerate: Path) -> str:
+    arguments = accelerate_launch_arguments(
+        plan,
+        config_file=str(accelerate),
+        rendezvous=Rendezvous(main_process_port=DEFAULT_PORT),
+        target=(),
+    )
+    usage = f"# usage: {accelerate.parent / 'launch.sh'} train.py ARGS"
+    command = shell_command(arguments, environment={})
+    return f'#!/usr/bin/env bash\n{usage}\nexec {command} "$@"\n'

@@ -1,0 +1,123 @@
+"""zerofit launch: plan, write the run folder, run accelerate launch, watch, record."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zerofit.choose import choose
+from zerofit.cli.options import CONTEXT, request_of, strategy_options
+from zerofit.cli.script import check_script
+from zerofit.errors import UserError
+from zerofit.launcher.launch import Launch, launch_command, launch_files, prepare_run, start
+from zerofit.launcher.nodes import Nodes, find_rendezvous, with_hostfile
+from zerofit.launcher.run_folder import run_folder
+from zerofit.presets import find_preset
+from zerofit.probe.machine import probe_machine
+from zerofit.probe.versions import probe_versions
+from zerofit.render.report import plan_lines
+from zerofit.runtime.settings import unapplied
+
+_NODE_FLAGS = (
+    "num_nodes",
+    "num_processes",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+    "gpu_ids",
+)
+
+
+@click.command(context_settings={**CONTEXT, "allow_interspersed_args": False})
+@strategy_options
+@click.option("--machine-rank", "--node-rank", type=click.IntRange(min=0), help="This node's number, from 0.")
+@click.option("--main-process-ip", "--master-addr", metavar="HOST", help="Address of node 0.")
+@click.option(
+    "--main-process-port", "--master-port", type=click.IntRange(0, 65535), help="Port on node 0; 0 finds one."
+)
+@click.option("--nproc-per-node", "ranks_per_node", type=click.IntRange(min=1), help="Ranks on each node.")
+@click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
+@click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    default=Path("zerofit-runs"),
+    show_default=True,
+    help="Folder of all run folders.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be written and run, and do nothing.")
+@click.argument("script")
+@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
+def launch(
+    script: str,
+    script_args: tuple[str, ...],
+    module: bool,
+    run_dir: Path,
+    dry_run: bool,
+    hostfile: Path | None,
+    **flags: Any,
+) -> int:
+    """Train SCRIPT under a memory strategy, unmodified, through `accelerate launch`.
+
+    Flags before SCRIPT are zerofit's, all behind it are the script's own. The exit code is the script's;
+    128 + N where signal N ended it.
+    """
+    check_script(script, module=module)
+    to_launch = _plan_launch(hostfile, (*(("-m",) if module else ()), script, *script_args), flags)
+    if dry_run:
+        _print_dry_run(to_launch, run_folder(run_dir, target=script, at=datetime.now()))
+        return 0
+    folder = prepare_run(to_launch, runs=run_dir, at=datetime.now())
+    _say(
+        *plan_lines(to_launch.plan),
+        *unapplied(to_launch.plan),
+        f"run folder {folder.path}",
+        f"command: {launch_command(to_launch, folder)}",
+    )
+    verdict = start(to_launch, folder)
+    if verdict.cause:
+        _say(f"{verdict.cause}; its log and record are in {folder.path}")
+    return verdict.exit_code
+
+
+def _plan_launch(hostfile: Path | None, target: tuple[str, ...], flags: dict[str, Any]) -> Launch:
+    nodes = Nodes(
+        ranks_per_node=flags.pop("ranks_per_node"),
+        **{name: flags.pop(name) for name in _NODE_FLAGS},
+    )
+    if hostfile is not None:
+        nodes = with_hostfile(nodes, hostfile)
+    request = request_of(num_processes=nodes.world_size, num_nodes=nodes.num_nodes, **flags)
+    if request.global_batch_size is not None and request.micro_batch_size is None:
+        raise UserError(
+            "global-batch-needs-micro-batch",
+            "the global batch needs the script's micro-batch",
+            found=f"--global-batch-size {request.global_batch_size} without --micro-batch-size",
+            why="the script sets its own micro-batch; only accumulation is left to make the global batch",
+            fix="give --micro-batch-size, with the batch size that the script uses on each rank",
+        )
+    plan = choose(
+        machine=probe_machine(gpu_ids=nodes.gpu_indices), versions=probe_versions(), request=request
+    )
+    return Launch(
+        plan=plan,
+        target=target,
+        rendezvous=find_rendezvous(nodes, plan.topology),
+        trains=request.preset is None or find_preset(request.preset).trains,
+    )
+
+
+def _print_dry_run(to_launch: Launch, folder: Any) -> None:
+    _say(*plan_lines(to_launch.plan), *unapplied(to_launch.plan))
+    for path, text in launch_files(to_launch, folder).items():
+        click.echo(f"# {path}\n{text}")
+    click.echo(launch_command(to_launch, folder))
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        click.echo(f"zerofit: {line}", err=True)

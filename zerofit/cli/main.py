@@ -1,0 +1,79 @@
+"""The zerofit command: finds the verb, loads it when it is used, prints errors in one form."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from zerofit import __version__
+from zerofit.cli.usage import usage_error
+from zerofit.errors import UserError
+
+_VERBS = {
+    "config": "Write DeepSpeed and accelerate files for a strategy.",
+    "doctor": "Check this machine and its tools.",
+    "launch": "Train a script under a strategy.",
+}
+"""Verb and help line; each is the command of that name in the module zerofit.cli.VERB."""
+
+
+class _LazyGroup(click.Group):
+    """Loads a verb's module only when that verb is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        module = importlib.import_module(f"zerofit.cli.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(_VERBS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="zerofit %(version)s")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def zerofit(debug: bool) -> None:
+    """Make Hugging Face training fit.
+
+    `zerofit launch train.py ARGS` trains any accelerate or Trainer script under the memory strategy of your
+    choice; `zerofit VERB --help` tells about each verb.
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its code."""
+    try:
+        sys.exit(zerofit.main(prog_name="zerofit", standalone_mode=False) or 0)
+    except click.UsageError as error:
+        _fail(usage_error(error))
+    except click.Abort:
+        sys.exit(130)
+    except UserError as error:
+        _fail(error)
+    except ExceptionGroup as group:
+        errors, others = group.split(UserError)
+        if errors is None or others is not None:
+            raise
+        _fail(*(error for error in errors.exceptions if isinstance(error, UserError)))
+    except BrokenPipeError:
+        # What reads our output has gone; Python would complain once more while closing it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _fail(*errors: UserError) -> NoReturn:
+    if "--debug" in sys.argv[1:2]:
+        raise errors[0]
+    for error in errors:
+        click.echo(str(error), err=True)
+    sys.exit(max(error.exit_code for error in errors))

@@ -1,0 +1,1 @@
+"""Starts a run, watches it, stops it, records it."""

@@ -1,0 +1,89 @@
+"""From how each rank ended to the one that ended the run, an exit code and a sentence."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerofit.runtime.record import RankRecord
+
+_PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Gloo",
+    "NCCL",
+    "TCPStore",
+)
+"""Texts of the errors that a rank raises because another one has gone: never the cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a run ended."""
+
+    exit_code: int
+    """For zerofit to exit with: the script's own, or 128 + the signal's number."""
+    cause: str | None
+    """One sentence; None where all went well."""
+
+
+def judge(
+    *,
+    launcher_code: int,
+    stopped_by: signal.Signals | None,
+    exit_codes: Mapping[int, int],
+    records: Mapping[int, RankRecord],
+    oom_kills: int | None,
+) -> Verdict:
+    """Return how the run ended.
+
+    Args:
+        launcher_code: exit code of the launch command, negative for a signal.
+        stopped_by: the signal that zerofit was sent, if any.
+        exit_codes: of each rank that failed, as the launcher saw it; negative for a signal.
+        records: what the ranks themselves left.
+        oom_kills: processes that the kernel killed for want of memory meanwhile; None where unknown.
+    """
+    if stopped_by is not None:
+        return Verdict(exit_code=128 + stopped_by, cause=f"stopped by {stopped_by.name}")
+    if launcher_code == 0:
+        return Verdict(exit_code=0, cause=None)
+    if not exit_codes:
+        return _launcher_failed(launcher_code)
+    rank = min(exit_codes, key=lambda rank: (_suspicion(exit_codes[rank], records.get(rank)), rank))
+    code = exit_codes[rank]
+    if code < 0:
+        return Verdict(exit_code=128 - code, cause=_killed(rank, signal.Signals(-code), oom_kills))
+    record = records.get(rank)
+    error = f": {record.error_type}" if record and record.error_type not in (None, "SystemExit") else ""
+    return Verdict(exit_code=code, cause=f"rank {rank} exited with {code}{error}")
+
+
+def _suspicion(code: int, record: RankRecord | None) -> int:
+    """Return how likely a rank's end is only the consequence of another's; 0 is a cause of its own."""
+    if code == -signal.SIGTERM:
+        return 3
+    if record is not None and record.error_message and any(t in record.error_message for t in _PEER_LOST):
+        return 2
+    return 0 if code < 0 or record is not None else 1
+
+
+def _killed(rank: int, number: signal.Signals, oom_kills: int | None) -> str:
+    text = f"rank {rank} was killed by signal {number.value} ({number.name})"
+    if number is not signal.SIGKILL or oom_kills is None:
+        return text
+    if oom_kills:
+        return f"{text}: the kernel killed it because the host ran out of memory"
+    return f"{text}; the kernel's out-of-memory counter has not moved, so somebody else sent it"
+
+
+def _launcher_failed(code: int) -> Verdict:
+    if code < 0:
+        number = signal.Signals(-code)
+        return Verdict(exit_code=128 - code, cause=f"accelerate launch was killed by {number.name}")
+    return Verdict(exit_code=code, cause="accelerate launch failed before it started the script")

@@ -1,0 +1,1 @@
+"""The world to facts: machine, versions, toolchain."""

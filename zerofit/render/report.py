@@ -1,0 +1,60 @@
+"""A Plan as lines for a person: what runs, why, and what will not reach the script."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.strategy import Engine, OffloadDevice
+from zerofit.units import format_bytes
+
+if TYPE_CHECKING:
+    from zerofit.facts import Machine
+    from zerofit.plan import Plan
+    from zerofit.strategy import Strategy
+
+
+def plan_lines(plan: Plan) -> tuple[str, ...]:
+    """Return the plan as lines: the machine, the strategy, one line a reason."""
+    width = max((len(reason.field) for reason in plan.reasons), default=0)
+    reasons = [
+        f"  {reason.field:<{width}}  {reason.value}: {reason.why} ({reason.origin.value})"
+        for reason in plan.reasons
+    ]
+    return (
+        f"machine:  {describe_machine(plan.machine)}",
+        f"strategy: {describe_strategy(plan.strategy)} on {_ranks(plan)}",
+        *reasons,
+    )
+
+
+def describe_machine(machine: Machine) -> str:
+    """Return a node in one line."""
+    cores = f"{machine.num_cpu_cores} cores, {format_bytes(machine.host_memory_available_bytes)} of RAM free"
+    if not machine.gpus:
+        return f"no GPU, {cores}"
+    names = sorted({f"{gpu.name} ({format_bytes(gpu.memory_bytes)})" for gpu in machine.gpus})
+    return f"{len(machine.gpus)} x {', '.join(names)}, {cores}"
+
+
+def describe_strategy(strategy: Strategy) -> str:
+    """Return a strategy in a few words."""
+    if strategy.engine is Engine.NATIVE:
+        words = ["PyTorch without DeepSpeed"]
+    else:
+        words = [f"DeepSpeed ZeRO-{strategy.zero_stage.value}"]
+    if strategy.optimizer_offload is not OffloadDevice.NONE:
+        words.append(f"optimizer on {strategy.optimizer_offload.value}")
+    if strategy.param_offload is not OffloadDevice.NONE:
+        words.append(f"parameters on {strategy.param_offload.value}")
+    if strategy.precision is not None:
+        words.append(strategy.precision.value)
+    if strategy.compile:
+        words.append("compiled")
+    return ", ".join(words)
+
+
+def _ranks(plan: Plan) -> str:
+    topology = plan.topology
+    kind = "CPU" if topology.on_cpu else "GPU"
+    ranks = f"{topology.world_size} {kind} rank{'s' if topology.world_size > 1 else ''}"
+    return f"{ranks} on {topology.num_nodes} nodes" if topology.num_nodes > 1 else ranks

@@ -1,0 +1,58 @@
+"""Request: what the user asked for, by flag, preset or plan file; None where nothing was said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerofit.plan import Plan
+    from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
+
+FLAGS = {
+    "engine": "--engine",
+    "zero_stage": "--zero-stage",
+    "optimizer_offload": "--offload-optimizer",
+    "param_offload": "--offload-param",
+    "nvme_path": "--nvme-path",
+    "precision": "--mixed-precision",
+    "micro_batch_size": "--micro-batch-size",
+    "gradient_accumulation_steps": "--gradient-accumulation-steps",
+    "gradient_clipping": "--gradient-clipping",
+    "gradient_checkpointing": "--gradient-checkpointing",
+    "optimizer": "--optimizer",
+    "compile": "--compile",
+}
+"""The command-line flag of each Strategy field that has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The user's own words; each field that Strategy has too overrides it there."""
+
+    preset: str | None = None
+    """Name of a preset to start from."""
+    plan: Plan | None = None
+    """A plan to start from, read from a file."""
+    engine: Engine | None = None
+    zero_stage: ZeroStage | None = None
+    optimizer_offload: OffloadDevice | None = None
+    param_offload: OffloadDevice | None = None
+    nvme_path: str | None = None
+    precision: Precision | None = None
+    micro_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    gradient_clipping: float | None = None
+    gradient_checkpointing: bool | None = None
+    optimizer: OptimizerName | None = None
+    compile: bool | None = None
+    global_batch_size: int | None = None
+    """Samples per optimizer step over all ranks."""
+    num_processes: int | None = None
+    """Ranks on all nodes together."""
+    num_nodes: int | None = None
+    """Machines that take part."""
+    on_cpu: bool = False
+    """Whether to leave GPUs alone."""
+    elsewhere: bool = False
+    """Whether the plan is for another machine than this one, whose GPUs are taken on trust."""

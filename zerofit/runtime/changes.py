@@ -1,0 +1,29 @@
+"""The list of what zerofit changed in a script's settings: printed as it happens, kept for the record."""
+
+from __future__ import annotations
+
+import sys
+
+
+class Changes:
+    """Sentences, each once.
+
+    Args:
+        announce: whether this rank prints them.
+    """
+
+    def __init__(self, *, announce: bool) -> None:
+        self._announce = announce
+        self._lines: list[str] = []
+
+    def add(self, line: str) -> None:
+        """Note one change, unless it was noted before."""
+        if line not in self._lines:
+            self._lines.append(line)
+            if self._announce:
+                print(f"zerofit: {line}", file=sys.stderr, flush=True)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """All changes so far, in order."""
+        return tuple(self._lines)

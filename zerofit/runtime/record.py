@@ -1,0 +1,79 @@
+"""What one rank leaves in the run folder when it ends: its exit, its error, its peaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MESSAGE_CHARACTERS = 2000
+"""An error's text is kept up to here: some carry whole tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """The end of one rank."""
+
+    rank: int
+    exit_code: int
+    """As the script meant it; a rank killed by a signal leaves no record."""
+    error_type: str | None
+    """Class of the exception that ended the script."""
+    error_message: str | None
+    peak_host_bytes: int
+    """Largest resident memory of this process."""
+    peak_gpu_allocated_bytes: int | None
+    """Largest sum of live tensors on the GPU; None without one."""
+    peak_gpu_reserved_bytes: int | None
+    """Largest memory PyTorch's allocator held on the GPU; None without one."""
+    changes: tuple[str, ...]
+    """What was changed in the script's settings, one sentence each."""
+
+
+def write_record(
+    folder: Path, *, rank: int, exit_code: int, error: BaseException | None, changes: tuple[str, ...]
+) -> None:
+    """Write this rank's record, whole or not at all."""
+    allocated, reserved = _gpu_peaks()
+    record = RankRecord(
+        rank=rank,
+        exit_code=exit_code,
+        error_type=type(error).__name__ if error else None,
+        error_message=str(error)[:MESSAGE_CHARACTERS] if error else None,
+        peak_host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts in KiB
+        peak_gpu_allocated_bytes=allocated,
+        peak_gpu_reserved_bytes=reserved,
+        changes=changes,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    target = record_file(folder, rank)
+    partial = target.with_suffix(".tmp")
+    partial.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, target)
+
+
+def record_file(folder: Path, rank: int) -> Path:
+    """Return where a rank's record stands."""
+    return folder / f"rank{rank}.json"
+
+
+def read_record(folder: Path, rank: int) -> RankRecord | None:
+    """Return a rank's record, or None where it left none."""
+    try:
+        document = json.loads(record_file(folder, rank).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return RankRecord(**{**document, "changes": tuple(document["changes"])})
+
+
+def _gpu_peaks() -> tuple[int | None, int | None]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None, None
+    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
