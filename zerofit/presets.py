@@ -17,6 +17,8 @@ class Preset:
     title: str
     """The strategy in a few words."""
     strategy: Strategy
+    gpu_bytes_per_parameter: str
+    """Model states on each GPU, for AdamW in 16 bit with fp32 master weights; N is the number of ranks."""
     fits: str
     """Where it fits."""
     costs: str
@@ -61,6 +63,7 @@ PRESETS = (
         name="z1",
         title="ZeRO-1",
         strategy=_zero(ZeroStage.OPTIMIZER_STATES),
+        gpu_bytes_per_parameter="4 + 12/N",
         fits="weights and gradients fit on each GPU, optimizer states do not",
         costs="nothing to speak of: the volume that data parallelism sends anyway",
         not_with="Adafactor and Muon, which see flat shards; evaluation without an optimizer",
@@ -69,6 +72,7 @@ PRESETS = (
         name="z2",
         title="ZeRO-2",
         strategy=_zero(ZeroStage.GRADIENTS),
+        gpu_bytes_per_parameter="2 + 14/N",
         fits="weights fit on each GPU, gradients and optimizer states do not",
         costs="with accumulation, one reduction a micro-batch instead of one a step",
         not_with="two forwards for one backward under reentrant checkpointing; as ZeRO-1",
@@ -77,7 +81,8 @@ PRESETS = (
         name="z2-offload",
         title="ZeRO-2, optimizer on CPU",
         strategy=_zero(ZeroStage.GRADIENTS, optimizer=_CPU),
-        fits="weights fit on each GPU, and the node has 16 bytes of RAM a parameter",
+        gpu_bytes_per_parameter="2",
+        fits="weights fit on each GPU, and the node has 18 bytes of RAM a parameter",
         costs="the step runs on the CPU; gradients and weights cross PCIe once a step",
         not_with=_ADAM_ONLY,
     ),
@@ -85,6 +90,7 @@ PRESETS = (
         name="z3",
         title="ZeRO-3",
         strategy=_zero(ZeroStage.PARAMETERS),
+        gpu_bytes_per_parameter="16/N",
         fits="weights alone do not fit on one GPU, but do on all of them together",
         costs="half as much communication again: weights are gathered layer by layer",
         not_with="device_map; a model made before Accelerator() or TrainingArguments; calls on one rank only",
@@ -93,7 +99,8 @@ PRESETS = (
         name="z3-offload-optimizer",
         title="ZeRO-3, optimizer on CPU",
         strategy=_zero(ZeroStage.PARAMETERS, optimizer=_CPU),
-        fits="weight shards fit on the GPUs, optimizer states do not",
+        gpu_bytes_per_parameter="2/N",
+        fits="weight shards fit on the GPUs, and the node has 18 bytes of RAM a parameter",
         costs="as ZeRO-3, and the step runs on the CPU",
         not_with=f"{_ADAM_ONLY}; as ZeRO-3",
     ),
@@ -101,7 +108,8 @@ PRESETS = (
         name="z3-offload",
         title="ZeRO-3, optimizer and parameters on CPU",
         strategy=_zero(ZeroStage.PARAMETERS, optimizer=_CPU, param=_CPU),
-        fits="the shards do not fit on the GPUs, and the node has 18 bytes of RAM a parameter",
+        gpu_bytes_per_parameter="0",
+        fits="the shards do not fit on the GPUs, and the node has 20 bytes of RAM a parameter",
         costs="weights cross PCIe in every forward and backward pass",
         not_with=f"{_ADAM_ONLY}; as ZeRO-3",
     ),
@@ -109,6 +117,7 @@ PRESETS = (
         name="z3-nvme",
         title="ZeRO-3, optimizer and parameters on NVMe",
         strategy=_zero(ZeroStage.PARAMETERS, optimizer=_NVME, param=_NVME, nvme_path="/local_nvme"),
+        gpu_bytes_per_parameter="0",
         fits="RAM is too small as well; the disk must be a local NVMe, and libaio installed",
         costs="the disk's bandwidth bounds every step",
         not_with=f"resuming: optimizer states come back empty; {_ADAM_ONLY}; as ZeRO-3",
@@ -117,6 +126,7 @@ PRESETS = (
         name="z3-inference",
         title="ZeRO-3 for inference",
         strategy=_zero(ZeroStage.PARAMETERS),
+        gpu_bytes_per_parameter="2/N",
         fits="evaluation or generation with a model that no single GPU holds",
         costs="weights are gathered layer by layer, for every token",
         not_with="training; generate() on some ranks only",

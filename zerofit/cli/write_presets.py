@@ -1,4 +1,4 @@
-"""Run as `python -m zerofit.cli.write_presets`: renders ds_configs/ and launch/ anew, into the current folder."""
+"""python -m zerofit.cli.write_presets: renders ds_configs/ and launch/ into the current folder."""
 
 from __future__ import annotations
 

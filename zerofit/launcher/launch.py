@@ -124,7 +124,10 @@ def start(launch: Launch, folder: RunFolder) -> Verdict:
         str(folder.launch_result),
         *_arguments(launch, folder),
     )
-    ended = run_watched(command, environment=_environment(launch))
+    # torch calls ninja by its bare name when it builds an op: pip's own must be found without an activated
+    # environment too.
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
+    ended = run_watched(command, environment={**_environment(launch), "PATH": path})
     now = count_oom_kills()
     exit_codes = _exit_codes(folder)
     records = _records(launch, folder)

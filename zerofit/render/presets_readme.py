@@ -26,8 +26,9 @@ With `Trainer`, `--deepspeed ds_configs/ds_z3.json` (with `--bf16`) does the sam
 `zerofit launch --preset z3 train.py` does, and also keeps the script's own clipping, finds a free port,
 and rehearses on the CPU with `--cpu --num-processes 2`.
 
-Memory is per data-parallel rank, in bytes a parameter, for AdamW in bf16 with fp32 master weights
-(2 weights + 2 gradients + 12 states), P parameters over N ranks; activations and buffers come on top.
+Bytes a parameter on each GPU are those of the model states for AdamW in 16 bit with fp32 master weights (2
+weights, 2 gradients, 12 optimizer states), over N ranks; activations, buffers and the layer that is gathered
+come on top.
 
 """
 
@@ -46,14 +47,21 @@ Things to know:
 
 def presets_readme(presets: Sequence[Preset]) -> str:
     """Return the README's text."""
-    rows = [
-        "| preset | strategy | files | where it fits | what it costs | must not be combined with |",
-        "|---|---|---|---|---|---|",
-    ]
-    rows += [
-        f"| `{preset.name}` | {preset.title} | [{preset.deepspeed_file}]({preset.deepspeed_file}), "
-        f"[{preset.accelerate_file}]({preset.accelerate_file}) | {preset.fits} | {preset.costs} "
-        f"| {preset.not_with} |"
-        for preset in presets
-    ]
+    columns = ("preset", "strategy", "files", "bytes a parameter", "fits where", "costs", "never with")
+    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    rows += [_row(preset) for preset in presets]
     return _HEAD + "\n".join(rows) + "\n" + _TAIL
+
+
+def _row(preset: Preset) -> str:
+    files = ", ".join(f"[{name}]({name})" for name in (preset.deepspeed_file, preset.accelerate_file))
+    cells = (
+        f"`{preset.name}`",
+        preset.title,
+        files,
+        preset.gpu_bytes_per_parameter,
+        preset.fits,
+        preset.costs,
+        preset.not_with,
+    )
+    return f"| {' | '.join(cells)} |"

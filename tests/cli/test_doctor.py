@@ -1,0 +1,131 @@
+"""zerofit doctor, run for real, and the form of its output."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from zerofit.checkup import CheckupLine, Status
+from zerofit.cli.doctor import doctor, doctor_text
+
+_TOPICS = [
+    "python",
+    "zerofit",
+    "torch",
+    "accelerate",
+    "deepspeed",
+    "transformers",
+    "peft",
+    "bitsandbytes",
+    "GPUs",
+    "driver",
+    "torch CUDA",
+    "nvcc",
+    "C++ compiler",
+    "Python headers",
+    "ninja",
+    "libaio",
+    "op cpu_adam",
+    "op fused_adam",
+    "op async_io",
+    "build locks",
+    "CPU cores",
+    "host memory",
+    "memlock",
+    "/dev/shm",
+    "current folder",
+    "Hugging Face cache",
+    "port 29500",
+    ".deepspeed_env",
+]
+
+
+def _run_doctor(folder: Path, home: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    program = "from zerofit.cli.doctor import doctor; doctor()"
+    # A machine with GPUs shows none, and the builds and caches of the user are left out, so that the lines
+    # are the same everywhere.
+    environ = {name: text for name, text in os.environ.items() if name != "TORCH_EXTENSIONS_DIR"}
+    environ |= {"CUDA_VISIBLE_DEVICES": "", "HOME": str(home), "XDG_CACHE_HOME": str(home)}
+    return subprocess.run(
+        [sys.executable, "-c", program, *options], capture_output=True, text=True, env=environ, cwd=folder
+    )
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    result = _run_doctor(tmp_path_factory.mktemp("folder"), tmp_path_factory.mktemp("home"), "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    parsed: dict[str, Any] = json.loads(result.stdout)
+    return parsed
+
+
+def test_json_has_version_machine_versions_and_every_line(document: dict[str, Any]) -> None:
+    assert list(document) == ["version", "machine", "versions", "lines"]
+    assert document["version"] == 1
+    assert document["machine"]["gpus"] == []
+    assert document["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert [line["topic"] for line in document["lines"]] == _TOPICS
+    assert {tuple(line) for line in document["lines"]} == {("status", "topic", "found", "why", "fix")}
+
+
+def test_only_warnings_have_a_reason_and_a_fix(document: dict[str, Any]) -> None:
+    for line in document["lines"]:
+        expects = line["status"] == "warning"
+        assert (line["why"] is not None, line["fix"] is not None) == (expects, expects), line["topic"]
+
+
+def test_text_is_one_aligned_line_a_check(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    result = _run_doctor(tmp_path, tmp_path_factory.mktemp("home"))
+    assert (result.returncode, result.stderr) == (0, "")
+    row = re.compile(r"(ok     |warning)  (.{18})  (\S.*)")
+    below = re.compile(r"         (why|fix): \S.*")
+    lines = result.stdout.splitlines()
+    assert [match[2].strip() for line in lines if (match := row.fullmatch(line))] == _TOPICS
+    assert [line for line in lines if not row.fullmatch(line) and not below.fullmatch(line)] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+_LINES = (
+    CheckupLine(status=Status.OK, topic="ninja", found="/usr/bin/ninja"),
+    CheckupLine(status=Status.WARNING, topic="op async_io", found="can't be compiled", why="W", fix="F"),
+)
+
+
+def test_text_of_lines() -> None:
+    assert click.unstyle(doctor_text(_LINES)) == (
+        "ok       ninja        /usr/bin/ninja\n"
+        "warning  op async_io  can't be compiled\n"
+        "         why: W\n"
+        "         fix: F"
+    )
+
+
+def test_colour_marks_the_status_and_nothing_else() -> None:
+    assert doctor_text(_LINES[:1]) == "\x1b[32mok     \x1b[0m  ninja  /usr/bin/ninja"
+
+
+def test_help_says_that_warnings_do_not_fail() -> None:
+    result = CliRunner().invoke(doctor, ["--help"])
+    assert result.exit_code == 0
+    assert result.stdout == (
+        "Usage: doctor [OPTIONS]\n"
+        "\n"
+        "  Look at this node's GPUs, CUDA, compilers, DeepSpeed ops, memory and disk.\n"
+        "\n"
+        "  Prints one line a check: ok, or warning with the reason and the fix below.\n"
+        "  Exits 0 either way: a warning names what some runs need, and yours may not be\n"
+        "  one of them.\n"
+        "\n"
+        "Options:\n"
+        "  --json  Print one JSON document instead of lines.\n"
+        "  --help  Show this message and exit.\n"
+    )

@@ -1,0 +1,143 @@
+"""The GPUs of probe_machine, against a fake NVML."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from zerofit.errors import UserError
+from zerofit.facts import GpuSpec
+from zerofit.probe.gpus import probe_driver, visible_indices
+from zerofit.probe.machine import probe_machine
+from zerofit.toolchain import Driver
+from zerofit.units import GIB
+
+_UUIDS = ("GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333", "GPU-cccc4444")
+
+
+@pytest.mark.parametrize(
+    ("visible_devices", "indices"),
+    [
+        (None, (0, 1, 2, 3)),
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("0", (0,)),
+        ("2,0", (2, 0)),
+        (" 1 , 3 ", (1, 3)),
+        ("0,7,1", (0,)),
+        ("0,-1,1", (0,)),
+        ("0,1,0", ()),
+        ("GPU-bbbb3333", (2,)),
+        ("GPU-cccc,GPU-aaaa1", (3, 0)),
+        ("GPU-aaaa", ()),
+        ("GPU-zzzz,0", ()),
+        ("MIG-aaaa1111", ()),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(
+    visible_devices: str | None, indices: tuple[int, ...]
+) -> None:
+    assert visible_indices(visible_devices, _UUIDS) == indices
+
+
+class _NvmlError(Exception):
+    pass
+
+
+class _FakeNvml:
+    """Stands for pynvml with four GPUs, one of them lost: no machine of the test suite has a GPU."""
+
+    NVMLError = _NvmlError
+    _names = ("A", "A", "B", None)
+
+    def __init__(self, *, has_driver: bool = True) -> None:
+        self.has_driver = has_driver
+        self.num_started = 0
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if not self.has_driver:
+            raise _NvmlError("Driver Not Loaded")
+        self.num_started += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.num_started -= 1
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self._names)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        if self._names[index] is None:
+            raise _NvmlError("GPU is lost")
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return _UUIDS[handle]
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return f"NVIDIA {self._names[handle]}"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(total=80 * GIB if self._names[handle] == "A" else 24 * GIB)
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
+        return (8, 0) if self._names[handle] == "A" else (7, 5)
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "550.54.15"
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:  # noqa: N802
+        return 12040
+
+
+_A = GpuSpec(name="NVIDIA A", memory_bytes=80 * GIB, compute_capability=(8, 0))
+_B = GpuSpec(name="NVIDIA B", memory_bytes=24 * GIB, compute_capability=(7, 5))
+
+
+@pytest.mark.parametrize(
+    ("environ", "gpu_ids", "gpus"),
+    [
+        pytest.param({}, None, (_A, _A, _B), id="all that answer"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "2,0"}, None, (_B, _A), id="in the user's order"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": ""}, None, (), id="an empty list hides all"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "GPU-bbbb"}, None, (_B,), id="by UUID"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "0"}, (1, 2), (_A, _B), id="--gpu-ids takes precedence"),
+    ],
+)
+def test_gpus_are_those_that_the_run_would_see(
+    environ: dict[str, str], gpu_ids: tuple[int, ...] | None, gpus: tuple[GpuSpec, ...]
+) -> None:
+    nvml = _FakeNvml()
+    assert probe_machine(gpu_ids=gpu_ids, environ=environ, nvml=nvml).gpus == gpus
+    assert nvml.num_started == 0
+
+
+def test_driver_states_its_own_version_and_the_newest_cuda() -> None:
+    assert probe_driver(nvml=_FakeNvml()) == Driver(version="550.54.15", cuda_version=(12, 4), num_gpus=4)
+
+
+def test_no_driver_means_no_gpus() -> None:
+    nvml = _FakeNvml(has_driver=False)
+    assert probe_machine(environ={}, nvml=nvml).gpus == ()
+    assert probe_driver(nvml=nvml) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu_ids", "has_driver", "found"),
+    [
+        ((0, 7), True, "--gpu-ids 0,7; the driver lists 0 to 3"),
+        ((1, 1), True, "--gpu-ids 1,1; the driver lists 0 to 3"),
+        ((-1,), True, "--gpu-ids -1; the driver lists 0 to 3"),
+        ((0,), False, "--gpu-ids 0; the driver lists none"),
+    ],
+)
+def test_wrong_gpu_ids_are_refused(gpu_ids: tuple[int, ...], has_driver: bool, found: str) -> None:
+    with pytest.raises(UserError) as caught:
+        probe_machine(gpu_ids=gpu_ids, environ={}, nvml=_FakeNvml(has_driver=has_driver))
+    assert str(caught.value) == (
+        "error[gpu-ids-unknown]: --gpu-ids must name GPUs of this machine, each once\n"
+        f"  found: {found}\n"
+        "  why:   CUDA drops the ids from the first wrong one on, and all of them where one stands twice\n"
+        "  fix:   leave out --gpu-ids, or name ids that nvidia-smi lists"
+    )
