@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint presets bench-overhead clean
+.PHONY: help demo test test-nvme lint presets bench-overhead clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -16,6 +16,9 @@ demo: $(VENV)/.installed  ## train a real model under ZeRO-3 on two ranks, then 
 
 test: $(VENV)/.installed  ## the test suite
 	@$(BIN)/python -m pytest
+
+test-nvme: $(VENV)/.installed  ## the tests of offload to NVMe; needs libaio-dev
+	@$(BIN)/python -m pytest -m nvme --timeout 1500
 
 lint: $(VENV)/.installed  ## ruff and mypy --strict
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -20,8 +20,8 @@ def is_free(port: int) -> bool:
 
 
 def free_port(preferred: int) -> int:
-    """Return the preferred port, or, where it is taken, one that the system gives."""
-    if is_free(preferred):
+    """Return the preferred port, or, where it is taken or 0, one that the system gives."""
+    if preferred and is_free(preferred):
         return preferred
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))

@@ -24,7 +24,7 @@ _MULTI_NODE = """\
 # Where a node's own name leads to 127.0.1.1, as on Debian, also export GLOO_SOCKET_IFNAME=eth0 and
 # NCCL_SOCKET_IFNAME=eth0 with the interface that the nodes share.
 set -euo pipefail
-: "${NUM_NODES:?set the number of nodes}" "${NODE_RANK:?set this node's number, from 0}"
+: "${NUM_NODES:?set the number of nodes}" "${NODE_RANK:?set the number of this node, from 0}"
 : "${MASTER_ADDR:?set the address of node 0}"
 RANKS_PER_NODE=${RANKS_PER_NODE:-$(nvidia-smi --list-gpus | wc -l)}
 exec zerofit launch --preset "${PRESET:-@PRESET@}" \\

@@ -59,10 +59,12 @@ def _hook_init(accelerator_class: Any, settings: Settings, changes: Changes) -> 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         # Trainer brings a plugin of its own, and has its settings from TrainingArguments.
-        if "gradient_accumulation_plugin" not in kwargs:
+        by_script = "gradient_accumulation_plugin" not in kwargs
+        if by_script:
             _set_precision(kwargs, settings, changes)
             _set_accumulation(kwargs, settings, changes)
         original(self, *args, **kwargs)
+        self._zerofit_by_script = by_script
 
     accelerator_class.__init__ = init
 
@@ -183,8 +185,7 @@ def _hook_accumulation(accelerator_class: Any, steps: int) -> None:
 
     @functools.wraps(original_backward)
     def backward(self: Any, *args: Any, **kwargs: Any) -> None:
-        by_script = self.gradient_state.num_steps == steps  # Trainer keeps this at 1 and counts by itself
-        if by_script and not getattr(self, "_zerofit_accumulates", False):
+        if self._zerofit_by_script and not getattr(self, "_zerofit_accumulates", False):
             raise UserError(
                 "script-does-not-accumulate",
                 "the script can't accumulate gradients",

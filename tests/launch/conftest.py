@@ -1,0 +1,30 @@
+"""Real launches: the fixtures that the tests of this folder share."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from runs import Run, run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[..., Run]:
+    """Run `zerofit launch --cpu` with these arguments, in a folder of its own."""
+
+    def run(*arguments: str, **more: str) -> Run:
+        command = [sys.executable, "-m", "zerofit", "launch", "--cpu", *arguments]
+        return run_command(command, tmp_path, **more)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The examples' cache of tokenized text and untrained models, made once a session."""
+    return tmp_path_factory.mktemp("data")

@@ -1,0 +1,64 @@
+"""Runs a command to its end and keeps what it left: the ground of every test in this folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+RUN_TIMEOUT_S = 285
+"""The first use of DeepSpeed's CPU Adam compiles it, which takes minutes on two cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One finished launch."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    folder: Path
+    """The folder it was started in."""
+
+    @property
+    def run_folder(self) -> Path:
+        """The one run folder that it left."""
+        (folder,) = (self.folder / "zerofit-runs").iterdir()
+        return folder
+
+    def record(self) -> dict[str, object]:
+        """Return run.json."""
+        return json.loads((self.run_folder / "run.json").read_text())
+
+    def check(self) -> Run:
+        """Return this run, if it ended well."""
+        assert self.exit_code == 0, f"{self.stdout}\n{self.stderr}"
+        return self
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of every run here: offline, and the venv's own programs first."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "PATH": path, **more}
+
+
+def run_command(command: Sequence[str], folder: Path, **more: str) -> Run:
+    """Run a command in a folder to its end."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+    )
+    return Run(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr, folder=folder)

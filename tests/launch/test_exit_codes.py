@@ -1,0 +1,89 @@
+"""The script's end is zerofit's end: exit codes, signals, errors, and what the run folder says of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from runs import SCRIPTS, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+END = str(SCRIPTS / "end.py")
+RANKS = {"one rank": ("--num-processes", "1"), "two ranks": ("--num-processes", "2", "--engine", "native")}
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(
+    ("how", "exit_code", "cause"),
+    [
+        ("0", 0, None),
+        ("7", 7, "rank 0 exited with 7"),
+        ("text", 1, "rank 0 exited with 1"),
+        ("raise", 1, "rank 0 exited with 1: RuntimeError"),
+        ("kill", 137, "rank 0 was killed by signal 9 (SIGKILL)"),
+    ],
+)
+def test_the_exit_code_is_the_scripts(
+    how: str, exit_code: int, cause: str | None, ranks: str, launch: Callable[..., Run]
+) -> None:
+    run = launch(*RANKS[ranks], END, how, "0")
+    assert run.exit_code == exit_code, run.stderr
+    assert run.record()["exit_code"] == exit_code
+    said = run.record()["cause"]
+    assert said == cause or str(said).startswith(f"{cause}; the kernel's out-of-memory counter has not moved")
+    if cause is not None:
+        last_line = run.stderr.splitlines()[-1]
+        assert last_line == f"zerofit: {said}; its log and record are in {run.run_folder}"
+
+
+def test_the_cause_is_the_rank_that_failed_not_the_one_that_was_ended(launch: Callable[..., Run]) -> None:
+    run = launch("--num-processes", "2", "--engine", "native", END, "kill", "1")
+    assert run.exit_code == 137
+    assert str(run.record()["cause"]).startswith("rank 1 was killed by signal 9 (SIGKILL)")
+
+
+def test_the_log_holds_what_a_rank_printed_before_it_was_killed(launch: Callable[..., Run]) -> None:
+    run = launch(END, "kill", "0")
+    assert run.stdout == "last words of rank 0\n"
+    assert (run.run_folder / "logs" / "rank0.log").read_text() == "last words of rank 0\n"
+
+
+def test_a_traceback_begins_in_the_script(launch: Callable[..., Run]) -> None:
+    run = launch(END, "raise", "0")
+    traceback = run.stderr[run.stderr.index("Traceback") :].splitlines()
+    assert traceback[1] == f'  File "{END}", line 14, in <module>'
+    assert traceback[3] == "RuntimeError: the script's own error"
+
+
+def test_the_run_folder_tells_all_but_secrets(launch: Callable[..., Run]) -> None:
+    run = launch("--num-processes", "2", END, "0", "0", HF_TOKEN="hf_secret", MY_KEY="key_secret").check()
+    files = sorted(
+        str(path.relative_to(run.run_folder)) for path in run.run_folder.rglob("*") if path.is_file()
+    )
+    assert files == [
+        "accelerate.yaml",
+        "command.sh",
+        "ds_config.json",
+        "launch.json",
+        "logs/rank0.log",
+        "logs/rank1.log",
+        "plan.json",
+        "ranks/rank0.json",
+        "ranks/rank1.json",
+        "run.json",
+    ]
+    for path in run.run_folder.rglob("*"):
+        assert not path.is_file() or "secret" not in path.read_text()
+    record = json.loads((run.run_folder / "run.json").read_text())
+    assert [rank["rank"] for rank in record["ranks"]] == [0, 1]
+    assert all(rank["peak_host_bytes"] > 0 for rank in record["ranks"])
+
+
+def test_the_scripts_own_flags_stay_the_scripts(launch: Callable[..., Run], tmp_path: object) -> None:
+    run = launch(
+        "--num_processes", "1", str(SCRIPTS / "arguments.py"), "--num_processes", "9", "-m", "--cpu"
+    ).check()
+    assert json.loads(run.stdout) == ["--num_processes", "9", "-m", "--cpu"]

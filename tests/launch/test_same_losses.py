@@ -1,0 +1,112 @@
+"""The same script gives the same losses under every strategy, step by step, at the same global batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from example_runs import (
+    GLOBAL_BATCH_SIZE,
+    NUM_STEPS,
+    Losses,
+    accelerate_example,
+    accelerate_losses,
+    plain_accelerate_launch,
+    trainer_example,
+    trainer_losses,
+)
+from runs import ROOT, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FP32_TOLERANCE = 2e-5
+"""Relative. Sums over two ranks are rounded in another order; eight AdamW steps carry that on."""
+BF16_TOLERANCE = 2e-2
+"""Relative. bf16 keeps 8 bits of mantissa; losses of about 6 differ in the third digit."""
+
+ZERO_PRESETS = ("z1", "z2", "z2-offload", "z3", "z3-offload-optimizer", "z3-offload")
+ONE_RANK, TWO_RANKS = ("--num-processes", "1"), ("--num-processes", "2")
+# (flags of zerofit, micro-batch of the script): each makes the same global batch.
+CASES = {
+    "one process": (ONE_RANK, GLOBAL_BATCH_SIZE),
+    "one process, accumulating": ((*ONE_RANK, "--gradient-accumulation-steps", "2"), GLOBAL_BATCH_SIZE // 2),
+    "data parallel": ((*TWO_RANKS, "--engine", "native"), GLOBAL_BATCH_SIZE // 2),
+    "z2, accumulating": (
+        (*TWO_RANKS, "--preset", "z2", "--gradient-accumulation-steps", "2"),
+        GLOBAL_BATCH_SIZE // 4,
+    ),
+    **{preset: ((*TWO_RANKS, "--preset", preset), GLOBAL_BATCH_SIZE // 2) for preset in ZERO_PRESETS},
+}
+
+
+@pytest.fixture(scope="session")
+def plain_accelerate(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    """Losses of the accelerate example under the stock launcher, in one process."""
+    folder = tmp_path_factory.mktemp("plain-accelerate")
+    plain_accelerate_launch(accelerate_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), folder)
+    return accelerate_losses(folder)
+
+
+@pytest.fixture(scope="session")
+def plain_trainer(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    """Losses of the Trainer example under the stock launcher, in one process."""
+    folder = tmp_path_factory.mktemp("plain-trainer")
+    plain_accelerate_launch(trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), folder)
+    return trainer_losses(folder)
+
+
+def assert_same(losses: Losses, expected: Losses, *, tolerance: float) -> None:
+    assert [step for step, _, _ in losses] == list(range(1, NUM_STEPS + 1))
+    assert [rate for _, _, rate in losses] == pytest.approx([rate for _, _, rate in expected], rel=1e-9)
+    assert [loss for _, loss, _ in losses] == pytest.approx([loss for _, loss, _ in expected], rel=tolerance)
+
+
+def assert_preset_unchanged(run: Run, flags: tuple[str, ...]) -> None:
+    """The run's DeepSpeed file is the preset's, byte for byte."""
+    if "--preset" in flags:
+        name = flags[flags.index("--preset") + 1].replace("-", "_")
+        written = (run.run_folder / "ds_config.json").read_bytes()
+        assert written == (ROOT / "ds_configs" / f"ds_{name}.json").read_bytes()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_accelerate_script_has_the_losses_of_plain_accelerate(
+    case: str, launch: Callable[..., Run], data_dir: Path, plain_accelerate: Losses
+) -> None:
+    flags, micro_batch_size = CASES[case]
+    run = launch(*flags, *accelerate_example(data_dir, micro_batch_size=micro_batch_size)).check()
+    assert_same(accelerate_losses(run.folder), plain_accelerate, tolerance=FP32_TOLERANCE)
+    assert_preset_unchanged(run, flags)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_trainer_script_has_the_losses_of_plain_accelerate(
+    case: str, launch: Callable[..., Run], data_dir: Path, plain_trainer: Losses
+) -> None:
+    flags, micro_batch_size = CASES[case]
+    run = launch(*flags, *trainer_example(data_dir, micro_batch_size=micro_batch_size)).check()
+    assert_same(trainer_losses(run.folder), plain_trainer, tolerance=FP32_TOLERANCE)
+    assert_preset_unchanged(run, flags)
+
+
+def test_an_accelerate_script_trains_in_bf16_when_the_launch_says_so(
+    launch: Callable[..., Run], data_dir: Path, plain_accelerate: Losses
+) -> None:
+    target = accelerate_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2)
+    run = launch(*TWO_RANKS, "--preset", "z3", "--mixed-precision", "bf16", *target).check()
+    losses = accelerate_losses(run.folder)
+    assert_same(losses, plain_accelerate, tolerance=BF16_TOLERANCE)
+    assert losses[0][1] != pytest.approx(plain_accelerate[0][1], rel=FP32_TOLERANCE)
+
+
+def test_a_trainer_script_trains_in_bf16_when_the_launch_says_so(
+    launch: Callable[..., Run], data_dir: Path, plain_trainer: Losses
+) -> None:
+    target = trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2)
+    run = launch(*TWO_RANKS, "--preset", "z2", "--mixed-precision", "bf16", *target).check()
+    losses = trainer_losses(run.folder)
+    assert_same(losses, plain_trainer, tolerance=BF16_TOLERANCE)
+    assert losses[0][1] != pytest.approx(plain_trainer[0][1], rel=FP32_TOLERANCE)
+    assert "zerofit: TrainingArguments.bf16 is True; the script says False\n" in run.stderr
