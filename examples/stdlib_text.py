@@ -1,4 +1,4 @@
-"""Prepares, with no download, what both examples train on: the source of Python's library, an untrained model."""
+"""Prepares what both examples train on: the source of Python's library as tokens, and an untrained model."""
 
 import shutil
 import sys

@@ -145,9 +145,10 @@ def find_rendezvous(nodes: Nodes, topology: Topology) -> Rendezvous:
     Raises:
         UserError: on several nodes, something that each must know was not said.
     """
-    port = DEFAULT_PORT if nodes.main_process_port is None else nodes.main_process_port
     if topology.num_nodes == 1:
-        return Rendezvous(main_process_port=free_port(port), gpu_ids=nodes.gpu_ids)
+        # Not 29500 first: two runs that start at the same time would both find it free.
+        return Rendezvous(main_process_port=free_port(nodes.main_process_port or 0), gpu_ids=nodes.gpu_ids)
+    port = DEFAULT_PORT if nodes.main_process_port is None else nodes.main_process_port
     machine_rank = _check_several_nodes(nodes, topology)
     if machine_rank == 0 and not (port and is_free(port)):
         raise UserError(

@@ -1,0 +1,144 @@
+"""Measures what `zerofit launch` adds to plain `accelerate launch` of the same script.
+
+Both run examples/train_accelerate.py in one process on the CPU, in turn, so that a machine that gets slower or
+faster slows or speeds both. Each pair gives one ratio of wall times; the result is the median.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SCRIPT = REPOSITORY / "examples" / "train_accelerate.py"
+TARGET_RATIO = 1.05
+"""`zerofit launch` may add five percent to a run of a minute."""
+ACCELERATE = "accelerate"
+ZEROFIT = "zerofit"
+PACKAGES = ("zerofit", "accelerate", "deepspeed", "torch", "transformers")
+LOG_LINES_SHOWN = 30
+
+
+def command(launcher: str, folder: Path, *, max_train_steps: int) -> list[str]:
+    """Returns one launch: the script's arguments are the same for both launchers."""
+    launch = {
+        ACCELERATE: [
+            *("-m", "accelerate.commands.accelerate_cli", "launch", "--cpu", "--num_processes", "1"),
+            *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
+        ],
+        ZEROFIT: [
+            *("-m", "zerofit", "launch", "--cpu", "--num-processes", "1", "--mixed-precision", "no"),
+            *("--run-dir", str(folder / "zerofit-runs")),
+        ],
+    }
+    return [
+        *(sys.executable, *launch[launcher], str(SCRIPT)),
+        *("--output-dir", str(folder / launcher), "--data-dir", str(folder / "data")),
+        *("--max-train-steps", str(max_train_steps)),
+    ]
+
+
+def time_launch(launcher: str, folder: Path, *, max_train_steps: int) -> float:
+    """Runs one launch and returns its wall time in seconds; ends the benchmark if the launch fails."""
+    # The same threads for both, whatever a launcher would choose; see demo.py for why they must not spin.
+    threads = {"OMP_NUM_THREADS": str(os.cpu_count()), "OMP_WAIT_POLICY": "PASSIVE"}
+    log_file = folder / f"{launcher}.log"
+    with log_file.open("w") as log:
+        started = time.perf_counter()
+        ended = subprocess.run(
+            command(launcher, folder, max_train_steps=max_train_steps),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **threads},
+            cwd=folder,
+        )
+        wall_time_s = time.perf_counter() - started
+    if ended.returncode:
+        lines = log_file.read_text(errors="replace").replace("\r", "\n").splitlines()
+        print("\n".join(lines[-LOG_LINES_SHOWN:]), file=sys.stderr)
+        print(f"launch_overhead: {launcher} launch ended with exit code {ended.returncode}", file=sys.stderr)
+        sys.exit(ended.returncode if ended.returncode > 0 else 128 - ended.returncode)
+    return wall_time_s
+
+
+def measure(*, num_pairs: int, max_train_steps: int) -> list[dict[str, float]]:
+    """Returns the wall times of each pair, in seconds, and their ratio."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    pairs = []
+    with (
+        tempfile.TemporaryDirectory(prefix="launch-overhead-") as folder,
+        Progress(*columns, console=Console(stderr=True)) as progress,
+    ):
+        bar = progress.add_task("", total=2 * num_pairs + 2)
+
+        def timed(launcher: str, *, max_train_steps: int) -> float:
+            progress.update(bar, description=f"{launcher} launch")
+            wall_time_s = time_launch(launcher, Path(folder), max_train_steps=max_train_steps)
+            progress.advance(bar)
+            return wall_time_s
+
+        for launcher in (ACCELERATE, ZEROFIT):  # tokenizes the text and fills the disk cache; not counted
+            timed(launcher, max_train_steps=1)
+        for _ in range(num_pairs):
+            accelerate_s = timed(ACCELERATE, max_train_steps=max_train_steps)
+            zerofit_s = timed(ZEROFIT, max_train_steps=max_train_steps)
+            pairs.append(
+                {"accelerate_s": accelerate_s, "zerofit_s": zerofit_s, "ratio": zerofit_s / accelerate_s}
+            )
+    return pairs
+
+
+def parse_args() -> argparse.Namespace:
+    keep_lines = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=keep_lines)
+    parser.add_argument("--num-pairs", type=int, default=3, metavar="N", help="pairs of runs (default: 3)")
+    parser.add_argument(
+        "--max-train-steps", type=int, default=400, metavar="N", help="default: 400, a minute on two cores"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result there, as JSON")
+    args = parser.parse_args()
+    if args.num_pairs < 1 or args.max_train_steps < 1:
+        parser.error("--num-pairs and --max-train-steps: one at least")
+    if args.out and not args.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {args.out.parent}")
+    return args
+
+
+def main() -> int:
+    args = parse_args()
+    pairs = measure(num_pairs=args.num_pairs, max_train_steps=args.max_train_steps)
+    result = {
+        "max_train_steps": args.max_train_steps,
+        "pairs": pairs,
+        "median_ratio": statistics.median(pair["ratio"] for pair in pairs),
+        "target_ratio": TARGET_RATIO,
+        "machine": {"num_cores": os.cpu_count(), "platform": platform.platform()},
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+    }
+    for number, pair in enumerate(pairs, start=1):
+        print(
+            f"pair {number}: accelerate launch {pair['accelerate_s']:.2f} s,"
+            f" zerofit launch {pair['zerofit_s']:.2f} s, ratio {pair['ratio']:.3f}"
+        )
+    met = result["median_ratio"] <= TARGET_RATIO
+    print(
+        f"median ratio {result['median_ratio']:.3f};"
+        f" the target, {TARGET_RATIO} at most, is {'met' if met else 'missed'}"
+    )
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Golden files with --update-golden, and zerofit run as a user runs it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+_GOLDEN = Path(__file__).parent / "golden"
+_UPDATE = "--update-golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(_UPDATE, action="store_true", help="Write the files of tests/golden anew.")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Return a function that compares a text with tests/golden/NAME, or, with --update-golden, writes it."""
+    update = request.config.getoption(_UPDATE)
+
+    def compare(text: str, name: str) -> None:
+        path = _GOLDEN / name
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists():
+            pytest.fail(f"tests/golden/{name} is missing: make it with pytest {_UPDATE}", pytrace=False)
+        elif (expected := path.read_text(encoding="utf-8")) != text:
+            lines = difflib.unified_diff(
+                expected.splitlines(), text.splitlines(), f"tests/golden/{name}", "now", lineterm=""
+            )
+            report = "\n".join(lines) or "only line ends differ"
+            pytest.fail(f"{report}\nif this is meant: pytest {_UPDATE}", pytrace=False)
+
+    return compare
+
+
+@pytest.fixture
+def run_zerofit() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs `python -m zerofit ARGS` in a folder, and waits for its end."""
+
+    def run(
+        *arguments: str, cwd: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 240
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "zerofit", *arguments],
+            cwd=cwd,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    return run

@@ -1,0 +1,104 @@
+"""The accelerate launch command line and its environment, to the letter."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zerofit.facts import Machine, Versions
+from zerofit.plan import Plan, Topology
+from zerofit.render.command import (
+    Rendezvous,
+    accelerate_launch_arguments,
+    launch_environment,
+    shell_command,
+)
+from zerofit.strategy import Engine, Precision, Strategy, ZeroStage
+
+_ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS, precision=Precision.BF16)
+_PLAN = Plan(
+    strategy=_ZERO3,
+    topology=Topology(world_size=8),
+    machine=Machine(gpus=(), num_cpu_cores=64, host_memory_bytes=1, host_memory_available_bytes=1),
+    versions=Versions(python="3.12.4", zerofit="0.1.0"),
+)
+_HERE = Rendezvous(main_process_port=29500)
+
+
+def test_text(plan_case: Any, golden: Callable[[str, str], None]) -> None:
+    arguments = accelerate_launch_arguments(
+        plan_case.plan, config_file="accelerate.yaml", rendezvous=_HERE, target=("train.py", "--epochs", "3")
+    )
+    environment = launch_environment(plan_case.plan, inherited={})
+    golden(shell_command(arguments, environment=environment) + "\n", f"command/{plan_case.name}.sh")
+
+
+@pytest.mark.parametrize(
+    ("plan", "rendezvous", "target", "line"),
+    [
+        pytest.param(
+            _PLAN,
+            _HERE,
+            ("train.py",),
+            "--config_file a.yaml --mixed_precision bf16 --num_processes 8 --num_machines 1 --machine_rank 0 "
+            "--main_process_port 29500 train.py",
+            id="one node",
+        ),
+        pytest.param(
+            replace(_PLAN, topology=Topology(num_nodes=2, world_size=16)),
+            Rendezvous(machine_rank=1, main_process_ip="node0", main_process_port=1234, gpu_ids="0,2"),
+            ("-m", "package.train", "--lr", "1e-4"),
+            "--config_file a.yaml --mixed_precision bf16 --num_processes 16 --num_machines 2 --machine_rank 1 "
+            "--main_process_ip node0 --main_process_port 1234 --gpu_ids 0,2 -m package.train --lr 1e-4",
+            id="second of two nodes, a module",
+        ),
+        pytest.param(
+            replace(_PLAN, topology=Topology(on_cpu=True), strategy=Strategy(compile=True)),
+            Rendezvous(main_process_port=29500, gpu_ids="0"),
+            (),
+            "--config_file a.yaml --mixed_precision no --num_processes 1 --num_machines 1 --machine_rank 0 "
+            "--main_process_port 29500 --dynamo_backend inductor",
+            id="CPU: no GPU is named; compiled",
+        ),
+    ],
+)
+def test_arguments(plan: Plan, rendezvous: Rendezvous, target: tuple[str, ...], line: str) -> None:
+    arguments = accelerate_launch_arguments(plan, config_file="a.yaml", rendezvous=rendezvous, target=target)
+    assert " ".join(arguments) == line
+
+
+@pytest.mark.parametrize(
+    ("plan", "inherited", "environment"),
+    [
+        (_PLAN, {}, {"OMP_NUM_THREADS": "8"}),
+        (_PLAN, {"OMP_NUM_THREADS": "3"}, {}),
+        (replace(_PLAN, topology=Topology(world_size=128)), {}, {"OMP_NUM_THREADS": "1"}),
+        (replace(_PLAN, topology=Topology(num_nodes=2, world_size=16)), {}, {"OMP_NUM_THREADS": "8"}),
+        (
+            replace(_PLAN, topology=Topology(world_size=2, on_cpu=True)),
+            {},
+            {"OMP_NUM_THREADS": "32", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"},
+        ),
+        (
+            replace(_PLAN, topology=Topology(on_cpu=True), strategy=Strategy()),
+            {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0"},
+            {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"},
+        ),
+    ],
+)
+def test_environment(plan: Plan, inherited: dict[str, str], environment: dict[str, str]) -> None:
+    assert launch_environment(plan, inherited=inherited) == environment
+
+
+def test_a_shell_reads_back_what_was_written() -> None:
+    arguments = ("--config_file", "my runs/a.yaml", "train.py", "it's", "$HOME", "", "*")
+    line = shell_command(arguments, environment={"A": "", "B": "two words"})
+    assert line == (
+        "A='' B='two words' accelerate launch --config_file 'my runs/a.yaml' train.py "
+        "'it'\"'\"'s' '$HOME' '' '*'"
+    )
+    assert shlex.split(line) == ["A=", "B=two words", "accelerate", "launch", *arguments]

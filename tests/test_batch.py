@@ -1,0 +1,91 @@
+"""The batch triangle: exactly the global batch, or a message that names the nearest."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from zerofit.batch import split_global_batch
+from zerofit.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "micro_batch_size", "accumulation", "data_parallel_size", "expected"),
+    [
+        (64, 4, None, 8, (4, 2)),
+        (64, None, 4, 8, (2, 4)),
+        (64, None, None, 8, (8, 1)),
+        (64, 4, 2, 8, (4, 2)),
+        (1, None, None, 1, (1, 1)),
+        (6, 1, None, 3, (1, 2)),
+        (8, 8, None, 1, (8, 1)),
+    ],
+)
+def test_what_is_missing_follows_from_the_rest(
+    global_batch_size: int,
+    micro_batch_size: int | None,
+    accumulation: int | None,
+    data_parallel_size: int,
+    expected: tuple[int, int],
+) -> None:
+    assert expected == split_global_batch(
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+        gradient_accumulation_steps=accumulation,
+        data_parallel_size=data_parallel_size,
+    )
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "micro_batch_size", "accumulation", "data_parallel_size", "found", "sizes"),
+    [
+        (10, 4, None, 2, "10 with 2 ranks x micro-batch 4 = 8", "8 or 16"),
+        (10, None, 4, 2, "10 with 2 ranks x accumulation 4 = 8", "8 or 16"),
+        (10, None, None, 4, "10 with 4 ranks = 4", "8 or 12"),
+        (4, 4, None, 2, "4 with 2 ranks x micro-batch 4 = 8", "8"),
+        (3, None, None, 8, "3 with 8 ranks = 8", "8"),
+        (32, 4, 2, 2, "32 with 2 ranks x micro-batch 4 x accumulation 2 = 16", "16"),
+        (8, 4, 2, 2, "8 with 2 ranks x micro-batch 4 x accumulation 2 = 16", "16"),
+    ],
+)
+def test_no_request_is_rounded(
+    global_batch_size: int,
+    micro_batch_size: int | None,
+    accumulation: int | None,
+    data_parallel_size: int,
+    found: str,
+    sizes: str,
+) -> None:
+    with pytest.raises(UserError) as error:
+        split_global_batch(
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            gradient_accumulation_steps=accumulation,
+            data_parallel_size=data_parallel_size,
+        )
+    assert str(error.value) == (
+        "error[global-batch-not-divisible]: the global batch can't be made from these parts\n"
+        f"  found: --global-batch-size {found}\n"
+        "  why:   every rank takes the same whole number of samples, and zerofit never rounds a global batch\n"
+        f"  fix:   set --global-batch-size to {sizes}, or change the other parts"
+    )
+
+
+def test_the_parts_always_make_the_global_batch_and_keep_what_was_given() -> None:
+    sizes = (None, 1, 2, 3, 4)
+    for global_batch_size, micro, steps, ranks in itertools.product(range(1, 25), sizes, sizes, range(1, 6)):
+        try:
+            made = split_global_batch(
+                global_batch_size=global_batch_size,
+                micro_batch_size=micro,
+                gradient_accumulation_steps=steps,
+                data_parallel_size=ranks,
+            )
+        except UserError:
+            known = ranks * (micro or 1) * (steps or 1)
+            exact = global_batch_size == known if micro and steps else global_batch_size % known == 0
+            assert not exact
+        else:
+            assert made[0] * made[1] * ranks == global_batch_size
+            assert (micro or made[0], steps or made[1]) == made

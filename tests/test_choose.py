@@ -1,0 +1,424 @@
+"""choose: what is taken where nothing is said, what flags and presets change, and each refusal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zerofit.choose import choose, with_explicit_numbers
+from zerofit.errors import UserError
+from zerofit.facts import GpuSpec, Machine, Versions, Workload
+from zerofit.plan import Origin, Plan, Reason, Topology
+from zerofit.presets import PRESETS, Preset
+from zerofit.request import Request
+from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.units import GIB
+
+_H100 = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_capability=(9, 0))
+_V100 = GpuSpec(name="Tesla V100-SXM2-32GB", memory_bytes=32 * GIB, compute_capability=(7, 0))
+_NO_GPU = Machine(gpus=(), num_cpu_cores=8, host_memory_bytes=64 * GIB, host_memory_available_bytes=60 * GIB)
+_ONE_NEW = replace(_NO_GPU, gpus=(_H100,))
+_ONE_OLD = replace(_NO_GPU, gpus=(_V100,))
+_EIGHT_NEW = replace(_NO_GPU, gpus=(_H100,) * 8)
+_EIGHT_OLD = replace(_NO_GPU, gpus=(_V100,) * 8)
+_MIXED = replace(_NO_GPU, gpus=(_H100, _V100))
+_VERSIONS = Versions(python="3.12.4", zerofit="0.1.0")
+
+_ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
+_ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
+_CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
+
+
+def _choose(machine: Machine, request: Request) -> Plan:
+    return choose(machine=machine, versions=_VERSIONS, request=request)
+
+
+def _on(strategy: Strategy, precision: Precision) -> Strategy:
+    return replace(strategy, precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("machine", "request_", "strategy", "topology"),
+    [
+        pytest.param(
+            _NO_GPU,
+            Request(),
+            _on(Strategy(), Precision.FP32),
+            Topology(on_cpu=True),
+            id="no GPU: one process",
+        ),
+        pytest.param(_ONE_NEW, Request(), _on(Strategy(), Precision.BF16), Topology(), id="one new GPU"),
+        pytest.param(_ONE_OLD, Request(), _on(Strategy(), Precision.FP16), Topology(), id="one old GPU"),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(),
+            _on(_ZERO2, Precision.BF16),
+            Topology(world_size=8),
+            id="8 new GPUs: ZeRO-2",
+        ),
+        pytest.param(
+            _EIGHT_OLD,
+            Request(),
+            _on(_ZERO2, Precision.FP16),
+            Topology(world_size=8),
+            id="8 old GPUs: ZeRO-2",
+        ),
+        pytest.param(
+            _MIXED, Request(), _on(_ZERO2, Precision.FP16), Topology(world_size=2), id="as the older of two"
+        ),
+        pytest.param(
+            _NO_GPU,
+            Request(num_processes=2),
+            _on(_ZERO2, Precision.FP32),
+            Topology(world_size=2, on_cpu=True),
+            id="2 CPU ranks: ZeRO-2",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(on_cpu=True),
+            _on(Strategy(), Precision.FP32),
+            Topology(on_cpu=True),
+            id="--cpu leaves GPUs alone",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(num_processes=1),
+            _on(Strategy(), Precision.BF16),
+            Topology(),
+            id="one of 8 GPUs",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(num_nodes=2),
+            _on(_ZERO2, Precision.BF16),
+            Topology(num_nodes=2, world_size=16),
+            id="every GPU of two nodes",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(num_nodes=2, num_processes=8),
+            _on(_ZERO2, Precision.BF16),
+            Topology(num_nodes=2, world_size=8),
+            id="four GPUs of each of two nodes",
+        ),
+        pytest.param(
+            _ONE_NEW,
+            Request(engine=Engine.DEEPSPEED),
+            _on(_ZERO2, Precision.BF16),
+            Topology(),
+            id="DeepSpeed on one GPU",
+        ),
+        pytest.param(
+            _ONE_NEW,
+            Request(optimizer_offload=_CPU),
+            _on(replace(_ZERO2, optimizer_offload=_CPU), Precision.BF16),
+            Topology(),
+            id="offload needs DeepSpeed",
+        ),
+        pytest.param(
+            _ONE_NEW,
+            Request(param_offload=_CPU),
+            _on(replace(_ZERO3, param_offload=_CPU), Precision.BF16),
+            Topology(),
+            id="parameter offload needs stage 3",
+        ),
+        pytest.param(
+            _ONE_NEW,
+            Request(optimizer_offload=_NVME, nvme_path="/nvme"),
+            _on(replace(_ZERO3, optimizer_offload=_NVME, nvme_path="/nvme"), Precision.BF16),
+            Topology(),
+            id="NVMe needs stage 3",
+        ),
+        pytest.param(
+            _ONE_NEW,
+            Request(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE),
+            _on(Strategy(), Precision.BF16),
+            Topology(),
+            id="offload to none is no offload",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(engine=Engine.NATIVE),
+            _on(Strategy(), Precision.BF16),
+            Topology(world_size=8),
+            id="data parallelism without DeepSpeed",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(zero_stage=ZeroStage.NOTHING),
+            _on(replace(_ZERO2, zero_stage=ZeroStage.NOTHING), Precision.BF16),
+            Topology(world_size=8),
+            id="stage 0 under DeepSpeed",
+        ),
+        pytest.param(
+            _ONE_NEW,
+            Request(zero_stage=ZeroStage.NOTHING),
+            _on(Strategy(), Precision.BF16),
+            Topology(),
+            id="stage 0 on one GPU",
+        ),
+        pytest.param(
+            _NO_GPU,
+            Request(elsewhere=True, num_processes=8),
+            _on(_ZERO2, Precision.BF16),
+            Topology(world_size=8),
+            id="for GPUs elsewhere",
+        ),
+    ],
+)
+def test_strategy_and_ranks(
+    machine: Machine, request_: Request, strategy: Strategy, topology: Topology
+) -> None:
+    plan = _choose(machine, request_)
+    assert (plan.strategy, plan.topology) == (strategy, topology)
+    assert (plan.machine, plan.versions) == (machine, _VERSIONS)
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
+def test_a_preset_is_taken_whole(preset: Preset) -> None:
+    plan = _choose(_EIGHT_NEW, Request(preset=preset.name))
+    assert plan.strategy == _on(preset.strategy, Precision.BF16)
+
+
+def test_a_flag_wins_over_a_preset() -> None:
+    request = Request(
+        preset="z3-offload",
+        param_offload=OffloadDevice.NONE,
+        precision=Precision.FP16,
+        gradient_clipping=0.0,
+        gradient_checkpointing=False,
+        optimizer=OptimizerName.SGD,
+        compile=True,
+    )
+    assert _choose(_EIGHT_NEW, request).strategy == replace(
+        _ZERO3,
+        optimizer_offload=_CPU,
+        precision=Precision.FP16,
+        gradient_clipping=0.0,
+        gradient_checkpointing=False,
+        optimizer=OptimizerName.SGD,
+        compile=True,
+    )
+
+
+_DEFAULT_BF16 = Reason(
+    field="precision", value="bf16", origin=Origin.DEFAULT, why="every GPU from Ampere on has bf16"
+)
+
+
+@pytest.mark.parametrize(
+    ("machine", "request_", "reasons"),
+    [
+        (
+            _EIGHT_NEW,
+            Request(),
+            (
+                Reason(
+                    field="zero_stage",
+                    value="2",
+                    origin=Origin.DEFAULT,
+                    why="shards gradients and optimizer states and sends no more than data parallelism does",
+                ),
+                _DEFAULT_BF16,
+            ),
+        ),
+        (
+            _ONE_OLD,
+            Request(),
+            (
+                Reason(
+                    field="engine",
+                    value="native",
+                    origin=Origin.DEFAULT,
+                    why="DeepSpeed shards over ranks or offloads; with neither, plain PyTorch is as small and "
+                    "faster",
+                ),
+                Reason(
+                    field="precision",
+                    value="fp16",
+                    origin=Origin.DEFAULT,
+                    why="these GPUs are older than Ampere (compute capability 8.0) and have no bf16",
+                ),
+            ),
+        ),
+        (
+            _ONE_NEW,
+            Request(param_offload=_CPU, precision=Precision.FP32),
+            (
+                Reason(
+                    field="zero_stage",
+                    value="3",
+                    origin=Origin.DEFAULT,
+                    why="this offload needs the parameters sharded",
+                ),
+                Reason(field="param_offload", value="cpu", origin=Origin.FLAG, why="--offload-param says so"),
+                Reason(field="precision", value="fp32", origin=Origin.FLAG, why="--mixed-precision says so"),
+            ),
+        ),
+        (
+            _EIGHT_NEW,
+            Request(preset="z3", gradient_checkpointing=True, micro_batch_size=2, global_batch_size=64),
+            (
+                Reason(field="zero_stage", value="3", origin=Origin.PRESET, why="preset z3: ZeRO-3"),
+                _DEFAULT_BF16,
+                Reason(
+                    field="micro_batch_size", value="2", origin=Origin.FLAG, why="--micro-batch-size says so"
+                ),
+                Reason(
+                    field="gradient_checkpointing",
+                    value="on",
+                    origin=Origin.FLAG,
+                    why="--gradient-checkpointing says so",
+                ),
+                Reason(
+                    field="gradient_accumulation_steps",
+                    value="4",
+                    origin=Origin.FLAG,
+                    why="global batch 64 = 2 x 4 x 8 ranks",
+                ),
+            ),
+        ),
+        (
+            _NO_GPU,
+            Request(zero_stage=ZeroStage.PARAMETERS),
+            (
+                Reason(
+                    field="precision", value="fp32", origin=Origin.DEFAULT, why="the ranks run on the CPU"
+                ),
+                Reason(field="zero_stage", value="3", origin=Origin.FLAG, why="--zero-stage says so"),
+            ),
+        ),
+    ],
+)
+def test_every_choice_has_its_reason(
+    machine: Machine, request_: Request, reasons: tuple[Reason, ...]
+) -> None:
+    assert _choose(machine, request_).reasons == reasons
+
+
+@pytest.mark.parametrize(
+    ("machine", "request_", "message"),
+    [
+        pytest.param(
+            _EIGHT_NEW,
+            Request(num_processes=9, num_nodes=2),
+            "error[ranks-not-divisible]: the ranks do not divide over the nodes\n"
+            "  found: --num-processes 9 with --num-machines 2\n"
+            "  why:   --num-processes counts the ranks of all nodes together, and each node gets as many\n"
+            "  fix:   set --num-processes to a multiple of 2",
+            id="9 ranks on 2 nodes",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(num_processes=32, num_nodes=2),
+            "error[more-ranks-than-gpus]: there are fewer GPUs than ranks\n"
+            "  found: --num-processes 32 on 2 x 8 GPUs\n"
+            "  why:   each rank needs a GPU of its own\n"
+            "  fix:   set --num-processes to at most 16, or rehearse with --cpu",
+            id="32 ranks on 16 GPUs",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(global_batch_size=60, micro_batch_size=4),
+            "error[global-batch-not-divisible]: the global batch can't be made from these parts\n"
+            "  found: --global-batch-size 60 with 8 ranks x micro-batch 4 = 32\n"
+            "  why:   every rank takes the same whole number of samples, and zerofit never rounds a global "
+            "batch\n"
+            "  fix:   set --global-batch-size to 32 or 64, or change the other parts",
+            id="global batch",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(preset="z3-ofload"),
+            "error[unknown-preset]: there is no preset 'z3-ofload'\n"
+            "  found: --preset z3-ofload\n"
+            "  why:   the presets are z1, z2, z2-offload, z3, z3-offload-optimizer, z3-offload, z3-nvme, "
+            "z3-inference\n"
+            "  fix:   did you mean --preset z3-offload?",
+            id="preset",
+        ),
+    ],
+)
+def test_refusal(machine: Machine, request_: Request, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        _choose(machine, request_)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("machine", "request_", "rules"),
+    [
+        (_EIGHT_NEW, Request(engine=Engine.NATIVE, zero_stage=ZeroStage.GRADIENTS), ["zero-needs-deepspeed"]),
+        (_NO_GPU, Request(precision=Precision.FP16), ["fp16-needs-gpu"]),
+        (
+            _EIGHT_NEW,
+            Request(preset="z2", optimizer_offload=_NVME, param_offload=_CPU),
+            ["param-offload-needs-zero3", "nvme-offload-needs-zero3", "nvme-needs-path"],
+        ),
+    ],
+)
+def test_all_broken_rules_are_reported_at_once(machine: Machine, request_: Request, rules: list[str]) -> None:
+    with pytest.raises(ExceptionGroup) as group:
+        _choose(machine, request_)
+    assert [error.rule for error in group.value.exceptions if isinstance(error, UserError)] == rules
+
+
+def test_a_plan_is_taken_up_as_it_was_made() -> None:
+    request = Request(preset="z3-offload", micro_batch_size=2, global_batch_size=64)
+    plan = _choose(_EIGHT_NEW, request)
+    assert _choose(_EIGHT_NEW, Request(plan=plan)) == plan
+
+
+def test_a_plan_for_the_cpu_stays_on_the_cpu() -> None:
+    plan = _choose(_EIGHT_NEW, Request(on_cpu=True, num_processes=2))
+    assert _choose(_EIGHT_NEW, Request(plan=plan)).topology == Topology(world_size=2, on_cpu=True)
+
+
+def test_a_flag_wins_over_a_plan_and_over_its_reason() -> None:
+    plan = _choose(_EIGHT_NEW, Request())
+    again = _choose(_EIGHT_NEW, Request(plan=plan, precision=Precision.FP16))
+    assert again.strategy == _on(plan.strategy, Precision.FP16)
+    assert [reason.origin for reason in again.reasons if reason.field == "precision"] == [Origin.FLAG]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 4, 8])
+def test_the_global_batch_of_a_plan_outlives_a_change_of_ranks(num_processes: int) -> None:
+    plan = _choose(_EIGHT_NEW, Request(micro_batch_size=2, global_batch_size=64))
+    try:
+        again = _choose(_EIGHT_NEW, Request(plan=plan, num_processes=num_processes))
+    except UserError as refused:
+        assert refused.rule == "global-batch-not-divisible"
+    else:
+        micro_batch_size, steps = again.strategy.micro_batch_size, again.strategy.gradient_accumulation_steps
+        assert (micro_batch_size or 0) * (steps or 0) * num_processes == 64
+        assert again.workload == Workload(global_batch_size=64)
+
+
+def test_a_plan_and_a_preset_together_are_refused() -> None:
+    plan = _choose(_EIGHT_NEW, Request())
+    with pytest.raises(UserError) as error:
+        _choose(_EIGHT_NEW, Request(plan=plan, preset="z3"))
+    assert error.value.found == "--plan with --preset z3"
+
+
+@pytest.mark.parametrize(
+    ("request_", "numbers"),
+    [
+        (Request(), (1, 1, 0.0, Precision.BF16)),
+        (Request(gradient_clipping=1.0, micro_batch_size=4), (4, 1, 1.0, Precision.BF16)),
+        (Request(on_cpu=True), (1, 1, 0.0, Precision.FP32)),
+        (Request(global_batch_size=64), (8, 1, 0.0, Precision.BF16)),
+        (Request(precision=Precision.FP16), (1, 1, 0.0, Precision.FP16)),
+    ],
+)
+def test_explicit_numbers_leave_nothing_to_the_script(
+    request_: Request, numbers: tuple[int, int, float, Precision]
+) -> None:
+    strategy = with_explicit_numbers(_choose(_EIGHT_NEW, request_)).strategy
+    assert numbers == (
+        strategy.micro_batch_size,
+        strategy.gradient_accumulation_steps,
+        strategy.gradient_clipping,
+        strategy.precision,
+    )
