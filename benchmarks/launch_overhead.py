@@ -1,7 +1,7 @@
 """Measures what `zerofit launch` adds to plain `accelerate launch` of the same script.
 
-Both run examples/train_accelerate.py in one process on the CPU, in turn, so that a machine that gets slower or
-faster slows or speeds both. Each pair gives one ratio of wall times; the result is the median.
+Both run examples/train_accelerate.py in one process on the CPU, by turns: the speed of a machine drifts. A
+pair gives one ratio of wall times; the result is the median of the ratios.
 """
 
 import argparse
@@ -103,7 +103,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=keep_lines)
     parser.add_argument("--num-pairs", type=int, default=3, metavar="N", help="pairs of runs (default: 3)")
     parser.add_argument(
-        "--max-train-steps", type=int, default=400, metavar="N", help="default: 400, a minute on two cores"
+        "--max-train-steps", type=int, default=500, metavar="N", help="default: 500, a minute on two cores"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result there, as JSON")
     args = parser.parse_args()

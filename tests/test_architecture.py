@@ -30,8 +30,31 @@ _EDGES = {
 """Each edge, and the edges that it may import beside everything further in."""
 
 _STDLIB = frozenset(
-    "__future__ abc bisect collections copy dataclasses decimal difflib enum fractions functools heapq "
-    "itertools json math operator re shlex statistics string textwrap types typing".split()
+    {
+        "__future__",
+        "abc",
+        "bisect",
+        "collections",
+        "copy",
+        "dataclasses",
+        "decimal",
+        "difflib",
+        "enum",
+        "fractions",
+        "functools",
+        "heapq",
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "re",
+        "shlex",
+        "statistics",
+        "string",
+        "textwrap",
+        "types",
+        "typing",
+    }
 )
 """What of the standard library touches neither files, environment, network, processes nor the clock."""
 _STDLIB_NAMES = {"pathlib": {"PurePath", "PurePosixPath"}}

@@ -67,7 +67,8 @@ def test_no_request_is_rounded(
     assert str(error.value) == (
         "error[global-batch-not-divisible]: the global batch can't be made from these parts\n"
         f"  found: --global-batch-size {found}\n"
-        "  why:   every rank takes the same whole number of samples, and zerofit never rounds a global batch\n"
+        "  why:   every rank takes the same whole number of samples, and zerofit never rounds "
+        "a global batch\n"
         f"  fix:   set --global-batch-size to {sizes}, or change the other parts"
     )
 

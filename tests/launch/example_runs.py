@@ -20,8 +20,8 @@ _ACCELERATE = (
 )
 _TRAINER = (
     f"--max_steps={NUM_STEPS} --warmup_steps=2 --max_grad_norm=0.2 --max_train_files=12 --logging_steps=1 "
-    "--max_eval_samples=8 --per_device_eval_batch_size=4 --vocab_size=512 --sequence_length=32 --hidden_size=64 --num_layers=2 "
-    "--save_strategy=no --disable_tqdm=true"
+    "--max_eval_samples=8 --per_device_eval_batch_size=4 --vocab_size=512 --sequence_length=32 "
+    "--hidden_size=64 --num_layers=2 --save_strategy=no --disable_tqdm=true"
 )
 
 Losses = list[tuple[int, float, float]]

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 FLAGS = ("--num-processes", "2", "--preset", "z3")
 
 
-def test_the_accelerate_example_resumes(launch: Callable[..., Run], data_dir: Path) -> None:
+@pytest.mark.parametrize("preset", ["z2-offload", "z3"])
+def test_the_accelerate_example_resumes(preset: str, launch: Callable[..., Run], data_dir: Path) -> None:
+    flags = ("--num-processes", "2", "--preset", preset)
     target = accelerate_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2)
-    run = launch(*FLAGS, *target, "--checkpointing-steps=5").check()
+    run = launch(*flags, *target, "--checkpointing-steps=5").check()
     whole = accelerate_losses(run.folder)
-    launch(*FLAGS, *target, "--resume-from-checkpoint=out/checkpoint-5").check()
+    launch(*flags, *target, "--resume-from-checkpoint=out/checkpoint-5").check()
     assert accelerate_losses(run.folder) == [pytest.approx(line, rel=1e-6) for line in whole]
 
 

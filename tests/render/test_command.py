@@ -52,8 +52,9 @@ def test_text(plan_case: Any, golden: Callable[[str, str], None]) -> None:
             replace(_PLAN, topology=Topology(num_nodes=2, world_size=16)),
             Rendezvous(machine_rank=1, main_process_ip="node0", main_process_port=1234, gpu_ids="0,2"),
             ("-m", "package.train", "--lr", "1e-4"),
-            "--config_file a.yaml --mixed_precision bf16 --num_processes 16 --num_machines 2 --machine_rank 1 "
-            "--main_process_ip node0 --main_process_port 1234 --gpu_ids 0,2 -m package.train --lr 1e-4",
+            "--config_file a.yaml --mixed_precision bf16 --num_processes 16 --num_machines 2 "
+            "--machine_rank 1 --main_process_ip node0 --main_process_port 1234 --gpu_ids 0,2 "
+            "-m package.train --lr 1e-4",
             id="second of two nodes, a module",
         ),
         pytest.param(

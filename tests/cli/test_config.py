@@ -1,0 +1,237 @@
+"""zerofit config, run for real: the files, their text, and what happens to files that are there already."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
+_Golden = Callable[[str, str], None]
+
+_NAMES = ["accelerate.yaml", "training_args.json", "launch.sh", "ds_config.json"]
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+_EIGHT = ("--num-processes", "8", "--mixed-precision", "bf16")
+_CASES = {
+    "z3-offload": (*_EIGHT, "--preset", "z3-offload", "--micro-batch-size", "4", "--global-batch-size", "64"),
+    "z2-nodes": (
+        *("--num_processes", "16", "--num_machines", "2", "--mixed_precision", "fp16"),
+        *("--zero_stage", "2", "--gradient_clipping", "0.5", "--gradient_accumulation_steps", "3"),
+    ),
+    "z3-nvme": (
+        *(*_EIGHT, "--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", "/nvme"),
+        *("--optimizer", "adamw", "--gradient-checkpointing"),
+    ),
+    "z3-inference": (*_EIGHT, "--preset", "z3-inference"),
+    "z3-auto": (*_EIGHT, "--preset", "z3", "--auto"),
+    "native-8": (*_EIGHT, "--engine", "native", "--compile"),
+    "native-1": ("--num-processes", "1", "--mixed-precision", "fp16"),
+    "cpu-2": ("--cpu", "--num-processes", "2", "--zero-stage", "3"),
+}
+
+
+def _config(run_zerofit: _RunZerofit, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return run_zerofit("config", *flags, cwd=folder, environment=_NO_GPU)
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text("utf-8") for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_text_of_every_file(run_zerofit: _RunZerofit, golden: _Golden, tmp_path: Path, name: str) -> None:
+    finished = _config(run_zerofit, tmp_path, "--dry-run", *_CASES[name])
+    assert (finished.returncode, finished.stderr) == (0, "")
+    golden(finished.stdout, f"config/{name}.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_what_dry_run_prints_is_what_is_written(run_zerofit: _RunZerofit, tmp_path: Path, name: str) -> None:
+    printed = _config(run_zerofit, tmp_path, "--dry-run", *_CASES[name]).stdout
+    written = _config(run_zerofit, tmp_path, *_CASES[name])
+    paths = written.stdout.splitlines()
+    assert written.returncode == 0
+    assert sorted(_texts(tmp_path)) == sorted(paths)
+    assert printed == "".join(f"# {path}\n{(tmp_path / path).read_text()}\n" for path in paths)
+
+
+def test_files_of_the_deepspeed_and_of_the_native_engine(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    assert _config(run_zerofit, tmp_path, *_CASES["z2-nodes"]).stdout.splitlines() == _NAMES
+    native = _config(run_zerofit, tmp_path, *_CASES["native-8"], "--output-dir", "native")
+    assert native.stdout.splitlines() == [f"native/{name}" for name in _NAMES[:3]]
+
+
+def test_a_second_run_changes_nothing_and_succeeds(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    def state() -> dict[str, tuple[int, int, str]]:
+        paths = sorted(tmp_path.iterdir())
+        return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns, p.read_text()) for p in paths}
+
+    first, before = _config(run_zerofit, tmp_path, *_CASES["z3-offload"]), state()
+    second = _config(run_zerofit, tmp_path, *_CASES["z3-offload"])
+    assert (second.returncode, second.stdout) == (0, first.stdout)
+    assert state() == before
+
+
+@pytest.mark.parametrize("content", [b"{}\n", b"\xff\xfe\x00", b""], ids=["text", "binary", "empty"])
+def test_a_file_that_differs_is_kept_unless_forced(
+    run_zerofit: _RunZerofit, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "ds_config.json").write_bytes(content)
+    refused = _config(run_zerofit, tmp_path, *_CASES["z3-offload"])
+    assert refused.stderr == (
+        "error[file-exists]: a file of that name is there and differs\n"
+        "  found: ds_config.json\n"
+        "  why:   it may hold work of yours\n"
+        "  fix:   write elsewhere with --output-dir DIR, or overwrite with --force\n"
+    )
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["ds_config.json"]
+    assert (tmp_path / "ds_config.json").read_bytes() == content
+
+    forced = _config(run_zerofit, tmp_path, *_CASES["z3-offload"], "--force")
+    assert forced.returncode == 0
+    assert sorted(_texts(tmp_path)) == sorted(_NAMES)
+    assert json.loads((tmp_path / "ds_config.json").read_text())["zero_optimization"]["stage"] == 3
+
+
+def test_every_file_that_differs_is_named(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    for name in _NAMES[:2]:
+        (tmp_path / name).write_text("mine\n")
+    refused = _config(run_zerofit, tmp_path, *_CASES["z3-offload"])
+    assert refused.stderr.splitlines()[1] == "  found: accelerate.yaml, training_args.json"
+
+
+def test_a_folder_of_a_files_name_is_never_replaced(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    (tmp_path / "launch.sh").mkdir()
+    refused = _config(run_zerofit, tmp_path, *_CASES["z3-offload"], "--force")
+    assert refused.stderr.splitlines()[1] == "  found: Is a directory: launch.sh"
+    assert refused.returncode == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["launch.sh"]
+
+
+def test_the_folder_is_made_and_stands_in_every_path(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    finished = _config(run_zerofit, tmp_path, *_CASES["z3-offload"], "--output-dir", "a/b c")
+    assert finished.stdout.splitlines() == [f"a/b c/{name}" for name in _NAMES]
+    texts = _texts(tmp_path / "a/b c")
+    assert "deepspeed_config_file: a/b c/ds_config.json\n" in texts["accelerate.yaml"]
+    assert json.loads(texts["training_args.json"])["deepspeed"] == "a/b c/ds_config.json"
+    assert "--config_file 'a/b c/accelerate.yaml'" in texts["launch.sh"]
+
+
+def _launched(folder: Path, *arguments: str, **environment: str) -> list[str]:
+    """Return the arguments that launch.sh gives to accelerate."""
+    accelerate = folder / "bin/accelerate"
+    accelerate.parent.mkdir()
+    accelerate.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    accelerate.chmod(0o755)
+    finished = subprocess.run(
+        ["./launch.sh", *arguments],
+        cwd=folder,
+        env={"PATH": f"{accelerate.parent}:/usr/bin:/bin", **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.stderr == ""
+    return finished.stdout.splitlines()
+
+
+def test_launch_script_runs_accelerate_with_the_users_arguments(
+    run_zerofit: _RunZerofit, tmp_path: Path
+) -> None:
+    _config(run_zerofit, tmp_path, *_CASES["z3-offload"])
+    assert _launched(tmp_path, "train.py", "--name", "two words") == [
+        *("launch", "--config_file", "accelerate.yaml", "--mixed_precision", "bf16"),
+        *("--num_processes", "8", "--num_machines", "1", "--machine_rank", "0"),
+        *("--main_process_port", "29500", "train.py", "--name", "two words"),
+    ]
+
+
+def test_launch_script_for_several_nodes_takes_the_node_as_the_shipped_recipe_does(
+    run_zerofit: _RunZerofit, tmp_path: Path
+) -> None:
+    _config(run_zerofit, tmp_path, *_CASES["z2-nodes"])
+    assert _launched(tmp_path, "train.py", NODE_RANK="1", MASTER_ADDR="node0") == [
+        *("launch", "--config_file", "accelerate.yaml", "--mixed_precision", "fp16"),
+        *("--num_processes", "16", "--num_machines", "2", "--machine_rank", "1"),
+        *("--main_process_ip", "node0", "--main_process_port", "29500", "train.py"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "setting"),
+    [
+        (("--zero-stage", "3"), "DS_ACCELERATOR=cpu"),
+        (("--engine", "native"), "ACCELERATE_USE_CPU=true"),
+    ],
+)
+def test_launch_script_for_the_cpu_says_so_to_accelerate(
+    run_zerofit: _RunZerofit, tmp_path: Path, flags: tuple[str, ...], setting: str
+) -> None:
+    _config(run_zerofit, tmp_path, "--cpu", "--num-processes", "2", *flags)
+    text = (tmp_path / "launch.sh").read_text()
+    assert [word for word in text.split() if word.startswith(("DS_", "ACCELERATE_"))] == [setting]
+
+
+def test_what_was_decided_is_said_on_stderr(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    finished = _config(run_zerofit, tmp_path, *_CASES["z3-offload"])
+    assert finished.stderr.splitlines()[1:] == [
+        "zerofit: strategy: DeepSpeed ZeRO-3, optimizer on cpu, parameters on cpu, bf16 on 8 GPU ranks",
+        "zerofit:   zero_stage                   3: preset z3-offload: ZeRO-3, optimizer and parameters "
+        "on CPU (preset)",
+        "zerofit:   precision                    bf16: --mixed-precision says so (flag)",
+        "zerofit:   micro_batch_size             4: --micro-batch-size says so (flag)",
+        "zerofit:   gradient_accumulation_steps  2: global batch 64 = 4 x 2 x 8 ranks (flag)",
+    ]
+
+
+_READ_BY_TRAINER = """
+import json
+from transformers import HfArgumentParser, TrainingArguments
+
+(arguments,) = HfArgumentParser(TrainingArguments).parse_json_file("training_args.json")
+config = arguments.hf_deepspeed_config
+config.trainer_config_process(arguments, auto_find_batch_size=False)
+print(json.dumps({
+    "batch": [arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps],
+    "clipping": arguments.max_grad_norm,
+    "checkpointing": arguments.activation_checkpointing,
+    "optim": str(arguments.optim.value),
+    "deepspeed": arguments.deepspeed,
+    "stage": config.config["zero_optimization"]["stage"],
+    "mismatches": config.mismatches,
+}))
+"""
+
+
+def test_trainer_reads_its_file_and_finds_it_at_one_with_the_deepspeed_file(
+    run_zerofit: _RunZerofit, tmp_path: Path
+) -> None:
+    _config(
+        run_zerofit,
+        tmp_path,
+        *("--num-processes", "1", "--mixed-precision", "no", "--zero-stage", "3", "--micro-batch-size", "2"),
+        *("--gradient-accumulation-steps", "3", "--gradient-clipping", "0.5", "--gradient-checkpointing"),
+        *("--optimizer", "adamw"),
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", _READ_BY_TRAINER],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", **_NO_GPU},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout.splitlines()[-1]) == {
+        "batch": [2, 3],
+        "clipping": 0.5,
+        "checkpointing": True,
+        "optim": "adamw_torch_fused",
+        "deepspeed": "ds_config.json",
+        "stage": 3,
+        "mismatches": [],
+    }

@@ -1,0 +1,157 @@
+"""Mistakes on the command line, as users make them: the whole message, exit code 2, nothing written.
+
+Each file in tests/cli/messages holds command lines and, below each, all that stderr says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zerofit.facts import Machine, Versions
+from zerofit.plan import Plan, Topology, plan_to_json
+from zerofit.strategy import Strategy
+
+_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
+
+_HOST = socket.gethostname()
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+_PLAN = plan_to_json(
+    Plan(
+        strategy=Strategy(),
+        topology=Topology(on_cpu=True),
+        machine=Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=1, host_memory_available_bytes=1),
+        versions=Versions(python="3.12.4", zerofit="0.1.0"),
+    )
+)
+_FILES = {
+    # Whoever runs or imports the script leaves a trace, which these tests find.
+    "train.py": "from pathlib import Path\nPath('trained').touch()\n",
+    "package/__init__.py": "from pathlib import Path\nPath('imported').touch()\n",
+    "half.json": _PLAN[:38],
+    "later.json": _PLAN.replace('"version": 1', '"version": 2'),
+    "unknown.json": json.dumps({**json.loads(_PLAN), "notes": ""}),
+    "no_nodes.json": _PLAN.replace('"num_nodes": 1', '"num_nodes": 0'),
+    "bad_line.txt": "# two nodes\nnode0 slots=2\nnode1\n",
+    "option.txt": "-oProxyCommand=reboot slots=2\n",
+    "shell.txt": "$(reboot) slots=2\n",
+    "unlike.txt": "node0 slots=2\nnode1 slots=4\n",
+    "strangers.txt": "node0.example slots=2\nnode1.example slots=2\n",
+    "no_slots.txt": f"{_HOST} slots=0\n",
+    "twice.txt": f"{_HOST} slots=2\n{_HOST} slots=2\n",
+    "two_nodes.txt": f"{_HOST} slots=2\nnode1.example slots=2\n",
+    "empty.txt": "\n# none yet\n",
+}
+
+
+def _transcripts() -> dict[str, str]:
+    """Return all that stderr says, by command line."""
+    files = sorted((Path(__file__).parent / "messages").glob("*.txt"))
+    blocks = "\n\n".join(file.read_text("utf-8") for file in files).split("$ zerofit ")
+    return {
+        line: text.strip("\n") + "\n" for line, _, text in (block.partition("\n") for block in blocks[1:])
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with a script, and one file for each way in which a file can be wrong."""
+    for name, text in _FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    return tmp_path
+
+
+def _tree(folder: Path) -> dict[str, bytes | None]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+def _as_written(text: str, folder: Path) -> str:
+    """Return the text with what differs from run to run by its name in the transcripts."""
+    text = text.replace(str(folder.resolve()), "CWD")
+    return re.sub(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", "TIME", text)
+
+
+@pytest.mark.parametrize("line", _transcripts())
+def test_mistake(run_zerofit: _RunZerofit, folder: Path, line: str) -> None:
+    message = re.sub(r"\bHOST\b(?! slots=N)", _HOST, _transcripts()[line])
+    before = _tree(folder)
+    finished = run_zerofit(*line.split(), cwd=folder, environment=_NO_GPU)
+    assert (_as_written(finished.stderr, folder), finished.stdout) == (message, "")
+    assert finished.returncode == 2
+    assert _tree(folder) == before
+
+
+def test_every_mistake_is_written_with_hyphens_and_some_with_underscores_too() -> None:
+    lines = list(_transcripts())
+    assert len(lines) == len(set(lines))
+    assert {"launch --zero-stage 5 train.py", "launch --zero_stage 5 train.py"} <= set(lines)
+
+
+def test_a_port_that_is_taken_on_the_first_of_several_nodes(run_zerofit: _RunZerofit, folder: Path) -> None:
+    before = _tree(folder)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        line = f"launch --cpu --nnodes 2 --node_rank 0 --master_addr localhost --master_port {port} train.py"
+        finished = run_zerofit(*line.split(), cwd=folder, environment=_NO_GPU)
+    assert finished.stderr == (
+        "error[port-taken]: the port on which the nodes meet can't be used\n"
+        f"  found: --main-process-port {port}\n"
+        "  why:   another process listens on it\n"
+        "  fix:   name a free port, the same on every node\n"
+    )
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert _tree(folder) == before
+
+
+def test_flags_behind_the_script_are_its_own(run_zerofit: _RunZerofit, folder: Path) -> None:
+    line = "launch --dry-run --num-processes 1 train.py --num_processes 9 --zero-stag --help -m x"
+    finished = run_zerofit(*line.split(), cwd=folder, environment=_NO_GPU)
+    assert finished.returncode == 0
+    assert finished.stdout.endswith("plan.json train.py --num_processes 9 --zero-stag --help -m x\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "lines"),
+    [
+        ("", []),
+        ("--micro-batch-size 4", ["micro_batch_size=4: give the script its own batch-size argument"]),
+        ("--gradient-checkpointing", ["gradient_checkpointing=True: switch it on in the script"]),
+        ("--no-gradient-checkpointing", ["gradient_checkpointing=False: switch it off in the script"]),
+        ("--optimizer adafactor", ["optimizer=adafactor: choose it in the script"]),
+    ],
+)
+def test_what_does_not_reach_the_script_is_said(
+    run_zerofit: _RunZerofit, folder: Path, flags: str, lines: list[str]
+) -> None:
+    finished = run_zerofit("launch", "--dry-run", *flags.split(), "train.py", cwd=folder, environment=_NO_GPU)
+    said = [line for line in finished.stderr.splitlines() if "not applied" in line]
+    expected = [line.replace(": ", " is not applied to the script: ", 1) for line in lines]
+    assert said == [f"zerofit: {line}" for line in expected]
+
+
+def test_dry_run_writes_nothing(run_zerofit: _RunZerofit, folder: Path) -> None:
+    before = _tree(folder)
+    finished = run_zerofit(
+        "launch", "--dry-run", "--preset", "z3", "train.py", cwd=folder, environment=_NO_GPU
+    )
+    assert finished.returncode == 0
+    assert _tree(folder) == before
+
+
+def test_debug_shows_the_traceback_of_an_error(run_zerofit: _RunZerofit, folder: Path) -> None:
+    finished = run_zerofit("--debug", "launch", "trian.py", cwd=folder)
+    assert finished.stderr.startswith("Traceback (most recent call last):\n")
+    assert "error[script-missing]: there is no such script" in finished.stderr
+    assert finished.returncode != 0

@@ -1,0 +1,166 @@
+"""Everything a rank prints is in its log, and streams on as before."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+_HEAD = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from zerofit.runtime.tee import tee_output
+
+tee_output(Path("logs/rank0.log"))
+"""
+
+
+def _run(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _HEAD + program], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+
+
+def _log(folder: Path) -> str:
+    return (folder / "logs/rank0.log").read_bytes().decode()
+
+
+@pytest.mark.parametrize(
+    ("program", "stdout", "stderr", "log"),
+    [
+        pytest.param("print('a')", "a\n", "", "a\n", id="print"),
+        pytest.param("print('b', file=sys.stderr)", "", "b\n", "b\n", id="stderr"),
+        pytest.param("os.write(1, b'c')", "c", "", "c", id="past Python, as C++ does"),
+        pytest.param("subprocess.run(['sh', '-c', 'echo d; echo e >&2'])", "d\n", "e\n", None, id="a child"),
+        pytest.param(
+            "subprocess.run(['sh', '-c', \"sh -c 'echo f'\"])", "f\n", "", "f\n", id="a grandchild on fd 1"
+        ),
+        pytest.param("print('x' * 200_000)", "x" * 200_000 + "\n", "", "x" * 200_000 + "\n", id="a lot"),
+        pytest.param("print('no line end', end='')", "no line end", "", "no line end", id="no line end"),
+        pytest.param("sys.stdout.write('ü\\r50%\\r')", "ü\r50%\r", "", "ü\r50%\r", id="a progress bar"),
+    ],
+)
+def test_output_is_streamed_on_and_logged(
+    tmp_path: Path, program: str, stdout: str, stderr: str, log: str | None
+) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", _HEAD + program],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "PYTHONUTF8": "1"},
+    )
+    logged = _log(tmp_path)
+    assert (process.stdout.decode(), process.stderr.decode()) == (stdout, stderr)
+    assert process.returncode == 0
+    assert logged == log if log is not None else sorted(logged) == sorted(stdout + stderr)
+
+
+def test_a_killed_ranks_last_words_are_logged(tmp_path: Path) -> None:
+    finished = _run(tmp_path, "os.write(1, b'last words')\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert (finished.returncode, finished.stdout) == (-9, "last words")
+    assert _log(tmp_path) == "last words"
+
+
+@pytest.mark.parametrize("wait", ["", "time.sleep(0.3)"], ids=["at once", "later"])
+def test_what_is_sent_to_the_whole_process_group_does_not_end_the_copying(tmp_path: Path, wait: str) -> None:
+    program = (
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        f"{wait}\n"
+        "os.killpg(0, signal.SIGTERM)\n"
+        "time.sleep(0.2)\n"
+        "print('still here')"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", _HEAD + program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+    )
+    assert (finished.returncode, finished.stdout, _log(tmp_path)) == (0, "still here\n", "still here\n")
+
+
+def test_output_arrives_while_the_rank_runs(tmp_path: Path) -> None:
+    program = "print('first', flush=True)\ninput()\nprint('second')"
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HEAD + program],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "first\n"
+    deadline = time.monotonic() + 10
+    while _log(tmp_path) != "first\n" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert _log(tmp_path) == "first\n"
+    assert process.communicate("\n")[0] == "second\n"
+    assert _log(tmp_path) == "first\nsecond\n"
+
+
+def test_the_log_is_appended_to_and_for_its_owner_only(tmp_path: Path) -> None:
+    for word in ("one", "two"):
+        _run(tmp_path, f"print('{word}')")
+    assert _log(tmp_path) == "one\ntwo\n"
+    assert (tmp_path / "logs/rank0.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_reader_that_goes_away_does_not_stop_the_rank(tmp_path: Path) -> None:
+    program = "print('first', flush=True)\ntime.sleep(0.5)\nprint('second', flush=True)\nPath('done').touch()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HEAD + program], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "first\n"
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert (tmp_path / "done").exists()
+    assert _log(tmp_path) == "first\nsecond\n"
+
+
+def _read_terminal(reader: int) -> str:
+    """Return all that comes out of a terminal until its other side is closed."""
+    text = b""
+    while select.select([reader], [], [], 30)[0]:
+        try:
+            chunk = os.read(reader, 65536)
+        except OSError:  # the last writer has gone
+            break
+        if not chunk:
+            break
+        text += chunk
+    return text.decode()
+
+
+def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
+    program = (
+        "print(sys.stdout.isatty(), sys.stderr.isatty(), *os.get_terminal_size())\nprint('50%', end='\\r')"
+    )
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 111, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HEAD + program], cwd=tmp_path, stdout=writer, stderr=writer
+    )
+    os.close(writer)
+    shown = _read_terminal(reader)
+    os.close(reader)
+    assert process.wait(timeout=60) == 0
+    assert shown == "True True 111 33\r\n50%\r"
+    assert _log(tmp_path) == "True True 111 33\n50%\r"
+
+
+def test_without_a_terminal_there_is_none(tmp_path: Path) -> None:
+    finished = _run(tmp_path, "print(sys.stdout.isatty(), sys.stderr.isatty())")
+    assert finished.stdout == "False False\n"
