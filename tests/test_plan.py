@@ -129,7 +129,7 @@ def _without(path: str) -> str:
 
 _CUT = "it is not whole JSON, as of a write that was cut short"
 _OTHER_VERSION = "this zerofit reads plan files of version 1"
-_FIELDS = "every field must be known and of its type"
+_FIELDS = "every field must be known, of its type and in its range"
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ def split_global_batch(
     Raises:
         UserError: no whole numbers make it; the message names the nearest global batches that can be made.
     """
-    if micro_batch_size is None and gradient_accumulation_steps is None:
-        gradient_accumulation_steps = 1
     known = data_parallel_size * (micro_batch_size or 1) * (gradient_accumulation_steps or 1)
     quotient, remainder = divmod(global_batch_size, known)
     both_given = micro_batch_size is not None and gradient_accumulation_steps is not None
@@ -28,7 +26,9 @@ def split_global_batch(
         raise _not_divisible(
             global_batch_size, micro_batch_size, gradient_accumulation_steps, data_parallel_size
         )
-    return micro_batch_size or quotient, gradient_accumulation_steps or quotient
+    if micro_batch_size is None:
+        return quotient, gradient_accumulation_steps or 1
+    return micro_batch_size, gradient_accumulation_steps or quotient
 
 
 def _not_divisible(

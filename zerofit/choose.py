@@ -26,6 +26,8 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
         UserError: the number of ranks or the global batch can't be made.
         ExceptionGroup: of one UserError for each compatibility rule that the strategy breaks.
     """
+    if request.plan and request.preset:
+        raise _plan_and_preset(request.preset)
     topology = _topology(machine, request)
     strategy, reasons = _base(machine, topology, request)
     overrides = _overrides(request)
@@ -34,16 +36,37 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
     reasons += [_by_flag(name, value) for name, value in overrides.items()]
     if errors := broken_rules(Situation(strategy=strategy, topology=topology), rules=ALL_RULES):
         raise ExceptionGroup("combinations that do not work", list(errors))
-    if request.global_batch_size is not None:
-        strategy, reason = _with_global_batch(strategy, topology, request.global_batch_size)
-        reasons.append(reason)
+    workload = _workload(request)
+    if workload.global_batch_size is not None:
+        if request.plan and request.gradient_accumulation_steps is None:
+            # The global batch stays, so that accumulation follows from the ranks that there are now.
+            strategy = replace(strategy, gradient_accumulation_steps=None)
+        strategy, reason = _with_global_batch(strategy, topology, workload.global_batch_size)
+        reasons = [other for other in reasons if other.field != reason.field] + [reason]
     return Plan(
         strategy=strategy,
         topology=topology,
         machine=machine,
         versions=versions,
-        workload=Workload(global_batch_size=request.global_batch_size),
+        workload=workload,
+        model=request.plan.model if request.plan else None,
         reasons=tuple(reasons),
+        rejected=request.plan.rejected if request.plan else (),
+    )
+
+
+def _workload(request: Request) -> Workload:
+    base = request.plan.workload if request.plan else Workload()
+    return replace(base, global_batch_size=request.global_batch_size or base.global_batch_size)
+
+
+def _plan_and_preset(preset: str) -> UserError:
+    return UserError(
+        "plan-and-preset",
+        "a plan and a preset each bring a whole strategy",
+        found=f"--plan with --preset {preset}",
+        why="only one of them can be followed",
+        fix="leave one of the two out",
     )
 
 
@@ -67,7 +90,7 @@ def with_explicit_numbers(plan: Plan) -> Plan:
 def _topology(machine: Machine, request: Request) -> Topology:
     base = request.plan.topology if request.plan else Topology()
     num_gpus = len(machine.gpus)
-    on_cpu = request.on_cpu or (num_gpus == 0 and not request.elsewhere)
+    on_cpu = request.on_cpu or base.on_cpu or (num_gpus == 0 and not request.elsewhere)
     num_nodes = request.num_nodes or base.num_nodes
     world_size = request.num_processes or (
         base.world_size if request.plan else max(1, 0 if on_cpu else num_gpus) * num_nodes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerofit.strict import STRICT
+from zerofit.strict import STRICT, check_at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,10 @@ class Machine:
 
     __pydantic_config__ = STRICT
 
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_cpu_cores")
+        check_at_least(self, 0, "host_memory_bytes", "host_memory_available_bytes")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -79,6 +83,9 @@ class Workload:
     """Tokens of the longest sample; None leaves it to the script."""
 
     __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "global_batch_size", "sequence_length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

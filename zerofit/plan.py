@@ -10,7 +10,7 @@ from enum import StrEnum
 from zerofit.errors import UserError
 from zerofit.facts import Machine, ModelFacts, Versions, Workload
 from zerofit.strategy import Strategy
-from zerofit.strict import STRICT
+from zerofit.strict import STRICT, check_at_least
 
 PLAN_VERSION = 1
 """Raised whenever a plan file of before can no longer be read as it was meant."""
@@ -63,6 +63,11 @@ class Topology:
     """Whether the ranks run on the CPU, GPUs or not."""
 
     __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_nodes", "world_size")
+        if self.world_size % self.num_nodes:
+            raise ValueError(f"world_size: {self.world_size} ranks do not divide over {self.num_nodes} nodes")
 
     @property
     def data_parallel_size(self) -> int:
@@ -127,7 +132,11 @@ def plan_from_json(text: str, *, name: str) -> Plan:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise _broken(name, f"{place}: {first['msg']}", "every field must be known and of its type") from None
+        if first["type"] == "value_error":  # of a value's own checks; its text begins with the field's name
+            found = f"{place}.{first['ctx']['error']}"
+        else:
+            found = f"{place}: {first['msg']}"
+        raise _broken(name, found, "every field must be known, of its type and in its range") from None
 
 
 def _broken(name: str, found: str, why: str) -> UserError:

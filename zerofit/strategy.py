@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-from zerofit.strict import STRICT
+from zerofit.strict import STRICT, check_at_least
 
 
 class Engine(StrEnum):
@@ -127,6 +127,10 @@ class Strategy:
     """ZeRO's buffer sizes."""
 
     __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "micro_batch_size", "gradient_accumulation_steps")
+        check_at_least(self, 0, "gradient_clipping")
 
     @property
     def offloads(self) -> bool:

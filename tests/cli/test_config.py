@@ -30,7 +30,7 @@ _CASES = {
     "z3-auto": (*_EIGHT, "--preset", "z3", "--auto"),
     "native-8": (*_EIGHT, "--engine", "native", "--compile"),
     "native-1": ("--num-processes", "1", "--mixed-precision", "fp16"),
-    "cpu-2": ("--cpu", "--num-processes", "2", "--zero-stage", "3"),
+    "cpu-2": ("--cpu", "--num-processes", "2", "--engine", "native"),
 }
 
 
@@ -165,14 +165,14 @@ def test_launch_script_for_several_nodes_takes_the_node_as_the_shipped_recipe_do
 @pytest.mark.parametrize(
     ("flags", "setting"),
     [
-        (("--zero-stage", "3"), "DS_ACCELERATOR=cpu"),
-        (("--engine", "native"), "ACCELERATE_USE_CPU=true"),
+        (("--num-processes", "1", "--zero-stage", "3"), "DS_ACCELERATOR=cpu"),
+        (("--num-processes", "2", "--engine", "native"), "ACCELERATE_USE_CPU=true"),
     ],
 )
 def test_launch_script_for_the_cpu_says_so_to_accelerate(
     run_zerofit: _RunZerofit, tmp_path: Path, flags: tuple[str, ...], setting: str
 ) -> None:
-    _config(run_zerofit, tmp_path, "--cpu", "--num-processes", "2", *flags)
+    _config(run_zerofit, tmp_path, "--cpu", *flags)
     text = (tmp_path / "launch.sh").read_text()
     assert [word for word in text.split() if word.startswith(("DS_", "ACCELERATE_"))] == [setting]
 

@@ -127,8 +127,8 @@ def test_flags_behind_the_script_are_its_own(run_zerofit: _RunZerofit, folder: P
     [
         ("", []),
         ("--micro-batch-size 4", ["micro_batch_size=4: give the script its own batch-size argument"]),
-        ("--gradient-checkpointing", ["gradient_checkpointing=True: switch it on in the script"]),
-        ("--no-gradient-checkpointing", ["gradient_checkpointing=False: switch it off in the script"]),
+        ("--gradient-checkpointing", ["gradient_checkpointing=True: switch it on or off in the script"]),
+        ("--no-gradient-checkpointing", ["gradient_checkpointing=False: switch it on or off in the script"]),
         ("--optimizer adafactor", ["optimizer=adafactor: choose it in the script"]),
     ],
 )

@@ -137,7 +137,7 @@ class _Case:
         pytest.param(
             _Case({}, launcher_code=_KILL),
             137,
-            "accelerate launch was killed by SIGKILL",
+            "accelerate launch was killed by signal 9 (SIGKILL)",
             id="launcher killed",
         ),
         pytest.param(

@@ -82,11 +82,16 @@ def test_arguments(plan: Plan, rendezvous: Rendezvous, target: tuple[str, ...], 
         (
             replace(_PLAN, topology=Topology(world_size=2, on_cpu=True)),
             {},
-            {"OMP_NUM_THREADS": "32", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"},
+            {
+                "OMP_NUM_THREADS": "32",
+                "CUDA_VISIBLE_DEVICES": "",
+                "OMP_WAIT_POLICY": "PASSIVE",
+                "DS_ACCELERATOR": "cpu",
+            },
         ),
         (
             replace(_PLAN, topology=Topology(on_cpu=True), strategy=Strategy()),
-            {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "0"},
+            {"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "ACTIVE", "CUDA_VISIBLE_DEVICES": "0"},
             {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"},
         ),
     ],

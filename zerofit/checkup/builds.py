@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from zerofit.checkup.line import CheckupLine, ok, warning
@@ -57,7 +57,7 @@ def _check_ninja(toolchain: Toolchain) -> CheckupLine:
     if toolchain.ninja is not None:
         return ok("ninja", toolchain.ninja)
     if toolchain.ninja_off_path is not None:
-        folder = Path(toolchain.ninja_off_path).parent
+        folder = PurePosixPath(toolchain.ninja_off_path).parent
         return warning(
             "ninja",
             f"{toolchain.ninja_off_path}, where PATH does not lead",

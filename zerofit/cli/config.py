@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from zerofit.choose import choose, with_explicit_numbers
-from zerofit.cli.options import CONTEXT, request_of, strategy_options
+from zerofit.cli.options import CONTEXT, Verb, request_of, strategy_options
 from zerofit.cli.write_files import write_files
+from zerofit.errors import UserError
 from zerofit.launcher.port import DEFAULT_PORT
 from zerofit.presets import find_preset
 from zerofit.probe.machine import probe_machine
 from zerofit.probe.versions import probe_versions
 from zerofit.render.accelerate import accelerate_yaml
-from zerofit.render.command import Rendezvous, accelerate_launch_arguments, shell_command
+from zerofit.render.command import (
+    Rendezvous,
+    accelerate_launch_arguments,
+    launch_environment,
+    shell_command,
+)
 from zerofit.render.deepspeed import deepspeed_json
 from zerofit.render.report import plan_lines
 from zerofit.render.trainer import training_arguments_json
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
     from zerofit.plan import Plan
 
 
-@click.command(context_settings=CONTEXT)
+@click.command(cls=Verb, context_settings=CONTEXT)
 @strategy_options
 @click.option(
     "--output-dir",
@@ -45,6 +52,7 @@ def config(output_dir: Path, auto: bool, force: bool, dry_run: bool, **flags: An
     """
     request = request_of(elsewhere=True, **flags)
     plan = choose(machine=probe_machine(), versions=probe_versions(), request=request)
+    _check_plain_accelerate_can_run(plan)
     trains = request.preset is None or find_preset(request.preset).trains
     files = _files(plan if auto else with_explicit_numbers(plan), output_dir, trains=trains)
     if dry_run:
@@ -75,12 +83,33 @@ def _files(plan: Plan, folder: Path, *, trains: bool) -> dict[Path, str]:
 
 
 def _launch_script(plan: Plan, accelerate: Path) -> str:
+    several = plan.topology.num_nodes > 1
     arguments = accelerate_launch_arguments(
         plan,
         config_file=str(accelerate),
-        rendezvous=Rendezvous(main_process_port=DEFAULT_PORT),
+        rendezvous=Rendezvous(
+            main_process_ip="MASTER_ADDR" if several else None, main_process_port=DEFAULT_PORT
+        ),
         target=(),
     )
-    usage = f"# usage: {accelerate.parent / 'launch.sh'} train.py ARGS"
-    command = shell_command(arguments, environment={})
-    return f'#!/usr/bin/env bash\n{usage}\nexec {command} "$@"\n'
+    # For GPUs the file may go to another machine, whose cores are not ours to count.
+    environment = launch_environment(plan, inherited=os.environ) if plan.topology.on_cpu else {}
+    command = shell_command(arguments, environment=environment)
+    usage = f"{accelerate.parent / 'launch.sh'} train.py ARGS"
+    if several:  # each node says which one it is
+        command = command.replace("--machine_rank 0", '--machine_rank "$NODE_RANK"')
+        command = command.replace("MASTER_ADDR", '"$MASTER_ADDR"')
+        usage = f"NODE_RANK=0 MASTER_ADDR=node0 {usage}   # on every node, with its own number"
+    return f'#!/usr/bin/env bash\n# usage: {usage}\nset -eu\n{command} "$@"\n'
+
+
+def _check_plain_accelerate_can_run(plan: Plan) -> None:
+    topology = plan.topology
+    if topology.on_cpu and topology.world_size > 1 and plan.strategy.engine is Engine.DEEPSPEED:
+        raise UserError(
+            "cpu-ranks-need-zerofit-launch",
+            "plain accelerate can't run DeepSpeed on several CPU ranks",
+            found=f"--cpu with {topology.world_size} ranks",
+            why="it takes each of them for rank 0 of 1, and every rank would read all the data",
+            fix="rehearse with `zerofit launch --cpu`, or leave --cpu out for files that are for GPUs",
+        )

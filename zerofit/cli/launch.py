@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from zerofit.choose import choose
-from zerofit.cli.options import CONTEXT, request_of, strategy_options
+from zerofit.cli.options import CONTEXT, Number, Verb, request_of, strategy_options
 from zerofit.cli.script import check_script
 from zerofit.errors import UserError
 from zerofit.launcher.launch import Launch, launch_command, launch_files, prepare_run, start
@@ -31,14 +31,17 @@ _NODE_FLAGS = (
 )
 
 
-@click.command(context_settings={**CONTEXT, "allow_interspersed_args": False})
+@click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
 @strategy_options
-@click.option("--machine-rank", "--node-rank", type=click.IntRange(min=0), help="This node's number, from 0.")
+@click.option("--machine-rank", "--node-rank", type=Number(int, least=0), help="This node's number, from 0.")
 @click.option("--main-process-ip", "--master-addr", metavar="HOST", help="Address of node 0.")
 @click.option(
-    "--main-process-port", "--master-port", type=click.IntRange(0, 65535), help="Port on node 0; 0 finds one."
+    "--main-process-port",
+    "--master-port",
+    type=Number(int, least=0, most=65535),
+    help="Port on node 0; 0 finds one.",
 )
-@click.option("--nproc-per-node", "ranks_per_node", type=click.IntRange(min=1), help="Ranks on each node.")
+@click.option("--nproc-per-node", "ranks_per_node", type=Number(int, least=1), help="Ranks on each node.")
 @click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
 @click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
@@ -92,7 +95,8 @@ def _plan_launch(hostfile: Path | None, target: tuple[str, ...], flags: dict[str
     if hostfile is not None:
         nodes = with_hostfile(nodes, hostfile)
     request = request_of(num_processes=nodes.world_size, num_nodes=nodes.num_nodes, **flags)
-    if request.global_batch_size is not None and request.micro_batch_size is None:
+    planned = request.plan.strategy.micro_batch_size if request.plan else None
+    if request.global_batch_size is not None and not (request.micro_batch_size or planned):
         raise UserError(
             "global-batch-needs-micro-batch",
             "the global batch needs the script's micro-batch",

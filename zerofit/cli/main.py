@@ -11,7 +11,7 @@ import click
 
 from zerofit import __version__
 from zerofit.cli.usage import usage_error
-from zerofit.errors import UserError
+from zerofit.errors import EXIT_USAGE, UserError
 
 _VERBS = {
     "config": "Write DeepSpeed and accelerate files for a strategy.",
@@ -54,6 +54,9 @@ def main() -> NoReturn:
     """Run the command line and exit with its code."""
     try:
         sys.exit(zerofit.main(prog_name="zerofit", standalone_mode=False) or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(EXIT_USAGE)
     except click.UsageError as error:
         _fail(usage_error(error))
     except click.Abort:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -60,7 +61,57 @@ def _words(enum: Any) -> dict[str, Any]:
     return {member.value: member for member in enum}
 
 
-_POSITIVE = click.IntRange(min=1)
+class Verb(click.Command):
+    """A verb whose name stands in what is said of mistakes on its command line."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = ctx  # click leaves it out where a flag lacks its value
+            raise
+
+
+class Number(click.ParamType[float]):
+    """A finite number within bounds; a wrong one is told what it should be.
+
+    Args:
+        kind: int for whole numbers, or float.
+        least: smallest that is allowed.
+        most: largest that is allowed; None for any.
+    """
+
+    def __init__(self, kind: type[int] | type[float], *, least: int, most: int | None = None) -> None:
+        self.name = "integer" if kind is int else "number"
+        self._kind = kind
+        self._least = least
+        self._most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = self._kind(value)
+        except ValueError:
+            number = math.nan
+        if not (
+            math.isfinite(number) and number >= self._least and (self._most is None or number <= self._most)
+        ):
+            raise self._wrong(str(value), param, ctx)
+        return number
+
+    def _wrong(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> UserError:
+        flag = param.opts[0] if param else self.name
+        kind = "whole number" if self._kind is int else "number"
+        bounds = f"of at least {self._least}" if self._most is None else f"from {self._least} to {self._most}"
+        return UserError(
+            "bad-value",
+            f"{flag} can't be {value!r}",
+            found=f"{flag} {value}",
+            why=f"it is a {kind} {bounds}",
+            fix=f"see {ctx.command_path if ctx else 'zerofit'} --help",
+        )
+
+
+_POSITIVE = Number(int, least=1)
 
 _STRATEGY_OPTIONS = (
     click.option(
@@ -98,7 +149,7 @@ _STRATEGY_OPTIONS = (
     ),
     click.option("--global-batch-size", type=_POSITIVE, help="Samples per optimizer step over all ranks."),
     click.option(
-        "--gradient-clipping", type=click.FloatRange(min=0), help="Largest norm of the gradients; 0 is off."
+        "--gradient-clipping", type=Number(float, least=0), help="Largest norm of the gradients; 0 is off."
     ),
     click.option(
         "--gradient-checkpointing/--no-gradient-checkpointing", default=None, help="Recompute activations."

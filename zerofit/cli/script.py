@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from zerofit.errors import UserError, nearest
@@ -34,14 +34,7 @@ def check_script(script: str, *, module: bool) -> None:
 
 
 def _check_module(name: str) -> None:
-    sys.path.insert(0, "")  # python -m looks in the current folder first
-    try:
-        found = importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        found = False
-    finally:
-        sys.path.remove("")
-    if not found:
+    if not _can_run(name):
         raise UserError(
             "module-missing",
             "there is no such module",
@@ -49,3 +42,17 @@ def _check_module(name: str) -> None:
             why="it is neither installed nor below the current folder",
             fix="install it, change to its folder, or name a script file without -m",
         )
+
+
+def _can_run(name: str) -> bool:
+    """Return whether `python -m name` finds something to run; nothing is imported."""
+    path: list[str] | None = ["", *sys.path]  # python -m looks in the current folder first
+    spec = None
+    for depth, _ in enumerate(name.split(".")):
+        spec = PathFinder.find_spec(".".join(name.split(".")[: depth + 1]), path)
+        if spec is None:
+            return False
+        path = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else []
+    if spec is not None and spec.submodule_search_locations is not None:
+        return PathFinder.find_spec(f"{name}.__main__", path) is not None
+    return True

@@ -12,14 +12,9 @@ def usage_error(error: click.UsageError) -> UserError:
     command = error.ctx.command_path if error.ctx else "zerofit"
     help_line = f"see {command} --help"
     if isinstance(error, click.NoSuchOption):
-        near = _nearest_option(error)
-        return UserError(
-            "unknown-flag",
-            f"{command} has no flag {error.option_name}",
-            found=error.option_name,
-            why="flags before the script are zerofit's own; those behind it go to the script",
-            fix=f"did you mean {near}?" if near else help_line,
-        )
+        return _unknown_flag(error, command, help_line)
+    if isinstance(error, click.exceptions.NoSuchCommand):
+        return _unknown_verb(error, help_line)
     if isinstance(error, click.MissingParameter):
         return UserError(
             "missing-argument",
@@ -28,27 +23,39 @@ def usage_error(error: click.UsageError) -> UserError:
             why=error.format_message().rstrip("."),
             fix=help_line,
         )
-    if isinstance(error, click.BadParameter):
-        flag = "/".join(error.param.opts[:1]) if error.param else "an argument"
-        return UserError(
-            "bad-value",
-            f"{flag} can't have this value",
-            found=flag,
-            why=error.message.rstrip("."),
-            fix=help_line,
-        )
     return UserError(
-        "usage", "the command line is wrong", found=command, why=error.format_message(), fix=help_line
+        "usage",
+        "the command line is wrong",
+        found=command,
+        why=error.format_message().rstrip("."),
+        fix=help_line,
     )
 
 
-def _nearest_option(error: click.NoSuchOption) -> str | None:
-    if error.ctx is None:
-        return None
-    valid = [
-        name
-        for parameter in error.ctx.command.get_params(error.ctx)
-        for name in parameter.opts
-        if name.startswith("--")
-    ]
-    return nearest(error.option_name.replace("_", "-"), valid)
+def _unknown_flag(error: click.NoSuchOption, command: str, help_line: str) -> UserError:
+    parameters = error.ctx.command.get_params(error.ctx) if error.ctx else []
+    flags = [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
+    near = nearest(error.option_name, flags)
+    takes_script = any(parameter.name == "script_args" for parameter in parameters)
+    return UserError(
+        "unknown-flag",
+        f"{command} has no flag {error.option_name}",
+        found=error.option_name,
+        why="flags before the script are zerofit's own; those behind it go to the script"
+        if takes_script
+        else f"it is none of those that {command} --help lists",
+        fix=f"did you mean {near}?" if near else help_line,
+    )
+
+
+def _unknown_verb(error: click.exceptions.NoSuchCommand, help_line: str) -> UserError:
+    group = error.ctx.command if error.ctx else None
+    verbs = group.list_commands(error.ctx) if isinstance(group, click.Group) and error.ctx else []
+    near = nearest(error.command_name, verbs)
+    return UserError(
+        "unknown-verb",
+        f"there is no verb {error.command_name!r}",
+        found=f"zerofit {error.command_name}",
+        why=f"the verbs are {', '.join(verbs)}",
+        fix=f"did you mean zerofit {near}?" if near else help_line,
+    )

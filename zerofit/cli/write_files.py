@@ -23,9 +23,8 @@ def write_files(files: Mapping[Path, str], *, force: bool) -> None:
         UserError: a file is there and differs (nothing is written then), or a folder can't be written.
     """
     try:
-        differing = [
-            path for path, text in files.items() if path.exists() and path.read_text("utf-8") != text
-        ]
+        same = {path for path, text in files.items() if path.exists() and path.read_bytes() == text.encode()}
+        differing = [path for path in files if path.exists() and path not in same]
         if differing and not force:
             raise UserError(
                 "file-exists",
@@ -35,13 +34,14 @@ def write_files(files: Mapping[Path, str], *, force: bool) -> None:
                 fix="write elsewhere with --output-dir DIR, or overwrite with --force",
             )
         for path, text in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, text)
-    except (OSError, UnicodeDecodeError) as error:
+            if path not in same:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _write(path, text)
+    except OSError as error:
         raise UserError(
             "not-writable",
             "a file can't be written",
-            found=f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error),
+            found=f"{error.strerror}: {error.filename}",
             why="the folder or the file does not allow it",
             fix="name a folder that can be written: --output-dir DIR",
         ) from None

@@ -58,7 +58,7 @@ def judge(
     rank = min(exit_codes, key=lambda rank: (_suspicion(exit_codes[rank], records.get(rank)), rank))
     code = exit_codes[rank]
     if code < 0:
-        return Verdict(exit_code=128 - code, cause=_killed(rank, signal.Signals(-code), oom_kills))
+        return Verdict(exit_code=128 - code, cause=_killed(rank, -code, oom_kills))
     record = records.get(rank)
     error = f": {record.error_type}" if record and record.error_type not in (None, "SystemExit") else ""
     return Verdict(exit_code=code, cause=f"rank {rank} exited with {code}{error}")
@@ -73,9 +73,9 @@ def _suspicion(code: int, record: RankRecord | None) -> int:
     return 0 if code < 0 or record is not None else 1
 
 
-def _killed(rank: int, number: signal.Signals, oom_kills: int | None) -> str:
-    text = f"rank {rank} was killed by signal {number.value} ({number.name})"
-    if number is not signal.SIGKILL or oom_kills is None:
+def _killed(rank: int, number: int, oom_kills: int | None) -> str:
+    text = f"rank {rank} was killed by {_signal_name(number)}"
+    if number != signal.SIGKILL or oom_kills is None:
         return text
     if oom_kills:
         return f"{text}: the kernel killed it because the host ran out of memory"
@@ -84,6 +84,12 @@ def _killed(rank: int, number: signal.Signals, oom_kills: int | None) -> str:
 
 def _launcher_failed(code: int) -> Verdict:
     if code < 0:
-        number = signal.Signals(-code)
-        return Verdict(exit_code=128 - code, cause=f"accelerate launch was killed by {number.name}")
+        return Verdict(exit_code=128 - code, cause=f"accelerate launch was killed by {_signal_name(-code)}")
     return Verdict(exit_code=code, cause="accelerate launch failed before it started the script")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:  # real-time signals have no names
+        return f"signal {number}"

@@ -104,9 +104,20 @@ def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
         machine_rank = next((rank for rank, host in enumerate(hosts) if host in own), None)
     if machine_rank is None:
         raise _bad_hostfile(path, "no line with this node's name", f"this node is {socket.gethostname()}")
+    num_nodes = nodes.num_nodes or len(hosts)
+    world_size = (nodes.ranks_per_node or next(iter(slots))) * num_nodes
+    if nodes.num_processes not in (None, world_size):
+        raise UserError(
+            "ranks-said-twice",
+            "the number of ranks is given in two ways that do not agree",
+            found=f"--num-processes {nodes.num_processes} and slots={next(iter(slots))} on {num_nodes} nodes"
+            f"   ({path})",
+            why="--num-processes counts the ranks of all nodes, slots those of one",
+            fix="leave --num-processes out",
+        )
     return replace(
         nodes,
-        num_nodes=nodes.num_nodes or len(hosts),
+        num_nodes=num_nodes,
         ranks_per_node=nodes.ranks_per_node or slots.pop(),
         machine_rank=machine_rank,
         main_process_ip=nodes.main_process_ip or next(iter(hosts)),
@@ -123,10 +134,15 @@ def _read_hostfile(path: Path) -> dict[str, int]:
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.partition("#")[0].strip()
         match = _HOSTFILE_LINE.fullmatch(line)
-        if line and (match is None or not _HOST.fullmatch(match[1])):
+        if not line:
+            continue
+        if match is None or not _HOST.fullmatch(match[1]):
             raise _bad_hostfile(path, f"line {number}: {line}", "a line is `HOST slots=N`")
-        if match is not None:
-            hosts[match[1]] = int(match[2])
+        if int(match[2]) == 0:
+            raise _bad_hostfile(path, f"line {number}: {line}", "a node has at least one slot")
+        if match[1] in hosts:
+            raise _bad_hostfile(path, f"line {number}: {line}", "each node stands in one line only")
+        hosts[match[1]] = int(match[2])
     if not hosts:
         raise _bad_hostfile(path, "no node", "a line is `HOST slots=N`")
     return hosts
@@ -145,12 +161,14 @@ def find_rendezvous(nodes: Nodes, topology: Topology) -> Rendezvous:
     Raises:
         UserError: on several nodes, something that each must know was not said.
     """
+    if nodes.machine_rank is not None and nodes.machine_rank >= topology.num_nodes:
+        raise _no_such_node(nodes.machine_rank, topology)
     if topology.num_nodes == 1:
         # Not 29500 first: two runs that start at the same time would both find it free.
         return Rendezvous(main_process_port=free_port(nodes.main_process_port or 0), gpu_ids=nodes.gpu_ids)
     port = DEFAULT_PORT if nodes.main_process_port is None else nodes.main_process_port
     machine_rank = _check_several_nodes(nodes, topology)
-    if machine_rank == 0 and not (port and is_free(port)):
+    if port == 0 or (machine_rank == 0 and not is_free(port)):
         raise UserError(
             "port-taken",
             "the port on which the nodes meet can't be used",
@@ -186,12 +204,15 @@ def _check_several_nodes(nodes: Nodes, topology: Topology) -> int:
             why="the command is started on every node, and the ranks meet at node 0",
             fix="give both, or a --hostfile",
         )
-    if nodes.machine_rank >= topology.num_nodes:
-        raise UserError(
-            "node-out-of-range",
-            "there is no such node",
-            found=f"--machine-rank {nodes.machine_rank} with --num-machines {topology.num_nodes}",
-            why="nodes are counted from 0",
-            fix=f"set --machine-rank to 0 up to {topology.num_nodes - 1}",
-        )
     return nodes.machine_rank
+
+
+def _no_such_node(machine_rank: int, topology: Topology) -> UserError:
+    last = topology.num_nodes - 1
+    return UserError(
+        "node-out-of-range",
+        "there is no such node",
+        found=f"--machine-rank {machine_rank} with --num-machines {topology.num_nodes}",
+        why="nodes are counted from 0",
+        fix=f"set --machine-rank to 0 up to {last}" if last else "set --num-machines to the number of nodes",
+    )

@@ -56,7 +56,7 @@ class RunFolder:
 
 def run_folder(runs: Path, *, target: str, at: datetime, attempt: int = 1) -> RunFolder:
     """Return the folder of a run, named after the time and the script or module; nothing is written."""
-    name = f"{at:%Y-%m-%d_%H-%M-%S}-{Path(target).stem}"
+    name = f"{at:%Y-%m-%d_%H-%M-%S}-{Path(target).name.removesuffix('.py')}"
     return RunFolder(path=runs.resolve() / (name if attempt == 1 else f"{name}-{attempt}"))
 
 

@@ -54,6 +54,7 @@ def run_watched(command: Sequence[str], *, environment: Mapping[str, str]) -> En
     previous = {
         number: signal.signal(number, lambda number, _: received.append(signal.Signals(number)))
         for number in _FORWARDED
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
         child = subprocess.Popen(command, env={**os.environ, **environment})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from zerofit.strategy import Engine, OffloadDevice
@@ -29,11 +30,11 @@ def plan_lines(plan: Plan) -> tuple[str, ...]:
 
 def describe_machine(machine: Machine) -> str:
     """Return a node in one line."""
-    cores = f"{machine.num_cpu_cores} cores, {format_bytes(machine.host_memory_available_bytes)} of RAM free"
-    if not machine.gpus:
-        return f"no GPU, {cores}"
-    names = sorted({f"{gpu.name} ({format_bytes(gpu.memory_bytes)})" for gpu in machine.gpus})
-    return f"{len(machine.gpus)} x {', '.join(names)}, {cores}"
+    kinds = Counter(f"{gpu.name} ({format_bytes(gpu.memory_bytes)})" for gpu in machine.gpus)
+    gpus = [f"{count} x {kind}" for kind, count in kinds.items()] or ["no GPU"]
+    cores = f"{machine.num_cpu_cores} core{'s' if machine.num_cpu_cores > 1 else ''}"
+    memory = f"{format_bytes(machine.host_memory_available_bytes)} of RAM free"
+    return ", ".join((*gpus, cores, memory))
 
 
 def describe_strategy(strategy: Strategy) -> str:

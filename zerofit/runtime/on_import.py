@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,10 +31,20 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self._name:
             return None
-        spec = PathFinder.find_spec(fullname, path, target)
+        spec = self._next(fullname, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _ActingLoader(spec.loader, self._act)
         return spec
+
+    def _next(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        """Return what the finders behind this one find: another act may wait for the same module."""
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
 
 
 class _ActingLoader(Loader):

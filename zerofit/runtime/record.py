@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 MESSAGE_CHARACTERS = 2000
 """An error's text is kept up to here: some carry whole tensors."""
@@ -46,7 +42,7 @@ def write_record(
         exit_code=exit_code,
         error_type=type(error).__name__ if error else None,
         error_message=str(error)[:MESSAGE_CHARACTERS] if error else None,
-        peak_host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux counts in KiB
+        peak_host_bytes=_peak_host_bytes(),
         peak_gpu_allocated_bytes=allocated,
         peak_gpu_reserved_bytes=reserved,
         changes=changes,
@@ -70,6 +66,13 @@ def read_record(folder: Path, rank: int) -> RankRecord | None:
     except (OSError, ValueError):
         return None
     return RankRecord(**{**document, "changes": tuple(document["changes"])})
+
+
+def _peak_host_bytes() -> int:
+    # Not getrusage: its ru_maxrss begins with the peak of the process that forked this one.
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    lines = dict(line.split(":", 1) for line in status.splitlines())
+    return int(lines["VmHWM"].removesuffix("kB")) * 1024
 
 
 def _gpu_peaks() -> tuple[int | None, int | None]:

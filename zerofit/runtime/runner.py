@@ -6,9 +6,12 @@ rank's log and record go too.
 
 from __future__ import annotations
 
+import builtins
+import io
 import os
 import runpy
 import sys
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +62,17 @@ def _run(target: Sequence[str]) -> None:
         return
     sys.argv = list(target)
     sys.path[0] = str(Path(target[0]).resolve().parent)  # as `python script.py` has it
-    runpy.run_path(target[0], run_name="__main__")
+    _run_file(str(Path(target[0]).absolute()))
+
+
+def _run_file(path: str) -> None:
+    """Run a script as Python does: runpy.run_path would make __file__ and sys.argv[0] the same text."""
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    main_module = types.ModuleType("__main__")
+    main_module.__dict__.update(__file__=path, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = main_module
+    exec(code, main_module.__dict__)
 
 
 def _code_of(stop: SystemExit) -> int:
@@ -72,7 +85,7 @@ def _code_of(stop: SystemExit) -> int:
 def _script_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Return the traceback from the script's first frame on: ours and runpy's say nothing to its author."""
     own = (__file__, "<frozen runpy>", runpy.__file__)
-    while traceback is not None and traceback.tb_next and traceback.tb_frame.f_code.co_filename.endswith(own):
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.endswith(own):
         traceback = traceback.tb_next
     return traceback
 

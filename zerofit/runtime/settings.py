@@ -38,9 +38,9 @@ def settings_of(plan: Plan) -> Settings:
     )
 
 
-UNAPPLIED = {
+_UNAPPLIED = {
     "micro_batch_size": "give the script its own batch-size argument",
-    "gradient_checkpointing": "switch it on in the script",
+    "gradient_checkpointing": "switch it on or off in the script",
     "optimizer": "choose it in the script",
     "freeze": "freeze in the script",
     "lora": "wrap the model with peft in the script",
@@ -52,6 +52,6 @@ def unapplied(plan: Plan) -> tuple[str, ...]:
     """Return one sentence for each field of the plan that the launched script will not follow by itself."""
     return tuple(
         f"{field}={value} is not applied to the script: {instead}"
-        for field, instead in UNAPPLIED.items()
-        if (value := getattr(plan.strategy, field))
+        for field, instead in _UNAPPLIED.items()
+        if (value := getattr(plan.strategy, field)) not in (None, ())
     )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CHUNK_BYTES = 65536
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
 def tee_output(log: Path) -> None:
@@ -31,11 +32,17 @@ def tee_output(log: Path) -> None:
     for target in (1, 2):
         reader, writer = _channel(target)
         sources[reader] = (os.dup(target), writer, target)
+    # A signal to the process group must not end the copying before it ignores them.
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     if os.fork() == 0:
-        for _, writer, target in sources.values():
-            os.close(writer)
-            os.close(target)
-        _copy({reader: sink for reader, (sink, _, _) in sources.items()}, log_fd)
+        try:
+            for _, writer, target in sources.values():
+                os.close(writer)
+                os.close(target)
+            _copy({reader: sink for reader, (sink, _, _) in sources.items()}, log_fd)
+        finally:
+            os._exit(0)  # whatever happens, the script runs in one process only
+    signal.pthread_sigmask(signal.SIG_SETMASK, previous)
     for reader, (sink, writer, target) in sources.items():
         os.dup2(writer, target)
         for fd in (reader, sink, writer):
@@ -59,10 +66,10 @@ def _channel(target: int) -> tuple[int, int]:
 
 
 def _copy(sinks: dict[int, int], log_fd: int) -> None:
-    """Copy each reader to its sink and to the log until all writers have gone, then end this process."""
+    """Copy each reader to its sink and to the log until all writers have gone."""
     # A session of its own: what is sent to the rank's process group must not end the copying.
     os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     selector = selectors.DefaultSelector()
     for reader in sinks:
@@ -77,7 +84,6 @@ def _copy(sinks: dict[int, int], log_fd: int) -> None:
                 continue
             for sink in (sinks[key.fd], log_fd):
                 _write_all(sink, chunk)
-    os._exit(0)
 
 
 def _write_all(fd: int, chunk: bytes) -> None:

@@ -1,1 +1,1 @@
-OMP_NUM_THREADS=4 CUDA_VISIBLE_DEVICES='' ACCELERATE_USE_CPU=true accelerate launch --config_file accelerate.yaml --mixed_precision no --num_processes 2 --num_machines 1 --machine_rank 0 --main_process_port 29500 train.py --epochs 3
+OMP_NUM_THREADS=4 CUDA_VISIBLE_DEVICES='' OMP_WAIT_POLICY=PASSIVE ACCELERATE_USE_CPU=true accelerate launch --config_file accelerate.yaml --mixed_precision no --num_processes 2 --num_machines 1 --machine_rank 0 --main_process_port 29500 train.py --epochs 3
