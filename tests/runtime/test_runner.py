@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -192,6 +193,36 @@ def test_a_broken_plan_is_a_message_and_not_a_traceback(folder: Path) -> None:
         "  fix:   write the plan anew, or leave out --plan\n"
     )
     assert _record(folder)["error_type"] == "UserError"
+
+
+def test_an_abort_while_the_interpreter_is_torn_down_does_not_undo_a_good_end(folder: Path) -> None:
+    script = (
+        "import atexit, os, sys, threading, time\n"
+        "class Torn:\n"
+        "    def __del__(self, abort=os.abort):\n"
+        "        abort()\n"
+        "sys.torn = Torn()\n"
+        "atexit.register(print, 'the handler of the script')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('a thread of the script'))).start()\n"
+    )
+    (folder / "scripts" / "torn.py").write_text(script)
+    assert _python(folder, "scripts/torn.py").returncode == -signal.SIGABRT
+    finished = _python(folder, "-m", "zerofit.runtime.runner", "run/plan.json", "scripts/torn.py")
+    assert finished.returncode == 0
+    assert finished.stdout == "a thread of the script\nthe handler of the script\n"
+
+
+def test_a_forked_child_ends_with_its_own_exit_code(folder: Path) -> None:
+    script = (
+        "import os, sys\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    sys.exit(5)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    (folder / "scripts" / "fork.py").write_text(script)
+    finished = _python(folder, "-m", "zerofit.runtime.runner", "run/plan.json", "scripts/fork.py")
+    assert (finished.returncode, finished.stdout) == (0, "5\n")
 
 
 def test_the_runner_imports_nothing_slow_by_itself(folder: Path) -> None:

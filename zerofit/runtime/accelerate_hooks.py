@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -55,22 +56,24 @@ def install(module: ModuleType, settings: Settings, changes: Changes) -> None:
 
 def _hook_init(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
     original = accelerator_class.__init__
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(self, *args, **kwargs).arguments
         # Trainer brings a plugin of its own, and has its settings from TrainingArguments.
-        by_script = "gradient_accumulation_plugin" not in kwargs
+        by_script = "gradient_accumulation_plugin" not in arguments
         if by_script:
-            _set_precision(kwargs, settings, changes)
-            _set_accumulation(kwargs, settings, changes)
-        original(self, *args, **kwargs)
+            _set_precision(arguments, settings, changes)
+            _set_accumulation(arguments, settings, changes)
+        original(**arguments)
         self._zerofit_by_script = by_script
 
     accelerator_class.__init__ = init
 
 
-def _set_precision(kwargs: dict[str, Any], settings: Settings, changes: Changes) -> None:
-    own = kwargs.get("mixed_precision")
+def _set_precision(arguments: dict[str, Any], settings: Settings, changes: Changes) -> None:
+    own = arguments.get("mixed_precision")
     if settings.precision is None or own is None:
         return  # the launch command line has set it
     wanted = MIXED_PRECISION[settings.precision]
@@ -80,15 +83,15 @@ def _set_precision(kwargs: dict[str, Any], settings: Settings, changes: Changes)
         changes.add(f"mixed precision is {own}, as the script says; {wanted} would have been the default")
     else:
         changes.add(f"mixed precision is {wanted}, as --mixed-precision says; the script says {own}")
-        kwargs["mixed_precision"] = wanted
+        arguments["mixed_precision"] = wanted
 
 
-def _set_accumulation(kwargs: dict[str, Any], settings: Settings, changes: Changes) -> None:
+def _set_accumulation(arguments: dict[str, Any], settings: Settings, changes: Changes) -> None:
     steps = settings.gradient_accumulation_steps
-    own = kwargs.get("gradient_accumulation_steps", 1)
+    own = arguments.get("gradient_accumulation_steps", 1)
     if steps is not None and own != steps:
         changes.add(f"gradient accumulation is {steps} steps; the script says {own}")
-        kwargs["gradient_accumulation_steps"] = steps
+        arguments["gradient_accumulation_steps"] = steps
 
 
 def _hook_prepare(accelerator_class: Any, settings: Settings) -> None:
@@ -131,7 +134,11 @@ def _lead_schedulers_to_live_optimizer(accelerator: Any) -> None:
         for optimizer in accelerator._optimizers:
             live = getattr(optimizer.optimizer, "optimizer", None)  # inside ZeRO's own wrapper
             stale = getattr(scheduler.scheduler, "optimizer", None)
-            if live is not None and stale is not None and stale.param_groups is not live.param_groups:
+            if live is None or stale is None or live is stale:
+                continue
+            if (
+                live.param_groups[0] is stale.param_groups[0]
+            ):  # of several optimizers, the one it was made for
                 scheduler.scheduler.optimizer = live
 
 

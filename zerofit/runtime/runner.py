@@ -19,6 +19,7 @@ from zerofit.errors import UserError
 from zerofit.plan import plan_from_json
 from zerofit.runtime.apply import install
 from zerofit.runtime.changes import Changes
+from zerofit.runtime.last_exit import LastExit
 from zerofit.runtime.record import write_record
 from zerofit.runtime.tee import tee_output
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the target and return the process's exit code."""
+    last_exit = LastExit()
     plan_file, *target = arguments
     rank = int(os.environ.get("RANK", "0"))
     folder = Path(plan_file).parent
@@ -52,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         failure = failure.with_traceback(_script_frames(failure.__traceback__))
         sys.excepthook(type(failure), failure, failure.__traceback__)
     write_record(folder / "ranks", rank=rank, exit_code=exit_code, error=error, changes=changes.lines)
+    last_exit.exit_code = exit_code
     return exit_code
 
 
