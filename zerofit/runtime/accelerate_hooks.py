@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
 from zerofit.render.command import MIXED_PRECISION
-from zerofit.runtime import deepspeed_step
+from zerofit.runtime import deepspeed_step, schedulers
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -102,9 +102,10 @@ def _hook_prepare(accelerator_class: Any, settings: Settings) -> None:
         plugin = getattr(self.state, "deepspeed_plugin", None)
         if plugin is not None:
             _fill_auto(self, plugin.hf_ds_config.config, settings, args)
+            schedulers.drop_empty_groups(args)
         prepared = original(self, *args, **kwargs)
         if plugin is not None:
-            _lead_schedulers_to_live_optimizer(self)
+            schedulers.lead_to_live_optimizer(self)
         return prepared
 
     accelerator_class.prepare = prepare
@@ -121,25 +122,6 @@ def _fill_auto(
         # accelerate would take the smallest of all DataLoaders, and fail without one. DeepSpeed only counts
         # samples with it, so that 1 is no harm where the data comes from elsewhere.
         config["train_micro_batch_size_per_gpu"] = _train_batch_size(accelerator, objects) or 1
-
-
-def _lead_schedulers_to_live_optimizer(accelerator: Any) -> None:
-    """Let schedulers set the learning rate of the optimizer that steps.
-
-    With optimizer offload accelerate replaces AdamW by DeepSpeed's CPU Adam, and schedulers keep the old one.
-    Both share their parameter groups only until a checkpoint is loaded; from then on the learning rate would
-    stand still (https://github.com/deepspeedai/DeepSpeed/issues/4344).
-    """
-    for scheduler in accelerator._schedulers:
-        for optimizer in accelerator._optimizers:
-            live = getattr(optimizer.optimizer, "optimizer", None)  # inside ZeRO's own wrapper
-            stale = getattr(scheduler.scheduler, "optimizer", None)
-            if live is None or stale is None or live is stale:
-                continue
-            if (
-                live.param_groups[0] is stale.param_groups[0]
-            ):  # of several optimizers, the one it was made for
-                scheduler.scheduler.optimizer = live
 
 
 def _train_batch_size(accelerator: Any, objects: tuple[Any, ...]) -> int | None:
