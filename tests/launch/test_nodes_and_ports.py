@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from runs import ROOT, RUN_TIMEOUT_S, SCRIPTS, Run, environment, run_command
 
-from zerofit.launcher.port import free_port
+from zerofit.probe.port import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from zerofit.probe.limits import (
     find_env_files,
     hub_cache,
-    is_port_free,
     may_lock_all_memory,
     probe_disk,
     probe_limits,
@@ -57,13 +55,6 @@ def test_disk_of_a_folder_that_is_not_there_yet_is_that_of_the_nearest_above(tmp
     disk = probe_disk("cache", folder)
     assert (disk.purpose, disk.folder, disk.is_writable) == ("cache", str(folder), True)
     assert disk.free_bytes > 0
-
-
-def test_port_is_taken_while_somebody_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert not is_port_free(port)
-    assert is_port_free(port)
 
 
 def test_env_files_are_counted_but_not_read_out(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from zerofit.choose import choose, with_explicit_numbers
 from zerofit.cli.options import CONTEXT, Verb, request_of, strategy_options
 from zerofit.cli.write_files import write_files
 from zerofit.errors import UserError
-from zerofit.launcher.port import DEFAULT_PORT
 from zerofit.presets import find_preset
 from zerofit.probe.machine import probe_machine
+from zerofit.probe.port import DEFAULT_PORT
 from zerofit.probe.versions import probe_versions
 from zerofit.render.accelerate import accelerate_yaml
 from zerofit.render.command import (

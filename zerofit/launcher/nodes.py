@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerofit.errors import UserError
-from zerofit.launcher.port import DEFAULT_PORT, free_port, is_free
+from zerofit.probe.port import DEFAULT_PORT, free_port, is_port_free
 from zerofit.render.command import Rendezvous
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def find_rendezvous(nodes: Nodes, topology: Topology) -> Rendezvous:
         return Rendezvous(main_process_port=free_port(nodes.main_process_port or 0), gpu_ids=nodes.gpu_ids)
     port = DEFAULT_PORT if nodes.main_process_port is None else nodes.main_process_port
     machine_rank = _check_several_nodes(nodes, topology)
-    if port == 0 or (machine_rank == 0 and not is_free(port)):
+    if port == 0 or (machine_rank == 0 and not is_port_free(port)):
         raise UserError(
             "port-taken",
             "the port on which the nodes meet can't be used",

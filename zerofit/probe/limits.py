@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import shutil
-import socket
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.probe.machine import read_meminfo
+from zerofit.probe.port import DEFAULT_PORT, is_port_free
 from zerofit.toolchain import Disk, EnvFile, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DEFAULT_PORT = 29500
-"""What accelerate and torchrun take where no port is given."""
 _CAP_IPC_LOCK = 14
 """Bit of the capability that lifts the limit on locked memory (capabilities(7))."""
 
@@ -87,16 +84,6 @@ def probe_disk(purpose: str, folder: Path) -> Disk:
         free_bytes=shutil.disk_usage(there).free,
         is_writable=os.access(there, os.W_OK),
     )
-
-
-def is_port_free(port: int) -> bool:
-    """Return whether a run could listen on the port, on all interfaces."""
-    try:
-        with socket.create_server(("", port)):
-            return True
-    except OSError as error:
-        # Anything else, such as a forbidden socket, is no sign of somebody on the port.
-        return error.errno != errno.EADDRINUSE
 
 
 def find_env_files(*, folder: Path, home: Path, environ: Mapping[str, str]) -> tuple[EnvFile, ...]:
