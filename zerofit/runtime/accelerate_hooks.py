@@ -1,15 +1,15 @@
-"""Hooks into accelerate: rank and world size on the CPU, precision, accumulation, clipping."""
+"""Hooks into accelerate: process group on the CPU, precision, accumulation, DeepSpeed configuration."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import math
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
 from zerofit.render.command import MIXED_PRECISION
-from zerofit.runtime import deepspeed_step, schedulers
+from zerofit.runtime import schedulers
+from zerofit.runtime.settings import check_micro_batch
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -46,12 +46,10 @@ def install(module: ModuleType, settings: Settings, changes: Changes) -> None:
         settings: what to set.
         changes: where to note what was changed.
     """
-    accelerator_class = module.Accelerator
-    _hook_init(accelerator_class, settings, changes)
-    _hook_prepare(accelerator_class, settings)
-    _hook_clipping(module, settings, changes)
+    _hook_init(module.Accelerator, settings, changes)
+    _hook_prepare(module.Accelerator, settings)
     if settings.gradient_accumulation_steps is not None and settings.gradient_accumulation_steps > 1:
-        _hook_accumulation(accelerator_class, settings.gradient_accumulation_steps)
+        _hook_accumulation(module.Accelerator, settings.gradient_accumulation_steps)
 
 
 def _hook_init(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
@@ -61,15 +59,25 @@ def _hook_init(accelerator_class: Any, settings: Settings, changes: Changes) -> 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(self, *args, **kwargs).arguments
-        # Trainer brings a plugin of its own, and has its settings from TrainingArguments.
-        by_script = "gradient_accumulation_plugin" not in arguments
-        if by_script:
+        # Trainer has its settings from TrainingArguments, and counts accumulation by itself.
+        self._zerofit_by_script = not _is_called_by_trainer()
+        if self._zerofit_by_script:
             _set_precision(arguments, settings, changes)
             _set_accumulation(arguments, settings, changes)
+            _set_deepspeed(arguments, settings, changes)
         original(**arguments)
-        self._zerofit_by_script = by_script
 
     accelerator_class.__init__ = init
+
+
+def _is_called_by_trainer() -> bool:
+    """Return whether an Accelerator is being made by transformers' Trainer."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "transformers.trainer":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _set_precision(arguments: dict[str, Any], settings: Settings, changes: Changes) -> None:
@@ -88,10 +96,24 @@ def _set_precision(arguments: dict[str, Any], settings: Settings, changes: Chang
 
 def _set_accumulation(arguments: dict[str, Any], settings: Settings, changes: Changes) -> None:
     steps = settings.gradient_accumulation_steps
-    own = arguments.get("gradient_accumulation_steps", 1)
-    if steps is not None and own != steps:
-        changes.add(f"gradient accumulation is {steps} steps; the script says {own}")
+    plugin = arguments.get("gradient_accumulation_plugin")
+    own = plugin.num_steps if plugin is not None else arguments.get("gradient_accumulation_steps", 1)
+    if steps is None or own == steps:
+        return
+    changes.add(
+        f"gradient accumulation is {steps} steps; the script says {own}, and if it counts its steps with that"
+        " number, it needs the new one too"
+    )
+    if plugin is not None:
+        plugin.num_steps = steps
+    else:
         arguments["gradient_accumulation_steps"] = steps
+
+
+def _set_deepspeed(arguments: dict[str, Any], settings: Settings, changes: Changes) -> None:
+    for name in ("deepspeed_plugin", "deepspeed_plugins"):
+        if settings.uses_deepspeed and arguments.pop(name, None) is not None:
+            changes.add("DeepSpeed is configured as the plan says; the script brings a DeepSpeedPlugin")
 
 
 def _hook_prepare(accelerator_class: Any, settings: Settings) -> None:
@@ -99,13 +121,15 @@ def _hook_prepare(accelerator_class: Any, settings: Settings) -> None:
 
     @functools.wraps(original)
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._zerofit_by_script:
+            check_micro_batch(settings, _batch_size(self, args, shuffled=True))
         plugin = getattr(self.state, "deepspeed_plugin", None)
-        if plugin is not None:
-            _fill_auto(self, plugin.hf_ds_config.config, settings, args)
-            schedulers.drop_empty_groups(args)
+        if plugin is None:
+            return original(self, *args, **kwargs)
+        _fill_auto(self, plugin.hf_ds_config.config, settings, args)
+        schedulers.drop_empty_groups(args)
         prepared = original(self, *args, **kwargs)
-        if plugin is not None:
-            schedulers.lead_to_live_optimizer(self)
+        schedulers.lead_to_live_optimizer(self)
         return prepared
 
     accelerator_class.prepare = prepare
@@ -121,63 +145,21 @@ def _fill_auto(
     if config.get("train_micro_batch_size_per_gpu") == "auto":
         # accelerate would take the smallest of all DataLoaders, and fail without one. DeepSpeed only counts
         # samples with it, so that 1 is no harm where the data comes from elsewhere.
-        config["train_micro_batch_size_per_gpu"] = _train_batch_size(accelerator, objects) or 1
+        sizes = (_batch_size(accelerator, objects, shuffled=shuffled) for shuffled in (True, False))
+        config["train_micro_batch_size_per_gpu"] = next((size for size in sizes if size), 1)
 
 
-def _train_batch_size(accelerator: Any, objects: tuple[Any, ...]) -> int | None:
+def _batch_size(accelerator: Any, objects: tuple[Any, ...], *, shuffled: bool) -> int | None:
+    """Return the samples per rank of the first DataLoader, or of the first that shuffles; None without."""
     from torch.utils.data import DataLoader, RandomSampler
 
-    loaders = [item for item in objects if isinstance(item, DataLoader) and item.batch_size]
-    shuffled = [loader for loader in loaders if isinstance(loader.sampler, RandomSampler)]
-    for loader in (*shuffled, *loaders):
-        ranks = accelerator.num_processes if accelerator.split_batches else 1
-        return max(1, int(loader.batch_size) // ranks)
+    ranks = accelerator.num_processes if accelerator.split_batches else 1
+    for loader in objects:
+        if not isinstance(loader, DataLoader) or not loader.batch_size:
+            continue
+        if isinstance(loader.sampler, RandomSampler) or not shuffled:
+            return max(1, int(loader.batch_size) // ranks)
     return None
-
-
-def _hook_clipping(module: ModuleType, settings: Settings, changes: Changes) -> None:
-    accelerator_class = module.Accelerator
-    original_clip = accelerator_class.clip_grad_norm_
-    forced = settings.gradient_clipping
-
-    @functools.wraps(original_clip)
-    def clip(self: Any, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
-        if forced is not None and forced != max_norm:
-            changes.add(f"gradients are clipped to {forced:g} (0 is off); the script says {max_norm:g}")
-            max_norm = forced
-        self._zerofit_clipped = True
-        wrapped = getattr(self, "deepspeed_engine_wrapped", None)
-        if wrapped is not None:
-            deepspeed_step.clip_and_step(wrapped.engine, max_norm)
-        return original_clip(self, parameters, max_norm or math.inf, norm_type)
-
-    accelerator_class.clip_grad_norm_ = clip
-    if forced:
-        _hook_optimizer_step(module, forced, changes)
-
-
-def _hook_optimizer_step(module: ModuleType, max_norm: float, changes: Changes) -> None:
-    """Clip before each step of a script that does not clip itself; DeepSpeed does so by its configuration."""
-    original_backward = module.Accelerator.backward
-    original_step = module.AcceleratedOptimizer.step
-    accelerators: list[Any] = []
-
-    @functools.wraps(original_backward)
-    def backward(self: Any, *args: Any, **kwargs: Any) -> None:
-        accelerators[:] = [self]
-        self._zerofit_clipped = False
-        original_backward(self, *args, **kwargs)
-
-    @functools.wraps(original_step)
-    def step(self: Any, closure: Any = None) -> None:
-        if accelerators and self.gradient_state.sync_gradients and not accelerators[0]._zerofit_clipped:
-            changes.add(f"gradients are clipped to {max_norm:g}; the script does not clip")
-            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-            accelerators[0].clip_grad_norm_(parameters, max_norm)
-        original_step(self, closure)
-
-    module.Accelerator.backward = backward
-    module.AcceleratedOptimizer.step = step
 
 
 def _hook_accumulation(accelerator_class: Any, steps: int) -> None:

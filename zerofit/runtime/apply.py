@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.runtime import accelerate_hooks, deepspeed_step, trainer_hooks
+from zerofit.runtime import accelerate_hooks, clipping, deepspeed_step, trainer_hooks
 from zerofit.runtime.on_import import when_imported
 from zerofit.runtime.settings import settings_of
-from zerofit.strategy import Engine
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from zerofit.plan import Plan
     from zerofit.runtime.changes import Changes
 
@@ -17,15 +18,23 @@ if TYPE_CHECKING:
 def install(plan: Plan, changes: Changes) -> None:
     """Set the hooks that make the script train as the plan says."""
     settings = settings_of(plan)
-    if plan.strategy.engine is Engine.DEEPSPEED:
-        if plan.topology.on_cpu:
+    forced = settings.gradient_clipping
+
+    def hook_accelerator(module: ModuleType) -> None:
+        accelerate_hooks.install(module, settings, changes)
+        clipping.install(module, changes, forced=forced)
+        if settings.uses_deepspeed:
+            deepspeed_step.hook_ends(module.Accelerator)
+
+    if settings.uses_deepspeed:
+        if settings.on_cpu:
             when_imported("accelerate.state", accelerate_hooks.default_to_gloo)
-        when_imported("accelerate.utils.deepspeed", deepspeed_step.defer_step)
+        when_imported("accelerate.utils.deepspeed", deepspeed_step.install)
+        when_imported(
+            "torch.nn.utils",
+            lambda module: deepspeed_step.hook_torch_clipping(module, changes, forced=forced),
+        )
+    when_imported("accelerate.accelerator", hook_accelerator)
     when_imported(
-        "accelerate.accelerator",
-        lambda module: accelerate_hooks.install(module, settings, changes),
-    )
-    when_imported(
-        "transformers.training_args",
-        lambda module: trainer_hooks.install(module, settings, changes, on_cpu=plan.topology.on_cpu),
+        "transformers.training_args", lambda module: trainer_hooks.install(module, settings, changes)
     )

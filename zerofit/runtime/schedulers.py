@@ -21,7 +21,8 @@ def drop_empty_groups(objects: Iterable[Any]) -> None:
     Args:
         objects: what a script prepares.
     """
-    schedulers = [item for item in objects if hasattr(item, "base_lrs") and hasattr(item, "optimizer")]
+    tops = [item for item in objects if hasattr(item, "get_last_lr") and hasattr(item, "optimizer")]
+    schedulers = [scheduler for top in tops for scheduler in _with_parts(top)]
     optimizers = {id(scheduler.optimizer): scheduler.optimizer for scheduler in schedulers}
     kept = {key: [bool(group["params"]) for group in item.param_groups] for key, item in optimizers.items()}
     for scheduler in schedulers:
@@ -46,13 +47,24 @@ def lead_to_live_optimizer(accelerator: Any) -> None:
     Args:
         accelerator: an Accelerator that has prepared them.
     """
-    for scheduler in accelerator._schedulers:
-        for optimizer in accelerator._optimizers:
-            live = getattr(optimizer.optimizer, "optimizer", None)  # inside ZeRO's own wrapper
-            stale = getattr(scheduler.scheduler, "optimizer", None)
-            if live is None or stale is None or live is stale:
-                continue
-            if (
-                live.param_groups[0] is stale.param_groups[0]
-            ):  # of several optimizers, the one it was made for
-                scheduler.scheduler.optimizer = live
+    for wrapper in accelerator._schedulers:
+        for scheduler in _with_parts(wrapper.scheduler):
+            for optimizer in accelerator._optimizers:
+                _lead(scheduler, getattr(optimizer.optimizer, "optimizer", None))
+
+
+def _lead(scheduler: Any, live: Any) -> None:
+    """Point a scheduler to the optimizer inside ZeRO's wrapper, if it was made for the one it replaces."""
+    stale = getattr(scheduler, "optimizer", None)
+    if live is None or stale is None or live is stale:
+        return
+    if live.param_groups[0] is stale.param_groups[0]:
+        scheduler.optimizer = live
+
+
+def _with_parts(scheduler: Any) -> list[Any]:
+    """Return a scheduler and those that it is made of, as SequentialLR and ChainedScheduler are."""
+    return [
+        scheduler,
+        *(part for inner in getattr(scheduler, "_schedulers", ()) for part in _with_parts(inner)),
+    ]

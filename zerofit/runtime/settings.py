@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.errors import UserError
 from zerofit.plan import Origin
+from zerofit.strategy import Engine
 
 if TYPE_CHECKING:
     from zerofit.plan import Plan
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
 class Settings:
     """The settings that the hooks set; None leaves the script's own."""
 
+    uses_deepspeed: bool
+    """Whether the plan brings a DeepSpeed configuration."""
+    on_cpu: bool
+    """Whether the ranks run on the CPU."""
+    micro_batch_size: int | None
+    """What the script's micro-batch must be, for the global batch to be what was asked for."""
     precision: Precision | None
     """Format of forward and backward."""
     precision_is_default: bool
@@ -28,13 +36,38 @@ class Settings:
 
 def settings_of(plan: Plan) -> Settings:
     """Return what of the plan reaches the script."""
+    asked_for = plan.workload.global_batch_size
     return Settings(
+        uses_deepspeed=plan.strategy.engine is Engine.DEEPSPEED,
+        on_cpu=plan.topology.on_cpu,
+        micro_batch_size=plan.strategy.micro_batch_size if asked_for is not None else None,
         precision=plan.strategy.precision,
         precision_is_default=any(
             reason.field == "precision" and reason.origin is Origin.DEFAULT for reason in plan.reasons
         ),
         gradient_accumulation_steps=plan.strategy.gradient_accumulation_steps,
         gradient_clipping=plan.strategy.gradient_clipping,
+    )
+
+
+def check_micro_batch(settings: Settings, script_says: int | None) -> None:
+    """Check that the script's micro-batch makes the global batch that was asked for.
+
+    Args:
+        settings: what the plan says.
+        script_says: samples per rank in one forward pass; None where the script does not tell.
+
+    Raises:
+        UserError: it does not.
+    """
+    if None in (settings.micro_batch_size, script_says) or settings.micro_batch_size == script_says:
+        return
+    raise UserError(
+        "micro-batch-differs",
+        "the script's micro-batch does not make the global batch that was asked for",
+        found=f"{script_says} samples on each rank, and --micro-batch-size {settings.micro_batch_size}",
+        why="accumulation was computed with --micro-batch-size, and zerofit never changes a global batch",
+        fix=f"give --micro-batch-size {script_says}, or the script its own batch-size argument",
     )
 
 

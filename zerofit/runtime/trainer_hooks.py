@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.render.trainer import training_arguments
+from zerofit.runtime.settings import check_micro_batch
 from zerofit.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -16,25 +17,30 @@ if TYPE_CHECKING:
     from zerofit.runtime.settings import Settings
 
 
-def install(module: ModuleType, settings: Settings, changes: Changes, *, on_cpu: bool) -> None:
+def install(module: ModuleType, settings: Settings, changes: Changes) -> None:
     """Hook TrainingArguments and its subclasses so that Trainer scripts train as the plan says.
 
     Args:
         module: transformers.training_args.
         settings: what to set.
         changes: where to note what was changed.
-        on_cpu: whether the ranks run on the CPU.
     """
     original = module.TrainingArguments.__post_init__
 
     @functools.wraps(original)
     def post_init(self: Any) -> None:
+        check_micro_batch(settings, self.per_device_train_batch_size)
         for name, value in _arguments(self, settings).items():
             own = getattr(self, name)
             if own != value:
                 changes.add(f"TrainingArguments.{name} is {value}; the script says {own}")
                 setattr(self, name, value)
-        if on_cpu:
+        if settings.uses_deepspeed and self.deepspeed:
+            changes.add(
+                "DeepSpeed is configured as the plan says; the script says TrainingArguments.deepspeed"
+            )
+            self.deepspeed = None  # accelerate's launcher brings the plan's
+        if settings.on_cpu:
             _allow_bf16_on_cpu(module)
         original(self)
 
