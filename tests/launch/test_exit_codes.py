@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from runs import SCRIPTS, Run
+from runs import SCRIPTS, Run, environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 END = str(SCRIPTS / "end.py")
 RANKS = {"one rank": ("--num-processes", "1"), "two ranks": ("--num-processes", "2", "--engine", "native")}
@@ -45,6 +48,15 @@ def test_the_cause_is_the_rank_that_failed_not_the_one_that_was_ended(launch: Ca
     assert str(run.record()["cause"]).startswith("rank 1 was killed by signal 9 (SIGKILL)")
 
 
+def test_a_rank_that_lost_its_peer_is_not_the_cause(launch: Callable[..., Run]) -> None:
+    run = launch("--num-processes", "2", "--preset", "z2", str(SCRIPTS / "lose_peer.py"))
+    assert run.exit_code == 137, run.stderr
+    assert str(run.record()["cause"]).startswith("rank 1 was killed by signal 9 (SIGKILL)")
+    launcher_saw = json.loads((run.run_folder / "launch.json").read_text())
+    assert launcher_saw["1"]["exit_code"] == -9
+    assert all(set(failure) == {"exit_code", "timestamp"} for failure in launcher_saw.values())
+
+
 def test_the_log_holds_what_a_rank_printed_before_it_was_killed(launch: Callable[..., Run]) -> None:
     run = launch(END, "kill", "0")
     assert run.stdout == "last words of rank 0\n"
@@ -77,6 +89,10 @@ def test_the_run_folder_tells_all_but_secrets(launch: Callable[..., Run]) -> Non
     ]
     for path in run.run_folder.rglob("*"):
         assert not path.is_file() or "secret" not in path.read_text()
+    modes = {path: path.stat().st_mode & 0o777 for path in (run.run_folder, *run.run_folder.rglob("*"))}
+    executable = run.run_folder / "command.sh"
+    assert [modes[run.run_folder], modes.pop(executable)] == [0o700, 0o700]
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
     record = json.loads((run.run_folder / "run.json").read_text())
     assert [rank["rank"] for rank in record["ranks"]] == [0, 1]
     assert all(rank["peak_host_bytes"] > 0 for rank in record["ranks"])
@@ -87,3 +103,37 @@ def test_the_scripts_own_flags_stay_the_scripts(launch: Callable[..., Run], tmp_
         "--num_processes", "1", str(SCRIPTS / "arguments.py"), "--num_processes", "9", "-m", "--cpu"
     ).check()
     assert json.loads(run.stdout) == ["--num_processes", "9", "-m", "--cpu"]
+
+
+def test_the_command_file_says_what_was_run_and_where(launch: Callable[..., Run], tmp_path: Path) -> None:
+    run = launch("--num-processes", "1", str(SCRIPTS / "arguments.py"), "a b").check()
+    command = run.run_folder / "command.sh"
+    shebang, comment, folder, *rest = command.read_text().splitlines()
+    assert shebang == "#!/bin/sh"
+    assert comment.startswith("# What zerofit ran through `accelerate launch`.")
+    assert folder == f"cd {shlex.quote(str(tmp_path))} || exit"
+    assert rest == [run.record()["command"]]
+    again = subprocess.run([command], cwd="/", env=environment(), capture_output=True, text=True, timeout=120)
+    assert (again.returncode, again.stdout) == (0, run.stdout), again.stderr
+
+
+def test_a_record_that_cannot_be_written_does_not_change_the_exit_code(
+    launch: Callable[..., Run], tmp_path: Path
+) -> None:
+    script = tmp_path / "take_the_place.py"
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "(folder,) = Path('zerofit-runs').iterdir()\n"
+        "(folder / 'run.json').mkdir()\n"
+        "(folder / 'ranks').touch()\n"
+        "sys.exit(7)\n"
+    )
+    run = launch("--num-processes", "1", str(script))
+    assert run.exit_code == 7, run.stderr
+    said = [line for line in run.stderr.splitlines() if "can't be written" in line]
+    assert said == [
+        f"zerofit: the record of rank 0 can't be written: [Errno 17] File exists: '{run.run_folder}/ranks'",
+        f"zerofit: the record of the run can't be written: Is a directory: {run.run_folder}/run.json",
+    ]
+    assert run.stderr.splitlines()[-1].startswith("zerofit: rank 0 exited with 7;")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
-from zerofit.launcher.diagnose import Verdict, judge
+from zerofit.launcher.diagnose import RankFailure, Verdict, judge
 from zerofit.runtime.record import RankRecord
 
 _TERM, _KILL, _SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
@@ -37,6 +37,8 @@ class _Case:
     launcher_code: int = 1
     stopped_by: signal.Signals | None = None
     oom_kills: int | None = None
+    seen_at: dict[int, int] = field(default_factory=dict)
+    """When a rank's failure was seen; all at once where this says nothing."""
 
 
 @pytest.mark.parametrize(
@@ -62,8 +64,7 @@ class _Case:
         pytest.param(
             _Case({1: _KILL}, oom_kills=1),
             137,
-            "rank 1 was killed by signal 9 (SIGKILL): "
-            "the kernel killed it because the host ran out of memory",
+            "rank 1 was killed by signal 9 (SIGKILL): probably because the host ran out of memory",
             id="killed by the kernel",
         ),
         pytest.param(
@@ -117,6 +118,18 @@ class _Case:
             id="all lost one another: the first",
         ),
         pytest.param(
+            _Case({0: _KILL, 1: _SEGV}, seen_at={0: 1002, 1: 1001}),
+            139,
+            "rank 1 was killed by signal 11 (SIGSEGV)",
+            id="of two equals the one that failed first",
+        ),
+        pytest.param(
+            _Case({0: 1, 1: _KILL}, (_peer_lost(0),), seen_at={0: 1001, 1: 1002}),
+            137,
+            "rank 1 was killed by signal 9 (SIGKILL)",
+            id="a lost connection is a consequence even where it is seen first",
+        ),
+        pytest.param(
             _Case({0: 3, 1: 1}, (_record(1, error="KeyError", message="'a'"),)),
             1,
             "rank 1 exited with 1: KeyError",
@@ -155,7 +168,10 @@ def test_verdict(case: _Case, exit_code: int, cause: str | None) -> None:
     verdict = judge(
         launcher_code=case.launcher_code,
         stopped_by=case.stopped_by,
-        exit_codes=case.exit_codes,
+        failures={
+            rank: RankFailure(exit_code=code, timestamp=case.seen_at.get(rank, 0))
+            for rank, code in case.exit_codes.items()
+        },
         records={record.rank: record for record in case.records},
         oom_kills=case.oom_kills,
     )

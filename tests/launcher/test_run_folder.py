@@ -84,3 +84,11 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         write_file(tmp_path, "{}\n")
     assert (error.value.rule, error.value.found) == ("run-folder-not-writable", f"Is a directory: {tmp_path}")
+
+
+def test_what_a_run_leaves_is_for_its_owner_only(tmp_path: Path) -> None:
+    folder = new_run_folder(tmp_path / "runs", target="train.py", at=_AT)
+    write_file(folder.plan, "{}\n")
+    write_file(folder.command, "#!/bin/sh\n", executable=True)
+    modes = [path.stat().st_mode & 0o777 for path in (folder.path, folder.plan, folder.command)]
+    assert modes == [0o700, 0o600, 0o700]

@@ -111,7 +111,7 @@ def test_a_second_signal_kills_what_ignores_the_first(tmp_path: Path) -> None:
 
 # Run in a session of its own, and ignores the signals that ask it to end.
 _STUBBORN = "trap '' TERM HUP; echo $$ >> pids; while :; do sleep 0.05; done"
-_START_STUBBORN = "setsid sh stubborn.sh & sleep 0.3; "
+_START_STUBBORN = "(setsid sh stubborn.sh &) ; sleep 0.3; "
 
 
 def test_after_a_stop_no_grandchild_is_left_even_if_it_ignores_the_signal(tmp_path: Path) -> None:
@@ -123,6 +123,20 @@ def test_after_a_stop_no_grandchild_is_left_even_if_it_ignores_the_signal(tmp_pa
         process.send_signal(signal.SIGTERM)
         assert _result(process) == [5, "SIGTERM"]
         assert _left(tmp_path) == []
+
+
+def test_after_a_stop_a_child_that_still_saves_has_the_commands_grace(tmp_path: Path) -> None:
+    (tmp_path / "save.sh").write_text(
+        "trap 'trap \"exit 1\" TERM; sleep 5; touch saved; exit' TERM; echo $$ >> pids;"
+        " while :; do sleep 0.05; done"
+    )
+    script = f"trap 'kill $!; exit 5' TERM; sh save.sh & sleep 0.3; {_STARTED} while :; do sleep 0.05; done"
+    with _watching(tmp_path, "sh", "-c", script) as process:
+        _wait_for_start(process)
+        process.send_signal(signal.SIGTERM)
+        assert _result(process) == [5, "SIGTERM"]
+    assert (tmp_path / "saved").exists()
+    assert _left(tmp_path) == []
 
 
 def test_after_a_failure_no_grandchild_is_left(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_a_long_message_is_cut(tmp_path: Path) -> None:
     assert record.error_message == "x" * MESSAGE_CHARACTERS
 
 
-@pytest.mark.parametrize("text", [None, "", '{"rank": 0, "exit'])
+@pytest.mark.parametrize("text", [None, "", '{"rank": 0, "exit', "{}", "[]", '{"changes": []}'])
 def test_a_killed_rank_has_no_record(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         record_file(tmp_path, 0).write_text(text)
@@ -93,3 +93,8 @@ def test_peak_host_memory_is_not_that_of_the_process_that_started_this_one(tmp_p
     record = read_record(tmp_path / "child", 0)
     assert record is not None
     assert 1e6 < record.peak_host_bytes < 100e6
+
+
+def test_a_record_is_for_its_owner_only(tmp_path: Path) -> None:
+    write_record(tmp_path, rank=0, exit_code=0, error=None, changes=())
+    assert record_file(tmp_path, 0).stat().st_mode & 0o777 == 0o600

@@ -195,6 +195,24 @@ def test_a_broken_plan_is_a_message_and_not_a_traceback(folder: Path) -> None:
     assert _record(folder)["error_type"] == "UserError"
 
 
+@pytest.mark.parametrize(
+    ("text", "exit_code"), [("", 0), ("raise SystemExit(7)", 7), ("raise ValueError('x')", 1)]
+)
+def test_a_record_that_cannot_be_written_changes_nothing(folder: Path, text: str, exit_code: int) -> None:
+    (folder / "run/ranks").touch()
+    finished = _runner(folder, _script(folder, text))
+    assert finished.returncode == exit_code
+    assert finished.stderr.splitlines()[-1] == (
+        "zerofit: the record of rank 0 can't be written: [Errno 17] File exists: 'run/ranks'"
+    )
+
+
+def test_a_runner_that_fails_before_the_script_does_not_end_well(folder: Path) -> None:
+    (folder / "run/logs").touch()  # where the folder of the logs should stand
+    finished = _runner(folder, _script(folder, "print('x')"))
+    assert (finished.returncode, finished.stdout) == (1, "")
+
+
 def test_an_abort_while_the_interpreter_is_torn_down_does_not_undo_a_good_end(folder: Path) -> None:
     script = (
         "import atexit, os, sys, threading, time\n"

@@ -6,12 +6,14 @@ each rank's exit code and signal. Usage: python -m zerofit.launcher.agent RESULT
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,25 +25,27 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What zerofit sends on to this process (zerofit/launcher/watch.py)."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Launch, write the ranks' exit codes as JSON, and return 0 where all ended well, else 1."""
+    """Launch, write how the ranks failed as JSON, and return 0 where all ended well, else 1."""
     result, *launch_arguments = arguments
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no run outlives the zerofit that started it
-    signal.signal(signal.SIGTERM, _pass_on)
-    try:
-        exit_codes = _launch(launch_arguments)
-    except KeyboardInterrupt:
-        return 130
+    for number in _PASSED_ON:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, _pass_on)
+    failures = _launch(launch_arguments)
     partial = Path(result).with_suffix(".tmp")
-    partial.write_text(json.dumps(exit_codes) + "\n", encoding="utf-8")
+    partial.touch(mode=0o600)
+    partial.write_text(json.dumps(failures) + "\n", encoding="utf-8")
     os.replace(partial, result)
-    return 1 if exit_codes else 0
+    return 1 if failures else 0
 
 
-def _launch(arguments: Sequence[str]) -> dict[str, int]:
-    """Return the exit code of each rank that failed, negative for a signal; empty where none did."""
+def _launch(arguments: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return how each rank failed that did: its exit code, negative for a signal, and when that was seen."""
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -49,21 +53,30 @@ def _launch(arguments: Sequence[str]) -> dict[str, int]:
     try:
         launch_command(launch_command_parser().parse_args(list(arguments)))
     except ChildFailedError as failed:
-        return {str(rank): failure.exitcode for rank, failure in failed.failures.items()}
+        return {str(rank): _failure(one.exitcode, one.timestamp) for rank, one in failed.failures.items()}
     except subprocess.CalledProcessError as failed:
-        return {"0": failed.returncode}
+        return {"0": _failure(failed.returncode, int(time.time()))}
     except SignalException as stopped:
-        return {"0": -int(stopped.sigval)}
+        return {"0": _failure(-int(stopped.sigval), int(time.time()))}
     return {}
 
 
+def _failure(exit_code: int, timestamp: int) -> dict[str, int]:
+    return {"exit_code": exit_code, "timestamp": timestamp}
+
+
 def _pass_on(number: int, frame: FrameType | None) -> None:
-    """Send a signal on to the script and wait for it; torchrun's own handler replaces this one."""
+    """Send a signal on to the script, and go on waiting for it; torchrun's own handler replaces this one.
+
+    Only zerofit sends us any: a terminal's reach its foreground process group, and this is a session of its
+    own. So the script gets each signal once.
+    """
     children = psutil.Process().children()
     if not children:
         sys.exit(128 + number)
     for child in children:
-        child.send_signal(number)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.send_signal(number)
 
 
 if __name__ == "__main__":

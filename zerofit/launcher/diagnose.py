@@ -23,6 +23,16 @@ _PEER_LOST = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankFailure:
+    """How a rank failed, as the launcher saw it."""
+
+    exit_code: int
+    """Negative for a signal."""
+    timestamp: int
+    """When the launcher saw it, in whole seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """How a run ended."""
 
@@ -36,7 +46,7 @@ def judge(
     *,
     launcher_code: int,
     stopped_by: signal.Signals | None,
-    exit_codes: Mapping[int, int],
+    failures: Mapping[int, RankFailure],
     records: Mapping[int, RankRecord],
     oom_kills: int | None,
 ) -> Verdict:
@@ -45,7 +55,7 @@ def judge(
     Args:
         launcher_code: exit code of the launch command, negative for a signal.
         stopped_by: the signal that zerofit was sent, if any.
-        exit_codes: of each rank that failed, as the launcher saw it; negative for a signal.
+        failures: of the ranks that failed.
         records: what the ranks themselves left.
         oom_kills: processes that the kernel killed for want of memory meanwhile; None where unknown.
     """
@@ -53,10 +63,15 @@ def judge(
         return Verdict(exit_code=128 + stopped_by, cause=f"stopped by {stopped_by.name}")
     if launcher_code == 0:
         return Verdict(exit_code=0, cause=None)
-    if not exit_codes:
+    if not failures:
         return _launcher_failed(launcher_code)
-    rank = min(exit_codes, key=lambda rank: (_suspicion(exit_codes[rank], records.get(rank)), rank))
-    code = exit_codes[rank]
+
+    def cause_first(rank: int) -> tuple[int, int, int]:
+        failure = failures[rank]
+        return _likely_consequence(failure.exit_code, records.get(rank)), failure.timestamp, rank
+
+    rank = min(failures, key=cause_first)
+    code = failures[rank].exit_code
     if code < 0:
         return Verdict(exit_code=128 - code, cause=_killed(rank, -code, oom_kills))
     record = records.get(rank)
@@ -64,7 +79,7 @@ def judge(
     return Verdict(exit_code=code, cause=f"rank {rank} exited with {code}{error}")
 
 
-def _suspicion(code: int, record: RankRecord | None) -> int:
+def _likely_consequence(code: int, record: RankRecord | None) -> int:
     """Return how likely a rank's end is only the consequence of another's; 0 is a cause of its own."""
     if code == -signal.SIGTERM:
         return 3
@@ -78,7 +93,7 @@ def _killed(rank: int, number: int, oom_kills: int | None) -> str:
     if number != signal.SIGKILL or oom_kills is None:
         return text
     if oom_kills:
-        return f"{text}: the kernel killed it because the host ran out of memory"
+        return f"{text}: probably because the host ran out of memory"
     return f"{text}; the kernel's out-of-memory counter has not moved, so somebody else sent it"
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from zerofit.launcher.diagnose import Verdict, judge
+from zerofit.errors import UserError
+from zerofit.launcher.diagnose import RankFailure, Verdict, judge
 from zerofit.launcher.run_folder import RunFolder, new_run_folder, write_file
 from zerofit.launcher.watch import run_watched
 from zerofit.plan import Plan, plan_to_json
@@ -57,7 +59,7 @@ def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
             topology=plan.topology,
             deepspeed_file=str(folder.deepspeed) if deepspeed else None,
         ),
-        folder.command: f"#!/bin/sh\n# run in {os.getcwd()}\n{launch_command(launch, folder)}\n",
+        folder.command: _command_script(launch, folder),
     }
     if deepspeed:
         # What the script itself may decide stays "auto": the runner sets what the plan forces, and a second
@@ -71,6 +73,15 @@ def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
         )
         files[folder.deepspeed] = deepspeed_json(script_decides, trains=launch.trains)
     return files
+
+
+def _command_script(launch: Launch, folder: RunFolder) -> str:
+    return (
+        "#!/bin/sh\n"
+        "# What zerofit ran through `accelerate launch`. Run again, it writes into the same run folder.\n"
+        f"cd {shlex.quote(os.getcwd())} || exit\n"
+        f"{launch_command(launch, folder)}\n"
+    )
 
 
 def launch_command(launch: Launch, folder: RunFolder) -> str:
@@ -105,7 +116,7 @@ def prepare_run(launch: Launch, *, runs: Path, at: datetime) -> RunFolder:
     """
     folder = new_run_folder(runs, target=_name_of(launch.target), at=at)
     for path, text in launch_files(launch, folder).items():
-        write_file(path, text)
+        write_file(path, text, executable=path == folder.command)
     return folder
 
 
@@ -129,26 +140,29 @@ def start(launch: Launch, folder: RunFolder) -> Verdict:
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     ended = run_watched(command, environment={**_environment(launch), "PATH": path})
     now = count_oom_kills()
-    exit_codes = _exit_codes(folder)
+    failures = _failures(folder)
     records = _records(launch, folder)
     verdict = judge(
         launcher_code=ended.exit_code,
         stopped_by=ended.stopped_by,
-        exit_codes=exit_codes,
+        failures=failures,
         records=records,
         oom_kills=None if now is None or oom_kills is None else now - oom_kills,
     )
-    document = _run_document(launch, folder, started_at, verdict, exit_codes, records)
-    write_file(folder.run, json.dumps(document, indent=2) + "\n")
+    document = _run_document(launch, folder, started_at, verdict, failures, records)
+    try:
+        write_file(folder.run, json.dumps(document, indent=2) + "\n")
+    except UserError as error:  # the script has ended as it has, whether or not that can be noted
+        print(f"zerofit: the record of the run can't be written: {error.found}", file=sys.stderr)
     return verdict
 
 
-def _exit_codes(folder: RunFolder) -> dict[int, int]:
+def _failures(folder: RunFolder) -> dict[int, RankFailure]:
     try:
         document = json.loads(folder.launch_result.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {int(rank): code for rank, code in document.items()}
+    return {int(rank): RankFailure(**failure) for rank, failure in document.items()}
 
 
 def _records(launch: Launch, folder: RunFolder) -> dict[int, RankRecord]:
@@ -163,7 +177,7 @@ def _run_document(
     folder: RunFolder,
     started_at: datetime,
     verdict: Verdict,
-    exit_codes: dict[int, int],
+    failures: dict[int, RankFailure],
     records: dict[int, RankRecord],
 ) -> dict[str, object]:
     ended_at = datetime.now(UTC)
@@ -177,6 +191,6 @@ def _run_document(
         "cause": verdict.cause,
         "restarts": 0,
         "versions": asdict(launch.plan.versions),
-        "exit_code_of_rank": {str(rank): code for rank, code in exit_codes.items()},
+        "exit_code_of_rank": {str(rank): failure.exit_code for rank, failure in failures.items()},
         "ranks": [asdict(record) for record in records.values()],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ class RunFolder:
 
     @property
     def command(self) -> Path:
-        """The command, as a shell script that can be run again."""
+        """What was run, as a shell script; run again, it writes into this same folder."""
         return self.path / "command.sh"
 
     @property
@@ -61,7 +62,7 @@ def run_folder(runs: Path, *, target: str, at: datetime, attempt: int = 1) -> Ru
 
 
 def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
-    """Make the folder of a run; where the name is taken, a number is put behind it.
+    """Make the folder of a run, for its owner only; where the name is taken, a number is put behind it.
 
     Raises:
         UserError: the folder can't be made.
@@ -70,7 +71,7 @@ def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
     while True:
         folder = run_folder(runs, target=target, at=at, attempt=attempt)
         try:
-            folder.path.mkdir(parents=True)
+            folder.path.mkdir(mode=0o700, parents=True)
         except FileExistsError:
             if not runs.is_dir():
                 raise _not_writable(f"{runs} is not a folder") from None
@@ -81,14 +82,21 @@ def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
             return folder
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write a file of a run folder.
+def write_file(path: Path, text: str, *, executable: bool = False) -> None:
+    """Write a file of a run folder, for its owner only: a script's arguments may hold tokens.
+
+    Args:
+        path: where it goes.
+        text: what goes in.
+        executable: whether it can be run.
 
     Raises:
         UserError: the file can't be written.
     """
     try:
-        path.write_text(text, encoding="utf-8")
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700 if executable else 0o600)
+        with open(file, "w", encoding="utf-8") as stream:
+            stream.write(text)
     except OSError as error:
         raise _not_writable(f"{error.strerror}: {error.filename}") from None
 

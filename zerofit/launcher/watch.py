@@ -7,7 +7,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,12 +20,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 """linux/prctl.h: orphaned grandchildren become our children, so that they can be found and ended."""
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_S = 0.05
-_TERMINAL_HEAD_START_S = 2.0
-"""A terminal sends Ctrl-C to the whole process group itself; only where nobody reacts is it sent on."""
+"""How often to look. ASSUMPTION: nobody feels it, and it costs next to no CPU time."""
 _STOP_GRACE_S = 35.0
 """torchrun kills its ranks 30 s after it was told to stop (torch/distributed/elastic); this is a bit more."""
+_SAME_REQUEST_S = 0.5
+"""Signals this close together are one request: GNU timeout sends its own twice. ASSUMPTION."""
 _DRAIN_S = 3.0
-"""What copies the ranks' output ends with them; it gets this long to write the last lines."""
+"""What copies the ranks' output ends with them; it gets this long to write the last lines. ASSUMPTION."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,46 +42,68 @@ class Ended:
 def run_watched(command: Sequence[str], *, environment: Mapping[str, str]) -> Ended:
     """Run a command to its end and return how it ended.
 
-    A signal sent to this process is passed on; a second one, or a command that does not end in time, kills
-    all that runs. After a failure or a stop no process that the command started is left.
+    A signal sent to this process is passed on to the command, once; a later one, or a command that does not
+    end in time, kills all that runs. After a failure or a stop no process that the command started is left.
+
+    The command is a session of its own, as torchrun's ranks are anyway: what a terminal sends to its whole
+    foreground process group (Ctrl-C) reaches this process alone, and the command gets it from here, as it
+    gets what is sent by `kill`. It can still read from the terminal.
 
     Args:
         command: the program and its arguments.
         environment: what to set beside this process's own environment.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    received: list[signal.Signals] = []
+    received: list[_Request] = []
     previous = {
-        number: signal.signal(number, lambda number, _: received.append(signal.Signals(number)))
+        number: signal.signal(number, lambda number, _: received.append(_Request(number)))
         for number in _FORWARDED
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        child = subprocess.Popen(command, env={**os.environ, **environment})
+        child = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
         exit_code = _wait(child, received)
         _end_descendants(gently=exit_code == 0 and not received)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return Ended(exit_code=exit_code, stopped_by=received[0] if received else None)
+    return Ended(exit_code=exit_code, stopped_by=received[0].signal if received else None)
 
 
-def _wait(child: subprocess.Popen[bytes], received: Sequence[signal.Signals]) -> int:
-    forward_at = kill_at = None
-    while (exit_code := child.poll()) is None:
+class _Request:
+    """A signal, and when it came."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
+        self.at = time.monotonic()
+
+
+def _wait(child: subprocess.Popen[bytes], received: Sequence[_Request]) -> int:
+    """Return the command's exit code once it has ended; after a stop, its children have their grace too."""
+    kill_at: float | None = None
+    killed = False
+    ranks: list[psutil.Process] = []
+    while (exit_code := child.poll()) is None or (not killed and ranks):
         time.sleep(_POLL_S)
         now = time.monotonic()
         if received and kill_at is None:
-            by_terminal = received[0] is signal.SIGINT and sys.stdin is not None and sys.stdin.isatty()
-            forward_at = now + (_TERMINAL_HEAD_START_S if by_terminal else 0.0)
+            ranks = _children_of(child)
+            child.send_signal(received[0].signal)
             kill_at = now + _STOP_GRACE_S
-        if forward_at is not None and now >= forward_at:
-            child.send_signal(received[0])
-            forward_at = None
-        if kill_at is not None and (now >= kill_at or len(received) > 1):
+        asked_again = bool(received) and received[-1].at - received[0].at > _SAME_REQUEST_S
+        if kill_at is not None and (now >= kill_at or asked_again):
+            killed = True
             for process in _descendants():
                 _signal(process, signal.SIGKILL)
+        _, ranks = psutil.wait_procs(ranks, timeout=0)
     return exit_code
+
+
+def _children_of(child: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(child.pid).children()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _end_descendants(*, gently: bool) -> None:

@@ -14,10 +14,14 @@ import sys
 
 
 class LastExit:
-    """Leaves the process once every other exit handler has run: made first, called last."""
+    """Leaves the process once every exit handler that was registered after this one has run.
 
-    exit_code = 0
-    """What the process ends with."""
+    Python runs them in reverse order: made before the script starts, this comes after all of the script's.
+    Those of what Python loaded even earlier (a sitecustomize, say) do not run.
+    """
+
+    exit_code = 1
+    """What the process ends with; a failure until somebody knows better."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()

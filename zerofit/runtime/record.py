@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 MESSAGE_CHARACTERS = 2000
-"""An error's text is kept up to here: some carry whole tensors."""
+"""An error's text is kept up to here: some carry whole tensors. ASSUMPTION: what matters stands in front."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,7 @@ def write_record(
     folder.mkdir(parents=True, exist_ok=True)
     target = record_file(folder, rank)
     partial = target.with_suffix(".tmp")
+    partial.touch(mode=0o600)  # an error's text may hold what the script's arguments held
     partial.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
     os.replace(partial, target)
 
@@ -63,9 +64,9 @@ def read_record(folder: Path, rank: int) -> RankRecord | None:
     """Return a rank's record, or None where it left none."""
     try:
         document = json.loads(record_file(folder, rank).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return RankRecord(**{**document, "changes": tuple(document["changes"])})
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    return RankRecord(**{**document, "changes": tuple(document["changes"])})
 
 
 def _peak_host_bytes() -> int:

@@ -53,8 +53,11 @@ def main(arguments: Sequence[str]) -> int:
         exit_code, error = 1, failure
         failure = failure.with_traceback(_script_frames(failure.__traceback__))
         sys.excepthook(type(failure), failure, failure.__traceback__)
-    write_record(folder / "ranks", rank=rank, exit_code=exit_code, error=error, changes=changes.lines)
-    last_exit.exit_code = exit_code
+    last_exit.exit_code = exit_code  # before the record: no trouble with that may change how the script ended
+    try:
+        write_record(folder / "ranks", rank=rank, exit_code=exit_code, error=error, changes=changes.lines)
+    except OSError as unwritten:
+        print(f"zerofit: the record of rank {rank} can't be written: {unwritten}", file=sys.stderr)
     return exit_code
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CHUNK_BYTES = 65536
+"""As much as a pipe holds on Linux (man 7 pipe, "Pipe capacity")."""
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
