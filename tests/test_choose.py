@@ -8,7 +8,7 @@ import pytest
 
 from zerofit.choose import choose, with_explicit_numbers
 from zerofit.errors import UserError
-from zerofit.facts import GpuSpec, Machine, Versions, Workload
+from zerofit.facts import GpuSpec, Machine, Versions
 from zerofit.plan import Origin, Plan, Reason, Topology
 from zerofit.presets import PRESETS, Preset
 from zerofit.request import Request
@@ -188,7 +188,7 @@ def test_a_flag_wins_over_a_preset() -> None:
         precision=Precision.FP16,
         gradient_clipping=0.0,
         gradient_checkpointing=False,
-        optimizer=OptimizerName.SGD,
+        optimizer=OptimizerName.ADAMW,
         compile=True,
     )
     assert _choose(_EIGHT_NEW, request).strategy == replace(
@@ -197,7 +197,7 @@ def test_a_flag_wins_over_a_preset() -> None:
         precision=Precision.FP16,
         gradient_clipping=0.0,
         gradient_checkpointing=False,
-        optimizer=OptimizerName.SGD,
+        optimizer=OptimizerName.ADAMW,
         compile=True,
     )
 
@@ -323,6 +323,8 @@ def test_refusal(machine: Machine, request_: Request, message: str) -> None:
     [
         (_EIGHT_NEW, Request(engine=Engine.NATIVE, zero_stage=ZeroStage.GRADIENTS), ["zero-needs-deepspeed"]),
         (_NO_GPU, Request(precision=Precision.FP16), ["fp16-needs-gpu"]),
+        (_ONE_OLD, Request(precision=Precision.BF16), ["bf16-needs-ampere"]),
+        (_EIGHT_NEW, Request(nvme_path="/nvme"), ["nvme-path-unused"]),
         (
             _EIGHT_NEW,
             Request(preset="z2", optimizer_offload=_NVME, param_offload=_CPU),
@@ -336,60 +338,39 @@ def test_all_broken_rules_are_reported_at_once(machine: Machine, request_: Reque
     assert [error.rule for error in group.value.exceptions if isinstance(error, UserError)] == rules
 
 
-def test_a_plan_is_taken_up_as_it_was_made() -> None:
-    request = Request(preset="z3-offload", micro_batch_size=2, global_batch_size=64)
-    plan = _choose(_EIGHT_NEW, request)
-    assert _choose(_EIGHT_NEW, Request(plan=plan)) == plan
-
-
-def test_a_plan_for_the_cpu_stays_on_the_cpu() -> None:
-    plan = _choose(_EIGHT_NEW, Request(on_cpu=True, num_processes=2))
-    assert _choose(_EIGHT_NEW, Request(plan=plan)).topology == Topology(world_size=2, on_cpu=True)
-
-
-def test_a_flag_wins_over_a_plan_and_over_its_reason() -> None:
-    plan = _choose(_EIGHT_NEW, Request())
-    again = _choose(_EIGHT_NEW, Request(plan=plan, precision=Precision.FP16))
-    assert again.strategy == _on(plan.strategy, Precision.FP16)
-    assert [reason.origin for reason in again.reasons if reason.field == "precision"] == [Origin.FLAG]
-
-
-@pytest.mark.parametrize("num_processes", [1, 2, 4, 8])
-def test_the_global_batch_of_a_plan_outlives_a_change_of_ranks(num_processes: int) -> None:
-    plan = _choose(_EIGHT_NEW, Request(micro_batch_size=2, global_batch_size=64))
-    try:
-        again = _choose(_EIGHT_NEW, Request(plan=plan, num_processes=num_processes))
-    except UserError:
-        return  # refused is as good: what must not be is another batch in silence
-    micro_batch_size, steps = again.strategy.micro_batch_size, again.strategy.gradient_accumulation_steps
-    assert (micro_batch_size or 0) * (steps or 0) * num_processes == 64
-    assert again.workload == Workload(global_batch_size=64)
-
-
-def test_a_plan_and_a_preset_together_are_refused() -> None:
-    plan = _choose(_EIGHT_NEW, Request())
-    with pytest.raises(UserError) as error:
-        _choose(_EIGHT_NEW, Request(plan=plan, preset="z3"))
-    assert error.value.found == "--plan with --preset z3"
-
-
 @pytest.mark.parametrize(
-    ("request_", "numbers"),
+    ("request_", "numbers", "filled_in"),
     [
-        (Request(), (1, 1, 0.0, Precision.BF16)),
-        (Request(gradient_clipping=1.0, micro_batch_size=4), (4, 1, 1.0, Precision.BF16)),
-        (Request(on_cpu=True), (1, 1, 0.0, Precision.FP32)),
-        (Request(global_batch_size=64), (8, 1, 0.0, Precision.BF16)),
-        (Request(precision=Precision.FP16), (1, 1, 0.0, Precision.FP16)),
+        (
+            Request(),
+            (1, 1, 0.0),
+            [("micro_batch_size", "1"), ("gradient_accumulation_steps", "1"), ("gradient_clipping", "0.0")],
+        ),
+        (
+            Request(gradient_clipping=1.0, micro_batch_size=4),
+            (4, 1, 1.0),
+            [("gradient_accumulation_steps", "1")],
+        ),
+        (Request(global_batch_size=64), (8, 1, 0.0), [("gradient_clipping", "0.0")]),
+        (Request(preset="z3-inference"), (1, None, None), [("micro_batch_size", "1")]),
+        (Request(engine=Engine.NATIVE), (None, None, None), []),
     ],
 )
-def test_explicit_numbers_leave_nothing_to_the_script(
-    request_: Request, numbers: tuple[int, int, float, Precision]
+def test_explicit_numbers_are_filled_in_for_deepspeed_and_have_their_reasons(
+    request_: Request, numbers: tuple[int | None, ...], filled_in: list[tuple[str, str]]
 ) -> None:
-    strategy = with_explicit_numbers(_choose(_EIGHT_NEW, request_)).strategy
+    chosen = _choose(_EIGHT_NEW, request_)
+    plan = with_explicit_numbers(chosen)
+    strategy = plan.strategy
     assert numbers == (
         strategy.micro_batch_size,
         strategy.gradient_accumulation_steps,
         strategy.gradient_clipping,
-        strategy.precision,
+    )
+    assert plan.reasons == (
+        *chosen.reasons,
+        *(
+            Reason(field=field, value=value, origin=Origin.DEFAULT, why="no flag says otherwise")
+            for field, value in filled_in
+        ),
     )

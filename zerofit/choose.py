@@ -34,8 +34,9 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
     strategy = replace(strategy, **overrides)
     reasons = [reason for reason in reasons if reason.field not in overrides]
     reasons += [_by_flag(name, value) for name, value in overrides.items()]
-    if errors := broken_rules(Situation(strategy=strategy, topology=topology), rules=ALL_RULES):
-        raise ExceptionGroup("combinations that do not work", list(errors))
+    if request.on_cpu:
+        reasons = [reason for reason in reasons if reason.field != "on_cpu"] + [_CPU_REASON]
+    _check(strategy, topology, machine, request)
     workload = _workload(request)
     if workload.global_batch_size is not None:
         if request.plan and request.gradient_accumulation_steps is None:
@@ -50,9 +51,46 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
         versions=versions,
         workload=workload,
         model=request.plan.model if request.plan else None,
+        trains=_trains(request),
         reasons=tuple(reasons),
         rejected=request.plan.rejected if request.plan else (),
     )
+
+
+_CPU_REASON = Reason(field="on_cpu", value="on", origin=Origin.FLAG, why="--cpu says so")
+
+
+def asks_for_cpu(request: Request) -> bool:
+    """Return whether the user said --cpu, now or when the plan was made."""
+    return request.on_cpu or (request.plan is not None and _CPU_REASON in request.plan.reasons)
+
+
+def _check(strategy: Strategy, topology: Topology, machine: Machine, request: Request) -> None:
+    # GPUs elsewhere are not those of this machine, so the rules that look at them have nothing to say.
+    situation = Situation(
+        strategy=strategy, topology=topology, machine=None if request.elsewhere else machine
+    )
+    errors = list(broken_rules(situation, rules=ALL_RULES))
+    if request.nvme_path is not None and not strategy.uses_nvme:
+        errors.append(_nvme_path_unused(request.nvme_path))
+    if errors:
+        raise ExceptionGroup("combinations that do not work", errors)
+
+
+def _nvme_path_unused(nvme_path: str) -> UserError:
+    return UserError(
+        "nvme-path-unused",
+        "nothing is offloaded to NVMe",
+        found=f"--nvme-path {nvme_path} without an offload to nvme",
+        why="the folder would stay empty, and everything in memory",
+        fix="add --offload-optimizer nvme or --offload-param nvme, or leave out --nvme-path",
+    )
+
+
+def _trains(request: Request) -> bool:
+    if request.preset:
+        return find_preset(request.preset).trains
+    return request.plan.trains if request.plan else True
 
 
 def _workload(request: Request) -> Workload:
@@ -71,35 +109,38 @@ def _plan_and_preset(preset: str) -> UserError:
 
 
 def with_explicit_numbers(plan: Plan) -> Plan:
-    """Return the plan with a number in place of everything that was left to the script.
+    """Return the plan with a number in place of everything that its DeepSpeed file would leave to the script.
 
-    For files that stand alone: a micro-batch and accumulation of 1, no clipping, fp32 or what the GPUs take.
+    For files that stand alone: a micro-batch and accumulation of 1, and no clipping; each has its reason.
     """
-    strategy = plan.strategy
-    precision = Precision.FP32 if plan.topology.on_cpu else _precision(plan.machine)
-    explicit = replace(
-        strategy,
-        micro_batch_size=strategy.micro_batch_size or 1,
-        gradient_accumulation_steps=strategy.gradient_accumulation_steps or 1,
-        gradient_clipping=0.0 if strategy.gradient_clipping is None else strategy.gradient_clipping,
-        precision=strategy.precision or precision,
-    )
-    return replace(plan, strategy=explicit)
+    if plan.strategy.engine is not Engine.DEEPSPEED:
+        return plan
+    numbers: dict[str, float] = {"micro_batch_size": 1}
+    if plan.trains:
+        numbers |= {"gradient_accumulation_steps": 1, "gradient_clipping": 0.0}
+    missing = {name: number for name, number in numbers.items() if getattr(plan.strategy, name) is None}
+    reasons = [
+        Reason(field=name, value=show(number), origin=Origin.DEFAULT, why="no flag says otherwise")
+        for name, number in missing.items()
+    ]
+    strategy = replace(plan.strategy, **missing)  # type: ignore[arg-type]
+    return replace(plan, strategy=strategy, reasons=(*plan.reasons, *reasons))
 
 
 def _topology(machine: Machine, request: Request) -> Topology:
     base = request.plan.topology if request.plan else Topology()
     num_gpus = len(machine.gpus)
-    on_cpu = request.on_cpu or base.on_cpu or (num_gpus == 0 and not request.elsewhere)
+    on_cpu = asks_for_cpu(request) or (num_gpus == 0 and not request.elsewhere)
     num_nodes = request.num_nodes or base.num_nodes
     world_size = request.num_processes or (
         base.world_size if request.plan else max(1, 0 if on_cpu else num_gpus) * num_nodes
     )
+    said = f"--num-processes {world_size}" if request.num_processes else f"{world_size} ranks in the plan"
     if world_size % num_nodes:
         raise UserError(
             "ranks-not-divisible",
             "the ranks do not divide over the nodes",
-            found=f"--num-processes {world_size} with --num-machines {num_nodes}",
+            found=f"{said} with --num-machines {num_nodes}",
             why="--num-processes counts the ranks of all nodes together, and each node gets as many",
             fix=f"set --num-processes to a multiple of {num_nodes}",
         )
@@ -107,7 +148,7 @@ def _topology(machine: Machine, request: Request) -> Topology:
         raise UserError(
             "more-ranks-than-gpus",
             "there are fewer GPUs than ranks",
-            found=f"--num-processes {world_size} on {num_nodes} x {num_gpus} GPUs",
+            found=f"{said} on {num_nodes} x {num_gpus} GPUs",
             why="each rank needs a GPU of its own",
             fix=f"set --num-processes to at most {num_nodes * num_gpus}, or rehearse with --cpu",
         )
@@ -116,17 +157,45 @@ def _topology(machine: Machine, request: Request) -> Topology:
 
 def _base(machine: Machine, topology: Topology, request: Request) -> tuple[Strategy, list[Reason]]:
     if request.plan:
-        return request.plan.strategy, list(request.plan.reasons)
+        return _taken_up(request.plan, machine, topology, request)
     if request.preset:
         preset = find_preset(request.preset)
         strategy = preset.strategy
         stage = _reason(strategy, "zero_stage", Origin.PRESET, f"preset {preset.name}: {preset.title}")
     else:
         strategy, stage = _default_engine(topology, request)
-    precision = Precision.FP32 if topology.on_cpu else _precision(machine)
-    strategy = replace(strategy, precision=precision)
-    why = _PRECISION_REASONS[precision]
-    return strategy, [stage, _reason(strategy, "precision", Origin.DEFAULT, why)]
+    strategy = replace(strategy, precision=_precision(machine, topology))
+    return strategy, [stage, _precision_reason(strategy)]
+
+
+def _taken_up(
+    plan: Plan, machine: Machine, topology: Topology, request: Request
+) -> tuple[Strategy, list[Reason]]:
+    """Return the plan's strategy and reasons, with what nobody asked for chosen anew for this machine."""
+    strategy = plan.strategy
+    by_default = {reason.field for reason in plan.reasons if reason.origin is Origin.DEFAULT}
+    asked = {reason.field: getattr(strategy, reason.field) for reason in plan.reasons if _is_asked(reason)}
+    remade = {}
+    if by_default & {"engine", "zero_stage"}:
+        words = {name: value for name, value in asked.items() if getattr(request, name) is None}
+        default, reason = _default_engine(topology, replace(request, **words))
+        anew: dict[str, Any] = {"engine": default.engine, "zero_stage": default.zero_stage}
+        strategy = replace(strategy, **{name: anew[name] for name in anew if name not in asked})
+        remade = dict.fromkeys(("engine", "zero_stage"), reason)
+    if "precision" in by_default:
+        strategy = replace(strategy, precision=_precision(machine, topology))
+        remade["precision"] = _precision_reason(strategy)
+    reasons = [
+        remade.get(reason.field, reason) if reason.origin is Origin.DEFAULT else reason
+        for reason in plan.reasons
+    ]
+    return strategy, [
+        reason for reason in reasons if reason.origin is not Origin.DEFAULT or reason.field not in asked
+    ]
+
+
+def _is_asked(reason: Reason) -> bool:
+    return reason.origin is Origin.FLAG and reason.field in FLAGS
 
 
 def _default_engine(topology: Topology, request: Request) -> tuple[Strategy, Reason]:
@@ -152,8 +221,15 @@ _PRECISION_REASONS = {
 }
 
 
-def _precision(machine: Machine) -> Precision:
+def _precision(machine: Machine, topology: Topology) -> Precision:
+    if topology.on_cpu:
+        return Precision.FP32
     return Precision.BF16 if all(gpu.has_bf16 for gpu in machine.gpus) else Precision.FP16
+
+
+def _precision_reason(strategy: Strategy) -> Reason:
+    why = _PRECISION_REASONS[strategy.precision or Precision.FP32]
+    return _reason(strategy, "precision", Origin.DEFAULT, why)
 
 
 def _overrides(request: Request) -> dict[str, Any]:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-EXIT_FAILED = 1
-"""The plan does not fit, or a check failed."""
 EXIT_USAGE = 2
 """The command line, a file or a value of the user's is wrong."""
 

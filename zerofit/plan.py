@@ -26,10 +26,10 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why one field of the strategy has its value."""
+    """Why one field of the strategy, or on_cpu of the topology, has its value."""
 
     field: str
-    """Name of the Strategy field."""
+    """Name of the Strategy field, or on_cpu."""
     value: str
     """The value, as a person reads it."""
     origin: Origin
@@ -90,6 +90,8 @@ class Plan:
     versions: Versions
     workload: Workload = dataclasses.field(default_factory=Workload)
     model: ModelFacts | None = None
+    trains: bool = True
+    """Whether there are gradients and an optimizer; without, the run only evaluates or generates."""
     reasons: tuple[Reason, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     version: int = PLAN_VERSION

@@ -56,7 +56,12 @@ def _zero(
 
 
 _CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
-_ADAM_ONLY = "optimizers other than Adam and AdamW: accelerate swaps them for DeepSpeed's CPU Adam"
+# accelerate/utils/deepspeed.py, map_pytorch_optim_to_deepspeed.
+_ADAM_ONLY = (
+    "optimizers other than Adam and AdamW: accelerate swaps SGD, RMSprop and 8-bit ones for DeepSpeed's CPU "
+    "Adam, and Adafactor, Adagrad and Lion fail"
+)
+_NO_OPTIMIZER = "evaluation without an optimizer"
 
 PRESETS = (
     Preset(
@@ -66,7 +71,7 @@ PRESETS = (
         gpu_bytes_per_parameter="4 + 12/N",
         fits="weights and gradients fit on each GPU, optimizer states do not",
         costs="nothing to speak of: the volume that data parallelism sends anyway",
-        not_with="Adafactor and Muon, which see flat shards; evaluation without an optimizer",
+        not_with=f"Adafactor and Muon, which see flat shards; {_NO_OPTIMIZER}",
     ),
     Preset(
         name="z2",
@@ -82,9 +87,9 @@ PRESETS = (
         title="ZeRO-2, optimizer on CPU",
         strategy=_zero(ZeroStage.GRADIENTS, optimizer=_CPU),
         gpu_bytes_per_parameter="2",
-        fits="weights fit on each GPU, and the node has 18 bytes of RAM a parameter",
+        fits="weights fit on each GPU, and the node has at least 18 bytes of RAM a parameter",
         costs="the step runs on the CPU; gradients and weights cross PCIe once a step",
-        not_with=_ADAM_ONLY,
+        not_with=f"{_ADAM_ONLY}; {_NO_OPTIMIZER}",
     ),
     Preset(
         name="z3",
@@ -100,7 +105,7 @@ PRESETS = (
         title="ZeRO-3, optimizer on CPU",
         strategy=_zero(ZeroStage.PARAMETERS, optimizer=_CPU),
         gpu_bytes_per_parameter="2/N",
-        fits="weight shards fit on the GPUs, and the node has 18 bytes of RAM a parameter",
+        fits="weight shards fit on the GPUs, and the node has at least 18 bytes of RAM a parameter",
         costs="as ZeRO-3, and the step runs on the CPU",
         not_with=f"{_ADAM_ONLY}; as ZeRO-3",
     ),
@@ -109,7 +114,7 @@ PRESETS = (
         title="ZeRO-3, optimizer and parameters on CPU",
         strategy=_zero(ZeroStage.PARAMETERS, optimizer=_CPU, param=_CPU),
         gpu_bytes_per_parameter="0",
-        fits="the shards do not fit on the GPUs, and the node has 20 bytes of RAM a parameter",
+        fits="the shards do not fit on the GPUs, and the node has at least 20 bytes of RAM a parameter",
         costs="weights cross PCIe in every forward and backward pass",
         not_with=f"{_ADAM_ONLY}; as ZeRO-3",
     ),

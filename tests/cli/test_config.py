@@ -27,6 +27,7 @@ _CASES = {
         *("--optimizer", "adamw", "--gradient-checkpointing"),
     ),
     "z3-inference": (*_EIGHT, "--preset", "z3-inference"),
+    "z3-default-auto": ("--num-processes", "8", "--preset", "z3", "--auto"),
     "z3-auto": (*_EIGHT, "--preset", "z3", "--auto"),
     "native-8": (*_EIGHT, "--engine", "native", "--compile"),
     "native-1": ("--num-processes", "1", "--mixed-precision", "fp16"),
@@ -186,6 +187,7 @@ def test_what_was_decided_is_said_on_stderr(run_zerofit: _RunZerofit, tmp_path: 
         "zerofit:   precision                    bf16: --mixed-precision says so (flag)",
         "zerofit:   micro_batch_size             4: --micro-batch-size says so (flag)",
         "zerofit:   gradient_accumulation_steps  2: global batch 64 = 4 x 2 x 8 ranks (flag)",
+        "zerofit:   gradient_clipping            0.0: no flag says otherwise (default)",
     ]
 
 

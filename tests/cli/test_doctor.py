@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from zerofit.checkup import CheckupLine, Status
-from zerofit.cli.doctor import doctor, doctor_text
+from zerofit.cli.doctor import doctor, doctor_text, with_unreadable_gpus
+from zerofit.errors import UserError
 
 _TOPICS = [
     "python",
@@ -106,6 +107,16 @@ def test_text_of_lines() -> None:
         "warning  op async_io  can't be compiled\n"
         "         why: W\n"
         "         fix: F"
+    )
+
+
+def test_gpus_that_can_not_be_read_are_a_warning() -> None:
+    lines = (CheckupLine(status=Status.WARNING, topic="GPUs", found="none", why="W", fix="F"), *_LINES)
+    error = UserError("gpus-unreadable", "S", found="MIG-1", why="no word", fix="say --cpu")
+    assert with_unreadable_gpus(lines, None) == lines
+    assert with_unreadable_gpus(lines, error) == (
+        CheckupLine(status=Status.WARNING, topic="GPUs", found="MIG-1", why="no word", fix="say --cpu"),
+        *_LINES,
     )
 
 

@@ -150,6 +150,14 @@ def test_dry_run_writes_nothing(run_zerofit: _RunZerofit, folder: Path) -> None:
     assert _tree(folder) == before
 
 
+def test_debug_shows_every_error(run_zerofit: _RunZerofit, folder: Path) -> None:
+    line = "--debug config --zero-stage 2 --offload-optimizer nvme --offload-param cpu"
+    finished = run_zerofit(*line.split(), cwd=folder, environment=_NO_GPU)
+    rules = re.findall(r"error\[([a-z0-9-]+)\]", finished.stderr)
+    assert rules == ["param-offload-needs-zero3", "nvme-offload-needs-zero3", "nvme-needs-path"]
+    assert "ExceptionGroup: combinations that do not work" in finished.stderr
+
+
 def test_debug_shows_the_traceback_of_an_error(run_zerofit: _RunZerofit, folder: Path) -> None:
     finished = run_zerofit("--debug", "launch", "trian.py", cwd=folder)
     assert finished.stderr.startswith("Traceback (most recent call last):\n")

@@ -61,9 +61,11 @@ def test_ids_are_unique() -> None:
 def test_ids_are_permanent() -> None:
     # An id stands in users' scripts and notes: add to this list, and take nothing away.
     assert {rule.id for rule in ALL_RULES} >= {
+        "bf16-needs-ampere",
         "fp16-needs-gpu",
         "nvme-needs-path",
         "nvme-offload-needs-zero3",
+        "offload-needs-adam",
         "optimizer-offload-needs-zero",
         "param-offload-needs-zero3",
         "zero-needs-deepspeed",
@@ -121,7 +123,7 @@ def test_broken_rule_as_text() -> None:
     (error,) = broken_rules(Situation(strategy=strategy, topology=Topology(world_size=2)), rules=ALL_RULES)
     assert str(error) == (
         "error[param-offload-needs-zero3]: parameter offload needs ZeRO-3\n"
-        "  found: param_offload=nvme with zero_stage=2\n"
+        "  found: --offload-param nvme with --zero-stage 2\n"
         "  why:   only stage 3 partitions parameters, so lower stages ignore the setting\n"
         "  fix:   set --zero-stage 3, or leave out --offload-param\n"
         "  see:   https://www.deepspeed.ai/docs/config-json/#parameter-offloading"

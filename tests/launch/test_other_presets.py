@@ -39,6 +39,7 @@ def test_offload_to_a_folder_trains_on_two_ranks(
         "trainer": (trainer_example, trainer_losses),
     }[route]
     target = example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2)
+    (tmp_path / "nvme").mkdir()
     flags = ("--num-processes", "2", "--preset", "z3-nvme", "--nvme-path", str(tmp_path / "nvme"))
     run = launch(*flags, *target).check()
     values = [loss for _, loss, _ in losses(run.folder)]

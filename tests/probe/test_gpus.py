@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from zerofit.errors import UserError
 from zerofit.facts import GpuSpec
-from zerofit.probe.gpus import probe_driver, visible_indices
+from zerofit.probe.gpus import probe_driver, probe_gpus, visible_indices
 from zerofit.probe.machine import probe_machine
 from zerofit.toolchain import Driver
 from zerofit.units import GIB
@@ -117,10 +119,58 @@ def test_driver_states_its_own_version_and_the_newest_cuda() -> None:
     assert probe_driver(nvml=_FakeNvml()) == Driver(version="550.54.15", cuda_version=(12, 4), num_gpus=4)
 
 
-def test_no_driver_means_no_gpus() -> None:
+def _gpus(root: Path, visible_devices: str | None, nvml: _FakeNvml, **options: Any) -> tuple[GpuSpec, ...]:
+    return probe_gpus(gpu_ids=None, visible_devices=visible_devices, root=root, nvml=nvml, **options)
+
+
+def test_no_driver_means_no_gpus(tmp_path: Path) -> None:
     nvml = _FakeNvml(has_driver=False)
-    assert probe_machine(environ={}, nvml=nvml).gpus == ()
+    assert _gpus(tmp_path, None, nvml) == ()
     assert probe_driver(nvml=nvml) is None
+
+
+@pytest.mark.parametrize("visible_devices", ["", " ", "-1", "NoDevFiles"])
+def test_gpus_that_are_hidden_on_purpose_are_no_mistake(tmp_path: Path, visible_devices: str) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    assert _gpus(tmp_path, visible_devices, _FakeNvml()) == ()
+    assert _gpus(tmp_path, visible_devices, _FakeNvml(has_driver=False)) == ()
+
+
+@pytest.mark.parametrize(
+    ("visible_devices", "has_driver", "message"),
+    [
+        (
+            "MIG-aaaa1111",
+            True,
+            "error[gpus-unreadable]: GPUs are asked for or present, and none can be read\n"
+            "  found: CUDA_VISIBLE_DEVICES=MIG-aaaa1111, which names no GPU that the driver lists\n"
+            "  why:   the run would train on the CPU without a word; parts of a GPU (MIG) are not understood "
+            "yet\n"
+            "  fix:   name GPUs by number or UUID as nvidia-smi -L lists them, or say --cpu to "
+            "train on the CPU",
+        ),
+        (
+            None,
+            False,
+            "error[gpus-unreadable]: GPUs are asked for or present, and none can be read\n"
+            "  found: /dev/nvidia0, and the driver lists no GPU that answers\n"
+            "  why:   the run would train on the CPU without a word\n"
+            "  fix:   make nvidia-smi list the GPUs, or say --cpu to train on the CPU",
+        ),
+    ],
+)
+def test_gpus_that_can_not_be_read_are_refused_unless_that_is_allowed(
+    tmp_path: Path, visible_devices: str | None, has_driver: bool, message: str
+) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidiactl", "nvidia0"):
+        (tmp_path / "dev" / name).touch()
+    nvml = _FakeNvml(has_driver=has_driver)
+    with pytest.raises(UserError) as caught:
+        _gpus(tmp_path, visible_devices, nvml)
+    assert str(caught.value) == message
+    assert _gpus(tmp_path, visible_devices, nvml, may_be_unreadable=True) == ()
 
 
 @pytest.mark.parametrize(

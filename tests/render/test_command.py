@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from zerofit.facts import Machine, Versions
+from zerofit.facts import GpuSpec, Machine, Versions
 from zerofit.plan import Plan, Topology
 from zerofit.render.command import (
     Rendezvous,
     accelerate_launch_arguments,
+    first_gpu,
+    is_on_one_of_many_gpus,
     launch_environment,
     shell_command,
 )
@@ -108,3 +110,40 @@ def test_a_shell_reads_back_what_was_written() -> None:
         "'it'\"'\"'s' '$HOME' '' '*'"
     )
     assert shlex.split(line) == ["A=", "B=two words", "accelerate", "launch", *arguments]
+
+
+_GPU = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=1, compute_capability=(9, 0))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "topology", "num_gpus", "expected"),
+    [
+        (Strategy(), Topology(), 8, True),
+        (Strategy(), Topology(), 1, False),
+        (Strategy(), Topology(world_size=8), 8, False),
+        (Strategy(), Topology(on_cpu=True), 8, False),
+        (_ZERO3, Topology(), 8, False),
+    ],
+)
+def test_a_lone_rank_without_deepspeed_is_kept_to_one_gpu(
+    strategy: Strategy, topology: Topology, num_gpus: int, expected: bool
+) -> None:
+    machine = replace(_PLAN.machine, gpus=(_GPU,) * num_gpus)
+    plan = replace(_PLAN, strategy=strategy, topology=topology, machine=machine)
+    assert is_on_one_of_many_gpus(plan) is expected
+
+
+@pytest.mark.parametrize(
+    ("gpu_ids", "visible_devices", "gpu"),
+    [
+        (None, None, "0"),
+        ("all", None, "0"),
+        (None, "2,3", "2"),
+        (None, "GPU-aaaa,GPU-bbbb", "GPU-aaaa"),
+        ("1, 4", "2,3", "1"),
+    ],
+)
+def test_the_first_gpu_is_the_first_that_the_user_named(
+    gpu_ids: str | None, visible_devices: str | None, gpu: str
+) -> None:
+    assert first_gpu(gpu_ids, visible_devices) == gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from zerofit.choose import choose, with_explicit_numbers
 from zerofit.cli.options import CONTEXT, Verb, request_of, strategy_options
 from zerofit.cli.write_files import write_files
 from zerofit.errors import UserError
-from zerofit.presets import find_preset
+from zerofit.plan import Origin
 from zerofit.probe.machine import probe_machine
 from zerofit.probe.port import DEFAULT_PORT
 from zerofit.probe.versions import probe_versions
@@ -47,14 +48,16 @@ def config(output_dir: Path, auto: bool, force: bool, dry_run: bool, **flags: An
     """Write the files of a memory strategy.
 
     ds_config.json for DeepSpeed, accelerate.yaml and launch.sh for accelerate, training_args.json for
-    Trainer. The numbers are explicit: where no flag says otherwise, 1 for micro-batch and accumulation, and
-    no clipping. The files may be for another machine than this one: say --num-processes for its GPUs.
+    Trainer. The numbers that DeepSpeed needs are explicit: where no flag says otherwise, 1 for micro-batch
+    and accumulation, and no clipping. The files may be for another machine than this one: say
+    --num-processes for its GPUs.
     """
     request = request_of(elsewhere=True, **flags)
-    plan = choose(machine=probe_machine(), versions=probe_versions(), request=request)
+    machine = probe_machine(may_be_unreadable=True)  # the files are for GPUs that are taken on trust
+    plan = choose(machine=machine, versions=probe_versions(), request=request)
     _check_plain_accelerate_can_run(plan)
-    trains = request.preset is None or find_preset(request.preset).trains
-    files = _files(plan if auto else with_explicit_numbers(plan), output_dir, trains=trains)
+    plan = plan if auto else with_explicit_numbers(plan)
+    files = _files(plan, output_dir, auto=auto)
     if dry_run:
         for path, text in files.items():
             click.echo(f"# {path}\n{text}")
@@ -67,8 +70,12 @@ def config(output_dir: Path, auto: bool, force: bool, dry_run: bool, **flags: An
     return 0
 
 
-def _files(plan: Plan, folder: Path, *, trains: bool) -> dict[Path, str]:
+def _files(plan: Plan, folder: Path, *, auto: bool) -> dict[Path, str]:
     strategy = plan.strategy
+    if auto and any(
+        reason.field == "precision" and reason.origin is Origin.DEFAULT for reason in plan.reasons
+    ):
+        strategy = replace(strategy, precision=None)
     deepspeed = folder / "ds_config.json" if strategy.engine is Engine.DEEPSPEED else None
     accelerate = folder / "accelerate.yaml"
     deepspeed_file = str(deepspeed) if deepspeed else None
@@ -78,8 +85,14 @@ def _files(plan: Plan, folder: Path, *, trains: bool) -> dict[Path, str]:
         folder / "launch.sh": _launch_script(plan, accelerate),
     }
     if deepspeed:
-        files[deepspeed] = deepspeed_json(strategy, trains=trains)
+        files[deepspeed] = deepspeed_json(strategy, trains=plan.trains)
     return files
+
+
+_ONE_GPU = """\
+CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-0}
+export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES%%,*}"   # one rank, one GPU
+"""
 
 
 def _launch_script(plan: Plan, accelerate: Path) -> str:
@@ -95,12 +108,15 @@ def _launch_script(plan: Plan, accelerate: Path) -> str:
     # For GPUs the file may go to another machine, whose cores are not ours to count.
     environment = launch_environment(plan, inherited=os.environ) if plan.topology.on_cpu else {}
     command = shell_command(arguments, environment=environment)
+    # The machine that it goes to may have more GPUs, over all of which Trainer would spread its only rank.
+    is_alone = plan.strategy.engine is Engine.NATIVE and plan.topology.world_size == 1
+    one_gpu = _ONE_GPU if is_alone and not plan.topology.on_cpu else ""
     usage = f"{accelerate.parent / 'launch.sh'} train.py ARGS"
     if several:  # each node says which one it is
         command = command.replace("--machine_rank 0", '--machine_rank "$NODE_RANK"')
         command = command.replace("MASTER_ADDR", '"$MASTER_ADDR"')
         usage = f"NODE_RANK=0 MASTER_ADDR=node0 {usage}   # on every node, with its own number"
-    return f'#!/usr/bin/env bash\n# usage: {usage}\nset -eu\n{command} "$@"\n'
+    return f'#!/usr/bin/env bash\n# usage: {usage}\nset -eu\n{one_gpu}{command} "$@"\n'
 
 
 def _check_plain_accelerate_can_run(plan: Plan) -> None:

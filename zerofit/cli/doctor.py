@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from zerofit.checkup import check_up
+from zerofit.checkup.line import warning
+from zerofit.errors import UserError
 from zerofit.probe.limits import probe_limits
 from zerofit.probe.machine import probe_machine
 from zerofit.probe.toolchain import probe_toolchain
@@ -66,6 +68,22 @@ def doctor_json(machine: Machine, versions: Versions, lines: tuple[CheckupLine, 
 
 
 def _examine() -> tuple[Machine, Versions, tuple[CheckupLine, ...]]:
-    machine, versions = probe_machine(), probe_versions()
+    unreadable = None
+    try:
+        machine = probe_machine()
+    except UserError as error:
+        machine, unreadable = probe_machine(may_be_unreadable=True), error
+    versions = probe_versions()
     limits = probe_limits(folder=Path.cwd(), home=Path.home(), environ=os.environ)
-    return machine, versions, check_up(machine, versions, probe_toolchain(), limits)
+    lines = check_up(machine, versions, probe_toolchain(), limits)
+    return machine, versions, with_unreadable_gpus(lines, unreadable)
+
+
+def with_unreadable_gpus(
+    lines: tuple[CheckupLine, ...], unreadable: UserError | None
+) -> tuple[CheckupLine, ...]:
+    """Return the lines, that of the GPUs with the reason for which a launch is refused, if there is one."""
+    if unreadable is None:
+        return lines
+    told = warning("GPUs", unreadable.found, why=unreadable.why, fix=unreadable.fix)
+    return tuple(told if line.topic == told.topic else line for line in lines)

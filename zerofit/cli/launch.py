@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.choose import choose
+from zerofit.choose import asks_for_cpu, choose
 from zerofit.cli.options import CONTEXT, Number, Verb, request_of, strategy_options
 from zerofit.cli.script import check_script
 from zerofit.errors import UserError
 from zerofit.launcher.launch import Launch, launch_command, launch_files, prepare_run, start
 from zerofit.launcher.nodes import Nodes, find_rendezvous, with_hostfile
 from zerofit.launcher.run_folder import run_folder
-from zerofit.presets import find_preset
 from zerofit.probe.machine import probe_machine
 from zerofit.probe.versions import probe_versions
+from zerofit.render.command import first_gpu, is_on_one_of_many_gpus
 from zerofit.render.report import plan_lines
 from zerofit.runtime.settings import unapplied
+
+if TYPE_CHECKING:
+    from zerofit.plan import Plan
+    from zerofit.request import Request
 
 _NODE_FLAGS = (
     "num_nodes",
@@ -41,7 +47,12 @@ _NODE_FLAGS = (
     type=Number(int, least=0, most=65535),
     help="Port on node 0; 0 finds one.",
 )
-@click.option("--nproc-per-node", "ranks_per_node", type=Number(int, least=1), help="Ranks on each node.")
+@click.option(
+    "--nproc-per-node",
+    "ranks_per_node",
+    type=Number(int, least=1, words=("gpu", "auto")),
+    help="Ranks on each node, or gpu for one a GPU.",
+)
 @click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
 @click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
@@ -76,8 +87,7 @@ def launch(
         return 0
     folder = prepare_run(to_launch, runs=run_dir, at=datetime.now())
     _say(
-        *plan_lines(to_launch.plan),
-        *unapplied(to_launch.plan),
+        *_lines(to_launch),
         f"run folder {folder.path}",
         f"command: {launch_command(to_launch, folder)}",
     )
@@ -88,13 +98,28 @@ def launch(
 
 
 def _plan_launch(hostfile: Path | None, target: tuple[str, ...], flags: dict[str, Any]) -> Launch:
-    nodes = Nodes(
-        ranks_per_node=flags.pop("ranks_per_node"),
-        **{name: flags.pop(name) for name in _NODE_FLAGS},
-    )
+    ranks_per_node = flags.pop("ranks_per_node")
+    nodes = Nodes(**{name: flags.pop(name) for name in _NODE_FLAGS})
+    request = request_of(**flags)
+    on_cpu = asks_for_cpu(request)
+    machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)
+    if isinstance(ranks_per_node, str):  # torchrun's word for one rank a GPU
+        ranks_per_node = 1 if on_cpu else max(1, len(machine.gpus))
+    nodes = replace(nodes, ranks_per_node=ranks_per_node)
     if hostfile is not None:
         nodes = with_hostfile(nodes, hostfile)
-    request = request_of(num_processes=nodes.world_size, num_nodes=nodes.num_nodes, **flags)
+    request = replace(request, num_processes=nodes.world_size, num_nodes=nodes.num_nodes)
+    _check_micro_batch(request)
+    plan = choose(machine=machine, versions=probe_versions(), request=request)
+    _check_nvme_path(plan)
+    rendezvous = find_rendezvous(nodes, plan.topology)
+    if is_on_one_of_many_gpus(plan):
+        gpu_id = first_gpu(nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        rendezvous = replace(rendezvous, gpu_ids=gpu_id)
+    return Launch(plan=plan, target=target, rendezvous=rendezvous)
+
+
+def _check_micro_batch(request: Request) -> None:
     planned = request.plan.strategy.micro_batch_size if request.plan else None
     if request.global_batch_size is not None and not (request.micro_batch_size or planned):
         raise UserError(
@@ -104,22 +129,43 @@ def _plan_launch(hostfile: Path | None, target: tuple[str, ...], flags: dict[str
             why="the script sets its own micro-batch; only accumulation is left to make the global batch",
             fix="give --micro-batch-size, with the batch size that the script uses on each rank",
         )
-    plan = choose(
-        machine=probe_machine(gpu_ids=nodes.gpu_indices), versions=probe_versions(), request=request
-    )
-    return Launch(
-        plan=plan,
-        target=target,
-        rendezvous=find_rendezvous(nodes, plan.topology),
-        trains=request.preset is None or find_preset(request.preset).trains,
+
+
+def _check_nvme_path(plan: Plan) -> None:
+    folder = plan.strategy.nvme_path
+    if not plan.strategy.uses_nvme or folder is None:
+        return
+    if not os.path.isdir(folder):
+        found = "it is no folder" if os.path.exists(folder) else "there is no such folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        found = "it is not writable"
+    else:
+        return
+    raise UserError(
+        "nvme-path-not-writable",
+        "the folder for NVMe offload can't be used",
+        found=f"--nvme-path {folder}: {found}",
+        why="each rank writes what it offloads into files there",
+        fix="name a writable folder on a local NVMe disk: --nvme-path DIR",
     )
 
 
 def _print_dry_run(to_launch: Launch, folder: Any) -> None:
-    _say(*plan_lines(to_launch.plan), *unapplied(to_launch.plan))
+    _say(*_lines(to_launch))
     for path, text in launch_files(to_launch, folder).items():
         click.echo(f"# {path}\n{text}")
     click.echo(launch_command(to_launch, folder))
+
+
+def _lines(to_launch: Launch) -> tuple[str, ...]:
+    lines = (*plan_lines(to_launch.plan), *unapplied(to_launch.plan))
+    if not is_on_one_of_many_gpus(to_launch.plan):
+        return lines
+    gpu_ids = to_launch.rendezvous.gpu_ids
+    return (
+        *lines,
+        f"one rank uses GPU {gpu_ids} alone: with more in sight Trainer would spread over them all",
+    )
 
 
 def _say(*lines: str) -> None:

@@ -41,8 +41,15 @@ class _LazyGroup(click.Group):
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="zerofit %(version)s")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def zerofit(debug: bool) -> None:
+@click.option(
+    "--debug",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda ctx, _, value: ctx.obj is not None and ctx.obj.update(debug=value),
+    help="Show the traceback of an error.",
+)
+def zerofit() -> None:
     """Make Hugging Face training fit.
 
     `zerofit launch train.py ARGS` trains any accelerate or Trainer script under the memory strategy of your
@@ -52,31 +59,35 @@ def zerofit(debug: bool) -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
+    settings = {"debug": False}  # filled in by --debug, for what goes wrong after it was read
     try:
-        sys.exit(zerofit.main(prog_name="zerofit", standalone_mode=False) or 0)
+        sys.exit(zerofit.main(prog_name="zerofit", standalone_mode=False, obj=settings) or 0)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         sys.exit(EXIT_USAGE)
     except click.UsageError as error:
-        _fail(usage_error(error))
+        _fail(usage_error(error), debug=settings["debug"])
     except click.Abort:
         sys.exit(130)
     except UserError as error:
-        _fail(error)
+        _fail(error, debug=settings["debug"])
     except ExceptionGroup as group:
         errors, others = group.split(UserError)
         if errors is None or others is not None:
             raise
-        _fail(*(error for error in errors.exceptions if isinstance(error, UserError)))
+        known = (error for error in errors.exceptions if isinstance(error, UserError))
+        _fail(*known, debug=settings["debug"])
     except BrokenPipeError:
         # What reads our output has gone; Python would complain once more while closing it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
 
 
-def _fail(*errors: UserError) -> NoReturn:
-    if "--debug" in sys.argv[1:2]:
+def _fail(*errors: UserError, debug: bool) -> NoReturn:
+    if debug and len(errors) == 1:
         raise errors[0]
+    if debug:
+        raise  # the group of them all, which is being handled
     for error in errors:
         click.echo(str(error), err=True)
     sys.exit(max(error.exit_code for error in errors))

@@ -72,22 +72,33 @@ class Verb(click.Command):
             raise
 
 
-class Number(click.ParamType[float]):
+class Number(click.ParamType[float | str]):
     """A finite number within bounds; a wrong one is told what it should be.
 
     Args:
         kind: int for whole numbers, or float.
         least: smallest that is allowed.
         most: largest that is allowed; None for any.
+        words: words that are taken as they are, in place of a number.
     """
 
-    def __init__(self, kind: type[int] | type[float], *, least: int, most: int | None = None) -> None:
+    def __init__(
+        self,
+        kind: type[int] | type[float],
+        *,
+        least: int,
+        most: int | None = None,
+        words: tuple[str, ...] = (),
+    ) -> None:
         self.name = "integer" if kind is int else "number"
         self._kind = kind
         self._least = least
         self._most = most
+        self._words = words
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
+        if value in self._words:
+            return str(value)
         try:
             number = self._kind(value)
         except ValueError:
@@ -106,7 +117,7 @@ class Number(click.ParamType[float]):
             "bad-value",
             f"{flag} can't be {value!r}",
             found=f"{flag} {value}",
-            why=f"it is a {kind} {bounds}",
+            why=f"it is {' or '.join([*self._words, ''])}a {kind} {bounds}",
             fix=f"see {ctx.command_path if ctx else 'zerofit'} --help",
         )
 

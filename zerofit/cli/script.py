@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from importlib.machinery import PathFinder
+from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder
 from pathlib import Path
+from typing import cast
 
 from zerofit.errors import UserError, nearest
 
@@ -46,13 +47,43 @@ def _check_module(name: str) -> None:
 
 def _can_run(name: str) -> bool:
     """Return whether `python -m name` finds something to run; nothing is imported."""
-    path: list[str] | None = ["", *sys.path]  # python -m looks in the current folder first
+    path: list[str] | None = None
     spec = None
     for depth, _ in enumerate(name.split(".")):
-        spec = PathFinder.find_spec(".".join(name.split(".")[: depth + 1]), path)
+        spec = _find_spec(".".join(name.split(".")[: depth + 1]), path)
         if spec is None:
             return False
-        path = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else []
+        path = _folders(spec)
     if spec is not None and spec.submodule_search_locations is not None:
-        return PathFinder.find_spec(f"{name}.__main__", path) is not None
+        return _find_spec(f"{name}.__main__", path) is not None
     return True
+
+
+def _find_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
+    """Return the module's spec as any of Python's finders has it; editable installs bring their own."""
+    # python -m looks in the current folder first.
+    if path is None and (spec := PathFinder.find_spec(name, ["", *sys.path])) is not None:
+        return spec
+    for finder in sys.meta_path:
+        find_spec = getattr(finder, "find_spec", None)
+        if find_spec is None or finder is BuiltinImporter:  # built-in modules have no code to run
+            continue
+        try:
+            spec = find_spec(name, path, None)
+        except KeyError:  # a namespace package in a package looks for its parent among what is imported
+            spec = _namespace(name, path or [])
+        if spec is not None:
+            return cast(ModuleSpec, spec)
+    return None
+
+
+def _namespace(name: str, path: list[str]) -> ModuleSpec:
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = [
+        str(folder) for parent in path if (folder := Path(parent, name.rpartition(".")[2])).is_dir()
+    ]
+    return spec
+
+
+def _folders(spec: ModuleSpec) -> list[str]:
+    return list(spec.submodule_search_locations or [])

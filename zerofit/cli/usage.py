@@ -6,6 +6,20 @@ import click
 
 from zerofit.errors import UserError, nearest
 
+_FOREIGN_FLAGS = {
+    "--use-deepspeed": "--engine deepspeed, --zero-stage or --preset choose it",
+    "--multi-gpu": "leave it out: --num-processes counts the GPUs, all of them where it is left out",
+    "--config-file": "leave it out: zerofit writes accelerate's file; --preset or --plan say what is in it",
+    "--deepspeed-config-file": "leave it out: zerofit writes the file; --preset or --plan say what is in it",
+    "--standalone": "leave it out: on one node zerofit finds a free port",
+    "--dynamo-backend": "--compile switches torch.compile on",
+    "--rdzv-backend": "leave it out: on several nodes give --main-process-ip and --main-process-port",
+    "--rdzv-endpoint": "give --main-process-ip and --main-process-port",
+    "--max-restarts": "leave it out: a run that ends in an error is not started again",
+    "--same-network": "leave it out: the nodes must reach --main-process-ip",
+}
+"""What to do in place of a flag of accelerate's or torchrun's, as click writes it: with hyphens."""
+
 
 def usage_error(error: click.UsageError) -> UserError:
     """Return a mistake on the command line as click reports it, in the form of all other errors."""
@@ -44,7 +58,7 @@ def _unknown_flag(error: click.NoSuchOption, command: str, help_line: str) -> Us
         why="flags before the script are zerofit's own; those behind it go to the script"
         if takes_script
         else f"it is none of those that {command} --help lists",
-        fix=f"did you mean {near}?" if near else help_line,
+        fix=_FOREIGN_FLAGS.get(error.option_name) or (f"did you mean {near}?" if near else help_line),
     )
 
 

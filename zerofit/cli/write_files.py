@@ -1,4 +1,4 @@
-"""Writes files for the user: all or none, each whole, never over something that differs."""
+"""Writes files for the user: each whole, none where one can't be written, never over one that differs."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ def write_files(files: Mapping[Path, str], *, force: bool) -> None:
                 why="it may hold work of yours",
                 fix="write elsewhere with --output-dir DIR, or overwrite with --force",
             )
-        for path, text in files.items():
-            if path not in same:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                _write(path, text)
+        _write({path: text for path, text in files.items() if path not in same})
     except OSError as error:
         raise UserError(
             "not-writable",
@@ -47,9 +44,20 @@ def write_files(files: Mapping[Path, str], *, force: bool) -> None:
         ) from None
 
 
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    if text.startswith("#!"):
-        partial.chmod(0o755)
-    os.replace(partial, path)
+def _write(files: Mapping[Path, str]) -> None:
+    """Write all texts beside their files, then rename: what fails, fails before a file is replaced."""
+    partials: dict[Path, Path] = {}
+    try:
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f".{path.name}.partial")
+            with partial.open("w", encoding="utf-8") as file:
+                partials[partial] = path
+                file.write(text)
+            if text.startswith("#!"):
+                partial.chmod(0o755)
+        for partial, path in partials.items():
+            os.replace(partial, path)
+    finally:
+        for partial in partials:
+            partial.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from zerofit.compat.rule import Rule, Situation
 from zerofit.plan import Topology
-from zerofit.strategy import Engine, OffloadDevice, Strategy, ZeroStage
+from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Strategy, ZeroStage
 
 _DOCS = "https://www.deepspeed.ai/docs/config-json/"
 _TWO_RANKS = Topology(world_size=2)
@@ -22,38 +22,48 @@ def _with(situation: Situation, **changes: object) -> Situation:
 def _zero_without_deepspeed(situation: Situation) -> str | None:
     strategy = situation.strategy
     if strategy.engine is Engine.NATIVE and (strategy.zero_stage or strategy.offloads):
-        return (
-            f"engine=native with zero_stage={strategy.zero_stage.value}, "
-            f"optimizer_offload={strategy.optimizer_offload}, param_offload={strategy.param_offload}"
-        )
+        settings = {
+            "--zero-stage": strategy.zero_stage.value,
+            "--offload-optimizer": strategy.optimizer_offload,
+            "--offload-param": strategy.param_offload,
+        }
+        needing = [f"{flag} {value}" for flag, value in settings.items() if value not in (0, "none")]
+        return f"--engine native with {' and '.join(needing)}"
     return None
 
 
 def _optimizer_offload_without_zero(situation: Situation) -> str | None:
     strategy = situation.strategy
     if strategy.optimizer_offload is not OffloadDevice.NONE and strategy.zero_stage is ZeroStage.NOTHING:
-        return f"optimizer_offload={strategy.optimizer_offload} with zero_stage=0"
+        return f"--offload-optimizer {strategy.optimizer_offload} with --zero-stage 0"
     return None
 
 
 def _param_offload_below_zero3(situation: Situation) -> str | None:
     strategy = situation.strategy
     if strategy.param_offload is not OffloadDevice.NONE and strategy.zero_stage < ZeroStage.PARAMETERS:
-        return f"param_offload={strategy.param_offload} with zero_stage={strategy.zero_stage.value}"
+        return f"--offload-param {strategy.param_offload} with --zero-stage {strategy.zero_stage.value}"
     return None
 
 
 def _nvme_below_zero3(situation: Situation) -> str | None:
     strategy = situation.strategy
     if strategy.optimizer_offload is OffloadDevice.NVME and strategy.zero_stage < ZeroStage.PARAMETERS:
-        return f"optimizer_offload=nvme with zero_stage={strategy.zero_stage.value}"
+        return f"--offload-optimizer nvme with --zero-stage {strategy.zero_stage.value}"
     return None
 
 
 def _nvme_without_path(situation: Situation) -> str | None:
     if situation.strategy.uses_nvme and not situation.strategy.nvme_path:
-        return "offload to nvme, and no nvme_path"
+        return "offload to nvme without --nvme-path"
     return None
+
+
+def _offload_without_adam(situation: Situation) -> str | None:
+    strategy = situation.strategy
+    if strategy.optimizer_offload is OffloadDevice.NONE or strategy.optimizer in (None, OptimizerName.ADAMW):
+        return None
+    return f"--optimizer {strategy.optimizer} with --offload-optimizer {strategy.optimizer_offload}"
 
 
 RULES = (
@@ -111,5 +121,16 @@ RULES = (
         found=_nvme_without_path,
         bad=_with(_ZERO3, optimizer_offload=OffloadDevice.NVME),
         good=_with(_ZERO3, optimizer_offload=OffloadDevice.NVME, nvme_path="/local_nvme"),
+    ),
+    Rule(
+        id="offload-needs-adam",
+        summary="optimizer offload needs Adam or AdamW",
+        why="accelerate swaps SGD and 8-bit AdamW for DeepSpeed's CPU Adam, and Adafactor fails in its first "
+        "step",
+        fix="set --optimizer adamw, or leave out --offload-optimizer",
+        see="https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/deepspeed.py",
+        found=_offload_without_adam,
+        bad=_with(_ZERO3, optimizer_offload=OffloadDevice.CPU, optimizer=OptimizerName.SGD),
+        good=_with(_ZERO3, optimizer_offload=OffloadDevice.CPU, optimizer=OptimizerName.ADAMW),
     ),
 )

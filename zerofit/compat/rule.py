@@ -10,6 +10,7 @@ from zerofit.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from zerofit.facts import Machine
     from zerofit.plan import Topology
     from zerofit.strategy import Strategy
 
@@ -20,6 +21,8 @@ class Situation:
 
     strategy: Strategy
     topology: Topology
+    machine: Machine | None = None
+    """The node that runs it; None where it is not known, and the rules that ask for it find nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,8 +43,6 @@ class Launch:
     """The script or `-m module`, and its arguments."""
     rendezvous: Rendezvous
     """Where the ranks meet."""
-    trains: bool = True
-    """Whether the strategy is for training; inference has no gradients to configure."""
 
 
 def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
@@ -71,7 +69,7 @@ def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
             gradient_accumulation_steps=None,
             gradient_clipping=None,
         )
-        files[folder.deepspeed] = deepspeed_json(script_decides, trains=launch.trains)
+        files[folder.deepspeed] = deepspeed_json(script_decides, trains=plan.trains)
     return files
 
 

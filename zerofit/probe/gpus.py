@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
@@ -15,7 +16,12 @@ if TYPE_CHECKING:
 
 
 def probe_gpus(
-    *, gpu_ids: tuple[int, ...] | None, visible_devices: str | None, nvml: Any = None
+    *,
+    gpu_ids: tuple[int, ...] | None,
+    visible_devices: str | None,
+    may_be_unreadable: bool = False,
+    root: Path = Path("/"),
+    nvml: Any = None,
 ) -> tuple[GpuSpec, ...]:
     """Return the GPUs that a run may use, in the order in which it would see them.
 
@@ -23,10 +29,12 @@ def probe_gpus(
         gpu_ids: the ids the user asked for; they take the place of visible_devices, as accelerate puts them
             there. None asks for nothing.
         visible_devices: CUDA_VISIBLE_DEVICES, or None where it is not set.
+        may_be_unreadable: whether GPUs that are there and can't be read are taken for none.
+        root: the file-system root that /dev is looked for under.
         nvml: the pynvml module, or one like it; None imports pynvml.
 
     Raises:
-        UserError: an id is not there, or stands twice.
+        UserError: an id is not there, or stands twice; or there are GPUs, none of which can be read.
     """
     with _started(nvml) as library:
         num_gpus = library.nvmlDeviceGetCount() if library else 0
@@ -37,7 +45,10 @@ def probe_gpus(
             uuids = tuple(_uuid(index, library) for index in range(num_gpus))
             indices = visible_indices(visible_devices, uuids)
         specs = [_spec(index, library) for index in indices]
-    return tuple(spec for spec in specs if spec is not None)
+    found = tuple(spec for spec in specs if spec is not None)
+    if not found and not may_be_unreadable:
+        _check_there_are_none(None if gpu_ids is not None else visible_devices, root)
+    return found
 
 
 def probe_driver(*, nvml: Any = None) -> Driver | None:
@@ -100,6 +111,32 @@ def _check_ids(gpu_ids: tuple[int, ...], num_gpus: int) -> None:
         found=f"--gpu-ids {','.join(map(str, gpu_ids))}; the driver lists {present}",
         why="CUDA drops the ids from the first wrong one on, and all of them where one stands twice",
         fix="leave out --gpu-ids, or name ids that nvidia-smi lists",
+    )
+
+
+_HIDING = re.compile(r"\s*(-\d.*|NoDevFiles|none|void)?\s*", re.IGNORECASE | re.DOTALL)
+"""What users and container runtimes write into CUDA_VISIBLE_DEVICES to hide every GPU."""
+
+
+def _check_there_are_none(visible_devices: str | None, root: Path) -> None:
+    """Raise where a run would land on the CPU though GPUs were asked for, or are there."""
+    if visible_devices is not None and _HIDING.fullmatch(visible_devices):
+        return
+    nodes = sorted((root / "dev").glob("nvidia[0-9]*"))
+    if visible_devices is None and not nodes:
+        return
+    raise UserError(
+        "gpus-unreadable",
+        "GPUs are asked for or present, and none can be read",
+        found=f"/dev/{nodes[0].name}, and the driver lists no GPU that answers"
+        if visible_devices is None
+        else f"CUDA_VISIBLE_DEVICES={visible_devices}, which names no GPU that the driver lists",
+        why="the run would train on the CPU without a word"
+        if visible_devices is None
+        else "the run would train on the CPU without a word; parts of a GPU (MIG) are not understood yet",
+        fix="make nvidia-smi list the GPUs, or say --cpu to train on the CPU"
+        if visible_devices is None
+        else "name GPUs by number or UUID as nvidia-smi -L lists them, or say --cpu to train on the CPU",
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def probe_machine(
     *,
     gpu_ids: tuple[int, ...] | None = None,
+    may_be_unreadable: bool = False,
     root: Path = Path("/"),
     environ: Mapping[str, str] = os.environ,
     nvml: Any = None,
@@ -27,17 +28,25 @@ def probe_machine(
     Args:
         gpu_ids: the GPUs the user asked for, as nvidia-smi numbers them; None takes what
             CUDA_VISIBLE_DEVICES leaves visible.
-        root: the file-system root that /proc and /sys are read under.
+        may_be_unreadable: whether GPUs that are there and can't be read are taken for none.
+        root: the file-system root that /dev, /proc and /sys are read under.
         environ: the environment.
         nvml: the pynvml module, or one like it; None imports pynvml.
 
     Raises:
-        UserError: an id in gpu_ids is not there, or stands twice.
+        UserError: an id in gpu_ids is not there, or stands twice; or there are GPUs, none of which can be
+            read.
     """
     limits = memory_limits(root=root)
     installed, available = (read_meminfo(name, root=root) for name in ("MemTotal", "MemAvailable"))
     return Machine(
-        gpus=probe_gpus(gpu_ids=gpu_ids, visible_devices=environ.get("CUDA_VISIBLE_DEVICES"), nvml=nvml),
+        gpus=probe_gpus(
+            gpu_ids=gpu_ids,
+            visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
+            may_be_unreadable=may_be_unreadable,
+            root=root,
+            nvml=nvml,
+        ),
         num_cpu_cores=count_cpu_cores(os.sched_getaffinity(0), root=root),
         host_memory_bytes=min([installed, *(limit.limit_bytes for limit in limits)]),
         host_memory_available_bytes=max(

@@ -31,6 +31,26 @@ class Rendezvous:
     """GPUs of this node to use, as CUDA_VISIBLE_DEVICES names them; None for all."""
 
 
+def is_on_one_of_many_gpus(plan: Plan) -> bool:
+    """Return whether the only rank must be kept to one of this node's GPUs.
+
+    With several in sight and no distributed launch, Trainer wraps the model in nn.DataParallel over all of
+    them and multiplies the batch by their number (transformers/training_args.py, n_gpu).
+    """
+    is_alone = plan.strategy.engine is Engine.NATIVE and plan.topology.world_size == 1
+    return is_alone and not plan.topology.on_cpu and len(plan.machine.gpus) > 1
+
+
+def first_gpu(*lists: str | None) -> str:
+    """Return the first GPU of the first list that names any; "0" where none does.
+
+    Args:
+        lists: ids with commas between, as in --gpu-ids and CUDA_VISIBLE_DEVICES; None or "all" name none.
+    """
+    named = (ids for ids in lists if ids not in (None, "", "all"))
+    return str(next(named, "0")).split(",")[0].strip()
+
+
 def accelerate_launch_arguments(
     plan: Plan, *, config_file: str, rendezvous: Rendezvous, target: Sequence[str]
 ) -> tuple[str, ...]:

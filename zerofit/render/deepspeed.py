@@ -72,12 +72,14 @@ def _zero(strategy: Strategy, *, trains: bool) -> dict[str, Any]:
     buckets = strategy.buckets
     zero: dict[str, Any] = {"stage": strategy.zero_stage.value}
     if strategy.zero_stage is not ZeroStage.NOTHING:
-        zero |= {"overlap_comm": True, "contiguous_gradients": True}
+        zero["contiguous_gradients"] = True
         zero["reduce_bucket_size"] = buckets.reduce_bucket_size
     if strategy.zero_stage in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
         zero["allgather_bucket_size"] = buckets.allgather_bucket_size
     if strategy.zero_stage is ZeroStage.PARAMETERS:
+        # Only here, as in DeepSpeed's defaults: at stages 1 and 2 it needs a second reduce bucket.
         zero |= {
+            "overlap_comm": True,
             "stage3_prefetch_bucket_size": buckets.stage3_prefetch_bucket_size,
             "stage3_param_persistence_threshold": buckets.stage3_param_persistence_threshold,
             "stage3_max_live_parameters": buckets.stage3_max_live_parameters,

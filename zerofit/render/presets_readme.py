@@ -28,7 +28,7 @@ and rehearses on the CPU with `--cpu --num-processes 2`.
 
 Bytes a parameter on each GPU are those of the model states for AdamW in 16 bit with fp32 master weights (2
 weights, 2 gradients, 12 optimizer states), over N ranks; activations, buffers and the layer that is gathered
-come on top.
+come on top. Bytes of RAM are a least: pinned buffers are rounded up to powers of two.
 
 """
 

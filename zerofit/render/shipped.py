@@ -13,7 +13,9 @@ from zerofit.render.slurm import slurm_script
 _RECIPE_PRESET = "z2"
 """The lowest stage that shards more than optimizer states; the recipes let the user name another."""
 _NUM_NODES = 2
+"""The fewest that show what several nodes need."""
 _RANKS_PER_NODE = 8
+"""ASSUMPTION: GPUs of one node, as in most servers for training."""
 
 
 def shipped_files() -> dict[str, str]:
