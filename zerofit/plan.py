@@ -99,6 +99,10 @@ class Plan:
 
     __pydantic_config__ = STRICT
 
+    def is_default(self, field: str) -> bool:
+        """Return whether nobody asked for the value that this Strategy field has."""
+        return any(reason.field == field and reason.origin is Origin.DEFAULT for reason in self.reasons)
+
 
 def plan_to_json(plan: Plan) -> str:
     """Return the plan as the text of a plan file."""

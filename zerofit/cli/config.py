@@ -13,7 +13,6 @@ from zerofit.choose import choose, with_explicit_numbers
 from zerofit.cli.options import CONTEXT, Verb, request_of, strategy_options
 from zerofit.cli.write_files import write_files
 from zerofit.errors import UserError
-from zerofit.plan import Origin
 from zerofit.probe.machine import probe_machine
 from zerofit.probe.port import DEFAULT_PORT
 from zerofit.probe.versions import probe_versions
@@ -22,6 +21,7 @@ from zerofit.render.command import (
     Rendezvous,
     accelerate_launch_arguments,
     launch_environment,
+    needs_one_gpu,
     shell_command,
 )
 from zerofit.render.deepspeed import deepspeed_json
@@ -72,9 +72,7 @@ def config(output_dir: Path, auto: bool, force: bool, dry_run: bool, **flags: An
 
 def _files(plan: Plan, folder: Path, *, auto: bool) -> dict[Path, str]:
     strategy = plan.strategy
-    if auto and any(
-        reason.field == "precision" and reason.origin is Origin.DEFAULT for reason in plan.reasons
-    ):
+    if auto and plan.is_default("precision"):
         strategy = replace(strategy, precision=None)
     deepspeed = folder / "ds_config.json" if strategy.engine is Engine.DEEPSPEED else None
     accelerate = folder / "accelerate.yaml"
@@ -109,8 +107,7 @@ def _launch_script(plan: Plan, accelerate: Path) -> str:
     environment = launch_environment(plan, inherited=os.environ) if plan.topology.on_cpu else {}
     command = shell_command(arguments, environment=environment)
     # The machine that it goes to may have more GPUs, over all of which Trainer would spread its only rank.
-    is_alone = plan.strategy.engine is Engine.NATIVE and plan.topology.world_size == 1
-    one_gpu = _ONE_GPU if is_alone and not plan.topology.on_cpu else ""
+    one_gpu = _ONE_GPU if needs_one_gpu(plan) else ""
     usage = f"{accelerate.parent / 'launch.sh'} train.py ARGS"
     if several:  # each node says which one it is
         command = command.replace("--machine_rank 0", '--machine_rank "$NODE_RANK"')

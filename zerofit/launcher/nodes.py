@@ -71,15 +71,23 @@ class Nodes:
             return self.num_processes
         world_size = self.ranks_per_node * (self.num_nodes or 1)
         if self.num_processes not in (None, world_size):
-            raise UserError(
-                "ranks-said-twice",
-                "the number of ranks is given in two ways that do not agree",
-                found=f"--num-processes {self.num_processes} and --nproc-per-node {self.ranks_per_node} "
+            raise _ranks_said_twice(
+                f"--num-processes {self.num_processes} and --nproc-per-node {self.ranks_per_node} "
                 f"on {self.num_nodes or 1} nodes",
-                why="--num-processes counts the ranks of all nodes, --nproc-per-node those of one",
+                per_node="--nproc-per-node",
                 fix="leave one of the two out",
             )
         return world_size
+
+
+def _ranks_said_twice(found: str, *, per_node: str, fix: str) -> UserError:
+    return UserError(
+        "ranks-said-twice",
+        "the number of ranks is given in two ways that do not agree",
+        found=found,
+        why=f"--num-processes counts the ranks of all nodes, {per_node} those of one",
+        fix=fix,
+    )
 
 
 def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
@@ -107,12 +115,10 @@ def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
     num_nodes = nodes.num_nodes or len(hosts)
     world_size = (nodes.ranks_per_node or next(iter(slots))) * num_nodes
     if nodes.num_processes not in (None, world_size):
-        raise UserError(
-            "ranks-said-twice",
-            "the number of ranks is given in two ways that do not agree",
-            found=f"--num-processes {nodes.num_processes} and slots={next(iter(slots))} on {num_nodes} nodes"
+        raise _ranks_said_twice(
+            f"--num-processes {nodes.num_processes} and slots={next(iter(slots))} on {num_nodes} nodes"
             f"   ({path})",
-            why="--num-processes counts the ranks of all nodes, slots those of one",
+            per_node="slots",
             fix="leave --num-processes out",
         )
     return replace(

@@ -31,14 +31,19 @@ class Rendezvous:
     """GPUs of this node to use, as CUDA_VISIBLE_DEVICES names them; None for all."""
 
 
-def is_on_one_of_many_gpus(plan: Plan) -> bool:
-    """Return whether the only rank must be kept to one of this node's GPUs.
+def needs_one_gpu(plan: Plan) -> bool:
+    """Return whether the only rank must see one GPU only.
 
     With several in sight and no distributed launch, Trainer wraps the model in nn.DataParallel over all of
     them and multiplies the batch by their number (transformers/training_args.py, n_gpu).
     """
     is_alone = plan.strategy.engine is Engine.NATIVE and plan.topology.world_size == 1
-    return is_alone and not plan.topology.on_cpu and len(plan.machine.gpus) > 1
+    return is_alone and not plan.topology.on_cpu
+
+
+def is_on_one_of_many_gpus(plan: Plan) -> bool:
+    """Return whether the only rank must be kept to one of this node's GPUs, as there are several."""
+    return needs_one_gpu(plan) and len(plan.machine.gpus) > 1
 
 
 def first_gpu(*lists: str | None) -> str:

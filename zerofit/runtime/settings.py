@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.errors import UserError
-from zerofit.plan import Origin
 from zerofit.strategy import Engine
 
 if TYPE_CHECKING:
@@ -42,9 +41,7 @@ def settings_of(plan: Plan) -> Settings:
         on_cpu=plan.topology.on_cpu,
         micro_batch_size=plan.strategy.micro_batch_size if asked_for is not None else None,
         precision=plan.strategy.precision,
-        precision_is_default=any(
-            reason.field == "precision" and reason.origin is Origin.DEFAULT for reason in plan.reasons
-        ),
+        precision_is_default=plan.is_default("precision"),
         gradient_accumulation_steps=plan.strategy.gradient_accumulation_steps,
         gradient_clipping=plan.strategy.gradient_clipping,
     )
