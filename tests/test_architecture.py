@@ -14,10 +14,41 @@ _MAX_LINES = 400
 
 # Every module or folder of zerofit/ stands in one ring; "__init__" is zerofit itself.
 _VALUES = frozenset(
-    {"__init__", "units", "errors", "strict", "facts", "strategy", "plan", "request", "toolchain"}
+    {
+        "__init__",
+        "checkpoint",
+        "command",
+        "document",
+        "edits",
+        "errors",
+        "facts",
+        "plan",
+        "request",
+        "said",
+        "schema",
+        "script_facts",
+        "strategy",
+        "strict",
+        "toolchain",
+        "trainer_settings",
+        "units",
+    }
 )
 _PURE = frozenset(
-    {"batch", "candidates", "checkup", "choose", "compat", "estimate", "presets", "render"}  # DESIGN
+    {
+        "batch",
+        "candidates",
+        "checkup",
+        "choose",
+        "compat",
+        "documents",
+        "estimate",
+        "layers",
+        "presets",
+        "render",
+        "script_reading",
+        "targets",
+    }
 )
 _EDGES = {
     "probe": frozenset(),
@@ -33,6 +64,7 @@ _STDLIB = frozenset(
     {
         "__future__",
         "abc",
+        "ast",
         "bisect",
         "collections",
         "copy",
@@ -54,12 +86,13 @@ _STDLIB = frozenset(
         "textwrap",
         "types",
         "typing",
+        "warnings",
     }
 )
 """What of the standard library touches neither files, environment, network, processes nor the clock."""
 _STDLIB_NAMES = {"pathlib": {"PurePath", "PurePosixPath"}}
 """Names without I/O in modules that have it."""
-_LAZY = {"value": {"pydantic"}, "pure stage": {"pydantic", "yaml"}}
+_LAZY = {"value": {"pydantic"}, "pure stage": {"hjson", "packaging", "pydantic", "yaml"}}
 """What the inner rings may import inside functions."""
 _IO_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
 _HEAVY = {"accelerate", "bitsandbytes", "datasets", "deepspeed", "peft", "torch", "transformers"}

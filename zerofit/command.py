@@ -1,0 +1,55 @@
+"""A launch command as its user wrote it, and the kinds of launchers and routes there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Route(StrEnum):
+    """Who reads the DeepSpeed configuration, and fills in what is "auto"."""
+
+    ACCELERATE = "accelerate"
+    """A script with Accelerator()."""
+    TRAINER = "trainer"
+    """A script with transformers' Trainer or a subclass."""
+    NATIVE = "native"
+    """A script that calls deepspeed.initialize()."""
+
+
+class Launcher(StrEnum):
+    """What starts the ranks."""
+
+    ZEROFIT = "zerofit launch"
+    ACCELERATE = "accelerate launch"
+    DEEPSPEED = "deepspeed"
+    TORCHRUN = "torchrun"
+    PYTHON = "python"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One flag of a command line."""
+
+    name: str
+    """Without dashes, with underscores: zero_stage."""
+    value: str | None
+    """As written; None for a switch."""
+    text: str
+    """The flag and its value as the user wrote them: "--zero_stage 3"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchCommand:
+    """The command line of a launcher, up to the script."""
+
+    launcher: Launcher
+    flags: tuple[Flag, ...]
+    script: str | None
+    """The script or module; None where the command line ends before it."""
+    arguments: tuple[str, ...]
+    """The script's own arguments."""
+
+    def find(self, *names: str) -> Flag | None:
+        """Return the flag of one of these names that counts: the last one."""
+        return next((flag for flag in reversed(self.flags) if flag.name in names), None)

@@ -1,0 +1,32 @@
+"""Said: a setting's value with the words and the place in which the user gave it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from zerofit.document import Place
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Confidence(StrEnum):
+    """How sure a fact is. Files and flags are certain; what is read out of a script's source is not."""
+
+    CERTAIN = "certain"
+    LIKELY = "likely"
+    POSSIBLE = "possible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said(Generic[T_co]):
+    """One setting, as it will count."""
+
+    value: T_co
+    text: str
+    """As the user wrote it: "--zero-stage 2", "zero_optimization.stage=2"; for a default, what is missing."""
+    place: Place | None = None
+    """Where it stands; None for a flag or a default."""
+    confidence: Confidence = Confidence.CERTAIN

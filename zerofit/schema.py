@@ -1,0 +1,129 @@
+"""Schema: the keys that a file may have, as the library that reads it declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """The type of a value in a file."""
+
+    BOOL = "bool"
+    INTEGER = "integer"
+    NUMBER = "number"
+    STRING = "string"
+    NULL = "null"
+    LIST = "list"
+    SECTION = "section"
+
+
+class OnUnknown(StrEnum):
+    """What the library does with a key that its section does not have."""
+
+    IGNORES = "ignores"
+    """Silently: nothing happens."""
+    REJECTS = "rejects"
+    """With an error of its own."""
+    ACCEPTS = "accepts"
+    """The section takes any key, such as an optimizer's params."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key of a section."""
+
+    name: str
+    kinds: tuple[Kind, ...] = ()
+    """Types with which the library does what it should; none: it takes anything."""
+    converts: bool = False
+    """Whether the library makes the right type of another one: 8 of "8" or of 8.0, true of "yes" or of 1."""
+    choices: tuple[str | int, ...] = ()
+    """The only values, where there are few."""
+    ignores_case: bool = False
+    """Whether choices may be written in capitals or not."""
+    above: float | None = None
+    """A number must be greater than this."""
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    aliases: tuple[str, ...] = ()
+    """Other spellings that the library takes for the same key."""
+    replaced_by: str | None = None
+    """Deprecated: the path of the key that takes its place, "" where nothing does; None for a key in use."""
+    reader: str = ""
+    """The package that reads the key, where it is another one than the schema's; empty: the schema's own."""
+    section: Section | None = None
+    """The keys of a section."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A mapping in the file."""
+
+    keys: tuple[Key, ...]
+    on_unknown: OnUnknown
+    drops_auto: bool = False
+    """Whether a key with the value "auto" counts as missing."""
+    params_of: tuple[tuple[str, Section], ...] = ()
+    """For a section with a type and params: what params each type takes."""
+
+    def find(self, name: str) -> Key | None:
+        """Return the key of that name or alias."""
+        return next((key for key in self.keys if name == key.name or name in key.aliases), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """A key that a former version had, and that the library refuses today."""
+
+    path: tuple[str, ...]
+    instead: str
+    """What to do now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """All keys of one kind of file, in one version of the library."""
+
+    package: str
+    version: str
+    root: Section
+    removed: tuple[Removed, ...] = ()
+
+    def find(self, *path: str) -> Key | None:
+        """Return the key at a path, such as find("zero_optimization", "stage")."""
+        section: Section | None = self.root
+        key = None
+        for name in path:
+            key = section.find(name) if section else None
+            if key is None:
+                return None
+            section = key.section
+        return key
+
+    def walk(self) -> Iterator[tuple[tuple[str, ...], Key]]:
+        """Yield each key with its path."""
+        yield from _walk(self.root, ())
+
+
+def _walk(section: Section, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Key]]:
+    for key in section.keys:
+        yield (*path, key.name), key
+        if key.section is not None:
+            yield from _walk(key.section, (*path, key.name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schemas:
+    """Every schema that the rules need."""
+
+    deepspeed: Schema
+    """ds_config.json."""
+    accelerate: Schema
+    """The file of `accelerate config`."""
+    accelerate_launch: Schema
+    """Flags of `accelerate launch`, one flat section, names with underscores and without dashes."""
+    training_arguments: Schema
+    """Fields of transformers' TrainingArguments, one flat section."""

@@ -1,0 +1,80 @@
+"""Targets: what the user asked to check, read: files, a script with its arguments, a launch command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerofit.checkpoint import Checkpoint
+    from zerofit.command import LaunchCommand, Route
+    from zerofit.document import BrokenFile, Document, FileKind
+    from zerofit.facts import Machine, Versions
+    from zerofit.said import Said
+    from zerofit.schema import Schemas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetFile:
+    """One file that was read, or should have been."""
+
+    name: str
+    """As the user, or the layer that names it, wrote it; "standard input" for -."""
+    kind: FileKind
+    document: Document | None = None
+    """A configuration, read; None for a script, and for a file that is broken."""
+    source: str | None = None
+    """A script's text; None for a configuration, and for a file that is broken."""
+    broken: BrokenFile | None = None
+    """Why it could not be read as what it should be."""
+    named_by: Said[str] | None = None
+    """The line or flag that names the file; None where the user named it as a target."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """All that one `zerofit check` looks at. Files stand in the order in which they were named."""
+
+    files: tuple[TargetFile, ...] = ()
+    missing: tuple[Said[str], ...] = ()
+    """Files that a layer names and that are not there: the path, and the line or flag that names it."""
+    command: LaunchCommand | None = None
+    """The launcher's command line; its script is among the files."""
+    arguments: tuple[str, ...] = ()
+    """The script's own arguments, with a command and without."""
+    route: Route | None = None
+    """Who reads the DeepSpeed configuration, as the user says; a script that shows it wins."""
+    num_processes: int | None = None
+    """Ranks on all nodes together, as the user says."""
+    on_cpu: bool = False
+    """Whether the user says that the run is on the CPU."""
+    schemas: Schemas | None = None
+    checkpoint: Checkpoint | None = None
+    """What the script's arguments say to resume from."""
+    machine: Machine | None = None
+    """The node that will run it; None where it is another than this one."""
+    versions: Versions | None = None
+    """What is installed."""
+
+    @property
+    def deepspeed(self) -> tuple[Document, ...]:
+        """The DeepSpeed configurations that could be read."""
+        return self._documents(FileKind.DEEPSPEED)
+
+    @property
+    def accelerate(self) -> tuple[Document, ...]:
+        """The accelerate configurations that could be read."""
+        return self._documents(FileKind.ACCELERATE)
+
+    @property
+    def scripts(self) -> tuple[tuple[str, str], ...]:
+        """Name and source of each script that could be read."""
+        return tuple((file.name, file.source) for file in self.files if file.source is not None)
+
+    @property
+    def broken(self) -> tuple[BrokenFile, ...]:
+        """The files that could not be read as what they should be."""
+        return tuple(file.broken for file in self.files if file.broken is not None)
+
+    def _documents(self, kind: FileKind) -> tuple[Document, ...]:
+        return tuple(file.document for file in self.files if file.document and file.kind is kind)
