@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-nvme lint presets bench-overhead clean
+.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-overhead clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -20,11 +20,20 @@ test: $(VENV)/.installed  ## the test suite
 test-nvme: $(VENV)/.installed  ## the tests of offload to NVMe; needs libaio-dev
 	@$(BIN)/python -m pytest -m nvme --timeout 1500
 
+evidence: $(VENV)/.installed  ## run what every compatibility rule says; EVIDENCE=--anew forgets what ran before; needs libaio-dev
+	@$(BIN)/python -m pytest tests/evidence -m evidence $(EVIDENCE)
+
 lint: $(VENV)/.installed  ## ruff and mypy --strict
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 presets: $(VENV)/.installed  ## render ds_configs/ and launch/ anew from zerofit/presets.py
 	@$(BIN)/python -m zerofit.cli.write_presets
+
+docs: $(VENV)/.installed  ## render docs/reference/rules.md anew from the rules in zerofit/compat/
+	@$(BIN)/python -m zerofit.cli.write_docs
+
+catalog: $(VENV)/.installed  ## read zerofit/catalog/*.json anew off the installed libraries
+	@$(BIN)/python -m zerofit.cli.write_catalog
 
 bench-overhead: $(VENV)/.installed  ## what `zerofit launch` adds to plain `accelerate launch`
 	@$(BIN)/python benchmarks/launch_overhead.py

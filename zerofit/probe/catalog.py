@@ -1,0 +1,69 @@
+"""The schemas in zerofit/catalog: what the supported libraries read, without importing them.
+
+A file holds {"package": ..., "version": ..., "on_unknown": ..., "keys": {NAME: KEY, ...}, "removed": {PATH:
+WHAT TO DO NOW, ...}}. A KEY has the fields of schema.Key under the same names, without those that have their
+default; a section has the fields of schema.Section right beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from zerofit.schema import Key, Kind, OnUnknown, Removed, Schema, Schemas, Section
+
+_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "catalog")
+NAMES = ("deepspeed", "accelerate", "accelerate_launch", "training_arguments")
+"""The files, which are the fields of Schemas."""
+
+
+def load_schemas() -> Schemas:
+    """Return every schema of the catalog."""
+    return Schemas(**{name: load_schema(name) for name in NAMES})
+
+
+def load_schema(name: str) -> Schema:
+    """Return one schema of the catalog."""
+    with open(os.path.join(_FOLDER, f"{name}.json"), "rb") as file:
+        return schema_of(json.load(file))
+
+
+def schema_of(plain: dict[str, Any]) -> Schema:
+    """Return a schema from the content of its file."""
+    return Schema(
+        package=plain["package"],
+        version=plain["version"],
+        root=_section(plain),
+        removed=tuple(
+            Removed(path=tuple(path.split(".")), instead=instead)
+            for path, instead in plain.get("removed", {}).items()
+        ),
+    )
+
+
+def _section(plain: dict[str, Any]) -> Section:
+    return Section(
+        keys=tuple(_key(name, key) for name, key in plain["keys"].items()),
+        on_unknown=OnUnknown(plain["on_unknown"]),
+        drops_auto=plain.get("drops_auto", False),
+        params_of=tuple((name, _section(params)) for name, params in plain.get("params_of", {}).items()),
+    )
+
+
+def _key(name: str, plain: dict[str, Any]) -> Key:
+    return Key(
+        name=name,
+        kinds=tuple(Kind(kind) for kind in plain.get("kinds", ())),
+        converts=plain.get("converts", False),
+        choices=tuple(plain.get("choices", ())),
+        ignores_case=plain.get("ignores_case", False),
+        above=plain.get("above"),
+        at_least=plain.get("at_least"),
+        below=plain.get("below"),
+        at_most=plain.get("at_most"),
+        aliases=tuple(plain.get("aliases", ())),
+        replaced_by=plain.get("replaced_by"),
+        reader=plain.get("reader", ""),
+        section=_section(plain) if "keys" in plain else None,
+    )
