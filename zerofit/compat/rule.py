@@ -1,28 +1,47 @@
-"""Rule: one combination that does not work, declared whole as data."""
+"""Rule: one thing that fails or silently goes wrong, declared whole as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from zerofit.errors import UserError
+from zerofit.said import Confidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from zerofit.facts import Machine
-    from zerofit.plan import Topology
-    from zerofit.strategy import Strategy
+    from zerofit.compat.evidence import Evidence
+    from zerofit.compat.example import Example
+    from zerofit.compat.situation import Situation
+    from zerofit.document import Place
+    from zerofit.edits import Edit
+
+
+class Severity(StrEnum):
+    """What a broken rule means for the run."""
+
+    ERROR = "error"
+    """It fails, hangs, or trains something else than was asked for."""
+    WARNING = "warning"
+    """It runs, and something that was asked for does not happen, or other numbers come out."""
+    ADVICE = "advice"
+    """It runs right, and slower or larger than it could."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """What a rule looks at."""
+class Hit:
+    """One place where a rule is broken."""
 
-    strategy: Strategy
-    topology: Topology
-    machine: Machine | None = None
-    """The node that runs it; None where it is not known, and the rules that ask for it find nothing."""
+    found: str
+    """What offends, in the user's own words: keys, flags and values."""
+    place: Place | None = None
+    """Where it stands; None for a flag."""
+    fix: str | None = None
+    """In place of the rule's own, where the case says more: the nearest valid key, say."""
+    edits: tuple[Edit, ...] = ()
+    """What `check --fix` does, where there is exactly one right answer."""
+    confidence: Confidence = Confidence.CERTAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,26 +50,27 @@ class Rule:
 
     id: str
     """Permanent, kebab-case."""
+    severity: Severity
     summary: str
     """The rule in one line."""
     why: str
     """The one reason."""
     fix: str
-    """What to do."""
+    """What to do. Settings' names in braces, {zero_stage}, are spelt as the user spells them."""
     see: str
-    """Where it is documented or was seen."""
-    found: Callable[[Situation], str | None]
-    """What offends, in the user's terms; None where nothing does."""
-    bad: Situation
-    """An example that breaks the rule."""
-    good: Situation
-    """The same, mended."""
+    """Where it is documented, or the line of the library's source that does it."""
+    find: Callable[[Situation], Iterable[Hit]]
+    """Yields each place that breaks the rule; raises Lacking where a fact is not known."""
+    bad: Example
+    """An example that breaks this rule and no other."""
+    good: Example
+    """The same, mended; it breaks no rule."""
+    evidence: Evidence
+    """What the bad example does when it is run."""
+    holds_for: tuple[str, ...] = ()
+    """Versions, as requirement specifiers such as "deepspeed<0.19.3"; empty for all that zerofit supports."""
+    is_put_right_by_launch: bool = False
+    """Whether `zerofit launch` cures it inside the run, so that it says nothing there."""
 
 
-def broken_rules(situation: Situation, *, rules: Iterable[Rule]) -> tuple[UserError, ...]:
-    """Return one error for each rule that the situation breaks, in the order of the rules."""
-    return tuple(
-        UserError(rule.id, rule.summary, found=found, why=rule.why, fix=rule.fix, see=rule.see)
-        for rule in rules
-        if (found := rule.found(situation)) is not None
-    )
+__all__ = ["Confidence", "Hit", "Rule", "Severity"]
