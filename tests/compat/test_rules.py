@@ -1,46 +1,48 @@
-"""Every rule breaks on its bad example, holds on its good one, and speaks in the form of an error."""
+"""Every rule breaks on its bad example, holds on its good one, and is declared whole."""
 
 from __future__ import annotations
 
+import importlib
 import re
-from dataclasses import fields, replace
+from pkgutil import iter_modules
 
 import pytest
 
-from zerofit.compat import ALL_RULES, Rule, Situation
-from zerofit.compat.rule import broken_rules
-from zerofit.plan import Topology
-from zerofit.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
+from zerofit import compat
+from zerofit.compat import ALL_RULES, Rule
+from zerofit.compat.engine import DEEPSPEED_NAMES, check, spell
+from zerofit.compat.evidence import Outcome
+from zerofit.compat.rule import Severity
+from zerofit.layers.of_example import situations_of_example
+from zerofit.probe.catalog import load_schemas
+from zerofit.probe.versions import probe_versions
 
 _EVERY_RULE = pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.id)
+_SCHEMAS = load_schemas()
+_VERSIONS = probe_versions()
 
 
-@_EVERY_RULE
-def test_rule_breaks_on_its_bad_example(rule: Rule) -> None:
-    found = rule.found(rule.bad)
-    assert found
-    assert "\n" not in found
-
-
-@_EVERY_RULE
-def test_good_example_breaks_no_rule(rule: Rule) -> None:
-    assert rule.found(rule.good) is None
-    assert broken_rules(rule.good, rules=ALL_RULES) == ()
+def _broken(rule: Rule, which: str) -> list[str]:
+    example = getattr(rule, which)
+    situations = situations_of_example(example, schemas=_SCHEMAS, versions=_VERSIONS)
+    return [
+        finding.rule for situation in situations for finding in check(situation, rules=ALL_RULES).findings
+    ]
 
 
 @_EVERY_RULE
 def test_bad_example_breaks_this_rule_alone(rule: Rule) -> None:
-    assert [error.rule for error in broken_rules(rule.bad, rules=ALL_RULES)] == [rule.id]
+    assert set(_broken(rule, "bad")) == {rule.id}
 
 
 @_EVERY_RULE
-def test_examples_differ_in_few_places(rule: Rule) -> None:
-    def flat(situation: Situation) -> dict[str, object]:
-        parts = (situation.strategy, situation.topology)
-        return {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
+def test_good_example_breaks_no_rule(rule: Rule) -> None:
+    assert _broken(rule, "good") == []
 
-    bad, good = flat(rule.bad), flat(rule.good)
-    assert 1 <= sum(bad[name] != good[name] for name in bad) <= 2
+
+@_EVERY_RULE
+def test_examples_differ(rule: Rule) -> None:
+    assert rule.bad != rule.good
 
 
 @_EVERY_RULE
@@ -53,6 +55,39 @@ def test_rule_is_declared_whole(rule: Rule) -> None:
     assert re.fullmatch(r"https://\S+", rule.see)
 
 
+@_EVERY_RULE
+def test_a_fix_names_settings_that_there_are(rule: Rule) -> None:
+    named = set(re.findall(r"{(\w+)}", rule.fix))
+    spelt = spell(rule.fix, {})
+    assert not re.search(r"{\w+}", spelt)
+    assert named <= set(DEEPSPEED_NAMES)
+
+
+@_EVERY_RULE
+def test_a_rule_has_evidence_or_says_why_it_can_not_be_reproduced(rule: Rule) -> None:
+    evidence = rule.evidence
+    shown = {
+        Outcome.FAILS: bool(evidence.says),
+        Outcome.IGNORED: bool(evidence.observed),
+    }
+    assert evidence.not_reproduced or shown.get(evidence.outcome, True)
+
+
+@_EVERY_RULE
+def test_what_wrecks_a_run_is_no_advice(rule: Rule) -> None:
+    if rule.severity is Severity.ADVICE:
+        assert rule.evidence.outcome in (Outcome.COSTS, Outcome.IGNORED)
+
+
+def test_every_file_of_rules_is_in_the_list() -> None:
+    modules = [
+        importlib.import_module(f"zerofit.compat.{name}") for _, name, _ in iter_modules(compat.__path__)
+    ]
+    declared = [rule for module in modules for rule in getattr(module, "RULES", ())]
+    assert {rule.id for rule in declared} == {rule.id for rule in ALL_RULES}
+    assert len(declared) == len(ALL_RULES)
+
+
 def test_ids_are_unique() -> None:
     ids = [rule.id for rule in ALL_RULES]
     assert sorted(set(ids)) == sorted(ids)
@@ -62,70 +97,13 @@ def test_ids_are_permanent() -> None:
     # An id stands in users' scripts and notes: add to this list, and take nothing away.
     assert {rule.id for rule in ALL_RULES} >= {
         "bf16-needs-ampere",
+        "cpu-ranks-need-zerofit-launch",
         "fp16-needs-gpu",
         "nvme-needs-path",
         "nvme-offload-needs-zero3",
+        "nvme-path-unused",
         "offload-needs-adam",
         "optimizer-offload-needs-zero",
         "param-offload-needs-zero3",
         "zero-needs-deepspeed",
     }
-
-
-_ZERO0 = Strategy(engine=Engine.DEEPSPEED)
-_ON_CPU = Topology(on_cpu=True)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "topology", "ids"),
-    [
-        (_ZERO0, _ON_CPU, []),
-        (Strategy(), _ON_CPU, []),
-        (
-            replace(_ZERO0, optimizer_offload=OffloadDevice.NVME, param_offload=OffloadDevice.CPU),
-            Topology(),
-            [
-                "optimizer-offload-needs-zero",
-                "param-offload-needs-zero3",
-                "nvme-offload-needs-zero3",
-                "nvme-needs-path",
-            ],
-        ),
-        (
-            Strategy(zero_stage=ZeroStage.PARAMETERS, precision=Precision.FP16),
-            _ON_CPU,
-            ["zero-needs-deepspeed", "fp16-needs-gpu"],
-        ),
-        (replace(_ZERO0, precision=Precision.FP16), Topology(world_size=8), []),
-        (
-            replace(_ZERO0, zero_stage=ZeroStage.OPTIMIZER_STATES, optimizer_offload=OffloadDevice.CPU),
-            Topology(world_size=8),
-            [],
-        ),
-        (
-            replace(_ZERO0, zero_stage=ZeroStage.PARAMETERS, param_offload=OffloadDevice.NVME, nvme_path=""),
-            Topology(world_size=8),
-            ["nvme-needs-path"],
-        ),
-    ],
-)
-def test_all_findings_are_reported_in_the_order_of_the_rules(
-    strategy: Strategy, topology: Topology, ids: list[str]
-) -> None:
-    errors = broken_rules(Situation(strategy=strategy, topology=topology), rules=ALL_RULES)
-    assert [error.rule for error in errors] == ids
-
-
-def test_broken_rule_as_text() -> None:
-    strategy = replace(
-        _ZERO0, zero_stage=ZeroStage.GRADIENTS, param_offload=OffloadDevice.NVME, nvme_path="/nvme"
-    )
-    (error,) = broken_rules(Situation(strategy=strategy, topology=Topology(world_size=2)), rules=ALL_RULES)
-    assert str(error) == (
-        "error[param-offload-needs-zero3]: parameter offload needs ZeRO-3\n"
-        "  found: --offload-param nvme with --zero-stage 2\n"
-        "  why:   only stage 3 partitions parameters, so lower stages ignore the setting\n"
-        "  fix:   set --zero-stage 3, or leave out --offload-param\n"
-        "  see:   https://www.deepspeed.ai/docs/config-json/#parameter-offloading"
-    )
-    assert error.exit_code == 2

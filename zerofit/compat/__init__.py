@@ -1,9 +1,63 @@
-"""Compatibility rules: which combinations do not work, and why."""
+"""Compatibility rules: what fails or silently goes wrong, and why."""
 
-from zerofit.compat import offload, precision
-from zerofit.compat.rule import Rule, Situation
+from zerofit.compat import (
+    accelerate_deepspeed,
+    accelerate_file,
+    accumulation,
+    deepspeed_auto,
+    deepspeed_batch,
+    deepspeed_file,
+    deepspeed_keys,
+    deepspeed_spellings,
+    deepspeed_switches,
+    deepspeed_values,
+    launch_flags,
+    machines,
+    named_files,
+    offload,
+    optimizer_sections,
+    optimizer_shards,
+    optimizers,
+    precision,
+    precision_sources,
+    ranks,
+    resume,
+    script_loop,
+    script_order,
+    script_ranks,
+    trainer_arguments,
+    unreadable_files,
+)
+from zerofit.compat.rule import Rule
 
-ALL_RULES: tuple[Rule, ...] = (*offload.RULES, *precision.RULES)
+ALL_RULES: tuple[Rule, ...] = (
+    *accelerate_deepspeed.RULES,
+    *accelerate_file.RULES,
+    *accumulation.RULES,
+    *deepspeed_auto.RULES,
+    *deepspeed_batch.RULES,
+    *deepspeed_file.RULES,
+    *deepspeed_keys.RULES,
+    *deepspeed_spellings.RULES,
+    *deepspeed_switches.RULES,
+    *deepspeed_values.RULES,
+    *launch_flags.RULES,
+    *machines.RULES,
+    *named_files.RULES,
+    *offload.RULES,
+    *optimizer_sections.RULES,
+    *optimizer_shards.RULES,
+    *optimizers.RULES,
+    *precision.RULES,
+    *precision_sources.RULES,
+    *ranks.RULES,
+    *resume.RULES,
+    *script_loop.RULES,
+    *script_order.RULES,
+    *script_ranks.RULES,
+    *trainer_arguments.RULES,
+    *unreadable_files.RULES,
+)
 """Every rule there is; nothing else decides what may be combined."""
 
-__all__ = ["ALL_RULES", "Rule", "Situation"]
+__all__ = ["ALL_RULES", "Rule"]

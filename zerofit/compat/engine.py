@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.compat.rule import Confidence, Severity
 from zerofit.command import Launcher
+from zerofit.compat.rule import Confidence, Severity
 from zerofit.compat.situation import Lacking, known
 from zerofit.errors import UserError, format_message
 

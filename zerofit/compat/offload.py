@@ -3,134 +3,171 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from zerofit.compat.rule import Rule, Situation
+from zerofit.compat.evidence import Evidence, Outcome
+from zerofit.compat.example import Example
+from zerofit.compat.rule import Hit, Rule, Severity
+from zerofit.compat.situation import known
 from zerofit.plan import Topology
-from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Strategy, ZeroStage
+from zerofit.strategy import Engine, OffloadDevice, Strategy, ZeroStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.compat.situation import Situation
 
 _DOCS = "https://www.deepspeed.ai/docs/config-json/"
-_TWO_RANKS = Topology(world_size=2)
-_ZERO3 = Situation(
-    strategy=Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS), topology=_TWO_RANKS
-)
+_NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
+_CPU = {"device": "cpu"}
+_ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
 
 
-def _with(situation: Situation, **changes: object) -> Situation:
-    return replace(situation, strategy=replace(situation.strategy, **changes))  # type: ignore[arg-type]
+def _zero(stage: int, **offload: dict[str, str]) -> Example:
+    zero: dict[str, Any] = {"stage": stage, **offload}
+    return Example(deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": zero})
 
 
-def _zero_without_deepspeed(situation: Situation) -> str | None:
-    strategy = situation.strategy
-    if strategy.engine is Engine.NATIVE and (strategy.zero_stage or strategy.offloads):
-        settings = {
-            "--zero-stage": strategy.zero_stage.value,
-            "--offload-optimizer": strategy.optimizer_offload,
-            "--offload-param": strategy.param_offload,
-        }
-        needing = [f"{flag} {value}" for flag, value in settings.items() if value not in (0, "none")]
-        return f"--engine native with {' and '.join(needing)}"
-    return None
+def _zero_without_deepspeed(situation: Situation) -> Iterator[Hit]:
+    settings = situation.settings
+    engine = known(settings.engine, "what runs the training step")
+    if engine.value is not Engine.NATIVE:
+        return
+    stage = known(settings.zero_stage, "the ZeRO stage")
+    optimizer = known(settings.optimizer_offload, "the optimizer offload")
+    param = known(settings.param_offload, "the parameter offload")
+    needing = [said.text for said in (stage, optimizer, param) if said.value not in (0, OffloadDevice.NONE)]
+    if needing:
+        yield Hit(found=f"{engine.text} with {' and '.join(needing)}", place=engine.place)
 
 
-def _optimizer_offload_without_zero(situation: Situation) -> str | None:
-    strategy = situation.strategy
-    if strategy.optimizer_offload is not OffloadDevice.NONE and strategy.zero_stage is ZeroStage.NOTHING:
-        return f"--offload-optimizer {strategy.optimizer_offload} with --zero-stage 0"
-    return None
+def _optimizer_offload_without_zero(situation: Situation) -> Iterator[Hit]:
+    offload = known(situation.settings.optimizer_offload, "the optimizer offload")
+    if offload.value is OffloadDevice.NONE:
+        return
+    stage = known(situation.settings.zero_stage, "the ZeRO stage")
+    if stage.value is ZeroStage.NOTHING:
+        yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
 
 
-def _param_offload_below_zero3(situation: Situation) -> str | None:
-    strategy = situation.strategy
-    if strategy.param_offload is not OffloadDevice.NONE and strategy.zero_stage < ZeroStage.PARAMETERS:
-        return f"--offload-param {strategy.param_offload} with --zero-stage {strategy.zero_stage.value}"
-    return None
+def _param_offload_below_zero3(situation: Situation) -> Iterator[Hit]:
+    offload = known(situation.settings.param_offload, "the parameter offload")
+    if offload.value is OffloadDevice.NONE:
+        return
+    stage = known(situation.settings.zero_stage, "the ZeRO stage")
+    if stage.value < ZeroStage.PARAMETERS:
+        yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
 
 
-def _nvme_below_zero3(situation: Situation) -> str | None:
-    strategy = situation.strategy
-    if strategy.optimizer_offload is OffloadDevice.NVME and strategy.zero_stage < ZeroStage.PARAMETERS:
-        return f"--offload-optimizer nvme with --zero-stage {strategy.zero_stage.value}"
-    return None
+def _nvme_below_zero3(situation: Situation) -> Iterator[Hit]:
+    offload = known(situation.settings.optimizer_offload, "the optimizer offload")
+    if offload.value is not OffloadDevice.NVME:
+        return
+    stage = known(situation.settings.zero_stage, "the ZeRO stage")
+    if stage.value in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
+        yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
 
 
-def _nvme_without_path(situation: Situation) -> str | None:
-    if situation.strategy.uses_nvme and not situation.strategy.nvme_path:
-        return "offload to nvme without --nvme-path"
-    return None
+def _nvme_without_path(situation: Situation) -> Iterator[Hit]:
+    settings = situation.settings
+    sections = (
+        (settings.optimizer_offload, settings.optimizer_nvme_path),
+        (settings.param_offload, settings.param_nvme_path),
+    )
+    for device, path in sections:
+        offload = known(device, "what is offloaded")
+        if offload.value is OffloadDevice.NVME:
+            folder = known(path, "the folder for NVMe offload")
+            if folder.value is None:
+                yield Hit(found=f"{offload.text} with {folder.text}", place=offload.place)
 
 
-def _offload_without_adam(situation: Situation) -> str | None:
-    strategy = situation.strategy
-    if strategy.optimizer_offload is OffloadDevice.NONE or strategy.optimizer in (None, OptimizerName.ADAMW):
-        return None
-    return f"--optimizer {strategy.optimizer} with --offload-optimizer {strategy.optimizer_offload}"
+def _nvme_path_unused(situation: Situation) -> Iterator[Hit]:
+    if not situation.is_of_flags:
+        return  # in a file the folder often stands ready beside an offload to cpu
+    settings = situation.settings
+    path = known(settings.optimizer_nvme_path, "the folder for NVMe offload")
+    if path.value is None:
+        return
+    offloads = (settings.optimizer_offload, settings.param_offload)
+    if not any(known(device, "what is offloaded").value is OffloadDevice.NVME for device in offloads):
+        yield Hit(found=f"{path.text} without an offload to nvme", place=path.place)
 
 
 RULES = (
     Rule(
         id="zero-needs-deepspeed",
+        severity=Severity.ERROR,
         summary="ZeRO and offload need DeepSpeed",
         why="PyTorch's own data parallelism keeps whole parameters, gradients and states on every GPU",
-        fix="leave out --engine native, or set --zero-stage 0 without offload",
+        fix="leave out {engine} native, or set {zero_stage} to 0 without offload",
         see=f"{_DOCS}#zero-optimizations-for-fp16-training",
-        found=_zero_without_deepspeed,
-        bad=_with(_ZERO3, engine=Engine.NATIVE),
-        good=_ZERO3,
+        find=_zero_without_deepspeed,
+        bad=Example(strategy=replace(_ZERO3, engine=Engine.NATIVE), topology=Topology(world_size=2)),
+        good=Example(strategy=_ZERO3, topology=Topology(world_size=2)),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
     ),
     Rule(
         id="optimizer-offload-needs-zero",
+        severity=Severity.ERROR,
         summary="optimizer offload needs ZeRO-1 or higher",
         why="at stage 0 DeepSpeed runs its CPU optimizer without partitioning anything, on every rank alike",
-        fix="set --zero-stage to 1, 2 or 3, or leave out --offload-optimizer",
+        fix="set {zero_stage} to 1, 2 or 3, or leave out {optimizer_offload}",
         see=f"{_DOCS}#optimizer-offloading",
-        found=_optimizer_offload_without_zero,
-        bad=_with(_ZERO3, zero_stage=ZeroStage.NOTHING, optimizer_offload=OffloadDevice.CPU),
-        good=_with(_ZERO3, optimizer_offload=OffloadDevice.CPU),
+        find=_optimizer_offload_without_zero,
+        bad=_zero(0, offload_optimizer=_CPU),
+        good=_zero(1, offload_optimizer=_CPU),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("partitions_optimizer_states", False),)),
     ),
     Rule(
         id="param-offload-needs-zero3",
+        severity=Severity.ERROR,
         summary="parameter offload needs ZeRO-3",
         why="only stage 3 partitions parameters, so lower stages ignore the setting",
-        fix="set --zero-stage 3, or leave out --offload-param",
+        fix="set {zero_stage} to 3, or leave out {param_offload}",
         see=f"{_DOCS}#parameter-offloading",
-        found=_param_offload_below_zero3,
-        bad=_with(_ZERO3, zero_stage=ZeroStage.GRADIENTS, param_offload=OffloadDevice.CPU),
-        good=_with(_ZERO3, param_offload=OffloadDevice.CPU),
+        find=_param_offload_below_zero3,
+        bad=_zero(2, offload_param=_CPU),
+        good=_zero(3, offload_param=_CPU),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("offloads_parameters", False),)),
     ),
     Rule(
         id="nvme-offload-needs-zero3",
+        severity=Severity.ERROR,
         summary="offload to NVMe needs ZeRO-3",
         why="at stages 1 and 2 DeepSpeed takes nvme for cpu, and the host's memory fills instead of the disk",
-        fix="set --zero-stage 3, or offload to cpu",
+        fix="set {zero_stage} to 3, or offload to cpu",
         see=f"{_DOCS}#optimizer-offloading",
-        found=_nvme_below_zero3,
-        bad=_with(
-            _ZERO3,
-            zero_stage=ZeroStage.GRADIENTS,
-            optimizer_offload=OffloadDevice.NVME,
-            nvme_path="/local_nvme",
-        ),
-        good=_with(_ZERO3, optimizer_offload=OffloadDevice.NVME, nvme_path="/local_nvme"),
+        find=_nvme_below_zero3,
+        bad=_zero(2, offload_optimizer=_NVME),
+        good=_zero(3, offload_optimizer=_NVME),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("optimizer_states_on", "cpu"),)),
     ),
     Rule(
         id="nvme-needs-path",
+        severity=Severity.ERROR,
         summary="offload to NVMe needs a folder on that disk",
         why="DeepSpeed has no default folder and fails later with an error that does not name the setting",
-        fix="name a writable folder: --nvme-path /local_nvme",
+        fix="name a writable folder on that disk with {nvme_path}",
         see=f"{_DOCS}#optimizer-offloading",
-        found=_nvme_without_path,
-        bad=_with(_ZERO3, optimizer_offload=OffloadDevice.NVME),
-        good=_with(_ZERO3, optimizer_offload=OffloadDevice.NVME, nvme_path="/local_nvme"),
+        find=_nvme_without_path,
+        bad=_zero(3, offload_optimizer={"device": "nvme"}),
+        good=_zero(3, offload_optimizer=_NVME),
+        evidence=Evidence(outcome=Outcome.FAILS, says="TypeError"),
     ),
     Rule(
-        id="offload-needs-adam",
-        summary="optimizer offload needs Adam or AdamW",
-        why="accelerate swaps SGD and 8-bit AdamW for DeepSpeed's CPU Adam, and Adafactor fails in its first "
-        "step",
-        fix="set --optimizer adamw, or leave out --offload-optimizer",
-        see="https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/deepspeed.py",
-        found=_offload_without_adam,
-        bad=_with(_ZERO3, optimizer_offload=OffloadDevice.CPU, optimizer=OptimizerName.SGD),
-        good=_with(_ZERO3, optimizer_offload=OffloadDevice.CPU, optimizer=OptimizerName.ADAMW),
+        id="nvme-path-unused",
+        severity=Severity.ERROR,
+        summary="nothing is offloaded to NVMe",
+        why="the folder would stay empty, and everything in memory",
+        fix="add --offload-optimizer nvme or --offload-param nvme, or leave out {nvme_path}",
+        see=f"{_DOCS}#optimizer-offloading",
+        find=_nvme_path_unused,
+        bad=Example(strategy=replace(_ZERO3, nvme_path="/local_nvme"), topology=Topology(world_size=2)),
+        good=Example(
+            strategy=replace(_ZERO3, nvme_path="/local_nvme", optimizer_offload=OffloadDevice.NVME),
+            topology=Topology(world_size=2),
+        ),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("optimizer_states_on", "gpu"),)),
     ),
 )

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from zerofit.said import Said
     from zerofit.schema import Schemas
     from zerofit.script_facts import ScriptFacts
-    from zerofit.trainer_settings import TrainerSettings
     from zerofit.strategy import Engine, OffloadDevice, Precision, ZeroStage
+    from zerofit.trainer_settings import TrainerSettings
 
 T = TypeVar("T")
 

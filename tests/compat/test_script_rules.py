@@ -1,0 +1,252 @@
+"""The rules of scripts: each on small sources, and none where the source gives no reason."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from zerofit.compat import script_loop, script_order, script_ranks
+from zerofit.compat.engine import check
+from zerofit.compat.example import Example
+from zerofit.compat.example_scripts import LANGUAGE, LOADED, SMALL, changed, ending, zero
+from zerofit.compat.rule import Rule
+from zerofit.compat.situation import Situation
+from zerofit.documents.read import read_document
+from zerofit.layers.of_files import settings_of_deepspeed
+from zerofit.script_reading.read import read_script
+
+_RULES = (*script_ranks.RULES, *script_order.RULES, *script_loop.RULES)
+
+
+def _situation(script: str, deepspeed: Any) -> Situation:
+    facts = read_script(script, name="train.py")
+    if deepspeed is None:
+        return Situation(script=facts, route=facts.route)
+    document = read_document(json.dumps(deepspeed), name="ds_config.json")
+    return Situation(
+        script=facts, route=facts.route, deepspeed=document, settings=settings_of_deepspeed(document)
+    )
+
+
+def _found(script: str, deepspeed: Any) -> list[tuple[str, str]]:
+    findings = check(_situation(script, deepspeed), rules=_RULES).findings
+    return [(finding.rule, finding.found) for finding in findings]
+
+
+def _ids(example: Example) -> list[str]:
+    assert example.script is not None
+    return [rule for rule, _ in _found(example.script, example.deepspeed)]
+
+
+@pytest.mark.parametrize("rule", _RULES, ids=lambda rule: rule.id)
+def test_examples(rule: Rule) -> None:
+    assert _ids(rule.bad) == [rule.id]
+    assert _ids(rule.good) == []
+    assert _ids(Example(script=rule.bad.script, deepspeed=zero(0))) in ([], [rule.id])
+
+
+@pytest.mark.parametrize("script", [SMALL, LANGUAGE, LOADED])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_nothing_is_wrong_with_what_examples_start_from(script: str, stage: int) -> None:
+    assert _found(script, zero(stage)) == []
+
+
+def _main(line: str, script: str = LANGUAGE) -> str:
+    return ending(script, f"if accelerator.is_main_process:\n    {line}")
+
+
+_UNDER = "under `accelerator.is_main_process`"
+_AT_ZERO3 = "zero3-weights-need-all-ranks"
+_TRAINER = """\
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+arguments = TrainingArguments("out")
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+trainer = Trainer(model=model, args=arguments)
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "stage", "expected"),
+    [
+        (_main("model(**batch)"), 3, [(_AT_ZERO3, f"model(**batch) {_UNDER}")]),
+        (_main("model(**batch)"), 2, []),
+        (_main("accelerator.unwrap_model(model).generate(x)"), 2, []),
+        (
+            _main("accelerator.get_state_dict(model)"),
+            3,
+            [(_AT_ZERO3, f"accelerator.get_state_dict(model) {_UNDER}")],
+        ),
+        (
+            _main("accelerator.save_model(model, 'out')"),
+            3,
+            [(_AT_ZERO3, f"accelerator.save_model(model, 'out') {_UNDER}")],
+        ),
+        (
+            _main("model.save_checkpoint('out')"),
+            1,
+            [("deepspeed-checkpoint-needs-all-ranks", f"model.save_checkpoint('out') {_UNDER}")],
+        ),
+        (
+            _main("accelerator.gather(loss)"),
+            0,
+            [("all-ranks-must-meet", f"accelerator.gather(loss) {_UNDER}")],
+        ),
+        (
+            ending(LANGUAGE, "def f():\n    if not is_main_process():\n        return\n    model(1)\nf()"),
+            3,
+            [(_AT_ZERO3, "model(1) where `not is_main_process()` does not hold")],
+        ),
+        (_main("teacher(batch)"), 3, []),
+        (_main("tokenizer.save_pretrained('out')"), 3, []),
+        (
+            ending(LANGUAGE, "if zero_stage != 3 and rank == 0:\n    model(1)"),
+            3,
+            [],
+        ),
+        (
+            f"{_TRAINER}if trainer.is_world_process_zero():\n    trainer.evaluate()\n",
+            1,
+            [("all-ranks-must-meet", "trainer.evaluate() under `trainer.is_world_process_zero()`")],
+        ),
+        (
+            f"{_TRAINER}if trainer.is_world_process_zero():\n    trainer.save_state()\n",
+            3,
+            [],
+        ),
+        (f"{_TRAINER}trainer.save_model()\n", 3, []),
+        (
+            f"{_TRAINER}model.save_pretrained('out')\n",
+            3,
+            [("zero3-save-needs-gathered-weights", "model.save_pretrained('out') without state_dict=")],
+        ),
+        (f"{_TRAINER}model.save_pretrained('out')\n", 2, []),
+    ],
+)  # fmt: skip
+def test_ranks(script: str, stage: int, expected: list[tuple[str, str]]) -> None:
+    assert _found(script, zero(stage)) == expected
+
+
+_ADAPTED = """\
+from accelerate import Accelerator
+from peft import get_peft_model
+from transformers import AutoModelForCausalLM
+accelerator = Accelerator()
+model = accelerator.prepare(get_peft_model(AutoModelForCausalLM.from_pretrained("gpt2"), config))
+"""
+_OWN_TRAINER = """\
+from transformers import Trainer
+class Mine(Trainer):
+    def _save(self, folder, state_dict=None):
+        state_dict = state_dict or self.model.state_dict()
+        self.model.save_pretrained(folder)
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        _OWN_TRAINER,
+        _ADAPTED + "model.save_pretrained('out')\n",
+        _ADAPTED + "accelerator.unwrap_model(model).save_pretrained('out')\n",
+        _TRAINER.replace("args=arg", "peft_config=x, args=arg") + "trainer.model.save_pretrained('out')\n",
+        ending(LANGUAGE, "with deepspeed.zero.GatheredParameters(x):\n    model.state_dict()").replace(
+            "import torch\n", "import deepspeed\nimport torch\n", 1
+        ),
+        ending(LANGUAGE, "accelerator.unwrap_model(model).save_pretrained('out', **arguments)"),
+        changed(LANGUAGE, "optimizer = torch", "model.save_pretrained('fresh')\noptimizer = torch"),
+        changed(LANGUAGE, "from_config(config)", "from_pretrained('gpt2', device_map=None)"),
+        changed(LANGUAGE, "from_config(config)", "from_pretrained('gpt2', device_map=device_map)"),
+        changed(
+            LOADED, "accelerator = Accelerator()\n", "accelerator = Accelerator()\nLlamaForCausalLM(config)\n"
+        ),
+        "from transformers import AutoModel\nmodel = AutoModel.from_pretrained('x', device_map='auto')\n",
+        "from accelerate import Accelerator\ndef f(model):\n    Accelerator().prepare(model)\n",
+    ],
+)
+def test_no_alarm_at_zero3(script: str) -> None:
+    assert _found(script, zero(3)) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        (4, ["accelerator.backward(loss) outside accumulate(), with gradient_accumulation_steps=4"]),
+        (1, []),
+        ("auto", []),
+    ],
+)
+def test_accumulation(steps: object, found: list[str]) -> None:
+    expected = [("accumulation-needs-accumulate", text) for text in found]
+    assert _found(SMALL, zero(1, gradient_accumulation_steps=steps)) == expected
+
+
+def _clips(norm: str, before: str = "") -> str:
+    step = f"    accelerator.clip_grad_norm_(model.parameters(), {norm})\n    optimizer.step()\n"
+    return before + changed(SMALL, "    optimizer.step()\n", step)
+
+
+_CLIP = "accelerator.clip_grad_norm_(model.parameters(), "
+_PARSER = 'parser.add_argument("--norm", type=float, default=0.5)\n'
+
+
+@pytest.mark.parametrize(
+    ("script", "clipping", "found"),
+    [
+        (_clips("0.5"), 1.0, [f"{_CLIP}0.5) with gradient_clipping=1.0"]),
+        (_clips("0.5"), "auto", [f"{_CLIP}0.5) with the default of 1.0"]),
+        (_clips("0.5"), 0.5, []),
+        (_clips("1"), 1.0, []),
+        (_clips("norm"), 1.0, []),
+        (_clips("args.norm", _PARSER), 0.5, []),
+        (_clips("args.norm", _PARSER), 1, [f"{_CLIP}args.norm) (0.5 by default) with gradient_clipping=1"]),
+    ],
+)  # fmt: skip
+def test_clipping(script: str, clipping: object, found: list[str]) -> None:
+    expected = [("deepspeed-clips-by-its-own", text) for text in found]
+    assert _found(script, zero(1, gradient_clipping=clipping)) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_found"),
+    [
+        ("100", True),
+        ("10 * 10", True),
+        ("args.max_train_steps", True),
+        ("100 * accelerator.num_processes", False),
+        ("len(loader)", False),
+        ("total", False),
+        ("args.epochs * 10", False),
+    ],
+)
+def test_steps_of_a_scheduler(steps: str, is_found: bool) -> None:
+    bad = next(rule.bad.script for rule in _RULES if rule.id == "scheduler-steps-once-a-rank")
+    assert bad is not None
+    script = changed(bad, "num_training_steps=8", f"num_training_steps={steps}")
+    script = script.replace(
+        "torch.manual_seed(0)\n", "torch.manual_seed(0)\ntotal = 8 * accelerator.num_processes\n"
+    )
+    assert bool(_found(script, zero(1))) is is_found
+
+
+def test_what_is_unknown_without_settings() -> None:
+    verdict = check(_situation(_main("model(**batch)"), None), rules=_RULES)
+    assert verdict.findings == ()
+    assert [(item.rule, item.fact) for item in verdict.unknown] == [
+        (_AT_ZERO3, "what runs the training step")
+    ]
+    assert check(_situation(LANGUAGE, None), rules=_RULES).unknown == ()
+
+
+def test_a_finding_about_a_script_is_a_warning_with_its_place() -> None:
+    (finding,) = check(_situation(_main("model(**batch)"), zero(3)), rules=_RULES).findings
+    assert (str(finding.severity), str(finding.confidence), str(finding.place)) == (
+        "warning", "likely", "train.py:22",
+    )  # fmt: skip
+
+
+def test_without_a_script_nothing_is_found_or_unknown() -> None:
+    verdict = check(Situation(), rules=_RULES)
+    assert (verdict.findings, verdict.unknown) == ((), ())

@@ -1,0 +1,36 @@
+"""How rules about ds_config.json come by its entries and their schema."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.compat.schema_walk import walk
+from zerofit.compat.situation import known
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.compat.schema_walk import Found
+    from zerofit.compat.situation import Situation
+    from zerofit.document import Document
+    from zerofit.schema import Schema
+
+
+def schema_of(situation: Situation) -> Schema:
+    """Return the schema of ds_config.json.
+
+    Raises:
+        Lacking: nobody gave it.
+    """
+    return known(situation.schemas, "which keys DeepSpeed has").deepspeed
+
+
+def entries_of(situation: Situation) -> Iterator[tuple[Document, Found]]:
+    """Yield the document and each of its entries; nothing without a document.
+
+    Raises:
+        Lacking: there is a document, and nobody gave the schema.
+    """
+    if situation.deepspeed is not None:
+        for found in walk(situation.deepspeed, schema_of(situation)):
+            yield situation.deepspeed, found

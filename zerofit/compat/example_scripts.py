@@ -1,0 +1,105 @@
+"""Training scripts of the rules' examples: small, whole, the same on every run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def zero(stage: int, **more: Any) -> dict[str, Any]:
+    """Return a DeepSpeed configuration in which even these small models are partitioned and gathered anew."""
+    sections: dict[str, Any] = {"stage": stage}
+    if stage == 3:
+        sections |= {
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_live_parameters": 0,
+            "stage3_max_reuse_distance": 0,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
+        "zero_optimization": sections,
+        **more,
+    }
+
+
+def changed(script: str, old: str, new: str) -> str:
+    """Return a script with one piece in place of another.
+
+    Raises:
+        ValueError: the piece is not there exactly once.
+    """
+    if script.count(old) != 1:
+        raise ValueError(f"{old!r} stands {script.count(old)} times in the example")
+    return script.replace(old, new)
+
+
+def ending(script: str, lines: str) -> str:
+    """Return a script that does something more between the training and its last lines."""
+    return changed(script, "weights = accelerator", f"{lines.strip()}\nweights = accelerator")
+
+
+SMALL = """\
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+accelerator = Accelerator()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+loader = DataLoader(torch.randn(32, 8), batch_size=2)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for batch in loader:
+    loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+weights = accelerator.get_state_dict(model)
+if accelerator.is_main_process:
+    print("weights", f"{sum(weight.double().abs().sum().item() for weight in weights.values()):.6f}")
+"""
+"""A loop with Accelerator."""
+
+LANGUAGE = """\
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, LlamaConfig, set_seed
+
+accelerator = Accelerator()
+set_seed(0)
+config = LlamaConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+)
+model = AutoModelForCausalLM.from_config(config)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+tokens = torch.randint(0, 64, (16, 8), generator=torch.Generator().manual_seed(0))
+loader = DataLoader([{"input_ids": row, "labels": row} for row in tokens], batch_size=2)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for batch in loader:
+    loss = model(**batch).loss
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+weights = accelerator.get_state_dict(model)
+if accelerator.is_main_process:
+    print("weights", f"{sum(weight.double().abs().sum().item() for weight in weights.values()):.6f}")
+"""
+"""A loop with Accelerator around a language model."""
+
+LOADED = changed(LANGUAGE, "import Accelerator\n", "import Accelerator, PartialState\n")
+LOADED = changed(LOADED, "LlamaConfig, set_seed", "LlamaConfig, LlamaForCausalLM, set_seed")
+LOADED = changed(LOADED, "accelerator = Accelerator()\n", "")
+LOADED = changed(
+    LOADED,
+    "model = AutoModelForCausalLM.from_config(config)\n",
+    """\
+with PartialState().main_process_first():
+    LlamaForCausalLM(config).save_pretrained("model")
+accelerator = Accelerator()
+model = AutoModelForCausalLM.from_pretrained("model")
+""",
+)
+"""The same with a model that is loaded."""

@@ -1,0 +1,134 @@
+"""All layers of a run to the Situations that the rules look at: one for each run that they can make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from zerofit.command import Launcher
+from zerofit.compat.situation import Settings, Situation
+from zerofit.document import FileKind
+from zerofit.documents import Unreadable
+from zerofit.layers.broken import broken_file
+from zerofit.layers.of_accelerate import settings_of_accelerate, topology_of_launch
+from zerofit.layers.of_files import settings_of_deepspeed
+from zerofit.layers.of_script import trainer_of
+from zerofit.layers.optimizer import optimizer_of
+from zerofit.layers.precision import precision_of
+from zerofit.plan import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.document import BrokenFile, Document
+    from zerofit.script_facts import ScriptFacts
+    from zerofit.targets import TargetFile, Targets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """The layers of one run; what is None is not there."""
+
+    deepspeed: Document | None
+    accelerate: Document | None
+    script: ScriptFacts | None
+
+
+def situations(targets: Targets) -> tuple[Situation, ...]:
+    """Return the situation of each run that the targets make.
+
+    Each accelerate file meets the DeepSpeed file that it names, or, where it names none, each of those that
+    no other names; and all meet the script.
+    """
+    scripts, broken = _read_scripts(targets)
+    first, *others = [_situation(run, targets) for run in _runs(targets, scripts)]
+    # What concerns no run in particular is said with the first.
+    first = replace(first, broken=(*targets.broken, *broken), missing=targets.missing)
+    return (first, *others)
+
+
+def _read_scripts(targets: Targets) -> tuple[tuple[ScriptFacts, ...], tuple[BrokenFile, ...]]:
+    if not targets.scripts:
+        return (), ()
+    from zerofit.script_reading.read import read_script  # only where there is one: it takes its time
+
+    read, broken = [], []
+    for name, source in targets.scripts:
+        try:
+            read.append(read_script(source, name=name))
+        except Unreadable as error:
+            broken.append(broken_file(name, FileKind.SCRIPT, error))
+    return tuple(read), tuple(broken)
+
+
+def _runs(targets: Targets, scripts: tuple[ScriptFacts, ...]) -> Iterator[_Run]:
+    files = [file for file in targets.files if file.document is not None]
+    deepspeed = [file for file in files if file.kind is FileKind.DEEPSPEED]
+    accelerate = [file for file in files if file.kind is FileKind.ACCELERATE]
+    for script in scripts or (None,):
+        met = set()
+        for launch in accelerate:
+            partners = _partners(launch, deepspeed, targets)
+            met |= {partner.name for partner in partners}
+            for partner in partners or (None,):
+                yield _Run(
+                    deepspeed=partner.document if partner else None,
+                    accelerate=launch.document,
+                    script=script,
+                )
+        alone = [file for file in deepspeed if file.name not in met]
+        for file in alone:
+            yield _Run(deepspeed=file.document, accelerate=None, script=script)
+        if not accelerate and not alone:
+            yield _Run(deepspeed=None, accelerate=None, script=script)
+
+
+def _partners(launch: TargetFile, deepspeed: list[TargetFile], targets: Targets) -> list[TargetFile]:
+    """Return the DeepSpeed files that an accelerate file can run with."""
+    if any(said.place and said.place.file == launch.name for said in targets.missing):
+        return []
+    own = [file for file in deepspeed if _is_named_in(file, launch)]
+    return own or [file for file in deepspeed if file.named_by is None or file.named_by.place is None]
+
+
+def _is_named_in(file: TargetFile, launch: TargetFile) -> bool:
+    place = file.named_by.place if file.named_by else None
+    return place is not None and place.file == launch.name
+
+
+def _situation(run: _Run, targets: Targets) -> Situation:
+    command = targets.command
+    route = (run.script.route if run.script else None) or targets.route
+    trainer = trainer_of(run.script, route, targets)
+    launch = settings_of_accelerate(run.accelerate, command)
+    settings = launch or Settings()
+    if run.deepspeed is not None:
+        settings = settings_of_deepspeed(run.deepspeed)
+        precision = precision_of(run.deepspeed, launch=launch.precision if launch else None, trainer=trainer)
+        settings = replace(settings, precision=precision)
+    settings = replace(settings, optimizer=optimizer_of(run.deepspeed, trainer, run.script))
+    launcher = command.launcher if command else Launcher.ACCELERATE if run.accelerate else None
+    return Situation(
+        settings=settings,
+        route=route,
+        launcher=launcher,
+        deepspeed=run.deepspeed,
+        accelerate=run.accelerate,
+        command=command,
+        script=run.script,
+        trainer=trainer,
+        checkpoint=targets.checkpoint,
+        schemas=targets.schemas,
+        topology=_topology(run, targets),
+        machine=targets.machine,
+        versions=targets.versions,
+    )
+
+
+def _topology(run: _Run, targets: Targets) -> Topology | None:
+    said = topology_of_launch(run.accelerate, targets.command)
+    if targets.num_processes is not None:
+        said = Topology(world_size=targets.num_processes, on_cpu=bool(said and said.on_cpu))
+    if targets.on_cpu:
+        said = replace(said or Topology(), on_cpu=True)
+    return said

@@ -1,0 +1,325 @@
+"""Statements of a script in the order in which they run: branches, loops, and calls of its own functions."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from zerofit.script_reading import calls, conditions
+from zerofit.script_reading.expressions import evaluate
+from zerofit.script_reading.names import GATHERED, ZERO_INIT, is_trainer
+from zerofit.script_reading.reading import Condition
+from zerofit.script_reading.values import (
+    Dotted,
+    Kind,
+    LocalClass,
+    LocalFunction,
+    RankTest,
+    Scope,
+    Several,
+    Thing,
+    join,
+)
+from zerofit.script_words import ModelSource
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerofit.script_reading.reading import Reading
+    from zerofit.script_reading.values import Value
+
+MAX_CALL_DEPTH = 12
+"""Functions of the script within each other. ASSUMPTION: training scripts reach the loop in half of it."""
+MAX_NODES = 300_000
+"""Statements that are read, functions counted at each call. ASSUMPTION: real scripts stay far below."""
+_NO_GRADIENTS = {"no_grad", "inference_mode"}
+_ON_MAIN = {"on_main_process", "on_local_main_process", "on_process", "on_local_process"}
+_EXITS = {"exit", "quit", "sys.exit", "os._exit"}
+
+
+def read_block(reading: Reading, statements: Sequence[ast.stmt]) -> bool:
+    """Read statements; return whether what stands behind them is never reached."""
+    return any(_read_statement(reading, statement) for statement in statements)
+
+
+def _read_statement(reading: Reading, node: ast.stmt) -> bool:
+    reading.num_nodes += 1
+    match node:
+        case ast.If():
+            return _read_if(reading, node)
+        case ast.For() | ast.AsyncFor() | ast.While():
+            _read_loop(reading, node)
+        case ast.With() | ast.AsyncWith():
+            return _read_with(reading, node)
+        case ast.Try() | ast.TryStar():
+            return _read_try(reading, node)
+        case ast.Match():
+            evaluate(reading, node.subject)
+            _read_arms(reading, [case.body for case in node.cases])
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            bind(reading, node.name, LocalFunction(node, reading.scope))
+        case ast.ClassDef():
+            bases = tuple(evaluate(reading, base) for base in node.bases)
+            bind(reading, node.name, LocalClass(node, reading.scope, bases))
+        case ast.Import() | ast.ImportFrom():
+            _read_import(reading, node)
+        case ast.Assign():
+            value = evaluate(reading, node.value)
+            for target in node.targets:
+                assign(reading, target, value, node.value)
+        case ast.AnnAssign() if node.value is not None:
+            assign(reading, node.target, evaluate(reading, node.value), node.value)
+        case ast.AugAssign():
+            evaluate(reading, node.value)
+            assign(reading, node.target, None, node.value)
+        case ast.Return():
+            value = evaluate(reading, node.value) if node.value else None
+            returned = reading.scope.names.get("return")
+            reading.scope.names["return"] = (
+                value if "return" not in reading.scope.names else join(returned, value)
+            )
+            return True
+        case ast.Raise() | ast.Continue() | ast.Break():
+            return True
+        case ast.Expr():
+            evaluate(reading, node.value)
+            called = node.value.func if isinstance(node.value, ast.Call) else None
+            return called is not None and conditions.dotted(called, reading.scope) in _EXITS
+        case ast.Assert():
+            evaluate(reading, node.test)
+    return False
+
+
+def _condition(reading: Reading, test: ast.expr, *, is_else: bool) -> Condition:
+    rank = conditions.rank_test(test, reading.scope)
+    if rank is not None and is_else:
+        # Behind "main and x" the main rank comes too, where x does not hold.
+        has_more = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
+        rank = None if has_more else RankTest(is_main=not rank.is_main)
+    return Condition(
+        test=test,
+        is_else=is_else,
+        rank=rank,
+        is_about_framework=conditions.asks_for_framework(test),
+        has_remainder=conditions.has_remainder(test, reading.scope),
+        depth=len(reading.loops),
+    )
+
+
+def _read_if(reading: Reading, node: ast.If) -> bool:
+    evaluate(reading, node.test)
+    before = dict(reading.scope.names)
+    num = len(reading.conditions)
+    reading.conditions.append(_condition(reading, node.test, is_else=False))
+    ends = read_block(reading, node.body)
+    del reading.conditions[num:]
+    after_body, reading.scope.names = reading.scope.names, before
+    reading.conditions.append(_condition(reading, node.test, is_else=True))
+    ends_else = read_block(reading, node.orelse)
+    del reading.conditions[num:]
+    if "return" in after_body:
+        reading.scope.names.setdefault("return", after_body["return"])
+    if ends and not ends_else:
+        # All that follows in this block is the other side: "if not is_main: return".
+        reading.conditions.append(_condition(reading, node.test, is_else=True))
+    elif ends_else and not ends:
+        reading.scope.names = after_body
+        reading.conditions.append(_condition(reading, node.test, is_else=False))
+    elif not ends:
+        _merge(reading, after_body)
+    return ends and ends_else
+
+
+def _merge(reading: Reading, other: dict[str, Value]) -> None:
+    names = reading.scope.names
+    for name, value in other.items():
+        names[name] = join(value, names[name]) if name in names else value
+
+
+def _read_arms(reading: Reading, bodies: list[list[ast.stmt]]) -> None:
+    before = dict(reading.scope.names)
+    for body in bodies:
+        after, reading.scope.names = reading.scope.names, dict(before)
+        num = len(reading.conditions)
+        ends = read_block(reading, body)
+        del reading.conditions[num:]
+        if ends:
+            reading.scope.names = after
+        else:
+            _merge(reading, after)
+
+
+def _read_loop(reading: Reading, node: ast.For | ast.AsyncFor | ast.While) -> None:
+    if not isinstance(node, ast.While):
+        evaluate(reading, node.iter)
+        assign(reading, node.target, None, node.iter)
+    before = dict(reading.scope.names)
+    num = len(reading.conditions)
+    reading.loops.append(node.lineno)
+    if isinstance(node, ast.While):
+        evaluate(reading, node.test)
+    read_block(reading, node.body)
+    reading.loops.pop()
+    del reading.conditions[num:]
+    _merge(reading, before)
+    read_block(reading, node.orelse)
+
+
+def _read_with(reading: Reading, node: ast.With | ast.AsyncWith) -> bool:
+    gathered = without_gradients = zero_init = 0
+    for item in node.items:
+        value = evaluate(reading, item.context_expr)
+        if item.optional_vars is not None:
+            assign(reading, item.optional_vars, value, item.context_expr)
+        for part in ast.walk(item.context_expr):
+            name = (
+                conditions.dotted(part, reading.scope)
+                if isinstance(part, (ast.Attribute, ast.Name))
+                else None
+            )
+            gathered += name in GATHERED
+            zero_init += name == ZERO_INIT
+            without_gradients += (name or "").rpartition(".")[2] in _NO_GRADIENTS
+    reading.num_gathered += gathered
+    reading.num_zero_init += zero_init
+    reading.num_without_gradients += without_gradients
+    ends = read_block(reading, node.body)
+    reading.num_gathered -= gathered
+    reading.num_zero_init -= zero_init
+    reading.num_without_gradients -= without_gradients
+    return ends
+
+
+def _read_try(reading: Reading, node: ast.Try | ast.TryStar) -> bool:
+    ends = read_block(reading, node.body)
+    _read_arms(reading, [handler.body for handler in node.handlers])
+    if not ends:
+        ends = read_block(reading, node.orelse)
+    return read_block(reading, node.finalbody) or (ends and not node.handlers)
+
+
+def _read_import(reading: Reading, node: ast.Import | ast.ImportFrom) -> None:
+    for alias in node.names:
+        if isinstance(node, ast.Import):
+            name = alias.asname or alias.name.partition(".")[0]
+            bind(reading, name, Dotted(alias.name if alias.asname else name))
+        elif alias.name != "*":
+            module = "." * node.level + (node.module or "")
+            bind(reading, alias.asname or alias.name, Dotted(f"{module}.{alias.name}"))
+
+
+def bind(reading: Reading, name: str, value: Value) -> None:
+    """Let a name stand for a value."""
+    reading.scope.names[name] = value
+
+
+def assign(reading: Reading, target: ast.expr, value: Value, expression: ast.expr) -> None:
+    """Let a target of an assignment stand for a value."""
+    match target:
+        case ast.Name():
+            if value is None:
+                value = conditions.rank_value(expression, reading.scope)
+            bind(reading, target.id, value)
+            reading.scope.expressions.setdefault(target.id, []).append(expression)
+        case ast.Attribute():
+            owner = evaluate(reading, target.value)
+            if isinstance(owner, Thing):
+                owner.attributes[target.attr] = value
+            path = conditions.dotted(target, reading.scope)
+            if path:
+                reading.scope.expressions.setdefault(path, []).append(expression)
+        case ast.Tuple() | ast.List():
+            _unpack(reading, target.elts, value, expression)
+        case ast.Starred():
+            assign(reading, target.value, None, expression)
+        case ast.Subscript():
+            evaluate(reading, target.value)
+
+
+def _unpack(reading: Reading, targets: list[ast.expr], value: Value, expression: ast.expr) -> None:
+    values = list(value.values) if isinstance(value, Several) else []
+    starred = next((number for number, target in enumerate(targets) if isinstance(target, ast.Starred)), None)
+    for number, target in enumerate(targets):
+        from_end = starred is not None and number > starred
+        index = number - len(targets) + len(values) if from_end else number
+        item = values[index] if 0 <= index < len(values) and number != starred else None
+        assign(reading, target, item, expression)
+
+
+def run_function(
+    reading: Reading, function: LocalFunction, arguments: list[Value], keywords: dict[str, Value]
+) -> Value:
+    """Read a function of the script where it is called; return what it returns."""
+    node = function.node
+    is_too_much = len(reading.functions) >= MAX_CALL_DEPTH or reading.num_nodes > MAX_NODES
+    if node in reading.functions or is_too_much:
+        return None
+    reading.visited.add(node)
+    scope = Scope(outer=function.scope)
+    _bind_parameters(scope, function, arguments, keywords)
+    outer, num = reading.scope, len(reading.conditions)
+    reading.scope = scope
+    reading.functions.append(node)
+    try:
+        if isinstance(node, ast.Lambda):
+            return evaluate(reading, node.body)
+        without_gradients = _enter_decorators(reading, node)
+        read_block(reading, node.body)
+        reading.num_without_gradients -= without_gradients
+        return scope.names.get("return") if reading.scope is scope else None
+    finally:
+        reading.functions.pop()
+        reading.scope = outer
+        del reading.conditions[num:]
+
+
+def _bind_parameters(
+    scope: Scope, function: LocalFunction, arguments: list[Value], keywords: dict[str, Value]
+) -> None:
+    parameters = function.node.args
+    positional = [parameter.arg for parameter in (*parameters.posonlyargs, *parameters.args)]
+    values = [function.this, *arguments] if function.this is not None else arguments
+    for name in (*positional, *(parameter.arg for parameter in parameters.kwonlyargs)):
+        # Where the caller gives none, defaults are not followed: the name is unknown, and hides outer ones.
+        scope.names[name] = keywords.get(name)
+    scope.names.update(zip(positional, values, strict=False))
+
+
+def _enter_decorators(reading: Reading, node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Put a function's decorators into force; return by how many its gradients are off."""
+    without_gradients = 0
+    for decorator in node.decorator_list:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        last = (conditions.dotted(called, reading.scope) or "").rpartition(".")[2]
+        without_gradients += last in _NO_GRADIENTS
+        if last in _ON_MAIN:
+            reading.conditions.append(
+                Condition(
+                    test=decorator,
+                    is_else=False,
+                    rank=RankTest(is_main=True),
+                    is_about_framework=False,
+                    has_remainder=False,
+                    depth=len(reading.loops),
+                )
+            )
+    reading.num_without_gradients += without_gradients
+    return without_gradients
+
+
+def make_instance(
+    reading: Reading, cls: LocalClass, node: ast.expr, arguments: list[Value], keywords: dict[str, Value]
+) -> Thing:
+    """Read what making an object of a class of the script does."""
+    bases = cls.foreign_bases()
+    if any(is_trainer(base) for base in bases):
+        thing = calls.make_trainer(reading, node, arguments, keywords)
+        thing.cls = cls
+    elif any(base.endswith(("nn.Module", "PreTrainedModel")) for base in bases):
+        thing = reading.make_model(node, source=ModelSource.OWN_CLASS, cls=cls)
+    else:
+        thing = Thing(kind=Kind.OBJECT, node=node, cls=cls)
+    init = cls.method("__init__")
+    if init is not None:
+        run_function(reading, LocalFunction(init, cls.scope, thing), arguments, keywords)
+    return thing
