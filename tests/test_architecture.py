@@ -27,6 +27,7 @@ _VALUES = frozenset(
         "said",
         "schema",
         "script_facts",
+        "script_words",
         "strategy",
         "strict",
         "toolchain",

@@ -318,24 +318,11 @@ def test_refusal(machine: Machine, request_: Request, message: str) -> None:
     assert str(error.value) == message
 
 
-@pytest.mark.parametrize(
-    ("machine", "request_", "rules"),
-    [
-        (_EIGHT_NEW, Request(engine=Engine.NATIVE, zero_stage=ZeroStage.GRADIENTS), ["zero-needs-deepspeed"]),
-        (_NO_GPU, Request(precision=Precision.FP16), ["fp16-needs-gpu"]),
-        (_ONE_OLD, Request(precision=Precision.BF16), ["bf16-needs-ampere"]),
-        (_EIGHT_NEW, Request(nvme_path="/nvme"), ["nvme-path-unused"]),
-        (
-            _EIGHT_NEW,
-            Request(preset="z2", optimizer_offload=_NVME, param_offload=_CPU),
-            ["param-offload-needs-zero3", "nvme-offload-needs-zero3", "nvme-needs-path"],
-        ),
-    ],
-)
-def test_all_broken_rules_are_reported_at_once(machine: Machine, request_: Request, rules: list[str]) -> None:
-    with pytest.raises(ExceptionGroup) as group:
-        _choose(machine, request_)
-    assert [error.rule for error in group.value.exceptions if isinstance(error, UserError)] == rules
+def test_a_presets_nvme_folder_goes_with_its_offload() -> None:
+    kept = _choose(_EIGHT_NEW, Request(preset="z3-nvme", optimizer_offload=_CPU))
+    gone = _choose(_EIGHT_NEW, Request(preset="z3-nvme", optimizer_offload=_CPU, param_offload=_CPU))
+    asked = _choose(_EIGHT_NEW, Request(nvme_path="/nvme"))
+    assert [plan.strategy.nvme_path for plan in (kept, gone, asked)] == ["/local_nvme", None, "/nvme"]
 
 
 @pytest.mark.parametrize(

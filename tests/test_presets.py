@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from zerofit.compat import ALL_RULES, Situation
-from zerofit.compat.rule import broken_rules
+from zerofit.compat import ALL_RULES
+from zerofit.compat.engine import check
 from zerofit.errors import UserError
+from zerofit.layers.of_strategy import situation_of_strategy
 from zerofit.plan import Topology
 from zerofit.presets import PRESETS, Preset, find_preset
 from zerofit.strategy import Engine
@@ -67,8 +68,8 @@ def test_file_names_are_those_of_the_ecosystem() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
 def test_a_preset_breaks_no_rule_and_leaves_the_script_its_own(preset: Preset) -> None:
-    situation = Situation(strategy=preset.strategy, topology=Topology(world_size=2))
-    assert broken_rules(situation, rules=ALL_RULES) == ()
+    situation = situation_of_strategy(preset.strategy, topology=Topology(world_size=2))
+    assert check(situation, rules=ALL_RULES).findings == ()
     strategy = preset.strategy
     assert strategy.engine is Engine.DEEPSPEED
     assert (strategy.precision, strategy.micro_batch_size, strategy.gradient_clipping) == (None, None, None)

@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.batch import split_global_batch
-from zerofit.compat import ALL_RULES, Situation
-from zerofit.compat.rule import broken_rules
 from zerofit.errors import UserError
 from zerofit.facts import Machine, Versions, Workload
 from zerofit.plan import Origin, Plan, Reason, Topology
@@ -22,9 +20,10 @@ if TYPE_CHECKING:
 def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
     """Return the plan for this machine that does what the request says and fills in the rest.
 
+    Whether it can run, zerofit.compat says.
+
     Raises:
         UserError: the number of ranks or the global batch can't be made.
-        ExceptionGroup: of one UserError for each compatibility rule that the strategy breaks.
     """
     if request.plan and request.preset:
         raise _plan_and_preset(request.preset)
@@ -32,11 +31,12 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
     strategy, reasons = _base(machine, topology, request)
     overrides = _overrides(request)
     strategy = replace(strategy, **overrides)
+    if not strategy.uses_nvme and request.nvme_path is None:
+        strategy = replace(strategy, nvme_path=None)  # a preset's, whose offload a flag took away
     reasons = [reason for reason in reasons if reason.field not in overrides]
     reasons += [_by_flag(name, value) for name, value in overrides.items()]
     if request.on_cpu:
         reasons = [reason for reason in reasons if reason.field != "on_cpu"] + [_CPU_REASON]
-    _check(strategy, topology, machine, request)
     workload = _workload(request)
     if workload.global_batch_size is not None:
         if request.plan and request.gradient_accumulation_steps is None:
@@ -63,28 +63,6 @@ _CPU_REASON = Reason(field="on_cpu", value="on", origin=Origin.FLAG, why="--cpu 
 def asks_for_cpu(request: Request) -> bool:
     """Return whether the user said --cpu, now or when the plan was made."""
     return request.on_cpu or (request.plan is not None and _CPU_REASON in request.plan.reasons)
-
-
-def _check(strategy: Strategy, topology: Topology, machine: Machine, request: Request) -> None:
-    # GPUs elsewhere are not those of this machine, so the rules that look at them have nothing to say.
-    situation = Situation(
-        strategy=strategy, topology=topology, machine=None if request.elsewhere else machine
-    )
-    errors = list(broken_rules(situation, rules=ALL_RULES))
-    if request.nvme_path is not None and not strategy.uses_nvme:
-        errors.append(_nvme_path_unused(request.nvme_path))
-    if errors:
-        raise ExceptionGroup("combinations that do not work", errors)
-
-
-def _nvme_path_unused(nvme_path: str) -> UserError:
-    return UserError(
-        "nvme-path-unused",
-        "nothing is offloaded to NVMe",
-        found=f"--nvme-path {nvme_path} without an offload to nvme",
-        why="the folder would stay empty, and everything in memory",
-        fix="add --offload-optimizer nvme or --offload-param nvme, or leave out --nvme-path",
-    )
 
 
 def _trains(request: Request) -> bool:

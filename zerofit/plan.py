@@ -92,6 +92,8 @@ class Plan:
     model: ModelFacts | None = None
     trains: bool = True
     """Whether there are gradients and an optimizer; without, the run only evaluates or generates."""
+    is_checked: bool = True
+    """Whether a broken rule ends the run."""
     reasons: tuple[Reason, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     version: int = PLAN_VERSION

@@ -22,7 +22,7 @@ def _plan_launch(monkeypatch: pytest.MonkeyPatch, *flags: str) -> Launch:
     monkeypatch.setattr(cli, "probe_machine", lambda **_: _EIGHT)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     parameters: dict[str, Any] = cli.launch.make_context("launch", [*flags, "train.py"]).params
-    for name in ("script", "script_args", "module", "run_dir", "dry_run"):
+    for name in ("script", "script_args", "module", "run_dir", "no_check", "dry_run"):
         del parameters[name]
     return cli._plan_launch(parameters.pop("hostfile"), ("train.py",), parameters)
 

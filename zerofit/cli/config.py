@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.choose import choose, with_explicit_numbers
-from zerofit.cli.options import CONTEXT, Verb, request_of, strategy_options
+from zerofit.cli.checked import no_check_option, stop_at_errors
+from zerofit.cli.options import request_of, strategy_options
+from zerofit.cli.parameters import CONTEXT, Verb
 from zerofit.cli.write_files import write_files
-from zerofit.errors import UserError
+from zerofit.command import Launcher
+from zerofit.layers.of_strategy import situation_of_strategy
 from zerofit.probe.machine import probe_machine
 from zerofit.probe.port import DEFAULT_PORT
 from zerofit.probe.versions import probe_versions
@@ -42,9 +45,10 @@ if TYPE_CHECKING:
     help="Folder for the files; the current one where it is left out.",
 )
 @click.option("--auto", is_flag=True, help='Write "auto" for what the script decides, instead of numbers.')
+@no_check_option
 @click.option("--force", is_flag=True, help="Write over files that differ.")
 @click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
-def config(output_dir: Path, auto: bool, force: bool, dry_run: bool, **flags: Any) -> int:
+def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: bool, **flags: Any) -> int:
     """Write the files of a memory strategy.
 
     ds_config.json for DeepSpeed, accelerate.yaml and launch.sh for accelerate, training_args.json for
@@ -55,7 +59,10 @@ def config(output_dir: Path, auto: bool, force: bool, dry_run: bool, **flags: An
     request = request_of(elsewhere=True, **flags)
     machine = probe_machine(may_be_unreadable=True)  # the files are for GPUs that are taken on trust
     plan = choose(machine=machine, versions=probe_versions(), request=request)
-    _check_plain_accelerate_can_run(plan)
+    situation = situation_of_strategy(
+        plan.strategy, topology=plan.topology, versions=plan.versions, launcher=Launcher.ACCELERATE
+    )
+    stop_at_errors(situation, no_check=no_check)
     plan = plan if auto else with_explicit_numbers(plan)
     files = _files(plan, output_dir, auto=auto)
     if dry_run:
@@ -114,15 +121,3 @@ def _launch_script(plan: Plan, accelerate: Path) -> str:
         command = command.replace("MASTER_ADDR", '"$MASTER_ADDR"')
         usage = f"NODE_RANK=0 MASTER_ADDR=node0 {usage}   # on every node, with its own number"
     return f'#!/usr/bin/env bash\n# usage: {usage}\nset -eu\n{one_gpu}{command} "$@"\n'
-
-
-def _check_plain_accelerate_can_run(plan: Plan) -> None:
-    topology = plan.topology
-    if topology.on_cpu and topology.world_size > 1 and plan.strategy.engine is Engine.DEEPSPEED:
-        raise UserError(
-            "cpu-ranks-need-zerofit-launch",
-            "plain accelerate can't run DeepSpeed on several CPU ranks",
-            found=f"--cpu with {topology.world_size} ranks",
-            why="it takes each of them for rank 0 of 1, and every rank would read all the data",
-            fix="rehearse with `zerofit launch --cpu`, or leave --cpu out for files that are for GPUs",
-        )

@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.choose import asks_for_cpu, choose
-from zerofit.cli.options import CONTEXT, Number, Verb, request_of, strategy_options
+from zerofit.cli.checked import no_check_option, stop_at_errors
+from zerofit.cli.options import request_of, strategy_options
+from zerofit.cli.parameters import CONTEXT, Number, Verb
+from zerofit.cli.read_file import script_file
 from zerofit.cli.script import check_script
 from zerofit.errors import UserError
 from zerofit.launcher.launch import Launch, launch_command, launch_files, prepare_run, start
 from zerofit.launcher.nodes import Nodes, find_rendezvous, with_hostfile
 from zerofit.launcher.run_folder import run_folder
+from zerofit.layers.named_files import resumed_from
+from zerofit.layers.of_launch import situation_of_launch
+from zerofit.probe.catalog import load_schemas
+from zerofit.probe.checkpoint import probe_checkpoint
 from zerofit.probe.machine import probe_machine
 from zerofit.probe.versions import probe_versions
 from zerofit.render.command import first_gpu, is_on_one_of_many_gpus
 from zerofit.render.report import plan_lines
 from zerofit.runtime.settings import unapplied
+from zerofit.targets import Targets
 
 if TYPE_CHECKING:
     from zerofit.plan import Plan
@@ -63,6 +71,7 @@ _NODE_FLAGS = (
     show_default=True,
     help="Folder of all run folders.",
 )
+@no_check_option
 @click.option("--dry-run", is_flag=True, help="Print what would be written and run, and do nothing.")
 @click.argument("script")
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
@@ -71,6 +80,7 @@ def launch(
     script_args: tuple[str, ...],
     module: bool,
     run_dir: Path,
+    no_check: bool,
     dry_run: bool,
     hostfile: Path | None,
     **flags: Any,
@@ -82,6 +92,8 @@ def launch(
     """
     check_script(script, module=module)
     to_launch = _plan_launch(hostfile, (*(("-m",) if module else ()), script, *script_args), flags)
+    to_launch = replace(to_launch, plan=replace(to_launch.plan, is_checked=not no_check))
+    _check_rules(to_launch.plan, script=None if module else script, arguments=script_args)
     if dry_run:
         _print_dry_run(to_launch, run_folder(run_dir, target=script, at=datetime.now()))
         return 0
@@ -117,6 +129,18 @@ def _plan_launch(hostfile: Path | None, target: tuple[str, ...], flags: dict[str
         gpu_id = first_gpu(nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
         rendezvous = replace(rendezvous, gpu_ids=gpu_id)
     return Launch(plan=plan, target=target, rendezvous=rendezvous)
+
+
+def _check_rules(plan: Plan, *, script: str | None, arguments: tuple[str, ...]) -> None:
+    resumed = resumed_from(arguments)
+    targets = Targets(
+        files=(script_file(script),) if script else (),
+        arguments=arguments,
+        checkpoint=probe_checkpoint(resumed) if resumed else None,
+        schemas=load_schemas(),
+    )
+    situation = situation_of_launch(plan, machine=plan.machine, targets=targets)
+    stop_at_errors(situation, no_check=not plan.is_checked)
 
 
 def _check_micro_batch(request: Request) -> None:

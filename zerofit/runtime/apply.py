@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.runtime import accelerate_hooks, clipping, deepspeed_step, trainer_hooks
+from zerofit.runtime import accelerate_hooks, clipping, deepspeed_step, optimizer_check, trainer_hooks
 from zerofit.runtime.on_import import when_imported
 from zerofit.runtime.settings import settings_of
 
@@ -25,6 +25,8 @@ def install(plan: Plan, changes: Changes) -> None:
         clipping.install(module, changes, forced=forced)
         if settings.uses_deepspeed:
             deepspeed_step.hook_ends(module.Accelerator)
+        if settings.uses_deepspeed and plan.is_checked:
+            optimizer_check.install(module.Accelerator, plan, changes)
 
     if settings.uses_deepspeed:
         if settings.on_cpu:

@@ -23,6 +23,11 @@ class Changes:
             if self._announce:
                 print(f"zerofit: {line}", file=sys.stderr, flush=True)
 
+    def warn(self, text: str) -> None:
+        """Print what is no change, and is to be seen once all the same."""
+        if self._announce:
+            print(text, file=sys.stderr, flush=True)
+
     @property
     def lines(self) -> tuple[str, ...]:
         """All changes so far, in order."""

@@ -1,0 +1,246 @@
+"""zerofit check, run as a user runs it: what it reads, what it prints, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
+
+_FINDING = """\
+error[param-offload-needs-zero3]: parameter offload needs ZeRO-3
+  found: zero_optimization.offload_param.device=cpu with zero_optimization.stage=2   ({place})
+  why:   only stage 3 partitions parameters, so lower stages ignore the setting
+  fix:   set zero_optimization.stage to 3, or leave out offload_param
+  see:   https://www.deepspeed.ai/docs/config-json/#parameter-offloading
+"""
+_BAD = """\
+{
+  "train_micro_batch_size_per_gpu": 4,
+  "zero_optimization": {
+    "stage": 2,
+    "offload_param": {"device": "cpu"}
+  }
+}
+"""
+_GOOD = _BAD.replace('"stage": 2', '"stage": 2').replace(',\n    "offload_param": {"device": "cpu"}', "")
+_ACCELERATE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+num_machines: 1
+num_processes: 2
+deepspeed_config:
+  deepspeed_config_file: {file}
+"""
+_FILES = {
+    "bad.json": _BAD,
+    "good.json": _GOOD,
+    "broken.json": '{"bf16": {"enabled": tru',
+    "acc_bad.yaml": _ACCELERATE.format(file="bad.json"),
+    "acc_good.yaml": _ACCELERATE.format(file="good.json"),
+    "acc_gone.yaml": _ACCELERATE.format(file="gone.json"),
+    "train.py": "from accelerate import Accelerator\n\naccelerator = Accelerator()\n",
+    "pkg/train.py": "from accelerate import Accelerator\n\naccelerator = Accelerator()\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with a file of each kind."""
+    for name, text in _FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def _check(run: _RunZerofit, folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+    return run("check", *line.split(), cwd=folder, environment={"HF_HOME": str(folder / "no-home")})
+
+
+def _document(run: _RunZerofit, folder: Path, line: str) -> dict[str, object]:
+    document: dict[str, object] = json.loads(_check(run, folder, f"--json {line}").stdout)
+    return document
+
+
+def test_an_error_is_printed_whole_and_exits_1(run_zerofit: _RunZerofit, folder: Path) -> None:
+    finished = _check(run_zerofit, folder, "--route accelerate bad.json")
+    assert finished.stdout.startswith(_FINDING.format(place="bad.json:5") + "\n")
+    assert finished.stdout.splitlines()[-1] == "bad.json: 1 error"
+    assert (finished.returncode, finished.stderr) == (1, "")
+
+
+def test_what_is_right_exits_0_and_says_how_many_rules_hold(run_zerofit: _RunZerofit, folder: Path) -> None:
+    finished = _check(run_zerofit, folder, "--route accelerate good.json acc_good.yaml")
+    assert finished.stdout.splitlines()[-1].startswith("ok: good.json, acc_good.yaml: ")
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "files"),
+    [
+        ("bad.json", {"bad.json": None}),
+        ("./bad.json bad.json", {"./bad.json": None}),
+        ("acc_bad.yaml", {"acc_bad.yaml": None, "bad.json": "deepspeed_config_file: bad.json"}),
+        ("acc_bad.yaml bad.json", {"acc_bad.yaml": None, "bad.json": None}),
+        ("train.py --deepspeed bad.json", {"train.py": None, "bad.json": "--deepspeed bad.json"}),
+        (
+            "accelerate launch --config_file acc_bad.yaml train.py --lr 1",
+            {
+                "train.py": None,
+                "acc_bad.yaml": "--config_file acc_bad.yaml",
+                "bad.json": "deepspeed_config_file: bad.json",
+            },
+        ),
+        (
+            "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 train.py --deepspeed=bad.json",
+            {"train.py": None, "bad.json": "--deepspeed=bad.json"},
+        ),
+        (
+            "deepspeed train.py --deepspeed_config bad.json",
+            {"train.py": None, "bad.json": "--deepspeed_config bad.json"},
+        ),
+        (
+            "python -m pkg.train --deepspeed bad.json",
+            {"pkg/train.py": None, "bad.json": "--deepspeed bad.json"},
+        ),
+        ("accelerate launch -m pkg.train", {"pkg/train.py": None}),
+        ("accelerate launch -m installed.module", {}),
+        ("good.json bad.json", {"good.json": None, "bad.json": None}),
+    ],
+)
+def test_files_that_are_read_and_what_names_them(
+    run_zerofit: _RunZerofit, folder: Path, line: str, files: dict[str, str | None]
+) -> None:
+    document = _document(run_zerofit, folder, line)
+    read = {file["name"]: (file["named_by"] or {}).get("text") for file in document["files"]}  # type: ignore[attr-defined]
+    assert read == files
+    found = [finding["rule"] for finding in document["findings"]]  # type: ignore[attr-defined]
+    assert ("param-offload-needs-zero3" in found) is any(name.endswith("bad.json") for name in files)
+
+
+def test_the_file_of_accelerate_config_is_read_where_no_flag_names_one(
+    run_zerofit: _RunZerofit, folder: Path
+) -> None:
+    home = folder / "no-home/accelerate"
+    home.mkdir(parents=True)
+    (home / "default_config.yaml").write_text(_FILES["acc_good.yaml"])
+    document = _document(run_zerofit, folder, "accelerate launch train.py")
+    assert [(file["name"], (file["named_by"] or {}).get("text")) for file in document["files"]] == [  # type: ignore[attr-defined]
+        ("train.py", None),
+        (str(home / "default_config.yaml"), "accelerate launch without --config_file"),
+        ("good.json", "deepspeed_config_file: good.json"),
+    ]
+
+
+def test_a_file_that_is_named_and_missing_is_a_finding_at_the_naming_line(
+    run_zerofit: _RunZerofit, folder: Path
+) -> None:
+    finished = _check(run_zerofit, folder, "acc_gone.yaml")
+    headline = "error[named-file-missing]: a configuration that is named is not there"
+    assert f"{headline}\n  found: deepspeed_config_file: gone.json   (acc_gone.yaml:6)\n" in finished.stdout
+    assert finished.returncode == 1
+
+
+def test_a_configuration_in_place_of_its_name_is_read(run_zerofit: _RunZerofit, folder: Path) -> None:
+    for argument in ('{"zero_optimization":{"stage":9}}', "eyJ6ZXJvX29wdGltaXphdGlvbiI6eyJzdGFnZSI6OX19"):
+        document = _document(run_zerofit, folder, f"train.py --deepspeed {argument}")
+        assert [file["name"] for file in document["files"]] == ["train.py", "--deepspeed"]  # type: ignore[attr-defined]
+        places = [finding["file"] for finding in document["findings"]]  # type: ignore[attr-defined]
+        assert "--deepspeed" in places
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _FILES["broken.json"].encode(),
+        b"\x00\x01\x02" * 100,
+        '{"bf16": {}}'.encode("utf-16"),
+        b'{"a": "' + b"x" * 1_000_000 + b'"}',
+        b"[" * 100_000,
+        b"",
+    ],
+)
+def test_a_file_that_cannot_be_read_as_what_it_should_be_is_a_finding(
+    run_zerofit: _RunZerofit, folder: Path, data: bytes
+) -> None:
+    (folder / "file.json").write_bytes(data)
+    finished = _check(run_zerofit, folder, "file.json")
+    assert finished.stdout.startswith("error[deepspeed-syntax]: ")
+    assert "(file.json:" in finished.stdout
+    assert (finished.returncode, finished.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "rule"),
+    [
+        ("file.yaml", b"distributed_type: [DEEPSPEED", "accelerate-syntax"),
+        ("file.yaml", b'a: !!python/object/apply:os.system ["touch ran"]', "accelerate-syntax"),
+        ("file.yaml", b"\xff\xfe\x00" * 100, "accelerate-syntax"),
+        ("file.py", b"def train(:\n", "script-syntax"),
+        ("file.py", b"\xff\xfe\x00" * 100, "script-syntax"),
+        ("file.py", b"# -*- coding: nosuch -*-\n", "script-syntax"),
+        ("file.py", b"x = " + b"(" * 5000 + b")" * 5000, "script-syntax"),
+    ],
+)
+def test_so_is_a_broken_accelerate_file_or_script(
+    run_zerofit: _RunZerofit, folder: Path, name: str, data: bytes, rule: str
+) -> None:
+    (folder / name).write_bytes(data)
+    finished = _check(run_zerofit, folder, name)
+    assert f"error[{rule}]: " in finished.stdout
+    assert (finished.returncode, finished.stderr) == (1, "")
+    assert not (folder / "ran").exists()
+
+
+def test_standard_input(folder: Path) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "zerofit", "check", "--route", "accelerate", "-"],
+        cwd=folder,
+        input=_BAD,
+        capture_output=True,
+        text=True,
+    )
+    assert finished.stdout.startswith(_FINDING.format(place="standard input:5") + "\n")
+    assert (finished.returncode, finished.stderr) == (1, "")
+
+
+def test_strict_fails_for_a_warning(run_zerofit: _RunZerofit, folder: Path) -> None:
+    line = "--route accelerate warned.json"
+    (folder / "warned.json").write_text(_GOOD.replace("{", '{\n  "bfloat16": {"enabled": true},', 1))
+    document = _document(run_zerofit, folder, line)
+    assert document["counts"] == {"error": 0, "warning": 1, "advice": 0}
+    assert _check(run_zerofit, folder, line).returncode == 0
+    assert _check(run_zerofit, folder, f"--strict {line}").returncode == 1
+
+
+def test_sarif_and_json_hold_the_same_findings(run_zerofit: _RunZerofit, folder: Path) -> None:
+    document = _document(run_zerofit, folder, "bad.json acc_gone.yaml")
+    log = json.loads(_check(run_zerofit, folder, "--sarif bad.json acc_gone.yaml").stdout)
+    assert [result["ruleId"] for result in log["runs"][0]["results"]] == [
+        finding["rule"]
+        for finding in document["findings"]  # type: ignore[attr-defined]
+    ]
+
+
+def test_explain_prints_the_page_and_rules_the_list(run_zerofit: _RunZerofit, folder: Path) -> None:
+    page = _check(run_zerofit, folder, "--explain param-offload-needs-zero3")
+    golden = Path(__file__).parents[1] / "golden/findings/param-offload-needs-zero3.md"
+    assert (page.stdout, page.returncode) == (golden.read_text(), 0)
+    lines = _check(run_zerofit, folder, "--rules").stdout.splitlines()
+    assert "error    param-offload-needs-zero3" in [line[:34] for line in lines]
+
+
+def test_colour_stands_on_a_terminal_only(folder: Path) -> None:
+    pty = pytest.importorskip("pty")
+    reader, writer = pty.openpty()
+    command = [sys.executable, "-m", "zerofit", "check", "--route", "accelerate", "bad.json"]
+    subprocess.run(command, cwd=folder, stdout=writer, check=False)
+    os.close(writer)
+    assert os.read(reader, 100).startswith(b"\x1b[31m\x1b[1merror\x1b[0m[param-offload-needs-zero3]")
+    os.close(reader)

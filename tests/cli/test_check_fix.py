@@ -1,0 +1,227 @@
+"""zerofit check --fix: what it writes, what it leaves alone, and that a backup of each file stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from zerofit.cli.fix_files import Checked, Fix, diff_of, find_fixes, write_fixes
+from zerofit.compat.engine import Finding, Verdict
+from zerofit.compat.rule import Confidence, Severity
+from zerofit.document import FileKind
+from zerofit.documents import read_document
+from zerofit.edits import Edit, RemoveKey, RenameKey, SetValue
+from zerofit.errors import UserError
+from zerofit.targets import TargetFile, Targets
+
+_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
+
+# The key below the misspelt one is misspelt too, which shows only when the first is mended.
+_BEFORE = (
+    '{\r\n  "train_micro_batch_size_per_gpu": 4,\r\n'
+    '  "zero_optimisation": {"stage": 3, "ofload_param": {"device": "cpu"}},\r\n'
+    '  "gradient_cliping" : 1.0\r\n}'
+)
+_AFTER = (
+    _BEFORE.replace("optimisation", "optimization")
+    .replace("ofload", "offload")
+    .replace("cliping", "clipping")
+)
+_DIFF = """\
+--- {name}
++++ {name}
+@@ -1,5 +1,5 @@
+ {{\r
+   "train_micro_batch_size_per_gpu": 4,\r
+-  "zero_optimisation": {{"stage": 3, "ofload_param": {{"device": "cpu"}}}},\r
+-  "gradient_cliping" : 1.0\r
++  "zero_optimization": {{"stage": 3, "offload_param": {{"device": "cpu"}}}},\r
++  "gradient_clipping" : 1.0\r
+ }}
+\\ No newline at end of file
+"""
+
+
+def _write(path: Path, text: str = _BEFORE) -> Path:
+    path.write_bytes(text.encode())
+    return path
+
+
+def _fix(run: _RunZerofit, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run("check", "--route", "accelerate", "--fix", *words, cwd=folder)
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_bytes().decode() for path in folder.iterdir()}
+
+
+def test_what_is_mended_keeps_all_else_and_a_backup(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    _write(tmp_path / "ds.json").chmod(0o640)
+    finished = _fix(run_zerofit, tmp_path, "ds.json")
+    assert _texts(tmp_path) == {"ds.json": _AFTER, "ds.json.bak": _BEFORE}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o640}
+    diff = _DIFF.format(name="ds.json").replace("\r\n", "\n")  # as Python reads a pipe
+    assert finished.stderr == f"{diff}zerofit: mended ds.json; as it was: ds.json.bak\n"
+    assert "deepspeed-key-misspelt" not in finished.stdout
+
+
+def test_dry_run_prints_the_diff_and_writes_nothing(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    _write(tmp_path / "ds.json")
+    finished = _fix(run_zerofit, tmp_path, "--dry-run", "ds.json")
+    assert (finished.stdout, finished.stderr) == (_DIFF.format(name="ds.json").replace("\r\n", "\n"), "")
+    assert finished.returncode == 0
+    assert _texts(tmp_path) == {"ds.json": _BEFORE}
+
+
+def test_the_diff_is_one_that_patch_takes(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    text = _BEFORE.replace("\r\n", "\n")
+    _write(tmp_path / "ds.json", text)
+    diff = _fix(run_zerofit, tmp_path, "--dry-run", "ds.json").stdout
+    subprocess.run(["patch", "-s", "-p0"], cwd=tmp_path, input=diff, text=True, check=True)
+    assert (tmp_path / "ds.json").read_text() == _AFTER.replace("\r\n", "\n")
+
+
+def test_nothing_to_mend(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    _write(tmp_path / "ds.json", _AFTER)
+    finished = _fix(run_zerofit, tmp_path, "ds.json")
+    assert finished.stderr == "zerofit: nothing to mend: no finding has exactly one right answer\n"
+    assert _texts(tmp_path) == {"ds.json": _AFTER}
+
+
+def test_no_backup_is_ever_overwritten(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    for name in ("ds.json.bak", "ds.json.bak1"):
+        _write(tmp_path / name, "mine")
+    _write(tmp_path / "ds.json")
+    _fix(run_zerofit, tmp_path, "ds.json")
+    assert _texts(tmp_path) == {
+        "ds.json": _AFTER,
+        "ds.json.bak": "mine",
+        "ds.json.bak1": "mine",
+        "ds.json.bak2": _BEFORE,
+    }
+
+
+def test_a_link_stays_a_link_and_its_target_is_mended(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    _write(tmp_path / "real/ds.json")
+    (tmp_path / "link.json").symlink_to("real/ds.json")
+    finished = _fix(run_zerofit, tmp_path, "link.json")
+    assert finished.stderr.endswith("zerofit: mended link.json; as it was: real/ds.json.bak\n")
+    assert (tmp_path / "link.json").is_symlink()
+    assert _texts(tmp_path / "real") == {"ds.json": _AFTER, "ds.json.bak": _BEFORE}
+
+
+def test_a_read_only_file_is_refused_and_no_other_is_written(
+    run_zerofit: _RunZerofit, tmp_path: Path
+) -> None:
+    _write(tmp_path / "a.json")
+    _write(tmp_path / "b.json").chmod(0o440)
+    finished = _fix(run_zerofit, tmp_path, "a.json", "b.json")
+    assert finished.stderr.endswith(
+        "error[fix-not-written]: a file can't be mended\n"
+        "  found: b.json: it is read-only\n"
+        "  why:   someone protected it from changes\n"
+        "  fix:   make it writable, or see the change with check --fix --dry-run\n"
+    )
+    assert finished.returncode == 2
+    assert _texts(tmp_path) == {"a.json": _BEFORE, "b.json": _BEFORE}
+
+
+def test_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    path = _write(tmp_path / "ds.json", "{}")
+    with pytest.raises(UserError, match="a file can't be mended") as error:
+        write_fixes((Fix(name=str(path), before='{"a": 1}', after='{"b": 1}'),))
+    assert error.value.found == f"{path}: it has changed since it was checked"
+    assert _texts(tmp_path) == {"ds.json": "{}"}
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_a_stop_at_any_time_leaves_the_file_whole_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException
+) -> None:
+    path = _write(tmp_path / "ds.json", "{}")
+
+    def stop(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(os, call, stop)
+    with pytest.raises((KeyboardInterrupt, UserError)):
+        write_fixes((Fix(name=str(path), before="{}", after='{"b": 1}'),))
+    assert _texts(tmp_path) == {"ds.json": "{}"}
+
+
+def _looking_at(path: Path, *edits: Edit) -> Callable[[Mapping[str, str]], Checked]:
+    """Return what checks one file, with a finding of these edits until they are made."""
+
+    def look(overlay: Mapping[str, str]) -> Checked:
+        document = read_document(overlay.get(os.path.realpath(path), path.read_text()), name=str(path))
+        finding = Finding(
+            rule="made-up",
+            severity=Severity.ERROR,
+            confidence=Confidence.CERTAIN,
+            summary="",
+            found="",
+            why="",
+            fix="",
+            see="",
+            place=None,
+            edits=edits,
+        )
+        file = TargetFile(name=str(path), kind=FileKind.DEEPSPEED, document=document)
+        return Checked(targets=Targets(files=(file,)), verdict=Verdict(findings=(finding,) * (not overlay)))
+
+    return look
+
+
+def test_edits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    path = _write(tmp_path / "ds.json", '{"bf16": {"enabled": true}}')
+    edits = [SetValue(document=str(path), path=("bf16", "enabled"), value=value) for value in (1, True)]
+    with pytest.raises(UserError) as error:
+        find_fixes(_looking_at(path, *edits))
+    assert str(error.value) == (
+        "error[fix-not-possible]: the file can't be mended\n"
+        f"  found: {path}: two different changes of bf16.enabled are asked for\n"
+        "  why:   --fix changes only what has exactly one right answer, and nothing beside it\n"
+        "  fix:   change it by hand, as the findings of zerofit check say"
+    )
+
+
+def test_edits_of_several_kinds_make_one_diff(tmp_path: Path) -> None:
+    path = _write(tmp_path / "ds.json", '{\n  "amp": {},\n  "bf17": {"enabled": false}\n}\n')
+    edits = (
+        RemoveKey(document=str(path), path=("amp",)),
+        RenameKey(document=str(path), path=("bf17",), key="bf16"),
+        SetValue(document=str(path), path=("bf17", "enabled"), value=True),
+    )
+    (fix,) = find_fixes(_looking_at(path, *edits))
+    assert diff_of(fix) == (
+        f"--- {path}\n+++ {path}\n@@ -1,4 +1,3 @@\n"
+        ' {\n-  "amp": {},\n-  "bf17": {"enabled": false}\n+  "bf16": {"enabled": true}\n }\n'
+    )
+
+
+def test_edits_of_what_is_no_file_are_left_out(tmp_path: Path) -> None:
+    document = read_document("{}", name="--deepspeed")
+    file = TargetFile(name="--deepspeed", kind=FileKind.DEEPSPEED, document=document)
+    edit = SetValue(document="--deepspeed", path=("a",), value=1)
+    looked = _looking_at(_write(tmp_path / "ds.json", "{}"), edit)({})
+    checked = Checked(targets=Targets(files=(file,)), verdict=looked.verdict)
+    assert find_fixes(lambda _: checked) == ()
+
+
+def test_the_signal_of_ctrl_c_ends_the_command_with_130(tmp_path: Path) -> None:
+    fifo = tmp_path / "ds.json"
+    os.mkfifo(fifo)
+    process = subprocess.Popen([sys.executable, "-m", "zerofit", "check", str(fifo)], stderr=subprocess.PIPE)
+    writer = os.open(fifo, os.O_WRONLY)  # returns when the command reads
+    process.send_signal(signal.SIGINT)
+    assert (process.wait(timeout=60), process.stderr.read() if process.stderr else b"") == (130, b"\n")
+    os.close(writer)

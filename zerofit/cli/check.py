@@ -1,0 +1,209 @@
+"""zerofit check: files, flags and scripts held against the rules, before anything runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from functools import cache
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import click
+
+from zerofit.cli.fix_files import Checked, diff_of, find_fixes, write_fixes
+from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
+from zerofit.cli.read_targets import read_targets
+from zerofit.command import Route
+from zerofit.compat import ALL_RULES
+from zerofit.compat.engine import Verdict, sort_findings
+from zerofit.compat.engine import check as check_rules
+from zerofit.compat.rule import Severity
+from zerofit.errors import UserError, nearest
+from zerofit.layers.join import situations
+from zerofit.probe.catalog import load_schemas
+from zerofit.probe.versions import probe_versions
+from zerofit.render.findings import findings_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from zerofit.targets import Targets
+
+_COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.ADVICE: "cyan"}
+_ROUTES = {route.value: route for route in Route}
+
+
+@click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
+@click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+@click.option("--sarif", "as_sarif", is_flag=True, help="Print SARIF 2.1.0, for code review tools.")
+@click.option("--fix", is_flag=True, help="Mend what has exactly one right answer; FILE.bak keeps the old.")
+@click.option("--dry-run", is_flag=True, help="With --fix: print the change as a diff, and write nothing.")
+@click.option(
+    "--route",
+    type=Word("route", _ROUTES),
+    help="Who reads the DeepSpeed file, where no script shows it.",
+)
+@click.option("--num-processes", type=Number(int, least=1), help="Ranks on all nodes together.")
+@click.option("--cpu", "on_cpu", is_flag=True, help="The run is on the CPU.")
+@click.option("--here", is_flag=True, help="The run is on this machine: hold it against its GPUs.")
+@click.option("--explain", metavar="RULE", help="Print the page of a rule.")
+@click.option("--rules", "list_rules", is_flag=True, help="List all rules.")
+@click.argument("targets", nargs=-1, type=click.UNPROCESSED, metavar="TARGETS...")
+@click.pass_context
+def check(
+    context: click.Context,
+    *,
+    targets: tuple[str, ...],
+    strict: bool,
+    as_json: bool,
+    as_sarif: bool,
+    fix: bool,
+    dry_run: bool,
+    route: Route | None,
+    num_processes: int | None,
+    on_cpu: bool,
+    here: bool,
+    explain: str | None,
+    list_rules: bool,
+) -> int:
+    """Say what would fail, or silently go wrong, before it runs.
+
+    TARGETS are files: a DeepSpeed JSON (- for standard input), an accelerate YAML, a script with its
+    arguments behind it. Or the whole command, as it will be run:
+
+    \b
+      zerofit check ds_config.json accelerate.yaml
+      zerofit check train.py --bf16 --deepspeed ds_config.json
+      zerofit check accelerate launch --config_file accelerate.yaml train.py
+
+    Files that these name are read too. Exit code 1 if there is an error, or with --strict a warning.
+    """
+    if explain is not None or list_rules:
+        click.echo(_page(explain) if explain is not None else _rules_table())
+        return 0
+    _refuse_wrong_use(context, targets, as_json=as_json, as_sarif=as_sarif, fix=fix, dry_run=dry_run)
+    around = _around(route=route, num_processes=num_processes, on_cpu=on_cpu, here=here)
+    look = _looking_at(targets, around)
+    if fix:
+        fixes = find_fixes(look)
+        if not fixes:
+            click.echo("zerofit: nothing to mend: no finding has exactly one right answer", err=True)
+        click.echo("".join(diff_of(change) for change in fixes), nl=False, err=not dry_run)
+        if dry_run:
+            return 0
+        for change, backup in zip(fixes, write_fixes(fixes), strict=True):
+            click.echo(f"zerofit: mended {change.name}; as it was: {backup}", err=True)
+    checked = look({})
+    click.echo(_output(checked, as_json=as_json, as_sarif=as_sarif))
+    failing = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
+    return int(any(finding.severity in failing for finding in checked.verdict.findings))
+
+
+def _refuse_wrong_use(
+    context: click.Context,
+    targets: tuple[str, ...],
+    *,
+    as_json: bool,
+    as_sarif: bool,
+    fix: bool,
+    dry_run: bool,
+) -> None:
+    if not targets:
+        argument = next(param for param in context.command.params if param.name == "targets")
+        raise click.MissingParameter(ctx=context, param=argument)
+    if as_json and as_sarif:
+        raise click.UsageError("--json and --sarif are two forms of the same output", context)
+    if dry_run and not fix:
+        raise click.UsageError("--dry-run belongs to --fix: a check alone writes nothing", context)
+    if fix and "-" in takewhile(lambda word: not word.endswith(".py"), targets):
+        raise click.UsageError("--fix changes files, and - is standard input", context)
+
+
+def _around(
+    *, route: Route | None, num_processes: int | None, on_cpu: bool, here: bool
+) -> Callable[[Targets], Targets]:
+    """Return a function that adds to targets what is known beside them."""
+    versions = probe_versions()
+    machine = None
+    if here:
+        from zerofit.probe.machine import probe_machine
+
+        machine = probe_machine()
+    return lambda targets: replace(
+        targets,
+        route=route,
+        num_processes=num_processes,
+        on_cpu=on_cpu,
+        machine=machine,
+        versions=versions,
+    )
+
+
+def _looking_at(
+    words: tuple[str, ...], around: Callable[[Targets], Targets]
+) -> Callable[[Mapping[str, str]], Checked]:
+    schemas = load_schemas()
+    stdin = cache(lambda: sys.stdin.buffer.read())
+
+    def look(overlay: Mapping[str, str]) -> Checked:
+        targets = around(read_targets(words, schemas=schemas, stdin=stdin, overlay=overlay))
+        return Checked(targets=targets, verdict=verdict_of(targets))
+
+    return look
+
+
+def verdict_of(targets: Targets) -> Verdict:
+    """Return what all rules say of all situations that the targets make, each thing once."""
+    verdicts = [check_rules(situation, rules=ALL_RULES) for situation in situations(targets)]
+    return Verdict(
+        findings=sort_findings(finding for verdict in verdicts for finding in verdict.findings),
+        unknown=tuple(dict.fromkeys(unknown for verdict in verdicts for unknown in verdict.unknown)),
+    )
+
+
+def _output(checked: Checked, *, as_json: bool, as_sarif: bool) -> str:
+    verdict, files = checked.verdict, checked.targets.files
+    if as_json:
+        from zerofit.render.findings_json import findings_json
+
+        return findings_json(verdict, files=files, num_rules=len(ALL_RULES))
+    if as_sarif:
+        from zerofit import __version__
+        from zerofit.render.sarif import sarif
+
+        return sarif(verdict, files=files, rules=ALL_RULES, version=__version__)
+    return _coloured(findings_text(verdict, files=files, num_rules=len(ALL_RULES)))
+
+
+def _coloured(text: str) -> str:
+    """Return the text with each severity in colour, which click drops where stdout is no terminal."""
+    return re.sub(
+        rf"^({'|'.join(Severity)})(?=\[)",
+        lambda match: click.style(match[1], fg=_COLOURS[Severity(match[1])], bold=True),
+        text,
+        flags=re.MULTILINE,
+    )
+
+
+def _page(name: str) -> str:
+    from zerofit.render.rule_pages import rule_page
+
+    rules = {rule.id: rule for rule in ALL_RULES}
+    if name in rules:
+        return rule_page(rules[name]).rstrip("\n")
+    near = nearest(name, rules)
+    raise UserError(
+        "unknown-rule",
+        f"there is no rule {name!r}",
+        found=f"--explain {name}",
+        why="it is none of those that zerofit check --rules lists",
+        fix=f"did you mean --explain {near}?" if near else "see zerofit check --rules",
+    )
+
+
+def _rules_table() -> str:
+    from zerofit.render.rule_pages import rules_table
+
+    return rules_table(ALL_RULES)

@@ -1,0 +1,35 @@
+"""python -m zerofit.cli.write_docs: renders the reference pages into docs/ of the current folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from zerofit.cli.write_files import write_files
+from zerofit.compat import ALL_RULES
+from zerofit.render.evidence_page import evidence_page
+from zerofit.render.optimizer_page import optimizer_page
+from zerofit.render.rule_pages import rules_reference
+
+_MEASURED = Path("tests/evidence/measured")
+
+
+def reference_pages(root: Path) -> dict[Path, str]:
+    """Return the text of each page of docs/reference, by its path.
+
+    Args:
+        root: the folder of the repository, where what was measured stands.
+    """
+    measured = root / _MEASURED
+    folder = root / "docs" / "reference"
+    return {
+        folder / "rules.md": rules_reference(ALL_RULES),
+        folder / "optimizers.md": optimizer_page(
+            json.loads((measured / "optimizers.json").read_text("utf-8"))
+        ),
+        folder / "evidence.md": evidence_page(json.loads((measured / "rules.json").read_text("utf-8"))),
+    }
+
+
+if __name__ == "__main__":
+    write_files(reference_pages(Path()), force=True)
