@@ -14,7 +14,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -95,11 +96,11 @@ def _damage_node(node: Any, random: Random) -> None:
         return
     match random.randrange(4):
         case 0 | 1:
-            node[key] = random.choice(_VALUES)
+            node[key] = deepcopy(random.choice(_VALUES))
         case 2:
             node[mutate(key, random, most=1).encode("utf-8", "replace").decode()] = node.pop(key)
         case 3:
-            node[random.choice(sorted(node))] = node[key]
+            node[random.choice(sorted(node))] = deepcopy(node[key])
 
 
 @dataclass
@@ -115,8 +116,6 @@ def check_text(path: Path, route: Route | None, tally: _Tally) -> None:
     """Check one file as the command does, with every output and every fix."""
 
     def look(overlay: Any) -> Checked:
-        from dataclasses import replace
-
         targets = read_targets((str(path),), schemas=_SCHEMAS, stdin=lambda: b"", overlay=overlay)
         targets = replace(targets, route=route, versions=_VERSIONS, num_processes=2)
         return Checked(targets=targets, verdict=verdict_of(targets))

@@ -136,7 +136,7 @@ def _zero_clipping_is_lost(situation: Situation) -> Iterator[Hit]:
         return
     try:
         is_off = float(clipping.value) == 0
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return
     if is_off:
         yield Hit(found=clipping.text, place=clipping.place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from zerofit.schema import Key, Schema
 
 _SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
+_WHOLE = re.compile(r"[0-9]{1,18}")
 _NEAR = 0.85
 """Likeness of two spellings from which one is the other misspelt. ASSUMPTION: 0.85 takes zero_stag for
 zero_stage and does not take one key of accelerate for another."""
@@ -139,7 +141,7 @@ def _repaired(file: Document, entry: Entry, key: Key) -> str | int | None:
     if Kind.STRING in key.kinds and isinstance(value, (bool, int)):
         text = file.text[entry.node.span.start : entry.node.span.end]
         return text if not key.choices or text.lower() in key.choices else None
-    if Kind.INTEGER in key.kinds and isinstance(value, str) and value.strip().isdigit():
+    if Kind.INTEGER in key.kinds and isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
         return int(value)
     return None
 

@@ -119,7 +119,7 @@ def _as_choice(value: Any, *, ignores_case: bool) -> str:
         value = int(value) if float(value).is_integer() else value
     text = str(value).strip()
     if _INTEGER_TEXT.fullmatch(text):
-        return str(int(float(text)))
+        return text.partition(".")[0].replace("_", "").removeprefix("+").lstrip("0") or "0"
     return text.lower() if ignores_case else text
 
 

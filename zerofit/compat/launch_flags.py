@@ -117,7 +117,7 @@ def _is_ignored(file: Document, flag: Flag, path: tuple[str, ...]) -> bool:
 def _is_same(value: Any, text: str) -> bool:
     try:
         return not isinstance(value, bool) and float(value) == float(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return str(value).lower() == text.lower()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from zerofit.command import Launcher
@@ -25,6 +26,7 @@ _DEFAULT_STAGE = 2
 """accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__."""
 _NO_FOLDER = "none"
 """`accelerate launch` passes no folder on, and the plugin then takes this word for one."""
+_WHOLE = re.compile(r"[0-9]{1,18}")
 _PRECISIONS = {"no": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
 
 
@@ -112,9 +114,10 @@ def _topology(world_size: int | None, num_nodes: int | None, *, on_cpu: bool) ->
 
 
 def _integer(value: Any) -> int | None:
-    if isinstance(value, str) and value.strip().isdigit():
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
         return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    is_count = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18
+    return value if is_count else None
 
 
 def _stage(launch: Launch) -> Said[ZeroStage] | None:

@@ -12,8 +12,8 @@ _HEAD = """\
 # Evidence for the rules
 
 Each rule's bad example was run, and what it did is what the rule says; its good example was run and ended
-well, with the weights of a run without sharding where it trains. "Documented" means that it was not reproduced
-here, for the reason given: the rule's own link is then its evidence.
+well, with the weights of a run without sharding where it trains. "Documented" means that it was not
+reproduced here, for the reason given: the rule's own link is then its evidence.
 """
 
 

@@ -1,0 +1,28 @@
+"""What the tests of the evidence share: one runner, with a cache outside the repository."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from harness.runner import Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ANEW = "--anew"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(_ANEW, action="store_true", help="Run all evidence anew, whatever ran before.")
+
+
+@pytest.fixture(scope="session")
+def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    """Runs examples; what ran before with the same files, versions and harness is read from the cache."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    anew = request.config.getoption(_ANEW, default=False)
+    with Runner(caches / "zerofit-evidence", anew=anew) as runner:
+        yield runner

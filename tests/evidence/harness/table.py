@@ -1,0 +1,64 @@
+"""The committed table of what was measured: a row a rule, of its present examples or stale."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.probe.versions import probe_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from zerofit.compat.rule import Rule
+
+TABLE = Path(__file__).parents[1] / "measured" / "rules.json"
+
+
+def fingerprint(rule: Rule) -> str:
+    """Return a hash of all that a row is measured of: the rule's examples and its evidence."""
+    parts = [_plain(part) for part in (rule.bad, rule.good, rule.evidence)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def read_table() -> dict[str, Any]:
+    """Return the table; one without rows where there is none yet."""
+    return json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {"rules": []}
+
+
+def write_table(rows: Mapping[str, Mapping[str, Any]], rules: Iterable[Rule]) -> None:
+    """Write new rows beside those of before, without the rows of rules that are gone."""
+    all_rows = {row["rule"]: row for row in read_table()["rules"]} | dict(rows)
+    versions = dataclasses.asdict(probe_versions())
+    document = {
+        "measured_on": datetime.now(UTC).date().isoformat(),
+        "versions": {name: version for name, version in versions.items() if version is not None},
+        "rules": [all_rows[name] for name in sorted(rule.id for rule in rules) if name in all_rows],
+    }
+    TABLE.parent.mkdir(exist_ok=True)
+    TABLE.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def stale_rows(rules: Iterable[Rule], table: Mapping[str, Any]) -> list[str]:
+    """Return what the table lacks or holds of examples that have changed since."""
+    rows = {row["rule"]: row for row in table["rules"]}
+    known = {rule.id: rule for rule in rules}
+    complaints = [f"{name}: not measured" for name in sorted(known.keys() - rows.keys())]
+    complaints += [f"{name}: no such rule" for name in sorted(rows.keys() - known.keys())]
+    changed = (name for name in known.keys() & rows.keys() if rows[name]["of"] != fingerprint(known[name]))
+    return complaints + [f"{name}: its examples or evidence have changed" for name in sorted(changed)]

@@ -1,0 +1,1 @@
+"""Measures every optimizer under ZeRO and offload against one unsharded process, for the optimizer table."""

@@ -1,0 +1,62 @@
+"""What a measurement comes to, and whether the optimizer table says the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.compat.optimizer_row import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerofit.compat.optimizer_row import Row
+
+SAME_UP_TO = 1e-4
+"""Relative error up to which weights are the same. Rounding in another order, and CPU Adam's arithmetic, come
+to 5e-6 at most; the smallest that is not the same, 8-bit blocks that are cut elsewhere, to 3e-3."""
+SLACK = 2.0
+"""On another CPU an error may be up to so many times larger or smaller than the table's."""
+
+
+def answer_of(measured: Mapping[str, Any]) -> Answer:
+    """Return what a measurement comes to.
+
+    Args:
+        measured: what `Pair.run` returns.
+
+    Raises:
+        ValueError: the reference itself did not train, or nothing was measured.
+    """
+    if "raised" in measured:
+        return Answer.REFUSED
+    if "error" not in measured:
+        raise ValueError(f"not a measurement: {measured}")
+    if measured["error"] <= SAME_UP_TO:
+        return Answer.ALLOWED
+    return Answer.DIFFERENT if measured["is_own"] else Answer.WRONG
+
+
+def mismatch(row: Row, measured: Mapping[str, Any]) -> str | None:
+    """Return how a measurement and its row differ; None where they agree."""
+    if "error" not in measured and "raised" not in measured:
+        return f"not measured: {measured}"
+    answer = answer_of(measured)
+    if answer is not row.answer:
+        return f"{answer} ({show(measured)}), and the table says {row.answer}: {row.cause}"
+    if "raised" in measured:
+        if not row.says or row.says not in measured["raised"]:
+            return f"{measured['raised']!r}, and the table says {row.says!r}"
+        return None
+    if answer is Answer.ALLOWED:
+        return None
+    low, high = row.error or (float("nan"), float("nan"))
+    if not low / SLACK <= measured["error"] <= high * SLACK:
+        return f"off by {measured['error']:.2g}, and the table says {row.error}"
+    return None
+
+
+def show(measured: Mapping[str, Any]) -> str:
+    """Return a measurement in a few words."""
+    if "raised" in measured:
+        return str(measured["raised"])
+    return f"{measured['stepped']} off by {measured['error']:.2g}"

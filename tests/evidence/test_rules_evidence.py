@@ -1,0 +1,51 @@
+"""Each rule's bad example goes wrong as the rule says, and its good one trains to the unsharded reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from harness.prove import prove
+from harness.table import read_table, stale_rows, write_table
+
+from zerofit.compat import ALL_RULES, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from harness.runner import Runner
+
+_BY_ID = {rule.id: rule for rule in ALL_RULES}
+TELLING = (
+    "fp16-needs-gpu",
+    "deepspeed-key-misspelt",
+    "param-offload-needs-zero3",
+    "accumulation-needs-accumulate",
+    "zero3-model-made-whole",
+    "all-ranks-must-meet",
+)
+"""Rules of each outcome whose examples are quick to run: what `make test` proves."""
+
+
+@pytest.fixture(scope="module")
+def rows() -> Iterator[dict[str, Any]]:
+    """Collect the rows that were proven, and write them into the table at the end."""
+    rows: dict[str, Any] = {}
+    yield rows
+    write_table(rows, ALL_RULES)
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.id)
+def test_rule_has_its_evidence(rule: Rule, runner: Runner, rows: dict[str, Any]) -> None:
+    rows[rule.id] = prove(rule, runner)
+
+
+@pytest.mark.parametrize("name", TELLING)
+def test_telling_rule_has_its_evidence(name: str, runner: Runner) -> None:
+    assert prove(_BY_ID[name], runner)["verdict"] == "reproduced"
+
+
+def test_the_table_is_of_the_present_rules() -> None:
+    stale = stale_rows(ALL_RULES, read_table())
+    assert stale == [], "run: make evidence"
