@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-overhead clean
+.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-fuzz bench-overhead clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -34,6 +34,9 @@ docs: $(VENV)/.installed  ## render docs/reference/rules.md anew from the rules 
 
 catalog: $(VENV)/.installed  ## read zerofit/catalog/*.json anew off the installed libraries
 	@$(BIN)/python -m zerofit.cli.write_catalog
+
+bench-fuzz: $(VENV)/.installed  ## 20,000 damaged configurations through zerofit check
+	@$(BIN)/python benchmarks/fuzz_check.py
 
 bench-overhead: $(VENV)/.installed  ## what `zerofit launch` adds to plain `accelerate launch`
 	@$(BIN)/python benchmarks/launch_overhead.py

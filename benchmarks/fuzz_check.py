@@ -3,7 +3,8 @@
 
 Damage is of two kinds: to the text (bits, cuts, brackets, odd characters), and to the tree (values of other
 types, misspelt, moved and repeated keys), as the first seldom leaves a document that can be read. Hypothesis
-draws them; with the same seed and versions the same documents come again.
+draws them; with the same seed and versions the same documents come again. A traceback ends the run and shows
+its document.
 """
 
 from __future__ import annotations
@@ -188,7 +189,6 @@ def main() -> int:
         "documents": sum(tally.ends.values()),
         "seed": arguments.seed,
         "versions": {"zerofit": __version__, "python": sys.version.split()[0]},
-        "tracebacks": 0,
         "ends": dict(tally.ends.most_common()),
         "rules_that_found_something": len(tally.rules),
         "slowest_ms": round(tally.slowest_s * 1000),

@@ -11,6 +11,8 @@ class Action(StrEnum):
 
     MAKE_ACCELERATOR = "Accelerator()"
     MAKE_ARGUMENTS = "TrainingArguments()"
+    PARSE_ARGUMENTS = "HfArgumentParser.parse_args_into_dataclasses()"
+    """Makes TrainingArguments of the command line."""
     MAKE_HF_CONFIG = "HfDeepSpeedConfig()"
     MAKE_TRAINER = "Trainer()"
     MAKE_MODEL = "a model is made"

@@ -94,7 +94,7 @@ def _call_unknown(
 ) -> Value:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if name in names.PARSE_CALLS or name == "parse_args_and_config":
-        reading.see(Action.MAKE_ARGUMENTS, node)
+        reading.see(Action.PARSE_ARGUMENTS, node)
     if name == "dict" and not arguments:
         return Mapping(tuple(keywords.items()))
     if name == "add_argument" and arguments and isinstance(arguments[0], Constant):

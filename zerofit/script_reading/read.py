@@ -18,7 +18,12 @@ from zerofit.script_words import Action, ModelSource
 if TYPE_CHECKING:
     from zerofit.script_reading.reading import Condition, Seen
 
-_SETS_UP = (Action.MAKE_ACCELERATOR, Action.MAKE_ARGUMENTS, Action.MAKE_HF_CONFIG)
+_SETS_UP = (
+    Action.MAKE_ACCELERATOR,
+    Action.MAKE_ARGUMENTS,
+    Action.PARSE_ARGUMENTS,
+    Action.MAKE_HF_CONFIG,
+)
 
 
 def read_script(source: str, *, name: str) -> ScriptFacts:
