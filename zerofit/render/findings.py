@@ -17,6 +17,7 @@ _PLURAL = {
     Severity.WARNING: ("warning", "warnings"),
     Severity.ADVICE: ("piece of advice", "pieces of advice"),
 }
+_MOST_RULES = 3
 _MOST_NAMES = 5
 """More names than this make the last line hard to read."""
 
@@ -42,9 +43,15 @@ def unknown_lines(verdict: Verdict) -> tuple[str, ...]:
     for unknown in verdict.unknown:
         rules.setdefault(unknown.fact, []).append(unknown.rule)
     return tuple(
-        f"not checked, as it is not known: {fact} ({', '.join(dict.fromkeys(ids))})"
+        f"not checked, as it is not known: {fact} ({_some(list(dict.fromkeys(ids)))})"
         for fact, ids in rules.items()
     )
+
+
+def _some(ids: list[str]) -> str:
+    """Return a few rules by name and how many more there are; --json names them all."""
+    more = len(ids) - _MOST_RULES
+    return ", ".join(ids) if more <= 1 else f"{', '.join(ids[:_MOST_RULES])} and {more} more"
 
 
 def counts(verdict: Verdict) -> str:
