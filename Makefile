@@ -29,7 +29,7 @@ lint: $(VENV)/.installed  ## ruff and mypy --strict
 presets: $(VENV)/.installed  ## render ds_configs/ and launch/ anew from zerofit/presets.py
 	@$(BIN)/python -m zerofit.cli.write_presets
 
-docs: $(VENV)/.installed  ## render docs/reference/rules.md anew from the rules in zerofit/compat/
+docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/compat/ and tests/evidence/measured/
 	@$(BIN)/python -m zerofit.cli.write_docs
 
 catalog: $(VENV)/.installed  ## read zerofit/catalog/*.json anew off the installed libraries

@@ -29,7 +29,7 @@ from mutations import HJSON, JSON, YAML, mutate
 
 from zerofit import __version__
 from zerofit.cli.check import verdict_of
-from zerofit.cli.fix_files import Checked, find_fixes
+from zerofit.cli.fix_files import find_fixes
 from zerofit.cli.read_targets import read_targets
 from zerofit.command import Route
 from zerofit.compat import ALL_RULES
@@ -40,6 +40,7 @@ from zerofit.probe.versions import probe_versions
 from zerofit.render.findings import findings_text
 from zerofit.render.findings_json import findings_json
 from zerofit.render.sarif import sarif
+from zerofit.targets import Checked
 
 SEED = 20261121
 MEASURED = Path(__file__).parent / "measured" / "fuzz_check.json"

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from zerofit.checkpoint import Checkpoint
     from zerofit.command import LaunchCommand, Route
+    from zerofit.compat.engine import Finding, Verdict
     from zerofit.document import BrokenFile, Document, FileKind
     from zerofit.facts import Machine, Versions
     from zerofit.said import Said
@@ -29,6 +32,20 @@ class TargetFile:
     """Why it could not be read as what it should be."""
     named_by: Said[str] | None = None
     """The line or flag that names the file; None where the user named it as a target."""
+
+    @property
+    def is_on_command_line(self) -> bool:
+        """Whether it stands there, as a target or behind a flag; another file names the rest."""
+        return self.named_by is None or self.named_by.place is None
+
+
+def is_mendable(finding: Finding, files: Iterable[TargetFile]) -> bool:
+    """Return whether a finding has edits, and all in files that stand on the command line.
+
+    A file that another one names may be shared, and nobody asked to change it.
+    """
+    named = {file.name for file in files if file.is_on_command_line}
+    return bool(finding.edits) and all(edit.document in named for edit in finding.edits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +95,11 @@ class Targets:
 
     def _documents(self, kind: FileKind) -> tuple[Document, ...]:
         return tuple(file.document for file in self.files if file.document and file.kind is kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Targets and what the rules say of them."""
+
+    targets: Targets
+    verdict: Verdict

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.cli.fix_files import Checked, Fix, diff_of, find_fixes, write_fixes
+from zerofit.cli.fix_files import Fix, diff_of, find_fixes, write_fixes
 from zerofit.compat.engine import Finding, Verdict
 from zerofit.compat.rule import Confidence, Severity
 from zerofit.document import FileKind
 from zerofit.documents import read_document
 from zerofit.edits import Edit, RemoveKey, RenameKey, SetValue
 from zerofit.errors import UserError
-from zerofit.targets import TargetFile, Targets
+from zerofit.targets import Checked, TargetFile, Targets
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -206,6 +206,22 @@ def test_edits_of_several_kinds_make_one_diff(tmp_path: Path) -> None:
         f"--- {path}\n+++ {path}\n@@ -1,4 +1,3 @@\n"
         ' {\n-  "amp": {},\n-  "bf17": {"enabled": false}\n+  "bf16": {"enabled": true}\n }\n'
     )
+
+
+def test_a_file_that_only_another_one_names_is_left_alone(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    wrong = '{"train_batch_size": 8, "zero_optimisation": {"stage": 2}}\n'
+    shared = _write(tmp_path / "ds.json", wrong)
+    _write(
+        tmp_path / "acc.yaml",
+        "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {deepspeed_config_file: ds.json}\n",
+    )
+    left = run_zerofit("check", "--fix", "acc.yaml", cwd=tmp_path)
+    assert "zerofit: nothing to mend" in left.stderr
+    assert shared.read_text() == wrong
+    assert "error[deepspeed-key-misspelt]" in left.stdout
+    assert "--fix mends" not in left.stdout
+    run_zerofit("check", "--fix", "acc.yaml", "ds.json", cwd=tmp_path)
+    assert shared.read_text() == wrong.replace("zero_optimisation", "zero_optimization")
 
 
 def test_edits_of_what_is_no_file_are_left_out(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zerofit.cli.fix_files import Checked, diff_of, find_fixes, write_fixes
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.cli.read_targets import read_targets
 from zerofit.command import Route
@@ -24,6 +23,7 @@ from zerofit.layers.join import situations
 from zerofit.probe.catalog import load_schemas
 from zerofit.probe.versions import probe_versions
 from zerofit.render.findings import findings_text
+from zerofit.targets import Checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -81,12 +81,16 @@ def check(
     Files that these name are read too. Exit code 1 if there is an error, or with --strict a warning.
     """
     if explain is not None or list_rules:
+        if targets:
+            raise click.UsageError("--explain and --rules stand alone, without files", context)
         click.echo(_page(explain) if explain is not None else _rules_table())
         return 0
     _refuse_wrong_use(context, targets, as_json=as_json, as_sarif=as_sarif, fix=fix, dry_run=dry_run)
     around = _around(route=route, num_processes=num_processes, on_cpu=on_cpu, here=here)
     look = _looking_at(targets, around)
     if fix:
+        from zerofit.cli.fix_files import diff_of, find_fixes, write_fixes
+
         fixes = find_fixes(look)
         if not fixes:
             click.echo("zerofit: nothing to mend: no finding has exactly one right answer", err=True)
@@ -115,6 +119,8 @@ def _refuse_wrong_use(
         raise click.MissingParameter(ctx=context, param=argument)
     if as_json and as_sarif:
         raise click.UsageError("--json and --sarif are two forms of the same output", context)
+    if dry_run and (as_json or as_sarif):
+        raise click.UsageError("--dry-run prints a diff, in place of any other output", context)
     if dry_run and not fix:
         raise click.UsageError("--dry-run belongs to --fix: a check alone writes nothing", context)
     if fix and "-" in takewhile(lambda word: not word.endswith(".py"), targets):
@@ -159,7 +165,10 @@ def verdict_of(targets: Targets) -> Verdict:
     verdicts = [check_rules(situation, rules=ALL_RULES) for situation in situations(targets)]
     return Verdict(
         findings=sort_findings(finding for verdict in verdicts for finding in verdict.findings),
-        unknown=tuple(dict.fromkeys(unknown for verdict in verdicts for unknown in verdict.unknown)),
+        # Of a file that can't be read everything is unknown, and not worth a line.
+        unknown=()
+        if targets.files and all(file.broken for file in targets.files)
+        else tuple(dict.fromkeys(unknown for verdict in verdicts for unknown in verdict.unknown)),
     )
 
 

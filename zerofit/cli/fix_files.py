@@ -5,30 +5,23 @@ from __future__ import annotations
 import difflib
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.documents import Uneditable, apply_edits
 from zerofit.errors import UserError
+from zerofit.targets import is_mendable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from zerofit.compat.engine import Verdict
     from zerofit.document import Document
     from zerofit.edits import Edit
-    from zerofit.targets import Targets
+    from zerofit.targets import Checked
 
 _MAX_ROUNDS = 10
 """ASSUMPTION: a mended key shows what was wrong below it, so a few rounds are needed, and never ten."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """Targets and what the rules say of them."""
-
-    targets: Targets
-    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +80,9 @@ def _mend(checked: Checked) -> dict[str, Fix]:
     """Return the files that the edits of the findings change, by their real paths."""
     asked: dict[str, list[Edit]] = {}
     for finding in checked.verdict.findings:
-        for edit in finding.edits:
-            asked.setdefault(edit.document, []).append(edit)
+        if is_mendable(finding, checked.targets.files):
+            for edit in finding.edits:
+                asked.setdefault(edit.document, []).append(edit)
     fixes = {}
     for file in checked.targets.files:
         if file.document is None or not os.path.isfile(file.name) or file.name not in asked:
@@ -116,6 +110,7 @@ def _refuse_if_not_writable(fix: Fix) -> None:
     path = os.path.realpath(fix.name)
     mode = os.stat(path).st_mode
     folder = os.path.dirname(path)
+    fix_text = "make it writable, or see the change with check --fix --dry-run"
     if not mode & 0o222 or not os.access(path, os.W_OK):
         found, why = "it is read-only", "someone protected it from changes"
     elif not os.access(folder, os.W_OK | os.X_OK):
@@ -124,13 +119,17 @@ def _refuse_if_not_writable(fix: Fix) -> None:
         with open(path, "rb") as file:
             if file.read() == fix.before.encode("utf-8"):
                 return
-        found, why = "it has changed since it was checked", "another program writes it"
+        found, why, fix_text = (
+            "it has changed since it was checked",
+            "another program writes it",
+            "check it again",
+        )
     raise UserError(
         "fix-not-written",
         "a file can't be mended",
         found=f"{fix.name}: {found}",
         why=why,
-        fix="make it writable, or see the change with check --fix --dry-run",
+        fix=fix_text,
     )
 
 
@@ -150,6 +149,7 @@ def _write(fix: Fix) -> str:
             file.flush()
             os.fsync(file.fileno())
         shutil.copymode(path, partial)
+        _keep_owner(path, partial)
         os.replace(partial, path)
         partial = None
     except BaseException as error:
@@ -167,6 +167,13 @@ def _write(fix: Fix) -> str:
         ) from None
     beside = os.path.relpath(backup)
     return backup if beside.startswith(os.pardir) else beside
+
+
+def _keep_owner(path: str, partial: str) -> None:
+    """Give the new file to whom the old one belongs, where the system lets us."""
+    owner = os.stat(path)
+    with suppress(PermissionError):
+        os.chown(partial, owner.st_uid, owner.st_gid)
 
 
 def _back_up(path: str) -> str:

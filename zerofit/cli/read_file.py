@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import tokenize
 
 from zerofit.document import FileKind
 from zerofit.documents import MAX_BYTES, Unreadable
@@ -50,6 +49,8 @@ def decode_script(data: bytes) -> str:
             "no training script is so long, so this is another file",
             "name the script",
         )
+    import tokenize  # only where there is a script: it takes its time
+
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         text = io.IncrementalNewlineDecoder(None, translate=True).decode(data.decode(encoding), final=True)

@@ -13,7 +13,7 @@ from zerofit.document import FileKind
 from zerofit.documents import Unreadable, decode, read_document
 from zerofit.errors import UserError, nearest
 from zerofit.layers.broken import broken_file
-from zerofit.layers.command_line import read_command
+from zerofit.layers.command_line import PROGRAMS, read_command
 from zerofit.layers.kind_of_file import format_of, kind_of
 from zerofit.layers.named_files import named_by_accelerate, named_by_arguments, named_by_command, resumed_from
 from zerofit.said import Said
@@ -288,8 +288,17 @@ def check_target(name: str) -> bytes:
     if os.path.exists(name):
         return read_bytes(name)
     folder, base = os.path.split(name)
-    files = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-    near = nearest(base, files)
+    stem, suffix = os.path.splitext(base)
+    # By stems, as the same suffix makes any two names alike; a link that leads nowhere is no better.
+    stems = {
+        os.path.splitext(file)[0]: file
+        for file in (os.listdir(folder or ".") if os.path.isdir(folder or ".") else [])
+        if os.path.splitext(file)[1] == suffix and os.path.exists(os.path.join(folder, file))
+    }
+    near = stems.get(nearest(stem, stems) or "")
+    program = nearest(base, PROGRAMS) if not suffix else None
+    if program:
+        near, folder = program, ""
     raise UserError(
         "target-missing",
         "there is no such file",

@@ -131,7 +131,7 @@ def _finding(rule: Rule, hit: Hit, situation: Situation) -> Finding:
         confidence=hit.confidence,
         summary=rule.summary,
         found=_printable(hit.found),
-        why=rule.why,
+        why=_printable(hit.why) if hit.why else rule.why,
         fix=_printable(hit.fix) if hit.fix else spell(rule.fix, situation.settings.names),
         see=rule.see,
         place=hit.place,

@@ -39,6 +39,8 @@ class Hit:
     """Where it stands; None for a flag."""
     fix: str | None = None
     """In place of the rule's own, where the case says more: the nearest valid key, say."""
+    why: str | None = None
+    """In place of the rule's own, likewise."""
     edits: tuple[Edit, ...] = ()
     """What `check --fix` does, where there is exactly one right answer."""
     confidence: Confidence = Confidence.CERTAIN

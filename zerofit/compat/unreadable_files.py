@@ -27,7 +27,7 @@ def _broken(kind: FileKind) -> Callable[[Situation], Iterator[Hit]]:
         for broken in situation.broken:
             if broken.kind is kind:
                 place = Place(file=broken.name, line=broken.line, column=broken.column)
-                yield Hit(found=broken.problem, place=place, fix=broken.fix)
+                yield Hit(found=broken.problem, place=place, why=broken.why, fix=broken.fix)
 
     return find
 

@@ -20,7 +20,7 @@ _WRAPPERS = ("nohup", "time", "exec")
 """Commands that run the rest of the line as it stands."""
 _RUNNERS = ("srun", "uv", "poetry", "pipenv", "conda", "numactl", "nsys")
 """Commands with flags of their own before the command that they run."""
-_PROGRAMS = ("accelerate", "accelerate-launch", "zerofit", "torchrun", "deepspeed", "deepspeed.pt")
+PROGRAMS = ("accelerate", "accelerate-launch", "zerofit", "torchrun", "deepspeed", "deepspeed.pt")
 _ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
 _PYTHON_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _MODULES = {
@@ -222,7 +222,7 @@ def _program(word: str) -> str:
 
 def _is_launcher(word: str) -> bool:
     program = _program(word)
-    return program in _PROGRAMS or _PYTHON.match(program) is not None
+    return program in PROGRAMS or _PYTHON.match(program) is not None
 
 
 def _python(words: list[str], launch_flags: Section) -> LaunchCommand | None:

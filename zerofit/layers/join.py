@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zerofit.command import Launcher
+from zerofit.command import Launcher, Route
 from zerofit.compat.situation import Settings, Situation
 from zerofit.document import FileKind
 from zerofit.documents import Unreadable
 from zerofit.layers.broken import broken_file
 from zerofit.layers.of_accelerate import settings_of_accelerate, topology_of_launch
 from zerofit.layers.of_files import settings_of_deepspeed
-from zerofit.layers.of_script import trainer_of
 from zerofit.layers.optimizer import optimizer_of
 from zerofit.layers.precision import precision_of
 from zerofit.plan import Topology
@@ -99,7 +98,11 @@ def _is_named_in(file: TargetFile, launch: TargetFile) -> bool:
 def _situation(run: _Run, targets: Targets) -> Situation:
     command = targets.command
     route = (run.script.route if run.script else None) or targets.route
-    trainer = trainer_of(run.script, route, targets)
+    trainer = None
+    if route is Route.TRAINER:
+        from zerofit.layers.of_script import trainer_of  # only where there is one, likewise
+
+        trainer = trainer_of(run.script, route, targets)
     launch = settings_of_accelerate(run.accelerate, command)
     settings = launch or Settings()
     if run.deepspeed is not None:

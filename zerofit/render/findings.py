@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.compat.rule import Severity
+from zerofit.targets import is_mendable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,7 @@ def findings_text(verdict: Verdict, *, files: Sequence[TargetFile], num_rules: i
     blocks = [finding.as_text() for finding in verdict.findings]
     if verdict.unknown:
         blocks.append("\n".join(unknown_lines(verdict)))
-    blocks.append(_last_line(verdict, describe_files(files), num_rules=num_rules))
+    blocks.append(_last_line(verdict, files, num_rules=num_rules))
     return "\n\n".join(blocks)
 
 
@@ -73,9 +74,10 @@ def describe_files(files: Sequence[TargetFile]) -> str:
     return ", ".join(names) or "the command line"
 
 
-def _last_line(verdict: Verdict, names: str, *, num_rules: int) -> str:
+def _last_line(verdict: Verdict, files: Sequence[TargetFile], *, num_rules: int) -> str:
+    names = describe_files(files)
     if verdict.findings:
-        num_fixable = sum(bool(finding.edits) for finding in verdict.findings)
+        num_fixable = sum(is_mendable(finding, files) for finding in verdict.findings)
         hint = f"; --fix mends {num_fixable} of them" if num_fixable else ""
         return f"{names}: {counts(verdict)}{hint}"
     num_unknown = len({unknown.rule for unknown in verdict.unknown})
