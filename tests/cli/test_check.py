@@ -46,6 +46,8 @@ _FILES = {
     "acc_good.yaml": _ACCELERATE.format(file="good.json"),
     "acc_gone.yaml": _ACCELERATE.format(file="gone.json"),
     "train.py": "from accelerate import Accelerator\n\naccelerator = Accelerator()\n",
+    "trainer.py": "import transformers\n\ntransformers.TrainingArguments('o', deepspeed='bad.json')\n",
+    "native.py": "import deepspeed\n\ndeepspeed.initialize(model=model, config='bad.json')\n",
     "pkg/train.py": "from accelerate import Accelerator\n\naccelerator = Accelerator()\n",
 }
 
@@ -112,6 +114,8 @@ def test_what_is_right_exits_0_and_says_how_many_rules_hold(run_zerofit: _RunZer
         ("accelerate launch -m pkg.train", {"pkg/train.py": None}),
         ("accelerate launch -m installed.module", {}),
         ("good.json bad.json", {"good.json": None, "bad.json": None}),
+        ("trainer.py", {"trainer.py": None, "bad.json": "deepspeed='bad.json'"}),
+        ("native.py", {"native.py": None, "bad.json": "config='bad.json'"}),
     ],
 )
 def test_files_that_are_read_and_what_names_them(

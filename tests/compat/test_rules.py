@@ -52,6 +52,7 @@ def test_rule_is_declared_whole(rule: Rule) -> None:
         assert text
         assert text == text.strip().rstrip(".")
         assert "\n" not in text
+        assert not re.search(r"{{|}}", text)  # of an f-string that is none
     assert re.fullmatch(r"https://\S+", rule.see)
 
 

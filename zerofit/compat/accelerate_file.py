@@ -14,6 +14,7 @@ from zerofit.compat.rule import Hit, Rule, Severity
 from zerofit.compat.situation import known
 from zerofit.compat.words import say, show
 from zerofit.document import Entries, Scalar
+from zerofit.documents import repeated_keys
 from zerofit.edits import RenameKey, SetValue
 from zerofit.errors import nearest
 from zerofit.schema import Kind
@@ -120,6 +121,17 @@ def _unknown(
     )
 
 
+def _repeated_keys(situation: Situation) -> Iterator[Hit]:
+    file = situation.accelerate
+    if file is None:
+        return
+    for path, entry in repeated_keys(file):
+        yield Hit(
+            found=f"{'.'.join(path)} stands twice, the last time with {show(entry.plain)}",
+            place=file.place(entry.key_span),
+        )
+
+
 def _wrong_types(situation: Situation) -> Iterator[Hit]:
     for file, path, entry, key in _known_entries(situation):
         if not is_right_type(key, entry.plain):
@@ -224,7 +236,29 @@ def _unheard_keys(situation: Situation) -> Iterator[Hit]:
             )
 
 
+_TWICE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+num_processes: 2
+deepspeed_config:
+  zero_stage: 3
+  zero_stage: 1
+"""
+
+
 RULES = (
+    Rule(
+        id="accelerate-key-repeated",
+        severity=Severity.ERROR,
+        summary="a key stands twice in accelerate's file",
+        why="YAML's reader takes the last one and says nothing, so what was meant by the first is lost",
+        fix="keep one of them",
+        see="https://yaml.org/spec/1.1/#id902561",
+        find=_repeated_keys,
+        bad=Example(accelerate=_TWICE),
+        good=Example(accelerate=_TWICE.replace("  zero_stage: 1\n", "")),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 1),)),
+    ),
     Rule(
         id="accelerate-unknown-key",
         severity=Severity.ERROR,

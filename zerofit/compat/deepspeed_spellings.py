@@ -130,7 +130,7 @@ RULES = (
         severity=Severity.ERROR,
         summary="accelerate and Trainer know optimizer offload as offload_optimizer only, not as cpu_offload",
         why="they leave the optimizer as it is, and DeepSpeed refuses to offload one that is not its own",
-        fix='write "offload_optimizer": {{"device": "cpu"}} in place of cpu_offload',
+        fix='write "offload_optimizer": {"device": "cpu"} in place of cpu_offload',
         see=f"{_ACCELERATE}/accelerator.py",
         find=_unseen_offload,
         bad=Example(deepspeed=_zero(2, cpu_offload=True), route=Route.ACCELERATE),

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from zerofit.command import Route
 from zerofit.compat.evidence import Evidence, Outcome
 from zerofit.compat.example import Example
+from zerofit.compat.optimizer_facts import optimizer_script
 from zerofit.compat.rule import Hit, Rule, Severity
 from zerofit.compat.situation import known
 from zerofit.compat.words import say
+from zerofit.edits import SetValue
 from zerofit.strategy import ZeroStage
 
 if TYPE_CHECKING:
@@ -46,6 +48,21 @@ def _hit(document: Document, path: tuple[str, ...], *others: str) -> Hit:
     return Hit(
         found=" with ".join((say(document, *path), *others)),
         place=document.place(entry.key_span) if entry else None,
+    )
+
+
+def _stage_as_text(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    entry = document.at("zero_optimization", "stage") if document else None
+    if document is None or entry is None or not isinstance(entry.plain, str) or entry.plain.strip() != "3":
+        return
+    if known(situation.route, "who reads the file") is Route.NATIVE:
+        return
+    path = ("zero_optimization", "stage")
+    yield Hit(
+        found=f'zero_optimization.stage="{entry.plain}", a text',
+        place=document.place(entry.key_span),
+        edits=(SetValue(document=document.name, path=path, value=3),),
     )
 
 
@@ -156,7 +173,40 @@ def _fails(says: str) -> Evidence:
     return Evidence(outcome=Outcome.FAILS, says=says)
 
 
+_STAGE_3: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 1,
+    "gradient_clipping": 0.0,
+    "zero_optimization": {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+}
+_SAVES = (
+    optimizer_script("torch.optim.AdamW(model.parameters(), lr=1e-2)")
+    + "state = accelerator.get_state_dict(model)\n"
+    + 'assert state is None or state["weight"].numel() == 32 * 32, "no weights"\n'
+)
+
+
 RULES = (
+    Rule(
+        id="zero-stage-is-a-number",
+        severity=Severity.ERROR,
+        summary="accelerate and Trainer take ZeRO-3 for another stage where it is a text",
+        why='DeepSpeed makes 3 of "3" and shards the parameters, and they compare it with the number: models '
+        "are loaded whole, and saved weights are empty",
+        fix="write the stage as a number",
+        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py",
+        find=_stage_as_text,
+        bad=Example(
+            deepspeed={**_STAGE_3, "zero_optimization": {**_STAGE_3["zero_optimization"], "stage": "3"}},
+            script=_SAVES,
+        ),
+        good=Example(deepspeed=_STAGE_3, script=_SAVES),
+        evidence=Evidence(outcome=Outcome.FAILS, says="no weights"),
+    ),
     Rule(
         id="deepspeed-fp16-and-bf16",
         severity=Severity.ERROR,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.command import Launcher
-from zerofit.document import FileKind
-from zerofit.said import Said
+from zerofit.document import FileKind, Place
+from zerofit.said import Confidence, Said
+from zerofit.script_words import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zerofit.command import LaunchCommand
     from zerofit.document import Document
+    from zerofit.script_facts import ScriptFacts
 
 _SCRIPT_FLAGS = ("deepspeed", "deepspeed_config")
 """Trainer's argument, and that of scripts which follow DeepSpeed's own examples."""
@@ -43,6 +45,17 @@ def named_by_arguments(arguments: Sequence[str]) -> Iterator[Said[str]]:
         # Behind --deepspeed may stand the next flag: in DeepSpeed's own examples it is a switch.
         if value and (equals or not value.startswith("-")):
             yield Said(value=value, text=text)
+
+
+def named_by_script(script: ScriptFacts) -> Iterator[Said[str]]:
+    """Yield each DeepSpeed configuration that a script's source names by a literal."""
+    keywords = [keyword for keyword in script.training_arguments if keyword.name == "deepspeed"]
+    for call in script.find(Action.INITIALIZE):
+        keywords += [keyword for keyword in call.keywords if keyword.name == "config"]
+    for keyword in keywords:
+        if isinstance(keyword.value, str):
+            place = Place(file=script.name, line=keyword.line, column=keyword.column)
+            yield Said(value=keyword.value, text=keyword.text, place=place, confidence=Confidence.LIKELY)
 
 
 def named_by_accelerate(document: Document) -> Iterator[Said[str]]:

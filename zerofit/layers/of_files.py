@@ -41,6 +41,8 @@ def _stage(document: Document) -> Said[ZeroStage] | None:
     value = document.value("zero_optimization", "stage")
     if document.at("zero_optimization", "stage") is None:
         value = 0
+    if isinstance(value, str) and value.strip() in ("0", "1", "2", "3"):
+        value = int(value)  # as DeepSpeed does
     if isinstance(value, bool) or value not in tuple(ZeroStage):
         return None
     return _said(document, ZeroStage(value), "zero_optimization", "stage")

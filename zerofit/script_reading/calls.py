@@ -168,7 +168,9 @@ def _initialize(
     reading: Reading, node: ast.Call, arguments: list[Value], keywords: dict[str, Value]
 ) -> Value:
     model = keywords.get("model") or (arguments[1] if len(arguments) > 1 else None)
-    reading.see(Action.INITIALIZE, node, model if isinstance(model, Thing) else None)
+    found, given = reading.keywords_of(node, keywords)
+    made = model if isinstance(model, Thing) else None
+    reading.see(Action.INITIALIZE, node, made, keywords=found, given=given)
     if not isinstance(model, Thing) or model.kind is not Kind.MODEL:
         model = Thing(kind=Kind.MODEL, node=node)
     model.root.is_trained = True
