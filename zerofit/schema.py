@@ -52,6 +52,8 @@ class Key:
     """Other spellings that the library takes for the same key."""
     replaced_by: str | None = None
     """Deprecated: the path of the key that takes its place, "" where nothing does; None for a key in use."""
+    required: bool = False
+    """Whether it must be there wherever its section is."""
     reader: str = ""
     """The package that reads the key, where it is another one than the schema's; empty: the schema's own."""
     section: Section | None = None

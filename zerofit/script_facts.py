@@ -87,6 +87,8 @@ class Call:
     keywords: tuple[Keyword, ...] = ()
     given: frozenset[str] = frozenset()
     """Names of all keyword arguments, literal or not; "**" where some are unpacked."""
+    options: frozenset[str] = frozenset()
+    """PARSE_STRICTLY: the options that the parser takes; "**" where some are not known."""
     is_compiled: bool = False
     """PREPARE: whether one of its models went through torch.compile()."""
     num_models: int = 0

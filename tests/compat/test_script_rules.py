@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from zerofit.compat.rule import Rule
 from zerofit.compat.situation import Situation
 from zerofit.documents.read import read_document
 from zerofit.layers.of_files import settings_of_deepspeed
+from zerofit.plan import Topology
 from zerofit.script_reading.read import read_script
 
 _RULES = (*script_ranks.RULES, *script_order.RULES, *script_loop.RULES)
@@ -250,3 +252,70 @@ def test_a_finding_about_a_script_is_a_warning_with_its_place() -> None:
 def test_without_a_script_nothing_is_found_or_unknown() -> None:
     verdict = check(Situation(), rules=_RULES)
     assert (verdict.findings, verdict.unknown) == ((), ())
+
+
+def _backward(lines: str, script: str = SMALL) -> str:
+    return changed(script, "    accelerator.backward(loss)\n", f"    {lines}\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        (_backward("loss.backward()"), ["loss.backward()"]),
+        (_backward("loss.backward(retain_graph=True)"), ["loss.backward(retain_graph=True)"]),
+        (_backward("(loss / 2).backward()"), ["(loss / 2).backward()"]),
+        (_backward("loss.backward()\n    model.step()"), []),
+        (_backward("if accelerator.distributed_type != 'DEEPSPEED':\n        loss.backward()"), []),
+        (_backward("loss.backward()\n    accelerator.backward(loss)"), []),
+        (_backward("trainer.backward(loss)"), []),
+        (
+            _backward("loss.backward()").replace("accelerator.prepare(model, optimizer", "prepare(model, x"),
+            [],
+        ),
+        (ending(SMALL, "probe(torch.ones(1)).backward()"), []),
+    ],
+)
+def test_backward_past_the_accelerator(script: str, found: list[str]) -> None:
+    for stage in (0, 1, 2, 3):
+        expected = [("backward-through-accelerator", text) for text in found]
+        assert _found(script, zero(stage)) == expected
+
+
+_LOADS = 'AutoModelForCausalLM.from_pretrained("model"'
+_EARLY = changed(
+    LOADED,
+    f"accelerator = Accelerator()\nmodel = {_LOADS})\n",
+    f"model = {_LOADS})\naccelerator = Accelerator()\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("device_map", "ranks", "stage", "expected"),
+    [
+        ("'auto'", None, 2, ["device-map-not-on-ranks"]),
+        ("'balanced'", Topology(world_size=8), 0, ["device-map-not-on-ranks"]),
+        ("'auto'", Topology(world_size=8), 3, ["zero3-device-map"]),
+        ("{'model': 0, 'lm_head': 1}", Topology(world_size=1), 1, ["device-map-not-on-ranks"]),
+        ("'auto'", Topology(world_size=1), 2, []),
+        ("'auto'", Topology(world_size=2, num_nodes=2), 2, []),
+        ("'auto'", Topology(world_size=2, on_cpu=True), 2, []),
+        ("{'': accelerator.process_index}", None, 2, []),
+        ("{'model': 0, 'lm_head': 0}", None, 2, []),
+        ("'cpu'", None, 2, []),
+        ("'sequential'", None, 2, []),
+        ("None", None, 2, []),
+        ("args.device_map", None, 2, []),
+    ],
+)
+def test_device_map(device_map: str, ranks: Topology | None, stage: int, expected: list[str]) -> None:
+    script = changed(LOADED, f"{_LOADS})", f"{_LOADS}, device_map={device_map})")
+    situation = replace(_situation(script, zero(stage)), topology=ranks)
+    assert [finding.rule for finding in check(situation, rules=_RULES).findings] == expected
+
+
+def test_device_map_of_a_model_made_before_zero3_is_known() -> None:
+    script = changed(_EARLY, f"{_LOADS})", f"{_LOADS}, device_map='auto')")
+    assert [rule for rule, _ in _found(script, zero(3))] == [
+        "device-map-not-on-ranks",
+        "zero3-model-made-too-early",
+    ]

@@ -6,8 +6,14 @@ import pytest
 
 from zerofit.documents import read_document
 from zerofit.layers.command_line import read_command
-from zerofit.layers.named_files import named_by_accelerate, named_by_arguments, named_by_command
+from zerofit.layers.named_files import (
+    named_by_accelerate,
+    named_by_arguments,
+    named_by_command,
+    named_by_source,
+)
 from zerofit.probe.catalog import load_schemas
+from zerofit.said import Confidence
 
 _FLAGS = load_schemas().accelerate_launch.root
 
@@ -61,3 +67,36 @@ def test_named_by_an_accelerate_file(value: str, expected: list[tuple[str, str, 
     document = read_document(f"deepspeed_config:\n  deepspeed_config_file: {value}\n", name="acc.yaml")
     said = [(said.value, said.text, str(said.place)) for said in named_by_accelerate(document)]
     assert said == expected
+
+
+_TRAINER = "from transformers import TrainingArguments\n"
+_PLUGIN = "from accelerate import DeepSpeedPlugin\n"
+_ENGINE = "import deepspeed\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (f"{_TRAINER}TrainingArguments(deepspeed='ds.json')", [("ds.json", "deepspeed='ds.json'", 2)]),
+        (
+            f"{_ENGINE}file = 'ds.json'\ndeepspeed.initialize(model=m, config=file)",
+            [("ds.json", "config=file", 3)],
+        ),
+        (
+            f"{_ENGINE}deepspeed.initialize(config_params='ds.json')",
+            [("ds.json", "config_params='ds.json'", 2)],
+        ),
+        (f"{_PLUGIN}DeepSpeedPlugin(hf_ds_config='ds.json')", [("ds.json", "hf_ds_config='ds.json'", 2)]),
+        (f"{_PLUGIN}DeepSpeedPlugin(hf_ds_config={{'bf16': {{}}}}, zero_stage=3)", []),
+        (f"{_ENGINE}deepspeed.initialize(config=args.file)", []),
+        (f"{_TRAINER}TrainingArguments(deepspeed=None)", []),
+        ("other.initialize(config='ds.json')  # no DeepSpeed", []),
+        ("deepspeed = (", []),
+    ],
+)
+def test_named_by_a_scripts_source(source: str, expected: list[tuple[str, str, int]]) -> None:
+    found = [
+        (said.value, said.text, said.place.line) for said in named_by_source("train.py", source) if said.place
+    ]
+    assert found == expected
+    assert all(said.confidence is Confidence.LIKELY for said in named_by_source("train.py", source))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from zerofit.document import Place
-from zerofit.documents import read_document
 from zerofit.layers.training_arguments import read_training_arguments
 from zerofit.probe.catalog import load_schema
 from zerofit.said import Confidence, Said
@@ -39,15 +38,6 @@ def test_arguments(arguments: str, expected: dict[str, Any]) -> None:
     settings = read_training_arguments(fields=_FIELDS, arguments=shlex.split(arguments))
     assert {name: said.value for name, said in settings.said.items()} == expected
     assert not settings.shows_all
-
-
-def test_an_argument_wins_over_a_file() -> None:
-    config = read_document("bf16: true\nseed: 3\nmodel: gpt2\n", name="sft.yaml")
-    settings = read_training_arguments(fields=_FIELDS, arguments=["--seed", "4"], config=config)
-    assert settings.said == {
-        "bf16": Said(value=True, text="bf16=true", place=Place(file="sft.yaml", line=1, column=1)),
-        "seed": Said(value=4, text="--seed 4"),
-    }
 
 
 def _call(text: str, *given: str) -> Call:

@@ -44,6 +44,7 @@ def test_a_written_schema_has_one_line_a_key() -> None:
                 choices=("a", 2),
                 ignores_case=True,
                 aliases=("way",),
+                required=True,
                 reader="accelerate",
             ),
             Key(name="tree", kinds=(Kind.SECTION,), section=section),
@@ -61,7 +62,7 @@ def test_a_written_schema_has_one_line_a_key() -> None:
         '  "on_unknown": "ignores",\n'
         '  "keys": {\n'
         '    "mode": {"kinds": ["string", "null"], "converts": true, "choices": ["a", 2],'
-        ' "ignores_case": true, "aliases": ["way"], "reader": "accelerate"},\n'
+        ' "ignores_case": true, "aliases": ["way"], "required": true, "reader": "accelerate"},\n'
         '    "tree": {\n'
         '      "kinds": ["section"],\n'
         '      "on_unknown": "rejects",\n'

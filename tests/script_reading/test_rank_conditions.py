@@ -42,10 +42,16 @@ def _shown(source: str, action: Action) -> list[str]:
         "not dist.is_initialized() or dist.get_rank() == 0",
         "not rank != 0",
         "is_main",
+        "not number",
+        "not accelerator.process_index",
+        "not dist.get_rank()",
+        "torch.distributed.get_rank() < 1",
+        "not accelerator.process_index >= 1",
     ],
 )
 def test_a_condition_of_one_rank(condition: str) -> None:
-    source = f"{_PREPARED}is_main = accelerator.is_main_process\nif {condition}:\n    {_SAVE}\n"
+    names = "is_main = accelerator.is_main_process\nnumber = accelerator.process_index\n"
+    source = f"{_PREPARED}{names}if {condition}:\n    {_SAVE}\n"
     assert _shown(source, Action.SAVE_STATE) == [f"{_SAVE} if {condition}"]
 
 
@@ -60,6 +66,13 @@ def test_a_condition_of_one_rank(condition: str) -> None:
         "args.local_rank != -1",
         "args.local_rank == -1",
         "ranks == 0",
+        "accelerator.process_index",
+        "dist.get_rank() >= 1",
+        "dist.get_rank() < 2",
+        "not rank",  # LoRA has one too
+        "not args.rank",
+        "not args.local_rank",
+        "not os.environ['RANK']",
     ],
 )
 def test_a_condition_of_every_rank_or_of_the_others(condition: str) -> None:
@@ -91,6 +104,7 @@ def test_every_rank_saves(lines: str) -> None:
         ("if rank != 0:\n    sys.exit()\n{save}", "rank != 0"),
         ("def f():\n    {save}\nif rank == 0:\n    f()", "rank == 0"),
         ("@accelerator.on_main_process\ndef f():\n    {save}\nf()", "accelerator.on_main_process"),
+        ("number = dist.get_rank()\nif number:\n    sys.exit()\n{save}", "number"),
         ("if rank > 0:\n    pass\nelse:\n    {save}", "rank > 0"),
         ("{save} if rank == 0 else None", "rank == 0"),
         ("class A:\n    def f(self):\n        if rank == 0:\n            {save}\nA().f()", "rank == 0"),

@@ -19,7 +19,7 @@ from zerofit.layers.named_files import (
     named_by_accelerate,
     named_by_arguments,
     named_by_command,
-    named_by_script,
+    named_by_source,
     resumed_from,
 )
 from zerofit.said import Said
@@ -124,8 +124,8 @@ class _Reading:
     def read_what_files_name(self) -> None:
         """Read each DeepSpeed configuration that an accelerate configuration or a script names."""
         for file in tuple(self.files.values()):
-            if file.source is not None and "deepspeed" in file.source:
-                for said in _named_by_source(file.name, file.source):
+            if file.source is not None:
+                for said in named_by_source(file.name, file.source):
                     self._read_named(said, FileKind.DEEPSPEED)
             if file.document is not None and file.kind is FileKind.ACCELERATE:
                 for said in named_by_accelerate(file.document):
@@ -231,15 +231,6 @@ def _checkpoint(arguments: Sequence[str]) -> Checkpoint | None:
     from zerofit.probe.checkpoint import probe_checkpoint
 
     return probe_checkpoint(folder)
-
-
-def _named_by_source(name: str, source: str) -> tuple[Said[str], ...]:
-    from zerofit.script_reading.read import read_script
-
-    try:
-        return tuple(named_by_script(read_script(source, name=name)))
-    except Unreadable:
-        return ()  # the rules say so
 
 
 def _text_of(data: bytes) -> str | Unreadable:

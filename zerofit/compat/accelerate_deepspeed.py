@@ -8,6 +8,7 @@ from zerofit.compat.evidence import Evidence, Outcome
 from zerofit.compat.example import Example
 from zerofit.compat.launch_values import (
     DEEPSPEED_SECTION,
+    DYNAMO_BACKEND,
     IN_DEEPSPEED_FILE,
     launch_of,
     launch_value,
@@ -17,10 +18,12 @@ from zerofit.compat.launch_values import (
 from zerofit.compat.rule import Hit, Rule, Severity
 from zerofit.compat.words import say
 from zerofit.edits import RemoveKey, SetValue
+from zerofit.said import Said
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from zerofit.compat.launch_values import Launch
     from zerofit.compat.situation import Situation
     from zerofit.document import Document
     from zerofit.edits import Edit
@@ -142,6 +145,31 @@ def _zero_clipping_is_lost(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=clipping.text, place=clipping.place)
 
 
+def _dynamo_is_ignored(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    deepspeed = whether_deepspeed(launch) if launch else None
+    if launch is None or deepspeed is None or not deepspeed.value:
+        return
+    for said in _dynamo_backends(launch):
+        if isinstance(said.value, str) and said.value.upper() not in ("", "NO"):
+            yield Hit(found=f"{said.text} with {deepspeed.text}", place=said.place)
+
+
+def _dynamo_backends(launch: Launch) -> Iterator[Said[Any]]:
+    """Yield the backend of torch.compile that the flags or, without one, the file choose."""
+    flag = launch.command.find("dynamo_backend") if launch.command else None
+    if flag is not None:
+        yield Said(value=flag.value, text=flag.text)
+        return
+    file = launch.file
+    if file is None:
+        return
+    for path in DYNAMO_BACKEND:
+        entry = file.at(*path)
+        if entry is not None:
+            yield Said(value=entry.plain, text=say(file, *path), place=file.place(entry.key_span))
+
+
 RULES = (
     Rule(
         id="accelerate-keys-beside-deepspeed-file",
@@ -235,5 +263,23 @@ RULES = (
         ),
         good=Example(accelerate=_NAMED, deepspeed={**_ZERO2, "gradient_clipping": 0.0}),
         evidence=Evidence(outcome=Outcome.IGNORED, observed=(("gradient_clipping", 1.0),)),
+    ),
+    Rule(
+        id="dynamo-ignored-with-deepspeed",
+        severity=Severity.WARNING,
+        summary="accelerate launch does not hand its dynamo settings on where DeepSpeed runs",
+        why="with DeepSpeed the launcher leaves ACCELERATE_DYNAMO_BACKEND out, so that nothing is compiled",
+        fix="write Accelerator(dynamo_backend=...) in the script, or set ACCELERATE_DYNAMO_BACKEND yourself",
+        see=f"{_SOURCE}/utils/launch.py",
+        find=_dynamo_is_ignored,
+        bad=Example(
+            accelerate={
+                **_FILE,
+                DEEPSPEED_SECTION: {"zero_stage": 2},
+                "dynamo_config": {"dynamo_backend": "EAGER"},
+            },
+        ),
+        good=Example(accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2}}),
+        evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="the ranks' environment is not observed"),
     ),
 )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from zerofit.compat.evidence import Evidence, Outcome
 from zerofit.compat.example import Example
 from zerofit.compat.key_values import expected, is_in_range, is_right_type
-from zerofit.compat.launch_values import DEEPSPEED_SECTION, is_for_sagemaker, launch_of
+from zerofit.compat.launch_values import (
+    DEEPSPEED_SECTION,
+    DYNAMO_BACKEND,
+    is_for_sagemaker,
+    launch_of,
+    whether_deepspeed,
+    whole_number,
+)
 from zerofit.compat.rule import Hit, Rule, Severity
 from zerofit.compat.situation import known
 from zerofit.compat.words import say, show
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
     from zerofit.schema import Key, Schema
 
 _SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
-_WHOLE = re.compile(r"[0-9]{1,18}")
 _NEAR = 0.85
 """Likeness of two spellings from which one is the other misspelt. ASSUMPTION: 0.85 takes zero_stag for
 zero_stage and does not take one key of accelerate for another."""
@@ -126,6 +131,15 @@ def _repeated_keys(situation: Situation) -> Iterator[Hit]:
     if file is None:
         return
     for path, entry in repeated_keys(file):
+        parent = file.at(*path[:-1]) if len(path) > 1 else None
+        section = parent.node if parent else file.root
+        same = (
+            [other for other in section.entries if other.key == entry.key]
+            if isinstance(section, Entries)
+            else []
+        )
+        if same and all(other.plain == entry.plain for other in same):
+            continue  # whichever of them counts
         yield Hit(
             found=f"{'.'.join(path)} stands twice, the last time with {show(entry.plain)}",
             place=file.place(entry.key_span),
@@ -153,9 +167,7 @@ def _repaired(file: Document, entry: Entry, key: Key) -> str | int | None:
     if Kind.STRING in key.kinds and isinstance(value, (bool, int)):
         text = file.text[entry.node.span.start : entry.node.span.end]
         return text if not key.choices or text.lower() in key.choices else None
-    if Kind.INTEGER in key.kinds and isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
-        return int(value)
-    return None
+    return whole_number(value) if Kind.INTEGER in key.kinds and isinstance(value, str) else None
 
 
 def _yaml(value: str | int) -> str:
@@ -182,11 +194,17 @@ def _known_entries(situation: Situation) -> Iterator[tuple[Document, tuple[str, 
     if found is None:
         return
     file, schema = found
-    for path in [(key.name,) for key in schema.root.keys] + [
-        (DEEPSPEED_SECTION, key.name) for key in _deepspeed_keys(schema)
+    launch = launch_of(situation)
+    deepspeed = whether_deepspeed(launch) if launch else None
+    # With DeepSpeed the launcher does not look at it, and dynamo-ignored-with-deepspeed says so.
+    is_read = deepspeed is not None and not deepspeed.value and file.value("distributed_type") != "XLA"
+    for path in [
+        *((key.name,) for key in schema.root.keys),
+        *((DEEPSPEED_SECTION, key.name) for key in _deepspeed_keys(schema)),
+        *(path for path in DYNAMO_BACKEND if len(path) > 1),
     ]:
         entry, key = file.at(*path), schema.find(*path)
-        if entry is not None and key is not None:
+        if entry is not None and key is not None and (is_read or path not in DYNAMO_BACKEND):
             yield file, path, entry, key
 
 

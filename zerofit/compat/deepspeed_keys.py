@@ -1,4 +1,4 @@
-"""Rules of the keys of ds_config.json: unknown, misplaced, repeated, removed and deprecated ones."""
+"""Rules of the keys of ds_config.json: unknown, misplaced, missing, repeated, removed and deprecated ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from zerofit.compat.deepspeed_spellings import is_unseen_offload
 from zerofit.compat.evidence import Evidence, Outcome
 from zerofit.compat.example import Example
 from zerofit.compat.near_keys import Meant, meant_by
-from zerofit.compat.rule import Hit, Rule, Severity
+from zerofit.compat.rule import Confidence, Hit, Rule, Severity
+from zerofit.compat.schema_walk import params_section
 from zerofit.compat.situation import known
-from zerofit.compat.words import say, show
+from zerofit.compat.words import say, show_apart
+from zerofit.document import Entries
 from zerofit.documents import repeated_keys
 from zerofit.edits import RemoveKey, RenameKey
 from zerofit.schema import OnUnknown
@@ -31,8 +33,14 @@ _SOURCE = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runti
 _REMOVED_ISSUE = "https://github.com/deepspeedai/DeepSpeed/issues/8489"
 _MAX_NAMED = 5
 """Of the unknown keys of one section; a file with more than these is hardly one for DeepSpeed."""
+_WHY_OF_PARAMS = (
+    "params are the arguments of a constructor, and Python ends the run where it takes no such one"
+)
 _BATCH = {"train_micro_batch_size_per_gpu": 4}
 _ZERO2 = {**_BATCH, "zero_optimization": {"stage": 2}}
+
+_DECAY = {"type": "WarmupDecayLR"}
+_RATES = {"warmup_min_lr": 0.01, "warmup_max_lr": 0.01, "warmup_num_steps": 2}
 
 
 def _misspelt(situation: Situation) -> Iterator[Hit]:
@@ -61,6 +69,40 @@ def _rejected(situation: Situation) -> Iterator[Hit]:
         yield _unknown_hit(document, found, meant)
 
 
+def _incomplete(situation: Situation) -> Iterator[Hit]:
+    # Scripts that hand their configuration to DeepSpeed themselves often count the steps first.
+    confidence = Confidence.LIKELY if situation.route in (None, Route.NATIVE) else Confidence.CERTAIN
+    for document, found in entries_of(situation):
+        missing = [".".join((*found.path, *below)) for below in _missing_params(found)]
+        if missing:
+            names = " and ".join(missing)
+            yield Hit(
+                found=f"{say(document, *found.path, 'type')} without {names}",
+                place=document.place(found.entry.key_span),
+                fix=f"set {names}",
+                confidence=confidence,
+            )
+
+
+def _missing_params(found: Found) -> Iterator[tuple[str, ...]]:
+    """Yield what a section with a type lacks, as paths below it."""
+    section = found.key.section if found.key else None
+    entries = found.entry.node
+    if section is None or not section.params_of or not isinstance(entries, Entries):
+        return
+    params = section.find("params")
+    given = found.value.get("params", {})
+    if not isinstance(found.value.get("type"), str) or not isinstance(given, dict):
+        return
+    taken = params_section(entries, section)
+    needed = [key.name for key in taken.keys if key.required] if taken else []
+    # An argument that nobody takes is refused first, and may be the missing one misspelt.
+    if taken is None or all(taken.find(name) for name in given):
+        yield from (("params", name) for name in needed if name not in given)
+    if params is not None and params.required and not needed and "params" not in found.value:
+        yield ("params",)
+
+
 def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Document, Found, Meant]]:
     removed = None
     for document, found in entries_of(situation):
@@ -80,6 +122,7 @@ def _unknown_hit(document: Document, found: Found, meant: Meant) -> Hit:
         found=say(document, *found.path),
         place=document.place(found.entry.key_span),
         fix=meant.fix,
+        why=_WHY_OF_PARAMS if found.path[-2:-1] == ("params",) else None,
         edits=edits,
     )
 
@@ -179,7 +222,7 @@ def _repeated(situation: Situation) -> Iterator[Hit]:
         is_harmless = all(value == values[0] for value in values)
         if is_harmless and known(situation.route, "who reads the file") is not Route.NATIVE:
             continue
-        shown = " and ".join(show(value) for value in values)
+        shown = " and ".join(show_apart(values))
         yield Hit(found=f"{'.'.join(path)} twice: {shown}", place=document.place(entry.key_span))
 
 
@@ -225,6 +268,23 @@ RULES = (
             deepspeed={**_BATCH, "zero_optimization": {"stage": 2, "overlap_comm": True}}, route=Route.NATIVE
         ),
         evidence=Evidence(outcome=Outcome.FAILS, says="Extra inputs are not permitted"),
+    ),
+    Rule(
+        id="deepspeed-params-incomplete",
+        severity=Severity.ERROR,
+        summary="a scheduler lacks an argument that it can't do without",
+        why='params are arguments of a constructor; accelerate and Trainer replace "auto", and add none',
+        fix="set it",
+        see=f"{_SOURCE}/lr_schedules.py",
+        find=_incomplete,
+        bad=Example(deepspeed={**_ZERO2, "scheduler": {**_DECAY, "params": _RATES}}, route=Route.NATIVE),
+        good=Example(
+            deepspeed={**_ZERO2, "scheduler": {**_DECAY, "params": {**_RATES, "total_num_steps": 10**6}}},
+            route=Route.NATIVE,
+        ),
+        evidence=Evidence(
+            outcome=Outcome.FAILS, says="missing 1 required positional argument: 'total_num_steps'"
+        ),
     ),
     Rule(
         id="deepspeed-key-removed",

@@ -9,7 +9,7 @@ from zerofit.compat.deepspeed_schema import entries_of
 from zerofit.compat.evidence import Evidence, Outcome
 from zerofit.compat.example import Example
 from zerofit.compat.rule import Hit, Rule, Severity
-from zerofit.compat.situation import known
+from zerofit.compat.situation import known, stage_of
 from zerofit.compat.words import say
 from zerofit.edits import RemoveKey, RenameKey
 from zerofit.strategy import ZeroStage
@@ -52,7 +52,7 @@ def _not_gathered(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     if document is None or document.at("zero_optimization") is None:
         return
-    stage = known(situation.settings.zero_stage, "the ZeRO stage")
+    stage = stage_of(situation)
     if stage.value is not ZeroStage.PARAMETERS or _gathers(situation, document):
         return
     if _is_read_by_others(situation):

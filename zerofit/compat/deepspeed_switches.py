@@ -9,7 +9,7 @@ from zerofit.compat.evidence import Evidence, Outcome
 from zerofit.compat.example import Example
 from zerofit.compat.optimizer_facts import optimizer_script
 from zerofit.compat.rule import Hit, Rule, Severity
-from zerofit.compat.situation import known
+from zerofit.compat.situation import known, stage_of
 from zerofit.compat.words import say
 from zerofit.edits import SetValue
 from zerofit.strategy import ZeroStage
@@ -19,14 +19,21 @@ if TYPE_CHECKING:
 
     from zerofit.compat.situation import Situation
     from zerofit.document import Document
-    from zerofit.said import Said
 
 _DOCS = "https://www.deepspeed.ai/docs/config-json/"
 _SOURCE = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime"
 _ZERO = "zero_optimization"
 _ON_TEXTS = {"true", "t", "yes", "y", "on", "1"}
 _MASTERS = (("fp16", "fp16_master_weights_and_grads"), ("bf16", "bf16_master_weights_and_grads"))
+_QUANTIZED = tuple(
+    (_ZERO, f"zero_quantized_{what}") for what in ("weights", "nontrainable_weights", "gradients")
+)
+_SECONDARY = (_ZERO, "zero_hpz_partition_size")
 _ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
+_SGD = {
+    "optimizer": {"type": "SGD", "params": {"lr": 0.01}},
+    "zero_allow_untested_optimizer": True,
+}
 _STATES = ("bf16", "bf16_optimizer_states")
 
 
@@ -37,10 +44,6 @@ def _is_on(document: Document, *path: str) -> bool:
 
 def _is_off(document: Document, *path: str) -> bool:
     return document.value(*path) in (False, 0) and document.at(*path) is not None
-
-
-def _stage(situation: Situation) -> Said[ZeroStage]:
-    return known(situation.settings.zero_stage, "the ZeRO stage")
 
 
 def _hit(document: Document, path: tuple[str, ...], *others: str) -> Hit:
@@ -94,7 +97,7 @@ def _partial_offload(situation: Situation) -> Iterator[Hit]:
     ratio = document.value(*path) if document else None
     if document is None or not isinstance(ratio, (int, float)) or ratio >= 1:
         return
-    stage = _stage(situation)
+    stage = stage_of(situation)
     if stage.value is not ZeroStage.PARAMETERS:
         yield _hit(document, path, stage.text)
 
@@ -104,7 +107,7 @@ def _grad_norm(situation: Situation) -> Iterator[Hit]:
     path = (_ZERO, "compute_grad_norm")
     if document is None or not _is_off(document, *path):
         return
-    stage = _stage(situation)
+    stage = stage_of(situation)
     if stage.value not in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
         yield _hit(document, path, stage.text)
 
@@ -115,7 +118,7 @@ def _low_precision_masters(situation: Situation) -> Iterator[Hit]:
         return
     for path in (*_MASTERS, _STATES):
         if _is_on(document, *path):
-            stage = _stage(situation)
+            stage = stage_of(situation)
             if stage.value is ZeroStage.NOTHING:
                 yield _hit(document, path, stage.text)
 
@@ -125,7 +128,7 @@ def _states_without_masters(situation: Situation) -> Iterator[Hit]:
     if document is None or not _is_on(document, *_STATES):
         return
     if not _is_on(document, "bf16", "bf16_master_weights_and_grads"):
-        stage = _stage(situation)
+        stage = stage_of(situation)
         if stage.value is not ZeroStage.NOTHING:
             yield _hit(document, _STATES, say(document, "bf16", "bf16_master_weights_and_grads"))
 
@@ -140,9 +143,29 @@ def _summed_gradients(situation: Situation) -> Iterator[Hit]:
     elif _is_on(document, "compile", "deepcompile"):
         yield _hit(document, ("gradient_allreduce_op",), say(document, "compile", "deepcompile"))
     else:
-        stage = _stage(situation)
+        stage = stage_of(situation)
         if stage.value is ZeroStage.PARAMETERS:
             yield _hit(document, ("gradient_allreduce_op",), stage.text)
+
+
+def _quantized_below_zero3(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None:
+        return
+    shards = document.value(*_SECONDARY)
+    is_set = isinstance(shards, int) and shards > 1
+    on = [path for path in _QUANTIZED if _is_on(document, *path)] + ([_SECONDARY] if is_set else [])
+    for path in on:
+        stage = stage_of(situation)
+        if stage.value is not ZeroStage.PARAMETERS:
+            yield _hit(document, path, stage.text)
+
+
+def _clips_nothing(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    norm = document.value("gradient_clipping") if document else None
+    if document is not None and isinstance(norm, (int, float)) and norm < 0:
+        yield _hit(document, ("gradient_clipping",))
 
 
 def _scaled_before_reduce(situation: Situation) -> Iterator[Hit]:
@@ -156,7 +179,7 @@ def _scaled_before_reduce(situation: Situation) -> Iterator[Hit]:
         ("gradient_predivide_factor", is_divided),
     ):
         if is_set:
-            stage = _stage(situation)
+            stage = stage_of(situation)
             if stage.value is ZeroStage.GRADIENTS:
                 yield _hit(document, (name,), stage.text)
 
@@ -303,5 +326,29 @@ RULES = (
         bad=_native({**_zero(2), "prescale_gradients": True}),
         good=_native(_zero(2)),
         evidence=_fails("pre-scale gradients is not yet supported"),
+    ),
+    Rule(
+        id="zeropp-needs-zero3",
+        severity=Severity.WARNING,
+        summary="ZeRO++ does nothing below ZeRO-3",
+        why="only the optimizer of ZeRO-3 quantizes weights and gradients or keeps secondary shards",
+        fix="set {zero_stage} to 3, or leave it out",
+        see=f"{_SOURCE}/zero/stage3.py",
+        find=_quantized_below_zero3,
+        bad=_native(_zero(2, zero_hpz_partition_size=2)),
+        good=_native(_zero(3, zero_hpz_partition_size=2)),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("partitions_parameters", False),)),
+    ),
+    Rule(
+        id="negative-norm-clips-nothing",
+        severity=Severity.WARNING,
+        summary="a gradient_clipping below 0 clips nothing",
+        why="DeepSpeed clips where the largest norm is greater than 0, and says nothing where it is less",
+        fix="give the largest norm, or 0 to clip nothing",
+        see=f"{_SOURCE}/zero/stage_1_and_2.py",
+        find=_clips_nothing,
+        bad=_native({**_zero(2), **_SGD, "gradient_clipping": -0.1}),
+        good=_native({**_zero(2), **_SGD, "gradient_clipping": 0.1}),
+        evidence=Evidence(outcome=Outcome.DIFFERS),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from zerofit.command import Launcher
@@ -16,6 +17,7 @@ from zerofit.compat.launch_values import (
     named_deepspeed_file,
     whether_deepspeed,
 )
+from zerofit.compat.launcher_tables import DEEPSPEED, TORCHRUN
 from zerofit.compat.rule import Hit, Rule, Severity
 from zerofit.compat.situation import known
 from zerofit.compat.words import say
@@ -23,14 +25,16 @@ from zerofit.errors import nearest
 from zerofit.schema import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from zerofit.command import Flag
+    from zerofit.compat.launcher_tables import LauncherFlags
     from zerofit.compat.situation import Situation
     from zerofit.document import Document
 
 _SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
 _LAUNCH = f"{_SOURCE}/commands/launch.py"
+_TABLES = {Launcher.TORCHRUN: TORCHRUN, Launcher.DEEPSPEED: DEEPSPEED}
 _ONE_OF = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
 _DEEPSPEED_FLAGS = (*IN_DEEPSPEED_FILE, "deepspeed_config_file", "zero3_init_flag")
 _ZERO2: dict[str, Any] = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
@@ -53,6 +57,10 @@ def _flags(situation: Situation) -> tuple[Flag, ...]:
 
 
 def _unknown_flags(situation: Situation) -> Iterator[Hit]:
+    command = situation.command
+    if command is not None and command.launcher in _TABLES:
+        yield from _unknown_to(_TABLES[command.launcher], command.flags)
+        return
     flags = _flags(situation)
     if not flags:
         return
@@ -61,6 +69,21 @@ def _unknown_flags(situation: Situation) -> Iterator[Hit]:
         if root.find(flag.name) is None and is_literal(flag.name):
             near = nearest(flag.name, [key.name for key in root.keys])
             yield Hit(found=flag.text, fix=f"write --{near}" if near else None)
+
+
+def _unknown_to(known_flags: LauncherFlags, flags: Iterable[Flag]) -> Iterator[Hit]:
+    for flag in flags:
+        written = re.split("[ =]", flag.text)[0]
+        # Behind one dash, a short flag's value may follow without a blank.
+        if not written.startswith("--") or not is_literal(written):
+            continue
+        if known_flags.find(flag.name) is None:
+            near = nearest(flag.name, known_flags.names)
+        elif not known_flags.takes_dashes and "-" in written.removeprefix("--"):
+            near = flag.name
+        else:
+            continue
+        yield Hit(found=flag.text, fix=f"write --{near}" if near else None)
 
 
 def _flag_values(situation: Situation) -> Iterator[Hit]:
@@ -155,7 +178,7 @@ RULES = (
     Rule(
         id="launch-unknown-flag",
         severity=Severity.ERROR,
-        summary="accelerate launch does not know a flag",
+        summary="the launcher does not know a flag",
         why="what stands before the script belongs to the launcher, which refuses flags it does not know",
         fix="take the flag out, or write it behind the script where it is the script's",
         see=_LAUNCH,

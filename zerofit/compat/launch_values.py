@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ IN_DEEPSPEED_FILE = {
     "zero3_save_16bit_model": ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
 }
 """Where each setting of accelerate stands in the DeepSpeed file (accelerate/utils/dataclasses.py)."""
+DYNAMO_BACKEND = (("dynamo_config", "dynamo_backend"), ("dynamo_config", "backend"), ("dynamo_backend",))
+"""Where the backend of torch.compile may stand in accelerate's file."""
+_WHOLE = re.compile(r"[0-9]{1,18}")
 _OTHER_PARADIGMS = ("multi_gpu", "tpu", "tpu_cluster", "use_fsdp", "use_megatron_lm")
 """Flags with which `accelerate launch` does not look at the file's distributed_type."""
 
@@ -58,6 +62,14 @@ def is_for_sagemaker(file: Document) -> bool:
 def is_literal(value: str | None) -> bool:
     """Return whether a value stands there as it is: no variable of the shell, no blank to be filled in."""
     return value is not None and not any(sign in value for sign in "$<>{}`")
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a number of the file, or a flag's text, as a whole number; None where it is none."""
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        return int(value)
+    is_count = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18
+    return value if is_count else None
 
 
 def launch_value(launch: Launch, name: str) -> Said[Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from zerofit.compat.evidence import Evidence, Outcome
@@ -12,6 +13,7 @@ from zerofit.compat.launch_values import (
     launch_of,
     launch_value,
     whether_deepspeed,
+    whole_number,
 )
 from zerofit.compat.rule import Hit, Rule, Severity
 from zerofit.said import Said
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from zerofit.compat.situation import Situation
 
 _SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
+_IDS = re.compile(r"\d+(,\d+)*")
 _STANDARD = "standard"
 _FILE: dict[str, Any] = {
     "compute_environment": "LOCAL_MACHINE",
@@ -38,14 +41,14 @@ def _file(**section: Any) -> dict[str, Any]:
     return {**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2, **section}}
 
 
+_ONE_MACHINE = {**_file(), "num_machines": 1}
+
+
 def _count(launch: Launch, name: str) -> tuple[Said[Any], int] | None:
     """Return a number of the file or the flags, if it stands there as a number."""
     said = launch_value(launch, name)
-    if said is None or isinstance(said.value, bool):
-        return None
-    if isinstance(said.value, str) and not said.value.isdigit():
-        return None
-    return (said, int(said.value)) if isinstance(said.value, (int, str)) else None
+    number = whole_number(said.value) if said else None
+    return (said, number) if said is not None and number is not None else None
 
 
 def _uneven_ranks(situation: Situation) -> Iterator[Hit]:
@@ -93,6 +96,25 @@ def _environment_in_a_file(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{machines.text} with {hostfile.text}", place=machines.place)
 
 
+def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    deepspeed = whether_deepspeed(launch) if launch else None
+    if launch is None or deepspeed is None or not deepspeed.value:
+        return
+    said, ranks, machines = (
+        launch_value(launch, "gpu_ids"),
+        _count(launch, "num_processes"),
+        _count(launch, "num_machines"),
+    )
+    on_cpu = launch_value(launch, "use_cpu")
+    if said is None or ranks is None or (on_cpu is not None and on_cpu.value is not False):
+        return
+    if not isinstance(said.value, str) or not _IDS.fullmatch(said.value) or (machines and machines[1] != 1):
+        return
+    if ranks[1] > len(said.value.split(",")):
+        yield Hit(found=f"{ranks[0].text} with {said.text}", place=said.place)
+
+
 RULES = (
     Rule(
         id="num-processes-is-for-all-machines",
@@ -105,6 +127,18 @@ RULES = (
         bad=Example(accelerate={**_file(deepspeed_multinode_launcher=_STANDARD), "num_processes": 3}),
         good=Example(accelerate={**_file(deepspeed_multinode_launcher=_STANDARD), "num_processes": 4}),
         evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="needs two machines"),
+    ),
+    Rule(
+        id="gpu-ids-too-few",
+        severity=Severity.ERROR,
+        summary="gpu_ids names fewer GPUs than there are ranks",
+        why="the ranks see no other GPUs, and those without one end with an invalid device ordinal",
+        fix="name a GPU for each rank, or lower num_processes",
+        see=f"{_SOURCE}/utils/launch.py",
+        find=_too_few_gpus,
+        bad=Example(accelerate={**_ONE_MACHINE, "num_processes": 4, "gpu_ids": "0,1"}),
+        good=Example(accelerate={**_ONE_MACHINE, "num_processes": 2, "gpu_ids": "0,1"}),
+        evidence=Evidence(outcome=Outcome.FAILS, not_reproduced="needs GPUs"),
     ),
     Rule(
         id="multinode-needs-hostfile",

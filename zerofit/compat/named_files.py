@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def _missing(situation: Situation) -> Iterator[Hit]:
     for said in situation.missing:
-        yield Hit(found=said.text, place=said.place)
+        yield Hit(found=said.text, place=said.place, confidence=said.confidence)
 
 
 def _example(name: str) -> Example:

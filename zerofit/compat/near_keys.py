@@ -16,6 +16,10 @@ _NEAR = 0.8
 """ASSUMPTION: from this likeness on, a key is another one misspelt; "optimizer" and "optimiser" have 0.89."""
 _SAME = 0.9
 """ASSUMPTION: from this likeness on, and with one key alone, nothing else can be meant."""
+_ONE_PLACE = ("stage", "zenflow", "hysteresis")
+"""Keys without an underscore that one section has and whose name means nothing else."""
+_OTHER_NAMES = {"learning_rate": "lr", "epsilon": "eps"}
+"""What other libraries call a key of DeepSpeed's, too far from it to be a misspelling."""
 _TELLING = ("zero_optimization", "fp16", "activation_checkpointing", "aio", "optimizer", "scheduler")
 """Sections whose keys with an underscore mean nothing else; "seed" or "debug" may be anybody's."""
 
@@ -44,6 +48,9 @@ class Meant:
 def meant_by(found: Found, schema: Schema) -> Meant:
     """Return what an unknown key may have been meant to be."""
     name = found.path[-1]
+    other = _OTHER_NAMES.get(name)
+    if other is not None and found.section.find(other) is not None:
+        return Meant(spellings=(other,), is_sure=True)
     if places := _places(name, schema):
         return Meant(elsewhere=places)
     likeness = sorted(
@@ -77,7 +84,7 @@ def _plain(name: str) -> str:
 
 def _places(name: str, schema: Schema) -> tuple[tuple[str, ...], ...]:
     """Return where a key of that very name belongs, if its name tells that."""
-    if "_" not in name and name not in _TELLING:
+    if "_" not in name and name not in (*_TELLING, *_ONE_PLACE):
         return ()
     return tuple(
         path

@@ -47,12 +47,12 @@ def _walk(entries: Entries, section: Section, path: tuple[str, ...]) -> Iterator
             continue
         below = found.key.section
         if section.params_of and entry.key == "params":
-            below = _params(entries, section) or below
+            below = params_section(entries, section) or below
         if below is not None:
             yield from _walk(entry.node, below, found.path)
 
 
-def _params(entries: Entries, section: Section) -> Section | None:
+def params_section(entries: Entries, section: Section) -> Section | None:
     """Return what the type beside the params takes; DeepSpeed's own optimizers may have capitals."""
     entry = entries.find("type")
     by_type = dict(section.params_of)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.compat.rule import Hit
-from zerofit.compat.situation import known
+from zerofit.compat.situation import known, stage_of
 from zerofit.said import Confidence
 from zerofit.strategy import Engine, ZeroStage
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from zerofit.compat.situation import Situation
-    from zerofit.said import Said
     from zerofit.script_facts import Sighting
 
 EVERY_STAGE = tuple(ZeroStage)
@@ -50,12 +49,3 @@ def _is_deepspeed_at(situation: Situation, stages: tuple[ZeroStage, ...]) -> boo
     if engine.value is not Engine.DEEPSPEED:
         return False
     return stages == EVERY_STAGE or stage_of(situation).value in stages
-
-
-def stage_of(situation: Situation) -> Said[ZeroStage]:
-    """Return the ZeRO stage.
-
-    Raises:
-        Lacking: nobody gave it.
-    """
-    return known(situation.settings.zero_stage, "the ZeRO stage")

@@ -77,6 +77,23 @@ def _accumulation(situation: Situation, script: ScriptFacts) -> str | None:
 
 
 @at_stages(*EVERY_STAGE)
+def _passes_accelerator_by(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or script.route is not Route.ACCELERATE or script.find(Action.BACKWARD):
+        return
+    if any(call.state is ModelState.ENGINE for call in script.find(Action.STEP)):
+        return  # the engine's own step() after loss.backward() does train
+    loops = {
+        call.loop
+        for call in script.find(Action.FORWARD)
+        if call.loop and call.state is ModelState.ENGINE and not call.is_engine_checked
+    }
+    for call in script.find(Action.BACKWARD_OF_LOSS):
+        if call.loop in loops and not call.is_engine_checked:
+            yield hit(call.seen)
+
+
+@at_stages(*EVERY_STAGE)
 def _clips_in_vain(situation: Situation) -> Iterator[Hit]:
     script = situation.script
     if script is None or script.route is not Route.ACCELERATE or situation.deepspeed is None:
@@ -167,6 +184,7 @@ for step, batch in enumerate(loader, 1):
         optimizer.zero_grad()
 """,
 )
+_PASSED_BY = changed(SMALL, "accelerator.backward(loss)", "loss.backward()")
 _CLIPS = changed(
     SMALL,
     "    optimizer.step()\n",
@@ -267,6 +285,18 @@ RULES = (
         find=_accumulates_by_hand,
         bad=Example(deepspeed=zero(1), script=_BY_HAND),
         good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
+        evidence=Evidence(outcome=Outcome.DIFFERS),
+    ),
+    Rule(
+        id="backward-through-accelerator",
+        severity=Severity.ERROR,
+        summary="under DeepSpeed loss.backward() without the Accelerator trains nothing",
+        why="accelerator.backward() runs DeepSpeed's step, and the prepared optimizer's step() does nothing",
+        fix="write accelerator.backward(loss)",
+        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py",
+        find=_passes_accelerator_by,
+        bad=Example(deepspeed=zero(2), script=_PASSED_BY),
+        good=Example(deepspeed=zero(2), script=SMALL),
         evidence=Evidence(outcome=Outcome.DIFFERS),
     ),
     Rule(

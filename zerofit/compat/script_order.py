@@ -9,7 +9,8 @@ from zerofit.compat.evidence import Evidence, Outcome
 from zerofit.compat.example import Example
 from zerofit.compat.example_scripts import LANGUAGE, LOADED, SMALL, changed, zero
 from zerofit.compat.rule import Hit, Rule, Severity
-from zerofit.compat.script_hits import EVERY_STAGE, at_stages, hit, stage_of
+from zerofit.compat.script_hits import EVERY_STAGE, at_stages, hit
+from zerofit.compat.situation import stage_of
 from zerofit.script_words import Action, ModelSource, ModelState
 from zerofit.strategy import ZeroStage
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.compat.situation import Situation
-    from zerofit.script_facts import Model
+    from zerofit.script_facts import Keyword, Model
 
+_OVER_ALL_GPUS = {"auto", "balanced", "balanced_low_0"}
+"""Words for a device_map that spreads the layers over all GPUs of the machine."""
 _LIBRARY = (ModelSource.PRETRAINED, ModelSource.CONFIG)
 
 
@@ -31,13 +34,39 @@ def _trained(situation: Situation, *sources: ModelSource) -> Iterator[Model]:
 @at_stages(ZeroStage.PARAMETERS)
 def _device_map(situation: Situation) -> Iterator[Hit]:
     for model in _trained(situation, *_LIBRARY):
-        given = [
-            keyword
-            for keyword in model.keywords
-            if keyword.name.partition(".")[0] == "device_map" and keyword.value is not None
-        ]
-        if given and not model.is_before_all:
+        if _device_map_of(model) and not model.is_before_all:
             yield hit(model.made)
+
+
+@at_stages(*EVERY_STAGE)
+def _split_by_device_map(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or script.route not in (Route.ACCELERATE, Route.TRAINER):
+        return
+    for model in _trained(situation, *_LIBRARY):
+        devices = {keyword.value for keyword in _device_map_of(model)}
+        splits = len(devices) > 1 or bool(devices & _OVER_ALL_GPUS and _may_have_gpus(situation))
+        if splits and not _refused_by_zero3(situation, model):
+            yield hit(model.made)
+
+
+def _device_map_of(model: Model) -> list[Keyword]:
+    return [
+        keyword
+        for keyword in model.keywords
+        if keyword.name.partition(".")[0] == "device_map" and keyword.value is not None
+    ]
+
+
+def _may_have_gpus(situation: Situation) -> bool:
+    """Return whether a rank may see several GPUs."""
+    ranks = situation.topology
+    return ranks is None or (not ranks.on_cpu and ranks.world_size > ranks.num_nodes)
+
+
+def _refused_by_zero3(situation: Situation, model: Model) -> bool:
+    stage = situation.settings.zero_stage
+    return stage is not None and stage.value is ZeroStage.PARAMETERS and not model.is_before_all
 
 
 @at_stages(ZeroStage.PARAMETERS)
@@ -99,6 +128,7 @@ accelerator = Accelerator()
     "accelerator = Accelerator()\nmodel = LlamaForCausalLM(config)\n",
 )
 _EARLY = changed(LOADED, f"accelerator = Accelerator()\n{_LOADS}", f"{_LOADS}accelerator = Accelerator()\n")
+_ON_TWO_DEVICES = 'device_map={"model": "cpu", "lm_head": "disk"}'
 _FIRST_STEP = "for batch in loader:\n"
 _RESIZE = "model.resize_token_embeddings(72)\n"
 _TWO = changed(
@@ -142,6 +172,25 @@ RULES = (
         ),
         good=Example(deepspeed=zero(3), script=LOADED),
         evidence=Evidence(outcome=Outcome.FAILS, says="not compatible with passing a `device_map`"),
+    ),
+    Rule(
+        id="device-map-not-on-ranks",
+        severity=Severity.ERROR,
+        summary="a model that device_map spreads over devices can't be prepared on ranks",
+        why="under DeepSpeed each rank has a device of its own, and accelerate refuses a model on several",
+        fix="leave device_map out of from_pretrained()",
+        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py",
+        find=_split_by_device_map,
+        bad=Example(
+            deepspeed=zero(2),
+            script=changed(
+                LOADED,
+                'from_pretrained("model")',
+                f'from_pretrained("model", {_ON_TWO_DEVICES}, offload_folder="offload")',
+            ),
+        ),
+        good=Example(deepspeed=zero(2), script=LOADED),
+        evidence=Evidence(outcome=Outcome.FAILS, says="loaded with `device_map='auto'` in any distributed"),
     ),
     Rule(
         id="zero3-model-made-too-early",

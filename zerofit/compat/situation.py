@@ -99,3 +99,12 @@ class Situation:
     def is_of_flags(self) -> bool:
         """Whether zerofit's own flags make the run, and no file of the user's."""
         return self.deepspeed is None and self.accelerate is None and self.command is None
+
+
+def stage_of(situation: Situation) -> Said[ZeroStage]:
+    """Return the ZeRO stage.
+
+    Raises:
+        Lacking: nobody gave it.
+    """
+    return known(situation.settings.zero_stage, "the ZeRO stage")

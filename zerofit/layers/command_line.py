@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.command import Flag, LaunchCommand, Launcher
+from zerofit.compat.launcher_tables import DEEPSPEED, TORCHRUN, ZEROFIT, LauncherFlags
 from zerofit.schema import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from zerofit.schema import Section
 
@@ -29,151 +29,6 @@ _MODULES = {
     "torch.distributed.launch": Launcher.TORCHRUN,
     "deepspeed.launcher.runner": Launcher.DEEPSPEED,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Flags:
-    """How a launcher reads its flags."""
-
-    switches: frozenset[str]
-    """Long names of flags without a value."""
-    valued: frozenset[str]
-    """Long names of flags with a value."""
-    short: Mapping[str, str]
-    """Other names, and the long name of each."""
-
-
-_TORCHRUN = _Flags(  # torch/distributed/run.py
-    switches=frozenset(
-        {"help", "standalone", "module", "no_python", "run_path", "virtual_local_rank", "use_env"}
-    ),
-    valued=frozenset(
-        [
-            "nnodes",
-            "nproc_per_node",
-            "rdzv_backend",
-            "rdzv_endpoint",
-            "rdzv_id",
-            "rdzv_conf",
-            "max_restarts",
-            "monitor_interval",
-            "start_method",
-            "event_log_handler",
-            "role",
-            "log_dir",
-            "redirects",
-            "tee",
-            "local_ranks_filter",
-            "duplicate_stdout_filters",
-            "duplicate_stderr_filters",
-            "node_rank",
-            "master_addr",
-            "master_port",
-            "local_addr",
-            "logs_specs",
-            "numa_binding",
-            "signals_to_handle",
-            "shutdown_timeout",
-        ]
-    ),
-    short={"h": "help", "m": "module", "r": "redirects", "t": "tee"},
-)
-_DEEPSPEED = _Flags(  # deepspeed/launcher/runner.py
-    switches=frozenset(
-        [
-            "help",
-            "module",
-            "no_python",
-            "no_local_rank",
-            "no_ssh",
-            "no_ssh_check",
-            "force_multi",
-            "save_pid",
-            "bind_cores_to_rank",
-            "quiet",
-        ]
-    ),
-    valued=frozenset(
-        [
-            "hostfile",
-            "include",
-            "exclude",
-            "num_nodes",
-            "num_gpus",
-            "master_port",
-            "master_addr",
-            "node_rank",
-            "launcher",
-            "launcher_args",
-            "enable_each_rank_log",
-            "autotuning",
-            "bind_core_list",
-            "ssh_port",
-            "venv_script",
-            "log_level",
-        ]
-    ),
-    short={
-        "h": "help",
-        "H": "hostfile",
-        "i": "include",
-        "e": "exclude",
-        "q": "quiet",
-        "num_accelerators": "num_gpus",
-    },
-)
-_ZEROFIT = _Flags(  # zerofit/cli/launch.py
-    switches=frozenset(
-        [
-            "help",
-            "version",
-            "debug",
-            "gradient_checkpointing",
-            "no_gradient_checkpointing",
-            "compile",
-            "cpu",
-            "module",
-            "dry_run",
-            "no_check",
-        ]
-    ),
-    valued=frozenset(
-        [
-            "preset",
-            "plan",
-            "engine",
-            "zero_stage",
-            "offload_optimizer",
-            "offload_param",
-            "nvme_path",
-            "mixed_precision",
-            "micro_batch_size",
-            "gradient_accumulation_steps",
-            "global_batch_size",
-            "gradient_clipping",
-            "optimizer",
-            "num_processes",
-            "num_machines",
-            "machine_rank",
-            "main_process_ip",
-            "main_process_port",
-            "nproc_per_node",
-            "hostfile",
-            "gpu_ids",
-            "run_dir",
-        ]
-    ),
-    short={
-        "h": "help",
-        "m": "module",
-        "offload_optimizer_device": "offload_optimizer",
-        "offload_param_device": "offload_param",
-        "nnodes": "num_machines",
-        "node_rank": "machine_rank",
-        "master_addr": "main_process_ip",
-        "master_port": "main_process_port",
-    },
-)
 
 
 def read_command(words: Sequence[str], *, launch_flags: Section) -> LaunchCommand | None:
@@ -248,9 +103,9 @@ def _module(words: list[str], launch_flags: Section) -> LaunchCommand | None:
 def _launch(launcher: Launcher, words: list[str], launch_flags: Section) -> LaunchCommand:
     known = {
         Launcher.ACCELERATE: _of_section(launch_flags),
-        Launcher.TORCHRUN: _TORCHRUN,
-        Launcher.DEEPSPEED: _DEEPSPEED,
-        Launcher.ZEROFIT: _ZEROFIT,
+        Launcher.TORCHRUN: TORCHRUN,
+        Launcher.DEEPSPEED: DEEPSPEED,
+        Launcher.ZEROFIT: ZEROFIT,
     }[launcher]
     flags = []
     while words and words[0].startswith("-") and words[0] != "--":
@@ -265,21 +120,21 @@ def _command(launcher: Launcher, flags: tuple[Flag, ...], words: list[str]) -> L
     )
 
 
-def _of_section(section: Section) -> _Flags:
+def _of_section(section: Section) -> LauncherFlags:
     switches = {key.name for key in section.keys if key.kinds == (Kind.BOOL,)}
-    return _Flags(
+    return LauncherFlags(
         switches=frozenset(switches),
         valued=frozenset(key.name for key in section.keys if key.name not in switches),
         short={alias: key.name for key in section.keys for alias in key.aliases},
     )
 
 
-def _flag(words: list[str], known: _Flags) -> tuple[Flag, list[str]]:
+def _flag(words: list[str], known: LauncherFlags) -> tuple[Flag, list[str]]:
     """Return the flag at the beginning of the words, and the words behind it and its value."""
     word, *rest = words
     written, equals, value = word.partition("=")
     name = written.lstrip("-").replace("-", "_")
-    name = known.short.get(name, name)
+    name = known.find(name) or name
     if equals:
         return Flag(name=name, value=value, text=word), rest
     if name in known.switches or not rest or not _is_value(rest[0], name in known.valued):

@@ -66,8 +66,9 @@ def _runs(targets: Targets, scripts: tuple[ScriptFacts, ...]) -> Iterator[_Run]:
     accelerate = [file for file in files if file.kind is FileKind.ACCELERATE]
     for script in scripts or (None,):
         met = set()
+        own = [file for file in deepspeed if not _is_of_another(file, script, scripts)]
         for launch in accelerate:
-            partners = _partners(launch, deepspeed, targets)
+            partners = _partners(launch, own, script, targets)
             met |= {partner.name for partner in partners}
             for partner in partners or (None,):
                 yield _Run(
@@ -75,24 +76,36 @@ def _runs(targets: Targets, scripts: tuple[ScriptFacts, ...]) -> Iterator[_Run]:
                     accelerate=launch.document,
                     script=script,
                 )
-        alone = [file for file in deepspeed if file.name not in met]
+        alone = [file for file in own if file.name not in met]
         for file in alone:
             yield _Run(deepspeed=file.document, accelerate=None, script=script)
         if not accelerate and not alone:
             yield _Run(deepspeed=None, accelerate=None, script=script)
 
 
-def _partners(launch: TargetFile, deepspeed: list[TargetFile], targets: Targets) -> list[TargetFile]:
+def _is_of_another(file: TargetFile, script: ScriptFacts | None, scripts: tuple[ScriptFacts, ...]) -> bool:
+    """Return whether another script than this names a DeepSpeed file."""
+    return any(_is_named_in(file, other.name) for other in scripts if other is not script)
+
+
+def _partners(
+    launch: TargetFile, deepspeed: list[TargetFile], script: ScriptFacts | None, targets: Targets
+) -> list[TargetFile]:
     """Return the DeepSpeed files that an accelerate file can run with."""
+    if script is not None:
+        # What a script gives to the library itself takes the place of what the launcher hands over.
+        named = [file for file in deepspeed if _is_named_in(file, script.name)]
+        if named:
+            return named
     if any(said.place and said.place.file == launch.name for said in targets.missing):
         return []
-    own = [file for file in deepspeed if _is_named_in(file, launch)]
+    own = [file for file in deepspeed if _is_named_in(file, launch.name)]
     return own or [file for file in deepspeed if file.named_by is None or file.named_by.place is None]
 
 
-def _is_named_in(file: TargetFile, launch: TargetFile) -> bool:
+def _is_named_in(file: TargetFile, name: str) -> bool:
     place = file.named_by.place if file.named_by else None
-    return place is not None and place.file == launch.name
+    return place is not None and place.file == name
 
 
 def _situation(run: _Run, targets: Targets) -> Situation:

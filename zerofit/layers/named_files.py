@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.command import Launcher
 from zerofit.document import FileKind, Place
+from zerofit.documents import Unreadable
 from zerofit.said import Confidence, Said
 from zerofit.script_words import Action
 
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 
 _SCRIPT_FLAGS = ("deepspeed", "deepspeed_config")
 """Trainer's argument, and that of scripts which follow DeepSpeed's own examples."""
+
+_KEYWORDS = (
+    (Action.INITIALIZE, "config"),
+    (Action.INITIALIZE, "config_params"),
+    (Action.MAKE_PLUGIN, "hf_ds_config"),
+)
+"""Arguments of calls in a script that take the file, beside TrainingArguments."""
 
 
 def named_by_command(command: LaunchCommand) -> Iterator[tuple[FileKind, Said[str]]]:
@@ -50,12 +58,26 @@ def named_by_arguments(arguments: Sequence[str]) -> Iterator[Said[str]]:
 def named_by_script(script: ScriptFacts) -> Iterator[Said[str]]:
     """Yield each DeepSpeed configuration that a script's source names by a literal."""
     keywords = [keyword for keyword in script.training_arguments if keyword.name == "deepspeed"]
-    for call in script.find(Action.INITIALIZE):
-        keywords += [keyword for keyword in call.keywords if keyword.name == "config"]
+    for action, name in _KEYWORDS:
+        keywords += [
+            keyword for call in script.find(action) for keyword in call.keywords if keyword.name == name
+        ]
     for keyword in keywords:
         if isinstance(keyword.value, str):
             place = Place(file=script.name, line=keyword.line, column=keyword.column)
             yield Said(value=keyword.value, text=keyword.text, place=place, confidence=Confidence.LIKELY)
+
+
+def named_by_source(name: str, source: str) -> tuple[Said[str], ...]:
+    """Return the DeepSpeed configurations that a script's source names by literals; none of a broken one."""
+    if "deepspeed" not in source.lower():
+        return ()
+    from zerofit.script_reading.read import read_script  # only where it may name one: it takes its time
+
+    try:
+        return tuple(named_by_script(read_script(source, name=name)))
+    except Unreadable:
+        return ()
 
 
 def named_by_accelerate(document: Document) -> Iterator[Said[str]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerofit.command import Launcher
 from zerofit.compat.launch_values import (
@@ -12,6 +11,7 @@ from zerofit.compat.launch_values import (
     launch_value,
     named_deepspeed_file,
     whether_deepspeed,
+    whole_number,
 )
 from zerofit.compat.situation import Settings
 from zerofit.plan import Topology
@@ -26,7 +26,6 @@ _DEFAULT_STAGE = 2
 """accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__."""
 _NO_FOLDER = "none"
 """`accelerate launch` passes no folder on, and the plugin then takes this word for one."""
-_WHOLE = re.compile(r"[0-9]{1,18}")
 _PRECISIONS = {"no": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
 
 
@@ -89,8 +88,8 @@ def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> 
     num_machines = launch_value(launch, "num_machines")
     on_cpu = command is not None and command.find("cpu") is not None
     return _topology(
-        _integer(num_processes.value) if num_processes else None,
-        _integer(num_machines.value) if num_machines else 1,
+        whole_number(num_processes.value) if num_processes else None,
+        whole_number(num_machines.value) if num_machines else 1,
         on_cpu=on_cpu,
     )
 
@@ -98,10 +97,10 @@ def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> 
 def _topology_of_flags(command: LaunchCommand) -> Topology | None:
     nodes = command.find("nnodes", "num_nodes")
     ranks = command.find("nproc_per_node", "num_gpus")
-    num_nodes = _integer(nodes.value) if nodes else 1
+    num_nodes = whole_number(nodes.value) if nodes else 1
     if command.launcher is Launcher.DEEPSPEED and (command.find("hostfile") or command.find("include")):
         return None
-    ranks_per_node = _integer(ranks.value) if ranks else None
+    ranks_per_node = whole_number(ranks.value) if ranks else None
     if num_nodes is None or ranks_per_node is None:
         return None
     return _topology(num_nodes * ranks_per_node, num_nodes, on_cpu=False)
@@ -113,18 +112,11 @@ def _topology(world_size: int | None, num_nodes: int | None, *, on_cpu: bool) ->
     return Topology(num_nodes=num_nodes, world_size=world_size, on_cpu=on_cpu)
 
 
-def _integer(value: Any) -> int | None:
-    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
-        return int(value)
-    is_count = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18
-    return value if is_count else None
-
-
 def _stage(launch: Launch) -> Said[ZeroStage] | None:
     said = launch_value(launch, "zero_stage")
     if said is None:
         return Said(value=ZeroStage(_DEFAULT_STAGE), text=f"no zero_stage, which makes it {_DEFAULT_STAGE}")
-    value = _integer(said.value)
+    value = whole_number(said.value)
     if value is None or value not in tuple(ZeroStage):
         return None
     return Said(value=ZeroStage(value), text=said.text, place=said.place)

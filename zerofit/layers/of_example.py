@@ -13,7 +13,12 @@ from zerofit.documents import Unreadable, read_document
 from zerofit.layers.broken import broken_file
 from zerofit.layers.command_line import read_command
 from zerofit.layers.join import situations
-from zerofit.layers.named_files import named_by_accelerate, named_by_arguments, named_by_command
+from zerofit.layers.named_files import (
+    named_by_accelerate,
+    named_by_arguments,
+    named_by_command,
+    named_by_source,
+)
 from zerofit.layers.of_strategy import situation_of_strategy
 from zerofit.targets import TargetFile, Targets
 
@@ -97,6 +102,9 @@ def _named(
     for said in named_by_arguments(arguments):
         yield FileKind.DEEPSPEED, said
     for file in files.values():
+        if file.source is not None:
+            for said in named_by_source(file.name, file.source):
+                yield FileKind.DEEPSPEED, said
         if file.document is not None and file.kind is FileKind.ACCELERATE:
             for said in named_by_accelerate(file.document):
                 yield FileKind.DEEPSPEED, said

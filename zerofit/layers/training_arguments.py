@@ -1,4 +1,4 @@
-"""The script's arguments, a file of them, and its source to fields of TrainingArguments."""
+"""The script's arguments and its source to fields of TrainingArguments."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
-from zerofit.compat.words import show
-from zerofit.document import Entries, Place
+from zerofit.document import Place
 from zerofit.said import Confidence, Said
 from zerofit.schema import Kind
 from zerofit.trainer_settings import TrainerSettings
@@ -15,7 +14,6 @@ from zerofit.trainer_settings import TrainerSettings
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from zerofit.document import Document
     from zerofit.schema import Key, Section
     from zerofit.script_facts import Call, Keyword
 
@@ -31,7 +29,6 @@ def read_training_arguments(
     *,
     fields: Section,
     arguments: Sequence[str] = (),
-    config: Document | None = None,
     keywords: Sequence[Keyword] = (),
     script: str = "",
     made: Sequence[Call] = (),
@@ -39,19 +36,17 @@ def read_training_arguments(
     """Return what is known of a run's TrainingArguments.
 
     A script that calls TrainingArguments(...) itself gives them there. In any other they are made of the
-    script's arguments, by HfArgumentParser and its kind; an argument then wins over a file.
+    script's arguments, by HfArgumentParser and its kind.
 
     Args:
         fields: the fields of TrainingArguments, as in Schemas.training_arguments.
         arguments: the script's own arguments.
-        config: a file that holds the script's arguments, in place of them or beside them.
         keywords: literal keywords of TrainingArguments(...) in the script's source.
         script: the script's name.
         made: the calls of TrainingArguments(...) in the script's source.
     """
     if not keywords and not made:
-        said = dict(_of_config(config, fields)) if config is not None else {}
-        return TrainerSettings(said={**said, **dict(_of_arguments(arguments, fields))})
+        return TrainerSettings(said=dict(_of_arguments(arguments, fields)))
     said = {keyword.name: _of_keyword(keyword, script) for keyword in keywords}
     given = frozenset(name for call in made for name in call.given)
     is_plain = len(made) == 1 and _class_of(made[0].seen.text) in _PLAIN_CLASSES
@@ -89,13 +84,6 @@ def _of_arguments(arguments: Sequence[str], fields: Section) -> Iterator[tuple[s
             yield key.name, Said(value=_converted(key, value, is_negated=is_negated), text=text)
         elif _ARGUMENT.fullmatch(name):
             yield name, Said(value=value, text=text)
-
-
-def _of_config(config: Document, fields: Section) -> Iterator[tuple[str, Said[Any]]]:
-    for entry in config.root.entries:
-        if fields.find(entry.key) is not None and not isinstance(entry.node, Entries):
-            place = config.place(entry.key_span)
-            yield entry.key, Said(value=entry.plain, text=f"{entry.key}={show(entry.plain)}", place=place)
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str | None, str]]:

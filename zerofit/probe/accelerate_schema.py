@@ -34,7 +34,7 @@ _DEEPSPEED_KINDS = {
     "zero_stage": (Kind.INTEGER,),
     "gradient_accumulation_steps": (Kind.INTEGER, Kind.STRING),  # "auto"
     "gradient_clipping": (Kind.NUMBER, Kind.STRING),  # "auto"
-    "zero3_init_flag": _FLAG_OR_WORD,
+    "zero3_init_flag": (Kind.BOOL,),
     "zero3_save_16bit_model": _FLAG_OR_WORD,
 }
 _DEVICES = ("none", "cpu", "nvme")
@@ -52,8 +52,10 @@ _ROOT_KINDS = {
     "main_process_port": (Kind.INTEGER, Kind.NULL),
 }
 """Types with which the launcher does what it should. It checks none, so that these come from its code."""
-_CONVERTED = ("num_processes", "machine_rank", "zero_stage")
+_CONVERTED = ("num_processes", "machine_rank", "zero_stage", "zero3_init_flag")
 """Keys that accelerate puts into a command line or into the environment, where 1 and "1" are the same."""
+_LIMITS = {"main_process_port": (0, 65535)}
+"""Least and greatest value of the numbers that have them; port 0 is any that is free."""
 _REMOVED = {"ipex_config": "take it out: accelerate has no extension for Intel processors any more"}
 _REPLACED = {"fp16": "mixed_precision", "dynamo_backend": "dynamo_config.dynamo_backend"}
 """Keys of former versions that BaseConfig.process_config still reads."""
@@ -69,7 +71,10 @@ def probe_accelerate_schema() -> Schema:
         for field in dataclasses.fields(ClusterConfig)
         if field.name not in _REMOVED
     ]
-    old = [Key(name=name, replaced_by=now) for name, now in _REPLACED.items()]
+    old = [
+        _dynamo_backend(replaced_by=now) if name == "dynamo_backend" else Key(name=name, replaced_by=now)
+        for name, now in _REPLACED.items()
+    ]
     return Schema(
         package="accelerate",
         version=version("accelerate"),
@@ -100,12 +105,15 @@ def _flag(action: argparse.Action) -> Key:
     choices: tuple[str | int, ...] = tuple(action.choices or ())
     if name in ("offload_optimizer_device", "offload_param_device"):
         choices = _DEVICES
+    least, most = _LIMITS.get(name, (None, None))
     return Key(
         name=name,
         kinds=(Kind.BOOL,) if action.nargs == 0 else kinds.get(action.type, (Kind.STRING,)),
         converts=action.nargs != 0,
         choices=choices,
         ignores_case=choices == _DEVICES,
+        at_least=least,
+        at_most=most,
         aliases=tuple(sorted({other for other in names if other != name})),
     )
 
@@ -115,6 +123,7 @@ def _root_key(name: str, flags: dict[str, Key]) -> Key:
 
     if name in _SECTIONS:
         return Key(name=name, kinds=(Kind.SECTION, Kind.NULL), section=_section(name, flags))
+    least, most = _LIMITS.get(name, (None, None))
     choices = {
         "compute_environment": ComputeEnvironment,
         "distributed_type": DistributedType,
@@ -126,6 +135,8 @@ def _root_key(name: str, flags: dict[str, Key]) -> Key:
         converts=name in _CONVERTED,
         choices=tuple(choice.value for choice in choices),
         ignores_case=name == "mixed_precision",
+        at_least=least,
+        at_most=most,
     )
 
 
@@ -134,7 +145,9 @@ def _section(name: str, flags: dict[str, Key]) -> Section:
         return Section(keys=tuple(_deepspeed_keys(flags)), on_unknown=OnUnknown.IGNORES)
     prefix = _SECTIONS[name]
     keys = [
-        Key(
+        _dynamo_backend(aliases=("backend",))
+        if flag == "dynamo_backend"
+        else Key(
             name=flag,
             aliases=(flag.removeprefix(prefix),) if name in _WITHOUT_PREFIX else (),
         )
@@ -143,6 +156,19 @@ def _section(name: str, flags: dict[str, Key]) -> Section:
     ]
     old = [Key(name=key, replaced_by=_RENAMED[key]) for key in _NOT_FLAGS.get(name, ())]
     return Section(keys=(*keys, *old), on_unknown=OnUnknown.IGNORES)
+
+
+def _dynamo_backend(*, aliases: tuple[str, ...] = (), replaced_by: str | None = None) -> Key:
+    from accelerate.utils import DynamoBackend
+
+    return Key(
+        name="dynamo_backend",
+        kinds=(Kind.STRING, Kind.NULL),
+        choices=tuple(backend.value.lower() for backend in DynamoBackend),
+        ignores_case=True,
+        aliases=aliases,
+        replaced_by=replaced_by,
+    )
 
 
 def _deepspeed_keys(flags: dict[str, Key]) -> list[Key]:

@@ -64,6 +64,7 @@ def _key(name: str, plain: dict[str, Any]) -> Key:
         at_most=plain.get("at_most"),
         aliases=tuple(plain.get("aliases", ())),
         replaced_by=plain.get("replaced_by"),
+        required=plain.get("required", False),
         reader=plain.get("reader", ""),
         section=_section(plain) if "keys" in plain else None,
     )

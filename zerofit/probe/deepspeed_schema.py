@@ -194,15 +194,23 @@ def _scheduler() -> Key:
         "scheduler",
         {name: _params(getattr(lr_schedules, name)) for name in own},
         choices=(*own, *sorted(torchs)),
+        needs_params=True,
     )
 
 
-def _typed(name: str, params_of: dict[str, Section], *more: Key, choices: tuple[str | int, ...] = ()) -> Key:
+def _typed(
+    name: str,
+    params_of: dict[str, Section],
+    *more: Key,
+    choices: tuple[str | int, ...] = (),
+    needs_params: bool = False,
+) -> Key:
     keys = (
         Key(name="type", kinds=(Kind.STRING, Kind.NULL), choices=choices),
         Key(
             name="params",
             kinds=(Kind.SECTION,),
+            required=needs_params,
             section=Section(keys=(), on_unknown=OnUnknown.ACCEPTS),
         ),
         *more,
@@ -216,8 +224,18 @@ def _typed(name: str, params_of: dict[str, Section], *more: Key, choices: tuple[
 
 def _params(*takers: Callable[..., Any], more: tuple[str, ...] = ()) -> Section:
     """Return what one of these callables takes by name; it raises a TypeError for others."""
-    names = dict.fromkeys(
-        name for taker in takers for name in inspect.signature(taker).parameters if name not in _NOT_PARAMS
+    signatures = [inspect.signature(taker).parameters for taker in takers]
+    names = dict.fromkeys(name for parameters in signatures for name in parameters if name not in _NOT_PARAMS)
+    keys = tuple(
+        replace(
+            _PARAMS.get(name, Key(name=name)),
+            required=all(name in parameters and _is_needed(parameters[name]) for parameters in signatures),
+        )
+        for name in (*names, *more)
     )
-    keys = tuple(replace(_PARAMS.get(name, Key(name=name)), name=name) for name in (*names, *more))
     return Section(keys=tuple(dict.fromkeys(keys)), on_unknown=OnUnknown.REJECTS)
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not is_variable

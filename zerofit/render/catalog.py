@@ -35,6 +35,7 @@ def _key(key: Key) -> dict[str, Any]:
         "choices": list(key.choices),
         "ignores_case": key.ignores_case,
         "aliases": list(key.aliases),
+        "required": key.required,
         "reader": key.reader,
     }
     plain = {name: value for name, value in told.items() if value}

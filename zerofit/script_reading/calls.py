@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from zerofit.script_facts import UsedOptimizer
-from zerofit.script_reading import expressions, names, walk
+from zerofit.script_reading import expressions, names, parsers, walk
 from zerofit.script_reading.accelerator import call_accelerator, found_forwards
 from zerofit.script_reading.reading import wrapped
 from zerofit.script_reading.values import (
@@ -74,6 +74,9 @@ def evaluate_call(reading: Reading, node: ast.Call) -> Value:
             keywords[keyword.arg] = value
         elif isinstance(value, Mapping):
             keywords |= dict(value.values)
+    is_adding = isinstance(callee, Dotted) and callee.name in names.DEEPSPEED_ARGUMENTS
+    if not isinstance(callee, LocalFunction) and not is_adding:
+        parsers.hand_on((*arguments, *keywords.values()))
     match callee:
         case Dotted():
             return _call_dotted(reading, callee.name, node, arguments, keywords)
@@ -97,10 +100,10 @@ def _call_unknown(
         reading.see(Action.PARSE_ARGUMENTS, node)
     if name == "dict" and not arguments:
         return Mapping(tuple(keywords.items()))
-    if name == "add_argument" and arguments and isinstance(arguments[0], Constant):
-        default = keywords.get("default")
-        if isinstance(default, Constant):
-            reading.defaults[str(arguments[0].value).lstrip("-").replace("-", "_")] = default.value
+    if name == "add_argument":
+        parsers.see_default(reading, arguments, keywords)
+    if name == "backward" and isinstance(node.func, ast.Attribute) and not node.args:
+        reading.see(Action.BACKWARD_OF_LOSS, node)
     return None
 
 
@@ -119,6 +122,14 @@ def _call_dotted(
         reading.training_arguments += found
         reading.see(Action.MAKE_ARGUMENTS, node, keywords=found, given=given)
         return Thing(kind=Kind.ARGUMENTS, node=node)
+    if name in names.PLUGINS:
+        found, given = reading.keywords_of(node, keywords)
+        reading.see(Action.MAKE_PLUGIN, node, keywords=found, given=given)
+        return None
+    if name in names.ARGUMENT_PARSERS:
+        return parsers.make_parser(node)
+    if name in names.DEEPSPEED_ARGUMENTS:
+        return first
     if last == "HfDeepSpeedConfig":
         reading.see(Action.MAKE_HF_CONFIG, node)
         return None
@@ -267,6 +278,8 @@ def _call_method(
         return call_accelerator(reading, name, node, arguments, keywords)
     if thing.kind is Kind.MODEL:
         return _call_model(reading, thing, name, node, keywords)
+    if thing.kind is Kind.PARSER:
+        return parsers.call_parser(reading, thing, name, node, arguments, keywords)
     if thing.kind is Kind.TRAINER and name in _TRAINER_ACTIONS:
         reading.see(_TRAINER_ACTIONS[name], node)
     if thing.kind is Kind.OPTIMIZER and name == "step":

@@ -14,6 +14,7 @@ _MAIN = {
 }  # fmt: skip
 _LAST = {"is_last_process"}
 _RANKS = {"rank", "local_rank", "global_rank", "process_index", "local_process_index", "RANK", "LOCAL_RANK"}
+_SURE_RANKS = {"global_rank", "process_index", "local_process_index"}
 _FRAMEWORK = re.compile(r"deepspeed|\bzero|zero_?stage|\bds_|fsdp|megatron|\btpu|xla", re.IGNORECASE)
 _ALONE = re.compile(r"is_initialized|is_available|world_size|num_processes|distributed|ddp", re.IGNORECASE)
 
@@ -21,6 +22,8 @@ _ALONE = re.compile(r"is_initialized|is_available|world_size|num_processes|distr
 def rank_test(test: ast.expr, scope: Scope) -> RankTest | None:
     """Return which ranks alone pass a condition; None where it does not depend on the rank, or not surely."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        if _is_number_of_rank(test.operand, scope):
+            return RankTest(is_main=True)
         inner = rank_test(test.operand, scope)
         # "not (main and x)" holds on the main rank too.
         is_sure = inner is not None and not isinstance(test.operand, ast.BoolOp)
@@ -35,6 +38,8 @@ def rank_test(test: ast.expr, scope: Scope) -> RankTest | None:
         return found[0] if is_sure else None
     if isinstance(test, ast.Compare):
         return _comparison(test, scope)
+    if _is_number_of_rank(test, scope):
+        return RankTest(is_main=False)
     if isinstance(test, ast.Call):
         return rank_test(test.func, scope) if not test.args and not test.keywords else None
     if isinstance(test, ast.Name):
@@ -66,7 +71,23 @@ def _comparison(test: ast.Compare, scope: Scope) -> RankTest | None:
         return RankTest(is_main=False) if numbers == {0} else None
     if isinstance(operation, ast.LtE):
         return RankTest(is_main=True) if numbers == {0} else None
+    if isinstance(operation, ast.Lt):
+        return RankTest(is_main=True) if numbers == {1} else None
+    if isinstance(operation, ast.GtE):
+        return RankTest(is_main=False) if numbers == {1} else None
     return None
+
+
+def _is_number_of_rank(node: ast.expr, scope: Scope) -> bool:
+    """Return whether an expression is surely the number of a rank, so that 0 alone counts as false.
+
+    A bare name `rank` may be LoRA's, and what the environment holds is text.
+    """
+    if isinstance(node, ast.Name):
+        return isinstance(scope.look_up(node.id), Rank)
+    if isinstance(node, ast.Attribute):
+        return node.attr in _SURE_RANKS
+    return isinstance(node, ast.Call) and _is_rank(node, scope)
 
 
 def _is_rank(node: ast.expr, scope: Scope) -> bool:

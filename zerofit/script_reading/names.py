@@ -22,6 +22,10 @@ REDUCTIONS = {
 }  # fmt: skip
 PARSERS = {"transformers.HfArgumentParser", "trl.TrlParser", "trl.scripts.TrlParser"}
 PARSE_CALLS = {"parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict"}
+PLUGINS = {f"accelerate.{module}DeepSpeedPlugin" for module in ("", "utils.", "utils.dataclasses.")}
+ARGUMENT_PARSERS = {"argparse.ArgumentParser"}
+DEEPSPEED_ARGUMENTS = {"deepspeed.add_config_arguments"}
+"""Adds options to a parser and returns it: --deepspeed and --deepspeed_config, not --local_rank."""
 ZERO_INIT = "deepspeed.zero.Init"
 GATHERED = {"deepspeed.zero.GatheredParameters", "deepspeed.runtime.zero.GatheredParameters"}
 LEAF_MODULES = {"deepspeed.utils.set_z3_leaf_modules", "deepspeed.utils.z3_leaf_module.set_z3_leaf_modules"}

@@ -22,6 +22,8 @@ class Kind(Enum):
     OPTIMIZER = auto()
     SCHEDULER = auto()
     LOADER = auto()
+    PARSER = auto()
+    """An argparse.ArgumentParser, or a group of one."""
     STATE_DICT = auto()
     OBJECT = auto()
     """An instance of a class of the script that is none of these."""
@@ -49,6 +51,8 @@ class Thing:
     """Where the names in `total` are looked up."""
     cls: LocalClass | None = None
     attributes: dict[str, Value] = field(default_factory=dict)
+    options: set[str] = field(default_factory=set)
+    """A parser's options so far; "**" where some are not known."""
     order: int = 0
     """How many calls were seen before it was made."""
     is_trained: bool = False

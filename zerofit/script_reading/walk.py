@@ -14,6 +14,7 @@ from zerofit.script_reading.values import (
     Kind,
     LocalClass,
     LocalFunction,
+    Method,
     RankTest,
     Scope,
     Several,
@@ -217,8 +218,8 @@ def assign(reading: Reading, target: ast.expr, value: Value, expression: ast.exp
     """Let a target of an assignment stand for a value."""
     match target:
         case ast.Name():
-            if value is None:
-                value = conditions.rank_value(expression, reading.scope)
+            if value is None or isinstance(value, Method):  # such as accelerator.process_index
+                value = conditions.rank_value(expression, reading.scope) or value
             bind(reading, target.id, value)
             reading.scope.expressions.setdefault(target.id, []).append(expression)
         case ast.Attribute():

@@ -9,7 +9,7 @@ import pytest
 
 from zerofit.command import Route
 from zerofit.compat.engine import Verdict
-from zerofit.edits import RemoveKey, RenameKey
+from zerofit.edits import RemoveKey, RenameKey, SetValue
 
 _ON = {"enabled": True}
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
@@ -78,6 +78,22 @@ def _zero(stage: Any = 2, **more: Any) -> dict[str, Any]:
         ),
         ({**_zero(2, reduce_scatter=False), "prescale_gradients": True}, []),
         ({**_zero(1), "prescale_gradients": True}, []),
+        (
+            _zero(2, zero_quantized_weights=True, zero_hpz_partition_size=8),
+            [
+                "zeropp-needs-zero3: zero_optimization.zero_quantized_weights=true "
+                "with zero_optimization.stage=2",
+                "zeropp-needs-zero3: zero_optimization.zero_hpz_partition_size=8 "
+                "with zero_optimization.stage=2",
+            ],
+        ),
+        (_zero(2, zero_quantized_gradients=False, zero_hpz_partition_size=1), []),
+        (_zero(3, zero_quantized_gradients=True, zero_hpz_partition_size=8), []),
+        (
+            {**_zero(), "gradient_clipping": -1},
+            ["negative-norm-clips-nothing: gradient_clipping=-1"],
+        ),
+        ({**_zero(), "gradient_clipping": 0}, []),
     ],
     ids=str,
 )
@@ -107,6 +123,23 @@ def test_whole_weights_at_zero3(
 ) -> None:
     findings = verdict(config, route=route).findings
     assert [(f.rule, f.found) for f in findings] == [("zero3-weights-need-gather", text) for text in expected]
+
+
+@pytest.mark.parametrize(
+    ("stage", "route", "is_found"),
+    [
+        ("3", Route.ACCELERATE, True),
+        (" 3", Route.TRAINER, True),
+        ("3", Route.NATIVE, False),
+        (3, Route.TRAINER, False),
+        ("2", Route.TRAINER, False),  # compared with 3 only
+    ],
+)
+def test_zero3_as_a_text(stage: Any, route: Route, is_found: bool, verdict: Callable[..., Verdict]) -> None:
+    findings = verdict(_zero(stage, **{_GATHER: True}), route=route).findings
+    edit = SetValue(document="ds_config.json", path=("zero_optimization", "stage"), value=3)
+    expected = [("zero-stage-is-a-number", f'zero_optimization.stage="{stage}", a text', (edit,))]
+    assert [(f.rule, f.found, f.edits) for f in findings] == (expected if is_found else [])
 
 
 def test_auto_for_gathering_asks_for_the_command_line(verdict: Callable[..., Verdict]) -> None:

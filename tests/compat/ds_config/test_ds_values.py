@@ -141,7 +141,6 @@ def test_refused_values(
         _zero(leaf_module={"classes": "Block"}),
         {**_zero(), "gradient_accumulation_steps": 2.0},
         {**_zero(), "gradient_clipping": 0},
-        {**_zero(), "gradient_clipping": -1},
         {**_zero(), "wall_clock_breakdown": 0},
         {**_zero(), "communication_data_type": "FP16"},
         {**_zero(), "checkpoint": {"tag_validation": "WARN", "writer": None}},

@@ -115,3 +115,30 @@ def test_a_folder_given_by_flag_is_lost_too(check_example: Check) -> None:
         "accelerate-loses-nvme-path", command=f"{command} --offload_param_nvme_path /nvme"
     )
     assert finding.found == "--offload_param_device nvme with --offload_param_nvme_path /nvme"
+
+
+_DYNAMO: list[tuple[dict[str, Any], str, list[str]]] = [
+    (
+        {"dynamo_config": {"backend": "inductor"}},
+        "",
+        ["dynamo_config.backend=inductor with distributed_type=DEEPSPEED"],
+    ),
+    ({"dynamo_backend": "EAGER"}, "", ["dynamo_backend=EAGER with distributed_type=DEEPSPEED"]),
+    ({}, " --dynamo_backend eager", ["--dynamo_backend eager with distributed_type=DEEPSPEED"]),
+    ({"dynamo_backend": "EAGER"}, " --dynamo_backend no", []),
+    ({"dynamo_backend": "NO"}, "", []),
+    ({"dynamo_config": {}}, "", []),
+    ({"dynamo_backend": "EAGER", "distributed_type": "MULTI_GPU"}, "", []),
+]
+
+
+@pytest.mark.parametrize(("top", "flag", "found"), _DYNAMO)
+def test_dynamo_settings_are_lost(
+    check_example: Check, top: dict[str, Any], flag: str, found: list[str]
+) -> None:
+    findings = check_example(
+        "dynamo-ignored-with-deepspeed",
+        accelerate={**_FILE, **top},
+        command=f"accelerate launch --config_file accelerate.yaml{flag}",
+    )
+    assert [finding.found for finding in findings] == found

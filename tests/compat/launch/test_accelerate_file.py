@@ -52,7 +52,7 @@ _SAID = [
     (
         "accelerate-value-type",
         'main_process_port: "29511"\n',
-        'main_process_port="29511", where accelerate takes a whole number',
+        'main_process_port="29511", where accelerate takes a whole number of at least 0 and of at most 65535',
     ),
     (
         "accelerate-value-type",
@@ -81,6 +81,26 @@ _SAID = [
         "most 3",
     ),
     ("accelerate-key-needs-flag", "enable_cpu_affinity: true\n", "enable_cpu_affinity=true"),
+    (
+        "accelerate-key-repeated",
+        "num_processes: 4\n",
+        "num_processes stands twice, the last time with 4",
+    ),
+    (
+        "accelerate-key-repeated",
+        "deepspeed_config:\n  zero_stage: 3\n  zero_stage: 1\n",
+        "deepspeed_config.zero_stage stands twice, the last time with 1",
+    ),
+    (
+        "accelerate-value-choice",
+        "main_process_port: 99999\n",
+        "main_process_port=99999, where accelerate takes a whole number of at least 0 and of at most 65535",
+    ),
+    (
+        "accelerate-value-type",
+        "deepspeed_config:\n  zero3_init_flag: maybe\n",
+        "deepspeed_config.zero3_init_flag=maybe, where accelerate takes true or false",
+    ),
 ]
 
 
@@ -100,6 +120,11 @@ _SILENT = [
     ("accelerate-value-type", "deepspeed_config:\n  gradient_clipping: auto\n  zero3_init_flag: false\n"),
     ("accelerate-value-choice", "mixed_precision: BF16\n"),
     ("accelerate-value-choice", "deepspeed_config:\n  offload_optimizer_device: CPU\n"),
+    ("accelerate-key-repeated", "num_processes: 2\n"),  # the same value
+    ("accelerate-key-repeated", "deepspeed_config:\n  zero_stage: 3\nfsdp_config:\n  zero_stage: 3\n"),
+    ("accelerate-value-choice", "main_process_port: 0\n"),
+    ("accelerate-value-choice", "dynamo_config:\n  dynamo_backend: nope\n"),  # with DeepSpeed it is not read
+    ("accelerate-value-type", "deepspeed_config:\n  zero3_init_flag: 'Yes'\n"),
     ("accelerate-key-needs-flag", "rdzv_backend: static\nenable_cpu_affinity: false\nsame_network: true\n"),
 ]
 
@@ -107,6 +132,27 @@ _SILENT = [
 @pytest.mark.parametrize(("rule", "lines"), _SILENT)
 def test_what_is_right_is_left_alone(check_example: Check, rule: str, lines: str) -> None:
     assert check_example(rule, accelerate=_FILE + lines) == []
+
+
+_DYNAMO: list[tuple[str, str, list[str]]] = [
+    (
+        "accelerate-value-choice",
+        "dynamo_config:\n  dynamo_backend: inducter\n",
+        ["write dynamo_config.dynamo_backend: inductor"],
+    ),
+    ("accelerate-value-choice", "dynamo_backend: inducter\n", ["write dynamo_backend: inductor"]),
+    ("accelerate-value-choice", "dynamo_config:\n  backend: Inductor\n", []),
+    ("accelerate-value-type", "dynamo_config:\n  backend: no\n", ['write dynamo_config.backend: "no"']),
+    ("accelerate-value-type", "dynamo_config:\n  backend:\n", []),
+]
+
+
+@pytest.mark.parametrize(("rule", "lines", "fixes"), _DYNAMO)
+def test_the_backend_of_dynamo_counts_without_deepspeed(
+    check_example: Check, rule: str, lines: str, fixes: list[str]
+) -> None:
+    text = _FILE.replace("DEEPSPEED", "'NO'") + lines
+    assert [finding.fix for finding in check_example(rule, accelerate=text)] == fixes
 
 
 _MENDED: list[tuple[str, tuple[str, ...], Any]] = [

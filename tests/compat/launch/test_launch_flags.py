@@ -15,6 +15,8 @@ _FILE = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED"
 _NAMED = {**_FILE, "deepspeed_config": {"deepspeed_config_file": "ds_config.json"}}
 _LAUNCH = "accelerate launch --config_file accelerate.yaml"
 
+_ITS_OWN = "take the flag out, or write it behind the script where it is the script's"
+
 
 def test_an_ignored_flag_is_said_whole(check_example: Check) -> None:
     (finding,) = check_example(
@@ -71,6 +73,16 @@ _FLAGS = [
         "--num_processes two",
         [("--num_processes two", "give --num_processes a whole number")],
     ),
+    (
+        "launch-flag-value",
+        "--main_process_port 99999",
+        [
+            (
+                "--main_process_port 99999",
+                "give --main_process_port a whole number of at least 0 and of at most 65535",
+            )
+        ],
+    ),
     ("launch-flag-value", "--num_processes $N --mixed_precision ${P}", []),
     ("launch-flag-value", "--num_processes 2 --monitor_interval 0.5 --gpu_ids 0,1", []),
     (
@@ -87,6 +99,24 @@ def test_flags_by_themselves(
     check_example: Check, rule: str, flags: str, found: list[tuple[str, str]]
 ) -> None:
     findings = check_example(rule, command=f"accelerate launch {flags}")
+    assert [(finding.found, finding.fix) for finding in findings] == found
+
+
+_UNKNOWN: list[tuple[str, list[tuple[str, str]]]] = [
+    ("torchrun --nproc_pre_node 8 x.py", [("--nproc_pre_node 8", "write --nproc_per_node")]),
+    ("torchrun --nproc-per 8 --rdzv-id=1 -m x", []),
+    ("torchrun --zero_stage 3 x.py", [("--zero_stage 3", _ITS_OWN)]),
+    ("torchrun --$MORE --nproc_per_node $N x.py", []),
+    ("python -m torch.distributed.launch --use_env x.py", []),
+    ("deepspeed --num_gpsu 2 x.py", [("--num_gpsu 2", "write --num_gpus")]),
+    ("deepspeed --num-gpus=2 x.py", [("--num-gpus=2", "write --num_gpus")]),
+    ("deepspeed -H/job/hostfile --num_accelerators 2 --bind_cores x.py --num-gpus 2", []),
+]
+
+
+@pytest.mark.parametrize(("command", "found"), _UNKNOWN)
+def test_flags_of_other_launchers(check_example: Check, command: str, found: list[tuple[str, str]]) -> None:
+    findings = check_example("launch-unknown-flag", command=command)
     assert [(finding.found, finding.fix) for finding in findings] == found
 
 
