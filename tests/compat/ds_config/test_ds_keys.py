@@ -128,60 +128,6 @@ _CASES: list[tuple[dict[str, Any], list[tuple[str, str, str, tuple[Edit, ...]]]]
             )
         ],
     ),
-    (
-        {**_zero(), "optimizer": {"type": "AdamW", "params": {"learning_rate": 0.1}}},
-        [
-            (
-                "deepspeed-key-rejected",
-                "optimizer.params.learning_rate=0.1",
-                "write lr",
-                (_rename("optimizer", "params", "learning_rate", key="lr"),),
-            )
-        ],
-    ),
-    # What a scheduler lacks.
-    (
-        {**_zero(), "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10}}},
-        [
-            (
-                "deepspeed-params-incomplete",
-                "scheduler.type=WarmupDecayLR without scheduler.params.total_num_steps",
-                "set scheduler.params.total_num_steps",
-                (),
-            )
-        ],
-    ),
-    (
-        {**_zero(), "scheduler": {"type": "OneCycle"}},
-        [
-            (
-                "deepspeed-params-incomplete",
-                "scheduler.type=OneCycle without scheduler.params.cycle_min_lr "
-                "and scheduler.params.cycle_max_lr",
-                "set scheduler.params.cycle_min_lr and scheduler.params.cycle_max_lr",
-                (),
-            )
-        ],
-    ),
-    (
-        {**_zero(), "scheduler": {"type": "StepLR"}},
-        [
-            (
-                "deepspeed-params-incomplete",
-                "scheduler.type=StepLR without scheduler.params",
-                "set scheduler.params",
-                (),
-            )
-        ],
-    ),
-    # Refused before it is missed, and perhaps the missing one itself.
-    (
-        {**_zero(), "scheduler": {"type": "WarmupDecayLR", "params": {"total_steps": 10}}},
-        [("deepspeed-key-rejected", "scheduler.params.total_steps=10", "write total_num_steps", ())],
-    ),
-    ({**_zero(), "scheduler": {"type": "WarmupLR", "params": {}}}, []),
-    ({**_zero(), "scheduler": {}}, []),
-    ({**_zero(), "optimizer": {"type": "AdamW"}}, []),
     # What integrations read is not unknown.
     ({**_zero(), "msamp": {"enabled": True}, "inference": {}, "sequence_parallel_size": 1}, []),
     # optimizer.name is no key: DeepSpeed would have no optimizer.
@@ -195,23 +141,6 @@ _CASES: list[tuple[dict[str, Any], list[tuple[str, str, str, tuple[Edit, ...]]]]
                 (),
             )
         ],
-    ),
-    # Params are held against the type beside them, where DeepSpeed has it itself.
-    ({**_zero(), "optimizer": {"type": "SomethingOfTorch", "params": {"anything": 1}}}, []),
-    (
-        {**_zero(), "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "weight_decays": 0.1}}},
-        [
-            (
-                "deepspeed-key-rejected",
-                "optimizer.params.weight_decays=0.1",
-                "write weight_decay",
-                (_rename("optimizer", "params", "weight_decays", key="weight_decay"),),
-            )
-        ],
-    ),
-    (
-        {**_zero(), "scheduler": {"type": "WarmupLR", "params": {"warmup_steps": 10}}},
-        [("deepspeed-key-rejected", "scheduler.params.warmup_steps=10", "write warmup_num_steps", ())],
     ),
     (
         {**_zero(), "optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}},
@@ -380,31 +309,6 @@ def test_repeated_keys(
     said = verdict(text, route=route)
     assert [f.found for f in said.findings if f.rule == "deepspeed-key-repeated"] == expected
     assert ("deepspeed-key-repeated" in {u.rule for u in said.unknown}) is unknown
-
-
-@pytest.mark.parametrize(
-    ("route", "confidence"),
-    [(None, "likely"), (Route.NATIVE, "likely"), (Route.ACCELERATE, "certain"), (Route.TRAINER, "certain")],
-)
-def test_a_script_of_its_own_may_add_the_steps(
-    route: Route | None, confidence: str, verdict: Callable[..., Verdict]
-) -> None:
-    config = {**_zero(), "scheduler": {"type": "WarmupDecayLR", "params": {}}}
-    (finding,) = verdict(config, route=route).findings
-    assert (finding.rule, finding.confidence) == ("deepspeed-params-incomplete", confidence)
-    config["scheduler"]["params"]["total_num_steps"] = "auto"
-    assert "deepspeed-params-incomplete" not in {f.rule for f in verdict(config, route=route).findings}
-
-
-def test_params_are_refused_for_a_reason_of_their_own(verdict: Callable[..., Verdict]) -> None:
-    config = {**_zero(overlap=True), "optimizer": {"type": "AdamW", "params": {"weight_decays": 0.1}}}
-    whys = {finding.found: finding.why for finding in verdict(config, route=Route.NATIVE).findings}
-    assert whys == {
-        "zero_optimization.overlap=true": "these sections are declared whole, and an unknown key in them "
-        "ends the run",
-        "optimizer.params.weight_decays=0.1": "params are the arguments of a constructor, and Python ends "
-        "the run where it takes no such one",
-    }
 
 
 def test_a_finding_stands_where_the_key_stands(verdict: Callable[..., Verdict]) -> None:
