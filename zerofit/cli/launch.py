@@ -20,10 +20,9 @@ from zerofit.errors import UserError
 from zerofit.launcher.launch import Launch, launch_command, launch_files, prepare_run, start
 from zerofit.launcher.nodes import Nodes, find_rendezvous, with_hostfile
 from zerofit.launcher.run_folder import run_folder
-from zerofit.layers.named_files import resumed_from
 from zerofit.layers.of_launch import situation_of_launch
 from zerofit.probe.catalog import load_schemas
-from zerofit.probe.checkpoint import probe_checkpoint
+from zerofit.probe.checkpoint import probe_resumed
 from zerofit.probe.machine import probe_machine
 from zerofit.probe.versions import probe_versions
 from zerofit.render.command import first_gpu, is_on_one_of_many_gpus
@@ -132,11 +131,10 @@ def _plan_launch(hostfile: Path | None, target: tuple[str, ...], flags: dict[str
 
 
 def _check_rules(plan: Plan, *, script: str | None, arguments: tuple[str, ...]) -> None:
-    resumed = resumed_from(arguments)
     targets = Targets(
         files=(script_file(script),) if script else (),
         arguments=arguments,
-        checkpoint=probe_checkpoint(resumed) if resumed else None,
+        checkpoint=probe_resumed(arguments),
         schemas=load_schemas(),
     )
     situation = situation_of_launch(plan, machine=plan.machine, targets=targets)

@@ -20,15 +20,14 @@ from zerofit.layers.named_files import (
     named_by_arguments,
     named_by_command,
     named_by_source,
-    resumed_from,
 )
+from zerofit.probe.checkpoint import probe_resumed
 from zerofit.said import Said
 from zerofit.targets import TargetFile, Targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from zerofit.checkpoint import Checkpoint
     from zerofit.command import LaunchCommand
     from zerofit.document import Document
     from zerofit.schema import Schemas
@@ -71,7 +70,7 @@ def read_targets(
         missing=tuple(reading.missing),
         command=command,
         arguments=arguments,
-        checkpoint=_checkpoint(arguments),
+        checkpoint=probe_resumed(arguments),
         schemas=schemas,
     )
 
@@ -221,16 +220,6 @@ class _Reading:
 
     def _add(self, path: str, file: TargetFile) -> TargetFile:
         return self.files.setdefault(os.path.realpath(path), file)
-
-
-def _checkpoint(arguments: Sequence[str]) -> Checkpoint | None:
-    folder = resumed_from(arguments)
-    if not folder:
-        return None
-
-    from zerofit.probe.checkpoint import probe_checkpoint
-
-    return probe_checkpoint(folder)
 
 
 def _text_of(data: bytes) -> str | Unreadable:

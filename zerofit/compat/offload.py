@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.compat.evidence import Evidence, Outcome
 from zerofit.compat.example import Example
 from zerofit.compat.rule import Hit, Rule, Severity
-from zerofit.compat.situation import known
+from zerofit.compat.situation import known, stage_of
 from zerofit.plan import Topology
 from zerofit.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 
@@ -33,7 +33,7 @@ def _zero_without_deepspeed(situation: Situation) -> Iterator[Hit]:
     engine = known(settings.engine, "what runs the training step")
     if engine.value is not Engine.NATIVE:
         return
-    stage = known(settings.zero_stage, "the ZeRO stage")
+    stage = stage_of(situation)
     optimizer = known(settings.optimizer_offload, "the optimizer offload")
     param = known(settings.param_offload, "the parameter offload")
     needing = [said.text for said in (stage, optimizer, param) if said.value not in (0, OffloadDevice.NONE)]
@@ -45,7 +45,7 @@ def _optimizer_offload_without_zero(situation: Situation) -> Iterator[Hit]:
     offload = known(situation.settings.optimizer_offload, "the optimizer offload")
     if offload.value is OffloadDevice.NONE:
         return
-    stage = known(situation.settings.zero_stage, "the ZeRO stage")
+    stage = stage_of(situation)
     if stage.value is ZeroStage.NOTHING:
         yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
 
@@ -54,7 +54,7 @@ def _param_offload_below_zero3(situation: Situation) -> Iterator[Hit]:
     offload = known(situation.settings.param_offload, "the parameter offload")
     if offload.value is OffloadDevice.NONE:
         return
-    stage = known(situation.settings.zero_stage, "the ZeRO stage")
+    stage = stage_of(situation)
     if stage.value < ZeroStage.PARAMETERS:
         yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
 
@@ -63,7 +63,7 @@ def _nvme_below_zero3(situation: Situation) -> Iterator[Hit]:
     offload = known(situation.settings.optimizer_offload, "the optimizer offload")
     if offload.value is not OffloadDevice.NVME:
         return
-    stage = known(situation.settings.zero_stage, "the ZeRO stage")
+    stage = stage_of(situation)
     if stage.value in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
         yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
 

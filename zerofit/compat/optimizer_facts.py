@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zerofit.command import Route
 from zerofit.compat.optimizer_table import verdict
 from zerofit.compat.rule import Hit
-from zerofit.compat.situation import known
+from zerofit.compat.situation import known, stage_of
 from zerofit.strategy import Engine, OffloadDevice
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def place(situation: Situation) -> Placed | None:
     settings = situation.settings
     if settings.engine is not None and settings.engine.value is not Engine.DEEPSPEED:
         return None
-    stage = known(settings.zero_stage, "the ZeRO stage")
+    stage = stage_of(situation)
     offload = known(settings.optimizer_offload, "the optimizer offload")
     optimizer = known(settings.optimizer, "the optimizer, which the script makes")
     if optimizer.value is None:

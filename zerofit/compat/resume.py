@@ -8,7 +8,7 @@ from zerofit.checkpoint import Checkpoint
 from zerofit.compat.evidence import Evidence, Outcome
 from zerofit.compat.example import Example
 from zerofit.compat.rule import Hit, Rule, Severity
-from zerofit.compat.situation import known
+from zerofit.compat.situation import known, stage_of
 from zerofit.plan import Topology
 from zerofit.strategy import Engine, ZeroStage
 
@@ -45,7 +45,7 @@ def _other_layout(situation: Situation) -> Iterator[Hit]:
     engine = known(situation.settings.engine, "whether DeepSpeed runs")
     if engine.value is not Engine.DEEPSPEED:
         return
-    stage = known(situation.settings.zero_stage, "the ZeRO stage")
+    stage = stage_of(situation)
     partitions = stage.value is ZeroStage.PARAMETERS
     if stage.value is not ZeroStage.NOTHING and partitions is not checkpoint.partitions_parameters:
         saved = "3" if checkpoint.partitions_parameters else "1 or 2"

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerofit.checkpoint import Checkpoint
+from zerofit.layers.named_files import resumed_from
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # deepspeed/runtime/engine.py, _get_rank_zero_ckpt_name and _get_ckpt_name.
 _OPTIMIZER_STATES = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
 _PARAMETER_SHARD = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
+
+
+def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
+    """Return the checkpoint that a script's arguments say to resume from; None where they name none."""
+    folder = resumed_from(arguments)
+    return probe_checkpoint(folder) if folder else None
 
 
 def probe_checkpoint(folder: str) -> Checkpoint | None:
@@ -19,8 +30,8 @@ def probe_checkpoint(folder: str) -> Checkpoint | None:
     file `latest` in it names the folder of the shards.
     """
     try:
-        tag = (Path(folder) / "latest").read_text(encoding="utf-8").strip()
-        names = [path.name for path in (Path(folder) / tag).iterdir()]
+        with open(os.path.join(folder, "latest"), encoding="utf-8") as file:
+            names = os.listdir(os.path.join(folder, file.read().strip()))
     except (OSError, UnicodeDecodeError, ValueError):
         return None
     ranks = {match[1] for name in names if (match := _OPTIMIZER_STATES.fullmatch(name))}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zerofit.command import Route
 from zerofit.compat.engine import spell
 from zerofit.compat.evidence import Outcome
+from zerofit.layers.of_example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
 from zerofit.request import FLAGS
 from zerofit.strategy import Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from zerofit.compat.evidence import Evidence
     from zerofit.compat.example import Example
@@ -28,6 +29,7 @@ could. `zerofit check --explain RULE` prints one rule of this page.
 
 """
 
+_LANGUAGES = {DEEPSPEED_FILE: "json", ACCELERATE_FILE: "yaml", SCRIPT_FILE: "python"}
 _CALLS = {
     Route.ACCELERATE: "Accelerator()",
     Route.TRAINER: "Trainer()",
@@ -108,14 +110,7 @@ def _seen(evidence: Evidence) -> str:
 
 def _example_lines(example: Example) -> Iterator[str]:
     """Yield an example as the files and the command that a user would have."""
-    blocks = []
-    if example.deepspeed is not None:
-        text = _json_text(example.deepspeed)
-        blocks.append(_block("ds_config.json", "json", text))
-    if example.accelerate is not None:
-        blocks.append(_block("accelerate.yaml", "yaml", _yaml_text(example.accelerate)))
-    if example.script is not None:
-        blocks.append(_block("train.py", "python", example.script))
+    blocks = [_block(name, _LANGUAGES[name], text) for name, text in example_files(example).items()]
     if command := _command(example):
         blocks.append(("```sh", *command.splitlines(), "```"))
     if around := _around(example):
@@ -127,19 +122,6 @@ def _example_lines(example: Example) -> Iterator[str]:
 
 def _block(name: str, language: str, text: str) -> tuple[str, ...]:
     return (f"`{name}`", "", f"```{language}", *text.strip("\n").splitlines(), "```")
-
-
-def _json_text(layer: Mapping[str, Any] | str) -> str:
-    return layer if isinstance(layer, str) else json.dumps(layer, indent=2)
-
-
-def _yaml_text(layer: Mapping[str, Any] | str) -> str:
-    if isinstance(layer, str):
-        return layer
-
-    import yaml
-
-    return str(yaml.safe_dump(dict(layer), sort_keys=False))
 
 
 def _command(example: Example) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from zerofit.command import Route
@@ -26,8 +27,11 @@ _SETS_UP = (
 )
 
 
+@lru_cache(maxsize=8)
 def read_script(source: str, *, name: str) -> ScriptFacts:
     """Return what a script's source shows.
+
+    The last few are kept: what a script names is asked before what it does, and --fix asks again each round.
 
     Args:
         source: the script, as text.
