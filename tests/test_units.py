@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.units import GIB, KIB, MIB, TIB, format_bytes
+from zerofit.units import GIB, KIB, MIB, TIB, format_bytes, parse_bytes, parse_bytes_per_s
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,57 @@ from zerofit.units import GIB, KIB, MIB, TIB, format_bytes
 )
 def test_bytes_to_text(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("512G", 512 * GIB),
+        ("512g", 512 * GIB),
+        ("512 GiB", 512 * GIB),
+        ("512GB", 512 * 10**9),
+        (" 1T ", TIB),
+        ("1.5T", 1536 * GIB),
+        ("7TB", 7 * 10**12),
+        ("0.1GB", 10**8),
+        ("24564MiB", 24564 * MIB),
+        ("2K", 2 * KIB),
+        ("0G", 0),
+    ],
+)
+def test_text_to_bytes(text: str, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "512", "G", "1Q", "-1G", "1Gi", "1,5T", "1e3G", "1GG", "512 Gigs"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size with a unit, such as"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("num_bytes", [KIB, 3 * MIB, 80 * GIB, 7 * TIB])
+def test_a_printed_size_reads_as_itself(num_bytes: int) -> None:
+    assert parse_bytes(format_bytes(num_bytes)) == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [
+        ("400Gb/s", 50e9),
+        ("400Gbit/s", 50e9),
+        ("100Gbps", 12.5e9),
+        ("100gbps", 12.5e9),
+        ("50GB/s", 50e9),
+        ("50 GBps", 50e9),
+        ("1.6Tb/s", 200e9),
+        ("900Mbytes/s", 900e6),
+    ],
+)
+def test_text_to_rate(text: str, bytes_per_s: float) -> None:
+    assert parse_bytes_per_s(text) == bytes_per_s
+
+
+@pytest.mark.parametrize("text", ["", "400", "400G", "400G/s", "400GB", "fast"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no rate with a unit, such as"):
+        parse_bytes_per_s(text)

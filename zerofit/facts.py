@@ -27,6 +27,34 @@ class ModelFacts:
     """Rows of the token embedding; 0 for a model without tokens."""
     max_sequence_length: int | None = None
     """Positions the model was made for; None where it has no limit."""
+    architecture: str = ""
+    """transformers' class with its task head, such as "LlamaForCausalLM"; empty where it is not known."""
+    intermediate_size: int = 0
+    """Width inside one feed-forward block (of one expert, in a mixture); 0 where it is not known."""
+    num_attention_heads: int = 0
+    """Query heads of one layer; 0 where it is not known."""
+    num_key_value_heads: int = 0
+    """Key and value heads of one layer; fewer than the query heads where they share."""
+    head_dim: int = 0
+    """Width of one head; 0 where it is not known."""
+    num_decoder_layers: int = 0
+    """Of num_layers, those of a decoder that attends to an encoder; 0 without one."""
+    num_experts: int = 0
+    """Experts of one mixture layer; 0 for a dense model."""
+    num_experts_per_token: int = 0
+    """Experts that each token goes through."""
+    is_gated: bool = False
+    """Whether the feed-forward block has a gate: three matrices rather than two."""
+    is_causal: bool = False
+    """Whether its head predicts the next token, by a decoder without an encoder."""
+    num_largest_layer_parameters: int = 0
+    """Parameters of the largest transformer block; 0 where it is not known."""
+    largest_parameter: int = 0
+    """Elements of the largest single parameter: the token embedding, or all experts of a layer where
+    transformers keeps them in one; 0 where it is not known."""
+    checkpoint_dtype: str = ""
+    """Data type of the published weights as config.json says it, such as "bfloat16": transformers loads a model
+    in it unless told otherwise; empty where nothing is said."""
 
     __pydantic_config__ = STRICT
 
@@ -39,10 +67,31 @@ class GpuSpec:
     """The driver's product name."""
     memory_bytes: int
     """Total device memory."""
+    reserved_bytes: int = 0
+    """Of memory_bytes, what the driver keeps back and no process gets; 0 where it is not known."""
     compute_capability: tuple[int, int] | None = None
     """CUDA compute capability, (major, minor); None where it is no CUDA device."""
+    memory_bytes_per_s: float | None = None
+    """Peak bandwidth of the device memory."""
+    fp32_flops_per_s: float | None = None
+    """Peak dense fp32 rate, without tensor cores."""
+    tf32_flops_per_s: float | None = None
+    """Peak dense tf32 rate of the tensor cores; None where there is no tf32."""
+    fp16_flops_per_s: float | None = None
+    """Peak dense fp16 rate with fp32 accumulation."""
+    bf16_flops_per_s: float | None = None
+    """Peak dense bf16 rate with fp32 accumulation; None where bf16 is emulated."""
+    peer_bytes_per_s: float | None = None
+    """Peak rate from one GPU to the others of its node, one direction: NVLink, Infinity Fabric, else PCIe."""
+    host_bytes_per_s: float | None = None
+    """Peak rate between this GPU and the host, one direction."""
 
     __pydantic_config__ = STRICT
+
+    @property
+    def usable_bytes(self) -> int:
+        """The device memory that processes may take together, what torch calls the total capacity."""
+        return self.memory_bytes - self.reserved_bytes
 
     @property
     def has_bf16(self) -> bool:
@@ -65,12 +114,22 @@ class Machine:
     """Host memory of one node: the smaller of what is installed and the cgroup's limit."""
     host_memory_available_bytes: int
     """Host memory of one node that is free to be taken now, within the cgroup's limit."""
+    host_memory_bytes_per_s: float | None = None
+    """Bandwidth of one node's host memory; None where it was neither said nor measured."""
+    node_bytes_per_s: float | None = None
+    """Rate from one node to the others, one direction, all network cards together; None where not known."""
+    nvme_bytes: int = 0
+    """Free space on the NVMe disks of one node; 0 without any."""
+    nvme_read_bytes_per_s: float | None = None
+    """Sequential read rate of one node's NVMe disks together."""
+    nvme_write_bytes_per_s: float | None = None
+    """Sequential write rate of one node's NVMe disks together."""
 
     __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_cpu_cores")
-        check_at_least(self, 0, "host_memory_bytes", "host_memory_available_bytes")
+        check_at_least(self, 0, "host_memory_bytes", "host_memory_available_bytes", "nvme_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +140,18 @@ class Workload:
     """Samples per optimizer step over all ranks; None leaves it to the script."""
     sequence_length: int | None = None
     """Tokens of the longest sample; None leaves it to the script."""
+    target_length: int | None = None
+    """Tokens of the longest target of an encoder-decoder; None takes sequence_length."""
+    is_padded: bool = True
+    """Whether batches carry an attention mask with padding in it, which keeps flash attention away."""
+    keeps_outputs: bool = False
+    """Whether the loop still holds the outputs of one step while the next runs forward, as a plain
+    `outputs = model(**batch)` does and Trainer does not."""
 
     __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "global_batch_size", "sequence_length")
+        check_at_least(self, 1, "global_batch_size", "sequence_length", "target_length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from fractions import Fraction
+
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 
@@ -11,3 +14,35 @@ def format_bytes(num_bytes: int) -> str:
         if abs(num_bytes) >= factor:
             return f"{num_bytes / factor:.1f} {name}"
     return f"{num_bytes} B"
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP])(I?B?)", re.IGNORECASE)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTkmgt])(bits?|b|bytes?|B)(?:/s|ps)")
+
+
+def parse_bytes(text: str) -> int:
+    """Return the whole bytes of a size such as "512G", "1.5T", "256GiB" or "80GB".
+
+    A letter alone is binary, as Slurm, Docker and ulimit read it: "512G" is 512 GiB. Only "GB" is 10^9.
+
+    Raises:
+        ValueError: it is no size, or has no unit.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[3].upper() == "I":
+        raise ValueError(f"{text!r} is no size with a unit, such as 512G (GiB), 512GiB or 512GB (10^9)")
+    base = 1000 if match[3].upper() == "B" else 1024
+    return int(Fraction(match[1]) * base ** ("KMGTP".index(match[2].upper()) + 1))
+
+
+def parse_bytes_per_s(text: str) -> float:
+    """Return the bytes per second of a rate such as "400Gb/s", "100Gbps" (bits) or "50GB/s" (bytes).
+
+    Raises:
+        ValueError: it is no rate, or leaves open whether bits or bytes are meant.
+    """
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no rate with a unit, such as 400Gb/s (bits) or 50GB/s (bytes)")
+    per_s = Fraction(match[1]) * 1000 ** ("KMGT".index(match[2].upper()) + 1)
+    return float(per_s if match[3].startswith(("B", "byte")) else per_s / 8)

@@ -49,13 +49,17 @@ class _NvmlError(Exception):
 
 
 class _FakeNvml:
-    """Stands for pynvml with four GPUs, one of them lost: no machine of the test suite has a GPU."""
+    """Stands for pynvml with four GPUs, one of them lost: no machine of the test suite has a GPU.
+
+    It tells nothing of links, as in many virtual machines; test_gpu_links.py has one that does.
+    """
 
     NVMLError = _NvmlError
     _names = ("A", "A", "B", None)
 
     def __init__(self, *, has_driver: bool = True) -> None:
         self.has_driver = has_driver
+        self.product_names: dict[str | None, str] = {}
         self.num_started = 0
 
     def nvmlInit(self) -> None:  # noqa: N802
@@ -78,10 +82,25 @@ class _FakeNvml:
         return _UUIDS[handle]
 
     def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
-        return f"NVIDIA {self._names[handle]}"
+        name = self._names[handle]
+        return f"NVIDIA {self.product_names.get(name, name)}"
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
-        return SimpleNamespace(total=80 * GIB if self._names[handle] == "A" else 24 * GIB)
+    nvmlMemory_v2 = 2  # noqa: N815
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int = 1) -> SimpleNamespace:  # noqa: N802
+        if self._names[handle] == "A":
+            return SimpleNamespace(total=80 * GIB, **({"reserved": GIB} if version == 2 else {}))
+        if version == 2:
+            raise _NvmlError("Function Not Found")
+        return SimpleNamespace(total=24 * GIB)
+
+    NVML_P2P_CAPS_INDEX_NVLINK = 2
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: int) -> int:  # noqa: N802
+        raise _NvmlError("Not Supported")
+
+    def nvmlDeviceGetP2PStatus(self, handle: int, other: int, capability: int) -> int:  # noqa: N802
+        raise _NvmlError("Not Supported")
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
         return (8, 0) if self._names[handle] == "A" else (7, 5)
@@ -93,7 +112,7 @@ class _FakeNvml:
         return 12040
 
 
-_A = GpuSpec(name="NVIDIA A", memory_bytes=80 * GIB, compute_capability=(8, 0))
+_A = GpuSpec(name="NVIDIA A", memory_bytes=80 * GIB, reserved_bytes=GIB, compute_capability=(8, 0))
 _B = GpuSpec(name="NVIDIA B", memory_bytes=24 * GIB, compute_capability=(7, 5))
 
 
@@ -113,6 +132,14 @@ def test_gpus_are_those_that_the_run_would_see(
     nvml = _FakeNvml()
     assert probe_machine(gpu_ids=gpu_ids, environ=environ, nvml=nvml).gpus == gpus
     assert nvml.num_started == 0
+
+
+def test_a_gpu_of_the_catalog_gets_its_rates_and_keeps_its_memory() -> None:
+    nvml = _FakeNvml()
+    nvml.product_names = {"A": "A100-SXM4-80GB"}
+    (gpu,) = probe_machine(gpu_ids=(0,), environ={}, nvml=nvml).gpus
+    assert (gpu.memory_bytes, gpu.usable_bytes) == (80 * GIB, 79 * GIB)
+    assert (gpu.bf16_flops_per_s, gpu.peer_bytes_per_s, gpu.host_bytes_per_s) == (312e12, 300e9, 31.5e9)
 
 
 def test_driver_states_its_own_version_and_the_newest_cuda() -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
 from zerofit.facts import GpuSpec
+from zerofit.probe.gpu_catalog import with_catalog_rates
+from zerofit.probe.gpu_links import with_links
 from zerofit.toolchain import Driver
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ def probe_gpus(
     nvml: Any = None,
 ) -> tuple[GpuSpec, ...]:
     """Return the GPUs that a run may use, in the order in which it would see them.
+
+    Name, memory, compute capability and links are what the driver says; the catalog adds the rates of the
+    GPUs that it knows.
 
     Args:
         gpu_ids: the ids the user asked for; they take the place of visible_devices, as accelerate puts them
@@ -44,8 +49,8 @@ def probe_gpus(
         else:
             uuids = tuple(_uuid(index, library) for index in range(num_gpus))
             indices = visible_indices(visible_devices, uuids)
-        specs = [_spec(index, library) for index in indices]
-    found = tuple(spec for spec in specs if spec is not None)
+        specs = {index: spec for index in indices if (spec := _spec(index, library)) is not None}
+        found = tuple(with_links(specs, library))
     if not found and not may_be_unreadable:
         _check_there_are_none(None if gpu_ids is not None else visible_devices, root)
     return found
@@ -182,10 +187,24 @@ def _spec(index: int, library: Any) -> GpuSpec | None:
     try:
         handle = library.nvmlDeviceGetHandleByIndex(index)
         major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
-        return GpuSpec(
-            name=library.nvmlDeviceGetName(handle),
-            memory_bytes=library.nvmlDeviceGetMemoryInfo(handle).total,
-            compute_capability=(major, minor),
+        return with_catalog_rates(
+            GpuSpec(
+                name=library.nvmlDeviceGetName(handle),
+                memory_bytes=library.nvmlDeviceGetMemoryInfo(handle).total,
+                reserved_bytes=_reserved_bytes(handle, library),
+                compute_capability=(major, minor),
+            )
         )
     except library.NVMLError:
         return None
+
+
+def _reserved_bytes(handle: Any, library: Any) -> int:
+    """Return what the driver keeps; 0 for a driver before 510, whose total is what is left beside it.
+
+    Source: https://docs.nvidia.com/deploy/nvml-api/structnvmlMemory__v2__t.html
+    """
+    try:
+        return int(library.nvmlDeviceGetMemoryInfo(handle, version=library.nvmlMemory_v2).reserved)
+    except library.NVMLError:
+        return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.facts import Machine
 from zerofit.probe.cgroup import cpu_quota, memory_limits
 from zerofit.probe.gpus import probe_gpus
+from zerofit.probe.nvme import nvme_free_bytes
 from zerofit.units import KIB
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def probe_machine(
     environ: Mapping[str, str] = os.environ,
     nvml: Any = None,
 ) -> Machine:
-    """Return what a run on this node may use.
+    """Return what a run on this node may use; rates that only a measurement gives are None.
 
     Args:
         gpu_ids: the GPUs the user asked for, as nvidia-smi numbers them; None takes what
@@ -52,6 +53,7 @@ def probe_machine(
         host_memory_available_bytes=max(
             0, min([available, *(limit.limit_bytes - limit.used_bytes for limit in limits)])
         ),
+        nvme_bytes=nvme_free_bytes(root=root),
     )
 
 
