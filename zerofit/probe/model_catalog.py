@@ -1,0 +1,95 @@
+"""The models of zerofit/catalog/models.toml and their sizes, read without torch or transformers.
+
+models.toml is kept by hand: one table a model, with `hub_ids`, `source` (the config.json on the hub),
+`published_parameters` where a count was published, `note` where the entry differs from what is published, and
+`config`. model_sizes.toml is generated from it by transformers' own classes (make catalog).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from zerofit.probe.model_source import ModelSizes
+from zerofit.probe.model_task import Task
+
+_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "catalog")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogModel:
+    """One model of the catalog."""
+
+    name: str
+    """What users type, such as "llama-3-8b"."""
+    hub_ids: tuple[str, ...]
+    """The repositories on the hub that have this config, the one it was taken from first."""
+    source: str
+    """Link to the config.json."""
+    config: dict[str, Any]
+    """The keys of config.json that decide the model's memory and computation."""
+    published_parameters: int | None = None
+    """The parameter count as published; None where none is known."""
+    note: str = ""
+    """Where the entry differs from what is published, and why; empty otherwise."""
+
+
+@cache
+def catalog_models() -> dict[str, CatalogModel]:
+    """Return every model of the catalog by name."""
+    return {
+        name: CatalogModel(
+            name=name,
+            hub_ids=tuple(entry["hub_ids"]),
+            source=entry["source"],
+            config=entry["config"] | dict.fromkeys(entry.get("nulls", ())),
+            published_parameters=entry.get("published_parameters"),
+            note=entry.get("note", ""),
+        )
+        for name, entry in _read("models.toml").items()
+    }
+
+
+def find_in_catalog(text: str) -> CatalogModel | None:
+    """Return the model of a name, a hub id or the last part of one, in any case; None without one."""
+    return _by_spelling().get(text.lower())
+
+
+def nearest_in_catalog(text: str) -> tuple[str, ...]:
+    """Return up to three names of the catalog that a misspelt one resembles, best first."""
+    word = text.lower().rpartition("/")[2]
+    spellings = {spelling: model.name for spelling, model in _by_spelling().items() if "/" not in spelling}
+    near = difflib.get_close_matches(word, spellings, n=9, cutoff=0.6)
+    return tuple(dict.fromkeys(spellings[spelling] for spelling in near))[:3]
+
+
+def catalog_sizes(name: str) -> dict[Task, ModelSizes]:
+    """Return the sizes of one model of the catalog for each task that transformers has a class for."""
+    return _sizes()[name]
+
+
+@cache
+def _by_spelling() -> dict[str, CatalogModel]:
+    spellings = {}
+    for model in catalog_models().values():
+        for hub_id in model.hub_ids:
+            spellings[hub_id.lower()] = model
+            spellings.setdefault(hub_id.lower().rpartition("/")[2], model)
+    return spellings | catalog_models()
+
+
+@cache
+def _sizes() -> dict[str, dict[Task, ModelSizes]]:
+    return {
+        name: {Task(task): ModelSizes(**sizes) for task, sizes in heads.items()}
+        for name, heads in _read("model_sizes.toml")["models"].items()
+    }
+
+
+def _read(name: str) -> dict[str, Any]:
+    with open(os.path.join(_FOLDER, name), "rb") as file:
+        return tomllib.load(file)

@@ -1,0 +1,100 @@
+"""The tasks that a model can be trained for, and which of them a config.json stands for."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+
+class Task(Enum):
+    """What a model's head is for; transformers has one Auto class for each."""
+
+    CAUSAL_LM = "causal-lm"
+    SEQ2SEQ_LM = "seq2seq-lm"
+    MASKED_LM = "masked-lm"
+    SEQUENCE_CLASSIFICATION = "sequence-classification"
+    TOKEN_CLASSIFICATION = "token-classification"
+    QUESTION_ANSWERING = "question-answering"
+    MULTIPLE_CHOICE = "multiple-choice"
+    IMAGE_CLASSIFICATION = "image-classification"
+    SPEECH_SEQ2SEQ = "speech-seq2seq"
+    IMAGE_TEXT_TO_TEXT = "image-text-to-text"
+
+    @property
+    def auto_class(self) -> str:
+        """The name of transformers' Auto class for the task."""
+        return f"AutoModelFor{_NAMES[self][0]}"
+
+    @property
+    def mapping(self) -> str:
+        """The name of transformers' table from model types to classes for the task."""
+        return f"MODEL_FOR_{_NAMES[self][1]}_MAPPING_NAMES"
+
+
+_NAMES = {
+    Task.CAUSAL_LM: ("CausalLM", "CAUSAL_LM"),
+    Task.SEQ2SEQ_LM: ("Seq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM"),
+    Task.MASKED_LM: ("MaskedLM", "MASKED_LM"),
+    Task.SEQUENCE_CLASSIFICATION: ("SequenceClassification", "SEQUENCE_CLASSIFICATION"),
+    Task.TOKEN_CLASSIFICATION: ("TokenClassification", "TOKEN_CLASSIFICATION"),
+    Task.QUESTION_ANSWERING: ("QuestionAnswering", "QUESTION_ANSWERING"),
+    Task.MULTIPLE_CHOICE: ("MultipleChoice", "MULTIPLE_CHOICE"),
+    Task.IMAGE_CLASSIFICATION: ("ImageClassification", "IMAGE_CLASSIFICATION"),
+    Task.SPEECH_SEQ2SEQ: ("SpeechSeq2Seq", "SPEECH_SEQ_2_SEQ"),
+    Task.IMAGE_TEXT_TO_TEXT: ("ImageTextToText", "IMAGE_TEXT_TO_TEXT"),
+}
+"""Source: transformers 5.23, models/auto/modeling_auto.py."""
+
+_SUFFIXES = (
+    ("ForCausalLM", Task.CAUSAL_LM),
+    ("LMHeadModel", Task.CAUSAL_LM),
+    ("ForMaskedLM", Task.MASKED_LM),
+    ("ForSequenceClassification", Task.SEQUENCE_CLASSIFICATION),
+    ("ForTokenClassification", Task.TOKEN_CLASSIFICATION),
+    ("ForQuestionAnswering", Task.QUESTION_ANSWERING),
+    ("ForMultipleChoice", Task.MULTIPLE_CHOICE),
+    ("ForImageClassification", Task.IMAGE_CLASSIFICATION),
+)
+"""How the names of transformers' classes end. ForConditionalGeneration is read in task_of."""
+
+_PREFERENCE = (
+    Task.SPEECH_SEQ2SEQ,
+    Task.IMAGE_TEXT_TO_TEXT,
+    Task.SEQ2SEQ_LM,
+    Task.IMAGE_CLASSIFICATION,
+    Task.CAUSAL_LM,
+)
+"""What a model without a head of its own is trained for, first that its family has."""
+
+
+def task_of(config: dict[str, Any], available: tuple[Task, ...]) -> tuple[Task, str] | None:
+    """Return the task that a config stands for and the reason in words; None where nothing tells.
+
+    The head that the config's `architectures` names comes first. A config without one, or with one that is
+    only for pretraining, is taken for what its family is trained for: an encoder for classifying sequences,
+    since that is what encoders are fine-tuned for.
+
+    Args:
+        config: the content of config.json.
+        available: the tasks that transformers has a class for in this family.
+    """
+    for architecture in config.get("architectures") or ():
+        named = _task_named(architecture, config)
+        if named in available:
+            return named, f"{architecture} stands in the config's architectures"
+    family = config.get("model_type", "")
+    if Task.MASKED_LM in available and Task.SEQ2SEQ_LM not in available:
+        first = Task.SEQUENCE_CLASSIFICATION if Task.SEQUENCE_CLASSIFICATION in available else Task.MASKED_LM
+        return first, f"the config's architectures name no task head, and {family} is an encoder"
+    for task in (*_PREFERENCE, *available):
+        if task in available:
+            return task, f"the config's architectures name no task head; {family} is made for this"
+    return None
+
+
+def _task_named(architecture: str, config: dict[str, Any]) -> Task | None:
+    if architecture.endswith("ForConditionalGeneration"):
+        if "vision_config" in config:
+            return Task.IMAGE_TEXT_TO_TEXT
+        return Task.SPEECH_SEQ2SEQ if "num_mel_bins" in config else Task.SEQ2SEQ_LM
+    return next((task for suffix, task in _SUFFIXES if architecture.endswith(suffix)), None)

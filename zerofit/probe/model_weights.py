@@ -1,0 +1,38 @@
+"""What the safetensors files of a folder say of their tensors, from their headers alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit. Source: https://huggingface.co/docs/safetensors/index#format"""
+
+
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor in a folder's safetensors files by name; empty where there are none.
+
+    A tied parameter stands in such files once. The head is the checkpoint's, whatever is trained from it.
+
+    Raises:
+        ValueError: a file's header can't be read.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+            if length > _MAX_HEADER_BYTES:
+                raise ValueError(f"{file} is no safetensors file")
+            header = json.loads(stream.read(length))
+        shapes |= {name: tuple(told["shape"]) for name, told in header.items() if name != "__metadata__"}
+    return shapes
+
+
+def num_elements(shape: tuple[int, ...]) -> int:
+    """Return the number of elements of a tensor."""
+    return math.prod(shape)
