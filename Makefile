@@ -20,8 +20,8 @@ test: $(VENV)/.installed  ## the test suite
 test-nvme: $(VENV)/.installed  ## the tests of offload to NVMe; needs libaio-dev
 	@$(BIN)/python -m pytest -m nvme --timeout 1500
 
-evidence: $(VENV)/.installed  ## run what every compatibility rule says; EVIDENCE=--anew forgets what ran before; needs libaio-dev
-	@$(BIN)/python -m pytest tests/evidence -m evidence $(EVIDENCE)
+evidence: $(VENV)/.installed  ## run what rules and estimates say against the real libraries; EVIDENCE=--anew forgets what ran; needs libaio-dev
+	@$(BIN)/python -m pytest tests tests/evidence -m evidence $(EVIDENCE)
 
 lint: $(VENV)/.installed  ## ruff and mypy --strict
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -32,7 +32,7 @@ presets: $(VENV)/.installed  ## render ds_configs/ and launch/ anew from zerofit
 docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/compat/ and tests/evidence/measured/
 	@$(BIN)/python -m zerofit.cli.write_docs
 
-catalog: $(VENV)/.installed  ## read zerofit/catalog/*.json anew off the installed libraries
+catalog: $(VENV)/.installed  ## read zerofit/catalog/*.json and model_sizes.toml anew off the installed libraries
 	@$(BIN)/python -m zerofit.cli.write_catalog
 
 bench-fuzz: $(VENV)/.installed  ## 20,000 damaged configurations through zerofit check
