@@ -1,0 +1,172 @@
+"""Host memory of a node: what each phase holds per parameter, and the laws that hold over random models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_logs import LayerSizes, layered_log, random_logs
+from zero_plays import setup_of
+
+from zerofit.allocation_log import AllocationLog
+from zerofit.estimate.engine import Setup
+from zerofit.estimate.host import PROCESS, estimate_host_memory, nvme_bytes_needed
+from zerofit.estimates import Holder, MemoryEstimate, RunPhase
+from zerofit.facts import GpuSpec, Machine, ModelFacts
+from zerofit.strategy import Buckets, OffloadDevice
+
+_MODEL = ModelFacts(
+    name="made",
+    model_type="made",
+    num_parameters=1,
+    num_trainable_parameters=1,
+    num_layers=1,
+    hidden_size=1,
+    vocab_size=1,
+)
+_MACHINE = Machine(
+    gpus=(GpuSpec(name="made", memory_bytes=1),),
+    num_cpu_cores=1,
+    host_memory_bytes=1,
+    host_memory_available_bytes=1,
+)
+_LOG = layered_log(tuple(LayerSizes(elements=(1 << 16, 1 << 16)) for _ in range(4)), bytes_per_element=2)
+_NUM_ELEMENTS = 8 << 16
+_LAWS = settings(max_examples=20, deadline=None)
+
+
+def _estimate(setup: Setup, model: ModelFacts = _MODEL) -> MemoryEstimate:
+    return estimate_host_memory(setup, model=model, machine=_MACHINE)
+
+
+def _tensors(setup: Setup, phase: RunPhase, *holders: Holder, model: ModelFacts = _MODEL) -> int:
+    """Return the bytes of a phase that belong to tensors."""
+    found = _estimate(setup, model).of(phase)
+    assert found is not None
+    holders = holders or (Holder.PINNED, Holder.PAGEABLE)
+    return sum(term.num_bytes for term in found.terms if term.name != PROCESS and term.holder in holders)
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "ranks", "pinned", "pageable"),
+    [
+        # All ranks together: master, gradient, 16-bit copy and a largest gradient pinned, states pageable.
+        (2, "o", 4, 4 + 4 + 2 + 4 * 2 / 8, 8),
+        # Masters stay pageable; fp32 gradient and its 16-bit parts are pinned.
+        (3, "o", 4, 4 + 2, 4 + 8 + 2),
+        # ... and the weights' flat buffer; each parameter's first pinned block is kept for later ones.
+        (3, "op", 4, 4 + 2 + 2 + 2 - 2, 4 + 8),
+        (3, "", 4, 0, 0),
+        (2, "", 4, 0, 0),
+    ],
+)
+def test_what_the_step_holds_in_bytes_a_parameter(
+    stage: int, offload: str, ranks: int, pinned: float, pageable: float
+) -> None:
+    setup = setup_of(_LOG, stage, ranks=ranks, offload=offload)
+    held = [_tensors(setup, RunPhase.STEP, holder) for holder in (Holder.PINNED, Holder.PAGEABLE)]
+    assert held[1] == pageable * _NUM_ELEMENTS
+    assert held[0] == pytest.approx(
+        pinned * _NUM_ELEMENTS, abs=4 * 2 * _NUM_ELEMENTS if "p" in offload else 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "expected"),
+    [
+        (2, "float32", 4 * 4),  # every rank loads the whole checkpoint
+        (2, "bfloat16", 4 * 2),
+        (2, "", 4 * 4),
+        (3, "bfloat16", 2),  # rank 0 alone reads it
+    ],
+)
+def test_loading(stage: int, dtype: str, expected: int) -> None:
+    model = replace(_MODEL, checkpoint_dtype=dtype)
+    assert _tensors(setup_of(_LOG, stage, ranks=4), RunPhase.LOAD, model=model) == expected * _NUM_ELEMENTS
+
+
+def test_pinned_memory_is_rounded_up_to_powers_of_two() -> None:
+    log = layered_log((LayerSizes(elements=(3 << 16, 0 + (1 << 10))),), bytes_per_element=2)
+    estimate = _estimate(setup_of(log, 2, ranks=1, offload="o"))
+    step = estimate.of(RunPhase.STEP)
+    assert step is not None
+    assert {term.name for term in step.terms if term.holder is Holder.PINNED} >= {"pinned rounding"}
+    blocks = step.held_by(Holder.PINNED)
+    part = (3 << 16) + (1 << 10)
+    expected = sum(1 << (size - 1).bit_length() for size in (4 * part, 4 * part, 2 * part, 2 * (3 << 16)))
+    assert blocks == expected
+
+
+def test_without_pin_memory_nothing_is_pinned_at_stage_2() -> None:
+    setup = setup_of(_LOG, 2, offload="o", pin_memory=False)
+    assert _tensors(setup, RunPhase.STEP, Holder.PINNED) == 0
+    assert _tensors(setup, RunPhase.STEP, Holder.PAGEABLE) == (4 + 4 + 2 + 2 * 2 / 8 + 8) * _NUM_ELEMENTS
+
+
+def test_weights_are_flattened_on_the_host_where_the_gpu_has_no_room() -> None:
+    setup = setup_of(_LOG, 2)
+    tight = replace(setup, gpu_memory_bytes=4 * _NUM_ELEMENTS - 1)
+    model = replace(_MODEL, checkpoint_dtype="bfloat16")
+    held = [_tensors(one, RunPhase.INITIALISE, model=model) for one in (setup, tight)]
+    assert held == [2 * 2 * _NUM_ELEMENTS, 2 * 4 * _NUM_ELEMENTS]
+
+
+def test_accumulation_keeps_whole_gradients_on_the_host_at_stage_2() -> None:
+    once, more = (
+        _tensors(setup_of(_LOG, 2, offload="o", gradient_accumulation_steps=steps), RunPhase.BACKWARD)
+        for steps in (1, 4)
+    )
+    assert more - once == 2 * _NUM_ELEMENTS
+
+
+def test_nvme_takes_what_the_host_would() -> None:
+    setup = setup_of(_LOG, 3, ranks=4)
+    strategy = replace(
+        setup.strategy,
+        optimizer_offload=OffloadDevice.NVME,
+        param_offload=OffloadDevice.NVME,
+        buckets=Buckets(sub_group_size=1 << 16),
+    )
+    nvme = replace(setup, strategy=strategy)
+    assert nvme_bytes_needed(nvme) == 18 * _NUM_ELEMENTS
+    assert nvme_bytes_needed(setup) == 0
+    step = _estimate(nvme).of(RunPhase.STEP)
+    assert step is not None
+    held = {term.name: term.num_bytes for term in step.terms}
+    assert held["optimizer swap buffers"] == 4 * 4 * 4 * (1 << 16)  # ranks x buffers x fp32 x sub-group
+    assert held["weight swap buffers"] == 4 * 5 * 100_000_000 * 2
+    assert "optimizer states" not in held
+
+
+def test_only_rank_0s_node_gathers_the_weights_for_a_checkpoint() -> None:
+    save = _estimate(setup_of(_LOG, 3, ranks=2)).of(RunPhase.SAVE)
+    assert save is not None
+    assert {term.name: term.num_bytes for term in save.terms}["saved weights"] == 2 * _NUM_ELEMENTS
+
+
+@_LAWS
+@given(
+    log=random_logs(),
+    stage=st.integers(0, 3),
+    ranks=st.integers(1, 5),
+    offload=st.sampled_from(("", "o", "op")),
+    accumulation=st.integers(1, 3),
+)
+def test_terms_are_never_negative_and_all_explained(
+    log: AllocationLog, stage: int, ranks: int, offload: str, accumulation: int
+) -> None:
+    offload = "" if stage == 0 else offload if stage == 3 else offload[:1]
+    setup = setup_of(log, stage, ranks=ranks, offload=offload, gradient_accumulation_steps=accumulation)
+    for phase in _estimate(setup).phases:
+        assert all(term.num_bytes > 0 and term.formula and term.source for term in phase.terms)
+
+
+@_LAWS
+@given(log=random_logs(), stage=st.integers(1, 3), ranks=st.integers(1, 5))
+def test_offload_never_needs_less_on_the_host(log: AllocationLog, stage: int, ranks: int) -> None:
+    plain, offloaded = (
+        _estimate(setup_of(log, stage, ranks=ranks, offload=offload)).peak_bytes for offload in ("", "o")
+    )
+    assert offloaded >= plain

@@ -1,0 +1,202 @@
+"""estimate_memory, least_memory and out_of_memory: laws over random logs, strategies and GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_logs import LayerSizes, layered_log, random_layers, random_logs
+
+from zerofit.allocation_log import AllocationLog
+from zerofit.estimate.engine import Setup, play
+from zerofit.estimate.engines import make_engine
+from zerofit.estimate.memory import estimate_memory, fits, least_memory, out_of_memory
+from zerofit.estimate.native import NativeEngine
+from zerofit.estimate.replay import PhasePeak, replay, replay_live
+from zerofit.estimate.tape import Tape
+from zerofit.estimate.zero_stage0 import DeepSpeedStage0
+from zerofit.estimate.zero_stage3 import DeepSpeedStage3
+from zerofit.estimate.zero_stage12 import DeepSpeedStage12
+from zerofit.estimates import Holder, RunPhase
+from zerofit.facts import GpuSpec, Versions
+from zerofit.plan import Topology
+from zerofit.strategy import Engine, OptimizerName, Strategy, ZeroStage
+from zerofit.units import GIB, MIB
+
+_VERSIONS = Versions(python="3.11", zerofit="0")
+_LAWS = settings(max_examples=40, deadline=None)
+
+_OPTIMIZERS = st.sampled_from((None, *OptimizerName))
+_STRATEGIES = st.builds(
+    Strategy,
+    micro_batch_size=st.integers(1, 6),
+    gradient_accumulation_steps=st.integers(1, 5),
+    gradient_clipping=st.sampled_from((None, 0.0, 1.0)),
+    optimizer=_OPTIMIZERS,
+)
+_ENGINES = st.sampled_from(
+    [(Engine.NATIVE, ZeroStage.NOTHING), *((Engine.DEEPSPEED, stage) for stage in ZeroStage)]
+)
+_RANKS = st.sampled_from((1, 2, 8))
+_GPUS = st.builds(
+    GpuSpec,
+    name=st.just("made"),
+    memory_bytes=st.integers(1, 4 * GIB),
+    compute_capability=st.sampled_from((None, (7, 0), (8, 0), (9, 0))),
+)
+
+
+def _setup(log: AllocationLog, strategy: Strategy, *, ranks: int = 1, keeps_outputs: bool = False) -> Setup:
+    return Setup(
+        log=log,
+        strategy=strategy,
+        topology=Topology(world_size=ranks),
+        versions=_VERSIONS,
+        keeps_outputs=keeps_outputs,
+    )
+
+
+def _live(setup: Setup) -> dict[RunPhase, PhasePeak]:
+    tape = Tape()
+    play(make_engine(setup, tape))
+    return {peak.phase: peak for peak in replay_live(tape).peaks}
+
+
+@_LAWS
+@given(log=random_logs(), strategy=_STRATEGIES, gpu=_GPUS, ranks=_RANKS, expandable=st.booleans())
+def test_terms_sum_to_what_is_reserved_and_what_is_outside(
+    log: AllocationLog, strategy: Strategy, gpu: GpuSpec, ranks: int, expandable: bool
+) -> None:
+    setup = _setup(log, strategy, ranks=ranks)
+    estimate = estimate_memory(setup, gpu=gpu, expandable_segments=expandable)
+    tape = Tape()
+    play(NativeEngine(replace(setup, compute_capability=gpu.compute_capability or (8, 0)), tape))
+    peaks = replay(tape, expandable_segments=expandable).peaks
+    assert [phase.phase for phase in estimate.phases] == list(RunPhase)
+    for phase, peak in zip(estimate.phases, peaks, strict=True):
+        assert phase.held_by(Holder.TENSORS, Holder.CACHE) == peak.reserved_bytes
+        assert phase.total_bytes == peak.reserved_bytes + phase.held_by(Holder.OUTSIDE)
+        assert all(term.num_bytes >= 0 and term.formula and term.source for term in phase.terms)
+        assert len({term.name for term in phase.terms}) == len(phase.terms)
+
+
+@_LAWS
+@given(log=random_logs(), strategy=_STRATEGIES, engine=_ENGINES, gpu=_GPUS, ranks=_RANKS, keeps=st.booleans())
+def test_the_bound_is_never_above_the_estimate(
+    log: AllocationLog,
+    strategy: Strategy,
+    engine: tuple[Engine, ZeroStage],
+    gpu: GpuSpec,
+    ranks: int,
+    keeps: bool,
+) -> None:
+    strategy = replace(strategy, engine=engine[0], zero_stage=engine[1])
+    setup = _setup(log, strategy, ranks=ranks, keeps_outputs=keeps)
+    estimate = estimate_memory(setup, gpu=gpu)
+    assert least_memory(setup, gpu=gpu) <= estimate.peak_bytes
+    assert least_memory(setup) <= estimate.peak_bytes
+
+
+@_LAWS
+@given(log=random_logs(), strategy=_STRATEGIES, gpu=_GPUS, ranks=_RANKS)
+def test_a_run_fits_where_its_estimate_does_and_not_where_its_bound_does_not(
+    log: AllocationLog, strategy: Strategy, gpu: GpuSpec, ranks: int
+) -> None:
+    setup = _setup(log, strategy, ranks=ranks)
+    need = estimate_memory(setup, gpu=gpu).peak_bytes
+    assert fits(setup, gpu=replace(gpu, memory_bytes=need))
+    assert not fits(setup, gpu=replace(gpu, memory_bytes=least_memory(setup, gpu=gpu) - 1))
+    assert not fits(setup, gpu=replace(gpu, memory_bytes=least_memory(setup, gpu=gpu)), reserve=0.01)
+
+
+def test_a_reserve_is_kept_free() -> None:
+    gpu = GpuSpec(name="made", memory_bytes=80 * GIB, compute_capability=(8, 0))
+    setup = _setup(layered_log(), Strategy())
+    twice = replace(gpu, memory_bytes=2 * estimate_memory(setup, gpu=gpu).peak_bytes)
+    assert fits(setup, gpu=twice, reserve=0.5)
+    assert not fits(setup, gpu=replace(twice, reserved_bytes=GIB), reserve=0.5)
+    assert not fits(setup, gpu=twice, reserve=0.6)
+
+
+def test_nccl_has_no_buffers_while_the_model_is_loaded() -> None:
+    gpu = GpuSpec(name="made", memory_bytes=80 * GIB, compute_capability=(8, 0))
+    phases = estimate_memory(_setup(layered_log(), Strategy(), ranks=2), gpu=gpu).phases
+    with_nccl = [phase.phase for phase in phases if any(term.name == "NCCL" for term in phase.terms)]
+    assert with_nccl == [phase for phase in RunPhase if phase is not RunPhase.LOAD]
+
+
+def test_a_sketch_is_a_fraction_of_the_run() -> None:
+    setup = _setup(layered_log((LayerSizes(),) * 8), Strategy(gradient_accumulation_steps=8))
+    tapes = Tape(), Tape()
+    for tape, sketch in zip(tapes, (False, True), strict=True):
+        play(NativeEngine(setup, tape), sketch=sketch)
+    assert len(tapes[1].entries) < len(tapes[0].entries) / 2
+
+
+@_LAWS
+@given(log=random_logs(), strategy=_STRATEGIES, ranks=_RANKS)
+def test_twice_the_micro_batch_never_has_fewer_bytes_alive(
+    log: AllocationLog, strategy: Strategy, ranks: int
+) -> None:
+    """It may reserve less, though: 9 MiB are cut from a segment of 20, and 18 MiB get one of 18."""
+    doubled = replace(strategy, micro_batch_size=2 * (strategy.micro_batch_size or 1))
+    small, large = (_live(_setup(log, one, ranks=ranks)) for one in (strategy, doubled))
+    assert all(small[phase].live_bytes <= large[phase].live_bytes for phase in RunPhase)
+    assert least_memory(_setup(log, strategy, ranks=ranks)) <= least_memory(_setup(log, doubled, ranks=ranks))
+
+
+@_LAWS
+@given(log=random_logs(), strategy=_STRATEGIES, gpu=_GPUS)
+def test_from_two_ranks_on_more_ranks_need_as_much_each(
+    log: AllocationLog, strategy: Strategy, gpu: GpuSpec
+) -> None:
+    """NCCL aside, whose buffers grow with the ranks over NVLink."""
+    one, two, eight = (_setup(log, strategy, ranks=ranks) for ranks in (1, 2, 8))
+    assert estimate_memory(two, gpu=gpu) == estimate_memory(eight, gpu=gpu)
+    assert least_memory(one) < least_memory(two)
+
+
+@_LAWS
+@given(layers=random_layers(), strategy=_STRATEGIES)
+def test_checkpointing_never_keeps_more_in_the_forward_pass(
+    layers: tuple[LayerSizes, ...], strategy: Strategy
+) -> None:
+    kept, recomputed = (
+        _live(_setup(layered_log(layers, checkpointing=checkpointing), strategy))[RunPhase.FORWARD]
+        for checkpointing in (False, True)
+    )
+    assert recomputed.live_bytes <= kept.live_bytes
+
+
+@pytest.mark.parametrize(
+    ("engine", "stage", "expected"),
+    [
+        (Engine.NATIVE, ZeroStage.NOTHING, NativeEngine),
+        (Engine.DEEPSPEED, ZeroStage.NOTHING, DeepSpeedStage0),
+        (Engine.DEEPSPEED, ZeroStage.OPTIMIZER_STATES, DeepSpeedStage12),
+        (Engine.DEEPSPEED, ZeroStage.GRADIENTS, DeepSpeedStage12),
+        (Engine.DEEPSPEED, ZeroStage.PARAMETERS, DeepSpeedStage3),
+    ],
+)
+def test_each_strategy_has_its_engine(engine: Engine, stage: ZeroStage, expected: type) -> None:
+    setup = _setup(layered_log(), Strategy(engine=engine, zero_stage=stage))
+    assert type(make_engine(setup, Tape())) is expected
+
+
+def test_outputs_that_the_loop_holds_are_alive_in_the_next_forward_pass() -> None:
+    log = layered_log(output_per_sample=64 * MIB)
+    peaks = [_live(_setup(log, Strategy(), keeps_outputs=keeps)) for keeps in (False, True)]
+    outputs = [dict(peak[RunPhase.STEP].live).get("outputs", 0) for peak in peaks]
+    assert outputs == [0, 64 * MIB]
+    outputs = [dict(peak[RunPhase.FORWARD].live)["outputs"] for peak in peaks]
+    assert outputs == [64 * MIB, 128 * MIB]
+
+
+def test_a_shortage_says_where_and_for_what() -> None:
+    gpu = GpuSpec(name="made", memory_bytes=470 * MIB, compute_capability=(8, 0))
+    shortage = out_of_memory(_setup(layered_log(), Strategy()), gpu=gpu)
+    assert shortage is not None
+    assert (shortage.phase, shortage.term) == (RunPhase.FORWARD, "kernel workspaces")
+    assert out_of_memory(_setup(layered_log(), Strategy()), gpu=replace(gpu, memory_bytes=GIB)) is None

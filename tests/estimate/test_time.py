@@ -1,0 +1,176 @@
+"""Laws of the step's time: what can't be faster is not, terms sum, and what is not known has no time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timed_plans import closed_form_of, machine_of, time_of
+
+from zerofit.allocation_log import CostKind, OperatorCost, Pass, TraceRequest
+from zerofit.estimate.engine import Setup
+from zerofit.estimate.time import estimate_step_time
+from zerofit.estimates import StepTime
+from zerofit.facts import Versions
+from zerofit.plan import Topology
+from zerofit.probe.rates import catalog_rates
+from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
+
+_GPUS = ("V100-16G", "RTX4090", "A100-80G", "H100-80G")
+_STRATEGIES = st.builds(
+    Strategy,
+    engine=st.just(Engine.DEEPSPEED),
+    zero_stage=st.sampled_from(ZeroStage),
+    precision=st.sampled_from((Precision.FP16, Precision.FP32)),
+    micro_batch_size=st.integers(1, 16),
+    gradient_accumulation_steps=st.sampled_from((1, 2, 8)),
+    gradient_checkpointing=st.booleans(),
+    optimizer=st.sampled_from((None, OptimizerName.ADAMW, OptimizerName.SGD)),
+    compile=st.booleans(),
+)
+_PLACES = st.tuples(st.sampled_from(_GPUS), st.sampled_from((1, 2, 8)), st.sampled_from((1, 2)))
+_FEW = settings(max_examples=40, deadline=None)
+
+
+def _time(strategy: Strategy, place: tuple[str, int, int], **machine: float) -> StepTime:
+    gpu, gpus, nodes = place
+    node = replace(machine_of(gpu, gpus), **machine)  # type: ignore[arg-type]
+    return time_of("gpt2", strategy, node, sequence_length=512, num_nodes=nodes)
+
+
+@_FEW
+@given(_STRATEGIES, _PLACES)
+def test_terms_sum_and_are_positive(strategy: Strategy, place: tuple[str, int, int]) -> None:
+    found = _time(strategy, place)
+    assert found.seconds == pytest.approx(sum(term.seconds for term in found.terms))
+    assert all(term.seconds > 0 and term.formula and term.source for term in found.terms)
+    assert len({term.name for term in found.terms}) == len(found.terms)
+
+
+@_FEW
+@given(_STRATEGIES, _PLACES)
+def test_checkpointing_is_never_faster(strategy: Strategy, place: tuple[str, int, int]) -> None:
+    without = _time(replace(strategy, gradient_checkpointing=False), place)
+    assert _time(replace(strategy, gradient_checkpointing=True), place).seconds >= without.seconds
+
+
+@_FEW
+@given(_STRATEGIES, _PLACES, st.booleans(), st.booleans())
+def test_offload_is_never_faster(
+    strategy: Strategy, place: tuple[str, int, int], to_nvme: bool, with_weights: bool
+) -> None:
+    stage = max(strategy.zero_stage, ZeroStage.OPTIMIZER_STATES)
+    here = replace(strategy, zero_stage=stage)
+    device = OffloadDevice.NVME if to_nvme and stage is ZeroStage.PARAMETERS else OffloadDevice.CPU
+    away = replace(here, optimizer_offload=device)
+    if with_weights and stage is ZeroStage.PARAMETERS:
+        away = replace(away, param_offload=device)
+    assert _time(away, place).seconds > _time(here, place).seconds
+    pageable = _time(replace(away, pin_memory=False), place)
+    assert pageable.seconds >= _time(away, place).seconds
+
+
+@_FEW
+@given(_STRATEGIES, _PLACES)
+def test_a_higher_stage_is_never_faster(strategy: Strategy, place: tuple[str, int, int]) -> None:
+    times = [
+        # Every stage steps the same share: what a stage communicates is compared, not what it steps.
+        sum(
+            term.seconds
+            for term in _time(replace(strategy, zero_stage=stage), place).terms
+            if term.name != "optimizer step"
+        )
+        for stage in ZeroStage
+    ]
+    assert times[1] <= times[2] * (1 + 1e-12) <= times[3] * (1 + 2e-12)
+
+
+@_FEW
+@given(_STRATEGIES, _PLACES)
+def test_a_larger_micro_batch_is_never_slower_a_sample(
+    strategy: Strategy, place: tuple[str, int, int]
+) -> None:
+    size = strategy.micro_batch_size or 1
+    twice = _time(replace(strategy, micro_batch_size=2 * size), place)
+    assert twice.seconds / 2 <= _time(strategy, place).seconds * (1 + 1e-12)
+
+
+@_FEW
+@given(_STRATEGIES, st.sampled_from(_GPUS), st.floats(1e9, 1e12), st.floats(1e9, 1e12))
+def test_a_slower_network_is_never_faster(strategy: Strategy, gpu: str, one: float, other: float) -> None:
+    slow, fast = (
+        _time(strategy, (gpu, 2, 2), node_bytes_per_s=rate).seconds for rate in sorted((one, other))
+    )
+    assert slow >= fast
+
+
+@_FEW
+@given(_STRATEGIES, st.floats(1e10, 1e12), st.floats(1e10, 1e12))
+def test_a_slower_host_never_makes_offload_faster(strategy: Strategy, one: float, other: float) -> None:
+    away = replace(strategy, zero_stage=ZeroStage.GRADIENTS, optimizer_offload=OffloadDevice.CPU)
+    slow, fast = (
+        _time(away, ("A100-80G", 8, 1), host_memory_bytes_per_s=rate).seconds for rate in sorted((one, other))
+    )
+    assert slow >= fast
+
+
+def _cost(kind: CostKind, *, flops: int = 0, num_bytes: int = 0, count: int = 1) -> OperatorCost:
+    return OperatorCost(
+        operator="one",
+        kind=kind,
+        during=Pass.FORWARD,
+        precision=Precision.BF16,
+        count=count,
+        fixed_flops=0,
+        flops_per_sample=flops,
+        fixed_bytes=num_bytes,
+        bytes_per_sample=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cost", "name", "seconds"),
+    [
+        # A100: 312 TFLOPS and 2039 GB/s by its data sheet, 0.70, 0.50 and 0.80 of them by the catalog.
+        (_cost(CostKind.MATMUL, flops=10**14), "matrix products", 2 * 1e14 / (312e12 * 0.70)),
+        (_cost(CostKind.ATTENTION, flops=10**14), "attention", 2 * 1e14 / (312e12 * 0.50)),
+        (_cost(CostKind.MEMORY, num_bytes=10**12), "memory-bound operators", 1e12 / (2039e9 * 0.80)),
+        # A matrix product with few FLOPs is as slow as its bytes.
+        (_cost(CostKind.MATMUL, flops=1, num_bytes=10**12), "matrix products", 1e12 / (2039e9 * 0.80)),
+        # Nothing to do but to start a thousand operators.
+        (_cost(CostKind.MEMORY, count=1000), "launch overhead", 1000 * 2.0e-5),
+    ],
+)
+def test_the_roofline_of_one_operator(cost: OperatorCost, name: str, seconds: float) -> None:
+    log = replace(closed_form_of("gpt2", TraceRequest(sequence_length=8)), costs=(cost,))
+    setup = Setup(
+        log=log,
+        strategy=Strategy(micro_batch_size=2, gradient_accumulation_steps=1),
+        topology=Topology(),
+        versions=Versions(python="3.11", zerofit="0"),
+        trains=False,
+    )
+    found = estimate_step_time(setup, machine=machine_of("A100-80G"), rates=catalog_rates())
+    assert found is not None
+    assert [(term.name, pytest.approx(term.seconds)) for term in found.terms] == [(name, seconds)]
+
+
+def test_what_is_not_known_has_no_time() -> None:
+    log = closed_form_of("gpt2", TraceRequest(sequence_length=8))
+    known = machine_of("A100-80G", 2)
+    nameless = replace(known.gpus[0], fp16_flops_per_s=None)
+    unlinked = replace(known.gpus[0], peer_bytes_per_s=None)
+    setup = Setup(
+        log=log,
+        strategy=Strategy(micro_batch_size=1),
+        topology=Topology(world_size=2),
+        versions=Versions(python="3.11", zerofit="0"),
+    )
+    rates = catalog_rates()
+    assert estimate_step_time(setup, machine=known, rates=rates) is not None
+    for gpus in ((), (nameless,) * 2, (unlinked,) * 2):
+        assert estimate_step_time(setup, machine=replace(known, gpus=gpus), rates=rates) is None
+    on_cpu = replace(setup, topology=Topology(world_size=2, on_cpu=True))
+    assert estimate_step_time(on_cpu, machine=known, rates=rates) is None

@@ -1,0 +1,164 @@
+"""Case: one run whose memory is measured, and the table of all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+STEPS = 2
+"""Optimizer steps of a case: the first makes the states and traces stage 3's order, the second uses both."""
+OURS = {
+    "reduce_bucket_size": 50_000_000,
+    "allgather_bucket_size": 50_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+    "sub_group_size": 1_000_000_000,
+}
+"""zerofit/strategy.py Buckets."""
+SMALL = {**OURS, "reduce_bucket_size": 500_000, "allgather_bucket_size": 500_000}
+"""Buckets that a small model fills more than once, as a large model fills ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run."""
+
+    key: str
+    stage: int | None
+    """None is torch's DistributedDataParallel, without DeepSpeed."""
+    optimizer_offload: bool = False
+    param_offload: bool = False
+    bf16: bool = True
+    accumulation: int = 1
+    num_ranks: int = 2
+    model: str = "llama"
+    frozen: bool = False
+    """Whether all but the attention's query and value projections are frozen."""
+    checkpointing: bool = False
+    fused: bool = False
+    """AdamW(fused=True); else AdamW(foreach=True), which CUDA takes by default."""
+    zero_init: bool = False
+    """Whether the model is sharded as it is made, as where the Accelerator is made first; stage 3."""
+    clipping: float = 1.0
+    zero: dict[str, Any] = field(default_factory=lambda: dict(OURS))
+    """Keys of zero_optimization besides the stage and offload."""
+    top: dict[str, Any] = field(default_factory=dict)
+    """Keys of the DeepSpeed configuration beside these."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its fields."""
+        return dataclasses.asdict(self)
+
+
+def deepspeed_config(case: Case) -> dict[str, Any]:
+    """Return the case's DeepSpeed configuration."""
+    zero: dict[str, Any] = {"stage": case.stage}
+    if case.stage:
+        zero |= {"contiguous_gradients": True, **case.zero}
+    for section, wanted in (
+        ("offload_optimizer", case.optimizer_offload),
+        ("offload_param", case.param_offload),
+    ):
+        if wanted:
+            zero[section] = {"device": "cpu", "pin_memory": True}
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": case.accumulation,
+        "gradient_clipping": case.clipping,
+        "bf16": {"enabled": case.bf16},
+        "zero_optimization": zero,
+        **case.top,
+    }
+
+
+def _on_four_ranks(stage: int, bf16: bool, accumulation: int, optimizer_offload: bool) -> bool:
+    """Return whether a case runs on four ranks too, which take long on two cores."""
+    return stage > 0 and bf16 and (accumulation == 1 or stage < 3 or not optimizer_offload)
+
+
+def _main() -> list[Case]:
+    cases = []
+    for num_ranks in (2, 4):
+        for bf16 in (True, False):
+            for accumulation in (1, 4):
+                for stage, optimizer_offload, param_offload in (
+                    (0, False, False),
+                    (1, False, False),
+                    (1, True, False),
+                    (2, False, False),
+                    (2, True, False),
+                    (3, False, False),
+                    (3, True, False),
+                    (3, True, True),
+                ):
+                    if num_ranks == 4 and not _on_four_ranks(stage, bf16, accumulation, optimizer_offload):
+                        continue
+                    precision = "bf16" if bf16 else "fp32"
+                    offload = "+optimizer" * optimizer_offload + "+param" * param_offload
+                    cases.append(
+                        Case(
+                            key=f"zero{stage}{offload}-{precision}-x{accumulation}-n{num_ranks}",
+                            stage=stage,
+                            optimizer_offload=optimizer_offload,
+                            param_offload=param_offload,
+                            bf16=bf16,
+                            accumulation=accumulation,
+                            num_ranks=num_ranks,
+                        )
+                    )
+    return cases
+
+
+def _named(name: str, **values: Any) -> list[Case]:
+    """Return one case a stage: 1, 2 and 3, or those named."""
+    stages = values.pop("stages", (1, 2, 3))
+    return [Case(key=f"zero{stage}-{name}", stage=stage, **values) for stage in stages]
+
+
+CASES: tuple[Case, ...] = (
+        *(
+            Case(key=f"ddp-fp32-x{accumulation}-n2", stage=None, bf16=False, accumulation=accumulation)
+            for accumulation in (1, 4)
+        ),
+        Case(key="ddp-fp32-view-n2", stage=None, bf16=False, zero={"gradient_as_bucket_view": True}),
+        *_main(),
+        *_named("default-buckets", zero={}),
+        *_named("small-buckets", zero=SMALL),
+        *_named("small-buckets-x4", zero=SMALL, accumulation=4),
+        *_named("small-buckets-overlap", zero={**SMALL, "overlap_comm": True}),
+        *_named("no-overlap", stages=(3,), zero={**OURS, "overlap_comm": False}),
+        *_named("small-buckets-no-overlap", stages=(3,), zero={**SMALL, "overlap_comm": False}),
+        *_named("not-contiguous", zero={**OURS, "contiguous_gradients": False}),
+        *_named("all-reduce", stages=(1, 2), zero={**SMALL, "reduce_scatter": False}),
+        *_named("small-buckets-offload", stages=(1, 2, 3), zero=SMALL, optimizer_offload=True),
+        *_named("small-buckets-offload-x4", stages=(2, 3),
+                zero=SMALL, accumulation=4, optimizer_offload=True),
+        *_named("sub-groups", stages=(3,), zero={**OURS, "sub_group_size": 400_000}),
+        *_named("sub-groups-offload", stages=(3,), zero={**OURS, "sub_group_size": 400_000},
+                optimizer_offload=True, param_offload=True),
+        *_named("released", stages=(3,), zero={
+            **SMALL, "stage3_prefetch_bucket_size": 0, "stage3_max_live_parameters": 0,
+            "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}),
+        *_named("released-prefetch", stages=(3,), zero={
+            **SMALL, "stage3_prefetch_bucket_size": 600_000, "stage3_max_live_parameters": 1_500_000,
+            "stage3_max_reuse_distance": 500_000, "stage3_param_persistence_threshold": 1_000}),
+        *_named("released-checkpointing", stages=(3,), checkpointing=True, zero={
+            **SMALL, "stage3_prefetch_bucket_size": 600_000, "stage3_max_live_parameters": 1_500_000,
+            "stage3_max_reuse_distance": 500_000, "stage3_param_persistence_threshold": 1_000}),
+        *_named("no-persistence", stages=(3,), zero={**OURS, "stage3_param_persistence_threshold": 0}),
+        *_named("fused", fused=True),
+        *_named("no-clipping", clipping=0.0),
+        *_named("frozen", frozen=True),
+        *_named("frozen-offload", frozen=True, optimizer_offload=True),
+        *_named("checkpointing", checkpointing=True),
+        *_named("bert", model="bert"),
+        *_named("bert-offload", model="bert", optimizer_offload=True),
+        *_named("fp32-accumulation", top={"data_types": {"grad_accum_dtype": "fp32"}}, accumulation=4),
+        *_named("init", stages=(3,), zero_init=True),
+        *_named("init-offload", stages=(3,), zero_init=True, optimizer_offload=True, param_offload=True),
+        *_named("round-robin", stages=(2,), zero={**SMALL, "round_robin_gradients": True}),
+)  # fmt: skip
+"""Every case, by its key."""

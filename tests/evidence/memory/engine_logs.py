@@ -1,0 +1,162 @@
+"""The allocation logs of the measured models as they run on the CPU: recorded once, read without torch."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.allocation_log import AllocationLog, Event, Storages, TensorKind, TracedParameter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from memory.cases import Case
+
+LOGS = Path(__file__).parents[1] / "measured" / "engine_logs.json"
+
+
+def log_key(case: Case) -> str:
+    """Return the name of the log that a case runs: what of it decides the model's own allocations."""
+    marks = ("bf16" if case.bf16 else "fp32", "frozen" * case.frozen, "checkpointing" * case.checkpointing)
+    return "-".join((case.model, *filter(None, marks)))
+
+
+def record_log(case: Case) -> AllocationLog:
+    """Run one micro-batch of a case's model in its number format, without any engine, and return its log."""
+    import torch
+
+    from memory.models import make_inputs, make_model
+    from zerofit.probe.trace.raw import Skeleton
+    from zerofit.probe.trace.recorder import Recorder, watching
+    from zerofit.probe.trace.run import _backward, _hooked
+
+    model = make_model(case)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16 if case.bf16 else torch.float32)
+    skeleton = Skeleton(**_skeleton(model))
+    recorder = Recorder(is_padded=True, as_on_cuda=False)
+    for tensor in (*model.parameters(), *model.buffers()):
+        recorder.ignore(tensor)
+    with ExitStack() as stack:
+        stack.enter_context(_hooked(model, skeleton, recorder))
+        stack.enter_context(watching(recorder))
+        inputs = make_inputs(case, torch.device("cpu"))
+        loss = model(**inputs).loss
+        recorder.log.note(Event.FORWARD_ENDS, 0)
+        recorder.phase = TensorKind.ACTIVATION_GRADIENT
+        _backward(loss)
+        del loss, inputs
+        recorder.close()
+    return _frozen(recorder.log, skeleton)
+
+
+def _skeleton(model: Any) -> dict[str, Any]:
+    modules = dict(model.named_modules())
+    numbers = {id(parameter): number for number, parameter in enumerate(model.parameters())}
+    held = tuple(
+        tuple(numbers[id(parameter)] for parameter in module.parameters(recurse=False))
+        for module in modules.values()
+    )
+    parameters = tuple(
+        TracedParameter(
+            name=name,
+            num_elements=parameter.numel(),
+            bytes_per_element=parameter.element_size(),
+            trains=parameter.requires_grad,
+            module=next(index for index, numbers in enumerate(held) if number in numbers),
+        )
+        for number, (name, parameter) in enumerate(model.named_parameters())
+    )
+    buffers = tuple(buffer.untyped_storage().nbytes() for buffer in model.buffers())
+    return {
+        "modules": tuple(modules),
+        "module_parameters": held,
+        "parameters": parameters,
+        "buffer_bytes": buffers,
+    }
+
+
+def _frozen(raw: Any, skeleton: Any) -> AllocationLog:
+    events = [pair for pair in zip(raw.codes, raw.arguments, strict=True) if pair[0] in set(Event)]
+    return AllocationLog(
+        least_micro_batch_size=1,
+        modules=skeleton.modules,
+        module_parameters=skeleton.module_parameters,
+        parameters=skeleton.parameters,
+        buffer_bytes=skeleton.buffer_bytes,
+        storages=Storages(
+            kinds=tuple(raw.kinds),
+            fixed_bytes=tuple(raw.num_bytes),
+            bytes_per_sample=(0,) * len(raw.kinds),
+            modules=(0,) * len(raw.kinds),
+            operators=(0,) * len(raw.kinds),
+        ),
+        operators=("any",),
+        codes=bytes(code for code, _ in events),
+        arguments=tuple(argument for _, argument in events),
+        gradient_storages=tuple(
+            raw.gradient_storages.get(number, -1) for number in range(len(skeleton.parameters))
+        ),
+        costs=(),
+    )
+
+
+def write_logs(cases: Iterable[Case], path: Path = LOGS) -> None:
+    """Record the log of every model among the cases, and write them, one line each."""
+    logs = {log_key(case): case for case in cases}
+    lines = [f' "{key}": {json.dumps(_to_json(record_log(case)))}' for key, case in sorted(logs.items())]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def read_logs(path: Path = LOGS) -> dict[str, AllocationLog]:
+    """Return the logs by their keys."""
+    written = json.loads(path.read_text(encoding="utf-8"))
+    return {key: _from_json(values) for key, values in written.items()}
+
+
+def _to_json(log: AllocationLog) -> dict[str, Any]:
+    return {
+        "modules": log.modules,
+        "module_parameters": log.module_parameters,
+        "parameters": [
+            (one.name, one.num_elements, one.bytes_per_element, one.trains, one.module)
+            for one in log.parameters
+        ],
+        "buffer_bytes": log.buffer_bytes,
+        "kinds": [list(TensorKind).index(kind) for kind in log.storages.kinds],
+        "sizes": log.storages.fixed_bytes,
+        "codes": list(log.codes),
+        "arguments": log.arguments,
+        "gradient_storages": log.gradient_storages,
+    }
+
+
+def _from_json(values: dict[str, Any]) -> AllocationLog:
+    kinds = list(TensorKind)
+    nothing = (0,) * len(values["kinds"])
+    return AllocationLog(
+        least_micro_batch_size=1,
+        modules=tuple(values["modules"]),
+        module_parameters=tuple(tuple(numbers) for numbers in values["module_parameters"]),
+        parameters=tuple(
+            TracedParameter(
+                name=name, num_elements=elements, bytes_per_element=size, trains=trains, module=module
+            )
+            for name, elements, size, trains, module in values["parameters"]
+        ),
+        buffer_bytes=tuple(values["buffer_bytes"]),
+        storages=Storages(
+            kinds=tuple(kinds[index] for index in values["kinds"]),
+            fixed_bytes=tuple(values["sizes"]),
+            bytes_per_sample=nothing,
+            modules=nothing,
+            operators=nothing,
+        ),
+        operators=("any",),
+        codes=bytes(values["codes"]),
+        arguments=tuple(values["arguments"]),
+        gradient_storages=tuple(values["gradient_storages"]),
+        costs=(),
+    )

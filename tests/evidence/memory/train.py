@@ -1,0 +1,132 @@
+"""Runs a case on this rank, phase by phase, under the tracker."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memory.cases import STEPS, Case, deepspeed_config
+from memory.devices import DEVICE, two_memories
+from memory.models import make_inputs, make_model
+from memory.track import Tracker, summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Return the phases of a case, and the parameters of its model."""
+    tracker = Tracker()
+    with _fresh_state(), two_memories(tracker), tracker:
+        tracker.phase("load")
+        accelerator = None if case.stage is None else _accelerator(case)
+        model = make_model(case)
+        params = [
+            (name, list(getattr(p, "ds_shape", p.shape)), p.requires_grad)
+            for name, p in model.named_parameters()
+        ]
+        optimizer = torch.optim.AdamW(
+            [p for p in model.parameters() if p.requires_grad],
+            lr=1e-3, **({"fused": True} if case.fused else {"foreach": True}),
+        )  # fmt: skip
+        for param in model.parameters():
+            if param.requires_grad:  # this hook runs before the engine's, which takes the gradient away
+                param.register_post_accumulate_grad_hook(lambda param: tracker.mark_gradient(param.grad))
+        if accelerator:
+            _train_deepspeed(case, tracker, accelerator, model, optimizer)
+        else:
+            _train_native(case, tracker, model, optimizer)
+        del accelerator, model, optimizer
+        tracker.phase("after")
+    phases = [phase for phase in tracker.phases if phase.name not in ("before", "after")]
+    return {"phases": summary(phases), "params": params}
+
+
+def _accelerator(case: Case) -> Any:
+    from accelerate import Accelerator
+    from accelerate.utils import DeepSpeedPlugin
+
+    plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config(case), zero3_init_flag=case.zero_init)
+    accelerator = Accelerator(deepspeed_plugin=plugin)
+    assert accelerator.num_processes == case.num_ranks
+    return accelerator
+
+
+def _train_deepspeed(
+    case: Case, tracker: Tracker, accelerator: Any, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    tracker.phase("initialise")
+    engine, optimizer = accelerator.prepare(model, optimizer)
+    inside = engine.step
+    label = ""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        tracker.phase(f"step {label}")
+        return inside(*args, **kwargs)
+
+    engine.step = step
+    try:
+        for number in range(1, STEPS + 1):
+            for micro in range(1, case.accumulation + 1):
+                label = f"{number}.{micro}"
+                # As accelerate's accumulate() does.
+                accelerator.gradient_state._set_sync_gradients(micro == case.accumulation)
+                inputs = make_inputs(case, DEVICE)
+                tracker.phase(f"forward {label}")
+                loss = engine(**inputs).loss
+                tracker.phase(f"backward {label}")
+                accelerator.backward(loss)
+                del loss, inputs
+        tracker.phase("after")
+    finally:
+        del engine.step
+        engine.destroy()
+
+
+def _train_native(
+    case: Case, tracker: Tracker, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    tracker.phase("initialise")
+    model.to(DEVICE)
+    tracker.default_on_device = True  # what DistributedDataParallel makes in C++ names no device here
+    as_view = case.zero.get("gradient_as_bucket_view", False)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=as_view)
+    for number in range(1, STEPS + 1):
+        for micro in range(1, case.accumulation + 1):
+            label = f"{number}.{micro}"
+            syncs = micro == case.accumulation
+            with contextlib.nullcontext() if syncs else wrapped.no_sync():
+                inputs = make_inputs(case, DEVICE)
+                tracker.phase(f"forward {label}")
+                loss = wrapped(**inputs).loss
+                tracker.phase(f"backward {label}")
+                loss.backward()
+                del loss, inputs
+            if syncs:
+                tracker.phase(f"step {label}")
+                torch.nn.utils.clip_grad_norm_(model.parameters(), case.clipping)
+                optimizer.step()
+                optimizer.zero_grad()
+    tracker.phase("after")
+
+
+@contextlib.contextmanager
+def _fresh_state() -> Iterator[None]:
+    """Leave nothing of a case to the next one but the process group."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    before, linear = dict(os.environ), torch.nn.functional.linear
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = linear  # stage 3 puts its own there, for good
+        AcceleratorState._reset_state()
+        GradientState._reset_state()
+        os.environ.clear()
+        os.environ.update(before)
+        gc.collect()

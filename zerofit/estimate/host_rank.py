@@ -1,0 +1,246 @@
+"""HostRank: what one rank takes and gives back in host memory over a run."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from zerofit.estimate.host_ledger import HostLedger
+from zerofit.estimate.zero_engine import FP32
+from zerofit.estimate.zero_flat import FlatGroup, flattens_on_gpu, sub_groups
+from zerofit.estimates import RunPhase
+from zerofit.strategy import Engine, OffloadDevice, ZeroStage
+
+if TYPE_CHECKING:
+    from zerofit.estimate.engine import Setup
+
+WEIGHTS, CHECKPOINT, CAST = "weights", "checkpoint", "cast weights"
+CONVERTED = "conversion buffer"
+MASTER, STATES, GRADIENTS = "master weights", "optimizer states", "gradient partition"
+WEIGHT_PARTITION, GRADIENT_BUFFER = "offloaded weights", "gradient buffer"
+OPTIMIZER_SWAP, WEIGHT_SWAP = "optimizer swap buffers", "weight swap buffers"
+SAVED = "saved weights"
+
+_OPTIMIZER_SWAP_BUFFERS = 4
+"""What zerofit writes as offload_optimizer.buffer_count."""
+_WEIGHT_SWAP_BUFFERS, _WEIGHT_SWAP_ELEMENTS = 5, 100_000_000
+"""What zerofit writes as offload_param.buffer_count and buffer_size."""
+_MAX_WEIGHTS_IN_CPU = 1_000_000_000
+"""Elements that stay in host memory though weights are offloaded to NVMe: offload_param.max_in_cpu."""
+
+
+class HostRank:
+    """One rank of a run, played on a HostLedger."""
+
+    def __init__(
+        self, setup: Setup, *, rank: int, loaded_bytes_per_element: int, partitions_at_load: bool = True
+    ) -> None:
+        """Make the rank.
+
+        Args:
+            loaded_bytes_per_element: of the weights as the script loads them.
+            partitions_at_load: whether at stage 3 the model is made under zero.Init.
+        """
+        self.ledger = HostLedger()
+        strategy, log = setup.strategy, setup.log
+        self._setup, self._strategy, self._rank = setup, strategy, rank
+        self._num_ranks = setup.topology.data_parallel_size
+        self._sizes = [parameter.num_elements for parameter in log.parameters]
+        self._bytes = [parameter.bytes_per_element for parameter in log.parameters]
+        self._trained = [n for n, one in enumerate(log.parameters) if setup.trains and one.trains]
+        self._unit = self._bytes[self._trained[0]] if self._trained else FP32
+        is_deepspeed = strategy.engine is Engine.DEEPSPEED
+        self._stage = strategy.zero_stage if is_deepspeed else ZeroStage.NOTHING
+        self._casts = is_deepspeed
+        self._loaded = loaded_bytes_per_element
+        self._is_partitioned = self._stage is ZeroStage.PARAMETERS and partitions_at_load
+        self._offload = strategy.optimizer_offload if self._trained else OffloadDevice.NONE
+        self._accumulates = (strategy.gradient_accumulation_steps or 1) > 1
+        self._parts = [-(-size // self._num_ranks) for size in self._sizes]
+        self._weights: list[int] = []
+        self._own_parts: dict[int, int] = {}
+
+    def play(self) -> HostLedger:
+        """Play the run and return what it held."""
+        ledger = self.ledger
+        ledger.begin(RunPhase.LOAD)
+        self._load()
+        ledger.begin(RunPhase.INITIALISE)
+        self._initialise()
+        ledger.begin(RunPhase.FORWARD)
+        if self._trained:
+            ledger.begin(RunPhase.BACKWARD)
+            self._first_backward()
+            ledger.begin(RunPhase.STEP)
+            self._first_step()
+            for phase in (RunPhase.FORWARD, RunPhase.BACKWARD):
+                ledger.begin(phase)
+            ledger.begin(RunPhase.SAVE)
+            self._save()
+        return ledger
+
+    def _load(self) -> None:
+        """from_pretrained copies the checkpoint into tensors; under zero.Init only rank 0 reads it at all."""
+        if not self._is_partitioned:
+            self._weights = [
+                self.ledger.take(size * self._loaded_bytes_of(number), WEIGHTS)
+                for number, size in enumerate(self._sizes)
+            ]
+            return
+        self._partition_weights()
+        if self._rank == 0:
+            self.ledger.flash(sum(self._sizes) * self._loaded, CHECKPOINT)
+
+    def _loaded_bytes_of(self, number: int) -> int:
+        return self._loaded if self._casts else self._bytes[number]
+
+    def _partition_weights(self) -> None:
+        if self._strategy.param_offload is OffloadDevice.NVME:
+            size = _WEIGHT_SWAP_BUFFERS * _WEIGHT_SWAP_ELEMENTS * self._unit
+            self.ledger.pin(size, WEIGHT_SWAP, pins=True)
+        elif self._strategy.param_offload is OffloadDevice.CPU:
+            for number, part in enumerate(self._parts):
+                size = part * self._bytes[number]
+                self._own_parts[number] = self.ledger.pin(size, WEIGHT_PARTITION, pins=self._pins)
+
+    @property
+    def _pins(self) -> bool:
+        return self._strategy.pin_memory
+
+    def _initialise(self) -> None:
+        """The engine casts the weights on the host, moves them to the GPU, and makes what it offloads."""
+        if not self._is_partitioned:
+            self._cast_and_move()
+            if self._stage is ZeroStage.PARAMETERS:
+                self._partition_weights()
+        if not self._trained:
+            return
+        if self._stage is ZeroStage.PARAMETERS:
+            self._initialise_stage3()
+        elif self._stage is not ZeroStage.NOTHING:
+            self._flatten()
+            if self._offload is not OffloadDevice.NONE:
+                self._initialise_stage12()
+
+    def _cast_and_move(self) -> None:
+        for number, size in enumerate(self._sizes):
+            if self._bytes[number] != self._loaded_bytes_of(number):
+                cast = self.ledger.take(size * self._bytes[number], CAST)
+                self.ledger.drop(self._weights[number])
+                self._weights[number] = cast
+        for block in self._weights:
+            self.ledger.drop(block)
+        self._weights = []
+
+    def _flatten(self) -> None:
+        """Where the GPU has no room for it, the flat buffer is made here, beside a copy of the weights."""
+        group = self._group
+        if flattens_on_gpu(self._setup, group.padded_elements * self._unit):
+            return
+        copies = self.ledger.take(group.num_elements * self._unit, WEIGHTS)
+        self.ledger.flash(group.padded_elements * self._unit, WEIGHTS)
+        self.ledger.drop(copies)
+
+    def _initialise_stage12(self) -> None:
+        """Source: deepspeed 0.19.8, runtime/zero/stage_1_and_2.py:560 to :659, :934."""
+        ledger, pins = self.ledger, self._pins
+        part = self._group.partition_elements
+        self._convert(part)
+        ledger.pin(part * FP32, MASTER, pins=pins)
+        low = ledger.take(part * self._unit, WEIGHT_PARTITION)
+        if pins:
+            ledger.take(part * self._unit, WEIGHT_PARTITION, is_pinned=True)
+        largest = max(self._sizes[number] for number in self._trained)
+        ledger.pin(largest * self._unit, GRADIENT_BUFFER, pins=pins)
+        ledger.pin(part * FP32, GRADIENTS, pins=pins)
+        if pins:  # the pageable one lives until the optimizer is made
+            ledger.drop(low)
+
+    @cached_property
+    def _group(self) -> FlatGroup:
+        sizes = tuple(self._sizes[number] for number in self._trained)
+        return FlatGroup(sizes=sizes, num_ranks=self._num_ranks)
+
+    def _initialise_stage3(self) -> None:
+        """Source: deepspeed 0.19.8, runtime/zero/stage3.py:906, :1159, :1301, :791; zero/utils.py:221."""
+        ledger, pins = self.ledger, self._pins
+        part = sum(self._parts[number] for number in self._trained)
+        if self._strategy.param_offload is OffloadDevice.CPU:
+            ledger.pin(part * self._unit, WEIGHT_PARTITION, pins=True)  # pinned whatever pin_memory says
+            for number in self._trained:
+                ledger.drop(self._own_parts.pop(number))
+        elif self._strategy.param_offload is OffloadDevice.NVME:
+            ledger.pin(min(part, _MAX_WEIGHTS_IN_CPU) * self._unit, WEIGHT_PARTITION, pins=True)
+        else:
+            ledger.flash(part * self._unit, WEIGHT_PARTITION)
+        if self._offload is OffloadDevice.NONE:
+            return
+        groups = sub_groups([self._parts[n] for n in self._trained], self._strategy.buckets.sub_group_size)
+        if self._offload is OffloadDevice.NVME:
+            for _ in range(_OPTIMIZER_SWAP_BUFFERS):
+                ledger.pin(max(groups) * FP32, OPTIMIZER_SWAP, pins=True)
+            ledger.flash(max(groups) * FP32, GRADIENTS)
+        else:
+            self._make_masters(groups)
+        ledger.pin(part * self._unit, GRADIENT_BUFFER, pins=pins)
+
+    def _make_masters(self, groups: list[int]) -> None:
+        ledger = self.ledger
+        converted = None
+        for size in groups:
+            if self._strategy.param_offload is OffloadDevice.NONE:
+                self._convert(size)
+            fresh = ledger.take(size * FP32, MASTER)
+            if converted is not None:
+                ledger.drop(converted)
+            converted = fresh
+            ledger.take(size * FP32, MASTER)
+        if converted is not None:
+            ledger.drop(converted)
+        zeros = ledger.take(max(groups) * FP32, GRADIENTS)
+        for size in groups:
+            ledger.pin(size * FP32, GRADIENTS, pins=self._pins)
+        ledger.drop(zeros)
+
+    def _convert(self, elements: int) -> None:
+        """A copy between GPU and host that changes the type takes a buffer of the smaller type on the host.
+
+        Source: torch 2.13, aten/src/ATen/native/cuda/Copy.cu, copy_kernel_cuda.
+        """
+        if self._unit < FP32:
+            self.ledger.flash(elements * self._unit, CONVERTED)
+
+    def _first_backward(self) -> None:
+        """At stage 2 an accumulated gradient rests on the host, whole (stage_1_and_2.py:1824)."""
+        if self._stage is not ZeroStage.GRADIENTS or self._offload is OffloadDevice.NONE:
+            return
+        if self._accumulates:
+            for position in self._group.held_by(self._rank):
+                size = self._sizes[self._trained[position]] * self._unit
+                self.ledger.pin(size, GRADIENT_BUFFER, pins=self._pins)
+
+    def _first_step(self) -> None:
+        """DeepSpeedCPUAdam makes two pageable states (ops/adam/cpu_adam.py:161)."""
+        if self._offload is not OffloadDevice.CPU:
+            return
+        if self._stage is ZeroStage.PARAMETERS:
+            groups = [self._parts[number] for number in self._trained]
+            for size in sub_groups(groups, self._strategy.buckets.sub_group_size):
+                self._make_states(size)
+                if self._strategy.param_offload is OffloadDevice.NONE:
+                    self._convert(size)
+        else:
+            self._make_states(self._group.partition_elements)
+
+    def _make_states(self, elements: int) -> None:
+        for _ in range(2):
+            self.ledger.take(elements * FP32, STATES)
+
+    def _save(self) -> None:
+        """Rank 0 gathers the weights; each rank's states on the GPU pass through the host one at a time."""
+        if self._offload is OffloadDevice.NONE:
+            states = self._group.partition_elements if self._stage is not ZeroStage.NOTHING else 0
+            self.ledger.flash(states * FP32, STATES)
+        if self._rank == 0:
+            total = sum(size * each for size, each in zip(self._sizes, self._bytes, strict=True))
+            self.ledger.flash(total, SAVED)

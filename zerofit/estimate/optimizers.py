@@ -1,0 +1,177 @@
+"""Optimizers on the GPU: the tensors that each keeps of a parameter, and those that its step makes and drops.
+
+None stands for the script's own torch.optim.AdamW, which runs foreach on CUDA. Read at torch 2.13.0,
+transformers 5.23.0 and bitsandbytes 0.50; tests run the real classes beside these tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.strategy import OptimizerName
+
+if TYPE_CHECKING:
+    from zerofit.estimate.tape import Tape
+    from zerofit.strategy import Strategy
+
+STATES = "optimizer states"
+TEMPORARIES = "optimizer temporaries"
+
+_BLOCK = 256
+"""Elements that share one scale in an 8-bit state (bitsandbytes/optim/optimizer.py, init_state)."""
+_LEAST_8_BIT = 4096
+"""Smaller tensors keep fp32 states (bitsandbytes/optim/optimizer.py, min_8bit_size)."""
+_QUANTILE_MAP_BYTES = 256 * 4
+"""One of the two tables that all 8-bit states share (bitsandbytes/optim/optimizer.py, fill_qmap)."""
+_EMBEDDING_WORDS = ("embed", "wte", "wpe", "shared.weight")
+"""ASSUMPTION: what a parameter's name holds if its module is an nn.Embedding: the log does not say."""
+
+FORMULAS: dict[OptimizerName | None, tuple[str, str]] = {
+    None: ("2 b P", "torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq like each parameter"),
+    OptimizerName.ADAMW: (
+        "2 b P + 4 B a parameter",
+        "torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq; fused keeps the step on the GPU",
+    ),
+    OptimizerName.ADAMW_8BIT: (
+        "2 P + 8 P / 256; 8 P for embeddings and tensors below 4096 elements",
+        "bitsandbytes/optim/optimizer.py, init_state; transformers/trainer.py, create_optimizer",
+    ),
+    OptimizerName.ADAFACTOR: (
+        "4 (rows + columns) a matrix, 4 P of a vector",
+        "transformers/optimization.py, Adafactor.step",
+    ),
+    OptimizerName.SGD: ("0", "torch/optim/sgd.py: without momentum, as Trainer runs it"),
+}
+"""(formula, source) of the states; P elements, b bytes each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """One tensor that an optimizer steps."""
+
+    num_elements: int
+    bytes_per_element: int = 4
+    shape: tuple[int, ...] = ()
+    """Its dimensions; where they are not known, a square matrix is taken, or a vector below 4096 elements."""
+    is_embedding: bool = False
+    """Whether it belongs to an nn.Embedding, whose states Trainer keeps in fp32 under an 8-bit optimizer."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes itself."""
+        return self.num_elements * self.bytes_per_element
+
+
+def is_embedding(name: str) -> bool:
+    """Return whether a parameter of this name is taken for an embedding's."""
+    return any(word in name for word in _EMBEDDING_WORDS)
+
+
+def make_optimizer(strategy: Strategy) -> Optimizer:
+    """Return the optimizer that a strategy names."""
+    return Optimizer(name=strategy.optimizer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """What one optimizer allocates."""
+
+    name: OptimizerName | None
+
+    def states_of(self, tensor: Stepped) -> tuple[int, ...]:
+        """Return the sizes of the states on the GPU that one tensor gets, in the order of their birth."""
+        if self.name is None:
+            return tensor.num_bytes, tensor.num_bytes
+        if self.name is OptimizerName.ADAMW:
+            return 4, tensor.num_bytes, tensor.num_bytes
+        if self.name is OptimizerName.ADAMW_8BIT:
+            if tensor.is_embedding or tensor.num_elements < _LEAST_8_BIT:
+                return 4 * tensor.num_elements, 4 * tensor.num_elements
+            scales = 4 * -(-tensor.num_elements // _BLOCK)
+            return tensor.num_elements, tensor.num_elements, scales, scales
+        if self.name is OptimizerName.ADAFACTOR:
+            return *_second_moments(tensor), 4
+        return ()
+
+    def state_bytes(self, sizes: Sequence[int]) -> list[int]:
+        """Return the sizes of all states of flat fp32 tensors of so many elements."""
+        flat = [Stepped(num_elements=size, shape=(size,)) for size in sizes]
+        return [num_bytes for tensor in flat for num_bytes in self.states_of(tensor)] + self._shared(flat)
+
+    def temporary_bytes(self, sizes: Sequence[int]) -> list[int]:
+        """Return the sizes of what a step over flat fp32 tensors holds at its largest moment."""
+        if self.name is None:
+            return [4 * size for size in sizes]
+        if self.name is OptimizerName.ADAFACTOR and sizes:
+            return [4 * max(sizes)] * 2
+        return []
+
+    def step(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
+        """Note what one optimizer step over these tensors allocates and frees.
+
+        Args:
+            is_first: whether the states are born in it.
+        """
+        if self.name is OptimizerName.ADAFACTOR:
+            self._step_adafactor(tape, tensors, is_first=is_first)
+            return
+        if is_first:
+            for tensor in tensors:
+                for num_bytes in self.states_of(tensor):
+                    tape.allocate(num_bytes, STATES)
+            for num_bytes in self._shared(tensors):
+                tape.allocate(num_bytes, STATES)
+        if self.name is None:  # torch/optim/adam.py, _multi_tensor_adam: the square roots of all at once
+            roots = [tape.allocate(tensor.num_bytes, TEMPORARIES) for tensor in tensors]
+            for block in roots:
+                tape.free(block)
+
+    def _shared(self, tensors: Sequence[Stepped]) -> list[int]:
+        """Return the two tables of an 8-bit optimizer, which exist once any state is in 8 bit."""
+        has_8_bit = any(len(self.states_of(tensor)) == 4 for tensor in tensors)
+        return [_QUANTILE_MAP_BYTES] * 2 if has_8_bit else []
+
+    def _step_adafactor(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
+        """Go tensor by tensor; the names in its loop hold the last one's until they are given anew."""
+        held: dict[str, int] = {}
+
+        def rename(name: str, size: int) -> None:
+            if name in held:
+                tape.free(held.pop(name))
+            if size:
+                held[name] = tape.allocate(size, TEMPORARIES)
+
+        for tensor in tensors:
+            size = 4 * tensor.num_elements
+            copy = 0 if tensor.bytes_per_element == 4 else size  # 16-bit tensors are stepped in fp32
+            rename("gradient", copy)
+            if is_first:
+                for num_bytes in self.states_of(tensor):
+                    tape.allocate(num_bytes, STATES)
+            rename("parameter", copy)
+            square = tape.allocate(size, TEMPORARIES)
+            shifted = tape.allocate(size, TEMPORARIES)
+            rename("update", 0)
+            tape.free(square)
+            moments = _second_moments(tensor)
+            factors = [tape.allocate(num_bytes, TEMPORARIES) for num_bytes in moments if len(moments) == 2]
+            rename("update", size)
+            for block in (shifted, *factors):
+                tape.free(block)
+            tape.free(tape.allocate(size, TEMPORARIES))  # -update
+        for block in held.values():
+            tape.free(block)
+
+
+def _second_moments(tensor: Stepped) -> tuple[int, ...]:
+    """Return the sizes of Adafactor's second moments: rows and columns of a matrix, else all."""
+    shape = tensor.shape
+    if not shape and tensor.num_elements >= _LEAST_8_BIT:
+        side = math.isqrt(tensor.num_elements)
+        shape = (side, side)
+    if len(shape) < 2:
+        return (4 * tensor.num_elements,)
+    return 4 * math.prod(shape[:-1]), 4 * math.prod(shape[:-2]) * shape[-1]

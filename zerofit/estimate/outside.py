@@ -1,0 +1,101 @@
+"""Memory that no allocation log knows: CUDA context, NCCL's buffers, cuBLAS's workspaces, with sources."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.estimates import Holder, Term
+from zerofit.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from zerofit.facts import GpuSpec
+    from zerofit.plan import Topology
+
+_LAZY = "https://github.com/pytorch/pytorch/issues/109888: about 400 MB since CUDA 11.7 loads kernels lazily"
+
+_CONTEXTS = (
+    (
+        (10, 0),
+        616,
+        "https://github.com/LMCache/LMCache/issues/4019: 616 MiB, on a GPU that it does not name",
+    ),
+    ((9, 0), 520, f"ASSUMPTION: between 426 MiB (compute capability 8.9) and 616 MiB; {_LAZY}"),
+    ((8, 9), 426, "https://github.com/unslothai/unsloth-zoo/pull/1053: RTX 6000 Ada, torch 2.10, CUDA 13.0"),
+    ((8, 6), 256, "https://github.com/invoke-ai/InvokeAI/issues/9413: RTX 3090, torch 2.7.1, CUDA 12.8"),
+    ((8, 0), 400, _LAZY),
+    ((7, 5), 256, "ASSUMPTION: that of compute capability 8.6, as nobody seems to have published one"),
+    ((0, 0), 303, "https://github.com/pytorch/pytorch/issues/107667: 300 something MB"),
+)
+"""(from this compute capability on, MiB, source): CUDA context of a process that has launched little yet."""
+
+_KERNELS_MIB = 64
+"""ASSUMPTION: kernels of cuBLAS, attention and the other operators that a training step loads into it. Lazy
+loading makes it hard to say; the sources above measured an idle process."""
+
+_NVLINK_BYTES_PER_S = 70e9
+"""ASSUMPTION: what is faster between GPUs than PCIe 5.0 x16 (63 GB/s) is NVLink."""
+_NVLINK_MIB, _NVLINK_PAIR_MIB = 688, 544
+"""Measured on four A100 with NVLink for a group of more than two ranks, and of two, in 2023:
+https://github.com/NVIDIA/nccl/issues/964 (its "MB" is taken for nvidia-smi's MiB). ASSUMPTION: it is as much
+now; NCCL has since begun to connect an algorithm only when it is first used, so that it may be less."""
+_NVLS_MIB = 16 * 2
+"""For each rank of the node: 16 channels, two directions, 8 steps of 128 KiB. From Hopper on, with more than
+two GPUs: NVIDIA/nccl src/transport/nvls.cc, ncclNvlsBufferSetup. An older NCCL took 2.4 GB for eight ranks:
+https://github.com/vllm-project/vllm/issues/9699"""
+_CONNECTION_BYTES = 4_194_304 + 4_915_200 + 524_288
+"""The buffers of one connection of a channel for the Simple, LL128 and LL protocols; 9,641,984 bytes seen in
+https://github.com/tonyd2wild/DeepSeek-V4.1-Flash-vLLM-DGX-Spark/issues/8"""
+_PCIE_CONNECTIONS = 4 * 2
+"""ASSUMPTION: without NVLink NCCL sets up four channels, each with a ring and one tree neighbour."""
+
+
+def context_term(gpu: GpuSpec, *, context_bytes: int | None = None) -> Term:
+    """Return what a process holds on this GPU before it has a tensor, and the kernels that it loads.
+
+    Args:
+        context_bytes: the measured size, where there is one.
+    """
+    if context_bytes is not None:
+        return _outside("CUDA context", context_bytes, "as measured", "the caller's measurement")
+    capability = gpu.compute_capability or (0, 0)
+    mib, source = next((mib, source) for least, mib, source in _CONTEXTS if capability >= least)
+    formula = f"{mib} MiB + {_KERNELS_MIB} MiB of kernels"
+    return _outside("CUDA context", (mib + _KERNELS_MIB) * MIB, formula, source)
+
+
+def least_context_bytes() -> int:
+    """Return the smallest context of any GPU, for bounds that know none."""
+    return min(mib for _, mib, _ in _CONTEXTS) * MIB
+
+
+def nccl_term(gpu: GpuSpec, topology: Topology) -> Term | None:
+    """Return NCCL's buffers of one communicator over all ranks; None for one rank."""
+    if topology.data_parallel_size == 1:
+        return None
+    if (gpu.peer_bytes_per_s or 0) <= _NVLINK_BYTES_PER_S:
+        formula = f"{_PCIE_CONNECTIONS} connections x {_CONNECTION_BYTES} B"
+        source = "https://github.com/NVIDIA/nccl/issues/1450; number of connections: ASSUMPTION"
+        return _outside("NCCL", _PCIE_CONNECTIONS * _CONNECTION_BYTES, formula, source)
+    mib = _NVLINK_PAIR_MIB if topology.data_parallel_size == 2 else _NVLINK_MIB
+    formula = f"{mib} MiB over NVLink"
+    if (gpu.compute_capability or (0, 0)) >= (9, 0) and topology.ranks_per_node > 2:
+        mib += _NVLS_MIB * topology.ranks_per_node
+        formula += f" + {_NVLS_MIB} MiB x {topology.ranks_per_node} ranks of the node for NVLS"
+    source = "https://github.com/NVIDIA/nccl/issues/964; NVIDIA/nccl src/transport/nvls.cc"
+    return _outside("NCCL", mib * MIB, formula, source)
+
+
+def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
+    """Return the workspace of one cuBLAS handle on one stream, which PyTorch's allocator holds for good.
+
+    cuBLASLt takes the same one. A training process has two handles: the main thread's and autograd's.
+    Source: parseChosenWorkspaceSize in
+    https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/cuda/CublasHandlePool.cpp
+    """
+    if compute_capability >= (9, 0):
+        return 8 * 4096 * KIB
+    return 2 * 4096 * KIB + 8 * 16 * KIB
+
+
+def _outside(name: str, num_bytes: int, formula: str, source: str) -> Term:
+    return Term(name=name, num_bytes=num_bytes, holder=Holder.OUTSIDE, formula=formula, source=source)
