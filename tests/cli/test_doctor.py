@@ -15,8 +15,18 @@ import pytest
 from click.testing import CliRunner
 
 from zerofit.checkup import CheckupLine, Status
-from zerofit.cli.doctor import doctor, doctor_text, with_unreadable_gpus
+from zerofit.cli.doctor import (
+    check_nvme_path,
+    doctor,
+    doctor_json,
+    doctor_text,
+    is_usable,
+    with_unreadable_gpus,
+)
 from zerofit.errors import UserError
+from zerofit.facts import Machine, Versions
+from zerofit.rates import Calibration
+from zerofit.toolchain import BuildLock, DeepSpeedOp
 
 _TOPICS = [
     "python",
@@ -137,6 +147,59 @@ def test_help_says_that_warnings_do_not_fail() -> None:
         "  one of them.\n"
         "\n"
         "Options:\n"
-        "  --json  Print one JSON document instead of lines.\n"
-        "  --help  Show this message and exit.\n"
+        "  --json              Print one JSON document instead of lines.\n"
+        "  --calibrate         Measure what this node achieves, for zerofit plan; under a\n"
+        "                      minute.\n"
+        "  --nvme-path FOLDER  With --calibrate: measure the disk of this folder too.\n"
+        "  --help              Show this message and exit.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("folder", "calibrate", "rule"),
+    [
+        (None, False, None),
+        (None, True, None),
+        (".", True, None),
+        (".", False, "nvme-path-without-calibrate"),
+        ("no/such/folder", True, "nvme-path-unusable"),
+    ],
+)
+def test_the_disk_to_measure_must_be_there(folder: str | None, calibrate: bool, rule: str | None) -> None:
+    if rule is None:
+        check_nvme_path(folder, calibrate=calibrate)
+        return
+    with pytest.raises(UserError) as caught:
+        check_nvme_path(folder, calibrate=calibrate)
+    assert caught.value.rule == rule
+
+
+@pytest.mark.parametrize(
+    ("is_in_wheel", "is_compiled", "lock", "expected"),
+    [
+        (False, False, None, False),
+        (True, False, None, True),
+        (False, True, None, True),
+        (False, True, "/cache/py311_cpu/cpu_adam/lock", False),
+        (False, True, "/cache/py311_cpu/async_io/lock", True),
+    ],
+)
+def test_an_op_is_usable_where_it_is_built_and_no_build_of_it_is_locked(
+    is_in_wheel: bool, is_compiled: bool, lock: str | None, expected: bool
+) -> None:
+    op = DeepSpeedOp(
+        name="cpu_adam",
+        is_in_wheel=is_in_wheel,
+        is_compiled=is_compiled,
+        is_compatible=True,
+        needs_nvcc=False,
+    )
+    locks = (BuildLock(path=lock, age_s=1.0, is_held=False),) if lock else ()
+    assert is_usable("cpu_adam", (op,), locks) is expected
+
+
+def test_a_calibration_stands_in_the_json() -> None:
+    machine = Machine(gpus=(), num_cpu_cores=1, host_memory_bytes=1, host_memory_available_bytes=1)
+    calibration = Calibration(rates=(), left_out=("disk: no --nvme-path",))
+    text = doctor_json(machine, Versions(python="3.11", zerofit="1"), (), calibration)
+    assert json.loads(text)["calibration"] == {"rates": [], "left_out": ["disk: no --nvme-path"]}

@@ -6,21 +6,26 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zerofit.checkup import check_up
 from zerofit.checkup.line import warning
+from zerofit.checkup.rates import calibration_lines
 from zerofit.errors import UserError
+from zerofit.probe.calibrate import calibrate as measure
 from zerofit.probe.limits import probe_limits
 from zerofit.probe.machine import probe_machine
+from zerofit.probe.rates import write_calibration
 from zerofit.probe.toolchain import probe_toolchain
 from zerofit.probe.versions import probe_versions
 
 if TYPE_CHECKING:
     from zerofit.checkup import CheckupLine
     from zerofit.facts import Machine, Versions
+    from zerofit.rates import Calibration
+    from zerofit.toolchain import BuildLock, DeepSpeedOp, Toolchain
 
 DOCTOR_VERSION = 1
 """Version of the JSON document; raised whenever a field changes its meaning or goes."""
@@ -29,14 +34,56 @@ _COLOURS = {"ok": "green", "warning": "yellow"}
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of lines.")
-def doctor(*, as_json: bool) -> None:
+@click.option(
+    "--calibrate", is_flag=True, help="Measure what this node achieves, for zerofit plan; under a minute."
+)
+@click.option("--nvme-path", metavar="FOLDER", help="With --calibrate: measure the disk of this folder too.")
+def doctor(*, as_json: bool, calibrate: bool, nvme_path: str | None) -> None:
     """Look at this node's GPUs, CUDA, compilers, DeepSpeed ops, memory and disk.
 
     Prints one line a check: ok, or warning with the reason and the fix below. Exits 0 either way: a warning
     names what some runs need, and yours may not be one of them.
     """
-    machine, versions, lines = _examine()
-    click.echo(doctor_json(machine, versions, lines) if as_json else doctor_text(lines))
+    check_nvme_path(nvme_path, calibrate=calibrate)
+    machine, versions, toolchain, lines = _examine()
+    calibration = None
+    if calibrate:
+        click.echo("zerofit: measuring, which takes up to a minute", err=True)
+        calibration = measure(
+            machine,
+            has_cpu_adam=is_usable("cpu_adam", toolchain.ops, toolchain.build_locks),
+            nvme_path=nvme_path,
+        )
+        if calibration.rates:
+            click.echo(f"zerofit: wrote {write_calibration(machine, calibration.rates)}", err=True)
+        lines += calibration_lines(calibration)
+    click.echo(doctor_json(machine, versions, lines, calibration) if as_json else doctor_text(lines))
+
+
+def check_nvme_path(nvme_path: str | None, *, calibrate: bool) -> None:
+    """Check that the disk to be measured is there, and that it is measured at all.
+
+    Raises:
+        UserError: it is no folder that can be written to, or --calibrate is not given.
+    """
+    if nvme_path is None:
+        return
+    if not calibrate:
+        raise UserError(
+            "nvme-path-without-calibrate",
+            "--nvme-path is for --calibrate",
+            found=f"--nvme-path {nvme_path}",
+            why="nothing is measured without --calibrate",
+            fix="add --calibrate, or leave out --nvme-path",
+        )
+    if not (os.path.isdir(nvme_path) and os.access(nvme_path, os.W_OK)):
+        raise UserError(
+            "nvme-path-unusable",
+            "nothing can be written to --nvme-path",
+            found=f"--nvme-path {nvme_path}",
+            why="1 GiB is written to a file in it, read again and removed",
+            fix="name a folder that is there and that you may write to",
+        )
 
 
 def doctor_text(lines: tuple[CheckupLine, ...]) -> str:
@@ -56,18 +103,31 @@ def doctor_text(lines: tuple[CheckupLine, ...]) -> str:
     return "\n".join(rows)
 
 
-def doctor_json(machine: Machine, versions: Versions, lines: tuple[CheckupLine, ...]) -> str:
-    """Return the findings as a JSON document: version, machine, versions, lines."""
-    document = {
+def doctor_json(
+    machine: Machine,
+    versions: Versions,
+    lines: tuple[CheckupLine, ...],
+    calibration: Calibration | None = None,
+) -> str:
+    """Return the findings as a JSON document: version, machine, versions, lines, calibration if any."""
+    document: dict[str, Any] = {
         "version": DOCTOR_VERSION,
         "machine": dataclasses.asdict(machine),
         "versions": dataclasses.asdict(versions),
         "lines": [dataclasses.asdict(line) for line in lines],
     }
+    if calibration is not None:
+        document["calibration"] = dataclasses.asdict(calibration)
     return json.dumps(document, indent=2)
 
 
-def _examine() -> tuple[Machine, Versions, tuple[CheckupLine, ...]]:
+def is_usable(op: str, ops: tuple[DeepSpeedOp, ...], locks: tuple[BuildLock, ...]) -> bool:
+    """Return whether an op of DeepSpeed's loads without being built, and without waiting for a build."""
+    is_built = any(one.name == op and (one.is_in_wheel or one.is_compiled) for one in ops)
+    return is_built and not any(f"/{op}/" in lock.path for lock in locks)
+
+
+def _examine() -> tuple[Machine, Versions, Toolchain, tuple[CheckupLine, ...]]:
     unreadable = None
     try:
         machine = probe_machine()
@@ -75,8 +135,9 @@ def _examine() -> tuple[Machine, Versions, tuple[CheckupLine, ...]]:
         machine, unreadable = probe_machine(may_be_unreadable=True), error
     versions = probe_versions()
     limits = probe_limits(folder=Path.cwd(), home=Path.home(), environ=os.environ)
-    lines = check_up(machine, versions, probe_toolchain(), limits)
-    return machine, versions, with_unreadable_gpus(lines, unreadable)
+    toolchain = probe_toolchain()
+    lines = check_up(machine, versions, toolchain, limits)
+    return machine, versions, toolchain, with_unreadable_gpus(lines, unreadable)
 
 
 def with_unreadable_gpus(
