@@ -45,6 +45,7 @@ _FULL = Plan(
         gradient_clipping=0.1,
         gradient_checkpointing=True,
         optimizer=OptimizerName.ADAMW_8BIT,
+        attention="flash_attention_2",
         compile=True,
         freeze=("embed.*", "lm_head"),
         lora=Lora(rank=8, alpha=16, dropout=0.05, target_modules=("q_proj", "v_proj")),

@@ -14,6 +14,7 @@ from zerofit.request import FLAGS
 from zerofit.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
 
 if TYPE_CHECKING:
+    from zerofit.estimates import Estimate
     from zerofit.request import Request
 
 
@@ -54,7 +55,13 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
         trains=_trains(request),
         reasons=tuple(reasons),
         rejected=request.plan.rejected if request.plan else (),
+        estimate=_estimate(request.plan, strategy, topology) if request.plan else None,
     )
+
+
+def _estimate(plan: Plan, strategy: Strategy, topology: Topology) -> Estimate | None:
+    """Return what the plan said that it needs, where it still holds."""
+    return plan.estimate if (plan.strategy, plan.topology) == (strategy, topology) else None
 
 
 _CPU_REASON = Reason(field="on_cpu", value="on", origin=Origin.FLAG, why="--cpu says so")
@@ -192,11 +199,12 @@ def _default_engine(topology: Topology, request: Request) -> tuple[Strategy, Rea
     return strategy, _reason(strategy, "zero_stage", Origin.DEFAULT, why)
 
 
-_PRECISION_REASONS = {
+PRECISION_REASONS = {
     Precision.FP32: "the ranks run on the CPU",
     Precision.BF16: "every GPU from Ampere on has bf16",
     Precision.FP16: "these GPUs are older than Ampere (compute capability 8.0) and have no bf16",
 }
+"""Why the default precision is what it is."""
 
 
 def _precision(machine: Machine, topology: Topology) -> Precision:
@@ -206,7 +214,7 @@ def _precision(machine: Machine, topology: Topology) -> Precision:
 
 
 def _precision_reason(strategy: Strategy) -> Reason:
-    why = _PRECISION_REASONS[strategy.precision or Precision.FP32]
+    why = PRECISION_REASONS[strategy.precision or Precision.FP32]
     return _reason(strategy, "precision", Origin.DEFAULT, why)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from zerofit.errors import UserError
+from zerofit.estimates import Estimate
 from zerofit.facts import Machine, ModelFacts, Versions, Workload
 from zerofit.strategy import Strategy
 from zerofit.strict import STRICT, check_at_least
@@ -22,6 +23,8 @@ class Origin(StrEnum):
     FLAG = "flag"
     PRESET = "preset"
     DEFAULT = "default"
+    PLANNER = "planner"
+    """`zerofit plan`, which compared estimates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,8 @@ class Plan:
     """Whether a broken rule ends the run."""
     reasons: tuple[Reason, ...] = ()
     rejected: tuple[Rejected, ...] = ()
+    estimate: Estimate | None = None
+    """What the strategy needs, where it came from `zerofit plan`."""
     version: int = PLAN_VERSION
     """Version of this file format."""
 

@@ -21,6 +21,7 @@ FLAGS = {
     "gradient_clipping": "--gradient-clipping",
     "gradient_checkpointing": "--gradient-checkpointing",
     "optimizer": "--optimizer",
+    "attention": "--attention",
     "compile": "--compile",
 }
 """The command-line flag of each Strategy field that has one."""
@@ -45,6 +46,7 @@ class Request:
     gradient_clipping: float | None = None
     gradient_checkpointing: bool | None = None
     optimizer: OptimizerName | None = None
+    attention: str | None = None
     compile: bool | None = None
     global_batch_size: int | None = None
     """Samples per optimizer step over all ranks."""

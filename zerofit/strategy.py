@@ -117,6 +117,8 @@ class Strategy:
     """Whether activations are recomputed in the backward pass instead of kept."""
     optimizer: OptimizerName | None = None
     """The optimizer that takes the place of the script's."""
+    attention: str | None = None
+    """transformers' attn_implementation."""
     compile: bool = False
     """Whether the model goes through torch.compile."""
     freeze: tuple[str, ...] = ()

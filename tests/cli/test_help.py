@@ -35,6 +35,8 @@ print(json.dumps([name for name in slow if name in sys.modules]))
         "--version",
         "launch --help",
         "config --help",
+        "plan --help",
+        "plan --fast --model llama-3-8b --seq-len 512 --global-batch 8 --gpus 8xA100-80G",
         "doctor --help",
         "check --help",
         "check ds_config.json",
@@ -64,6 +66,7 @@ def test_no_slow_library_is_imported(tmp_path: Path, line: str) -> None:
         (["config"], "config"),
         (["doctor"], "doctor"),
         (["check"], "check"),
+        (["plan"], "plan"),
     ],
 )
 def test_text(

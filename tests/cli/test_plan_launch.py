@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from zerofit.cli import launch as cli
+from zerofit.errors import UserError
 from zerofit.facts import GpuSpec, Machine
 from zerofit.launcher.launch import Launch
 from zerofit.units import GIB
@@ -55,3 +56,33 @@ def test_ranks_per_node_in_torchruns_words(
     monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], world_size: int
 ) -> None:
     assert _plan_launch(monkeypatch, *flags).plan.topology.world_size == world_size
+
+
+_MODEL = ("--model", "llama-2-7b", "--seq-len", "512", "--fast")
+
+
+def test_a_launch_with_a_model_follows_its_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = _plan_launch(monkeypatch, *_MODEL, "--global-batch", "64", "--zero-stage", "3").plan
+    strategy = plan.strategy
+    batch = (strategy.micro_batch_size or 0) * (strategy.gradient_accumulation_steps or 0)
+    assert (strategy.zero_stage, batch * 8, plan.workload.sequence_length) == (3, 64, 512)
+    assert plan.model is not None
+    assert plan.estimate is not None
+    assert capsys.readouterr().err.startswith("llama-2-7b (LlamaForCausalLM, 6.74 B parameters)")
+
+
+def test_without_a_global_batch_one_sample_a_rank_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = _plan_launch(monkeypatch, *_MODEL, "--num-processes", "4").plan
+    strategy = plan.strategy
+    assert (strategy.micro_batch_size, strategy.gradient_accumulation_steps) == (1, 1)
+    assert (plan.topology.world_size, plan.workload.global_batch_size) == (4, None)
+
+
+def test_what_does_not_fit_is_not_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError) as error:
+        _plan_launch(
+            monkeypatch, "--model", "llama-3-70b", "--seq-len", "8192", "--fast", "--num-processes", "1"
+        )
+    assert (error.value.rule, error.value.exit_code) == ("nothing-fits", 1)

@@ -13,6 +13,13 @@ from zerofit.choose import choose, with_explicit_numbers
 from zerofit.cli.checked import no_check_option, stop_at_errors
 from zerofit.cli.options import request_of, strategy_options
 from zerofit.cli.parameters import CONTEXT, Verb
+from zerofit.cli.plan_options import (
+    machine_options,
+    model_options,
+    take_machine_flags,
+    take_model_flags,
+)
+from zerofit.cli.plan_problem import machine_of
 from zerofit.cli.write_files import write_files
 from zerofit.command import Launcher
 from zerofit.layers.of_strategy import situation_of_strategy
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
 
 @click.command(cls=Verb, context_settings=CONTEXT)
 @strategy_options
+@model_options
+@machine_options
 @click.option(
     "--output-dir",
     type=click.Path(path_type=Path),
@@ -56,8 +65,16 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
     and accumulation, and no clipping. The files may be for another machine than this one: say
     --num-processes for its GPUs.
     """
+    model_flags, machine_flags = take_model_flags(flags), take_machine_flags(flags)
     request = request_of(elsewhere=True, **flags)
-    machine = probe_machine(may_be_unreadable=True)  # the files are for GPUs that are taken on trust
+    if model_flags.model is not None or machine_flags.gpus is not None:
+        machine = machine_of(machine_flags, num_nodes=request.num_nodes or 1).machine
+    else:
+        machine = probe_machine(may_be_unreadable=True)  # the files are for GPUs that are taken on trust
+    if model_flags.model is not None:
+        from zerofit.cli.plan_first import plan_first  # only where it is needed: estimates are much code
+
+        request = plan_first(model_flags, request, machine)
     plan = choose(machine=machine, versions=probe_versions(), request=request)
     situation = situation_of_strategy(
         plan.strategy, topology=plan.topology, versions=plan.versions, launcher=Launcher.ACCELERATE

@@ -14,6 +14,7 @@ from zerofit.choose import asks_for_cpu, choose
 from zerofit.cli.checked import no_check_option, stop_at_errors
 from zerofit.cli.options import request_of, strategy_options
 from zerofit.cli.parameters import CONTEXT, Number, Verb
+from zerofit.cli.plan_options import model_options, take_model_flags
 from zerofit.cli.read_file import script_file
 from zerofit.cli.script import check_script
 from zerofit.errors import UserError
@@ -46,6 +47,7 @@ _NODE_FLAGS = (
 
 @click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
 @strategy_options
+@model_options
 @click.option("--machine-rank", "--node-rank", type=Number(int, least=0), help="This node's number, from 0.")
 @click.option("--main-process-ip", "--master-addr", metavar="HOST", help="Address of node 0.")
 @click.option(
@@ -111,6 +113,7 @@ def launch(
 def _plan_launch(hostfile: Path | None, target: tuple[str, ...], flags: dict[str, Any]) -> Launch:
     ranks_per_node = flags.pop("ranks_per_node")
     nodes = Nodes(**{name: flags.pop(name) for name in _NODE_FLAGS})
+    model_flags = take_model_flags(flags)
     request = request_of(**flags)
     on_cpu = asks_for_cpu(request)
     machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)
@@ -120,6 +123,10 @@ def _plan_launch(hostfile: Path | None, target: tuple[str, ...], flags: dict[str
     if hostfile is not None:
         nodes = with_hostfile(nodes, hostfile)
     request = replace(request, num_processes=nodes.world_size, num_nodes=nodes.num_nodes)
+    if model_flags.model is not None:
+        from zerofit.cli.plan_first import plan_first  # only where it is needed: estimates are much code
+
+        request = plan_first(model_flags, request, machine)
     _check_micro_batch(request)
     plan = choose(machine=machine, versions=probe_versions(), request=request)
     _check_nvme_path(plan)

@@ -19,6 +19,7 @@ _VERBS = {
     "config": "Write DeepSpeed and accelerate files for a strategy.",
     "doctor": "Check this machine and its tools.",
     "launch": "Train a script under a strategy.",
+    "plan": "Say what a run needs, and choose the fastest strategy that fits.",
 }
 """Verb and help line; each is the command of that name in the module zerofit.cli.VERB."""
 

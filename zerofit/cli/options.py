@@ -1,4 +1,4 @@
-"""The flags that `config` and `launch` share, and the Request that they make."""
+"""The flags that describe a strategy and its ranks, and the Request that they make."""
 
 from __future__ import annotations
 
@@ -29,11 +29,19 @@ def _words(enum: Any) -> dict[str, Any]:
 
 _POSITIVE = Number(int, least=1)
 
-_STRATEGY_OPTIONS = (
+_ATTENTIONS = {
+    name.replace("_", "-"): name
+    for name in ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+}
+"""transformers/modeling_utils.py, attn_implementation."""
+
+_START_OPTIONS = (
     click.option(
         "--preset", metavar="NAME", help=f"Start from a preset: {', '.join(p.name for p in PRESETS)}."
     ),
     click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Start from a plan file."),
+)
+_FIELD_OPTIONS = (
     click.option("--engine", type=Word("engine", _words(Engine)), help="DeepSpeed, or PyTorch alone."),
     click.option(
         "--zero-stage", type=Word("zero-stage", _STAGES), help="What DeepSpeed shards over the ranks."
@@ -63,7 +71,12 @@ _STRATEGY_OPTIONS = (
     click.option(
         "--gradient-accumulation-steps", type=_POSITIVE, help="Forward passes per rank in an optimizer step."
     ),
-    click.option("--global-batch-size", type=_POSITIVE, help="Samples per optimizer step over all ranks."),
+    click.option(
+        "--global-batch-size",
+        "--global-batch",
+        type=_POSITIVE,
+        help="Samples per optimizer step over all ranks.",
+    ),
     click.option(
         "--gradient-clipping", type=Number(float, least=0), help="Largest norm of the gradients; 0 is off."
     ),
@@ -73,7 +86,12 @@ _STRATEGY_OPTIONS = (
     click.option(
         "--optimizer", type=Word("optimizer", _words(OptimizerName)), help="The optimizer to train with."
     ),
+    click.option(
+        "--attention", type=Word("attention", _ATTENTIONS), help="transformers' attention implementation."
+    ),
     click.option("--compile", is_flag=True, default=None, help="Use torch.compile."),
+)
+_RANK_OPTIONS = (
     click.option(
         "--num-processes", type=_POSITIVE, help="Ranks on all nodes together; one a GPU where it is left out."
     ),
@@ -84,7 +102,16 @@ _STRATEGY_OPTIONS = (
 
 def strategy_options(command: _Command) -> _Command:
     """Give a command the flags that describe a strategy and its ranks."""
-    for option in reversed(_STRATEGY_OPTIONS):
+    return _with(command, *_START_OPTIONS, *_FIELD_OPTIONS, *_RANK_OPTIONS)
+
+
+def field_options(command: _Command) -> _Command:
+    """Give a command the flags of a strategy's fields alone."""
+    return _with(command, *_FIELD_OPTIONS)
+
+
+def _with(command: _Command, *options: Callable[[_Command], _Command]) -> _Command:
+    for option in reversed(options):
         command = option(command)
     return command
 

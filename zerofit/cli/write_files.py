@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def write_files(files: Mapping[Path, str], *, force: bool) -> None:
+def write_files(files: Mapping[Path, str], *, force: bool, flag: str = "--output-dir DIR") -> None:
     """Write the files, making their folders.
 
     Args:
         files: text by path.
         force: whether to write over files that differ.
+        flag: what says where to write.
 
     Raises:
         UserError: a file is there and differs (nothing is written then), or a folder can't be written.
@@ -31,7 +32,7 @@ def write_files(files: Mapping[Path, str], *, force: bool) -> None:
                 "a file of that name is there and differs",
                 found=", ".join(map(str, differing)),
                 why="it may hold work of yours",
-                fix="write elsewhere with --output-dir DIR, or overwrite with --force",
+                fix=f"write elsewhere with {flag}, or overwrite with --force",
             )
         _write({path: text for path, text in files.items() if path not in same})
     except OSError as error:
@@ -40,7 +41,7 @@ def write_files(files: Mapping[Path, str], *, force: bool) -> None:
             "a file can't be written",
             found=f"{error.strerror}: {error.filename}",
             why="the folder or the file does not allow it",
-            fix="name a folder that can be written: --output-dir DIR",
+            fix=f"name a folder that can be written: {flag}",
         ) from None
 
 

@@ -72,6 +72,7 @@ _UNAPPLIED = {
     "micro_batch_size": "give the script its own batch-size argument",
     "gradient_checkpointing": "switch it on or off in the script",
     "optimizer": "choose it in the script",
+    "attention": "pass attn_implementation to from_pretrained in the script",
     "freeze": "freeze in the script",
     "lora": "wrap the model with peft in the script",
 }

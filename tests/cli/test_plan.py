@@ -1,0 +1,211 @@
+"""zerofit plan, run for real: what it prints and writes, with closed forms and with a trace."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
+_Golden = Callable[[str, str], None]
+
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+_BERT = ("--model", "bert-large-uncased", "--seq-len", "512", "--global-batch", "96")
+_A100 = ("--gpus", "4xA100-40G", "--host-ram", "512G", "--nvme", "7T", "--cpu-cores", "32")
+_SMALL = ("--gpus", "1xT4", "--host-ram", "8G", "--cpu-cores", "4")
+_LARGE = ("--model", "llama-2-7b", "--seq-len", "1024", "--global-batch", "8")
+
+
+def _plan(run_zerofit: _RunZerofit, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    environment = {**_NO_GPU, "XDG_CACHE_HOME": str(folder.parent / "cache")}
+    return run_zerofit("plan", *flags, cwd=folder, environment=environment)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return an empty folder, beside which there is room for caches."""
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "exit_code"),
+    [
+        ("fits", (*_BERT, *_A100), 0),
+        ("why", (*_BERT, *_A100, "--why", "--fix", "zero-stage=2"), 0),
+        ("nothing-fits", (*_LARGE, *_SMALL), 1),
+        ("allowed", (*_LARGE, "--gpus", "1xA100-40G", "--host-ram", "16G", "--allow", "lora"), 0),
+        ("compare", (*_BERT, "--compare", "4xA100-40G,1xT4"), 0),
+    ],
+)
+def test_text(
+    run_zerofit: _RunZerofit,
+    golden: _Golden,
+    folder: Path,
+    name: str,
+    flags: tuple[str, ...],
+    exit_code: int,
+) -> None:
+    finished = _plan(run_zerofit, folder, "--fast", *flags)
+    golden(finished.stdout, f"planned/{name}.txt")
+    assert finished.returncode == exit_code
+    assert list(folder.iterdir()) == []
+
+
+def test_what_is_assumed_goes_to_stderr(run_zerofit: _RunZerofit, folder: Path) -> None:
+    finished = _plan(run_zerofit, folder, "--fast", *_BERT, "--gpus", "4xA100-40G", "--nvme", "7T")
+    assert finished.stderr == (
+        "zerofit: assumed: 240.0 GiB of host memory on each node, 1.5 times that of its GPUs: "
+        "say --host-ram\n"
+        "zerofit: assumed: 24 CPU cores on each node, 6 a GPU: say --cpu-cores\n"
+    )
+
+
+def _shape(value: Any) -> Any:
+    """Return a document with each value replaced by its type, and each list by its first element."""
+    if isinstance(value, dict):
+        return {name: _shape(below) for name, below in value.items()}
+    if isinstance(value, list):
+        return [_shape(value[0])] if value else []
+    return type(value).__name__
+
+
+def test_the_json_document_keeps_its_shape(run_zerofit: _RunZerofit, golden: _Golden, folder: Path) -> None:
+    finished = _plan(run_zerofit, folder, "--fast", "--json", *_BERT, *_A100)
+    golden(json.dumps(_shape(json.loads(finished.stdout)), indent=2) + "\n", "planned/shape.json")
+    (plan,) = json.loads(finished.stdout)["plans"]
+    for judged in (plan["chosen"], *plan["others"], *plan["variants"]):
+        device = judged["estimate"]["device"]
+        totals = [sum(term["num_bytes"] for term in phase["terms"]) for phase in device["phases"]]
+        assert max(totals) == device["peak_bytes"]
+        assert judged["fits"] == (judged["lacks"] is None)
+        assert (device["peak_bytes"] <= plan["device_bytes"]) or not judged["fits"]
+
+
+def test_the_plan_is_what_config_and_launch_take(run_zerofit: _RunZerofit, folder: Path) -> None:
+    fixed = ("--zero-stage", "3", "--micro-batch-size", "8")
+    finished = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100, *fixed, "--output", "plan.json")
+    assert finished.returncode == 0
+    written = json.loads((folder / "plan.json").read_text())
+    batch = (written["strategy"]["micro_batch_size"], written["strategy"]["gradient_accumulation_steps"])
+    assert (written["strategy"]["zero_stage"], batch) == (3, (8, 3))
+    made = run_zerofit("config", "--plan", "plan.json", cwd=folder, environment=_NO_GPU)
+    assert made.returncode == 0, made.stderr
+    config = json.loads((folder / "ds_config.json").read_text())
+    assert (config["zero_optimization"]["stage"], config["train_micro_batch_size_per_gpu"]) == (3, 8)
+    asked = run_zerofit(
+        "config", "--dry-run", "--fast", *_BERT, *_A100, *fixed, cwd=folder, environment=_NO_GPU
+    )
+    assert f"# ds_config.json\n{(folder / 'ds_config.json').read_text()}" in asked.stdout
+
+
+def test_a_plan_that_differs_is_not_written_over(run_zerofit: _RunZerofit, folder: Path) -> None:
+    (folder / "plan.json").write_text("mine")
+    flags = ("--fast", *_BERT, *_A100, "--output", "plan.json")
+    finished = _plan(run_zerofit, folder, *flags)
+    assert finished.stderr == (
+        "error[file-exists]: a file of that name is there and differs\n"
+        "  found: plan.json\n"
+        "  why:   it may hold work of yours\n"
+        "  fix:   write elsewhere with --output FILE, or overwrite with --force\n"
+    )
+    assert ((folder / "plan.json").read_text(), finished.stdout, finished.returncode) == ("mine", "", 2)
+    assert _plan(run_zerofit, folder, *flags, "--force").returncode == 0
+    assert json.loads((folder / "plan.json").read_text())["strategy"]
+
+
+def test_what_does_not_fit_is_not_written(run_zerofit: _RunZerofit, folder: Path) -> None:
+    finished = _plan(run_zerofit, folder, "--fast", *_LARGE, *_SMALL, "--output", "plan.json")
+    assert finished.stderr.endswith("zerofit: nothing fits, so plan.json is not written\n")
+    assert (finished.returncode, list(folder.iterdir())) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("fixed", "flags"),
+    [
+        (("--fix", "zero-stage=3"), ("--zero-stage", "3")),
+        (("--fix=gradient_checkpointing=on",), ("--gradient-checkpointing",)),
+        (("--fix", "gradient-checkpointing=off"), ("--no-gradient-checkpointing",)),
+        (("--fix", "precision=fp32"), ("--mixed-precision", "fp32")),
+        (("--fix", "optimizer-offload=cpu"), ("--offload-optimizer", "cpu")),
+    ],
+)
+def test_fix_is_the_flag_of_that_name(fixed: tuple[str, ...], flags: tuple[str, ...]) -> None:
+    from zerofit.cli.plan import plan
+
+    made = [
+        plan.make_context("plan", [*_BERT, *_A100, *words]).params for words in (fixed, flags, ("--fast",))
+    ]
+    assert made[0] == made[1] != made[2]
+
+
+@pytest.mark.parametrize("flag", ["--seq-len", "--seq_len", "--sequence-length", "--max_seq_length"])
+def test_other_names_of_the_length(flag: str) -> None:
+    from zerofit.cli.plan import plan
+
+    assert plan.make_context("plan", ["--model", "m", flag, "7"]).params["sequence_length"] == 7
+
+
+_TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "vocab_size": 256,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_a_model_of_ones_own_is_traced_once(run_zerofit: _RunZerofit, folder: Path) -> None:
+    (folder.parent / "tiny").mkdir()
+    (folder.parent / "tiny" / "config.json").write_text(json.dumps(_TINY))
+    flags = ("--model", "../tiny", "--seq-len", "64", "--global-batch", "8", *_A100)
+    first = _plan(run_zerofit, folder, *flags, "--json")
+    assert first.returncode == 0, first.stderr
+    (plan,) = json.loads(first.stdout)["plans"]
+    sources = {
+        term["name"]: term["source"]
+        for phase in plan["chosen"]["estimate"]["device"]["phases"]
+        for term in phase["terms"]
+    }
+    assert (sources["activations"], plan["is_fast"]) == ("traced", False)
+    assert plan["chosen"]["strategy"]["micro_batch_size"] == 2
+    again = _plan(run_zerofit, folder, *flags, "--json")
+    assert again.stdout == first.stdout
+    caches = {path.name for path in (folder.parent / "cache" / "zerofit").iterdir()}
+    assert caches == {"plans", "traces"}
+
+
+def test_a_plot_is_drawn(run_zerofit: _RunZerofit, folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    finished = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100, "--plot", "plan.png")
+    assert finished.returncode == 0, finished.stderr
+    assert (folder / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_a_plot_is_refused(run_zerofit: _RunZerofit, folder: Path) -> None:
+    (folder / "matplotlib").mkdir()
+    (folder / "matplotlib" / "__init__.py").write_text("raise ImportError")
+    finished = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100, "--plot", "plan.png")
+    assert finished.stderr == (
+        "error[plots-missing]: plots need matplotlib\n"
+        "  found: --plot plan.png, and no matplotlib in this environment\n"
+        "  why:   zerofit does not bring it, as only plots need it\n"
+        "  fix:   pip install 'zerofit[plots]', or leave out --plot\n"
+    )
+    assert finished.returncode == 2
+
+
+def test_every_number_of_the_table_has_its_uncertainty(run_zerofit: _RunZerofit, folder: Path) -> None:
+    finished = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100)
+    choice = next(line for line in finished.stdout.splitlines() if line.startswith(">"))
+    assert len(re.findall(r"±\d+%", choice)) == 3

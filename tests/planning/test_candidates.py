@@ -1,0 +1,214 @@
+"""What is considered, what is fixed, and what a compatibility rule forbids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from planning_problems import problem
+
+from zerofit.candidates import DEFAULT_NVME_PATH, candidates, divisors
+from zerofit.errors import UserError
+from zerofit.facts import GpuSpec
+from zerofit.planning.order import kind_of, preference, tier
+from zerofit.planning.problem import Allow
+from zerofit.render.plan_words import label
+from zerofit.request import FLAGS, Request
+from zerofit.strategy import (
+    Engine,
+    Lora,
+    OffloadDevice,
+    OptimizerName,
+    Precision,
+    Strategy,
+    ZeroStage,
+)
+
+_CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
+
+
+def _kinds(strategies: Iterable[Strategy]) -> set[tuple[str, int, str, str]]:
+    return {
+        (engine.value, stage.value, optimizer.value, param.value)
+        for engine, stage, optimizer, param in map(kind_of, strategies)
+    }
+
+
+_OFFLOAD = {
+    ("deepspeed", 2, "cpu", "none"),
+    ("deepspeed", 3, "cpu", "none"),
+    ("deepspeed", 3, "cpu", "cpu"),
+}
+_ZERO = {("deepspeed", stage, "none", "none") for stage in (1, 2, 3)}
+_NATIVE = {("native", 0, "none", "none")}
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "request_", "expected"),
+    [
+        pytest.param(8, Request(), _NATIVE | _ZERO | _OFFLOAD, id="several GPUs: everything"),
+        pytest.param(1, Request(), _NATIVE | _OFFLOAD, id="one GPU has nothing to share"),
+        pytest.param(
+            1,
+            Request(zero_stage=ZeroStage.GRADIENTS),
+            {("deepspeed", 2, "none", "none"), ("deepspeed", 2, "cpu", "none")},
+            id="unless a stage is fixed",
+        ),
+        pytest.param(8, Request(engine=Engine.NATIVE), _NATIVE, id="engine fixed"),
+        pytest.param(
+            8,
+            Request(zero_stage=ZeroStage.PARAMETERS, param_offload=OffloadDevice.NONE),
+            {("deepspeed", 3, "none", "none"), ("deepspeed", 3, "cpu", "none")},
+            id="stage and offload fixed",
+        ),
+        pytest.param(
+            8,
+            Request(zero_stage=ZeroStage.OPTIMIZER_STATES, optimizer_offload=_CPU),
+            {("deepspeed", 1, "cpu", "none")},
+            id="what would not be considered by itself",
+        ),
+        pytest.param(
+            8,
+            Request(optimizer_offload=_NVME, nvme_path="/disk"),
+            {("deepspeed", 3, "nvme", param) for param in ("none", "cpu", "nvme")},
+            id="NVMe fixed",
+        ),
+    ],
+)
+def test_kinds(num_gpus: int, request_: Request, expected: set[Any]) -> None:
+    assert _kinds(candidates(problem(num_gpus=num_gpus, request=request_)).strategies) == expected
+
+
+def test_a_machine_with_nvme_may_offload_to_it() -> None:
+    found = candidates(problem(machine_fields={"nvme_bytes": 10**12})).strategies
+    paths = {one.nvme_path for one in found if one.uses_nvme}
+    assert (paths, any(one.nvme_path for one in found if not one.uses_nvme)) == ({DEFAULT_NVME_PATH}, False)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "request_", "expected"),
+    [
+        (8, Request(), {(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)}),
+        (8, Request(micro_batch_size=3), {(3, 4)}),
+        (8, Request(gradient_accumulation_steps=2), {(6, 2)}),
+        (1, Request(micro_batch_size=32), {(32, 3)}),
+    ],
+)
+def test_every_divisor_is_a_micro_batch(
+    num_gpus: int, request_: Request, expected: set[tuple[int, int]]
+) -> None:
+    found = candidates(problem(num_gpus=num_gpus, global_batch_size=96, request=request_)).strategies
+    assert {(one.micro_batch_size, one.gradient_accumulation_steps) for one in found} == expected
+
+
+def test_every_candidate_makes_the_global_batch() -> None:
+    for num_gpus in (1, 2, 3, 6):
+        for one in candidates(problem(num_gpus=num_gpus, global_batch_size=36)).strategies:
+            assert (one.micro_batch_size or 0) * (one.gradient_accumulation_steps or 0) * num_gpus == 36
+
+
+def test_a_micro_batch_that_does_not_make_the_global_batch_is_refused() -> None:
+    with pytest.raises(UserError, match="global batch can't be made"):
+        candidates(problem(global_batch_size=64, request=Request(micro_batch_size=3)))
+
+
+_FIXED: dict[str, Any] = {
+    "engine": Engine.DEEPSPEED,
+    "zero_stage": ZeroStage.PARAMETERS,
+    "optimizer_offload": _CPU,
+    "param_offload": _CPU,
+    "precision": Precision.FP32,
+    "micro_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "gradient_clipping": 0.5,
+    "gradient_checkpointing": False,
+    "optimizer": OptimizerName.ADAMW,
+    "attention": "eager",
+    "compile": True,
+}
+
+
+@pytest.mark.parametrize("field", _FIXED)
+def test_what_the_user_fixed_holds_in_every_candidate(field: str) -> None:
+    found = candidates(problem(request=Request(**{field: _FIXED[field]}))).strategies
+    assert {getattr(one, field) for one in found} == {_FIXED[field]}
+
+
+def test_every_flag_of_a_strategy_can_be_fixed() -> None:
+    assert {*_FIXED, "nvme_path"} == set(FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("allow", "expected"),
+    [
+        (frozenset(), {0, 1}),
+        ({Allow.ADAFACTOR}, {0, 1, 2}),
+        ({Allow.FREEZE}, {0, 1, 3}),
+        ({Allow.LORA}, {0, 1, 4}),
+    ],
+)
+def test_only_what_is_allowed_changes_the_training(allow: set[Allow], expected: set[int]) -> None:
+    found = candidates(problem(allow=frozenset(allow))).strategies
+    assert {tier(one) for one in found} == expected
+
+
+def test_a_rule_drops_what_it_forbids_and_is_named() -> None:
+    asked = problem(request=Request(zero_stage=ZeroStage.GRADIENTS, param_offload=_CPU))
+    found = candidates(asked)
+    rules = {finding.rule for dropped in found.dropped for finding in dropped.findings}
+    assert (found.strategies, rules) == ((), {"param-offload-needs-zero3"})
+
+
+def test_old_gpus_get_fp16() -> None:
+    old = GpuSpec(name="Tesla V100-SXM2-32GB", memory_bytes=32 * 2**30, compute_capability=(7, 0))
+    found = candidates(_with_gpu(old)).strategies
+    assert {one.precision for one in found} == {Precision.FP16}
+
+
+def _with_gpu(gpu: GpuSpec) -> Any:
+    asked = problem()
+    return replace(asked, machine=replace(asked.machine, gpus=(gpu,) * 8))
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(1, (1,)), (12, (1, 2, 3, 4, 6, 12)), (49, (1, 7, 49)), (13, (1, 13))]
+)
+def test_divisors(number: int, expected: tuple[int, ...]) -> None:
+    assert divisors(number) == expected
+
+
+_ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS, micro_batch_size=2)
+_ORDER = (
+    (Strategy(micro_batch_size=4), 1.0),
+    (Strategy(micro_batch_size=2), 1.0),
+    (_ZERO2, 1.0),
+    (Strategy(gradient_checkpointing=True), 1.0),
+    (_ZERO2, 1.1),
+    (Strategy(micro_batch_size=2), 1.2),
+    (Strategy(optimizer=OptimizerName.ADAMW_8BIT), 0.1),
+    (Strategy(optimizer=OptimizerName.ADAFACTOR), 0.1),
+    (Strategy(freeze=("*",)), 0.1),
+    (Strategy(lora=Lora()), 0.1),
+)
+
+
+def test_order_of_preference() -> None:
+    places = [preference(strategy, seconds) for strategy, seconds in _ORDER]
+    assert places == sorted(places)
+    assert len(set(places)) == len(places)
+
+
+def test_a_fixed_optimizer_is_no_change_of_the_training() -> None:
+    assert tier(Strategy(optimizer=OptimizerName.ADAFACTOR), fixes_optimizer=True) == 0
+
+
+def test_labels_tell_candidates_apart() -> None:
+    asked = problem(allow=frozenset(Allow), machine_fields={"nvme_bytes": 10**12})
+    found = {_without_batch(one): label(one, asked.topology) for one in candidates(asked).strategies}
+    assert len(set(found.values())) == len(found)
+
+
+def _without_batch(strategy: Strategy) -> Strategy:
+    return replace(strategy, micro_batch_size=None, gradient_accumulation_steps=None)

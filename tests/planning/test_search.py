@@ -1,0 +1,144 @@
+"""The search finds what an exhaustive one finds, and estimates few."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from planning_problems import RATES, made_trace, model, problem
+
+from zerofit.candidates import candidates
+from zerofit.estimates import (
+    Estimate,
+    Holder,
+    MemoryEstimate,
+    PhaseMemory,
+    RunPhase,
+    StepTime,
+    Term,
+    TimeTerm,
+)
+from zerofit.planning.judge import EstimatingJudge
+from zerofit.planning.order import preference
+from zerofit.planning.search import Found, Judge, Judged, search
+from zerofit.strategy import Strategy
+
+
+def _estimate(device_bytes: int, seconds: float | None) -> Estimate:
+    term = Term(name="weights", num_bytes=device_bytes, holder=Holder.TENSORS, formula="", source="")
+    memory = MemoryEstimate(
+        phases=(PhaseMemory(phase=RunPhase.STEP, terms=(term,)),), uncertainty=0.1, uncertainty_source=""
+    )
+    time = None
+    if seconds is not None:
+        time = StepTime(
+            terms=(TimeTerm(name="all", seconds=seconds, formula="", source=""),),
+            uncertainty=0.4,
+            uncertainty_source="",
+        )
+    return Estimate(device=memory, host=memory, step_time=time, tokens_per_step=1)
+
+
+@dataclass
+class _Dice:
+    """A judge that throws dice: needs, bounds below them, times; host memory may lack too."""
+
+    dice: random.Random
+    limit: int = 1000
+    knows_times: bool = True
+    needs: dict[Strategy, tuple[int, float | None, bool]] = field(default_factory=dict)
+    bounds: dict[tuple[str, Strategy], int] = field(default_factory=dict)
+    judged: set[Strategy] = field(default_factory=set)
+
+    def need(self, strategy: Strategy) -> tuple[int, float | None, bool]:
+        if strategy not in self.needs:
+            seconds = self.dice.choice([1.0, 1.001, 2.0, self.dice.uniform(0.5, 3)])
+            need = self.dice.randint(1, 2500)
+            self.needs[strategy] = (need, seconds if self.knows_times else None, self.dice.random() < 0.2)
+        return self.needs[strategy]
+
+    def _bound(self, name: str, strategy: Strategy) -> int:
+        key = name, strategy
+        if key not in self.bounds:
+            self.bounds[key] = self.dice.randint(0, self.need(strategy)[0])
+        return self.bounds[key]
+
+    def least_bytes(self, strategy: Strategy) -> int:
+        return self._bound("states", strategy)
+
+    def least_live_bytes(self, strategy: Strategy) -> int:
+        return self._bound("live", strategy)
+
+    def least_played_bytes(self, strategy: Strategy) -> int:
+        return self._bound("played", strategy)
+
+    def fits_host(self, strategy: Strategy) -> bool:
+        return not self.need(strategy)[2]
+
+    def seconds(self, strategy: Strategy) -> float | None:
+        return self.need(strategy)[1]
+
+    def judge(self, strategy: Strategy) -> Judged:
+        self.judged.add(strategy)
+        need, seconds, lacks_host = self.need(strategy)
+        lacks = "device" if need > self.limit else "host" if lacks_host else ""
+        return Judged(
+            strategy=strategy,
+            estimate=_estimate(need, seconds),
+            lacks=lacks,
+            excess=max(need / self.limit, 1.5 if lacks_host else 0) if lacks else 0.0,
+        )
+
+
+def _exhaustive(strategies: tuple[Strategy, ...], judge: Judge) -> Strategy | None:
+    fitting = [one for one in strategies if judge.judge(one).fits]
+    times = {one: judge.seconds(one) for one in strategies}
+    known = None not in times.values()
+    return min(fitting, key=lambda one: preference(one, times[one] if known else None), default=None)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_choice_is_that_of_an_exhaustive_search_whatever_the_estimates_say(seed: int) -> None:
+    dice = random.Random(seed)
+    asked = problem(num_gpus=dice.choice([1, 2, 4]), global_batch_size=dice.choice([4, 12, 36]))
+    strategies = candidates(asked).strategies
+    judge = _Dice(dice, limit=dice.choice([1, 20, 200, 1000]), knows_times=seed % 5 > 0)
+    found = search(strategies, judge=judge, device_bytes=judge.limit)
+    num_judged = len(judge.judged)
+    assert (found.chosen.strategy if found.chosen else None) == _exhaustive(strategies, judge)
+    assert found.counts.estimated == num_judged < len(strategies)
+    assert (found.nearest is None) == (found.chosen is not None)
+
+
+def _real(asked: Any) -> tuple[Found, Strategy | None]:
+    strategies = candidates(asked).strategies
+    judge = EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES)
+    found = search(strategies, judge=judge, device_bytes=asked.device_bytes)
+    return found, _exhaustive(strategies, judge)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_choice_is_that_of_an_exhaustive_search_with_real_estimates(seed: int) -> None:
+    dice = random.Random(seed)
+    asked = problem(
+        num_gpus=dice.choice([1, 2]),
+        memory_gib=dice.choice([1, 1.4, 1.8, 2.2, 3, 5]),
+        global_batch_size=dice.choice([2, 6]),
+        sequence_length=dice.choice([128, 512]),
+        facts=model(num_layers=dice.choice([1, 2])),
+    )
+    found, expected = _real(asked)
+    assert (found.chosen.strategy if found.chosen else None) == expected
+
+
+def test_bounds_are_never_above_the_estimate() -> None:
+    asked = problem(num_gpus=2, memory_gib=8, global_batch_size=8, sequence_length=256)
+    judge = EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES)
+    dice = random.Random(0)
+    for strategy in dice.sample(candidates(asked).strategies, 40):
+        peak = judge.judge(strategy).estimate.device.peak_bytes
+        live = judge.least_live_bytes(strategy)
+        assert judge.least_bytes(strategy) <= live <= peak, strategy
+        assert judge.least_played_bytes(strategy) <= peak, strategy

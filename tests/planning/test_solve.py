@@ -1,0 +1,118 @@
+"""From a problem to an answer: reasons, losers, what helps where nothing fits, and shorter samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from planning_problems import A100, RATES, made_trace, model, problem
+
+from zerofit.plan import Origin, plan_from_json, plan_to_json
+from zerofit.planning.answer import Answer
+from zerofit.planning.fast_judge import FastJudge
+from zerofit.planning.problem import Allow, Problem
+from zerofit.planning.solve import best_of, solve
+from zerofit.request import Request
+from zerofit.strategy import Engine, OffloadDevice, OptimizerName, ZeroStage
+from zerofit.units import GIB
+
+_LARGE = model(
+    num_parameters=3_000_000_000,
+    num_trainable_parameters=3_000_000_000,
+    num_layers=30,
+    hidden_size=2560,
+    intermediate_size=10_240,
+)
+
+
+def _judge(asked: Problem) -> FastJudge:
+    return FastJudge(asked, trace=made_trace(asked.model), rates=RATES)
+
+
+def _solve(asked: Problem, **options: Any) -> Answer:
+    return solve(asked, judge_of=_judge, is_fast=True, **options)
+
+
+def test_a_plan_carries_reasons_losers_and_its_estimate() -> None:
+    answer = _solve(problem(num_gpus=4, memory_gib=6, sequence_length=512))
+    plan = answer.plan
+    assert answer.fits
+    assert plan.estimate == answer.found.chosen.estimate if answer.found.chosen else None
+    assert {reason.origin for reason in plan.reasons} == {Origin.PLANNER}
+    assert {"precision", "micro_batch_size", "gradient_accumulation_steps"} <= {
+        reason.field for reason in plan.reasons
+    }
+    assert len(plan.rejected) == sum(
+        map(len, (answer.found.others, answer.found.ruled_out, answer.found.variants))
+    )
+    assert all(rejected.why for rejected in plan.rejected)
+    assert plan_from_json(plan_to_json(plan), name="plan.json") == plan
+
+
+def test_what_the_user_fixed_is_said_to_be_the_users() -> None:
+    request = Request(zero_stage=ZeroStage.PARAMETERS, gradient_checkpointing=True)
+    plan = _solve(problem(request=request)).plan
+    said = {reason.field: reason.why for reason in plan.reasons if reason.origin is Origin.FLAG}
+    assert said == {
+        "zero_stage": "--zero-stage says so",
+        "gradient_checkpointing": "--gradient-checkpointing says so",
+    }
+    assert (plan.strategy.zero_stage, plan.strategy.gradient_checkpointing) == (3, True)
+
+
+def test_each_suggestion_fits_by_itself() -> None:
+    asked = problem(
+        num_gpus=1, memory_gib=16, host_gib=24, global_batch_size=8, sequence_length=2048, facts=_LARGE
+    )
+    bigger = tuple(
+        replace(A100, name=f"GPU of {size}", memory_bytes=size * GIB) for size in (12, 16, 24, 48, 96, 192)
+    )
+    answer = _solve(asked, gpus=bigger)
+    changes = [suggestion.change for suggestion in answer.suggestions]
+    assert not answer.fits
+    assert changes == [
+        "4 x NVIDIA A100-SXM4-80GB in place of 1",
+        "1 x GPU of 48 (48.0 GiB) on each node",
+        "128.0 GiB of host memory on each node",
+        "--allow lora",
+    ]
+    assert all(suggestion.judged.fits for suggestion in answer.suggestions)
+    smaller = replace(asked, machine=replace(asked.machine, gpus=(bigger[2],)))
+    assert not _solve(smaller).fits  # the 48 GiB are the smallest of these that do
+
+
+@pytest.mark.parametrize(("allow", "fits"), [((), False), ((Allow.LENGTH,), True)])
+def test_samples_are_cut_only_when_allowed(allow: tuple[Allow, ...], fits: bool) -> None:
+    asked = problem(
+        num_gpus=1,
+        memory_gib=4,
+        host_gib=8,
+        global_batch_size=1,
+        sequence_length=4096,
+        allow=frozenset(allow),
+        request=Request(engine=Engine.NATIVE, gradient_checkpointing=False),
+    )
+    answer = _solve(asked)
+    length = answer.plan.workload.sequence_length or 0
+    assert (answer.fits, length < 4096) == (fits, fits)
+    assert answer.notes == ((f"samples cut to {length} tokens, as --allow length says",) if fits else ())
+
+
+def test_eight_bit_states_come_after_all_that_computes_the_same() -> None:
+    asked = problem(num_gpus=1, memory_gib=1.6, host_gib=2, global_batch_size=1, sequence_length=128)
+    strategy = _solve(asked).plan.strategy
+    assert strategy.optimizer is OptimizerName.ADAMW_8BIT
+    with_host = replace(asked, machine=replace(asked.machine, host_memory_available_bytes=64 * GIB))
+    strategy = _solve(with_host).plan.strategy
+    assert (strategy.optimizer, strategy.offloads) == (None, True)
+
+
+def test_more_gpus_of_the_same_never_lose_a_fit() -> None:
+    request = Request(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE)
+    fits = [
+        best_of(problem(num_gpus=number, memory_gib=14, facts=_LARGE, request=request), _judge) is not None
+        for number in (1, 2, 4, 8)
+    ]
+    assert fits == sorted(fits)
+    assert set(fits) == {False, True}

@@ -1,0 +1,141 @@
+"""The cache: what is written is read back equal, a broken file is none, each change makes another key."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zerofit.allocation_log import (
+    AllocationLog,
+    CostKind,
+    Event,
+    OperatorCost,
+    Pass,
+    Storages,
+    TensorKind,
+    Trace,
+    TracedParameter,
+    TraceRequest,
+)
+from zerofit.probe.model import probe_model
+from zerofit.probe.trace.cache import default_cache_folder, key_of, read_trace, write_trace
+from zerofit.strategy import Lora, Precision
+
+if TYPE_CHECKING:
+    from typing import Any
+
+_REQUEST = TraceRequest(sequence_length=16)
+_LOG = AllocationLog(
+    least_micro_batch_size=2,
+    modules=("", "lin"),
+    module_parameters=((), (0,)),
+    parameters=(
+        TracedParameter(
+            name="lin.w", num_elements=6, bytes_per_element=2, trains=True, module=1, shape=(2, 3)
+        ),
+    ),
+    buffer_bytes=(4,),
+    storages=Storages(
+        kinds=(TensorKind.INPUT, TensorKind.GRADIENT),
+        fixed_bytes=(0, 12),
+        bytes_per_sample=(1 << 40, -8),
+        modules=(-1, 1),
+        operators=(0, 1),
+    ),
+    operators=("aten.zeros.default", "aten.mm.default"),
+    codes=bytes([Event.ALLOCATE, Event.FORWARD_ENDS, Event.ALLOCATE, Event.GRADIENT_READY, Event.FREE]),
+    arguments=(0, 0, 1, 0, 0),
+    gradient_storages=(1,),
+    costs=(
+        OperatorCost(
+            operator="aten.mm.default",
+            kind=CostKind.MATMUL,
+            during=Pass.BACKWARD,
+            precision=Precision.BF16,
+            count=3,
+            fixed_flops=1,
+            flops_per_sample=1 << 50,
+            fixed_bytes=2,
+            bytes_per_sample=3,
+        ),
+    ),
+)
+_TRACE = Trace(request=_REQUEST, logs=(_LOG, replace(_LOG, least_micro_batch_size=1, arguments=(0,) * 5)))
+
+
+def test_a_trace_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "one.trace"
+    write_trace(path, _TRACE)
+    assert read_trace(path, _REQUEST) == _TRACE
+    assert [one.name for one in path.parent.iterdir()] == ["one.trace"]
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", None])
+def test_a_broken_file_is_none(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "one.trace"
+    write_trace(path, _TRACE)
+    path.write_bytes(path.read_bytes()[:-9] if content is None else content)
+    assert read_trace(path, _REQUEST) is None
+
+
+def test_a_folder_that_is_not_there_holds_none(tmp_path: Path) -> None:
+    assert read_trace(tmp_path / "none.trace", _REQUEST) is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    write_trace(tmp_path / "file" / "one.trace", _TRACE)
+
+
+def test_everything_that_matters_makes_another_key() -> None:
+    source = probe_model("bert-base-uncased")
+    changed: list[dict[str, Any]] = [
+        {"sequence_length": 17},
+        {"target_length": 3},
+        {"is_padded": False},
+        {"weights": Precision.BF16},
+        {"autocast": Precision.BF16},
+        {"gradient_checkpointing": True},
+        {"attention": "eager"},
+        {"compute_capability": (9, 0)},
+        {"freeze": ("*",)},
+        {"lora": Lora()},
+        {"lora": Lora(rank=4)},
+    ]
+    keys = {key_of(source, _REQUEST), key_of(probe_model("gpt2"), _REQUEST)}
+    keys |= {key_of(source, replace(_REQUEST, **one)) for one in changed}
+    keys.add(key_of(replace(source, config={**source.config, "hidden_size": 1024}), _REQUEST))
+    assert len(keys) == len(changed) + 3
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({}, "/home/me/.cache/zerofit/traces"),
+        ({"XDG_CACHE_HOME": "/var/tmp"}, "/var/tmp/zerofit/traces"),
+        ({"XDG_CACHE_HOME": "relative"}, "/home/me/.cache/zerofit/traces"),
+    ],
+)
+def test_where_traces_are_kept(environment: dict[str, str], folder: str) -> None:
+    assert default_cache_folder(environment, Path("/home/me")) == Path(folder)
+
+
+def test_reading_a_cached_trace_imports_no_torch(tmp_path: Path) -> None:
+    source = probe_model("bert-base-uncased")
+    write_trace(tmp_path / f"{key_of(source, _REQUEST)}.trace", _TRACE)
+    program = (
+        "import sys, pathlib\n"
+        "from zerofit.allocation_log import TraceRequest\n"
+        "from zerofit.probe.model import probe_model\n"
+        "from zerofit.probe.trace import trace_model\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "source, request = probe_model('bert-base-uncased'), TraceRequest(sequence_length=16)\n"
+        "assert len(trace_model(source, request, cache_folder=folder).logs) == 2\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)

@@ -1,0 +1,81 @@
+"""Draws a Plot with matplotlib into a file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.errors import UserError
+from zerofit.render.plan_bars import GROUPS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zerofit.render.plan_plot import Plot
+
+
+def check_can_plot(path: Path) -> None:
+    """Return when a plot can be drawn into a file of this name.
+
+    Raises:
+        UserError: matplotlib is missing, or it does not know the file's ending.
+    """
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise UserError(
+            "plots-missing",
+            "plots need matplotlib",
+            found=f"--plot {path}, and no matplotlib in this environment",
+            why="zerofit does not bring it, as only plots need it",
+            fix="pip install 'zerofit[plots]', or leave out --plot",
+        ) from None
+    endings = sorted(FigureCanvasBase.get_supported_filetypes())
+    if path.suffix.lstrip(".").lower() not in endings:
+        raise UserError(
+            "plot-format-unknown",
+            "the plot's file has no ending that says its format",
+            found=f"--plot {path}",
+            why=f"matplotlib writes {', '.join(endings)}",
+            fix=f"name it {path.with_suffix('.png')}",
+        )
+
+
+def draw_plot(plot: Plot, path: Path) -> None:
+    """Draw the bars, from left to right as in the table, and write the file.
+
+    Raises:
+        UserError: the file can't be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(6.0, 1.6 * len(plot.bars)), 5.0), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(plot.bars))
+    below = [0.0] * len(plot.bars)
+    for index, group in enumerate(GROUPS):
+        heights = [bar.gib[index] for bar in plot.bars]
+        axes.bar(places, heights, bottom=below, label=group.name, color=f"tab:{_COLOURS[group.letter]}")
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    errors = [bar.error_gib for bar in plot.bars]
+    axes.errorbar(places, below, yerr=errors, fmt="none", ecolor="black", capsize=4)
+    axes.axhline(plot.card_gib, color="black", label="GPU")
+    axes.axhline(plot.usable_gib, color="black", linestyle="--", label="to be used")
+    axes.set_xticks(places, [bar.label.replace(", ", "\n") for bar in plot.bars], fontsize=8)
+    axes.set_ylabel("GiB on each GPU at its peak")
+    axes.set_title(plot.title, fontsize=10)
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside right center", fontsize=8)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise UserError(
+            "not-writable",
+            "a file can't be written",
+            found=f"{error.strerror}: {path}",
+            why="the folder or the file does not allow it",
+            fix="name a folder that can be written: --plot FILE",
+        ) from None
+
+
+_COLOURS = {"W": "blue", "O": "purple", "G": "red", "A": "green", "B": "orange", "C": "gray"}
+"""matplotlib's names, by the letter of the group."""

@@ -1,0 +1,244 @@
+"""The flags of planning: model, workload, machine and what may change; shared by the verbs that plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from zerofit.cli.parameters import Number, Verb, Word
+from zerofit.errors import UserError, nearest
+from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
+from zerofit.probe.model_task import Task
+from zerofit.request import FLAGS
+from zerofit.units import parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
+
+_TASKS = {task.value: task for task in Task}
+_POSITIVE = Number(int, least=1)
+
+
+class _Allowed(click.ParamType[frozenset[Allow]]):
+    """Words with commas between."""
+
+    name = "allow"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> frozenset[Allow]:
+        if isinstance(value, frozenset):
+            return value
+        word = Word("allow", {one.value: one for one in Allow})
+        return frozenset(word.convert(part.strip(), param, ctx) for part in value.split(",") if part.strip())
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return ",".join(Allow)
+
+
+class _ReserveType(click.ParamType[Reserve]):
+    """A share of the GPU, or a size."""
+
+    name = "reserve"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Reserve:
+        if isinstance(value, Reserve):
+            return value
+        text = value.strip()
+        try:
+            if text.endswith("%"):
+                share = float(text[:-1]) / 100
+                if 0 <= share < 1:
+                    return Reserve(share=share)
+            elif text == "0":
+                return Reserve()
+            else:
+                return Reserve(num_bytes=parse_bytes(text))
+        except ValueError:
+            pass
+        raise UserError(
+            "bad-value",
+            f"--reserve can't be {value!r}",
+            found=f"--reserve {value}",
+            why="it is a share of the GPU from 0% to 99%, or a size with a unit",
+            fix="write it like --reserve 5% or --reserve 4G",
+        )
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "SHARE|SIZE"
+
+
+_MODEL_OPTIONS = (
+    click.option(
+        "--model", metavar="MODEL", help="A folder, a config.json, a hub id or a name of the catalog."
+    ),
+    click.option(
+        "--seq-len",
+        "--sequence-length",
+        "--max-seq-length",
+        "sequence_length",
+        type=_POSITIVE,
+        help="Tokens of the longest sample.",
+    ),
+    click.option(
+        "--target-len",
+        "--target-length",
+        "target_length",
+        type=_POSITIVE,
+        help="Tokens of an encoder-decoder's longest target; as many as the sample's if left out.",
+    ),
+    click.option("--task", type=Word("task", _TASKS), help="What the model's head is for."),
+    click.option(
+        "--padded/--no-padded",
+        "is_padded",
+        default=True,
+        help="Whether batches have padding in their mask; padded where it is left out.",
+    ),
+    click.option(
+        "--trust-remote-code", is_flag=True, help="Let the model's own Python code run, where it has any."
+    ),
+    click.option(
+        "--allow",
+        type=_Allowed(),
+        default=frozenset(),
+        help="What may change the training, if nothing else fits.",
+    ),
+    click.option(
+        "--lora-rank",
+        type=_POSITIVE,
+        default=16,
+        show_default=True,
+        help="Rank of adapters, under --allow lora.",
+    ),
+    click.option(
+        "--reserve",
+        type=_ReserveType(),
+        default=Reserve(share=DEFAULT_RESERVE),
+        help=f"What stays free of each GPU; {DEFAULT_RESERVE:.0%} where it is left out.",
+    ),
+    click.option(
+        "--fast",
+        "is_fast",
+        is_flag=True,
+        help="Closed forms in place of a trace: rough, and in half a second.",
+    ),
+)
+
+_MACHINE_OPTIONS = (
+    click.option(
+        "--gpus",
+        metavar="SPEC",
+        help="GPUs of one node, such as 8xA100-80G; those that are here if left out.",
+    ),
+    click.option("--host-ram", metavar="SIZE", help="Host memory of one node, such as 1T; with --gpus."),
+    click.option(
+        "--nvme", metavar="SIZE", help="Free space on one node's NVMe disks, such as 7T; with --gpus."
+    ),
+    click.option("--cpu-cores", type=_POSITIVE, help="Physical cores of one node; with --gpus."),
+    click.option("--network", metavar="RATE", help="From node to node, such as 400Gb/s; with --gpus."),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFlags:
+    """What the flags say of model and workload."""
+
+    model: str | None
+    sequence_length: int | None
+    target_length: int | None
+    task: Task | None
+    is_padded: bool
+    trust_remote_code: bool
+    allow: frozenset[Allow]
+    lora_rank: int
+    reserve: Reserve
+    is_fast: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFlags:
+    """What the flags say of a machine that is not here."""
+
+    gpus: str | None
+    host_ram: str | None
+    nvme: str | None
+    cpu_cores: int | None
+    network: str | None
+
+
+def model_options(command: _Command) -> _Command:
+    """Give a command the flags of model and workload."""
+    for option in reversed(_MODEL_OPTIONS):
+        command = option(command)
+    return command
+
+
+def machine_options(command: _Command) -> _Command:
+    """Give a command the flags of a machine that is not here."""
+    for option in reversed(_MACHINE_OPTIONS):
+        command = option(command)
+    return command
+
+
+def take_model_flags(flags: dict[str, Any]) -> ModelFlags:
+    """Return the flags of model and workload, and remove them from the others."""
+    return ModelFlags(**{name: flags.pop(name) for name in ModelFlags.__dataclass_fields__})
+
+
+def take_machine_flags(flags: dict[str, Any]) -> MachineFlags:
+    """Return the flags of the machine, and remove them from the others."""
+    return MachineFlags(**{name: flags.pop(name) for name in MachineFlags.__dataclass_fields__})
+
+
+class FixingVerb(Verb):
+    """A verb that understands --fix NAME=VALUE as the flag of that name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest, unfixed = iter(args), []
+        for argument in rest:
+            if argument == "--fix":
+                unfixed += _as_flag(next(rest, ""))
+            elif argument.startswith("--fix="):
+                unfixed += _as_flag(argument.removeprefix("--fix="))
+            else:
+                unfixed.append(argument)
+        return super().parse_args(ctx, unfixed)
+
+
+_ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
+_SWITCHES = {"--gradient-checkpointing": "--no-gradient-checkpointing", "--compile": None}
+"""Flags without a value, and what says the opposite; None: to leave it out."""
+
+
+def _as_flag(said: str) -> list[str]:
+    """Return "zero-stage=3" as ["--zero-stage", "3"]."""
+    name, equals, value = said.partition("=")
+    word = name.strip().lstrip("-").replace("_", "-")
+    flags = {field.replace("_", "-"): flag for field, flag in FLAGS.items()}
+    flags |= {flag.removeprefix("--"): flag for flag in FLAGS.values()}
+    if not equals or word not in flags:
+        near = nearest(word, flags)
+        raise UserError(
+            "fix-unreadable",
+            "what --fix says can't be used",
+            found=f"--fix {said}",
+            why=f"it is NAME=VALUE, with a name of {', '.join(sorted(set(FLAGS.values())))}",
+            fix=f"did you mean --fix {near}=VALUE?" if near else "write it like --fix zero-stage=3",
+        )
+    flag = flags[word]
+    if flag not in _SWITCHES:
+        return [flag, value]
+    if value.lower() not in _ON_OFF:
+        raise UserError(
+            "fix-unreadable",
+            "what --fix says can't be used",
+            found=f"--fix {said}",
+            why=f"{flag} is on or off",
+            fix=f"write --fix {word}=on or --fix {word}=off",
+        )
+    opposite = _SWITCHES[flag]
+    return [flag] if _ON_OFF[value.lower()] else [opposite] if opposite else []

@@ -1,0 +1,114 @@
+"""Planner: one model's traces and estimates for the verbs that plan, with progress shown on a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from zerofit.allocation_log import Trace
+from zerofit.cli.remembered import remembered
+from zerofit.estimate.closed_form import closed_form_log
+from zerofit.planning.fast_judge import FastJudge
+from zerofit.planning.judge import EstimatingJudge
+from zerofit.planning.solve import solve
+from zerofit.probe.gpu_catalog import load_gpus
+from zerofit.probe.rates import catalog_rates, probe_rates
+
+if TYPE_CHECKING:
+    from zerofit.allocation_log import TraceRequest
+    from zerofit.planning.answer import Answer
+    from zerofit.planning.problem import Problem
+    from zerofit.planning.search import Judge
+    from zerofit.probe.model_source import ModelSource
+    from zerofit.rates import Rates
+
+
+class Planner:
+    """Plans for one model; a context in which progress is shown.
+
+    Args:
+        source: the model.
+        is_fast: whether closed forms take the place of traces.
+    """
+
+    def __init__(self, source: ModelSource, *, is_fast: bool) -> None:
+        self._source = source
+        self._is_fast = is_fast
+        self._progress: Any = None
+        self._made: dict[tuple[TraceRequest, bool], Trace] = {}
+
+    def __enter__(self) -> Self:
+        if not self._is_fast and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def answer(self, problem: Problem, *, is_here: bool, notes: tuple[str, ...] = ()) -> Answer:
+        """Return the plan of a problem.
+
+        Args:
+            problem: what is to be planned.
+            is_here: whether its machine is this one, for which there may be measured rates.
+            notes: what was assumed of it.
+        """
+        rates = probe_rates(problem.machine) if is_here else catalog_rates()
+        # A set's words come in another order each time.
+        told = repr((replace(problem, allow=frozenset()), sorted(problem.allow), rates, self._source))
+        return solve(
+            problem,
+            judge_of=lambda one: self._judge(one, rates),
+            quick_judge_of=None
+            if self._is_fast
+            else lambda one: FastJudge(one, trace=self._closed_form, rates=rates),
+            gpus=tuple(gpu.spec for gpu in load_gpus()),
+            is_fast=self._is_fast,
+            notes=notes,
+            remember=lambda find_out: find_out() if self._is_fast else remembered(told, find_out),
+        )
+
+    def _judge(self, problem: Problem, rates: Rates) -> Judge:
+        if self._is_fast:
+            return FastJudge(problem, trace=self._closed_form, rates=rates)
+        return EstimatingJudge(problem, trace=self._traced, rates=rates)
+
+    def _closed_form(self, request: TraceRequest) -> Trace:
+        key = request, True
+        if key not in self._made:
+            log = closed_form_log(self._source.facts, request)
+            self._made[key] = Trace(request=request, logs=(log,))
+        return self._made[key]
+
+    def _traced(self, request: TraceRequest) -> Trace:
+        key = request, False
+        if key not in self._made:
+            from zerofit.probe.trace import trace_model
+            from zerofit.probe.trace.cache import default_cache_folder
+
+            kind = "with checkpointing" if request.gradient_checkpointing else "without checkpointing"
+            title = f"tracing {self._source.name} {kind}"
+            task = self._progress.add_task(title, total=None) if self._progress else None
+
+            def tell(what: str) -> None:
+                if task is not None:
+                    self._progress.update(task, description=f"{title}: {what}")
+
+            self._made[key] = trace_model(
+                self._source,
+                request,
+                cache_folder=default_cache_folder(os.environ, Path.home()),
+                on_progress=tell,
+            )
+            if task is not None:
+                self._progress.remove_task(task)
+        return self._made[key]

@@ -1,0 +1,1 @@
+"""From facts and estimates to the fastest strategy that fits, with reasons."""

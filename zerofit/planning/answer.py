@@ -1,0 +1,44 @@
+"""Answer: a problem, what its search found and the plan made of it; tables and files are rendered from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerofit.candidates import Dropped
+    from zerofit.plan import Plan
+    from zerofit.planning.problem import Problem
+    from zerofit.planning.search import Found, Judged
+    from zerofit.planning.suggestions import Suggestion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """All that `zerofit plan` says of one machine."""
+
+    problem: Problem
+    """As it was solved: with the shorter length, where --allow length took one."""
+    found: Found
+    plan: Plan
+    """Of the choice, or of the nearest where nothing fits."""
+    is_fast: bool
+    """Whether closed forms stood in for traces."""
+    dropped: tuple[Dropped, ...] = ()
+    """What compatibility rules forbade."""
+    suggestions: tuple[Suggestion, ...] = ()
+    """Where nothing fits: with what it would."""
+    notes: tuple[str, ...] = ()
+    """What was assumed, one sentence each."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything fits."""
+        return self.found.chosen is not None
+
+    @property
+    def head(self) -> Judged:
+        """The choice, or the nearest where nothing fits."""
+        judged = self.found.chosen or self.found.nearest
+        assert judged is not None
+        return judged

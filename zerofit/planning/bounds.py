@@ -1,0 +1,115 @@
+"""Bounds: what a strategy needs at least, in microseconds, so that the search leaves most of them out."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from zerofit.allocation_log import Event, TensorKind
+from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
+
+if TYPE_CHECKING:
+    from zerofit.allocation_log import AllocationLog
+    from zerofit.facts import ModelFacts
+    from zerofit.plan import Topology
+    from zerofit.strategy import Strategy
+
+STATE_BYTES = {
+    None: 8,
+    OptimizerName.ADAMW: 8,
+    OptimizerName.ADAMW_8BIT: 2,
+    OptimizerName.ADAFACTOR: 0,
+    OptimizerName.SGD: 0,
+}
+"""Bytes of optimizer states a trained parameter has at least: two moments in fp32 or in 8 bit. Adafactor
+keeps sums over rows and columns, and SGD may have no momentum, so that nothing is certain of them."""
+
+
+def least_gradient_bytes(strategy: Strategy, model: ModelFacts) -> int:
+    """Return the bytes of gradients that lie on each GPU when a backward pass ends, at least."""
+    if not keeps_gradients(strategy):
+        return 0
+    is_wide = strategy.engine is Engine.NATIVE or strategy.precision in (None, Precision.FP32)
+    return _trained(strategy, model) * (4 if is_wide else 2)
+
+
+def least_state_bytes(strategy: Strategy, model: ModelFacts, topology: Topology) -> int:
+    """Return the bytes of weights and optimizer states that lie on each GPU all through a step, at least.
+
+    Without a look at any log: what ZeRO shares is divided by the ranks, and what trains under LoRA or
+    freezing, which is not known here, is left out.
+    """
+    ranks = topology.data_parallel_size
+    weights = model.num_parameters
+    trained = _trained(strategy, model)
+    precision = strategy.precision or Precision.FP32
+    states = STATE_BYTES[strategy.optimizer]
+    if strategy.engine is Engine.NATIVE:
+        in_16_bit = precision is not Precision.FP32 and strategy.lora is not None
+        buckets = 4 if ranks > 1 else 0  # DistributedDataParallel's
+        return weights * (2 if in_16_bit else 4) + trained * (states + buckets)
+    width = 4 if precision is Precision.FP32 else 2
+    total_weights = weights * width
+    master = trained * (4 + states)
+    if strategy.zero_stage >= ZeroStage.OPTIMIZER_STATES:
+        master //= ranks
+    if strategy.zero_stage is ZeroStage.PARAMETERS:
+        total_weights //= ranks
+    if strategy.optimizer_offload is not OffloadDevice.NONE:
+        master = 0
+    if strategy.param_offload is not OffloadDevice.NONE:
+        total_weights = 0
+    elif precision is Precision.FP32:
+        master = max(0, master - trained * 4)  # where the weights themselves may be the master
+    return total_weights + master
+
+
+def _trained(strategy: Strategy, model: ModelFacts) -> int:
+    return 0 if strategy.lora or strategy.freeze else model.num_trainable_parameters
+
+
+def keeps_gradients(strategy: Strategy) -> bool:
+    """Return whether each rank holds every gradient until the step, as nothing shares or moves them."""
+    return strategy.zero_stage < ZeroStage.GRADIENTS and not strategy.offloads
+
+
+class LiveBound:
+    """The most that a log's own tensors take at one time, for any micro-batch.
+
+    Each moment takes fixed + per_sample * micro_batch_size; only the moments that are the largest for some
+    micro-batch are kept, which are those of the upper envelope of these lines.
+    """
+
+    def __init__(self, log: AllocationLog, *, with_gradients: bool) -> None:
+        self._buffers = sum(log.buffer_bytes)
+        self._lines = envelope(_moments(log, with_gradients=with_gradients), start=1)
+
+    def at(self, micro_batch_size: int) -> int:
+        """Return the bytes for this many samples."""
+        return self._buffers + max(fixed + each * micro_batch_size for fixed, each in self._lines)
+
+
+def _moments(log: AllocationLog, *, with_gradients: bool) -> set[tuple[int, int]]:
+    """Return (fixed, per sample) of what is alive after each birth."""
+    storages = log.storages
+    gradients = frozenset(log.gradient_storages)
+    counts = [with_gradients or kind is not TensorKind.GRADIENT for kind in storages.kinds]
+    fixed, each = [0], [0]
+    for code, storage in zip(log.codes, log.arguments, strict=True):
+        if code == Event.ALLOCATE and counts[storage]:
+            fixed.append(storages.fixed_bytes[storage])
+            each.append(storages.bytes_per_sample[storage])
+        elif code == Event.FREE and counts[storage] and storage not in gradients:
+            fixed.append(-storages.fixed_bytes[storage])
+            each.append(-storages.bytes_per_sample[storage])
+    return set(zip(accumulate(fixed), accumulate(each), strict=True))
+
+
+def envelope(lines: set[tuple[int, int]], *, start: int) -> tuple[tuple[int, int], ...]:
+    """Return those of the lines (offset, slope) that may be on top somewhere from start on."""
+    best: list[tuple[int, int]] = []
+    for line in sorted(lines, key=lambda line: (line[1], line[0])):
+        while best and best[-1][0] + start * best[-1][1] <= line[0] + start * line[1]:
+            best.pop()  # not higher at the start, and it rises more slowly
+        best.append(line)
+    return tuple(best)

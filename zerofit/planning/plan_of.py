@@ -1,0 +1,164 @@
+"""plan_of: what a search found as a Plan, with the reason for each field and why every other one lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from zerofit.candidates import DEFAULT_NVME_PATH
+from zerofit.choose import PRECISION_REASONS, show
+from zerofit.plan import Origin, Plan, Reason, Rejected
+from zerofit.planning.order import kind_of, tier
+from zerofit.render.report import describe_strategy
+from zerofit.request import FLAGS
+from zerofit.strategy import Buckets, Engine, OffloadDevice, OptimizerName
+from zerofit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.planning.problem import Problem
+    from zerofit.planning.search import Found, Judged
+    from zerofit.strategy import Strategy
+
+_OPTIMIZER_REASONS = {
+    OptimizerName.ADAMW: "torch's fused AdamW computes the same, without a copy of the gradients in its step",
+    OptimizerName.ADAMW_8BIT: "nothing fits with optimizer states in fp32; 8 bit keep a quarter of them",
+    OptimizerName.ADAFACTOR: "nothing fits with AdamW, and --allow adafactor says so",
+}
+
+
+def plan_of(found: Found, problem: Problem) -> Plan:
+    """Return the plan of what was chosen, or of the nearest where nothing fits.
+
+    Args:
+        found: what the search came to.
+        problem: what was searched.
+    """
+    judged = found.chosen or found.nearest
+    if judged is None:
+        raise ValueError("a search without candidates has no plan")
+    return Plan(
+        strategy=judged.strategy,
+        topology=problem.topology,
+        machine=problem.machine,
+        versions=problem.versions,
+        workload=problem.workload,
+        model=problem.model,
+        reasons=tuple(_reasons(judged, found, problem)),
+        rejected=tuple(
+            Rejected(strategy=strategy, why=why) for strategy, why in why_others_lose(found, problem)
+        ),
+        estimate=judged.estimate,
+    )
+
+
+def why_others_lose(found: Found, problem: Problem) -> list[tuple[Strategy, str]]:
+    """Return every strategy that was compared with the choice, with one phrase on why it lost."""
+    rows = [*found.others, *found.variants]
+    losers = [(one.strategy, why_it_loses(one, found.chosen)) for one in rows]
+    losers += [
+        (
+            one.strategy,
+            f"weights, optimizer states and CUDA context alone take {format_bytes(one.least_bytes)} of "
+            f"{format_bytes(problem.device_bytes)} on each GPU",
+        )
+        for one in found.ruled_out
+    ]
+    return losers
+
+
+def why_it_loses(judged: Judged, chosen: Judged | None) -> str:
+    """Return one phrase on why a strategy was not chosen."""
+    if not judged.fits:
+        return judged.lacks
+    if chosen is None:
+        return "fits"
+    ours, its = chosen.estimate.step_time, judged.estimate.step_time
+    if ours is None or its is None:
+        return "fits; simpler strategies come first, as no times are known"
+    ratio = its.seconds / ours.seconds
+    if ratio >= 2:
+        return f"takes {ratio:.1f} times as long"
+    if ratio >= 1.005:
+        return f"{ratio - 1:.0%} slower"
+    if tier(judged.strategy) > tier(chosen.strategy):
+        return f"takes {1 - ratio:.0%} less time, and changes what is computed"
+    return "no faster, and less simple"
+
+
+def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]:
+    strategy, request = judged.strategy, problem.request
+    if getattr(request, "zero_stage", None) is None and request.engine is None:
+        field = "engine" if strategy.engine is Engine.NATIVE else "zero_stage"
+        yield _chosen(strategy, field, _why_kind(judged, found, problem))
+    for name in FLAGS:
+        if (value := getattr(request, name)) is not None:
+            yield Reason(field=name, value=show(value), origin=Origin.FLAG, why=f"{FLAGS[name]} says so")
+    for field in ("optimizer_offload", "param_offload"):
+        device = getattr(strategy, field)
+        if device is not OffloadDevice.NONE and getattr(request, field) is None:
+            yield _chosen(strategy, field, "nothing that stays on the GPUs fits")
+    if strategy.nvme_path == DEFAULT_NVME_PATH and request.nvme_path is None:
+        yield _chosen(strategy, "nvme_path", "stands for a folder on the NVMe disk: --nvme-path names it")
+    if request.precision is None and strategy.precision is not None:
+        yield _chosen(strategy, "precision", PRECISION_REASONS[strategy.precision])
+    if request.micro_batch_size is None:
+        yield _chosen(strategy, "micro_batch_size", _why_micro_batch(judged, found))
+    if request.gradient_accumulation_steps is None and problem.workload.global_batch_size:
+        parts = f"{strategy.micro_batch_size} x {strategy.gradient_accumulation_steps}"
+        why = f"global batch {problem.workload.global_batch_size} = {parts} x "
+        why += f"{problem.topology.data_parallel_size} ranks"
+        yield _chosen(strategy, "gradient_accumulation_steps", why)
+    if request.gradient_checkpointing is None:
+        yield _chosen(strategy, "gradient_checkpointing", _why_checkpointing(judged, found))
+    if request.optimizer is None and strategy.optimizer is not None:
+        yield _chosen(strategy, "optimizer", _OPTIMIZER_REASONS[strategy.optimizer])
+    if strategy.freeze:
+        yield _chosen(
+            strategy, "freeze", "nothing fits while every weight trains, and --allow freeze says so"
+        )
+    if strategy.lora is not None:
+        yield _chosen(strategy, "lora", "nothing fits while every weight trains, and --allow lora says so")
+    if strategy.buckets != Buckets():
+        value = f"{strategy.buckets.reduce_bucket_size} elements"
+        why = "the default buckets do not fit, or are no faster"
+        yield Reason(field="buckets", value=value, origin=Origin.PLANNER, why=why)
+
+
+def _chosen(strategy: Strategy, field: str, why: str) -> Reason:
+    return Reason(field=field, value=show(getattr(strategy, field)), origin=Origin.PLANNER, why=why)
+
+
+def _why_kind(judged: Judged, found: Found, problem: Problem) -> str:
+    if not judged.fits:
+        return "nothing fits; this lacks least"
+    losers = why_others_lose(replace(found, variants=()), problem)
+    if not losers:
+        return "the only kind that was to be considered"
+    strategy, why = losers[0]
+    return f"the fastest that fits; next is {describe_strategy(strategy)}: {why}"
+
+
+def _why_micro_batch(judged: Judged, found: Found) -> str:
+    size = judged.strategy.micro_batch_size or 1
+    larger = [one for one in found.variants if (one.strategy.micro_batch_size or 1) > size]
+    if not larger:
+        if judged.strategy.gradient_accumulation_steps == 1:
+            return "the whole global batch in one pass"
+        return "the smallest there is" if not judged.fits else "the fastest that fits"
+    other = larger[0]
+    return f"the fastest that fits; {other.strategy.micro_batch_size}: {why_it_loses(other, judged)}"
+
+
+def _why_checkpointing(judged: Judged, found: Found) -> str:
+    if not judged.strategy.gradient_checkpointing:
+        return "activations fit, and recomputing them takes time" if judged.fits else "this lacks least"
+    kept = [
+        one
+        for one in found.variants
+        if not one.strategy.gradient_checkpointing and kind_of(one.strategy) == kind_of(judged.strategy)
+    ]
+    if not kept:
+        return "without it activations do not fit"
+    return f"without it: {why_it_loses(kept[0], judged)}"

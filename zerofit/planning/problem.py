@@ -1,0 +1,85 @@
+"""Problem: one model on one machine with what the user fixed; what the search of a plan starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerofit.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
+    from zerofit.plan import Topology
+    from zerofit.request import Request
+
+DEFAULT_RESERVE = 0.05
+"""ASSUMPTION: share of the GPU that stays free, for what a longer run adds and an estimate misses."""
+
+
+class Allow(StrEnum):
+    """What changes the training, and is considered only when the user allows it."""
+
+    ADAFACTOR = "adafactor"
+    """Adafactor in place of AdamW."""
+    FREEZE = "freeze"
+    """Embeddings that do not train."""
+    LORA = "lora"
+    """Low-rank adapters in place of the weights."""
+    LENGTH = "length"
+    """A shorter maximum length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """What stays free of each GPU."""
+
+    share: float = 0.0
+    """Of its memory."""
+    num_bytes: int = 0
+    """Beside the share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is to be planned."""
+
+    model: ModelFacts
+    machine: Machine
+    topology: Topology
+    workload: Workload
+    """With sequence_length filled in, for a model with tokens."""
+    versions: Versions
+    request: Request
+    """What the user fixed: each field of a Strategy that is set there is a constraint."""
+    allow: frozenset[Allow] = frozenset()
+    lora_rank: int = 16
+    reserve: Reserve = field(default_factory=lambda: Reserve(share=DEFAULT_RESERVE))
+
+    @property
+    def card_bytes(self) -> int:
+        """Memory of the smallest GPU of a node, without what the driver keeps."""
+        return self.smallest_gpu.usable_bytes
+
+    @property
+    def smallest_gpu(self) -> GpuSpec:
+        """The GPU that decides what fits."""
+        return min(self.machine.gpus, key=lambda gpu: gpu.usable_bytes)
+
+    @property
+    def device_bytes(self) -> int:
+        """What of it a plan may take."""
+        return self.card_bytes - int(self.card_bytes * self.reserve.share) - self.reserve.num_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of one node that a plan may take."""
+        return self.machine.host_memory_available_bytes
+
+    def with_length(self, sequence_length: int) -> Problem:
+        """Return the problem with other samples."""
+        target = self.workload.target_length
+        workload = replace(
+            self.workload,
+            sequence_length=sequence_length,
+            target_length=min(target, sequence_length) if target else None,
+        )
+        return replace(self, workload=workload)

@@ -1,0 +1,131 @@
+"""suggestions: where nothing fits, the smallest changes with which something would, each one estimated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from zerofit.errors import UserError
+from zerofit.planning.problem import Allow
+from zerofit.planning.search import Judged
+from zerofit.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from zerofit.facts import GpuSpec
+    from zerofit.planning.problem import Problem
+
+_MAX_RANKS = 1024
+"""ASSUMPTION: who has no more than this does not want to hear of them."""
+_GPUS_OF_A_NODE = 8
+"""What a node holds at most, in nearly all that are sold or rented."""
+_LEAST_LENGTH = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """A change with which something fits."""
+
+    change: str
+    """What to change, in words and flags."""
+    judged: Judged
+    """The strategy that then fits."""
+
+
+def suggestions(
+    problem: Problem,
+    *,
+    solve: Callable[[Problem], Judged | None],
+    presolve: Callable[[Problem], Judged | None] | None,
+    gpus: Sequence[GpuSpec],
+) -> tuple[Suggestion, ...]:
+    """Return the smallest change of each sort that makes something fit.
+
+    Args:
+        problem: one in which nothing fits.
+        solve: the best strategy that fits, by a trace; None where none does.
+        presolve: the same, quicker and less exact: what does not fit there is not solved. None for none.
+        gpus: those that could take the place of the machine's.
+    """
+    found = []
+    for changes in (
+        _more_gpus(problem),
+        _bigger_gpus(problem, gpus),
+        _more_host_memory(problem),
+        _allowed(problem, Allow.ADAFACTOR),
+        _shorter(problem),
+        _allowed(problem, Allow.LORA),
+    ):
+        for change, changed in changes:
+            if presolve is not None and not _solved(changed, presolve):
+                continue
+            if judged := _solved(changed, solve):
+                found.append(Suggestion(change=change, judged=judged))
+                break
+    return tuple(found)
+
+
+def _solved(problem: Problem, solve: Callable[[Problem], Judged | None]) -> Judged | None:
+    try:
+        return solve(problem)
+    except UserError:
+        return None  # the global batch does not divide over these ranks
+
+
+def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    topology, machine = problem.topology, problem.machine
+    per_node, nodes = topology.ranks_per_node, topology.num_nodes
+    while per_node * nodes * 2 <= _MAX_RANKS:
+        if per_node * 2 <= _GPUS_OF_A_NODE:
+            per_node *= 2
+        else:
+            nodes *= 2
+        gpu = machine.gpus[0]
+        factor = per_node / topology.ranks_per_node
+        bigger = replace(
+            machine,
+            gpus=(gpu,) * per_node,
+            num_cpu_cores=int(machine.num_cpu_cores * factor),
+            host_memory_bytes=int(machine.host_memory_bytes * factor),
+            host_memory_available_bytes=int(machine.host_memory_available_bytes * factor),
+        )
+        ranks = replace(topology, num_nodes=nodes, world_size=per_node * nodes)
+        where = f" on {nodes} nodes" if nodes > 1 else ""
+        yield (
+            f"{per_node * nodes} x {gpu.name}{where} in place of {topology.world_size}",
+            replace(problem, machine=bigger, topology=ranks),
+        )
+
+
+def _bigger_gpus(problem: Problem, gpus: Sequence[GpuSpec]) -> Iterator[tuple[str, Problem]]:
+    present = problem.smallest_gpu
+    seen = {present.memory_bytes}
+    for gpu in sorted(gpus, key=lambda gpu: gpu.memory_bytes):
+        if gpu.memory_bytes <= present.memory_bytes or gpu.memory_bytes in seen:
+            continue
+        seen.add(gpu.memory_bytes)
+        machine = replace(problem.machine, gpus=(gpu,) * len(problem.machine.gpus))
+        size = format_bytes(gpu.memory_bytes)
+        yield f"{len(machine.gpus)} x {gpu.name} ({size}) on each node", replace(problem, machine=machine)
+
+
+def _more_host_memory(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    machine = problem.machine
+    size = 1 << max(machine.host_memory_bytes, GIB).bit_length()
+    for _ in range(5):
+        more = replace(machine, host_memory_bytes=size, host_memory_available_bytes=int(0.95 * size))
+        yield f"{format_bytes(size)} of host memory on each node", replace(problem, machine=more)
+        size *= 2
+
+
+def _allowed(problem: Problem, what: Allow) -> Iterator[tuple[str, Problem]]:
+    if what not in problem.allow:
+        yield f"--allow {what}", replace(problem, allow=problem.allow | {what})
+
+
+def _shorter(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    length = problem.workload.sequence_length
+    while problem.model.vocab_size and length is not None and length >= 2 * _LEAST_LENGTH:
+        length //= 2
+        yield f"--seq-len {length}", problem.with_length(length)

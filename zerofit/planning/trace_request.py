@@ -1,0 +1,42 @@
+"""Which trace a strategy needs: what the forward and backward pass look like under it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.allocation_log import TraceRequest
+from zerofit.strategy import Engine, Precision
+
+if TYPE_CHECKING:
+    from zerofit.facts import GpuSpec, Workload
+    from zerofit.strategy import Strategy
+
+OTHER_DEVICES = (8, 0)
+"""ASSUMPTION: what is no CUDA device takes the attention kernels of an A100."""
+_NO_TOKENS = 1
+"""Stands for the length of a sample of a model that takes no tokens."""
+
+
+def trace_request_for(strategy: Strategy, workload: Workload, gpu: GpuSpec) -> TraceRequest:
+    """Return what decides the allocation log of a strategy.
+
+    DeepSpeed holds the weights in 16 bit and takes no autocast (accelerate switches it off under
+    DeepSpeed, accelerate/accelerator.py, native_amp). Alone, PyTorch holds them in fp32 and casts each use; a
+    base that LoRA freezes lies in 16 bit.
+    """
+    precision = strategy.precision or Precision.FP32
+    weights, autocast = precision, None
+    if strategy.engine is Engine.NATIVE and precision is not Precision.FP32:
+        weights, autocast = (precision if strategy.lora else Precision.FP32), precision
+    return TraceRequest(
+        sequence_length=workload.sequence_length or _NO_TOKENS,
+        target_length=workload.target_length,
+        is_padded=workload.is_padded,
+        weights=weights,
+        autocast=autocast,
+        gradient_checkpointing=bool(strategy.gradient_checkpointing),
+        attention=strategy.attention,
+        compute_capability=gpu.compute_capability or OTHER_DEVICES,
+        freeze=strategy.freeze,
+        lora=strategy.lora,
+    )

@@ -1,0 +1,83 @@
+"""CostBook: the floating-point operations and the bytes of each operator's call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.allocation_log import CostKind
+from zerofit.probe.trace.raw import Call
+from zerofit.strategy import Precision
+
+if TYPE_CHECKING:
+    from zerofit.allocation_log import Pass
+
+_FREE = {"empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "_reshape_alias", "detach"}
+"""Operators that touch no memory."""
+
+
+class CostBook:
+    """Counts by PyTorch's own registry of formulas (torch.utils.flop_counter)."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch.utils.flop_counter import flop_registry
+
+        self._tensor = torch.Tensor
+        self._formulas = flop_registry
+        self._precisions = {torch.float16: Precision.FP16, torch.bfloat16: Precision.BF16}
+        self._is_free: dict[Any, bool] = {}
+
+    def call(
+        self,
+        operator: int,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        outputs: list[Any],
+        during: Pass,
+    ) -> Call | None:
+        """Return the cost of one call, or None where it only makes a view."""
+        is_free = self._is_free.get(function)
+        if is_free is None:
+            is_free = self._is_free[function] = _makes_a_view(function)
+        if is_free:
+            return None
+        inputs = [leaf for leaf in _flat(args) if isinstance(leaf, self._tensor)]
+        formula = self._formulas.get(function._overloadpacket)
+        flops = int(formula(*args, **kwargs, out_val=out)) if formula else _grouped_flops(function, args)
+        kind = CostKind.MEMORY
+        if flops:
+            is_attention = "attention" in function._overloadpacket.__name__
+            kind = CostKind.ATTENTION if is_attention else CostKind.MATMUL
+        first = next((tensor for tensor in inputs or outputs if tensor.dtype.is_floating_point), None)
+        precision = self._precisions.get(first.dtype, Precision.FP32) if first is not None else Precision.FP32
+        moved = sum(_touched(tensor) for tensor in inputs) + sum(_touched(tensor) for tensor in outputs)
+        return Call(operator, kind, during, precision, flops, moved)
+
+
+def _grouped_flops(function: Any, args: tuple[Any, ...]) -> int:
+    """Count transformers' own grouped product, which PyTorch has no formula for: a row meets one matrix."""
+    name = function._overloadpacket.__name__
+    if name not in ("grouped_mm_fallback", "grouped_mm_fallback_backward"):
+        return 0
+    rows, weight = int(args[0].shape[0]), args[1]
+    products = 2 if name.endswith("backward") else 1
+    return 2 * products * rows * int(weight.shape[-1]) * int(weight.shape[-2])
+
+
+def _touched(tensor: Any) -> int:
+    return min(int(tensor.numel()) * int(tensor.element_size()), int(tensor.untyped_storage().nbytes()))
+
+
+def _makes_a_view(function: Any) -> bool:
+    if function._overloadpacket.__name__ in _FREE:
+        return True
+    returned = [one.alias_info for one in function._schema.returns]
+    return bool(returned) and all(info is not None and not info.is_write for info in returned)
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for one in value for leaf in _flat(one)]
+    return [value]

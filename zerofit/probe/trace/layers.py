@@ -1,0 +1,137 @@
+"""Stacks: runs of alike layers in a model, and the model with some of them left out."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LONGEST_PERIOD = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A list of layers that from one on repeats."""
+
+    path: str
+    """Qualified name of the ModuleList."""
+    first: int
+    """The layer with which the repetition begins."""
+    period: int
+    """Layers after which it repeats."""
+    num_layers: int
+    """Of the whole model."""
+    shift: int = 0
+    """Layers of the repetition that are left aside at its beginning, as their input differs."""
+
+    @property
+    def copied(self) -> int:
+        """The first of the layers that are copied: one of the repetition comes before it."""
+        return self.first + self.shift + 1
+
+    def few(self, more: int = 0) -> int:
+        """Return how many layers a shortened stack has: at least one comes after those that are copied.
+
+        Args:
+            more: whole periods beyond.
+        """
+        least = self.copied + self.period + 1
+        return least + (self.num_layers - least) % self.period + more * self.period
+
+
+def find_stacks(model: Any, shift: int = 0) -> tuple[Stack, ...]:
+    """Return the stacks that can be shortened by two periods and more, outermost ones only.
+
+    Args:
+        model: the whole model.
+        shift: layers that are left aside where a repetition begins.
+    """
+    from torch.nn import ModuleList
+
+    stacks: list[Stack] = []
+    for path, module in model.named_modules():
+        is_inside = any(path.startswith(f"{stack.path}.") for stack in stacks)
+        if not isinstance(module, ModuleList) or is_inside or len(module) < 2:
+            continue
+        stack = replace(_repetition(path, _signatures(module, model.config)), shift=shift)
+        if stack.few(1) < len(module):
+            stacks.append(stack)
+    return tuple(stacks)
+
+
+def _repetition(path: str, signatures: list[Any]) -> Stack:
+    """Return the stack that can be made shortest."""
+    total = len(signatures)
+    stacks = []
+    for period in range(1, min(_LONGEST_PERIOD, total // 2) + 1):
+        first = total - period
+        while first > 0 and signatures[first - 1] == signatures[first - 1 + period]:
+            first -= 1
+        stacks.append(Stack(path, first, period, total))
+    return min(stacks, key=Stack.few)
+
+
+def _signatures(layers: Any, config: Any) -> list[Any]:
+    """Return for each layer all that makes it what it is, its place in the stack left out."""
+    settings = [_settings(layer) for layer in layers]
+    places = {
+        key
+        for key, value in settings[0].items()
+        if value == 0 and all(found.get(key) == index for index, found in enumerate(settings))
+    }
+    return [
+        (
+            tuple((key, value) for key, value in settings[index].items() if key not in places),
+            tuple(_settings_of_layer(config, index, len(layers))),
+        )
+        for index in range(len(layers))
+    ]
+
+
+def _settings(layer: Any) -> dict[tuple[str, str], Any]:
+    """Return the plain attributes, the kinds and the parameters of a layer's modules."""
+    found: dict[tuple[str, str], Any] = {}
+    for name, module in layer.named_modules():
+        found[name, "class"] = type(module)
+        for key, value in module._parameters.items():
+            if value is not None:
+                found[name, key] = (tuple(value.shape), value.dtype, value.requires_grad)
+        for key, value in sorted(vars(module).items()):
+            if isinstance(value, (bool, int, float, str, type(None))):
+                found[name, key] = value
+    return found
+
+
+def _settings_of_layer(config: Any, index: int, num_layers: int) -> Iterator[tuple[str, str]]:
+    for part in (config, getattr(config, "text_config", None), getattr(config, "vision_config", None)):
+        for key, value in sorted(vars(part).items()) if part is not None else ():
+            if isinstance(value, (list, tuple)) and len(value) == num_layers:
+                yield key, repr(value[index])
+
+
+@contextmanager
+def shortened(model: Any, stacks: tuple[Stack, ...], more: int) -> Iterator[None]:
+    """Leave only the first layers of each stack in the model.
+
+    Args:
+        model: the whole model.
+        stacks: what is shortened.
+        more: periods that are left beyond the fewest.
+    """
+    from torch.nn import ModuleList
+
+    originals = []
+    for stack in stacks:
+        parent, _, name = stack.path.rpartition(".")
+        holder = model.get_submodule(parent)
+        layers = holder._modules[name]
+        originals.append((holder, name, layers))
+        holder._modules[name] = ModuleList(list(layers)[: stack.few(more)])
+    try:
+        yield
+    finally:
+        for holder, name, layers in originals:
+            holder._modules[name] = layers

@@ -1,0 +1,136 @@
+"""A plan as a table that a person reads at a glance: one row for the choice and for the best of each kind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from zerofit.estimates import Holder
+from zerofit.planning.plan_of import why_it_loses
+from zerofit.render.plan_bars import GROUPS, bar
+from zerofit.render.plan_words import (
+    batch,
+    fit_words,
+    gib,
+    kind_label,
+    label,
+    memory,
+    parameters,
+    rate,
+    time,
+    workload_words,
+)
+from zerofit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from zerofit.planning.answer import Answer
+    from zerofit.planning.search import Judged
+
+_BAR = 20
+_HEADER = ("", "strategy", "batch", "GPU memory", "GiB", "host GiB", "step", "tokens/s", "verdict")
+
+
+def plan_table(answer: Answer) -> str:
+    """Return what `zerofit plan` prints."""
+    lines = [*_head(answer), "", *_rows(answer), "", *_legend(answer)]
+    if answer.fits:
+        lines += ["", *_peak(answer)]
+    else:
+        lines += ["", *_nothing_fits(answer)]
+    return "\n".join(lines)
+
+
+def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines, the columns aligned and the last one as long as it is."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return [
+        "  ".join((*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1])).rstrip()
+        for row in rows
+    ]
+
+
+def machine_words(answer: Answer) -> str:
+    """Return the GPUs: "8 x NVIDIA A100-SXM4-80GB", "2 nodes of 8 x ..."."""
+    topology = answer.problem.topology
+    kinds = Counter(gpu.name for gpu in answer.problem.machine.gpus)
+    gpus = ", ".join(f"{count} x {name}" for name, count in kinds.items())
+    return f"{topology.num_nodes} nodes of {gpus}" if topology.num_nodes > 1 else gpus
+
+
+def _head(answer: Answer) -> Iterator[str]:
+    problem = answer.problem
+    model = problem.model
+    kind = model.architecture or model.model_type
+    yield f"{model.name} ({kind}, {parameters(model)} parameters), {workload_words(problem.workload)}"
+    per_gpu = f"{format_bytes(problem.device_bytes)} of {format_bytes(problem.card_bytes)} to be used"
+    yield f"on {machine_words(answer)}: {per_gpu} on each, {format_bytes(problem.host_bytes)} of host memory"
+    if answer.is_fast:
+        yield "--fast: from closed forms, not from a trace of the model; the numbers are rougher"
+
+
+def _rows(answer: Answer) -> list[str]:
+    found = answer.found
+    rows = [list(_HEADER), _row(answer, answer.head, ">" if answer.fits else "?")]
+    rows += [_row(answer, judged, "") for judged in found.others]
+    problem = answer.problem
+    for one in found.ruled_out:
+        least = f"at least {gib(one.least_bytes)}"
+        name = kind_label(one.strategy, problem.topology)
+        rows.append(["", name, "-", ">" * _BAR, least, "-", "-", "-", "too large by its states alone"])
+    return table_lines(rows)
+
+
+def _row(answer: Answer, judged: Judged, mark: str) -> list[str]:
+    estimate, problem = judged.estimate, answer.problem
+    if judged.fits:
+        words = fit_words(estimate.device, problem.card_bytes)
+        verdict = words if judged is answer.head else f"{words}, {why_it_loses(judged, answer.found.chosen)}"
+    else:
+        verdict = judged.lacks
+    return [
+        mark,
+        label(judged.strategy, problem.topology),
+        batch(judged.strategy),
+        bar(estimate.device.peak, limit_bytes=problem.device_bytes, width=_BAR),
+        memory(estimate.device),
+        memory(estimate.host),
+        time(estimate.step_time),
+        rate(estimate.tokens_per_s),
+        verdict,
+    ]
+
+
+def _legend(answer: Answer) -> Iterator[str]:
+    letters = ", ".join(f"{group.letter} {group.name}" for group in GROUPS)
+    ranks = answer.problem.topology.world_size
+    where = f"each of {ranks} GPUs" if ranks > 1 else "the GPU"
+    yield f"batch: micro-batch x accumulation, on {where}"
+    yield f"bar:   {letters}; its end is {format_bytes(answer.problem.device_bytes)}"
+
+
+def _peak(answer: Answer) -> Iterator[str]:
+    device = answer.head.estimate.device
+    peak = device.peak
+    terms = sorted(peak.terms, key=lambda term: -term.num_bytes)
+    words = [f"{term.name} {gib(term.num_bytes)}" for term in terms if term.num_bytes >= 2**27]
+    allocated = gib(peak.held_by(Holder.TENSORS))
+    yield f"most in {peak.phase.value}: {', '.join(words)} GiB; tensors alone {allocated} GiB"
+    yield f"±: {device.uncertainty_source}"
+
+
+def _nothing_fits(answer: Answer) -> Iterator[str]:
+    judged = answer.head
+    peak = judged.estimate.device.peak
+    largest = max(peak.terms, key=lambda term: term.num_bytes)
+    yield f"Nothing fits. Nearest is {label(judged.strategy, answer.problem.topology)}: {judged.lacks}."
+    yield f"On the GPU {largest.name} take most, in {peak.phase.value}: {format_bytes(largest.num_bytes)}."
+    if not answer.suggestions:
+        yield "No single change that was tried makes it fit."
+        return
+    yield "It would fit with one of these:"
+    for suggestion in answer.suggestions:
+        estimate = suggestion.judged.estimate
+        strategy = label(suggestion.judged.strategy, answer.problem.topology)
+        yield f"  {suggestion.change}: {strategy}, {memory(estimate.device)} GiB on each GPU"
