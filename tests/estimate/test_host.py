@@ -15,7 +15,7 @@ from zerofit.estimate.engine import Setup
 from zerofit.estimate.host import PROCESS, estimate_host_memory, nvme_bytes_needed
 from zerofit.estimates import Holder, MemoryEstimate, RunPhase
 from zerofit.facts import GpuSpec, Machine, ModelFacts
-from zerofit.strategy import Buckets, OffloadDevice
+from zerofit.strategy import Buckets, OffloadDevice, Strategy
 
 _MODEL = ModelFacts(
     name="made",
@@ -29,8 +29,8 @@ _MODEL = ModelFacts(
 _MACHINE = Machine(
     gpus=(GpuSpec(name="made", memory_bytes=1),),
     num_cpu_cores=1,
-    host_memory_bytes=1,
-    host_memory_available_bytes=1,
+    host_memory_bytes=1 << 50,
+    host_memory_available_bytes=1 << 50,
 )
 _LOG = layered_log(tuple(LayerSizes(elements=(1 << 16, 1 << 16)) for _ in range(4)), bytes_per_element=2)
 _NUM_ELEMENTS = 8 << 16
@@ -73,18 +73,53 @@ def test_what_the_step_holds_in_bytes_a_parameter(
     )
 
 
+def _held(setup: Setup, phase: RunPhase, *, dtype: str, machine: Machine = _MACHINE) -> dict[str, float]:
+    """Return the bytes an element of the terms of tensors."""
+    model = replace(_MODEL, checkpoint_dtype=dtype)
+    found = estimate_host_memory(setup, model=model, machine=machine).of(phase)
+    assert found is not None
+    return {term.name: term.num_bytes / _NUM_ELEMENTS for term in found.terms if term.name != PROCESS}
+
+
+_NATIVE = replace(setup_of(_LOG, 0, ranks=4), strategy=Strategy())
+
+
 @pytest.mark.parametrize(
-    ("stage", "dtype", "expected"),
+    ("setup", "dtype", "expected"),
     [
-        (2, "float32", 4 * 4),  # every rank loads the whole checkpoint
-        (2, "bfloat16", 4 * 2),
-        (2, "", 4 * 4),
-        (3, "bfloat16", 2),  # rank 0 alone reads it
+        (setup_of(_LOG, 2, ranks=4), "float32", {"checkpoint": 4}),  # the ranks share the file's pages
+        (setup_of(_LOG, 2, ranks=4), "bfloat16", {"checkpoint": 2}),
+        (setup_of(_LOG, 2, ranks=4), "", {"checkpoint": 4}),
+        (setup_of(_LOG, 3, ranks=4), "bfloat16", {"checkpoint": 2}),
+        (_NATIVE, "bfloat16", {"checkpoint": 2}),
+        (_NATIVE, "float32", {"checkpoint": 4, "weights": 4 * 2}),  # a type that is not the file's is a copy
     ],
 )
-def test_loading(stage: int, dtype: str, expected: int) -> None:
-    model = replace(_MODEL, checkpoint_dtype=dtype)
-    assert _tensors(setup_of(_LOG, stage, ranks=4), RunPhase.LOAD, model=model) == expected * _NUM_ELEMENTS
+def test_loading(setup: Setup, dtype: str, expected: dict[str, int]) -> None:
+    assert _held(setup, RunPhase.LOAD, dtype=dtype) == expected
+
+
+def test_each_rank_casts_a_copy_of_its_own() -> None:
+    held = _held(setup_of(_LOG, 2, ranks=4), RunPhase.INITIALISE, dtype="float32")
+    assert held == {"checkpoint": 4, "cast weights": 4 * 2}
+
+
+def test_a_model_made_first_is_cast_whole_on_every_rank_at_stage_3() -> None:
+    setup = setup_of(_LOG, 3, ranks=4)
+    held = [
+        _held(one, RunPhase.INITIALISE, dtype="float32").get("cast weights", 0)
+        for one in (setup, replace(setup, makes_model_first=True))
+    ]
+    assert held == [0, 4 * 2]
+
+
+@pytest.mark.parametrize(("spare", "expected"), [(3 * _NUM_ELEMENTS, 3), (-1, 0), (99 * _NUM_ELEMENTS, 4)])
+def test_mapped_pages_take_no_more_than_there_is(spare: int, expected: int) -> None:
+    setup = setup_of(_LOG, 2, ranks=1)
+    process = next(term for term in _estimate(setup).phases[0].terms if term.name == PROCESS)
+    machine = replace(_MACHINE, host_memory_available_bytes=process.num_bytes + spare)
+    held = _held(setup, RunPhase.LOAD, dtype="float32", machine=machine)
+    assert held.get("checkpoint", 0) == expected
 
 
 def test_pinned_memory_is_rounded_up_to_powers_of_two() -> None:
@@ -110,7 +145,7 @@ def test_weights_are_flattened_on_the_host_where_the_gpu_has_no_room() -> None:
     tight = replace(setup, gpu_memory_bytes=4 * _NUM_ELEMENTS - 1)
     model = replace(_MODEL, checkpoint_dtype="bfloat16")
     held = [_tensors(one, RunPhase.INITIALISE, model=model) for one in (setup, tight)]
-    assert held == [2 * 2 * _NUM_ELEMENTS, 2 * 4 * _NUM_ELEMENTS]
+    assert held == [2 * _NUM_ELEMENTS, 2 * 4 * _NUM_ELEMENTS]  # the mapped file; two copies on each rank
 
 
 def test_accumulation_keeps_whole_gradients_on_the_host_at_stage_2() -> None:
@@ -153,20 +188,38 @@ def test_only_rank_0s_node_gathers_the_weights_for_a_checkpoint() -> None:
     ranks=st.integers(1, 5),
     offload=st.sampled_from(("", "o", "op")),
     accumulation=st.integers(1, 3),
+    makes_model_first=st.booleans(),
+    available=st.integers(1, 1 << 36),
 )
 def test_terms_are_never_negative_and_all_explained(
-    log: AllocationLog, stage: int, ranks: int, offload: str, accumulation: int
+    log: AllocationLog,
+    stage: int,
+    ranks: int,
+    offload: str,
+    accumulation: int,
+    makes_model_first: bool,
+    available: int,
 ) -> None:
     offload = "" if stage == 0 else offload if stage == 3 else offload[:1]
-    setup = setup_of(log, stage, ranks=ranks, offload=offload, gradient_accumulation_steps=accumulation)
-    for phase in _estimate(setup).phases:
+    setup = replace(
+        setup_of(log, stage, ranks=ranks, offload=offload, gradient_accumulation_steps=accumulation),
+        makes_model_first=makes_model_first,
+    )
+    machine = replace(_MACHINE, host_memory_available_bytes=available)
+    for phase in estimate_host_memory(setup, model=_MODEL, machine=machine).phases:
+        assert phase.total_bytes == sum(term.num_bytes for term in phase.terms)
         assert all(term.num_bytes > 0 and term.formula and term.source for term in phase.terms)
 
 
 @_LAWS
 @given(log=random_logs(), stage=st.integers(1, 3), ranks=st.integers(1, 5))
 def test_offload_never_needs_less_on_the_host(log: AllocationLog, stage: int, ranks: int) -> None:
+    """Pages of the mapped checkpoint are left out: with more beside them the kernel keeps fewer."""
     plain, offloaded = (
-        _estimate(setup_of(log, stage, ranks=ranks, offload=offload)).peak_bytes for offload in ("", "o")
+        max(
+            sum(term.num_bytes for term in phase.terms if term.name != "checkpoint")
+            for phase in _estimate(setup_of(log, stage, ranks=ranks, offload=offload)).phases
+        )
+        for offload in ("", "o")
     )
     assert offloaded >= plain

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from zerofit.estimate.host_ledger import ROUNDING, HostLedger
+from zerofit.estimate.host_ledger import CHECKPOINT, ROUNDING, HostLedger
 from zerofit.estimates import Holder, RunPhase
 
 
@@ -60,3 +62,11 @@ def test_a_phase_that_comes_twice_keeps_its_larger_moment() -> None:
     ledger.drop(block)
     ledger.begin(RunPhase.FORWARD)
     assert _total(ledger, RunPhase.FORWARD) == 10
+
+
+def test_pages_of_mapped_files_do_not_decide_the_largest_moment() -> None:
+    ledger = HostLedger()
+    ledger.begin(RunPhase.INITIALISE)
+    ledger.drop(ledger.take(5000, CHECKPOINT))
+    ledger.take(1000, "cast weights")
+    assert +Counter(ledger.largest[RunPhase.INITIALISE]) == {("cast weights", Holder.PAGEABLE): 1000}

@@ -65,14 +65,31 @@ def _live(setup: Setup) -> dict[RunPhase, PhasePeak]:
 
 
 @_LAWS
-@given(log=random_logs(), strategy=_STRATEGIES, gpu=_GPUS, ranks=_RANKS, expandable=st.booleans())
+@given(
+    log=random_logs(),
+    strategy=_STRATEGIES,
+    engine=_ENGINES,
+    gpu=_GPUS,
+    ranks=_RANKS,
+    expandable=st.booleans(),
+    makes_model_first=st.booleans(),
+)
 def test_terms_sum_to_what_is_reserved_and_what_is_outside(
-    log: AllocationLog, strategy: Strategy, gpu: GpuSpec, ranks: int, expandable: bool
+    log: AllocationLog,
+    strategy: Strategy,
+    engine: tuple[Engine, ZeroStage],
+    gpu: GpuSpec,
+    ranks: int,
+    expandable: bool,
+    makes_model_first: bool,
 ) -> None:
-    setup = _setup(log, strategy, ranks=ranks)
+    strategy = replace(strategy, engine=engine[0], zero_stage=engine[1])
+    setup = replace(_setup(log, strategy, ranks=ranks), makes_model_first=makes_model_first)
     estimate = estimate_memory(setup, gpu=gpu, expandable_segments=expandable)
     tape = Tape()
-    play(NativeEngine(replace(setup, compute_capability=gpu.compute_capability or (8, 0)), tape))
+    room = gpu.usable_bytes - (estimate.peak.held_by(Holder.OUTSIDE))
+    here = replace(setup, compute_capability=gpu.compute_capability or (8, 0), gpu_memory_bytes=max(0, room))
+    play(make_engine(here, tape))
     peaks = replay(tape, expandable_segments=expandable).peaks
     assert [phase.phase for phase in estimate.phases] == list(RunPhase)
     for phase, peak in zip(estimate.phases, peaks, strict=True):
@@ -200,3 +217,24 @@ def test_a_shortage_says_where_and_for_what() -> None:
     assert shortage is not None
     assert (shortage.phase, shortage.term) == (RunPhase.FORWARD, "kernel workspaces")
     assert out_of_memory(_setup(layered_log(), Strategy()), gpu=replace(gpu, memory_bytes=GIB)) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "deepspeed", "uncertainty", "words"),
+    [
+        (Engine.DEEPSPEED, "0.19.8", 0.05, ""),
+        (Engine.DEEPSPEED, "0.19.2", 0.07, "2% more, as only 0.19.8 was compared"),
+        (Engine.DEEPSPEED, "0.16.4", 0.10, "5% more, as how it flattens"),
+        (Engine.DEEPSPEED, None, 0.10, "5% more, as the release of DeepSpeed is not known"),
+        (Engine.NATIVE, None, 0.05, ""),
+    ],
+)
+def test_a_deepspeed_that_was_not_compared_is_less_certain(
+    engine: Engine, deepspeed: str | None, uncertainty: float, words: str
+) -> None:
+    gpu = GpuSpec(name="made", memory_bytes=GIB, compute_capability=(8, 0))
+    setup = _setup(layered_log(), Strategy(engine=engine))
+    estimate = estimate_memory(replace(setup, versions=replace(_VERSIONS, deepspeed=deepspeed)), gpu=gpu)
+    assert estimate.uncertainty == pytest.approx(uncertainty)
+    assert words in estimate.uncertainty_source
+    assert ("more, as" in estimate.uncertainty_source) is bool(words)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from made_logs import LayerSizes, LogBuilder, layered_log
 from zero_plays import at_end, peaks, played, setup_of
@@ -140,9 +142,9 @@ def test_one_rank_uses_the_part_that_it_has() -> None:
 def test_a_model_partitioned_after_loading_lies_whole_on_the_gpu_at_first() -> None:
     setup = setup_of(_LOG, 3, ranks=4, buckets=Buckets())
     largest = []
-    for partitions_at_load in (True, False):
+    for makes_model_first in (False, True):
         tape = Tape()
-        play(DeepSpeedStage3(setup, tape, partitions_at_load=partitions_at_load))
+        play(DeepSpeedStage3(replace(setup, makes_model_first=makes_model_first), tape))
         largest.append(peaks(tape, "weights", "gathered weights"))
     # The last parameter is made in fp32, and cast, beside the parts of the others.
     assert largest[0][RunPhase.LOAD] == (_WHOLE - 2 * _SIZE) // 4 + (4 + 2) * _SIZE

@@ -1,7 +1,7 @@
 """CachingAllocator: PyTorch's CUDA memory allocator, told without a GPU, under its default settings.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h at torch 2.13.0; what
-is modelled here has been the same since torch 2.1:
+The rules are those of c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h at torch 2.13.0; other
+releases were not compared:
 https://github.com/pytorch/pytorch/blob/v2.13.0/c10/cuda/CUDACachingAllocator.cpp
 Left out, as they are off by default: max_split_size, garbage collection, power-of-two rounding.
 ASSUMPTION: each cudaMalloc returns a higher address than the one before; the address breaks ties only.
@@ -42,10 +42,12 @@ class OutOfMemoryError(Exception):
 class _Pool:
     """The free blocks of one size class on one stream, and its expandable segment, if it has one."""
 
-    __slots__ = ("base", "blocks", "end", "holes", "is_small", "page")
+    __slots__ = ("base", "blocks", "end", "holes", "is_small", "least_rest", "page")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, is_expandable: bool) -> None:
         self.is_small = number % 2 == 1
+        # What is left of a block is cut off if it is more than this.
+        self.least_rest = 0 if self.is_small or is_expandable else _SMALL_UNITS
         self.blocks: list[int] = []  # size << 44 | first address, sorted
         self.page = (SMALL_SEGMENT if self.is_small else LARGE_SEGMENT) // UNIT
         self.base = self.end = (number + 1) * _REGION
@@ -74,7 +76,8 @@ class CachingAllocator:
         """Times that cached segments went back to the driver to make room."""
         self._capacity = capacity
         self._is_expandable = expandable_segments
-        self._pools = [_Pool(0), _Pool(1)]  # of stream s: large at 2 s, small at 2 s + 1
+        # Of stream s: the large pool at 2 s, the small one at 2 s + 1.
+        self._pools = [_Pool(number, is_expandable=expandable_segments) for number in (0, 1)]
         self._free_from: dict[int, int] = {}  # first address -> end
         self._free_to: dict[int, int] = {}  # end -> first address
         self._segments: dict[int, int] = {}  # first address -> size, without expandable segments
@@ -91,7 +94,7 @@ class CachingAllocator:
         if size == 0:
             return 0, 0, number
         while number >= len(self._pools):
-            self._pools.append(_Pool(len(self._pools)))
+            self._pools.append(_Pool(len(self._pools), is_expandable=self._is_expandable))
         pool = self._pools[number]
         blocks = pool.blocks
         index = bisect_left(blocks, size << _SHIFT)
@@ -104,7 +107,7 @@ class CachingAllocator:
         else:
             first, end = self._new_block(pool, size)
         rest = end - first - size
-        if rest > (0 if pool.is_small or self._is_expandable else _SMALL_UNITS):
+        if rest > pool.least_rest:
             cut = first + size
             self._free_from[cut] = end
             self._free_to[end] = cut

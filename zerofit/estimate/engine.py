@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from zerofit.allocation_log import Event, TensorKind
 from zerofit.estimate.outside import cublas_workspace_bytes
+from zerofit.estimate.weight_copies import WEIGHT_COPIES, terms_of
 from zerofit.estimates import RunPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from zerofit.allocation_log import AllocationLog
     from zerofit.estimate.tape import Tape
@@ -40,12 +42,18 @@ class Setup:
     """Of the GPU, which decides the size of cuBLAS's workspace."""
     gpu_memory_bytes: int | None = None
     """What PyTorch can get of the GPU at most, which decides how DeepSpeed starts; None for enough."""
+    makes_model_first: bool = False
+    """Whether the script makes its model before anything that says "ZeRO stage 3" (see zero_arrival)."""
 
 
 _TRACED = ("fixed + bytes a sample x micro_batch_size, of what is alive", "traced")
 TRACED_TERMS = {
     **{kind.value: _TRACED for kind in TensorKind},
     TensorKind.GRADIENT.value: ("b P, P trainable elements of b bytes, as far as they are made", "traced"),
+    WEIGHT_COPIES: (
+        "2 P of the fp32 weights that autocast has cast, from their forward pass to their backward pass",
+        "traced; https://docs.pytorch.org/docs/stable/amp.html#autocasting",
+    ),
     TensorKind.WORKSPACE.value: (
         "scratch of kernels, and cuBLAS's workspaces of two threads",
         "traced; aten/src/ATen/cuda/CublasHandlePool.cpp",
@@ -131,6 +139,36 @@ def play(engine: Engine, *, sketch: bool = False) -> None:
 _WORKSPACE = TensorKind.WORKSPACE.value
 _KEEP = 8
 """Stands in for FREE where the script still holds an output; no Event."""
+_Script = tuple[list[str], list[tuple[int, int]], list[tuple[int, int]]]
+
+
+@lru_cache(maxsize=16)
+def _script(log: AllocationLog, hooked: frozenset[int], *, keeps_outputs: bool) -> _Script:
+    """Return each storage's term, the events without those that do nothing, and those without activations.
+
+    Args:
+        log: what is played, again and again, under one strategy after the other.
+        hooked: the events at which the engine does something.
+        keeps_outputs: whether the script holds an output where the log frees it.
+    """
+    terms = terms_of(log)
+    gradients = frozenset(storage for storage in log.gradient_storages if storage >= 0)
+    played = {Event.ALLOCATE, Event.FREE, Event.GRADIENT_READY, Event.FORWARD_ENDS, *hooked}
+    events = []
+    for code, argument in zip(log.codes, log.arguments, strict=True):
+        if code == Event.FREE and argument in gradients:
+            continue  # the engine's to free
+        if code == Event.FREE and keeps_outputs and terms[argument] == TensorKind.OUTPUT:
+            events.append((_KEEP, argument))
+        elif code in played:
+            events.append((code, argument))
+    sketched = [
+        (code, argument)
+        for code, argument in events
+        if code not in (Event.ALLOCATE, Event.FREE, _KEEP)
+        or (code == Event.ALLOCATE and argument in gradients)
+    ]
+    return terms, events, sketched
 
 
 class _MicroBatches:
@@ -144,31 +182,11 @@ class _MicroBatches:
             fixed + each * samples
             for fixed, each in zip(storages.fixed_bytes, storages.bytes_per_sample, strict=True)
         ]
-        self._terms = [kind.value for kind in storages.kinds]
         self._hooks = _hooks(engine)
-        self._gradients = frozenset(storage for storage in log.gradient_storages if storage >= 0)
-        self._events = list(self._heeded())
-        self._sketched = [
-            (code, argument)
-            for code, argument in self._events
-            if code not in (Event.ALLOCATE, Event.FREE, _KEEP)
-            or (code == Event.ALLOCATE and argument in self._gradients)
-        ]
+        script = _script(log, frozenset(self._hooks), keeps_outputs=engine.setup.keeps_outputs)
+        self._terms, self._events, self._sketched = script
         self._kept: list[int] = []
         self._has_run_forward = self._has_run_backward = False
-
-    def _heeded(self) -> Iterator[tuple[int, int]]:
-        """Yield the log's events without those that do nothing here."""
-        setup = self._engine.setup
-        played = {Event.ALLOCATE, Event.GRADIENT_READY, Event.FORWARD_ENDS, *self._hooks}
-        for code, argument in zip(setup.log.codes, setup.log.arguments, strict=True):
-            if code == Event.FREE:
-                if argument in self._gradients:
-                    continue  # the engine's to free
-                keeps = setup.keeps_outputs and self._terms[argument] == TensorKind.OUTPUT
-                yield (_KEEP if keeps else code), argument
-            elif code in played:
-                yield code, argument
 
     def play_one(self, *, is_boundary: bool, with_activations: bool) -> None:
         """Play one forward and backward pass."""
@@ -190,17 +208,16 @@ class _MicroBatches:
         tape_sizes = tape.sizes
         blocks: dict[int, int] = {}
         keeps: list[int] = []
+        born = len(tape_sizes)
         for code, argument in events:
             if code == 0:  # Event.ALLOCATE
-                blocks[argument] = len(tape_sizes)
+                blocks[argument] = born
+                born += 1
                 note_size(sizes[argument])
                 note_term(terms[argument])
-                note_entry(len(tape_sizes))
+                note_entry(born)
             elif code == 1:  # Event.FREE
                 note_entry(-blocks.pop(argument) - 1)
-            elif code == Event.GRADIENT_READY:
-                storage = self._engine.setup.log.gradient_storages[argument]
-                self._engine.gradient_ready(argument, blocks.pop(storage))
             elif code == _KEEP:
                 keeps.append(blocks.pop(argument))
             elif code == Event.FORWARD_ENDS:
@@ -209,8 +226,14 @@ class _MicroBatches:
                     break
                 tape.begin(RunPhase.BACKWARD)
                 self._begin_backward()
+                born = len(tape_sizes)
+            elif code == Event.GRADIENT_READY:
+                storage = self._engine.setup.log.gradient_storages[argument]
+                self._engine.gradient_ready(argument, blocks.pop(storage))
+                born = len(tape_sizes)
             else:
                 hooks[code](argument)
+                born = len(tape_sizes)
         self._kept = keeps
         return blocks
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from zerofit.estimate.host_ledger import ROUNDING
+from zerofit.estimate.host_ledger import CHECKPOINT, ROUNDING
 from zerofit.estimate.host_rank import (
     CAST,
-    CHECKPOINT,
     CONVERTED,
     GRADIENT_BUFFER,
     GRADIENTS,
@@ -42,13 +41,15 @@ _STAGE3 = "deepspeed 0.19.8, runtime/zero/stage3.py"
 
 _EXPLANATIONS = {
     WEIGHTS: (
-        "b P_all a rank, b bytes an element as loaded, until the engine moves them to the GPU",
-        "transformers 5.23, modeling_utils.py: from_pretrained, dtype='auto'",
+        "c P_all a rank where the script loads another type than the checkpoint's, until they are on the GPU",
+        "measured: a private copy appears only where from_pretrained changes the type (transformers 5.23)",
     ),
-    CAST: ("c P_all, cast from what was loaded", "deepspeed 0.19.8, runtime/engine.py:1862"),
+    CAST: ("c P_all a rank, cast from what was loaded", "deepspeed 0.19.8, runtime/engine.py:1862"),
     CHECKPOINT: (
-        "b P_all on rank 0 alone: mapped files, whose pages the kernel may drop",
-        "transformers 5.23, modeling_utils.py:4524; integrations/deepspeed.py:455",
+        "b P_all once a node, b bytes an element as saved, or as much as there is room: mapped files, shared"
+        " by the ranks, whose pages the kernel drops where it needs them",
+        "measured: /proc/PID/smaps_rollup of two ranks, tests/evidence/memory/test_checkpoint_load.py;"
+        " transformers 5.23, modeling_utils.py:4524, :4573",
     ),
     MASTER: ("4 P / N a rank; 8 P / N while stage 3 makes it", f"{_STAGE12}:565; {_STAGE3}:1159"),
     STATES: (
@@ -81,29 +82,27 @@ _EXPLANATIONS = {
 }
 
 
-def estimate_host_memory(
-    setup: Setup, *, model: ModelFacts, machine: Machine, partitions_at_load: bool = True
-) -> MemoryEstimate:
+def estimate_host_memory(setup: Setup, *, model: ModelFacts, machine: Machine) -> MemoryEstimate:
     """Return what one node's host needs, all its ranks together, phase by phase: the node that has rank 0.
 
-    Dataset, DataLoader workers and the page cache of other files are not in it.
+    Dataset, DataLoader workers and the page cache of other files are not in it. Weights are taken to come
+    from safetensors files on a local disk.
 
     Args:
         setup: what runs.
-        model: tells the type in which the script loads the weights; fp32 where it does not.
+        model: tells the type of the weights in the checkpoint; fp32 where it does not.
         machine: the node.
-        partitions_at_load: whether at stage 3 the model is made under zero.Init.
     """
     loaded = _ELEMENT_BYTES.get(model.checkpoint_dtype, 4)
     on_gpu = bool(machine.gpus) and not setup.topology.on_cpu
     totals: dict[RunPhase, Counter[tuple[str, Holder]]] = {}
     for rank in range(setup.topology.ranks_per_node):
-        played = HostRank(
-            setup, rank=rank, loaded_bytes_per_element=loaded, partitions_at_load=partitions_at_load
-        ).play()
+        played = HostRank(setup, rank=rank, loaded_bytes_per_element=loaded).play()
         for phase, held in played.largest.items():
             totals.setdefault(phase, Counter()).update(held)
     process = _process_term(setup.topology.ranks_per_node, on_gpu=on_gpu)
+    for held in totals.values():
+        _leave_room(held, machine.host_memory_available_bytes - process.num_bytes)
     return MemoryEstimate(
         phases=tuple(
             PhaseMemory(phase=phase, terms=(*_terms(totals[phase]), process))
@@ -132,6 +131,13 @@ def nvme_bytes_needed(setup: Setup) -> int:
         if strategy.param_offload is OffloadDevice.NVME:
             num_bytes += parameter.bytes_per_element * part
     return num_bytes * topology.ranks_per_node
+
+
+def _leave_room(held: Counter[tuple[str, Holder]], room: int) -> None:
+    """Cut the mapped checkpoint to what the rest leaves: its pages can be read from the disk again."""
+    key = CHECKPOINT, Holder.PAGEABLE
+    if key in held:
+        held[key] = min(held[key], max(0, room - held.total() + held[key]))
 
 
 def _terms(held: Counter[tuple[str, Holder]]) -> tuple[Term, ...]:

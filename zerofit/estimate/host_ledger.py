@@ -16,6 +16,10 @@ ROUNDING = "pinned rounding"
 """Term for what PyTorch's pinned allocator holds beyond what was asked for."""
 
 
+CHECKPOINT = "checkpoint"
+"""Term for the pages of mapped files, which the kernel drops where it needs them."""
+
+
 class HostLedger:
     """Blocks that come and go; pinned ones are rounded up to a power of two and kept when they are let go.
 
@@ -24,7 +28,7 @@ class HostLedger:
 
     def __init__(self) -> None:
         self.largest: dict[RunPhase, Mapping[tuple[str, Holder], int]] = {}
-        """By phase, bytes by term and holder at its largest moment."""
+        """By phase, bytes by term and holder at its largest moment, for which mapped files do not count."""
         self._phase: RunPhase | None = None
         self._live: Counter[tuple[str, Holder]] = Counter()
         self._blocks: list[tuple[tuple[str, Holder], int]] = []
@@ -78,5 +82,10 @@ class HostLedger:
 
     def _compare(self) -> None:
         phase = self._phase
-        if phase is not None and self._live.total() >= sum(self.largest.get(phase, {}).values()):
+        if phase is not None and _size(self._live) >= _size(self.largest.get(phase, {})):
             self.largest[phase] = dict(self._live)
+
+
+def _size(held: Mapping[tuple[str, Holder], int]) -> tuple[int, int]:
+    total = sum(held.values())
+    return total - held.get((CHECKPOINT, Holder.PAGEABLE), 0), total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from zerofit.estimate.host_ledger import HostLedger
+from zerofit.estimate.host_ledger import CHECKPOINT, HostLedger
 from zerofit.estimate.zero_engine import FP32
 from zerofit.estimate.zero_flat import FlatGroup, flattens_on_gpu, sub_groups
 from zerofit.estimates import RunPhase
@@ -14,7 +14,7 @@ from zerofit.strategy import Engine, OffloadDevice, ZeroStage
 if TYPE_CHECKING:
     from zerofit.estimate.engine import Setup
 
-WEIGHTS, CHECKPOINT, CAST = "weights", "checkpoint", "cast weights"
+WEIGHTS, CAST = "weights", "cast weights"
 CONVERTED = "conversion buffer"
 MASTER, STATES, GRADIENTS = "master weights", "optimizer states", "gradient partition"
 WEIGHT_PARTITION, GRADIENT_BUFFER = "offloaded weights", "gradient buffer"
@@ -33,13 +33,14 @@ class HostRank:
     """One rank of a run, played on a HostLedger."""
 
     def __init__(
-        self, setup: Setup, *, rank: int, loaded_bytes_per_element: int, partitions_at_load: bool = True
+        self, setup: Setup, *, rank: int, loaded_bytes_per_element: int, has_checkpoint: bool = True
     ) -> None:
         """Make the rank.
 
         Args:
-            loaded_bytes_per_element: of the weights as the script loads them.
-            partitions_at_load: whether at stage 3 the model is made under zero.Init.
+            rank: on the first node.
+            loaded_bytes_per_element: of the weights in the checkpoint, or as the script makes them.
+            has_checkpoint: whether they are read from one; else they are made in the memory of each rank.
         """
         self.ledger = HostLedger()
         strategy, log = setup.strategy, setup.log
@@ -53,11 +54,13 @@ class HostRank:
         self._stage = strategy.zero_stage if is_deepspeed else ZeroStage.NOTHING
         self._casts = is_deepspeed
         self._loaded = loaded_bytes_per_element
-        self._is_partitioned = self._stage is ZeroStage.PARAMETERS and partitions_at_load
+        self._has_checkpoint = has_checkpoint
+        self._is_partitioned = self._stage is ZeroStage.PARAMETERS and not setup.makes_model_first
         self._offload = strategy.optimizer_offload if self._trained else OffloadDevice.NONE
         self._accumulates = (strategy.gradient_accumulation_steps or 1) > 1
         self._parts = [-(-size // self._num_ranks) for size in self._sizes]
         self._weights: list[int] = []
+        self._checkpoint: list[int] = []
         self._own_parts: dict[int, int] = {}
 
     def play(self) -> HostLedger:
@@ -80,19 +83,30 @@ class HostRank:
         return ledger
 
     def _load(self) -> None:
-        """from_pretrained copies the checkpoint into tensors; under zero.Init only rank 0 reads it at all."""
-        if not self._is_partitioned:
-            self._weights = [
-                self.ledger.take(size * self._loaded_bytes_of(number), WEIGHTS)
-                for number, size in enumerate(self._sizes)
-            ]
+        """from_pretrained maps the checkpoint; a tensor is copied where its type changes.
+
+        All ranks share the file's pages, so they count with rank 0. Under zero.Init it alone reads them.
+        """
+        if self._is_partitioned:
+            self._partition_weights()
+        if self._has_checkpoint and self._rank == 0:
+            self._checkpoint = [self.ledger.take(sum(self._sizes) * self._loaded, CHECKPOINT)]
+        if self._is_partitioned:
+            self._close_checkpoint()
             return
-        self._partition_weights()
-        if self._rank == 0:
-            self.ledger.flash(sum(self._sizes) * self._loaded, CHECKPOINT)
+        for number, size in enumerate(self._sizes):
+            is_mapped = self._has_checkpoint and self._loaded_bytes_of(number) == self._loaded
+            num_bytes = 0 if is_mapped else size * self._loaded_bytes_of(number)
+            self._weights.append(self.ledger.take(num_bytes, WEIGHTS))
 
     def _loaded_bytes_of(self, number: int) -> int:
+        """DeepSpeed casts by itself; without it the script loads the weights as the forward pass has them."""
         return self._loaded if self._casts else self._bytes[number]
+
+    def _close_checkpoint(self) -> None:
+        for block in self._checkpoint:
+            self.ledger.drop(block)
+        self._checkpoint = []
 
     def _partition_weights(self) -> None:
         if self._strategy.param_offload is OffloadDevice.NVME:
@@ -131,6 +145,7 @@ class HostRank:
         for block in self._weights:
             self.ledger.drop(block)
         self._weights = []
+        self._close_checkpoint()
 
     def _flatten(self) -> None:
         """Where the GPU has no room for it, the flat buffer is made here, beside a copy of the weights."""

@@ -10,11 +10,13 @@ from zerofit.estimate.engines import make_engine
 from zerofit.estimate.outside import context_term, least_context_bytes, nccl_term
 from zerofit.estimate.replay import live_peak, replay
 from zerofit.estimate.tape import Tape
+from zerofit.estimate.zero_versions import doubt_about
 from zerofit.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
+from zerofit.strategy import Engine as EngineName
 
 if TYPE_CHECKING:
     from zerofit.estimate.engine import Engine, Setup
-    from zerofit.estimate.replay import PhasePeak, Shortage
+    from zerofit.estimate.replay import PhasePeak, Replay, Shortage
     from zerofit.facts import GpuSpec
 
 _ALLOCATOR = "zerofit.estimate.allocator, after c10/cuda/CUDACachingAllocator.cpp"
@@ -43,8 +45,23 @@ def estimate_memory(
     """
     outside = _outside(setup, gpu, context_bytes)
     engine = _played(setup, gpu, outside)
-    played = replay(engine.tape, expandable_segments=expandable_segments)
-    uncertainty, source = _MANY_RANKS if len(outside) > 1 else _ONE_RANK
+    return _estimate(engine, replay(engine.tape, expandable_segments=expandable_segments), outside)
+
+
+def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEstimate | None:
+    """Return what one GPU needs where a run may take only so much of it; None where the run ends there.
+
+    The allocator gives cached blocks back before it gives up, so that a run may get through that would take
+    more if there were more.
+    """
+    outside = _outside(setup, gpu, None)
+    engine = _played(setup, gpu, outside)
+    within = replay(engine.tape, capacity=max(0, limit_bytes - _sum(outside)))
+    return _estimate(engine, within, outside) if within.shortage is None else None
+
+
+def _estimate(engine: Engine, played: Replay, outside: tuple[Term, ...]) -> MemoryEstimate:
+    uncertainty, source = _uncertainty(engine.setup, has_nccl=len(outside) > 1)
     phases = tuple(
         PhaseMemory(
             phase=peak.phase,
@@ -59,6 +76,15 @@ def estimate_memory(
         for peak in played.peaks
     )
     return MemoryEstimate(phases=phases, uncertainty=uncertainty, uncertainty_source=source)
+
+
+def _uncertainty(setup: Setup, *, has_nccl: bool) -> tuple[float, str]:
+    """Return it and its source; a DeepSpeed that was not compared adds to it."""
+    uncertainty, source = _MANY_RANKS if has_nccl else _ONE_RANK
+    doubt = doubt_about(setup.versions.deepspeed) if setup.strategy.engine is EngineName.DEEPSPEED else None
+    if doubt is None:
+        return uncertainty, source
+    return uncertainty + doubt.uncertainty, f"{source}; {doubt.uncertainty:.0%} more, as {doubt.reason}"
 
 
 def least_memory(setup: Setup, *, gpu: GpuSpec | None = None) -> int:

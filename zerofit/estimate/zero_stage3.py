@@ -40,7 +40,8 @@ class DeepSpeedStage3(DeepSpeedEngine):
 
     EXPLANATIONS: Mapping[str, tuple[str, str]] = {
         WEIGHTS: (
-            "c P_all / N, each parameter padded to a multiple of N; 0 with offloaded parameters",
+            "c P_all / N, each parameter padded to a multiple of N; 0 with offloaded parameters; partitioned"
+            " as it is made, after an Accelerator or TrainingArguments",
             f"{_PARAMETERS}:1843 (_partition_param), runtime/zero/utils.py:237 (defragment)",
         ),
         GATHERED: (
@@ -64,15 +65,9 @@ class DeepSpeedStage3(DeepSpeedEngine):
         TEMPORARIES: ("what the optimizer's step makes of a sub-group", "the optimizer's step"),
     }
 
-    def __init__(self, setup: Setup, tape: Tape, *, partitions_at_load: bool = True) -> None:
-        """Make the engine.
-
-        Args:
-            partitions_at_load: whether the model is made under zero.Init, as from_pretrained does once an
-                Accelerator or TrainingArguments with stage 3 exists; else it comes whole.
-        """
+    def __init__(self, setup: Setup, tape: Tape) -> None:
         super().__init__(setup, tape)
-        self._partitions_at_load = partitions_at_load
+        self._partitions_at_load = not setup.makes_model_first
         self._gatherer = Gatherer(self)
         self._root = setup.log.modules.index("") if "" in setup.log.modules else -1
         self._offloads_params = setup.strategy.param_offload is not OffloadDevice.NONE
@@ -80,6 +75,14 @@ class DeepSpeedStage3(DeepSpeedEngine):
         self._bucketed: list[tuple[int, list[int]]] = []
         self._bucketed_elements = 0
         self._parts: dict[int, list[int]] = {}
+
+    def explain(self, term: str) -> tuple[str, str] | None:
+        """As in the base; of the weights it depends on how the model arrives."""
+        if term == WEIGHTS and not self._partitions_at_load:
+            source = self.EXPLANATIONS[term][1]
+            whole = "c P_all at first, as the script makes its model before an Accelerator or"
+            return f"{whole} TrainingArguments; then c P_all / N", f"{source}; runtime/engine.py:2092"
+        return super().explain(term)
 
     def load(self) -> None:
         """Under zero.Init each module's parameters are made whole, and partitioned at once."""

@@ -30,7 +30,7 @@ def record_log(case: Case) -> AllocationLog:
     from memory.models import make_inputs, make_model
     from zerofit.probe.trace.raw import Skeleton
     from zerofit.probe.trace.recorder import Recorder, watching
-    from zerofit.probe.trace.run import _backward, _hooked
+    from zerofit.probe.trace.run import _backward, hooked
 
     model = make_model(case)
     for parameter in model.parameters():
@@ -40,7 +40,7 @@ def record_log(case: Case) -> AllocationLog:
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.ignore(tensor)
     with ExitStack() as stack:
-        stack.enter_context(_hooked(model, skeleton, recorder))
+        stack.enter_context(hooked(model, skeleton, recorder))
         stack.enter_context(watching(recorder))
         inputs = make_inputs(case, torch.device("cpu"))
         loss = model(**inputs).loss

@@ -57,6 +57,24 @@ def test_nothing_waits_for_the_garbage_collector() -> None:
     ] == []
 
 
+def test_the_models_own_tensors_are_on_the_device() -> None:
+    """The labels of what a forward and its backward make: nothing but scalars may seem to be the host's."""
+    assert [
+        (key, phase["phase"])
+        for key, kept in MEASURED.cases.items()
+        for phase in kept["phases"]
+        for kinds in (*phase["host"]["kinds_at_peak"], *phase["host"]["kinds_at_end"])
+        if max(kinds.get("model", 0), kinds.get("backward", 0)) > _SMALL
+    ] == []
+
+
+def test_only_a_model_made_after_its_accelerator_is_sharded_as_it_is_made() -> None:
+    loaded = {
+        key: max(_phase(key, "load")["device"]["peak"]) > 0 for key in MEASURED.cases if key[:4] == "zero"
+    }
+    assert loaded == {case.key: case.zero_init for case in CASES if case.stage is not None}
+
+
 @pytest.mark.parametrize(
     ("stage", "precision", "size", "num_ranks"),
     [
@@ -66,6 +84,8 @@ def test_nothing_waits_for_the_garbage_collector() -> None:
         (2, "fp32", 4, 2),
         (1, "bf16", 2, 4),
         (2, "bf16", 2, 4),
+        (1, "fp32", 4, 4),
+        (2, "fp32", 4, 4),
     ],
 )
 def test_stages_1_and_2_keep_weights_and_a_share_of_the_states(

@@ -127,13 +127,15 @@ class Tracker(TorchDispatchMode):
         place = None
         for tensor in _tensors(result):
             if place is None:
-                place = self._place(kwargs.get("device"), inputs)
+                place = self._place(func, kwargs.get("device"), inputs)
             self._see(tensor, place)
         return result
 
-    def _place(self, named: Any, inputs: list[torch.Tensor]) -> tuple[bool, bool]:
+    def _place(self, func: Any, named: Any, inputs: list[torch.Tensor]) -> tuple[bool, bool]:
         if self._forced is not None:
             return self._forced
+        if func is torch.ops.aten._to_copy.default and named is not None and named.index is None:
+            named = None  # torch's own casts, as in softmax and backward, name what it takes for the device
         if named is not None and (named.index == 0 or not self.default_on_device):
             return named.index == 0, False
         known = [born for tensor in inputs if tensor.dim() and (born := self._born(tensor))]

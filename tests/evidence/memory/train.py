@@ -23,8 +23,10 @@ def measure(case: Case) -> dict[str, Any]:
     tracker = Tracker()
     with _fresh_state(), two_memories(tracker), tracker:
         tracker.phase("load")
-        accelerator = None if case.stage is None else _accelerator(case)
+        accelerator = _accelerator(case) if case.zero_init else None
         model = make_model(case)
+        if case.stage is not None:
+            accelerator = accelerator or _accelerator(case)
         params = [
             (name, list(getattr(p, "ds_shape", p.shape)), p.requires_grad)
             for name, p in model.named_parameters()
@@ -50,7 +52,7 @@ def _accelerator(case: Case) -> Any:
     from accelerate import Accelerator
     from accelerate.utils import DeepSpeedPlugin
 
-    plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config(case), zero3_init_flag=case.zero_init)
+    plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config(case))
     accelerator = Accelerator(deepspeed_plugin=plugin)
     assert accelerator.num_processes == case.num_ranks
     return accelerator
@@ -118,6 +120,7 @@ def _train_native(
 def _fresh_state() -> Iterator[None]:
     """Leave nothing of a case to the next one but the process group."""
     from accelerate.state import AcceleratorState, GradientState
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     before, linear = dict(os.environ), torch.nn.functional.linear
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
@@ -125,6 +128,7 @@ def _fresh_state() -> Iterator[None]:
         yield
     finally:
         torch.nn.functional.linear = linear  # stage 3 puts its own there, for good
+        unset_hf_deepspeed_config()  # else the next case's model may be made under zero.Init
         AcceleratorState._reset_state()
         GradientState._reset_state()
         os.environ.clear()
