@@ -81,3 +81,21 @@ def test_text_to_rate(text: str, bytes_per_s: float) -> None:
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no rate with a unit, such as"):
         parse_bytes_per_s(text)
+
+
+@pytest.mark.parametrize("text", ["1025P", "999999999T"])
+def test_a_size_beyond_64_bits_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is more than any machine has"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["999999999TB/s", "99999999999Tb/s"])
+def test_a_rate_of_no_machine_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is more than any machine has"):
+        parse_bytes_per_s(text)
+
+
+def test_endless_digits_are_no_number() -> None:
+    for parse, text in ((parse_bytes, "9" * 5000 + "G"), (parse_bytes_per_s, "9" * 5000 + "GB/s")):
+        with pytest.raises(ValueError, match="with a unit"):
+            parse(text)

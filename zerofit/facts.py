@@ -53,8 +53,8 @@ class ModelFacts:
     """Elements of the largest single parameter: the token embedding, or all experts of a layer where
     transformers keeps them in one; 0 where it is not known."""
     checkpoint_dtype: str = ""
-    """Data type of the published weights as config.json says it, such as "bfloat16": transformers loads a model
-    in it unless told otherwise; empty where nothing is said."""
+    """Data type of the published weights as config.json says it, such as "bfloat16": transformers loads a
+    model in it unless told otherwise; empty where nothing is said."""
 
     __pydantic_config__ = STRICT
 
@@ -85,6 +85,8 @@ class GpuSpec:
     """Peak rate from one GPU to the others of its node, one direction: NVLink, Infinity Fabric, else PCIe."""
     host_bytes_per_s: float | None = None
     """Peak rate between this GPU and the host, one direction."""
+    has_fast_links: bool = False
+    """Whether NVLink or Infinity Fabric joins all GPUs of its node, so that peers do not meet over PCIe."""
 
     __pydantic_config__ = STRICT
 
@@ -95,11 +97,12 @@ class GpuSpec:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether the tensor cores take bf16: compute capability 8.0 (Ampere) or later.
+        """Whether matrix products take bf16: a rate is known, or it is Ampere (8.0) or later.
 
+        A GPU of which only the memory is known has none, as far as one can tell.
         Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
         """
-        return self.compute_capability is not None and self.compute_capability >= (8, 0)
+        return self.bf16_flops_per_s is not None or (self.compute_capability or (0, 0)) >= (8, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

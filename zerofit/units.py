@@ -16,8 +16,11 @@ def format_bytes(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP])(I?B?)", re.IGNORECASE)
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTkmgt])(bits?|b|bytes?|B)(?:/s|ps)")
+_NUMBER = r"(\d{1,12}(?:\.\d{1,12})?)"
+_SIZE = re.compile(rf"{_NUMBER}\s*([KMGTP])(I?B?)", re.IGNORECASE)
+_RATE = re.compile(rf"{_NUMBER}\s*([KMGTkmgt])(bits?|b|bytes?|B)(?:/s|ps)")
+_MOST = 2**60
+"""No machine has an EiB, and bytes that are added and multiplied stay within 64 bits below it."""
 
 
 def parse_bytes(text: str) -> int:
@@ -26,13 +29,16 @@ def parse_bytes(text: str) -> int:
     A letter alone is binary, as Slurm, Docker and ulimit read it: "512G" is 512 GiB. Only "GB" is 10^9.
 
     Raises:
-        ValueError: it is no size, or has no unit.
+        ValueError: it is no size, has no unit, or is an EiB and more.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[3].upper() == "I":
         raise ValueError(f"{text!r} is no size with a unit, such as 512G (GiB), 512GiB or 512GB (10^9)")
     base = 1000 if match[3].upper() == "B" else 1024
-    return int(Fraction(match[1]) * base ** ("KMGTP".index(match[2].upper()) + 1))
+    num_bytes = int(Fraction(match[1]) * base ** ("KMGTP".index(match[2].upper()) + 1))
+    if num_bytes > _MOST:
+        raise ValueError(f"{text!r} is more than any machine has")
+    return num_bytes
 
 
 def parse_bytes_per_s(text: str) -> float:
@@ -45,4 +51,7 @@ def parse_bytes_per_s(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is no rate with a unit, such as 400Gb/s (bits) or 50GB/s (bytes)")
     per_s = Fraction(match[1]) * 1000 ** ("KMGT".index(match[2].upper()) + 1)
-    return float(per_s if match[3].startswith(("B", "byte")) else per_s / 8)
+    bytes_per_s = per_s if match[3].startswith(("B", "byte")) else per_s / 8
+    if bytes_per_s > _MOST:
+        raise ValueError(f"{text!r} is more than any machine has")
+    return float(bytes_per_s)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -25,7 +26,7 @@ from zerofit.cli.doctor import (
 )
 from zerofit.errors import UserError
 from zerofit.facts import Machine, Versions
-from zerofit.rates import Calibration
+from zerofit.rates import Basis, Calibration, Rate, RateName, Unit
 from zerofit.toolchain import BuildLock, DeepSpeedOp
 
 _TOPICS = [
@@ -196,6 +197,37 @@ def test_an_op_is_usable_where_it_is_built_and_no_build_of_it_is_locked(
     )
     locks = (BuildLock(path=lock, age_s=1.0, is_held=False),) if lock else ()
     assert is_usable("cpu_adam", (op,), locks) is expected
+
+
+_RATE = Rate(
+    name=RateName.HOST_MEMORY, value=2e10, unit=Unit.BYTES_PER_S, basis=Basis.MEASURED, source="copy"
+)
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_what_was_measured_is_printed_even_where_it_can_not_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_writable: bool
+) -> None:
+    cache = tmp_path / "cache"
+    if not is_writable:
+        cache.write_text("a file in the folder's place")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(
+        "zerofit.cli.doctor.measure", lambda *_, **__: Calibration(rates=(_RATE,), left_out=())
+    )
+    machine = Machine(gpus=(), num_cpu_cores=1, host_memory_bytes=1, host_memory_available_bytes=1)
+    versions = Versions(python="3.11", zerofit="1")
+    toolchain = SimpleNamespace(ops=(), build_locks=())
+    monkeypatch.setattr("zerofit.cli.doctor._examine", lambda: (machine, versions, toolchain, _LINES))
+    result = CliRunner().invoke(doctor, ["--calibrate"])
+    assert result.exit_code == 0
+    assert result.stdout.endswith("host memory: 20 GB/s (copy)\n")
+    told = result.stderr.splitlines()[-1]
+    if is_writable:
+        assert told.startswith(f"zerofit: wrote {cache}/zerofit/rates-")
+    else:
+        assert told.startswith("zerofit: what was measured is not kept, and zerofit plan will not know it: ")
 
 
 def test_a_calibration_stands_in_the_json() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from zerofit.errors import UserError
 from zerofit.facts import GpuSpec
+from zerofit.probe import gpu_catalog
 from zerofit.probe.gpu_catalog import CatalogGpu, _key, find_gpu, load_gpus, with_catalog_rates
 from zerofit.units import GIB, MIB
 
@@ -46,6 +47,7 @@ def test_a_driver_name_and_a_memory_mean_one_gpu() -> None:
     assert [(one.name, other.name) for one, other in shared] == [
         ("RTX3080-10G", "RTX3080-12G"),
         ("RTX4060Ti-8G", "RTX4060Ti-16G"),
+        ("RTX5060Ti-8G", "RTX5060Ti-16G"),
     ]
     for one, other in shared:
         assert abs(one.spec.memory_bytes / other.spec.memory_bytes - 1) > 0.15
@@ -91,12 +93,22 @@ def test_bf16_and_tf32_are_there_from_ampere_on(gpu: CatalogGpu) -> None:
     spec = gpu.spec
     if spec.compute_capability is None:
         assert spec.bf16_flops_per_s == spec.fp16_flops_per_s
+        assert spec.has_bf16
         return
     assert (spec.bf16_flops_per_s is not None) == (spec.tf32_flops_per_s is not None) == spec.has_bf16
     if spec.bf16_flops_per_s is not None and spec.tf32_flops_per_s is not None:
         assert spec.bf16_flops_per_s == spec.fp16_flops_per_s
         # tf32 runs at half the rate of bf16; the sheets round each by itself.
         assert spec.tf32_flops_per_s == pytest.approx(spec.bf16_flops_per_s / 2, rel=0.02)
+
+
+@_each()
+def test_fast_links_are_what_is_faster_than_pcie(gpu: CatalogGpu) -> None:
+    spec = gpu.spec
+    is_superchip = gpu.name == "GH200-96G"  # whose host link is NVLink as well
+    assert spec.has_fast_links == (
+        is_superchip or (spec.peer_bytes_per_s or 0) > (spec.host_bytes_per_s or 0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,6 +188,14 @@ def test_what_replaced_a_gpu_is_no_slower_and_no_smaller(newer: str, older: str)
         ("L40S", "NVIDIA L40S", 46068),
         ("MI300X", "AMD Instinct MI300X", 196592),
         ("AMD Instinct MI250X/MI250", "AMD Instinct MI250X", 65520),
+        ("MI250", "AMD Instinct MI250", 65520),
+        ("RTX 3060 Ti", "NVIDIA GeForce RTX 3060 Ti", 8192),
+        ("RTX4060", "NVIDIA GeForce RTX 4060", 8188),
+        ("RTX 4060 8G", "NVIDIA GeForce RTX 4060", 8188),
+        ("4070 Super", "NVIDIA GeForce RTX 4070 SUPER", 12282),
+        ("5060", "NVIDIA GeForce RTX 5060", 8151),
+        ("5060 Ti 16G", "NVIDIA GeForce RTX 5060 Ti", 16311),
+        ("RTX 5070", "NVIDIA GeForce RTX 5070", 12227),
     ],
 )
 def test_gpus_are_found_by_the_names_that_people_use(name: str, driver_name: str, memory_mib: int) -> None:
@@ -228,12 +248,48 @@ def test_a_name_that_is_not_one_gpu_is_refused(name: str, message: str) -> None:
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ada",
+        "titan",
+        "pcie",
+        "24g",
+        "80GB",
+        "SXM4",
+        "HBM3",
+        "NVL",
+        "Ti",
+        "super",
+        "blackwell",
+        "A100 foo",
+        "-",
+    ],
+)
+def test_a_word_that_names_no_product_finds_nothing(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        find_gpu(name)
+    assert caught.value.rule == "unknown-gpu"
+
+
+@pytest.mark.parametrize("name", ["4060", "3060", "5060", "5070", "4070", "4080", "3090"])
+def test_a_number_is_not_that_of_another_card_with_a_word_more(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = tuple(gpu for gpu in _GPUS if _key(gpu.spec.name) != name)
+    assert len(others) < len(_GPUS)
+    monkeypatch.setattr(gpu_catalog, "load_gpus", lambda: others)
+    with pytest.raises(UserError) as caught:
+        find_gpu(f"RTX{name}")
+    assert caught.value.rule == "unknown-gpu"
+
+
 def test_a_probed_gpu_keeps_what_the_driver_says_and_gets_the_rates() -> None:
     # An older driver: another total, and no word of NVIDIA in the name.
     probed = GpuSpec(name="A100-SXM4-80GB", memory_bytes=81251 * MIB, compute_capability=(8, 0))
     spec = with_catalog_rates(probed)
     assert (spec.name, spec.memory_bytes, spec.reserved_bytes) == ("A100-SXM4-80GB", 81251 * MIB, 0)
-    assert (spec.memory_bytes_per_s, spec.bf16_flops_per_s) == (2039e9, 312e12)
+    assert (spec.memory_bytes_per_s, spec.bf16_flops_per_s, spec.has_fast_links) == (2039e9, 312e12, True)
 
 
 def test_cards_of_one_name_are_told_apart_by_their_memory() -> None:

@@ -72,7 +72,9 @@ def _pairs(*pairs: tuple[int, int]) -> frozenset[frozenset[int]]:
     return frozenset(map(frozenset, pairs))
 
 
-_KNOWN = GpuSpec(name="known", memory_bytes=GIB, peer_bytes_per_s=300e9, host_bytes_per_s=31.5e9)
+_KNOWN = GpuSpec(
+    name="known", memory_bytes=GIB, peer_bytes_per_s=300e9, host_bytes_per_s=31.5e9, has_fast_links=True
+)
 _SUPERCHIP = GpuSpec(name="on C2C", memory_bytes=GIB, peer_bytes_per_s=450e9, host_bytes_per_s=450e9)
 _UNKNOWN = GpuSpec(name="unknown", memory_bytes=GIB)
 
@@ -142,3 +144,21 @@ def test_links_are_what_the_driver_tells_else_the_catalogs(
     spec: GpuSpec, num_gpus: int, nvml: _FakeNvml, links: tuple[float | None, float | None]
 ) -> None:
     assert _links(spec, num_gpus, nvml) == links
+
+
+@pytest.mark.parametrize(
+    ("spec", "num_gpus", "nvml", "has_fast_links"),
+    [
+        (_UNKNOWN, 8, _FakeNvml(joined=_all_pairs(8), num_links=12, wire_mb_per_s=25000), True),
+        (_UNKNOWN, 2, _FakeNvml(joined=_all_pairs(2), num_links=4, wire_mb_per_s=14062), True),
+        (_KNOWN, 4, _FakeNvml(joined=_pairs((0, 1), (2, 3))), False),
+        (_KNOWN, 2, _FakeNvml(joined=None), True),
+        (_KNOWN, 1, _FakeNvml(), True),
+        (_UNKNOWN, 1, _FakeNvml(), False),
+    ],
+)
+def test_links_are_fast_where_nvlink_joins_all_gpus_else_as_the_catalog_has_it(
+    spec: GpuSpec, num_gpus: int, nvml: _FakeNvml, has_fast_links: bool
+) -> None:
+    found = with_links(dict.fromkeys(range(num_gpus), spec), nvml)
+    assert {gpu.has_fast_links for gpu in found} == {has_fast_links}

@@ -12,8 +12,8 @@ import pytest
 from zerofit.errors import UserError
 from zerofit.facts import ModelFacts
 from zerofit.probe.model import probe_model
-from zerofit.probe.model_meta import build_on_meta, parameter_shapes
-from zerofit.probe.model_source import ModelOrigin
+from zerofit.probe.model_meta import transformers_config
+from zerofit.probe.model_source import LocatedConfig, ModelOrigin
 from zerofit.probe.model_task import Task
 
 _LLAMA = {
@@ -238,18 +238,9 @@ def test_fast_counts_the_stored_tensors_of_a_family_without_formula(tmp_path: Pa
     assert (facts.num_parameters, facts.largest_parameter, facts.hidden_size) == (205, 200, 64)
 
 
-def test_a_model_is_built_without_weights_and_each_tied_parameter_counts_once() -> None:
-    import torch
-
-    source = probe_model("gpt2")
-    model = build_on_meta(source)
-    shapes = parameter_shapes(model)
-    assert type(model).__name__ == "GPT2LMHeadModel"
-    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
-    assert shapes["transformer.wte.weight"] == (50257, 768)
-    assert "lm_head.weight" not in shapes
-    assert next(build_on_meta(source, dtype=torch.bfloat16).parameters()).dtype == torch.bfloat16
-    assert next(build_on_meta(probe_model("opt-125m")).parameters()).dtype == torch.float16
+def test_a_note_of_the_catalog_is_shown() -> None:
+    assert "the Qwen2 class" in probe_model("Qwen/Qwen-7B").note
+    assert probe_model("gpt2").note == ""
 
 
 _REMOTE_CODE = """
@@ -301,7 +292,92 @@ def test_remote_code_runs_only_where_it_is_allowed(tmp_path: Path, monkeypatch: 
     source = probe_model(str(folder), trust_remote_code=True)
     assert ran.exists()
     assert (source.facts.num_parameters, source.facts.num_largest_layer_parameters) == (3 * 72, 72)
-    assert type(build_on_meta(source)).__name__ == "OwnModel"
+    assert source.facts.architecture == "OwnModel"
+
+
+@pytest.mark.parametrize("model_type", ["own", "bert"])
+@pytest.mark.parametrize("key", [None, "_name_or_path", "name_or_path"])
+def test_the_code_that_was_trusted_runs_wherever_the_config_once_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None, model_type: str
+) -> None:
+    """Transformers' own family (bert) with one class of the model's own, and a family all of its own."""
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    config = {**_BERT, **_REMOTE_CONFIG, "model_type": model_type}
+    if model_type == "bert":
+        config["auto_map"] = {"AutoModelForSequenceClassification": "own.OwnModel"}
+    elsewhere = tmp_path / f"elsewhere_{model_type}_{key}"
+    folder = _folder(tmp_path / f"here_{model_type}_{key}", config | ({key: str(elsewhere)} if key else {}))
+    for place, ran in ((folder, right), (elsewhere, wrong)):
+        code = _REMOTE_CODE.format(ran=str(ran))
+        if model_type == "bert":
+            code = code.replace("= OwnConfig", "= __import__('transformers').BertConfig")
+        _folder(place, code, "own.py")
+    task = Task.SEQUENCE_CLASSIFICATION if model_type == "bert" else Task.CAUSAL_LM
+    source = probe_model(str(folder), task=task, trust_remote_code=True)
+    assert source.facts.architecture == "OwnModel"
+    assert right.exists()
+    assert not wrong.exists()
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["other/repo--own.OwnModel", "../elsewhere--own.OwnModel", "{elsewhere}/own.OwnModel", "own", 3],
+)
+@pytest.mark.parametrize("auto_class", ["AutoConfig", "AutoModelForCausalLM"])
+def test_code_outside_of_the_trusted_place_is_refused(
+    tmp_path: Path, auto_class: str, reference: object
+) -> None:
+    ran = tmp_path / "ran"
+    elsewhere = _folder(tmp_path / "elsewhere", _REMOTE_CODE.format(ran=str(ran)), "own.py")
+    if isinstance(reference, str):
+        reference = reference.format(elsewhere=elsewhere)
+    auto_map = {"AutoConfig": "own.OwnConfig", auto_class: reference}
+    folder = _folder(tmp_path / "m", {**_REMOTE_CONFIG, "auto_map": auto_map})
+    with pytest.raises(UserError) as raised:
+        probe_model(str(folder), trust_remote_code=True)
+    assert str(raised.value) == (
+        "error[model-code-elsewhere]: the config names code outside of the model's own place, which zerofit "
+        "does not run\n"
+        f"  found: auto_map of {folder}: {auto_class} is {json.dumps(reference)}\n"
+        f"  why:   --trust-remote-code trusts the files of {folder}, and no others\n"
+        "  fix:   copy the code beside config.json, read it, and write FILE.CLASS there\n"
+        "  see:   https://huggingface.co/docs/transformers/models#custom-models"
+    )
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("trust_remote_code", [False, True])
+def test_no_part_of_a_config_leads_elsewhere(tmp_path: Path, trust_remote_code: bool) -> None:
+    away = {"_name_or_path": "other/repo", "attn_implementation": "other/kernels"}
+    text = {"hidden_size": 64, "auto_map": {"AutoModel": "other/repo--own.OwnModel"}, **away}
+    located = LocatedConfig(
+        name="m",
+        config={"model_type": "gemma3", "text_config": text, **away},
+        origin=ModelOrigin.FOLDER,
+        place=str(tmp_path),
+    )
+    config = transformers_config(located, trust_remote_code=trust_remote_code)
+    assert config.text_config.hidden_size == 64
+    assert not hasattr(config.text_config, "auto_map")
+    assert (config.name_or_path, config.text_config.name_or_path) == (str(tmp_path), "")
+    assert "other/" not in str(config) + str(vars(config)) + str(vars(config.text_config))
+
+
+@pytest.mark.parametrize("task", [None, Task.IMAGE_CLASSIFICATION])
+def test_a_head_that_only_code_of_its_own_has_is_no_head_unasked(tmp_path: Path, task: Task | None) -> None:
+    head = {"AutoModelForImageClassification": "own.OwnModel"}
+    named = {"architectures": ["OwnForImageClassification"], "auto_map": head}
+    folder = _folder(tmp_path / "m", {**_BERT, **named})
+    with pytest.raises(UserError) as raised:
+        probe_model(str(folder), task=task)
+    assert raised.value.rule == "model-needs-remote-code"
+    assert raised.value.found == (
+        f"auto_map in the config of {folder}; transformers has no image-classification class for bert"
+    )
+    assert probe_model(str(folder), task=Task.MASKED_LM).facts.architecture == "BertForMaskedLM"
 
 
 def test_a_model_of_text_and_images_has_the_dimensions_of_its_text(tmp_path: Path) -> None:

@@ -53,6 +53,29 @@ def test_each_entry_links_to_the_config_of_its_first_hub_id() -> None:
         assert model.name == model.name.lower()
 
 
+def test_each_entry_says_what_it_was_held_against() -> None:
+    names: dict[str, set[str]] = {}
+    for model in catalog_models().values():
+        names.setdefault(model.checked, set()).add(model.name)
+    assert set(names) == {"litgpt config.py", "transformers defaults", "published count", "general knowledge"}
+    assert len(names["litgpt config.py"]) == 53
+    assert names["published count"].isdisjoint(_NOT_AS_PUBLISHED)
+    assert all(catalog_models()[name].published_parameters for name in names["published count"])
+
+
+def test_an_entry_held_against_transformers_defaults_has_them() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    models = [model for model in catalog_models().values() if model.checked == "transformers defaults"]
+    assert models
+    for model in models:
+        defaults = CONFIG_MAPPING[model.config["model_type"]]().to_dict()
+        told = {key: value for key, value in model.config.items() if key not in ("architectures", "dtype")}
+        assert {key: defaults.get(key) for key in told if key != "torch_dtype"} == {
+            key: value for key, value in told.items() if key != "torch_dtype"
+        }, model.name
+
+
 def test_no_hub_id_stands_in_two_entries() -> None:
     hub_ids = [hub_id.lower() for model in catalog_models().values() for hub_id in model.hub_ids]
     assert sorted(hub_ids) == sorted(set(hub_ids))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,11 +54,59 @@ def test_a_machine_with_other_gpus_has_a_calibration_of_its_own(tmp_path: Path) 
     assert calibration_file(_MACHINE, environ=environ) != calibration_file(other, environ=environ)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"rates": [{"name": "no such rate"}]}'])
-def test_a_broken_calibration_counts_as_none(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "[1]",
+        "[" * 100_000,
+        '{"rates": ["x"]}',
+        '{"machine": {}, "rates": ["x"]}',
+        '{"machine": {}, "rates": [{"name": "no such rate"}]}',
+        "\xff",
+    ],
+)
+def test_a_broken_calibration_counts_as_none_aloud(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
-    write_calibration(_MACHINE, (_MEASURED,), environ=environ).write_text(text)
+    path = write_calibration(_MACHINE, (_MEASURED,), environ=environ)
+    path.write_text(text, encoding="latin-1")
     assert read_calibration(_MACHINE, environ=environ) == ()
+    told = capsys.readouterr().err
+    assert told.startswith(f"zerofit: {path} is ignored: ")
+    assert told.endswith("; zerofit doctor --calibrate measures anew\n")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"value": -5.0},
+        {"value": 0.0},
+        {"value": math.nan},
+        {"value": math.inf},
+        {"unit": Unit.SECONDS},
+        {"unit": Unit.FRACTION},
+        {"basis": Basis.PUBLISHED},
+        {"name": RateName.COMPILED},
+    ],
+)
+def test_a_calibration_of_what_no_machine_achieves_counts_as_none(
+    tmp_path: Path, changed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    write_calibration(_MACHINE, (_MEASURED, replace(_MEASURED, **changed)), environ=environ)
+    assert read_calibration(_MACHINE, environ=environ) == ()
+    assert " is ignored: " in capsys.readouterr().err
+
+
+def test_another_torch_has_a_calibration_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    here = calibration_file(_MACHINE, environ=environ)
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: "0.1")
+    assert calibration_file(_MACHINE, environ=environ) != here
 
 
 def test_a_write_that_fails_leaves_the_old_calibration_and_no_rest(tmp_path: Path) -> None:

@@ -54,10 +54,21 @@ def doctor(*, as_json: bool, calibrate: bool, nvme_path: str | None) -> None:
             has_cpu_adam=is_usable("cpu_adam", toolchain.ops, toolchain.build_locks),
             nvme_path=nvme_path,
         )
-        if calibration.rates:
-            click.echo(f"zerofit: wrote {write_calibration(machine, calibration.rates)}", err=True)
         lines += calibration_lines(calibration)
     click.echo(doctor_json(machine, versions, lines, calibration) if as_json else doctor_text(lines))
+    if calibration is not None and calibration.rates:
+        click.echo(f"zerofit: {keep(machine, calibration)}", err=True)
+
+
+def keep(machine: Machine, calibration: Calibration) -> str:
+    """Write what was measured for zerofit plan to read; return what became of it, in words."""
+    try:
+        return f"wrote {write_calibration(machine, calibration.rates)}"
+    except OSError as error:
+        return (
+            f"what was measured is not kept, and zerofit plan will not know it: {error}; "
+            "set XDG_CACHE_HOME to a folder that you may write to"
+        )
 
 
 def check_nvme_path(nvme_path: str | None, *, calibrate: bool) -> None:

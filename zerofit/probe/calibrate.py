@@ -39,7 +39,8 @@ def calibrate(
 
     Args:
         machine: this machine; its GPUs are those that are measured.
-        has_cpu_adam: whether DeepSpeed's op is built; torch's fused AdamW is measured where it is not.
+        has_cpu_adam: whether DeepSpeed's op is built; where it is not, torch's fused AdamW is timed for the
+            reader and kept as no rate.
         nvme_path: a folder on the disk that would take what is offloaded; None measures no disk.
         short: whether small sizes do, for a test of the program.
         environ: the environment of the program.
@@ -48,6 +49,7 @@ def calibrate(
     """
     orders = {
         "num_gpus": len(machine.gpus),
+        "has_fast_links": bool(machine.gpus) and all(gpu.has_fast_links for gpu in machine.gpus),
         "has_cpu_adam": has_cpu_adam,
         "nvme_path": nvme_path,
         "short": short,
@@ -66,9 +68,14 @@ def calibrate(
         output, errors = process.communicate(timeout=timeout_s)
         ended = ""
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the ranks of the all-reduce as well
+        _end(process)
         output, errors = process.communicate()
         ended = f"the rest: it did not end within {timeout_s:g} s"
+    finally:
+        # Ctrl-C does not reach a session of its own.
+        if process.returncode is None:
+            _end(process)
+            process.wait()
     if not ended and process.returncode != 0:
         last_line = (errors.strip().splitlines() or ["no message"])[-1]
         ended = f"the rest: the program ended with {process.returncode}: {last_line}"
@@ -80,6 +87,11 @@ def calibrate(
             *((ended,) if ended else ()),
         ),
     )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the program and the ranks of its all-reduce."""
+    os.killpg(process.pid, signal.SIGKILL)
 
 
 def _rate(plain: dict[str, Any]) -> Rate:

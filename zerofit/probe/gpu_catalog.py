@@ -28,6 +28,10 @@ sold under one name with another memory, which may also be slower, by 20 % at le
 """
 _MAKERS = frozenset({"nvidia", "amd", "instinct", "tesla", "geforce", "quadro", "rtx"})
 """Words in the driver's names that people leave out."""
+_FORM_FACTOR = re.compile(r"\d+g|(?:sxm|hbm)\d.*|\D+")
+"""Words that say how a product is built, or whose series it is; a product's own word has a number in it."""
+_VARIANTS = frozenset({"ti", "super"})
+"""Words that make another product of a number."""
 _RATES = (
     "memory_bytes_per_s",
     "fp32_flops_per_s",
@@ -94,7 +98,7 @@ def with_catalog_rates(spec: GpuSpec) -> GpuSpec:
         difference = abs(spec.memory_bytes - gpu.spec.memory_bytes)
         if is_named and difference <= _SAME_MEMORY * gpu.spec.memory_bytes:
             lacking = {rate: getattr(gpu.spec, rate) for rate in _RATES if getattr(spec, rate) is None}
-            return replace(spec, **lacking)
+            return replace(spec, **lacking, has_fast_links=gpu.spec.has_fast_links)
     return spec
 
 
@@ -119,6 +123,7 @@ def _entry(plain: dict[str, Any]) -> CatalogGpu:
             bf16_flops_per_s=_flops(plain.get("bf16_tflops")),
             peer_bytes_per_s=plain["peer_gb_per_s"] * 1e9,
             host_bytes_per_s=plain["host_gb_per_s"] * 1e9,
+            has_fast_links=plain.get("has_fast_links", False),
         ),
     )
 
@@ -131,6 +136,7 @@ def _words(name: str) -> tuple[str, ...]:
     """Return the words that tell GPUs apart: "NVIDIA A100-SXM4-80GB" gives ("a100", "sxm4", "80g")."""
     text = re.sub(r"(\d)\s*(?:gib|gb|g)\b", r"\1g", name.lower())
     text = re.sub(r"\brtx(?=a?\d)", "rtx ", text)
+    text = re.sub(r"\btitan\W*rtx\b", "titanrtx", text)
     return tuple(word for word in re.split(r"[^a-z0-9]+", text) if word and word not in _MAKERS)
 
 
@@ -139,11 +145,15 @@ def _key(name: str) -> str:
 
 
 def _has_all_words(gpu: CatalogGpu, name: str) -> bool:
-    """Return whether one of a GPU's names has every word of this one."""
+    """Return whether one of a GPU's names has every word of this one, and this one the word of a product.
+
+    "4060" is no 4060 Ti, and "80G" or "PCIe" is no product.
+    """
     words = set(_words(name))
-    return bool(words) and any(
-        words <= set(_words(other)) for other in (gpu.name, *gpu.aliases, *gpu.driver_names)
-    )
+    if all(_FORM_FACTOR.fullmatch(word) for word in words):
+        return False
+    others = (set(_words(other)) for other in (gpu.name, *gpu.aliases, *gpu.driver_names))
+    return any(words <= other and not (other - words) & _VARIANTS for other in others)
 
 
 def _ambiguous(name: str, said: str, found: list[CatalogGpu]) -> UserError:

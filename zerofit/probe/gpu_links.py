@@ -54,7 +54,12 @@ def with_links(specs: Mapping[int, GpuSpec], library: Any) -> Iterator[GpuSpec]:
             peer = _nvlink_bytes_per_s(index, library) or peer
         elif is_joined is not None:
             peer = host
-        yield replace(spec, host_bytes_per_s=host, peer_bytes_per_s=peer)
+        yield replace(
+            spec,
+            host_bytes_per_s=host,
+            peer_bytes_per_s=peer,
+            has_fast_links=spec.has_fast_links if is_joined is None else is_joined,
+        )
 
 
 def _pcie_bytes_per_s(index: int, library: Any) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from zerofit.errors import UserError
 from zerofit.probe.model_catalog import catalog_models, catalog_sizes
+from zerofit.probe.model_check import check_size
 from zerofit.probe.model_dimensions import IncompleteConfigError, facts_of
 from zerofit.probe.model_files import locate_config
 from zerofit.probe.model_formula import closed_form_sizes
@@ -46,10 +47,17 @@ def probe_model(
 
 
 def _built(located: LocatedConfig, task: Task | None, *, trust_remote_code: bool) -> ModelSource:
-    from zerofit.probe.model_meta import available_tasks, measure_sizes, transformers_config
+    from zerofit.probe.model_meta import (
+        available_tasks,
+        measure_sizes,
+        needs_remote_code,
+        transformers_config,
+    )
 
     config = transformers_config(located, trust_remote_code=trust_remote_code)
-    chosen, reason = _chosen(located, task, available_tasks(config))
+    chosen, reason = _chosen(located, task, available_tasks(config, with_own_code=True))
+    if not trust_remote_code and chosen not in available_tasks(config):
+        raise needs_remote_code(located, f"transformers has no {chosen.value} class for {config.model_type}")
     sizes = measure_sizes(config, chosen, located=located, trust_remote_code=trust_remote_code)
     filled = dataclasses.replace(located, config=_filled(located.config, config.to_dict()))
     source = _source(filled, chosen, reason, sizes)
@@ -77,6 +85,8 @@ def _source(located: LocatedConfig, task: Task, reason: str, sizes: ModelSizes) 
             why="its family has other words for it, or leaves it to a default of transformers",
             fix="write the key into config.json; without --fast, transformers fills in its defaults",
         ) from error
+    check_size(facts)
+    is_of_catalog = located.origin is ModelOrigin.CATALOG
     return ModelSource(
         name=located.name,
         config=located.config,
@@ -85,6 +95,7 @@ def _source(located: LocatedConfig, task: Task, reason: str, sizes: ModelSizes) 
         task=task,
         task_reason=reason,
         facts=facts,
+        note=catalog_models()[located.name].note if is_of_catalog else "",
     )
 
 

@@ -1,8 +1,9 @@
 """The models of zerofit/catalog/models.toml and their sizes, read without torch or transformers.
 
 models.toml is kept by hand: one table a model, with `hub_ids`, `source` (the config.json on the hub),
-`published_parameters` where a count was published, `note` where the entry differs from what is published, and
-`config`. model_sizes.toml is generated from it by transformers' own classes (make catalog).
+`checked` (what it was held against), `published_parameters` where a count was published, `note` where the
+entry differs from what is published, and `config`. model_sizes.toml is generated from it by transformers' own
+classes (make catalog).
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class CatalogModel:
     hub_ids: tuple[str, ...]
     """The repositories on the hub that have this config, the one it was taken from first."""
     source: str
-    """Link to the config.json."""
+    """Link to the config.json, which was not opened."""
+    checked: str
+    """What the entry was held against; the head of models.toml tells the words."""
     config: dict[str, Any]
     """The keys of config.json that decide the model's memory and computation."""
     published_parameters: int | None = None
@@ -46,6 +49,7 @@ def catalog_models() -> dict[str, CatalogModel]:
             name=name,
             hub_ids=tuple(entry["hub_ids"]),
             source=entry["source"],
+            checked=entry["checked"],
             config=entry["config"] | dict.fromkeys(entry.get("nulls", ())),
             published_parameters=entry.get("published_parameters"),
             note=entry.get("note", ""),
@@ -69,7 +73,11 @@ def nearest_in_catalog(text: str) -> tuple[str, ...]:
 
 def catalog_sizes(name: str) -> dict[Task, ModelSizes]:
     """Return the sizes of one model of the catalog for each task that transformers has a class for."""
-    return _sizes()[name]
+    with open(os.path.join(_FOLDER, "model_sizes.toml"), encoding="utf-8") as file:
+        _, heading, after = file.read().partition(f'[models."{name}"]\n')
+    table, _, _ = after.partition("\n[")  # the file is long, and reading all of it is slow
+    heads = tomllib.loads(heading + table)["models"][name]
+    return {Task(task): ModelSizes(**sizes) for task, sizes in heads.items()}
 
 
 @cache
@@ -80,14 +88,6 @@ def _by_spelling() -> dict[str, CatalogModel]:
             spellings[hub_id.lower()] = model
             spellings.setdefault(hub_id.lower().rpartition("/")[2], model)
     return spellings | catalog_models()
-
-
-@cache
-def _sizes() -> dict[str, dict[Task, ModelSizes]]:
-    return {
-        name: {Task(task): ModelSizes(**sizes) for task, sizes in heads.items()}
-        for name, heads in _read("model_sizes.toml")["models"].items()
-    }
 
 
 def _read(name: str) -> dict[str, Any]:

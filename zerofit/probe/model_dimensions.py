@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from zerofit.errors import UserError
 from zerofit.facts import ModelFacts
 from zerofit.probe.model_task import Task
 
@@ -78,6 +79,31 @@ def facts_of(name: str, config: dict[str, Any], task: Task, sizes: ModelSizes) -
     )
 
 
+def check_sequence_length(
+    facts: ModelFacts, sequence_length: int | None, target_length: int | None = None
+) -> None:
+    """Check that a model has positions for samples and targets of this length; None is not checked.
+
+    Raises:
+        UserError: one is longer. A model without tokens has samples of one size, whatever is said.
+    """
+    most = facts.max_sequence_length
+    if most is None or not facts.vocab_size:
+        return
+    lengths = [("--seq-len", sequence_length)]
+    if facts.num_decoder_layers:
+        lengths.append(("--target-len", target_length))
+    for flag, length in lengths:
+        if length is not None and length > most:
+            raise UserError(
+                "sequence-too-long",
+                "the samples are longer than the model's positions",
+                found=f"{flag} {length} with --model {facts.name}",
+                why=f"it has {most} positions, and fails or trains nonsense beyond them",
+                fix=f"give {flag} {most} or less",
+            )
+
+
 def max_sequence_length(config: dict[str, Any]) -> int | None:
     """Return the longest sequence that a model's positions hold; None where nothing limits it.
 
@@ -89,22 +115,24 @@ def max_sequence_length(config: dict[str, Any]) -> int | None:
         return None
     if "image_size" in config and "patch_size" in config:
         image_size, patch_size = config["image_size"], config["patch_size"]
-        return int((image_size // patch_size) ** 2 + 1) if isinstance(image_size, int) else None
+        are_sides = isinstance(image_size, int) and isinstance(patch_size, int)
+        return int((image_size // patch_size) ** 2 + 1) if are_sides else None
     positions = _first(config, *_POSITIONS)
     if positions is not None and model_type in _GAPS_BEFORE_POSITIONS:
-        padding = config.get("pad_token_id")
+        padding = _first(config, "pad_token_id")
         return positions - (1 if padding is None else padding) - 1
     return positions
 
 
 def _layers(config: dict[str, Any]) -> tuple[int, int]:
     """Return the number of all blocks, and of those that attend to an encoder."""
-    if "encoder_layers" in config and "decoder_layers" in config:
-        return config["encoder_layers"] + config["decoder_layers"], config["decoder_layers"]
+    encoder_layers, decoder_layers = _first(config, "encoder_layers"), _first(config, "decoder_layers")
+    if encoder_layers is not None and decoder_layers is not None:
+        return encoder_layers + decoder_layers, decoder_layers
     num_layers = _required(config, *_LAYERS)
     # T5's num_decoder_layers defaults to num_layers: transformers/models/t5/configuration_t5.py.
     if "num_decoder_layers" in config or config["model_type"] in ("t5", "mt5", "umt5", "longt5"):
-        num_decoder_layers = config.get("num_decoder_layers") or num_layers
+        num_decoder_layers = _first(config, "num_decoder_layers") or num_layers
         return num_layers + num_decoder_layers, num_decoder_layers
     return num_layers, 0
 
@@ -124,8 +152,9 @@ def _key_value_heads(config: dict[str, Any], num_heads: int) -> int:
 
 
 def _head_dim(config: dict[str, Any], hidden_size: int, num_heads: int) -> int:
-    if "qk_nope_head_dim" in config:
-        return int(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    unturned, turned = _first(config, "qk_nope_head_dim"), _first(config, "qk_rope_head_dim")
+    if unturned is not None and turned is not None:
+        return unturned + turned
     return _first(config, "head_dim", "d_kv") or (hidden_size // num_heads if num_heads else 0)
 
 

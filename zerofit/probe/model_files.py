@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from zerofit.errors import UserError
 from zerofit.probe.model_catalog import catalog_models, find_in_catalog, nearest_in_catalog
+from zerofit.probe.model_check import check_config
 from zerofit.probe.model_source import LocatedConfig, ModelOrigin
 
 _CONFIG = "config.json"
@@ -26,11 +28,15 @@ def locate_config(text: str) -> LocatedConfig:
     Raises:
         UserError: nothing of that name is found, or it holds no usable config.json.
     """
-    path = Path(text).expanduser()
-    if text and path.is_dir():
-        return _of_folder(text, path)
-    if path.is_file():
-        return _of_file(text, path)
+    path = _path(text)
+    try:
+        if text and path.is_dir():
+            return _of_folder(text, path)
+        if path.is_file():
+            return _of_file(text, path)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise _unreadable(path, error) from error
     entry = find_in_catalog(text)
     if entry is not None:
         return LocatedConfig(
@@ -42,6 +48,13 @@ def locate_config(text: str) -> LocatedConfig:
     if _looks_like_a_path(text):
         raise _no_such_path(text, path)
     return _of_hub(text)
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~NAME where there is no such user
+        return Path(text)
 
 
 def _of_folder(text: str, folder: Path) -> LocatedConfig:
@@ -64,18 +77,16 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(
-            "model-config-unreadable",
-            "the model's config can't be read",
-            found=f"{file}: {error.strerror}",
-            why="its dimensions stand in it",
-            fix="mend the file's permissions, or name another model",
-        ) from error
-    except ValueError as error:
+        raise _unreadable(file, error) from error
+    except (ValueError, RecursionError) as error:
+        kinds = {
+            UnicodeDecodeError: "not a text file",
+            RecursionError: "brackets in brackets without end",
+        }
         raise UserError(
             "model-config-not-json",
             "the model's config is not JSON",
-            found=f"{file}: {'not a text file' if isinstance(error, UnicodeDecodeError) else error}",
+            found=f"{file}: {kinds.get(type(error), error)}",
             why="its dimensions are read from a config.json",
             fix="mend the file, or download it anew; of a file with weights, name its folder",
         ) from error
@@ -89,7 +100,18 @@ def _read(file: Path) -> dict[str, Any]:
         )
     if content.get("quantization_config"):
         raise _quantized(str(file), content["quantization_config"])
+    check_config(content, str(file))
     return content
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        "model-config-unreadable",
+        "the model's config can't be read",
+        found=f"{path}: {error.strerror}",
+        why="its dimensions stand in it",
+        fix="mend the permissions of file and folder, or name another model",
+    )
 
 
 def _quantized(place: str, quantization: Any) -> UserError:
@@ -132,7 +154,7 @@ def _no_config(text: str, folder: Path) -> UserError:
 def _adapter(text: str, file: Path) -> UserError:
     try:
         base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         base = None
     return UserError(
         "model-is-adapter",
@@ -148,7 +170,7 @@ def _looks_like_a_path(text: str) -> bool:
 
 
 def _no_such_path(text: str, path: Path) -> UserError:
-    parent = next((folder for folder in path.parents if folder.is_dir()), None)
+    parent = next((folder for folder in path.parents if _is_folder(folder)), None)
     return UserError(
         "model-path-missing",
         "there is no such folder or file",
@@ -156,6 +178,13 @@ def _no_such_path(text: str, path: Path) -> UserError:
         why="it reads as a path, so the hub was not asked",
         fix="mend the path, or name a model as ORGANISATION/NAME",
     )
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that is too long, or a folder above it that may not be entered
+        return False
 
 
 def _of_hub(text: str) -> LocatedConfig:

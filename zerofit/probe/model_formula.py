@@ -40,6 +40,10 @@ def closed_form_sizes(config: dict[str, Any], task: Task) -> ModelSizes | None:
         config: the content of config.json.
         task: what the head is for.
     """
+    # null leaves a dimension to transformers' default, which no formula knows.
+    config = {
+        key: value for key, value in config.items() if value is not None and not isinstance(value, list)
+    }
     try:
         if config["model_type"] in _DECODERS and task is Task.CAUSAL_LM:
             return _decoder(config, _DECODERS[config["model_type"]])

@@ -3,74 +3,138 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError, nearest
-from zerofit.probe.model_source import LocatedConfig, ModelSizes, ModelSource
+from zerofit.probe.model_source import LocatedConfig, ModelOrigin, ModelSizes
 from zerofit.probe.model_task import Task
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PretrainedConfig, PreTrainedModel
-
-
-def build_on_meta(source: ModelSource, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Return the real class for the task head, its parameters on torch's meta device and none of them filled.
-
-    Args:
-        source: what probe_model returned.
-        dtype: of the parameters; None takes the config's own, as transformers does, else fp32.
-    """
-    located = LocatedConfig(name=source.name, config=source.config, origin=source.origin, place=source.place)
-    config = transformers_config(located, trust_remote_code=source.trust_remote_code)
-    return _build(config, source.task, dtype=dtype, trust_remote_code=source.trust_remote_code)
-
-
-def parameter_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter by name, in the model's order; a tied one under its first name."""
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def transformers_config(located: LocatedConfig, *, trust_remote_code: bool) -> PretrainedConfig:
     """Return transformers' config object, with the family's defaults filled in.
 
+    Where code of the model's own may run, it is that of the place where the config was found, wherever the
+    config says it once was saved: transformers would follow it there.
+
     Raises:
         UserError: the installed transformers does not know the family, or refuses a value; or the model needs
-            Python code of its own, which nobody allowed to run.
+            Python code of its own, which nobody allowed to run, or which lies elsewhere.
     """
-    from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    model_type = located.config["model_type"]
-    if model_type in CONFIG_MAPPING_NAMES:
-        try:
-            return AutoConfig.for_model(**copy.deepcopy(located.config))
-        except Exception as error:
-            raise _refused(located, error) from error
-    if "auto_map" not in located.config:
+    model_type, code = located.config["model_type"], located.config.get("auto_map") or {}
+    is_known = model_type in CONFIG_MAPPING_NAMES
+    if not is_known and "AutoConfig" not in code:
         raise _unknown_family(located, tuple(CONFIG_MAPPING_NAMES))
-    if not trust_remote_code:
-        raise UserError(
-            "model-needs-remote-code",
-            "this model's classes are Python files of its own, which zerofit does not run unasked",
-            found=f"auto_map in the config of {located.name}; transformers has no class for {model_type}",
-            why="such code can do anything on this machine",
-            fix="read that code; if you trust it, add --trust-remote-code",
-            see="https://huggingface.co/docs/transformers/models#custom-models",
-        )
+    if not is_known and not trust_remote_code:
+        raise needs_remote_code(located, f"transformers has no class for {model_type}")
+    place = _code_place(located)
+    values = _without_places(copy.deepcopy(located.config))
+    if trust_remote_code and code:
+        values["auto_map"] = _own_code(code, located)
     try:
-        return AutoConfig.from_pretrained(located.place, trust_remote_code=True)
+        config = _configured(values, None if is_known else place)
     except Exception as error:
         raise _refused(located, error) from error
+    config._name_or_path = place
+    return config
 
 
-def available_tasks(config: PretrainedConfig) -> tuple[Task, ...]:
-    """Return the tasks that transformers has a class for in the config's family, remote code included.
+def _code_place(located: LocatedConfig) -> str:
+    """Return where a model's own code is read from: the folder of its config, or its hub id."""
+    is_local = located.origin in (ModelOrigin.FOLDER, ModelOrigin.FILE)
+    return os.path.abspath(located.place) if is_local else located.place
+
+
+def needs_remote_code(located: LocatedConfig, found: str) -> UserError:
+    """Return the error for a model that only code of its own can build."""
+    return UserError(
+        "model-needs-remote-code",
+        "this model's classes are Python files of its own, which zerofit does not run unasked",
+        found=f"auto_map in the config of {located.name}; {found}",
+        why="such code can do anything on this machine",
+        fix="read that code; if you trust it, add --trust-remote-code",
+        see="https://huggingface.co/docs/transformers/models#custom-models",
+    )
+
+
+def _configured(values: dict[str, Any], code_from: str | None) -> PretrainedConfig:
+    """Return the config of transformers' own class, or of the one in a model's own code, if told where."""
+    from transformers import AutoConfig
+
+    if code_from is None:
+        return AutoConfig.for_model(**values)
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    config_class: Any = get_class_from_dynamic_module(values["auto_map"]["AutoConfig"], code_from)
+    config: PretrainedConfig = config_class.from_dict(values)
+    return config
+
+
+def _without_places(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config without what makes transformers fetch from elsewhere; its parts without code, too.
+
+    Those are the place where it once was saved, and attention kernels of a repository on the hub, which
+    transformers may download and run.
+    """
+    kept = {
+        key: value
+        for key, value in config.items()
+        if key not in ("_name_or_path", "name_or_path")
+        and not (key.endswith("attn_implementation") and "/" in str(value))
+    }
+    for key, value in kept.items():
+        if isinstance(value, dict) and key.endswith("_config"):
+            kept[key] = {inner: each for inner, each in _without_places(value).items() if inner != "auto_map"}
+    return kept
+
+
+_OWN_CODE = re.compile(r"\w[\w-]*\.\w+")
+"""A file beside the config, without its .py, and a class in it: no folder, no other repository."""
+
+
+def _own_code(code: dict[str, Any], located: LocatedConfig) -> dict[str, str]:
+    """Return the model classes that auto_map names, each in a file beside the config.
+
+    Raises:
+        UserError: one of them is elsewhere: nobody was asked to trust that place.
+    """
+    own = {}
+    for auto_class, reference in code.items():
+        if not auto_class.startswith(("AutoConfig", "AutoModel")):
+            continue
+        text = reference if isinstance(reference, str) else ""
+        repository, mark, within = text.rpartition("--")
+        if (mark and repository != located.place) or not _OWN_CODE.fullmatch(within):
+            raise UserError(
+                "model-code-elsewhere",
+                "the config names code outside of the model's own place, which zerofit does not run",
+                found=f"auto_map of {located.name}: {auto_class} is {json.dumps(reference)[:200]}",
+                why=f"--trust-remote-code trusts the files of {located.place}, and no others",
+                fix="copy the code beside config.json, read it, and write FILE.CLASS there",
+                see="https://huggingface.co/docs/transformers/models#custom-models",
+            )
+        own[auto_class] = within
+    return own
+
+
+def available_tasks(config: PretrainedConfig, *, with_own_code: bool = False) -> tuple[Task, ...]:
+    """Return the tasks that transformers has a class for in the config's family.
 
     An encoder-decoder's decoder alone, or an encoder made causal, is another model: those are left out.
+
+    Args:
+        config: of the model.
+        with_own_code: whether classes of the model's own code count too, whether or not they may run.
     """
-    remote = getattr(config, "auto_map", None) or {}
-    found = {task for task in Task if task.auto_class in remote or _class_of(config, task)}
+    own = (getattr(config, "auto_map", None) or {}) if with_own_code else {}
+    found = {task for task in Task if task.auto_class in own or _class_of(config, task)}
     if config.is_encoder_decoder:
         found -= {Task.CAUSAL_LM, Task.MASKED_LM}
     elif Task.MASKED_LM in found:
@@ -87,7 +151,7 @@ def measure_sizes(
         UserError: transformers can't build the class from these values.
     """
     try:
-        model = _build(config, task, dtype=None, trust_remote_code=trust_remote_code)
+        model = _build(config, task, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise _refused(located, error) from error
     parameters = list(model.parameters())
@@ -96,7 +160,7 @@ def measure_sizes(
         num_parameters=sum(parameter.numel() for parameter in parameters),
         num_trainable_parameters=sum(part.numel() for part in parameters if part.requires_grad),
         num_largest_layer_parameters=_largest_layer(model),
-        largest_parameter=max(parameter.numel() for parameter in parameters),
+        largest_parameter=max((parameter.numel() for parameter in parameters), default=0),
     )
 
 
@@ -109,16 +173,13 @@ def _largest_layer(model: PreTrainedModel) -> int:
     return max((sum(part.numel() for part in block.parameters()) for block in blocks), default=0)
 
 
-def _build(
-    config: PretrainedConfig, task: Task, *, dtype: torch.dtype | None, trust_remote_code: bool
-) -> PreTrainedModel:
+def _build(config: PretrainedConfig, task: Task, *, trust_remote_code: bool) -> PreTrainedModel:
     import torch
     import transformers
 
     auto_class = getattr(transformers, task.auto_class)
-    options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     with torch.device("meta"):
-        return auto_class.from_config(config, trust_remote_code=trust_remote_code, **options)
+        return auto_class.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def _class_of(config: PretrainedConfig, task: Task) -> Any:

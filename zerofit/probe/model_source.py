@@ -68,3 +68,5 @@ class ModelSource:
     facts: ModelFacts
     trust_remote_code: bool = False
     """Whether the user allowed the model's own Python code to run."""
+    note: str = ""
+    """Where a catalog entry differs from what is published, for the user to read; empty otherwise."""

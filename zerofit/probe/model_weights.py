@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,8 +28,18 @@ def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
             if length > _MAX_HEADER_BYTES:
                 raise ValueError(f"{file} is no safetensors file")
-            header = json.loads(stream.read(length))
-        shapes |= {name: tuple(told["shape"]) for name, told in header.items() if name != "__metadata__"}
+            header = stream.read(length)
+        try:
+            shapes |= _shapes(json.loads(header))
+        except (AttributeError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{file} is no safetensors file") from error
+    return shapes
+
+
+def _shapes(header: Any) -> dict[str, tuple[int, ...]]:
+    shapes = {name: tuple(told["shape"]) for name, told in header.items() if name != "__metadata__"}
+    if not all(type(side) is int and side >= 0 for shape in shapes.values() for side in shape):
+        raise TypeError("a shape is whole numbers")
     return shapes
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import json
+import math
 import os
-import tempfile
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.probe.cache_folder import cache_folder, write_whole
 from zerofit.probe.gpus import probe_driver
 from zerofit.rates import Basis, Rate, RateName, Rates, Unit
+from zerofit.strict import STRICT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,8 +25,34 @@ if TYPE_CHECKING:
     from zerofit.facts import Machine
 
 _CATALOG = os.path.join(os.path.dirname(os.path.dirname(__file__)), "catalog", "rates.toml")
-CALIBRATION_VERSION = 1
+CALIBRATION_VERSION = 2
 """Raised whenever what is measured, or how, changes: older calibrations are not read then."""
+_UNITS = {
+    RateName.MATMUL_16BIT: Unit.FLOPS_PER_S,
+    RateName.MATMUL_FP32: Unit.FLOPS_PER_S,
+    RateName.DEVICE_MEMORY: Unit.BYTES_PER_S,
+    RateName.DISPATCH: Unit.SECONDS,
+    RateName.PEER_LINK: Unit.BYTES_PER_S,
+    RateName.PEER_PCIE: Unit.BYTES_PER_S,
+    RateName.MESSAGE: Unit.SECONDS,
+    RateName.PINNED_COPY: Unit.BYTES_PER_S,
+    RateName.PAGEABLE_COPY: Unit.BYTES_PER_S,
+    RateName.HOST_MEMORY: Unit.BYTES_PER_S,
+    RateName.CPU_ADAM: Unit.ELEMENTS_PER_S,
+    RateName.NVME_READ: Unit.BYTES_PER_S,
+    RateName.NVME_WRITE: Unit.BYTES_PER_S,
+}
+"""What a calibration measures, and in what; calibrate_program.py writes them so."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """The content of a calibration's file."""
+
+    machine: dict[str, Any]
+    rates: tuple[Rate, ...]
+
+    __pydantic_config__ = STRICT
 
 
 @cache
@@ -43,12 +73,35 @@ def probe_rates(machine: Machine, *, environ: Mapping[str, str] = os.environ) ->
 
 
 def read_calibration(machine: Machine, *, environ: Mapping[str, str] = os.environ) -> tuple[Rate, ...]:
-    """Return what was measured on this machine; empty where nothing was, or the file can't be read."""
+    """Return what was measured on this machine; empty where nothing was.
+
+    A file that is damaged, or says what no machine achieves, counts as none, and stderr is told so.
+    """
+    path = calibration_file(machine, environ=environ)
     try:
-        document = json.loads(calibration_file(machine, environ=environ).read_text(encoding="utf-8"))
-        return tuple(_rate(plain) for plain in document["rates"])
-    except (OSError, ValueError, KeyError, TypeError):
+        data = path.read_bytes()
+    except OSError:
         return ()
+    from pydantic import TypeAdapter
+
+    try:
+        rates = TypeAdapter(_Kept).validate_json(data).rates
+        for rate in rates:
+            _check(rate)
+    except ValueError as error:  # pydantic's errors are such
+        told = " ".join(str(error).split())[:200]
+        print(
+            f"zerofit: {path} is ignored: {told}; zerofit doctor --calibrate measures anew", file=sys.stderr
+        )
+        return ()
+    return rates
+
+
+def _check(rate: Rate) -> None:
+    if rate.basis is not Basis.MEASURED or rate.unit is not _UNITS.get(rate.name):
+        raise ValueError(f"{rate.name} in {rate.unit}, {rate.basis}, is nothing that a calibration measures")
+    if not (math.isfinite(rate.value) and rate.value > 0):
+        raise ValueError(f"{rate.name}: {rate.value} is not above zero and finite")
 
 
 def write_calibration(
@@ -56,31 +109,23 @@ def write_calibration(
 ) -> Path:
     """Write what was measured on this machine, in the place of what was measured before; return the file.
 
-    The file is whole or not there at all: it is written under another name, then renamed.
+    Raises:
+        OSError: it can't be written; what was measured before is still there then.
     """
     path = calibration_file(machine, environ=environ)
-    path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "machine": _identity(machine),
         "rates": [dataclasses.asdict(rate) for rate in rates],
     }
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=2)
-            file.write("\n")
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
     return path
 
 
 def calibration_file(machine: Machine, *, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where the calibration of this machine belongs: a file for each set of GPUs, driver and CPU."""
-    cache_home = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    """Return where the calibration of this machine belongs: one file a set of GPUs, driver, CPU and torch."""
     text = json.dumps(_identity(machine), sort_keys=True)
-    return Path(cache_home, "zerofit", f"rates-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json")
+    name = f"rates-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    return cache_folder(environ, Path(os.path.expanduser("~"))) / name
 
 
 def _identity(machine: Machine) -> dict[str, Any]:
@@ -92,7 +137,15 @@ def _identity(machine: Machine) -> dict[str, Any]:
         "driver": driver.version if driver else None,
         "cpu": _cpu_name(),
         "cpu_cores": machine.num_cpu_cores,
+        "torch": _torch_version(),
     }
+
+
+def _torch_version() -> str | None:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _cpu_name(path: str = "/proc/cpuinfo") -> str:
