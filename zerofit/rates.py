@@ -43,6 +43,11 @@ class RateName(StrEnum):
     """Of nvme_write_bytes_per_s."""
     PARTITION_HOOK = "gather of a module"
     """Seconds that ZeRO-3's hooks take in Python for each module that holds parameters, each pass."""
+    GRADIENT_HOOK = "hook of a gradient"
+    """Seconds that the hooks of ZeRO's stages 1 and 2 take in Python for each parameter, each backward pass
+    that reduces gradients."""
+    PARTITION_STEP = "step of a parameter"
+    """Seconds that the step of ZeRO's stages 1 and 2 takes in Python for each parameter."""
     COMPILED = "torch.compile"
     """What is left of the time of memory-bound operators."""
 

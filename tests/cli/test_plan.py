@@ -16,8 +16,9 @@ _Golden = Callable[[str, str], None]
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 _BERT = ("--model", "bert-large-uncased", "--seq-len", "512", "--global-batch", "96")
-_A100 = ("--gpus", "4xA100-40G", "--host-ram", "512G", "--nvme", "7T", "--cpu-cores", "32")
-_SMALL = ("--gpus", "1xT4", "--host-ram", "8G", "--cpu-cores", "4")
+_HOST = ("--host-bandwidth", "100GB/s")
+_A100 = ("--gpus", "4xA100-40G", "--host-ram", "512G", "--nvme", "7T", "--cpu-cores", "32", *_HOST)
+_SMALL = ("--gpus", "1xT4", "--host-ram", "8G", "--cpu-cores", "4", *_HOST)
 _LARGE = ("--model", "llama-2-7b", "--seq-len", "1024", "--global-batch", "8")
 
 
@@ -63,6 +64,7 @@ def test_what_is_assumed_goes_to_stderr(run_zerofit: _RunZerofit, folder: Path) 
         "zerofit: assumed: 240.0 GiB of host memory on each node, 1.5 times that of its GPUs: "
         "say --host-ram\n"
         "zerofit: assumed: 24 CPU cores on each node, 6 a GPU: say --cpu-cores\n"
+        "zerofit: assumed: 100 GB/s from and to the host memory of each node: say --host-bandwidth\n"
     )
 
 
@@ -182,7 +184,7 @@ def test_a_model_of_ones_own_is_traced_once(run_zerofit: _RunZerofit, folder: Pa
     again = _plan(run_zerofit, folder, *flags, "--json")
     assert again.stdout == first.stdout
     caches = {path.name for path in (folder.parent / "cache" / "zerofit").iterdir()}
-    assert caches == {"plans", "traces"}
+    assert caches == {"estimates", "traces"}
 
 
 def test_a_plot_is_drawn(run_zerofit: _RunZerofit, folder: Path) -> None:

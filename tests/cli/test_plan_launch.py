@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,14 @@ _H100 = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_cap
 _EIGHT = Machine(
     gpus=(_H100,) * 8, num_cpu_cores=8, host_memory_bytes=64 * GIB, host_memory_available_bytes=60 * GIB
 )
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder that holds the script, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return tmp_path
 
 
 def _plan_launch(monkeypatch: pytest.MonkeyPatch, *flags: str) -> Launch:
@@ -86,3 +95,22 @@ def test_what_does_not_fit_is_not_launched(monkeypatch: pytest.MonkeyPatch) -> N
             monkeypatch, "--model", "llama-3-70b", "--seq-len", "8192", "--fast", "--num-processes", "1"
         )
     assert (error.value.rule, error.value.exit_code) == ("nothing-fits", 1)
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "keeps_outputs"),
+    [
+        ("from accelerate import Accelerator\nAccelerator()\n", (), True),
+        ("from transformers import Trainer\nTrainer().train()\n", (), False),
+        ("from transformers import Trainer\nTrainer().train()\n", ("--loop", "plain"), True),
+        ("print()\n", (), True),
+        ("print()\n", ("--loop", "trainer"), False),
+        ("def broken(\n", (), True),
+    ],
+)
+def test_whose_loop_runs_is_read_off_the_script(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, script: str, flags: tuple[str, ...], keeps_outputs: bool
+) -> None:
+    (folder / "train.py").write_text(script)
+    plan = _plan_launch(monkeypatch, *_MODEL, "--global-batch", "8", *flags).plan
+    assert plan.workload.keeps_outputs == keeps_outputs

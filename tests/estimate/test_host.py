@@ -15,7 +15,7 @@ from zerofit.estimate.engine import Setup
 from zerofit.estimate.host import PROCESS, estimate_host_memory, nvme_bytes_needed
 from zerofit.estimates import Holder, MemoryEstimate, RunPhase
 from zerofit.facts import GpuSpec, Machine, ModelFacts
-from zerofit.strategy import Buckets, OffloadDevice, Strategy
+from zerofit.strategy import Buckets, Lora, OffloadDevice, Strategy
 
 _MODEL = ModelFacts(
     name="made",
@@ -175,10 +175,35 @@ def test_nvme_takes_what_the_host_would() -> None:
     assert "optimizer states" not in held
 
 
-def test_only_rank_0s_node_gathers_the_weights_for_a_checkpoint() -> None:
-    save = _estimate(setup_of(_LOG, 3, ranks=2)).of(RunPhase.SAVE)
+_FROZEN = replace(
+    _LOG, parameters=(*_LOG.parameters[:1], *(replace(one, trains=False) for one in _LOG.parameters[1:]))
+)
+
+
+def _with_lora(setup: Setup) -> Setup:
+    return replace(setup, log=_FROZEN, strategy=replace(setup.strategy, lora=Lora()))
+
+
+@pytest.mark.parametrize(
+    ("setup", "num_elements"),
+    [
+        pytest.param(_NATIVE, _NUM_ELEMENTS, id="PyTorch alone: rank 0"),
+        *(
+            pytest.param(setup_of(_LOG, stage, ranks=4), 4 * _NUM_ELEMENTS, id=f"stage {stage}: every rank")
+            for stage in (0, 1, 2)
+        ),
+        pytest.param(setup_of(_LOG, 3, ranks=4), _NUM_ELEMENTS, id="stage 3: rank 0"),
+        pytest.param(_with_lora(_NATIVE), 1 << 16, id="LoRA alone: the adapters"),
+        pytest.param(
+            _with_lora(setup_of(_LOG, 2, ranks=4)), 4 * _NUM_ELEMENTS, id="LoRA at stage 2: all, every rank"
+        ),
+        pytest.param(_with_lora(setup_of(_LOG, 3, ranks=4)), 1 << 16, id="LoRA at stage 3: the adapters"),
+    ],
+)
+def test_who_copies_the_weights_to_the_host_for_a_checkpoint(setup: Setup, num_elements: int) -> None:
+    save = _estimate(setup).of(RunPhase.SAVE)
     assert save is not None
-    assert {term.name: term.num_bytes for term in save.terms}["saved weights"] == 2 * _NUM_ELEMENTS
+    assert {term.name: term.num_bytes for term in save.terms}["saved weights"] == 2 * num_elements
 
 
 @_LAWS

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from made_logs import LayerSizes, layered_log
 
 from zerofit.estimate.engine import Setup, play
 from zerofit.estimate.native import NativeEngine, bucket_sizes
+from zerofit.estimate.optimizers import STATES
 from zerofit.estimate.replay import PhasePeak, replay_live
 from zerofit.estimate.tape import Tape
 from zerofit.estimates import RunPhase
@@ -177,3 +180,21 @@ def test_buckets_are_those_of_torch() -> None:
     indices, _ = distributed._compute_bucket_assignment_by_size(tensors, [MIB, 25 * MIB])
     real = sorted(sum(tensors[index].nbytes for index in bucket) for bucket in indices)
     assert sorted(bucket_sizes([tensor.nbytes for tensor in tensors], (MIB, 25 * MIB))) == real
+
+
+@pytest.mark.parametrize(("is_embedding", "num_bytes"), [(False, 2), (True, 8)])
+def test_8_bit_states_of_what_an_embedding_holds_are_fp32(is_embedding: bool, num_bytes: int) -> None:
+    log = layered_log((_LAYER,))
+    named = replace(log.parameters[0], name="embed_out.weight", is_embedding=is_embedding)
+    setup = Setup(
+        log=replace(log, parameters=(named, *log.parameters[1:])),
+        strategy=Strategy(optimizer=OptimizerName.ADAMW_8BIT),
+        topology=Topology(),
+        versions=_VERSIONS,
+    )
+    tape = Tape()
+    play(NativeEngine(setup, tape))
+    states = sum(size for size, term in zip(tape.sizes, tape.terms, strict=True) if term == STATES)
+    others = sum(one.num_elements for one in log.parameters[1:])
+    scales = 8 * (others + (0 if is_embedding else named.num_elements)) // 256
+    assert states == num_bytes * named.num_elements + 2 * others + scales + 2 * 1024

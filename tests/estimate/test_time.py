@@ -174,3 +174,24 @@ def test_what_is_not_known_has_no_time() -> None:
         assert estimate_step_time(setup, machine=replace(known, gpus=gpus), rates=rates) is None
     on_cpu = replace(setup, topology=Topology(world_size=2, on_cpu=True))
     assert estimate_step_time(on_cpu, machine=known, rates=rates) is None
+
+
+def test_each_parameter_of_a_small_model_costs_python_at_stages_1_to_3() -> None:
+    seconds = [
+        time_of(
+            "bert-base-uncased",
+            Strategy(
+                engine=Engine.DEEPSPEED,
+                zero_stage=stage,
+                precision=Precision.BF16,
+                micro_batch_size=1,
+                gradient_accumulation_steps=4,
+                optimizer=OptimizerName.SGD,
+            ),
+            machine_of("A100-80G", 8),
+            sequence_length=32,
+        ).seconds
+        for stage in ZeroStage
+    ]
+    assert seconds == sorted(seconds)
+    assert seconds[2] - seconds[1] > 3 * 100 * 2.0e-5  # hooks of three more micro-batches, 100 parameters

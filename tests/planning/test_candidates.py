@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from planning_problems import problem
 
-from zerofit.candidates import DEFAULT_NVME_PATH, candidates, divisors
+from zerofit.candidates import DEFAULT_NVME_PATH, SMALL_BUCKETS, candidates, divisors
 from zerofit.errors import UserError
 from zerofit.facts import GpuSpec
-from zerofit.planning.order import kind_of, preference, tier
+from zerofit.planning.order import kind_of, simplicity, tier
 from zerofit.planning.problem import Allow
 from zerofit.render.plan_words import label
 from zerofit.request import FLAGS, Request
@@ -180,24 +180,39 @@ def test_divisors(number: int, expected: tuple[int, ...]) -> None:
 
 
 _ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS, micro_batch_size=2)
-_ORDER = (
-    (Strategy(micro_batch_size=4), 1.0),
-    (Strategy(micro_batch_size=2), 1.0),
-    (_ZERO2, 1.0),
-    (Strategy(gradient_checkpointing=True), 1.0),
-    (_ZERO2, 1.1),
-    (Strategy(micro_batch_size=2), 1.2),
-    (Strategy(optimizer=OptimizerName.ADAMW_8BIT), 0.1),
-    (Strategy(optimizer=OptimizerName.ADAFACTOR), 0.1),
-    (Strategy(freeze=("*",)), 0.1),
-    (Strategy(lora=Lora()), 0.1),
+_FROM_SIMPLE = (
+    Strategy(micro_batch_size=4),
+    Strategy(micro_batch_size=2),
+    Strategy(micro_batch_size=4, optimizer=OptimizerName.ADAMW),
+    Strategy(micro_batch_size=8, gradient_checkpointing=True),
+    replace(_ZERO2, zero_stage=ZeroStage.OPTIMIZER_STATES, gradient_checkpointing=True),
+    _ZERO2,
+    replace(_ZERO2, buckets=SMALL_BUCKETS),
+    replace(_ZERO2, zero_stage=ZeroStage.PARAMETERS),
+    replace(_ZERO2, optimizer_offload=_CPU),
+    replace(_ZERO2, zero_stage=ZeroStage.PARAMETERS, optimizer_offload=_CPU, param_offload=_CPU),
 )
 
 
-def test_order_of_preference() -> None:
-    places = [preference(strategy, seconds) for strategy, seconds in _ORDER]
+def test_from_the_simplest_strategy_on() -> None:
+    places = [simplicity(strategy) for strategy in _FROM_SIMPLE]
     assert places == sorted(places)
     assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (_ZERO2, 0),
+        (Strategy(optimizer=OptimizerName.ADAMW), 0),
+        (Strategy(optimizer=OptimizerName.ADAMW_8BIT), 1),
+        (Strategy(optimizer=OptimizerName.ADAFACTOR), 2),
+        (Strategy(freeze=("*",)), 3),
+        (Strategy(lora=Lora()), 4),
+    ],
+)
+def test_how_much_of_the_training_changes(strategy: Strategy, expected: int) -> None:
+    assert tier(strategy) == expected
 
 
 def test_a_fixed_optimizer_is_no_change_of_the_training() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from planning_problems import RATES, made_trace, model, problem
 
 from zerofit.candidates import candidates
+from zerofit.estimate.replay import replay_live
 from zerofit.estimates import (
     Estimate,
     Holder,
@@ -21,7 +22,7 @@ from zerofit.estimates import (
     TimeTerm,
 )
 from zerofit.planning.judge import EstimatingJudge
-from zerofit.planning.order import preference
+from zerofit.planning.order import SAME_TIME, kind_of, simplicity, tier
 from zerofit.planning.search import Found, Judge, Judged, search
 from zerofit.strategy import Strategy
 
@@ -74,11 +75,12 @@ class _Dice:
     def least_played_bytes(self, strategy: Strategy) -> int:
         return self._bound("played", strategy)
 
-    def fits_host(self, strategy: Strategy) -> bool:
-        return not self.need(strategy)[2]
-
     def seconds(self, strategy: Strategy) -> float | None:
         return self.need(strategy)[1]
+
+    def fits(self, strategy: Strategy) -> bool:
+        need, _, lacks_host = self.need(strategy)
+        return need <= self.limit and not lacks_host
 
     def judge(self, strategy: Strategy) -> Judged:
         self.judged.add(strategy)
@@ -93,10 +95,13 @@ class _Dice:
 
 
 def _exhaustive(strategies: tuple[Strategy, ...], judge: Judge) -> Strategy | None:
+    """Estimate everything, and take the simplest of the lowest tier that is near its fastest."""
     fitting = [one for one in strategies if judge.judge(one).fits]
-    times = {one: judge.seconds(one) for one in strategies}
-    known = None not in times.values()
-    return min(fitting, key=lambda one: preference(one, times[one] if known else None), default=None)
+    lowest = min(map(tier, fitting), default=0)
+    times = {one: judge.seconds(one) or 0.0 for one in fitting if tier(one) == lowest}
+    fastest = min(times.values(), default=0.0)
+    near = [one for one, seconds in times.items() if seconds <= fastest * (1 + SAME_TIME)]
+    return min(near, key=simplicity, default=None)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -142,3 +147,30 @@ def test_bounds_are_never_above_the_estimate() -> None:
         live = judge.least_live_bytes(strategy)
         assert judge.least_bytes(strategy) <= live <= peak, strategy
         assert judge.least_played_bytes(strategy) <= peak, strategy
+
+
+def test_long_accumulation_needs_what_a_short_one_does() -> None:
+    asked = problem(num_gpus=2, memory_gib=8, global_batch_size=24, sequence_length=256)
+    of_steps = {
+        steps: EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES) for steps in (4, 12)
+    }
+    first = {kind_of(one): one for one in candidates(asked).strategies}
+    for strategy in first.values():
+        peaks = {
+            judge.judge(
+                replace(strategy, micro_batch_size=1, gradient_accumulation_steps=steps)
+            ).estimate.device
+            for steps, judge in of_steps.items()
+        }
+        assert len(peaks) == 1
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 3, 7])
+def test_the_line_through_an_engines_live_bytes_meets_each_micro_batch(micro_batch_size: int) -> None:
+    asked = problem(num_gpus=2, memory_gib=80, global_batch_size=None, sequence_length=256)
+    judge = EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES)
+    for strategy in {kind_of(one): one for one in candidates(asked).strategies}.values():
+        sized = replace(strategy, micro_batch_size=micro_batch_size, gradient_accumulation_steps=2)
+        live = max(peak.live_bytes for peak in replay_live(judge._play(sized, judge._log(sized))).peaks)
+        outside = sum(term.num_bytes for term in judge.outside)
+        assert judge.least_played_bytes(sized) == live + outside

@@ -11,6 +11,7 @@ from planning_problems import A100, RATES, made_trace, model, problem
 from zerofit.plan import Origin, plan_from_json, plan_to_json
 from zerofit.planning.answer import Answer
 from zerofit.planning.fast_judge import FastJudge
+from zerofit.planning.order import SAME_TIME, simplicity
 from zerofit.planning.problem import Allow, Problem
 from zerofit.planning.solve import best_of, solve
 from zerofit.request import Request
@@ -75,6 +76,7 @@ def test_each_suggestion_fits_by_itself() -> None:
         "4 x NVIDIA A100-SXM4-80GB in place of 1",
         "1 x GPU of 48 (48.0 GiB) on each node",
         "128.0 GiB of host memory on each node",
+        "512.0 GiB free on NVMe disks of each node",
         "--allow lora",
     ]
     assert all(suggestion.judged.fits for suggestion in answer.suggestions)
@@ -116,3 +118,38 @@ def test_more_gpus_of_the_same_never_lose_a_fit() -> None:
     ]
     assert fits == sorted(fits)
     assert set(fits) == {False, True}
+
+
+_NVME = Request(optimizer_offload=OffloadDevice.NVME, param_offload=OffloadDevice.NONE)
+
+
+@pytest.mark.parametrize(
+    ("nvme_gib", "request_", "lacks"),
+    [
+        (100, _NVME, ""),
+        (1, _NVME, "needs 1.6 GiB of 1.0 GiB on NVMe disks of each node"),
+        (0, _NVME, "needs 1.6 GiB of none on NVMe disks of each node"),
+        pytest.param(0, replace(_NVME, nvme_path="/disk"), "", id="a folder whose room is not known"),
+    ],
+)
+def test_what_goes_to_nvme_has_to_have_room_there(nvme_gib: int, request_: Request, lacks: str) -> None:
+    answer = _solve(problem(request=request_, machine_fields={"nvme_bytes": nvme_gib * GIB}))
+    assert (answer.head.lacks, answer.fits) == (lacks, not lacks)
+    unnamed = "/local_nvme for the folder on the NVMe disks: say --nvme-path"
+    assert answer.notes == (() if request_.nvme_path else (unnamed,))
+
+
+def test_the_simplest_of_those_that_take_as_long_is_chosen() -> None:
+    answer = _solve(problem(num_gpus=8, memory_gib=80, sequence_length=1024))
+    chosen = answer.found.chosen
+    assert chosen
+    assert chosen.estimate.step_time
+    limit = chosen.estimate.step_time.seconds / (1 + SAME_TIME)
+    fitting = [one for one in answer.found.others if one.fits]
+    assert all(one.estimate.step_time and one.estimate.step_time.seconds >= limit for one in fitting)
+    near = [
+        one
+        for one in fitting
+        if one.estimate.step_time and one.estimate.step_time.seconds <= limit * (1 + SAME_TIME)
+    ]
+    assert all(simplicity(one.strategy) > simplicity(chosen.strategy) for one in near)

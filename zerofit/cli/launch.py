@@ -126,7 +126,8 @@ def _plan_launch(hostfile: Path | None, target: tuple[str, ...], flags: dict[str
     if model_flags.model is not None:
         from zerofit.cli.plan_first import plan_first  # only where it is needed: estimates are much code
 
-        request = plan_first(model_flags, request, machine)
+        script = None if target[0] == "-m" else target[0]
+        request = plan_first(model_flags, request, machine, script=script)
     _check_micro_batch(request)
     plan = choose(machine=machine, versions=probe_versions(), request=request)
     _check_nvme_path(plan)

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zerofit.cli.plan_options import Loop
 from zerofit.cli.plan_problem import no_gpus_here, problem_of, source_of
 from zerofit.cli.planner import Planner
+from zerofit.cli.read_file import script_file
+from zerofit.command import Route
+from zerofit.documents import Unreadable
 from zerofit.errors import UserError
 from zerofit.plan import Topology
 from zerofit.probe.versions import probe_versions
@@ -22,10 +26,18 @@ if TYPE_CHECKING:
 _DOES_NOT_FIT = 1
 
 
-def plan_first(flags: ModelFlags, request: Request, machine: Machine) -> Request:
+def plan_first(
+    flags: ModelFlags, request: Request, machine: Machine, *, script: str | None = None
+) -> Request:
     """Return a request that starts from the plan for this model on this machine.
 
     The plan's table goes to stderr. What the request fixes, the plan keeps to.
+
+    Args:
+        flags: what was said of model and workload.
+        request: what was said of the strategy.
+        machine: this one, or what was said of another.
+        script: the file that will run; None where there is none yet.
 
     Raises:
         UserError: there is another plan or preset, no GPU, no plan can be made, or nothing fits.
@@ -44,6 +56,8 @@ def plan_first(flags: ModelFlags, request: Request, machine: Machine) -> Request
             "leave out --model; --cpu rehearses, and `zerofit plan --gpus` plans for another machine"
         )
     source = source_of(flags)
+    if script is not None and flags.loop is None:
+        flags = replace(flags, loop=_loop_of(script))
     num_nodes = request.num_nodes or 1
     world_size = request.num_processes or num_nodes * len(machine.gpus)
     ranks = world_size // num_nodes
@@ -59,6 +73,8 @@ def plan_first(flags: ModelFlags, request: Request, machine: Machine) -> Request
     )
     with Planner(source, is_fast=flags.is_fast) as planner:
         answer = planner.answer(problem, is_here=not request.elsewhere)
+    for note in answer.notes:
+        click.echo(f"zerofit: assumed: {note}", err=True)
     click.echo(plan_table(answer), err=True)
     if not answer.fits:
         raise UserError(
@@ -78,3 +94,17 @@ def plan_first(flags: ModelFlags, request: Request, machine: Machine) -> Request
         micro_batch_size=None,
         gradient_accumulation_steps=None,
     )
+
+
+def _loop_of(script: str) -> Loop | None:
+    """Return whose training loop a script runs; None where its source does not show it."""
+    source = script_file(script).source
+    if source is None:
+        return None
+    from zerofit.script_reading.read import read_script  # only where there is a script: it takes its time
+
+    try:
+        route = read_script(source, name=script).route
+    except Unreadable:
+        return None  # the check of the script says what is wrong
+    return Loop.TRAINER if route is Route.TRAINER else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
+
+
+class Loop(StrEnum):
+    """How the script runs a micro-batch, which decides how long the model's outputs stay."""
+
+    PLAIN = "plain"
+    """`outputs = model(**batch)`, as scripts with accelerate do: they stay until the next ones are there."""
+    TRAINER = "trainer"
+    """transformers' Trainer, which lets go of them once it has the loss."""
+
 
 _TASKS = {task.value: task for task in Task}
 _POSITIVE = Number(int, least=1)
@@ -99,6 +110,11 @@ _MODEL_OPTIONS = (
         help="Whether batches have padding in their mask; padded where it is left out.",
     ),
     click.option(
+        "--loop",
+        type=Word("loop", {loop.value: loop for loop in Loop}),
+        help="Whose training loop runs; as the script shows it, else plain, which needs more.",
+    ),
+    click.option(
         "--trust-remote-code", is_flag=True, help="Let the model's own Python code run, where it has any."
     ),
     click.option(
@@ -139,6 +155,9 @@ _MACHINE_OPTIONS = (
         "--nvme", metavar="SIZE", help="Free space on one node's NVMe disks, such as 7T; with --gpus."
     ),
     click.option("--cpu-cores", type=_POSITIVE, help="Physical cores of one node; with --gpus."),
+    click.option(
+        "--host-bandwidth", metavar="RATE", help="Of one node's host memory, such as 300GB/s; with --gpus."
+    ),
     click.option("--network", metavar="RATE", help="From node to node, such as 400Gb/s; with --gpus."),
 )
 
@@ -152,6 +171,8 @@ class ModelFlags:
     target_length: int | None
     task: Task | None
     is_padded: bool
+    loop: Loop | None
+    """None where it was not said."""
     trust_remote_code: bool
     allow: frozenset[Allow]
     lora_rank: int
@@ -168,6 +189,7 @@ class MachineFlags:
     nvme: str | None
     cpu_cores: int | None
     network: str | None
+    host_bandwidth: str | None
 
 
 def model_options(command: _Command) -> _Command:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.candidates import divisors
+from zerofit.cli.plan_options import Loop
 from zerofit.errors import UserError
 from zerofit.facts import Workload
 from zerofit.plan import Topology
@@ -48,6 +49,7 @@ def workload_of(flags: ModelFlags, request: Request, facts: ModelFacts) -> Workl
         sequence_length=flags.sequence_length if facts.vocab_size else None,
         target_length=flags.target_length if facts.num_decoder_layers else None,
         is_padded=flags.is_padded,
+        keeps_outputs=flags.loop is not Loop.TRAINER,
     )
 
 
@@ -71,10 +73,11 @@ def machine_of(flags: MachineFlags, *, num_nodes: int, gpus: str | None = None) 
             nvme=flags.nvme,
             cpu_cores=flags.cpu_cores,
             network=flags.network,
+            host_bandwidth=flags.host_bandwidth,
         )
     said = [
         f"--{name.replace('_', '-')} {value}"
-        for name in ("host_ram", "nvme", "cpu_cores", "network")
+        for name in ("host_ram", "nvme", "cpu_cores", "network", "host_bandwidth")
         if (value := getattr(flags, name)) is not None
     ]
     if said:

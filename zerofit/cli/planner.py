@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from zerofit.allocation_log import Trace
-from zerofit.cli.remembered import remembered
+from zerofit.cli.kept_estimates import KeptEstimates
 from zerofit.estimate.closed_form import closed_form_log
 from zerofit.planning.fast_judge import FastJudge
 from zerofit.planning.judge import EstimatingJudge
@@ -39,6 +38,7 @@ class Planner:
         self._is_fast = is_fast
         self._progress: Any = None
         self._made: dict[tuple[TraceRequest, bool], Trace] = {}
+        self._kept: list[KeptEstimates] = []
 
     def __enter__(self) -> Self:
         if not self._is_fast and sys.stderr.isatty():
@@ -53,6 +53,8 @@ class Planner:
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
+        for kept in self._kept:
+            kept.write()
 
     def answer(self, problem: Problem, *, is_here: bool, notes: tuple[str, ...] = ()) -> Answer:
         """Return the plan of a problem.
@@ -63,8 +65,6 @@ class Planner:
             notes: what was assumed of it.
         """
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
-        # A set's words come in another order each time.
-        told = repr((replace(problem, allow=frozenset()), sorted(problem.allow), rates, self._source))
         return solve(
             problem,
             judge_of=lambda one: self._judge(one, rates),
@@ -74,13 +74,14 @@ class Planner:
             gpus=tuple(gpu.spec for gpu in load_gpus()),
             is_fast=self._is_fast,
             notes=notes,
-            remember=lambda find_out: find_out() if self._is_fast else remembered(told, find_out),
         )
 
     def _judge(self, problem: Problem, rates: Rates) -> Judge:
         if self._is_fast:
             return FastJudge(problem, trace=self._closed_form, rates=rates)
-        return EstimatingJudge(problem, trace=self._traced, rates=rates)
+        kept = KeptEstimates(problem, repr(self._source))
+        self._kept.append(kept)
+        return EstimatingJudge(problem, trace=self._traced, rates=rates, devices=kept.estimates)
 
     def _closed_form(self, request: TraceRequest) -> Trace:
         key = request, True

@@ -72,7 +72,6 @@ class CachingAllocator:
         """In blocks that are in use, as torch.cuda.memory_allocated counts them."""
         self.reserved_bytes = 0
         """Taken from the driver, as torch.cuda.memory_reserved counts them."""
-        self.num_retries = 0
         """Times that cached segments went back to the driver to make room."""
         self._capacity = capacity
         self._is_expandable = expandable_segments
@@ -152,7 +151,6 @@ class CachingAllocator:
         take = self._expand if self._is_expandable else self._take_segment
         block = take(pool, size)
         if block is None:
-            self.num_retries += 1
             self.empty_cache()
             block = take(pool, size)
         if block is None:

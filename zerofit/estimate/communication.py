@@ -142,6 +142,11 @@ def num_holders(setup: Setup) -> int:
     return sum(1 for held in setup.log.module_parameters if held)
 
 
+def num_trained(setup: Setup) -> int:
+    """Return how many parameters train."""
+    return sum(1 for one in setup.log.parameters if one.trains)
+
+
 def num_micro_batches(setup: Setup) -> int:
     """Return the forward passes of one optimizer step."""
     return setup.strategy.gradient_accumulation_steps or 1

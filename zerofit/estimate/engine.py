@@ -44,6 +44,8 @@ class Setup:
     """What PyTorch can get of the GPU at most, which decides how DeepSpeed starts; None for enough."""
     makes_model_first: bool = False
     """Whether the script makes its model before anything that says "ZeRO stage 3" (see zero_arrival)."""
+    expandable_segments: bool = False
+    """Whether the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
 
 
 _TRACED = ("fixed + bytes a sample x micro_batch_size, of what is alive", "traced")

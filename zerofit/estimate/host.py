@@ -74,7 +74,11 @@ _EXPLANATIONS = {
         "buffer_count x buffer_size x c",
         "deepspeed 0.19.8, runtime/swap_tensor/partitioned_param_swapper.py:124",
     ),
-    SAVED: ("c P_all on rank 0, gathered for the file", "accelerate 1.15, accelerator.py: get_state_dict"),
+    SAVED: (
+        "c P_all on rank 0, under LoRA of the adapters alone; at DeepSpeed's stages 0 to 2 c P_all on every"
+        " rank",
+        "accelerate 1.15, accelerator.py:4070 (get_state_dict); transformers 5.23, trainer.py:4101",
+    ),
     ROUNDING: (
         "pinned blocks rounded up to a power of two, and those that are kept for the next use",
         "torch 2.13, aten/src/ATen/core/CachingHostAllocator.h:305",

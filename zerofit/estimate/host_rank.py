@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from zerofit.estimate.host_ledger import CHECKPOINT, HostLedger
 from zerofit.estimate.zero_engine import FP32
 from zerofit.estimate.zero_flat import FlatGroup, flattens_on_gpu, sub_groups
 from zerofit.estimates import RunPhase
-from zerofit.strategy import Engine, OffloadDevice, ZeroStage
+from zerofit.strategy import NVME, Engine, OffloadDevice, ZeroStage
 
 if TYPE_CHECKING:
     from zerofit.estimate.engine import Setup
@@ -20,13 +21,6 @@ MASTER, STATES, GRADIENTS = "master weights", "optimizer states", "gradient part
 WEIGHT_PARTITION, GRADIENT_BUFFER = "offloaded weights", "gradient buffer"
 OPTIMIZER_SWAP, WEIGHT_SWAP = "optimizer swap buffers", "weight swap buffers"
 SAVED = "saved weights"
-
-_OPTIMIZER_SWAP_BUFFERS = 4
-"""What zerofit writes as offload_optimizer.buffer_count."""
-_WEIGHT_SWAP_BUFFERS, _WEIGHT_SWAP_ELEMENTS = 5, 100_000_000
-"""What zerofit writes as offload_param.buffer_count and buffer_size."""
-_MAX_WEIGHTS_IN_CPU = 1_000_000_000
-"""Elements that stay in host memory though weights are offloaded to NVMe: offload_param.max_in_cpu."""
 
 
 class HostRank:
@@ -49,7 +43,7 @@ class HostRank:
         self._sizes = [parameter.num_elements for parameter in log.parameters]
         self._bytes = [parameter.bytes_per_element for parameter in log.parameters]
         self._trained = [n for n, one in enumerate(log.parameters) if setup.trains and one.trains]
-        self._unit = self._bytes[self._trained[0]] if self._trained else FP32
+        self._unit = min(self._bytes) if self._trained else FP32  # see DeepSpeedEngine.unit
         is_deepspeed = strategy.engine is Engine.DEEPSPEED
         self._stage = strategy.zero_stage if is_deepspeed else ZeroStage.NOTHING
         self._casts = is_deepspeed
@@ -110,7 +104,7 @@ class HostRank:
 
     def _partition_weights(self) -> None:
         if self._strategy.param_offload is OffloadDevice.NVME:
-            size = _WEIGHT_SWAP_BUFFERS * _WEIGHT_SWAP_ELEMENTS * self._unit
+            size = NVME.weight_buffer_count * NVME.weight_buffer_size * self._unit
             self.ledger.pin(size, WEIGHT_SWAP, pins=True)
         elif self._strategy.param_offload is OffloadDevice.CPU:
             for number, part in enumerate(self._parts):
@@ -185,14 +179,14 @@ class HostRank:
             for number in self._trained:
                 ledger.drop(self._own_parts.pop(number))
         elif self._strategy.param_offload is OffloadDevice.NVME:
-            ledger.pin(min(part, _MAX_WEIGHTS_IN_CPU) * self._unit, WEIGHT_PARTITION, pins=True)
+            ledger.pin(min(part, NVME.max_weights_in_cpu) * self._unit, WEIGHT_PARTITION, pins=True)
         else:
             ledger.flash(part * self._unit, WEIGHT_PARTITION)
         if self._offload is OffloadDevice.NONE:
             return
         groups = sub_groups([self._parts[n] for n in self._trained], self._strategy.buckets.sub_group_size)
         if self._offload is OffloadDevice.NVME:
-            for _ in range(_OPTIMIZER_SWAP_BUFFERS):
+            for _ in range(NVME.optimizer_buffer_count):
                 ledger.pin(max(groups) * FP32, OPTIMIZER_SWAP, pins=True)
             ledger.flash(max(groups) * FP32, GRADIENTS)
         else:
@@ -252,10 +246,23 @@ class HostRank:
             self.ledger.take(elements * FP32, STATES)
 
     def _save(self) -> None:
-        """Rank 0 gathers the weights; each rank's states on the GPU pass through the host one at a time."""
+        """The weights come to the host; each rank's states on the GPU pass through it one at a time."""
         if self._offload is OffloadDevice.NONE:
             states = self._group.partition_elements if self._stage is not ZeroStage.NOTHING else 0
             self.ledger.flash(states * FP32, STATES)
-        if self._rank == 0:
-            total = sum(size * each for size, each in zip(self._sizes, self._bytes, strict=True))
-            self.ledger.flash(total, SAVED)
+        self.ledger.flash(sum(self._sizes[n] * self._bytes[n] for n in self._saved), SAVED)
+
+    @property
+    def _saved(self) -> Iterable[int]:
+        """The parameters that this rank copies to the host for the file of the weights, as Trainer saves it.
+
+        Below stage 3 DeepSpeed's weights are whole on every rank, and each rank copies all of them, adapters
+        or not. Else only rank 0 has a copy, under LoRA of the adapters alone.
+        Source: transformers 5.23, trainer.py:4101 (save_model); accelerate 1.15, accelerator.py:4070
+        (get_state_dict); deepspeed 0.19.8, checkpoint/utils.py:41 and runtime/engine.py:5631.
+        """
+        if self._casts and self._stage is not ZeroStage.PARAMETERS:
+            return range(len(self._sizes))
+        if self._rank != 0:
+            return ()
+        return self._trained if self._strategy.lora else range(len(self._sizes))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.allocation_log import TensorKind
 from zerofit.estimate.engine import Engine
-from zerofit.estimate.optimizers import FORMULAS, STATES, TEMPORARIES, Stepped, is_embedding, make_optimizer
+from zerofit.estimate.optimizers import FORMULAS, STATES, TEMPORARIES, Stepped, make_optimizer
 from zerofit.units import MIB
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _BROADCAST_BYTES = 250 * MIB
 """torch/nn/parallel/distributed.py, broadcast_bucket_size."""
 _BROADCASTS_IN_FLIGHT = 2
 """torch/csrc/distributed/c10d/comm.cpp, broadcast_coalesced: maxInFlight."""
-_FIRST_BUCKET_BYTES, _BUCKET_BYTES = 1 * MIB, 25 * MIB
+_FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 * MIB, 25 * MIB
 """torch/nn/parallel/distributed.py: _DEFAULT_FIRST_BUCKET_BYTES, bucket_cap_mb."""
 _NORM_CHUNK = 65536
 """Elements that one block of the gradient norm's kernel sums: kChunkSize of
@@ -89,14 +89,14 @@ class NativeEngine(Engine):
 
     def step(self) -> None:
         trained = [self.setup.log.parameters[index] for index in sorted(self._gradients)]
-        if self.setup.strategy.gradient_clipping != 0:  # None: the script's, and Trainer's own is 1.0
+        if self.setup.strategy.clips_gradients:
             clip_gradients(self.tape, [one.num_elements for one in trained])
         tensors = [
             Stepped(
                 num_elements=one.num_elements,
                 bytes_per_element=one.bytes_per_element,
                 shape=one.shape,
-                is_embedding=is_embedding(one.name),
+                is_embedding=one.is_embedding,
             )
             for one in trained
         ]
@@ -110,7 +110,7 @@ class NativeEngine(Engine):
             # DistributedDataParallel does it when the next forward pass begins; nothing happens in between.
             for block in self._buckets:
                 self.tape.free(block)
-            self._make_buckets(self._ready, limits=(_FIRST_BUCKET_BYTES, _BUCKET_BYTES))
+            self._make_buckets(self._ready, limits=(_FIRST_BUCKET_BYTES, BUCKET_BYTES))
         self._num_steps += 1
 
     def _make_buckets(self, parameters: Sequence[int], *, limits: tuple[int, ...]) -> None:

@@ -26,8 +26,6 @@ _LEAST_8_BIT = 4096
 """Smaller tensors keep fp32 states (bitsandbytes/optim/optimizer.py, min_8bit_size)."""
 _QUANTILE_MAP_BYTES = 256 * 4
 """One of the two tables that all 8-bit states share (bitsandbytes/optim/optimizer.py, fill_qmap)."""
-_EMBEDDING_WORDS = ("embed", "wte", "wpe", "shared.weight")
-"""ASSUMPTION: what a parameter's name holds if its module is an nn.Embedding: the log does not say."""
 
 FORMULAS: dict[OptimizerName | None, tuple[str, str]] = {
     None: ("2 b P", "torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq like each parameter"),
@@ -57,17 +55,13 @@ class Stepped:
     shape: tuple[int, ...] = ()
     """Its dimensions; where they are not known, a square matrix is taken, or a vector below 4096 elements."""
     is_embedding: bool = False
-    """Whether it belongs to an nn.Embedding, whose states Trainer keeps in fp32 under an 8-bit optimizer."""
+    """Whether an nn.Embedding holds it: Trainer keeps its states in fp32 under an 8-bit optimizer, those of a
+    head that shares it too (transformers/trainer.py, create_optimizer)."""
 
     @property
     def num_bytes(self) -> int:
         """What it takes itself."""
         return self.num_elements * self.bytes_per_element
-
-
-def is_embedding(name: str) -> bool:
-    """Return whether a parameter of this name is taken for an embedding's."""
-    return any(word in name for word in _EMBEDDING_WORDS)
 
 
 def make_optimizer(strategy: Strategy) -> Optimizer:
@@ -95,19 +89,6 @@ class Optimizer:
         if self.name is OptimizerName.ADAFACTOR:
             return *_second_moments(tensor), 4
         return ()
-
-    def state_bytes(self, sizes: Sequence[int]) -> list[int]:
-        """Return the sizes of all states of flat fp32 tensors of so many elements."""
-        flat = [Stepped(num_elements=size, shape=(size,)) for size in sizes]
-        return [num_bytes for tensor in flat for num_bytes in self.states_of(tensor)] + self._shared(flat)
-
-    def temporary_bytes(self, sizes: Sequence[int]) -> list[int]:
-        """Return the sizes of what a step over flat fp32 tensors holds at its largest moment."""
-        if self.name is None:
-            return [4 * size for size in sizes]
-        if self.name is OptimizerName.ADAFACTOR and sizes:
-            return [4 * max(sizes)] * 2
-        return []
 
     def step(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
         """Note what one optimizer step over these tensors allocates and frees.

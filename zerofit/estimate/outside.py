@@ -8,7 +8,7 @@ from zerofit.estimates import Holder, Term
 from zerofit.units import KIB, MIB
 
 if TYPE_CHECKING:
-    from zerofit.facts import GpuSpec
+    from zerofit.facts import GpuSpec, Versions
     from zerofit.plan import Topology
 
 _LAZY = "https://github.com/pytorch/pytorch/issues/109888: about 400 MB since CUDA 11.7 loads kernels lazily"
@@ -31,9 +31,15 @@ _CONTEXTS = (
 _KERNELS_MIB = 64
 """ASSUMPTION: kernels of cuBLAS, attention and the other operators that a training step loads into it. Lazy
 loading makes it hard to say; the sources above measured an idle process."""
+_EAGER_MIB = 1343
+_EAGER = (
+    "https://github.com/huggingface/transformers/blob/0ad5fe67b294ea7fccb6bd087b25bb8ffc19ceed/docs/source/"
+    "performance.mdx: 1343 MiB, V100; ASSUMPTION: as much on every GPU"
+)
+_LAZY_SINCE = (1, 13)
+"""The first torch that sets CUDA_MODULE_LOADING=LAZY: before it, a context holds all kernels at once.
+Source: https://github.com/pytorch/pytorch/pull/86509"""
 
-_NVLINK_BYTES_PER_S = 70e9
-"""ASSUMPTION: what is faster between GPUs than PCIe 5.0 x16 (63 GB/s) is NVLink."""
 _NVLINK_MIB, _NVLINK_PAIR_MIB = 688, 544
 """Measured on four A100 with NVLink for a group of more than two ranks, and of two, in 2023:
 https://github.com/NVIDIA/nccl/issues/964 (its "MB" is taken for nvidia-smi's MiB). ASSUMPTION: it is as much
@@ -48,31 +54,41 @@ https://github.com/tonyd2wild/DeepSeek-V4.1-Flash-vLLM-DGX-Spark/issues/8"""
 _PCIE_CONNECTIONS = 4 * 2
 """ASSUMPTION: without NVLink NCCL sets up four channels, each with a ring and one tree neighbour."""
 
+_LARGE_WORKSPACES = (9, 10, 12)
+"""Major compute capabilities to which PyTorch gives 32 MiB: Hopper and Blackwell, without Thor (11)."""
 
-def context_term(gpu: GpuSpec, *, context_bytes: int | None = None) -> Term:
+
+def outside_terms(gpu: GpuSpec, topology: Topology, versions: Versions) -> tuple[Term, ...]:
+    """Return all that lies on this GPU and is not PyTorch's: the context, and with several ranks NCCL."""
+    nccl = nccl_term(gpu, topology)
+    context = context_term(gpu, versions=versions)
+    return (context, nccl) if nccl else (context,)
+
+
+def context_term(gpu: GpuSpec, *, versions: Versions | None = None) -> Term:
     """Return what a process holds on this GPU before it has a tensor, and the kernels that it loads.
 
     Args:
-        context_bytes: the measured size, where there is one.
+        versions: tell whether torch loads kernels as they are used; without them it does.
     """
-    if context_bytes is not None:
-        return _outside("CUDA context", context_bytes, "as measured", "the caller's measurement")
+    if versions is not None and _loads_all_kernels(versions.torch):
+        return _outside("CUDA context", _EAGER_MIB * MIB, f"{_EAGER_MIB} MiB with all kernels", _EAGER)
     capability = gpu.compute_capability or (0, 0)
     mib, source = next((mib, source) for least, mib, source in _CONTEXTS if capability >= least)
     formula = f"{mib} MiB + {_KERNELS_MIB} MiB of kernels"
     return _outside("CUDA context", (mib + _KERNELS_MIB) * MIB, formula, source)
 
 
-def least_context_bytes() -> int:
-    """Return the smallest context of any GPU, for bounds that know none."""
-    return min(mib for _, mib, _ in _CONTEXTS) * MIB
+def _loads_all_kernels(torch: str | None) -> bool:
+    parts = (torch or "").split(".")[:2]
+    return all(part.isdigit() for part in parts) and tuple(map(int, parts)) < _LAZY_SINCE
 
 
 def nccl_term(gpu: GpuSpec, topology: Topology) -> Term | None:
     """Return NCCL's buffers of one communicator over all ranks; None for one rank."""
     if topology.data_parallel_size == 1:
         return None
-    if (gpu.peer_bytes_per_s or 0) <= _NVLINK_BYTES_PER_S:
+    if not gpu.has_fast_links:
         formula = f"{_PCIE_CONNECTIONS} connections x {_CONNECTION_BYTES} B"
         source = "https://github.com/NVIDIA/nccl/issues/1450; number of connections: ASSUMPTION"
         return _outside("NCCL", _PCIE_CONNECTIONS * _CONNECTION_BYTES, formula, source)
@@ -89,10 +105,11 @@ def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:
     """Return the workspace of one cuBLAS handle on one stream, which PyTorch's allocator holds for good.
 
     cuBLASLt takes the same one. A training process has two handles: the main thread's and autograd's.
+    Left out: Blackwell had the smaller one until https://github.com/pytorch/pytorch/pull/175344 (2026-02).
     Source: parseChosenWorkspaceSize in
     https://github.com/pytorch/pytorch/blob/v2.13.0/aten/src/ATen/cuda/CublasHandlePool.cpp
     """
-    if compute_capability >= (9, 0):
+    if compute_capability[0] in _LARGE_WORKSPACES:
         return 8 * 4096 * KIB
     return 2 * 4096 * KIB + 8 * 16 * KIB
 

@@ -33,28 +33,13 @@ class PhasePeak:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shortage:
-    """The request at which a run ends with CUDA out of memory."""
-
-    phase: RunPhase
-    term: str
-    """What was asked for."""
-    requested_bytes: int
-    allocated_bytes: int
-    """Allocated when it was asked for."""
-    reserved_bytes: int
-    """Reserved then, after the cache had been given back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """What a run needs of PyTorch's allocator."""
 
     peaks: tuple[PhasePeak, ...]
     """One a phase, in the order of RunPhase; none of a phase that does not occur or is not reached."""
-    shortage: Shortage | None = None
-    num_retries: int = 0
-    """Times that the cache had to be given back to make room: each stops the GPU."""
+    ends: bool = True
+    """Whether the run comes to its end; else it stops with CUDA out of memory in the last of these phases."""
 
 
 def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool = False) -> Replay:
@@ -69,7 +54,7 @@ def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool
     blocks = [(0, 0, 0)] * len(sizes)
     emptied = set(tape.emptied)
     moments: dict[RunPhase, tuple[int, int, int]] = {}
-    shortage = None
+    ends = True
     for phase, start, stop in _spans(tape, cuts=emptied):
         if start in emptied:
             allocator.empty_cache()
@@ -89,15 +74,9 @@ def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool
                 elif allocator.allocated_bytes > largest:
                     largest, moment = allocator.allocated_bytes, index
         except OutOfMemoryError:
-            shortage = Shortage(
-                phase=phase,
-                term=tape.terms[entry - 1],
-                requested_bytes=sizes[entry - 1],
-                allocated_bytes=allocator.allocated_bytes,
-                reserved_bytes=allocator.reserved_bytes,
-            )
+            ends = False
         moments[phase] = max(moments.get(phase, (-1, -1, 0)), (most, largest, moment))
-        if shortage:
+        if not ends:
             break
     live = _live_at(tape, {moment for _, _, moment in moments.values()})
     peaks = tuple(
@@ -110,7 +89,7 @@ def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool
         for phase in RunPhase
         if phase in moments
     )
-    return Replay(peaks=peaks, shortage=shortage, num_retries=allocator.num_retries)
+    return Replay(peaks=peaks, ends=ends)
 
 
 def replay_live(tape: Tape) -> Replay:
@@ -135,11 +114,6 @@ def replay_live(tape: Tape) -> Replay:
     return Replay(peaks=peaks)
 
 
-def live_peak(tape: Tape) -> int:
-    """Return the most bytes that live tensors take at one time."""
-    return max(_live(tape))
-
-
 def _live(tape: Tape) -> list[int]:
     """Return the live bytes before the first entry and after each."""
     sizes = tape.sizes
@@ -159,16 +133,18 @@ def _spans(tape: Tape, *, cuts: Iterable[int] = ()) -> list[tuple[RunPhase, int,
 
 def _live_at(tape: Tape, moments: set[int]) -> dict[int, tuple[tuple[str, int], ...]]:
     """Return the live bytes by term after so many entries, for each of these moments."""
-    totals = dict.fromkeys(tape.terms, 0)
     sizes, terms = tape.sizes, tape.terms
-    found, done = {}, 0
+    found = {}
+    alive: set[int] = set()
+    done = 0
     for moment in sorted(moments):
-        for entry in tape.entries[done:moment]:
-            if entry > 0:
-                totals[terms[entry - 1]] += sizes[entry - 1]
-            else:
-                totals[terms[-entry - 1]] -= sizes[-entry - 1]
+        told = set(tape.entries[done:moment])
+        alive = {entry for entry in alive | told if entry > 0 and -entry not in told}
         done = moment
+        totals: dict[str, int] = {}
+        for entry in sorted(alive):
+            term = terms[entry - 1]
+            totals[term] = totals.get(term, 0) + sizes[entry - 1]
         largest_first = sorted(totals.items(), key=lambda item: -item[1])
         found[moment] = tuple((term, size) for term, size in largest_first if size)
     return found

@@ -35,6 +35,10 @@ class Speeds:
     """CPU time that starts one operator."""
     hook_s: float
     """CPU time of ZeRO-3's hooks for one module and pass."""
+    gradient_hook_s: float
+    """CPU time of the hook of ZeRO's stages 1 and 2 for one parameter's gradient."""
+    partition_step_s: float
+    """CPU time of their step for one parameter."""
     compiled: float
     """What torch.compile leaves of the time of memory-bound operators."""
     bus_bytes_per_s: float | None
@@ -89,6 +93,8 @@ def speeds_of(machine: Machine, topology: Topology, rates: Rates) -> Speeds | No
         memory_bytes_per_s=achieved(RateName.DEVICE_MEMORY, gpu.memory_bytes_per_s),
         dispatch_s=rates.of(RateName.DISPATCH).value,
         hook_s=rates.of(RateName.PARTITION_HOOK).value,
+        gradient_hook_s=rates.of(RateName.GRADIENT_HOOK).value,
+        partition_step_s=rates.of(RateName.PARTITION_STEP).value,
         compiled=rates.of(RateName.COMPILED).value,
         bus_bytes_per_s=bus[0] if bus else None,
         bus_source=bus[1] if bus else "",

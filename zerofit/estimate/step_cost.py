@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.estimate.communication import num_gathers, num_micro_batches, trained_bytes, trained_elements
+from zerofit.estimate.communication import (
+    num_gathers,
+    num_micro_batches,
+    num_trained,
+    trained_bytes,
+    trained_elements,
+)
 from zerofit.estimates import TimeTerm
 from zerofit.strategy import Engine, OffloadDevice, OptimizerName, ZeroStage
 
@@ -35,7 +41,7 @@ _STAGE_12 = "deepspeed/runtime/zero/stage_1_and_2.py, async_accumulate_grad_in_c
 
 
 def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
-    """Return the term of the step as far as the GPU takes it; 0 seconds where the CPU steps."""
+    """Return the term of the step on the GPU, or of the Python that hides it; 0 s where the CPU steps."""
     strategy = setup.strategy
     elements = _stepped_elements(setup)
     per_element = _STEP_BYTES[strategy.optimizer]
@@ -44,10 +50,16 @@ def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
     if strategy.gradient_clipping:
         per_element += _CLIP_BYTES
     steps_here = strategy.optimizer_offload is OffloadDevice.NONE
+    seconds = elements * per_element / speeds.memory_bytes_per_s if steps_here else 0.0
+    formula = f"{per_element} bytes x elements{_shared(setup)} / bandwidth"
+    if steps_here and strategy.zero_stage in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
+        python = num_trained(setup) * speeds.partition_step_s
+        if python > seconds:
+            seconds, formula = python, "parameters x Python of the step, behind which the GPU's part hides"
     return TimeTerm(
         name="optimizer step",
-        seconds=elements * per_element / speeds.memory_bytes_per_s if steps_here else 0.0,
-        formula=f"{per_element} bytes x elements{_shared(setup)} / bandwidth",
+        seconds=seconds,
+        formula=formula,
         source="bytes that the optimizer reads and writes",
     )
 

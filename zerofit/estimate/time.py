@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.allocation_log import CostKind, OperatorCost, Pass
-from zerofit.estimate.communication import PassTimes, communication, num_holders, num_micro_batches
+from zerofit.estimate.communication import (
+    PassTimes,
+    communication,
+    num_holders,
+    num_micro_batches,
+    num_trained,
+)
 from zerofit.estimate.speeds import speeds_of
 from zerofit.estimate.step_cost import offload_terms, optimizer_term
 from zerofit.estimates import StepTime, TimeTerm
@@ -84,11 +90,23 @@ class _Pass:
             share = memory_share if cost.kind is CostKind.MEMORY else 1.0
             self.by_kind[cost.kind] += share * _gpu_seconds(cost, strategy.micro_batch_size or 1, speeds)
         dispatch = dispatch_share * speeds.dispatch_s * sum(cost.count for cost in costs)
-        if costs and strategy.engine is Engine.DEEPSPEED and strategy.zero_stage is ZeroStage.PARAMETERS:
-            dispatch += speeds.hook_s * num_holders(setup)
+        if costs and strategy.engine is Engine.DEEPSPEED:
+            dispatch += _hooks_s(setup, speeds, which)
         # The CPU runs ahead of the GPU: operators that start slower than they run leave the GPU waiting.
         self.waits_s = max(0.0, dispatch - sum(self.by_kind.values()))
         self.seconds = sum(self.by_kind.values()) + self.waits_s
+
+
+def _hooks_s(setup: Setup, speeds: Speeds, which: Pass) -> float:
+    """Return the seconds of Python that ZeRO's hooks take in one pass."""
+    stage = setup.strategy.zero_stage
+    if stage is ZeroStage.PARAMETERS:
+        return speeds.hook_s * num_holders(setup)
+    if stage is ZeroStage.NOTHING or which is not Pass.BACKWARD:
+        return 0.0
+    # Stage 1 sums gradients in place until the last micro-batch.
+    times = 1.0 if stage is ZeroStage.GRADIENTS else 1 / num_micro_batches(setup)
+    return times * speeds.gradient_hook_s * num_trained(setup)
 
 
 def _gpu_seconds(cost: OperatorCost, micro_batch_size: int, speeds: Speeds) -> float:

@@ -10,7 +10,7 @@ from zerofit.estimate.zero_engine import COPY, FP32, GRADIENTS, MASTER, WEIGHTS,
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_MESSAGE_ELEMENTS = 500_000_000
+MESSAGE_ELEMENTS = 500_000_000
 """Gradients are reduced as soon as more than these are together (deepspeed 0.19.8, runtime/engine.py:151)."""
 
 _UNFUSED = "deepspeed 0.19.8, runtime/fp16/unfused_optimizer.py"
@@ -68,7 +68,7 @@ class DeepSpeedStage0(DeepSpeedEngine):
                 self._gradients[number] = self.tape.allocate(self.bytes_of(number), GRADIENTS)
             together.append(self.bytes_of(number))
             elements += self.elements[number]
-            if elements > _MESSAGE_ELEMENTS:
+            if elements > MESSAGE_ELEMENTS:
                 self._reduce(together)
                 together, elements = [], 0
         self._reduce(together)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from zerofit.allocation_log import Event, TensorKind
 from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from zerofit.allocation_log import AllocationLog
     from zerofit.facts import ModelFacts
     from zerofit.plan import Topology
@@ -90,26 +91,33 @@ class LiveBound:
 
 
 def _moments(log: AllocationLog, *, with_gradients: bool) -> set[tuple[int, int]]:
-    """Return (fixed, per sample) of what is alive after each birth."""
+    """Return (fixed, per sample) of what is alive wherever the next thing is a death."""
     storages = log.storages
     gradients = frozenset(log.gradient_storages)
     counts = [with_gradients or kind is not TensorKind.GRADIENT for kind in storages.kinds]
-    fixed, each = [0], [0]
+    fixed_bytes, bytes_per_sample = storages.fixed_bytes, storages.bytes_per_sample
+    fixed = each = 0
+    moments = set()
     for code, storage in zip(log.codes, log.arguments, strict=True):
         if code == Event.ALLOCATE and counts[storage]:
-            fixed.append(storages.fixed_bytes[storage])
-            each.append(storages.bytes_per_sample[storage])
+            fixed += fixed_bytes[storage]
+            each += bytes_per_sample[storage]
         elif code == Event.FREE and counts[storage] and storage not in gradients:
-            fixed.append(-storages.fixed_bytes[storage])
-            each.append(-storages.bytes_per_sample[storage])
-    return set(zip(accumulate(fixed), accumulate(each), strict=True))
+            moments.add((fixed, each))
+            fixed -= fixed_bytes[storage]
+            each -= bytes_per_sample[storage]
+    return {*moments, (fixed, each)}
 
 
-def envelope(lines: set[tuple[int, int]], *, start: int) -> tuple[tuple[int, int], ...]:
+def envelope(lines: Iterable[tuple[int, int]], *, start: int) -> tuple[tuple[int, int], ...]:
     """Return those of the lines (offset, slope) that may be on top somewhere from start on."""
+    highest: dict[int, int] = {}
+    for offset, slope in lines:
+        if slope not in highest or offset > highest[slope]:
+            highest[slope] = offset
     best: list[tuple[int, int]] = []
-    for line in sorted(lines, key=lambda line: (line[1], line[0])):
-        while best and best[-1][0] + start * best[-1][1] <= line[0] + start * line[1]:
+    for slope, offset in sorted(highest.items()):
+        while best and best[-1][0] + start * best[-1][1] <= offset + start * slope:
             best.pop()  # not higher at the start, and it rises more slowly
-        best.append(line)
+        best.append((offset, slope))
     return tuple(best)

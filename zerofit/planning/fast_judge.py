@@ -53,15 +53,18 @@ class FastJudge(EstimatingJudge):
             return self.least_live_bytes(strategy)
         return super().least_played_bytes(strategy)
 
-    def _device(self, setup: Setup) -> tuple[MemoryEstimate, bool]:
+    def _estimate(self, setup: Setup) -> MemoryEstimate:
         engine = make_engine(setup, Tape())
         play(engine, sketch=True)
         phases = tuple(
             PhaseMemory(phase=peak.phase, terms=(*_terms(engine, peak), *self.outside))
             for peak in replay_live(engine.tape).peaks
         )
-        device = MemoryEstimate(phases=phases, uncertainty=UNCERTAINTY, uncertainty_source=UNCERTAINTY_SOURCE)
-        return device, device.peak_bytes > self._problem.device_bytes
+        return MemoryEstimate(phases=phases, uncertainty=UNCERTAINTY, uncertainty_source=UNCERTAINTY_SOURCE)
+
+    def _estimate_within(self, setup: Setup) -> MemoryEstimate | None:
+        device = self._estimate(setup)
+        return device if device.peak_bytes <= self._problem.device_bytes else None
 
 
 def _terms(engine: Engine, peak: PhasePeak) -> tuple[Term, ...]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from zerofit.estimate.engine import Setup, play
 from zerofit.estimate.engines import make_engine
-from zerofit.estimate.host import estimate_host_memory
-from zerofit.estimate.memory import estimate_memory, out_of_memory
+from zerofit.estimate.host import estimate_host_memory, nvme_bytes_needed
+from zerofit.estimate.memory import estimate_memory, estimate_within
 from zerofit.estimate.outside import context_term, nccl_term
 from zerofit.estimate.tape import Tape
 from zerofit.estimate.time import estimate_step_time
-from zerofit.estimates import Estimate, Holder
+from zerofit.estimates import Estimate
 from zerofit.planning.bounds import (
     LiveBound,
     envelope,
@@ -29,14 +30,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zerofit.allocation_log import AllocationLog, Trace, TraceRequest
-    from zerofit.estimates import MemoryEstimate, PhaseMemory, StepTime
+    from zerofit.estimates import MemoryEstimate, StepTime
     from zerofit.planning.problem import Problem
     from zerofit.rates import Rates
     from zerofit.strategy import Strategy
 
-_GIVEN_BACK = "what is left of the GPU: when it is full, the allocator gives cached blocks back"
-_MANY_SAMPLES = 1024
-"""The second of the two sizes that a line through an engine's live bytes is drawn by."""
+PLAYED = 3
+"""Micro-batches of a step after which an engine does nothing new, so that longer accumulation is alike."""
+_SHIFT = 60
+_MANY_SAMPLES = 1 << _SHIFT
+"""A micro-batch so large that the bytes of its samples and those beside them do not mix in one number."""
 
 
 class EstimatingJudge:
@@ -46,9 +49,17 @@ class EstimatingJudge:
         problem: model, machine and workload.
         trace: the logs of the model under a request; called once for each request.
         rates: what the machine achieves.
+        devices: what each GPU needs, by strategy in words, as far as it is known; filled in.
     """
 
-    def __init__(self, problem: Problem, *, trace: Callable[[TraceRequest], Trace], rates: Rates) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        trace: Callable[[TraceRequest], Trace],
+        rates: Rates,
+        devices: dict[str, MemoryEstimate | None] | None = None,
+    ) -> None:
         self._problem = problem
         self._trace = trace
         self._rates = rates
@@ -57,10 +68,14 @@ class EstimatingJudge:
         self.outside = (context, nccl) if nccl else (context,)
         """What is on each GPU and not PyTorch's."""
         self._outside_bytes = sum(term.num_bytes for term in self.outside)
+        named = problem.request.nvme_path is not None and not problem.machine.nvme_bytes
+        self._nvme_limit = math.inf if named else problem.machine.nvme_bytes
+        """Bytes; without end where the user names a folder on a disk that is not known."""
         self._traces: dict[TraceRequest, Trace] = {}
         self._live: dict[tuple[int, bool], LiveBound] = {}
+        self._devices = {} if devices is None else devices
         self._hosts: dict[Strategy, MemoryEstimate] = {}
-        self._played: dict[Strategy, tuple[tuple[int, int], ...]] = {}
+        self._played: dict[tuple[Strategy, int], tuple[tuple[int, int], ...]] = {}
 
     def least_bytes(self, strategy: Strategy) -> int:
         """Return weights, optimizer states and gradients on each GPU, and what is not PyTorch's."""
@@ -82,46 +97,55 @@ class EstimatingJudge:
     def least_played_bytes(self, strategy: Strategy) -> int:
         """Return the live tensors' largest sum, the engine's own among them.
 
-        One engine's run is played for two micro-batches; as each block's size is a line in the micro-batch,
-        the largest sum for every other size follows.
+        One engine's run is played once, for a micro-batch so large that what is fixed and what grows with the
+        micro-batch can be told apart in each sum; the largest sum for every size follows.
         """
         log = self._log(strategy)
-        least = log.least_micro_batch_size
         alike = replace(
             strategy,
-            micro_batch_size=least,
-            gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, 3),
+            micro_batch_size=_MANY_SAMPLES,
+            gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, 2),
         )
-        if alike not in self._played:
-            low = self._play(alike, log)
-            high = self._play(replace(alike, micro_batch_size=least + _MANY_SAMPLES), log)
-            if low.entries != high.entries:
-                raise AssertionError("an engine's run depends on the micro-batch in more than sizes")
-            self._played[alike] = _lines(low, high)
-        more = (strategy.micro_batch_size or 1) - least
-        return self._outside_bytes + max(offset + each * more for offset, each in self._played[alike])
+        key = alike, log.least_micro_batch_size
+        if key not in self._played:
+            self._played[key] = _lines(self._play(alike, log))
+        samples = strategy.micro_batch_size or 1
+        return self._outside_bytes + max(fixed + each * samples for fixed, each in self._played[key])
 
     def fits_host(self, strategy: Strategy) -> bool:
-        """Return whether one node's memory suffices."""
-        return self._host(strategy).peak_bytes <= self._problem.host_bytes
+        """Return whether one node's memory and NVMe disks suffice."""
+        if self._host(strategy).peak_bytes > self._problem.host_bytes:
+            return False
+        return self._nvme_bytes(strategy) <= self._nvme_limit
+
+    def _nvme_bytes(self, strategy: Strategy) -> int:
+        return nvme_bytes_needed(self._setup(strategy)) if strategy.uses_nvme else 0
 
     def seconds(self, strategy: Strategy) -> float | None:
         """Return the time of an optimizer step."""
         step_time = self._step_time(strategy)
         return step_time.seconds if step_time else None
 
+    def fits(self, strategy: Strategy) -> bool:
+        """Return whether a run gets through, on each GPU and on each host."""
+        return self.fits_host(strategy) and self._within(strategy) is not None
+
     def judge(self, strategy: Strategy) -> Judged:
         """Return the strategy with its estimates, and what of them does not fit."""
-        problem, setup = self._problem, self._setup(strategy)
-        device, shortage = self._device(setup)
-        host = self._host(strategy)
+        problem = self._problem
+        host, device = self._host(strategy), self._within(strategy)
         lacks, excess = [], []
-        if shortage:
+        if device is None:
+            device = self._estimate(self._setup(strategy))
             lacks.append(_needs(device, problem.device_bytes, "on each GPU"))
             excess.append(device.peak_bytes / problem.device_bytes)
         if host.peak_bytes > problem.host_bytes:
             lacks.append(_needs(host, problem.host_bytes, "of host memory on each node"))
             excess.append(host.peak_bytes / max(1, problem.host_bytes))
+        if (on_disk := self._nvme_bytes(strategy)) > self._nvme_limit:
+            room = format_bytes(int(self._nvme_limit)) if self._nvme_limit else "none"
+            lacks.append(f"needs {format_bytes(on_disk)} of {room} on NVMe disks of each node")
+            excess.append(on_disk / max(1, self._nvme_limit))
         return Judged(
             strategy=strategy,
             estimate=Estimate(
@@ -134,12 +158,30 @@ class EstimatingJudge:
             excess=max(excess, default=0.0),
         )
 
+    def _within(self, strategy: Strategy) -> MemoryEstimate | None:
+        """Return what each GPU needs; None where that is more than a plan may take."""
+        alike = replace(
+            strategy, gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, PLAYED)
+        )
+        key = repr(alike)
+        if key not in self._devices:
+            fits = self.least_played_bytes(strategy) <= self._problem.device_bytes
+            self._devices[key] = self._estimate_within(self._setup(strategy)) if fits else None
+        return self._devices[key]
+
+    def _estimate(self, setup: Setup) -> MemoryEstimate:
+        return estimate_memory(setup, gpu=self._problem.smallest_gpu)
+
+    def _estimate_within(self, setup: Setup) -> MemoryEstimate | None:
+        problem = self._problem
+        return estimate_within(setup, gpu=problem.smallest_gpu, limit_bytes=problem.device_bytes)
+
     def _host(self, strategy: Strategy) -> MemoryEstimate:
         """Return what one node's host needs, which the micro-batch and what is recomputed do not change."""
         alike = replace(
             strategy,
             micro_batch_size=1,
-            gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, 3),
+            gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, PLAYED),
             gradient_checkpointing=False,
         )
         if alike not in self._hosts:
@@ -147,17 +189,6 @@ class EstimatingJudge:
                 self._setup(strategy), model=self._problem.model, machine=self._problem.machine
             )
         return self._hosts[alike]
-
-    def _device(self, setup: Setup) -> tuple[MemoryEstimate, bool]:
-        """Return what each GPU needs, and whether a run ends with out of memory."""
-        gpu, limit = self._problem.smallest_gpu, self._problem.device_bytes
-        device = estimate_memory(setup, gpu=gpu)
-        if device.peak_bytes <= limit:
-            return device, False
-        # The allocator gives cached blocks back before it gives up.
-        if out_of_memory(setup, gpu=gpu, reserve=1 - limit / self._problem.card_bytes):
-            return device, True
-        return _without_cache_beyond(limit, device), False
 
     def _step_time(self, strategy: Strategy) -> StepTime | None:
         return estimate_step_time(self._setup(strategy), machine=self._problem.machine, rates=self._rates)
@@ -186,33 +217,16 @@ class EstimatingJudge:
         return tape
 
 
-def _lines(low: Tape, high: Tape) -> tuple[tuple[int, int], ...]:
-    """Return (bytes at the low micro-batch, bytes per further sample) of the moments that may be largest."""
-
-    def live(tape: Tape) -> accumulate[int]:
-        sizes = tape.sizes
-        return accumulate(sizes[entry - 1] if entry > 0 else -sizes[-entry - 1] for entry in tape.entries)
-
-    pairs = set(zip(live(low), live(high), strict=True))
-    return envelope({(one, (other - one) // _MANY_SAMPLES) for one, other in pairs}, start=0)
-
-
-def _without_cache_beyond(limit: int, device: MemoryEstimate) -> MemoryEstimate:
-    """Return the estimate of a run that fits as the allocator gives cached blocks back when it is full."""
-
-    def within(phase: PhaseMemory) -> PhaseMemory:
-        beyond = max(0, phase.total_bytes - limit)
-        return replace(
-            phase,
-            terms=tuple(
-                replace(term, num_bytes=max(0, term.num_bytes - beyond), formula=_GIVEN_BACK)
-                if beyond and term.holder is Holder.CACHE
-                else term
-                for term in phase.terms
-            ),
-        )
-
-    return replace(device, phases=tuple(map(within, device.phases)))
+def _lines(tape: Tape) -> tuple[tuple[int, int], ...]:
+    """Return (fixed bytes, bytes per sample) of the moments that may be largest, of _MANY_SAMPLES played."""
+    sizes, entries = tape.sizes, tape.entries
+    sums = accumulate(sizes[entry - 1] if entry > 0 else -sizes[-entry - 1] for entry in entries)
+    tops = {
+        total
+        for total, entry, after in zip(sums, entries, (*entries[1:], -1), strict=True)
+        if entry > 0 > after
+    }
+    return envelope({(one & (_MANY_SAMPLES - 1), one >> _SHIFT) for one in tops}, start=1)
 
 
 def _needs(estimate: MemoryEstimate, limit: int, where: str) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from zerofit.candidates import DEFAULT_NVME_PATH
 from zerofit.choose import PRECISION_REASONS, show
 from zerofit.plan import Origin, Plan, Reason, Rejected
-from zerofit.planning.order import kind_of, tier
+from zerofit.planning.order import SAME_TIME, kind_of, tier
+from zerofit.planning.search import RuledOut
 from zerofit.render.report import describe_strategy
 from zerofit.request import FLAGS
 from zerofit.strategy import Buckets, Engine, OffloadDevice, OptimizerName
@@ -55,8 +56,8 @@ def plan_of(found: Found, problem: Problem) -> Plan:
 
 def why_others_lose(found: Found, problem: Problem) -> list[tuple[Strategy, str]]:
     """Return every strategy that was compared with the choice, with one phrase on why it lost."""
-    rows = [*found.others, *found.variants]
-    losers = [(one.strategy, why_it_loses(one, found.chosen)) for one in rows]
+    losers = [(one.strategy, why_it_loses(one, found.chosen, problem)) for one in found.others]
+    losers += [(one.strategy, why_it_loses(one, found.chosen, problem)) for one in found.variants]
     losers += [
         (
             one.strategy,
@@ -68,23 +69,32 @@ def why_others_lose(found: Found, problem: Problem) -> list[tuple[Strategy, str]
     return losers
 
 
-def why_it_loses(judged: Judged, chosen: Judged | None) -> str:
+def why_it_loses(judged: Judged | RuledOut, chosen: Judged | None, problem: Problem) -> str:
     """Return one phrase on why a strategy was not chosen."""
+    if isinstance(judged, RuledOut):
+        needed, limit = format_bytes(judged.least_bytes), format_bytes(problem.device_bytes)
+        return f"needs at least {needed} of {limit} on each GPU"
     if not judged.fits:
         return judged.lacks
     if chosen is None:
         return "fits"
     ours, its = chosen.estimate.step_time, judged.estimate.step_time
     if ours is None or its is None:
-        return "fits; simpler strategies come first, as no times are known"
+        return "simpler strategies come first, as no times are known"
     ratio = its.seconds / ours.seconds
     if ratio >= 2:
         return f"takes {ratio:.1f} times as long"
     if ratio >= 1.005:
         return f"{ratio - 1:.0%} slower"
-    if tier(judged.strategy) > tier(chosen.strategy):
-        return f"takes {1 - ratio:.0%} less time, and changes what is computed"
-    return "no faster, and less simple"
+    if _tier(judged, problem) > _tier(chosen, problem):
+        return f"{1 - ratio:.0%} less time, and changes what is computed"
+    if ratio > 0.995:
+        return "no faster, and less simple"
+    return f"{1 - ratio:.0%} less time, of which no estimate is sure, and less simple"
+
+
+def _tier(judged: Judged, problem: Problem) -> int:
+    return tier(judged.strategy, fixes_optimizer=problem.request.optimizer is not None)
 
 
 def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]:
@@ -104,14 +114,14 @@ def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]
     if request.precision is None and strategy.precision is not None:
         yield _chosen(strategy, "precision", PRECISION_REASONS[strategy.precision])
     if request.micro_batch_size is None:
-        yield _chosen(strategy, "micro_batch_size", _why_micro_batch(judged, found))
+        yield _chosen(strategy, "micro_batch_size", _why_micro_batch(judged, found, problem))
     if request.gradient_accumulation_steps is None and problem.workload.global_batch_size:
         parts = f"{strategy.micro_batch_size} x {strategy.gradient_accumulation_steps}"
         why = f"global batch {problem.workload.global_batch_size} = {parts} x "
         why += f"{problem.topology.data_parallel_size} ranks"
         yield _chosen(strategy, "gradient_accumulation_steps", why)
     if request.gradient_checkpointing is None:
-        yield _chosen(strategy, "gradient_checkpointing", _why_checkpointing(judged, found))
+        yield _chosen(strategy, "gradient_checkpointing", _why_checkpointing(judged, found, problem))
     if request.optimizer is None and strategy.optimizer is not None:
         yield _chosen(strategy, "optimizer", _OPTIMIZER_REASONS[strategy.optimizer])
     if strategy.freeze:
@@ -137,21 +147,32 @@ def _why_kind(judged: Judged, found: Found, problem: Problem) -> str:
     if not losers:
         return "the only kind that was to be considered"
     strategy, why = losers[0]
-    return f"the fastest that fits; next is {describe_strategy(strategy)}: {why}"
+    return f"{_why_first(judged, found)}; next is {describe_strategy(strategy)}: {why}"
 
 
-def _why_micro_batch(judged: Judged, found: Found) -> str:
+def _why_first(judged: Judged, found: Found) -> str:
+    """Return in which sense the choice comes first: the fastest, or as fast and simpler."""
+    ours = judged.estimate.step_time
+    times = [one.estimate.step_time for one in found.others if one.fits]
+    if ours is None or any(one is None for one in times):
+        return "the simplest that fits"
+    if all(one.seconds >= ours.seconds for one in times if one):
+        return "the fastest that fits"
+    return f"the simplest of those that fit within {SAME_TIME:.0%} of the fastest"
+
+
+def _why_micro_batch(judged: Judged, found: Found, problem: Problem) -> str:
     size = judged.strategy.micro_batch_size or 1
     larger = [one for one in found.variants if (one.strategy.micro_batch_size or 1) > size]
     if not larger:
         if judged.strategy.gradient_accumulation_steps == 1:
             return "the whole global batch in one pass"
-        return "the smallest there is" if not judged.fits else "the fastest that fits"
+        return "the smallest there is" if not judged.fits else "the largest that fits"
     other = larger[0]
-    return f"the fastest that fits; {other.strategy.micro_batch_size}: {why_it_loses(other, judged)}"
+    return f"the next larger, {other.strategy.micro_batch_size}: {why_it_loses(other, judged, problem)}"
 
 
-def _why_checkpointing(judged: Judged, found: Found) -> str:
+def _why_checkpointing(judged: Judged, found: Found, problem: Problem) -> str:
     if not judged.strategy.gradient_checkpointing:
         return "activations fit, and recomputing them takes time" if judged.fits else "this lacks least"
     kept = [
@@ -161,4 +182,4 @@ def _why_checkpointing(judged: Judged, found: Found) -> str:
     ]
     if not kept:
         return "without it activations do not fit"
-    return f"without it: {why_it_loses(kept[0], judged)}"
+    return f"without it: {why_it_loses(kept[0], judged, problem)}"

@@ -1,7 +1,8 @@
 """search: candidates to the one that comes first among those that fit, and the best of every other kind.
 
-The answer is that of an exhaustive search. Bounds that are never above what a strategy needs leave most
-candidates out; the others are looked at in order of preference, so that the first that fits is the best.
+The answer is that of an exhaustive search: of what fits, the lowest tier; of that, what is at most SAME_TIME
+slower than the fastest; of that, the simplest. Bounds that are never above what a strategy needs leave most
+candidates out, and few of the others have to be estimated before it is certain which one that is.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from zerofit.estimates import Estimate
-from zerofit.planning.order import kind_of, preference
+from zerofit.planning.order import SAME_TIME, kind_of, simplicity, tier
 from zerofit.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledOut:
-    """The smallest strategy of a kind, whose weights and optimizer states alone are too large."""
+    """A strategy that a bound shows to be too large."""
 
     strategy: Strategy
     least_bytes: int
-    """What lies on each GPU at least."""
+    """What it needs of each GPU at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +68,10 @@ class Found:
     nearest: Judged | None
     """Where nothing fits, the one that lacks least."""
     others: tuple[Judged, ...]
-    """The best of every other kind: those that fit in order of preference, then those that do not."""
+    """The best of every other kind: those that fit, the fastest first, then those that do not."""
     ruled_out: tuple[RuledOut, ...]
-    """Of each kind that no GPU could hold, the smallest."""
-    variants: tuple[Judged, ...]
+    """Of each kind whose weights and states alone are too large, the smallest."""
+    variants: tuple[Judged | RuledOut, ...]
     """The choice with one thing changed: a larger micro-batch, or activations kept."""
     counts: Counts
 
@@ -87,11 +88,11 @@ class Judge(Protocol):
     def least_played_bytes(self, strategy: Strategy) -> int:
         """Return a bound of each GPU's memory, with the engine's own buffers."""
 
-    def fits_host(self, strategy: Strategy) -> bool:
-        """Return whether host memory suffices."""
-
     def seconds(self, strategy: Strategy) -> float | None:
         """Return the time of an optimizer step; None where the machine's rates are not known."""
+
+    def fits(self, strategy: Strategy) -> bool:
+        """Return whether all that it needs is there."""
 
     def judge(self, strategy: Strategy) -> Judged:
         """Return the strategy with all that it needs."""
@@ -115,7 +116,7 @@ def search(
         compares: whether to look at the other kinds too; without, only the choice is looked for.
     """
     hunt = _Hunt(strategies, judge=judge, device_bytes=device_bytes, fixes_optimizer=fixes_optimizer)
-    chosen = hunt.first(hunt.ordered)
+    chosen = hunt.best(hunt.fitting)
     others: list[Judged] = []
     ruled_out: list[RuledOut] = []
     for kind in dict.fromkeys(map(kind_of, strategies)) if compares else ():
@@ -153,56 +154,66 @@ class _Hunt:
         self._device_bytes = device_bytes
         self._all = strategies
         self._judged: dict[Strategy, Judged] = {}
+        self._fits: dict[Strategy, bool] = {}
         self._possible = [one for one in strategies if judge.least_bytes(one) <= device_bytes]
-        fitting = [one for one in self._possible if judge.least_live_bytes(one) <= device_bytes]
-        times = {one: judge.seconds(one) for one in fitting}
+        self.fitting = [one for one in self._possible if judge.least_live_bytes(one) <= device_bytes]
+        times = {one: judge.seconds(one) for one in self.fitting}
         known = None not in times.values()
-        self._places = {
-            one: preference(one, seconds if known else None, fixes_optimizer=fixes_optimizer)
-            for one, seconds in times.items()
-        }
-        self.ordered = sorted(fitting, key=self._places.__getitem__)
+        self._seconds = {one: (seconds or 0.0) if known else 0.0 for one, seconds in times.items()}
+        self._tiers = {one: tier(one, fixes_optimizer=fixes_optimizer) for one in self.fitting}
 
-    def first(self, ordered: Iterable[Strategy]) -> Judged | None:
-        """Return the first that fits."""
-        for strategy in ordered:
-            if not self._judge.fits_host(strategy):
-                continue
-            if self._judge.least_played_bytes(strategy) > self._device_bytes:
-                continue
-            judged = self.look(strategy)
-            if judged.fits:
-                return judged
+    def best(self, strategies: Iterable[Strategy]) -> Judged | None:
+        """Return the best that fits: of the lowest tier, the simplest that nothing there clearly beats."""
+        by_tier: dict[int, list[tuple[float, Strategy]]] = {}
+        for one in sorted(strategies, key=simplicity):
+            by_tier.setdefault(self._tiers[one], []).append((self._seconds[one], one))
+        for _, alike in sorted(by_tier.items()):
+            for seconds, one in alike:
+                faster = (other for time, other in alike if time * (1 + SAME_TIME) < seconds)
+                if not any(map(self._gets_through, faster)) and self._gets_through(one):
+                    return self.look(one)
         return None
+
+    def _gets_through(self, strategy: Strategy) -> bool:
+        if strategy not in self._fits:
+            self._fits[strategy] = self._judge.fits(strategy)
+        return self._fits[strategy]
 
     def best_of(self, kind: Kind) -> Judged | RuledOut:
         """Return the best of a kind that fits; where none does, the one that lacks least."""
-        best = self.first(one for one in self.ordered if kind_of(one) == kind)
+        best = self.best(one for one in self.fitting if kind_of(one) == kind)
         if best is not None:
             return best
         possible = [one for one in self._possible if kind_of(one) == kind]
         if possible:
-            seen = [self._judged[one] for one in possible if one in self._judged]
-            smallest = self.look(min(possible, key=self._judge.least_live_bytes))
-            return min((*seen, smallest), key=lambda one: one.excess)
+            return self.look(min(possible, key=self._judge.least_live_bytes))
         least = min((one for one in self._all if kind_of(one) == kind), key=self._judge.least_bytes)
         return RuledOut(strategy=least, least_bytes=self._judge.least_bytes(least))
 
-    def variants_of(self, chosen: Strategy) -> tuple[Judged, ...]:
+    def variants_of(self, chosen: Strategy) -> tuple[Judged | RuledOut, ...]:
         """Return the choice with the next larger micro-batch, and without checkpointing."""
-        alike = [one for one in self._possible if kind_of(one) == kind_of(chosen)]
-        return tuple(self.look(one) for one in _variants(chosen, alike))
+        return tuple(self._variant(one) for one in _variants(chosen, self._all))
+
+    def _variant(self, strategy: Strategy) -> Judged | RuledOut:
+        judge = self._judge
+        for bound in (judge.least_bytes, judge.least_live_bytes, judge.least_played_bytes):
+            if (least := bound(strategy)) > self._device_bytes:
+                return RuledOut(strategy=strategy, least_bytes=least)
+        return self.look(strategy)
 
     def place_of_row(self, judged: Judged) -> tuple[float, ...]:
-        """Return where in the table a row stands: what fits in order of preference, then the others."""
-        return (0, *self._places[judged.strategy]) if judged.fits else (1, judged.excess)
+        """Return where in the table a row stands: what fits by tier and time, then the others."""
+        strategy = judged.strategy
+        if not judged.fits:
+            return 1, judged.excess
+        return 0, self._tiers[strategy], self._seconds[strategy], *simplicity(strategy)
 
     def counts(self) -> Counts:
         """Return how many were looked at in which way."""
         return Counts(
             candidates=len(self._all),
             too_large_at_once=len(self._all) - len(self._possible),
-            too_large_by_bound=len(self._possible) - len(self.ordered),
+            too_large_by_bound=len(self._possible) - len(self.fitting),
             estimated=len(self._judged),
         )
 

@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.candidates import candidates
+from zerofit.candidates import DEFAULT_NVME_PATH, candidates
 from zerofit.planning.answer import Answer
 from zerofit.planning.plan_of import plan_of
 from zerofit.planning.problem import Allow
-from zerofit.planning.search import Found, search
+from zerofit.planning.search import search
 from zerofit.planning.suggestions import Suggestion, suggestions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from zerofit.facts import GpuSpec
     from zerofit.planning.problem import Problem
-    from zerofit.planning.search import Judge, Judged
+    from zerofit.planning.search import Found, Judge, Judged
     from zerofit.strategy import Strategy
 
     JudgeOf = Callable[[Problem], Judge]
 
 LEAST_LENGTH = 128
 """ASSUMPTION: nobody wants samples cut below this, even under --allow length."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What takes time to find out."""
-
-    sequence_length: int | None
-    """Of the problem, or shorter, where --allow length made it so."""
-    found: Found
-    suggestions: tuple[Suggestion, ...] = ()
-
-
-Remember = Callable[[Callable[[], Outcome]], Outcome]
-"""Returns what a function returns, or what it did the last time it was asked the same."""
 
 
 def solve(
@@ -49,7 +33,6 @@ def solve(
     gpus: Sequence[GpuSpec] = (),
     is_fast: bool = False,
     notes: tuple[str, ...] = (),
-    remember: Remember = lambda find_out: find_out(),
 ) -> Answer:
     """Return the plan of a problem with all that was compared.
 
@@ -61,7 +44,6 @@ def solve(
         gpus: GPUs that could take the place of the machine's.
         is_fast: whether the judge knows closed forms only.
         notes: what was assumed.
-        remember: keeps what was found out.
 
     Raises:
         UserError: the global batch can't be made.
@@ -71,36 +53,18 @@ def solve(
     if not space.strategies:
         findings = dict.fromkeys(finding for dropped in space.dropped for finding in dropped.findings)
         raise ExceptionGroup("combinations that do not work", [finding.as_error() for finding in findings])
-    outcome = remember(lambda: _find_out(problem, space.strategies, judge_of, quick_judge_of, gpus))
-    if outcome.sequence_length != problem.workload.sequence_length and outcome.sequence_length:
-        problem = problem.with_length(outcome.sequence_length)
-        notes = (*notes, f"samples cut to {outcome.sequence_length} tokens, as --allow length says")
-    return Answer(
-        problem=problem,
-        found=outcome.found,
-        plan=plan_of(outcome.found, problem),
-        is_fast=is_fast,
-        dropped=space.dropped,
-        suggestions=outcome.suggestions,
-        notes=notes,
-    )
-
-
-def _find_out(
-    problem: Problem,
-    strategies: Sequence[Strategy],
-    judge_of: JudgeOf,
-    quick_judge_of: JudgeOf | None,
-    gpus: Sequence[GpuSpec],
-) -> Outcome:
-    found = _search(problem, strategies, judge_of, compares=True)
+    found = _search(problem, space.strategies, judge_of, compares=True)
     length = problem.workload.sequence_length
     while found.chosen is None and Allow.LENGTH in problem.allow and length and length >= 2 * LEAST_LENGTH:
         length //= 2
         shorter = problem.with_length(length)
         if (quick_judge_of is None or best_of(shorter, quick_judge_of)) and best_of(shorter, judge_of):
             problem = shorter
-            found = _search(problem, strategies, judge_of, compares=True)
+            found = _search(problem, space.strategies, judge_of, compares=True)
+            notes = (*notes, f"samples cut to {length} tokens, as --allow length says")
+    head = found.chosen or found.nearest
+    if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and problem.request.nvme_path is None:
+        notes = (*notes, f"{DEFAULT_NVME_PATH} for the folder on the NVMe disks: say --nvme-path")
     helps: tuple[Suggestion, ...] = ()
     if found.chosen is None:
         helps = suggestions(
@@ -109,7 +73,15 @@ def _find_out(
             presolve=(lambda changed: best_of(changed, quick_judge_of)) if quick_judge_of else None,
             gpus=gpus,
         )
-    return Outcome(sequence_length=problem.workload.sequence_length, found=found, suggestions=helps)
+    return Answer(
+        problem=problem,
+        found=found,
+        plan=plan_of(found, problem),
+        is_fast=is_fast,
+        dropped=space.dropped,
+        suggestions=helps,
+        notes=notes,
+    )
 
 
 def best_of(problem: Problem, judge_of: JudgeOf) -> Judged | None:

@@ -53,6 +53,7 @@ def suggestions(
         _more_gpus(problem),
         _bigger_gpus(problem, gpus),
         _more_host_memory(problem),
+        _nvme_disks(problem),
         _allowed(problem, Allow.ADAFACTOR),
         _shorter(problem),
         _allowed(problem, Allow.LORA),
@@ -116,6 +117,14 @@ def _more_host_memory(problem: Problem) -> Iterator[tuple[str, Problem]]:
     for _ in range(5):
         more = replace(machine, host_memory_bytes=size, host_memory_available_bytes=int(0.95 * size))
         yield f"{format_bytes(size)} of host memory on each node", replace(problem, machine=more)
+        size *= 2
+
+
+def _nvme_disks(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    size = 1 << max(problem.machine.nvme_bytes, 256 * GIB).bit_length()
+    for _ in range(5):
+        disks = replace(problem.machine, nvme_bytes=size)
+        yield f"{format_bytes(size)} free on NVMe disks of each node", replace(problem, machine=disks)
         size *= 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.allocation_log import TraceRequest
-from zerofit.strategy import Engine, Precision
+from zerofit.strategy import Engine, Precision, ZeroStage
 
 if TYPE_CHECKING:
     from zerofit.facts import GpuSpec, Workload
@@ -22,12 +22,14 @@ def trace_request_for(strategy: Strategy, workload: Workload, gpu: GpuSpec) -> T
 
     DeepSpeed holds the weights in 16 bit and takes no autocast (accelerate switches it off under
     DeepSpeed, accelerate/accelerator.py, native_amp). Alone, PyTorch holds them in fp32 and casts each use; a
-    base that LoRA freezes lies in 16 bit.
+    base that LoRA freezes lies in 16 bit. At stage 3 DeepSpeed's own linear function runs, which makes
+    a difference where a linear layer's weight is frozen.
     """
     precision = strategy.precision or Precision.FP32
     weights, autocast = precision, None
     if strategy.engine is Engine.NATIVE and precision is not Precision.FP32:
         weights, autocast = (precision if strategy.lora else Precision.FP32), precision
+    is_frozen = strategy.lora is not None or bool(strategy.freeze)
     return TraceRequest(
         sequence_length=workload.sequence_length or _NO_TOKENS,
         target_length=workload.target_length,
@@ -39,4 +41,6 @@ def trace_request_for(strategy: Strategy, workload: Workload, gpu: GpuSpec) -> T
         compute_capability=gpu.compute_capability or OTHER_DEVICES,
         freeze=strategy.freeze,
         lora=strategy.lora,
+        keeps_outputs=workload.keeps_outputs,
+        saves_linear_inputs=strategy.zero_stage is ZeroStage.PARAMETERS and is_frozen,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from zerofit.strategy import OffloadDevice, Precision, Strategy, ZeroStage
+from zerofit.strategy import NVME, OffloadDevice, Precision, Strategy, ZeroStage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 _AUTO = "auto"
 """Filled in from the script by both accelerate (prepare) and Trainer (TrainingArguments)."""
 
-# deepspeed/runtime/zero/offload_config.py. A pool must hold a gradient, a momentum, a variance and a weight
-# buffer of the optimizer, and five parameter buffers, at a time.
-_NVME_OPTIMIZER = {"buffer_count": 4}
-_NVME_PARAM = {"buffer_count": 5, "buffer_size": 100_000_000, "max_in_cpu": 1_000_000_000}
+_NVME_OPTIMIZER = {"buffer_count": NVME.optimizer_buffer_count}
+_NVME_PARAM = {
+    "buffer_count": NVME.weight_buffer_count,
+    "buffer_size": NVME.weight_buffer_size,
+    "max_in_cpu": NVME.max_weights_in_cpu,
+}
 _AIO = {
     "block_size": 1_048_576,
     "queue_depth": 8,

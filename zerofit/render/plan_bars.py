@@ -19,7 +19,7 @@ class Group:
 
 
 GROUPS = (
-    Group(letter="W", name="weights", terms=frozenset({"weights", "buffers"})),
+    Group(letter="W", name="weights", terms=frozenset({"weights", "16-bit weight copies", "buffers"})),
     Group(
         letter="O",
         name="optimizer",

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from zerofit.planning.plan_of import why_it_loses
+from zerofit.planning.search import RuledOut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,11 +41,10 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "chosen": _judged(answer, found.chosen),
         "nearest": _judged(answer, found.nearest),
         "others": [_judged(answer, one) for one in found.others],
-        "variants": [_judged(answer, one) for one in found.variants],
-        "ruled_out": [
-            {"strategy": dataclasses.asdict(one.strategy), "least_bytes": one.least_bytes}
-            for one in found.ruled_out
+        "variants": [
+            _ruled_out(one) if isinstance(one, RuledOut) else _judged(answer, one) for one in found.variants
         ],
+        "ruled_out": [_ruled_out(one) for one in found.ruled_out],
         "forbidden": [
             {
                 "strategy": dataclasses.asdict(one.strategy),
@@ -61,6 +61,10 @@ def _answer(answer: Answer) -> dict[str, Any]:
     }
 
 
+def _ruled_out(one: RuledOut) -> dict[str, Any]:
+    return {"strategy": dataclasses.asdict(one.strategy), "least_bytes": one.least_bytes}
+
+
 def _judged(answer: Answer, judged: Judged | None) -> dict[str, Any] | None:
     if judged is None:
         return None
@@ -69,7 +73,7 @@ def _judged(answer: Answer, judged: Judged | None) -> dict[str, Any] | None:
         "strategy": dataclasses.asdict(judged.strategy),
         "fits": judged.fits,
         "lacks": judged.lacks or None,
-        "why_not": None if is_choice else why_it_loses(judged, answer.found.chosen),
+        "why_not": None if is_choice else why_it_loses(judged, answer.found.chosen, answer.problem),
         "estimate": _estimate(judged.estimate),
     }
 

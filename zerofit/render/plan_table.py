@@ -85,8 +85,9 @@ def _rows(answer: Answer) -> list[str]:
 def _row(answer: Answer, judged: Judged, mark: str) -> list[str]:
     estimate, problem = judged.estimate, answer.problem
     if judged.fits:
-        words = fit_words(estimate.device, problem.card_bytes)
-        verdict = words if judged is answer.head else f"{words}, {why_it_loses(judged, answer.found.chosen)}"
+        verdict = fit_words(estimate.device, problem.card_bytes)
+        if judged is not answer.head:
+            verdict += f", {why_it_loses(judged, answer.found.chosen, problem)}"
     else:
         verdict = judged.lacks
     return [
@@ -125,7 +126,8 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
     peak = judged.estimate.device.peak
     largest = max(peak.terms, key=lambda term: term.num_bytes)
     yield f"Nothing fits. Nearest is {label(judged.strategy, answer.problem.topology)}: {judged.lacks}."
-    yield f"On the GPU {largest.name} take most, in {peak.phase.value}: {format_bytes(largest.num_bytes)}."
+    size = format_bytes(largest.num_bytes)
+    yield f"Largest on the GPU, in {peak.phase.value}: {largest.name}, {size}."
     if not answer.suggestions:
         yield "No single change that was tried makes it fit."
         return

@@ -1,0 +1,54 @@
+"""Which trace a strategy needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zerofit.facts import GpuSpec, Workload
+from zerofit.planning.trace_request import trace_request_for
+from zerofit.strategy import Engine, Lora, Precision, Strategy, ZeroStage
+
+_GPU = GpuSpec(name="any", memory_bytes=1, compute_capability=(8, 6))
+_STAGE_3: dict[str, Any] = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.PARAMETERS}
+_STAGE_2: dict[str, Any] = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.GRADIENTS}
+_BF16: dict[str, Any] = {"precision": Precision.BF16}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weights", "autocast"),
+    [
+        (Strategy(), Precision.FP32, None),
+        (Strategy(**_BF16), Precision.FP32, Precision.BF16),
+        (Strategy(**_BF16, lora=Lora()), Precision.BF16, Precision.BF16),
+        (Strategy(**_BF16, **_STAGE_2), Precision.BF16, None),
+    ],
+)
+def test_the_weights_format_and_autocast(
+    strategy: Strategy, weights: Precision, autocast: Precision | None
+) -> None:
+    request = trace_request_for(strategy, Workload(sequence_length=8), _GPU)
+    assert (request.weights, request.autocast) == (weights, autocast)
+    assert (request.sequence_length, request.compute_capability) == (8, (8, 6))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "saves"),
+    [
+        (Strategy(**_STAGE_3), False),
+        (Strategy(**_STAGE_3, lora=Lora()), True),
+        (Strategy(**_STAGE_3, freeze=("*embed*",)), True),
+        (Strategy(**_STAGE_2, lora=Lora()), False),
+        (Strategy(lora=Lora()), False),
+    ],
+)
+def test_stage_3_keeps_the_inputs_of_linear_layers_where_some_are_frozen(
+    strategy: Strategy, saves: bool
+) -> None:
+    assert trace_request_for(strategy, Workload(), _GPU).saves_linear_inputs is saves
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_workload_says_whether_the_loop_holds_the_outputs(keeps: bool) -> None:
+    assert trace_request_for(Strategy(), Workload(keeps_outputs=keeps), _GPU).keeps_outputs is keeps
