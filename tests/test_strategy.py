@@ -48,3 +48,10 @@ def test_the_empty_strategy_changes_nothing_in_the_script() -> None:
 def test_each_stage_partitions_more() -> None:
     assert list(ZeroStage) == sorted(ZeroStage)
     assert [stage.value for stage in ZeroStage] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("gradient_clipping", "clips"), [(None, True), (0.0, False), (1.0, True)])
+def test_gradients_are_clipped_unless_that_is_switched_off(
+    gradient_clipping: float | None, clips: bool
+) -> None:
+    assert Strategy(gradient_clipping=gradient_clipping).clips_gradients is clips

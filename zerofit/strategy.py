@@ -77,6 +77,27 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NvmeBuffers:
+    """Buffers in host memory between the GPU and the NVMe disk, as zerofit writes them for DeepSpeed.
+
+    They are DeepSpeed's own defaults (deepspeed/runtime/zero/offload_config.py). A pool must hold a gradient,
+    a momentum, a variance and a weight buffer of the optimizer, and five parameter buffers, at a time.
+    """
+
+    optimizer_buffer_count: int = 4
+    """offload_optimizer.buffer_count: each holds one fp32 tensor of the largest sub-group."""
+    weight_buffer_count: int = 5
+    """offload_param.buffer_count."""
+    weight_buffer_size: int = 100_000_000
+    """Elements of one of these: offload_param.buffer_size."""
+    max_weights_in_cpu: int = 1_000_000_000
+    """Elements that stay in host memory though weights are offloaded: offload_param.max_in_cpu."""
+
+
+NVME = NvmeBuffers()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
     """Low-rank adapters, in peft's terms."""
 
@@ -85,6 +106,8 @@ class Lora:
     dropout: float = 0.0
     target_modules: tuple[str, ...] = ()
     """Names of the modules that get an adapter; empty leaves the choice to peft's table for the family."""
+    modules_to_save: tuple[str, ...] = ()
+    """Names of the modules that train whole, as a copy beside the frozen original."""
 
     __pydantic_config__ = STRICT
 
@@ -138,6 +161,15 @@ class Strategy:
     def offloads(self) -> bool:
         """Whether anything rests outside the GPU."""
         return (self.optimizer_offload, self.param_offload) != (OffloadDevice.NONE, OffloadDevice.NONE)
+
+    @property
+    def clips_gradients(self) -> bool:
+        """Whether the norm of all gradients is taken and clipped.
+
+        Taken to be so where the script decides: Trainer clips at 1.0 unless it is told otherwise
+        (transformers/training_args.py, max_grad_norm).
+        """
+        return self.gradient_clipping != 0
 
     @property
     def uses_nvme(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from zerofit.estimate.weight_copies import WEIGHT_COPIES
 from zerofit.estimates import Holder, PhaseMemory, RunPhase, Term
 from zerofit.plan import Topology
 from zerofit.render.plan_bars import GROUPS, bar, group_of
@@ -27,6 +28,9 @@ def _phase(**terms: int) -> PhaseMemory:
     )
 
 
+_COPIES = Term(name=WEIGHT_COPIES, num_bytes=50, holder=Holder.TENSORS, formula="", source="")
+
+
 @pytest.mark.parametrize(
     ("phase", "expected"),
     [
@@ -35,6 +39,7 @@ def _phase(**terms: int) -> PhaseMemory:
         (_phase(activations=25, weights=25, gradients=10), "WWWWWGGAAAAA........"),
         (_phase(weights=2, gradients=2), "G..................."),
         (_phase(allocator_cache=100), "CCCCCCCCCCCCCCCCCCCC"),
+        (PhaseMemory(phase=RunPhase.FORWARD, terms=(_COPIES,)), "WWWWWWWWWW.........."),
         (_phase(weights=90, gathered_weights=20), "WWWWWWWWWWWWWWWWWWB>"),
         (_phase(weights=1000), "WWWWWWWWWWWWWWWWWWW>"),
     ],

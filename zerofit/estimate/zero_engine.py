@@ -39,7 +39,7 @@ class DeepSpeedEngine(Engine):
         self.element_bytes = [parameter.bytes_per_element for parameter in log.parameters]
         self.unit = min(self.element_bytes) if self.trained else FP32
         """Bytes of an element of the run's format, in which gradients are reduced and parts kept. Adapters
-        made beside a model under zero.Init have fp32 weights all the same (deepspeed, runtime/engine.py:1859)."""
+        made beside a model under zero.Init are fp32 all the same: deepspeed 0.19.8, engine.py:1859."""
         self.num_ranks = setup.topology.data_parallel_size
         self.offloads_optimizer = strategy.optimizer_offload is not OffloadDevice.NONE
         self._optimizer = make_optimizer(strategy)

@@ -37,6 +37,8 @@ class Case:
     model: str = "llama"
     frozen: bool = False
     """Whether all but the attention's query and value projections are frozen."""
+    lora: bool = False
+    """Whether peft's adapters train, on those projections; the frozen base is loaded in the run's format."""
     checkpointing: bool = False
     fused: bool = False
     """AdamW(fused=True); else AdamW(foreach=True), which CUDA takes by default."""
@@ -157,5 +159,7 @@ CASES: tuple[Case, ...] = (
         *_named("init-n4", stages=(3,), zero_init=True, num_ranks=4),
         *_named("init-offload", stages=(3,), zero_init=True, optimizer_offload=True, param_offload=True),
         *_named("round-robin", stages=(2,), zero={**SMALL, "round_robin_gradients": True}),
+        *_named("lora", stages=(1, 2, 3), lora=True),
+        *_named("init-lora", stages=(3,), zero_init=True, lora=True),
 )  # fmt: skip
 """Every case, by its key."""

@@ -65,7 +65,7 @@ def _target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | Non
 
 def _without_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if args and isinstance(args[0], (str, torch.device)):
-        args = args[1:]
+        args = () if args[1:2] == (None,) else args[1:]  # Module.to may name a type that is None
     elif args and isinstance(args[0], torch.Tensor):
         args = (args[0].dtype, *args[1:])
     return args, {name: value for name, value in kwargs.items() if name != "device"}

@@ -19,7 +19,13 @@ LOGS = Path(__file__).parents[1] / "measured" / "engine_logs.json"
 
 def log_key(case: Case) -> str:
     """Return the name of the log that a case runs: what of it decides the model's own allocations."""
-    marks = ("bf16" if case.bf16 else "fp32", "frozen" * case.frozen, "checkpointing" * case.checkpointing)
+    marks = (
+        "bf16" if case.bf16 else "fp32",
+        "frozen" * case.frozen,
+        "lora" * case.lora,
+        "fp32-adapters" * (case.lora and case.zero_init),
+        "checkpointing" * case.checkpointing,
+    )
     return "-".join((case.model, *filter(None, marks)))
 
 
@@ -34,7 +40,8 @@ def record_log(case: Case) -> AllocationLog:
 
     model = make_model(case)
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(torch.bfloat16 if case.bf16 else torch.float32)
+        if not (case.lora and case.zero_init and parameter.requires_grad):  # DeepSpeed casts no such adapters
+            parameter.data = parameter.data.to(torch.bfloat16 if case.bf16 else torch.float32)
     skeleton = Skeleton(**_skeleton(model))
     recorder = Recorder(is_padded=True, as_on_cuda=False)
     for tensor in (*model.parameters(), *model.buffers()):

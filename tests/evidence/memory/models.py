@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from memory.cases import Case
 
 BATCH, LENGTH = 2, 32
+LORA_RANK = 16
 TRAINS_WHEN_FROZEN = ("q_proj", "v_proj", "query", "value")
 
 
@@ -41,7 +42,20 @@ def make_model(case: Case) -> torch.nn.Module:
     if case.frozen:
         for name, param in model.named_parameters():
             param.requires_grad_(any(part in name for part in TRAINS_WHEN_FROZEN))
+    if case.lora:
+        return _adapted(case, model)
     return model
+
+
+def _adapted(case: Case, model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model with peft's adapters, which peft makes in fp32 beside a base in 16 bit."""
+    import peft
+
+    if case.bf16 and not case.zero_init:
+        model.to(torch.bfloat16)
+    config = peft.LoraConfig(r=LORA_RANK, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    adapted: torch.nn.Module = peft.get_peft_model(model, config)  # type: ignore[arg-type]
+    return adapted
 
 
 def make_inputs(case: Case, device: torch.device) -> dict[str, torch.Tensor]:

@@ -96,6 +96,15 @@ def test_stages_1_and_2_keep_weights_and_a_share_of_the_states(
     assert _states_at_end(_last_step(key), "device") == pytest.approx([expected] * num_ranks, abs=_SMALL)
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_deepspeed_casts_adapters_to_16_bit_beside_fp32_masters(stage: int) -> None:
+    key = f"zero{stage}-lora"
+    everything = sum(math.prod(shape) for _, shape, _ in MEASURED.cases[key]["params"])
+    expected = 2 * everything + 4 * _trained(key) / 2
+    held = _states_at_end(_phase(key, "initialise"), "device")
+    assert held == pytest.approx([expected] * 2, abs=_SMALL)
+
+
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize(("offload", "bytes_per_parameter"), [("+optimizer", 18), ("+optimizer+param", 20)])
 def test_stage_3_offload_keeps_its_shares_on_the_host(
