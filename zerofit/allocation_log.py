@@ -61,6 +61,8 @@ class TracedParameter:
     """Index in modules of the one that holds it; for a tied one the first."""
     shape: tuple[int, ...] = ()
     """Its dimensions; empty where they are not known."""
+    is_embedding: bool = False
+    """Whether an nn.Embedding holds it, be it alone or with a head that shares it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,9 @@ class TraceRequest:
     is_padded: bool = True
     """Whether the attention mask has padding in it."""
     weights: Precision = Precision.FP32
-    """Format of the weights in the forward pass; of adapters under LoRA it is always fp32."""
+    """Format of the weights in the forward pass, adapters left out."""
+    adapters: Precision = Precision.FP32
+    """Format of LoRA's adapters: fp32 as peft makes them, or the weights' where DeepSpeed casts all."""
     autocast: Precision | None = None
     """Format of torch.autocast; None without it."""
     gradient_checkpointing: bool = False
@@ -158,6 +162,14 @@ class TraceRequest:
     freeze: tuple[str, ...] = ()
     """Name patterns of the parameters that do not train."""
     lora: Lora | None = None
+    keeps_outputs: bool = True
+    """Whether the loop holds the outputs through the backward pass, as a plain `outputs = model(**batch)`
+    does; transformers' Trainer lets go of them once it has the loss."""
+    saves_linear_inputs: bool = False
+    """Whether every linear layer keeps its input for the backward pass, one with frozen weights too, as
+    DeepSpeed's own linear function of stage 3 does."""
+    softmax_saves_input: bool = False
+    """Whether softmax keeps its input beside its result, as PyTorch up to 1.10 did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,3 +52,19 @@ def test_stage_3_keeps_the_inputs_of_linear_layers_where_some_are_frozen(
 @pytest.mark.parametrize("keeps", [False, True])
 def test_the_workload_says_whether_the_loop_holds_the_outputs(keeps: bool) -> None:
     assert trace_request_for(Strategy(), Workload(keeps_outputs=keeps), _GPU).keeps_outputs is keeps
+
+
+@pytest.mark.parametrize(
+    ("strategy", "adapters"),
+    [
+        (Strategy(**_BF16, lora=Lora()), Precision.FP32),
+        (Strategy(**_BF16, **_STAGE_2, lora=Lora()), Precision.BF16),
+        (Strategy(**_STAGE_2, lora=Lora()), Precision.FP32),
+        (Strategy(**_BF16, **_STAGE_3, lora=Lora()), Precision.FP32),
+        (Strategy(**_BF16, **_STAGE_2), Precision.FP32),
+    ],
+)
+def test_deepspeed_casts_adapters_but_beside_a_model_made_under_zero_init(
+    strategy: Strategy, adapters: Precision
+) -> None:
+    assert trace_request_for(strategy, Workload(), _GPU).adapters is adapters

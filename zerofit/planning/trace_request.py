@@ -24,17 +24,24 @@ def trace_request_for(strategy: Strategy, workload: Workload, gpu: GpuSpec) -> T
     DeepSpeed, accelerate/accelerator.py, native_amp). Alone, PyTorch holds them in fp32 and casts each use; a
     base that LoRA freezes lies in 16 bit. At stage 3 DeepSpeed's own linear function runs, which makes
     a difference where a linear layer's weight is frozen.
+
+    peft makes adapters in fp32. DeepSpeed's engine casts them with all other weights (deepspeed 0.19.8,
+    runtime/engine.py, _cast_module_mixed_precision) but where the model was made under zero.Init, as stage 3
+    has it.
     """
     precision = strategy.precision or Precision.FP32
     weights, autocast = precision, None
     if strategy.engine is Engine.NATIVE and precision is not Precision.FP32:
         weights, autocast = (precision if strategy.lora else Precision.FP32), precision
+    is_stage_3 = strategy.zero_stage is ZeroStage.PARAMETERS
+    casts_adapters = strategy.lora is not None and strategy.engine is Engine.DEEPSPEED and not is_stage_3
     is_frozen = strategy.lora is not None or bool(strategy.freeze)
     return TraceRequest(
         sequence_length=workload.sequence_length or _NO_TOKENS,
         target_length=workload.target_length,
         is_padded=workload.is_padded,
         weights=weights,
+        adapters=precision if casts_adapters else Precision.FP32,
         autocast=autocast,
         gradient_checkpointing=bool(strategy.gradient_checkpointing),
         attention=strategy.attention,
@@ -42,5 +49,5 @@ def trace_request_for(strategy: Strategy, workload: Workload, gpu: GpuSpec) -> T
         freeze=strategy.freeze,
         lora=strategy.lora,
         keeps_outputs=workload.keeps_outputs,
-        saves_linear_inputs=strategy.zero_stage is ZeroStage.PARAMETERS and is_frozen,
+        saves_linear_inputs=is_stage_3 and is_frozen,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +24,7 @@ from zerofit.allocation_log import (
     TraceRequest,
 )
 from zerofit.probe.model import probe_model
+from zerofit.probe.trace import cache
 from zerofit.probe.trace.cache import default_cache_folder, key_of, read_trace, write_trace
 from zerofit.strategy import Lora, Precision
 
@@ -99,6 +101,7 @@ def test_everything_that_matters_makes_another_key() -> None:
         {"target_length": 3},
         {"is_padded": False},
         {"weights": Precision.BF16},
+        {"adapters": Precision.BF16},
         {"autocast": Precision.BF16},
         {"gradient_checkpointing": True},
         {"attention": "eager"},
@@ -106,11 +109,70 @@ def test_everything_that_matters_makes_another_key() -> None:
         {"freeze": ("*",)},
         {"lora": Lora()},
         {"lora": Lora(rank=4)},
+        {"lora": Lora(modules_to_save=("lm_head",))},
+        {"keeps_outputs": False},
+        {"saves_linear_inputs": True},
+        {"softmax_saves_input": True},
     ]
     keys = {key_of(source, _REQUEST), key_of(probe_model("gpt2"), _REQUEST)}
     keys |= {key_of(source, replace(_REQUEST, **one)) for one in changed}
     keys.add(key_of(replace(source, config={**source.config, "hidden_size": 1024}), _REQUEST))
     assert len(keys) == len(changed) + 3
+
+
+@pytest.mark.parametrize(
+    "name", ["allocation_log.py", "strategy.py", "probe/model_meta.py", "probe/trace/recorder.py"]
+)
+def test_each_file_that_decides_a_trace_makes_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    source = probe_model("bert-base-uncased")
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(cache, "_ZEROFIT", tmp_path)
+    path.write_text("one")
+    before = key_of(source, _REQUEST)
+    path.write_text("two")
+    assert key_of(source, _REQUEST) != before
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_remote_code_that_has_changed_makes_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    code = tmp_path / ("mine/modeling.py" if is_folder else "models--me--mine/refs/main")
+    code.parent.mkdir(parents=True)
+    place = str(code.parent) if is_folder else "me/mine"
+    source = replace(probe_model("gpt2"), place=place)
+    keys = []
+    for content in ("one", "two"):
+        code.write_text(content)
+        keys.append([key_of(replace(source, trust_remote_code=trusts), _REQUEST) for trusts in (True, False)])
+    (trusted, without), (changed, still_without) = keys
+    assert trusted != changed
+    assert without == still_without
+
+
+def test_code_in_another_repository_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    source = probe_model("gpt2")
+    config = {**source.config, "auto_map": {"AutoModel": "you/yours--modeling.Yours"}}
+    source = replace(source, config=config, place="me/mine", trust_remote_code=True)
+    before = key_of(source, _REQUEST)
+    code = tmp_path / "models--you--yours/refs/main"
+    code.parent.mkdir(parents=True)
+    code.write_text("one")
+    assert key_of(source, _REQUEST) != before
+
+
+def test_the_oldest_traces_go_when_they_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for age in range(4):
+        write_trace(tmp_path / f"{age}.trace", _TRACE)
+        os.utime(tmp_path / f"{age}.trace", (1000 - age, 1000 - age))
+    monkeypatch.setattr(cache, "_MOST_BYTES", 3 * (tmp_path / "0.trace").stat().st_size)
+    write_trace(tmp_path / "new.trace", _TRACE)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.trace", "1.trace", "new.trace"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from zerofit.strategy import Lora, Precision
 if TYPE_CHECKING:
     from zerofit.probe.trace.raw import RawLog
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 _PLAIN = TraceRequest(sequence_length=16, is_padded=False)
 _CHECKPOINTED = replace(_PLAIN, gradient_checkpointing=True)
 _LOW = replace(_PLAIN, weights=Precision.BF16)
@@ -25,6 +27,7 @@ _FAST = [("bert", _PLAIN), ("llama", _CHECKPOINTED), ("vit", _PLAIN)]
 _REST = [
     *((name, _PLAIN) for name in ("gpt2", "llama", "mixtral", "t5", "whisper", "roberta", "gemma3", "bart")),
     *((name, _CHECKPOINTED) for name in ("bert", "gpt2", "t5", "mixtral")),
+    *((name, _PLAIN) for name in ("qwen3-moe", "deepseek-v2")),
     *((name, _LOW) for name in ("bert", "llama")),
     ("llama", _ADAPTED),
     ("llama", replace(_ADAPTED, gradient_checkpointing=True)),

@@ -16,6 +16,8 @@ from zerofit.probe.trace.run import run_micro_batch
 if TYPE_CHECKING:
     from zerofit.probe.trace.raw import RawLog
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 _PLAIN = TraceRequest(sequence_length=61, is_padded=False)
 _SAMPLES = 3
 
@@ -70,7 +72,7 @@ def _check(make_tiny: Any, name: str, request_: TraceRequest, num_micro_batches:
     assert peak == pytest.approx(counted_peak, rel=within)
 
 
-@pytest.mark.parametrize("num_micro_batches", [1, 3])
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
 def test_a_trace_has_the_peak_that_the_allocator_counts(make_tiny: Any, num_micro_batches: int) -> None:
     _check(make_tiny, "bert", _PLAIN, num_micro_batches, within=0.0)
 

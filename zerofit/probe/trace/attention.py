@@ -1,7 +1,10 @@
 """Scaled-dot-product attention as CUDA runs it: which kernel takes the call, and what it allocates.
 
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (priority_order and the can_use_* conditions) and
-aten/src/ATen/native/transformers/attention.cpp (scaled_dot_product_attention).
+aten/src/ATen/native/transformers/attention.cpp (scaled_dot_product_attention). Which kernel: as PyTorch 2.13,
+before https://github.com/pytorch/pytorch/pull/191085 (the efficient kernel takes shared heads) and
+https://github.com/pytorch/pytorch/pull/185553 (cuDNN takes 256 channels on 10.x too). Whether 2.13 has the
+latter is an ASSUMPTION: it makes a difference to what is allocated only where there is a mask or dropout.
 """
 
 from __future__ import annotations
@@ -41,13 +44,14 @@ def kernel_for(
     Args:
         bits: of one element of the query.
         is_square: whether there are as many keys as queries.
-        shares_heads: whether enable_gqa gives several query heads one key head.
+        shares_heads: whether enable_gqa gives several query heads one key head. transformers asks for that
+            without a mask alone, and else repeats the key heads (integrations/sdpa_attention.py).
     """
     is_new = capability >= (8, 0)
     is_low = bits == 16 and (is_new or not is_bf16)
     same_dim = head_dim == value_dim
-    cudnn_dims = head_dim % 8 == 0 and value_dim % 8 == 0 and max(head_dim, value_dim) <= 128
-    if capability[0] in (9, 10) and is_low and cudnn_dims and (dropout * 16).is_integer():
+    takes_dims = _cudnn_takes(capability, head_dim, value_dim)
+    if capability[0] in (9, 10) and is_low and takes_dims and (dropout * 16).is_integer():
         return Kernel.CUDNN
     is_small_chip = (8, 6) <= capability <= (8, 9) or capability >= (12, 0)
     dim_trains = head_dim <= 192 or not is_small_chip or (not dropout and head_dim > 224)
@@ -59,6 +63,14 @@ def kernel_for(
     if (is_low or bits == 32) and is_aligned and not shares_heads:
         return Kernel.EFFICIENT
     return Kernel.MATH
+
+
+def _cudnn_takes(capability: tuple[int, int], head_dim: int, value_dim: int) -> bool:
+    """Source: check_cudnn_tensor_shapes; (192, 128) is DeepSeek's latent attention."""
+    if head_dim % 8 or value_dim % 8:
+        return False
+    most = 256 if capability == (9, 0) else 128
+    return max(head_dim, value_dim) <= most or (head_dim, value_dim) == (192, 128)
 
 
 def attend(
@@ -76,12 +88,13 @@ def attend(
     """Do what scaled_dot_product_attention does on a CUDA device of this compute capability."""
     import torch
 
-    if torch.is_autocast_cpu_enabled():
+    if torch.is_autocast_enabled("cpu"):
         low = torch.get_autocast_dtype("cpu")
         query, key, value, attn_mask = (
             tensor.to(low) if tensor is not None and tensor.dtype == torch.float32 else tensor
             for tensor in (query, key, value, attn_mask)
         )
+    shares_heads = query.shape[-3] != key.shape[-3]
     kernel = kernel_for(
         capability=capability,
         bits=8 * query.element_size(),
@@ -90,25 +103,26 @@ def attend(
         value_dim=value.shape[-1],
         has_mask=attn_mask is not None,
         dropout=dropout_p,
-        is_square=query.shape[2] == key.shape[2],
+        is_square=query.shape[-2] == key.shape[-2],
         is_causal=is_causal,
-        shares_heads=query.shape[1] != key.shape[1],
+        shares_heads=shares_heads,
     )
-    if query.dim() != 4:
+    if query.dim() != 4 or (shares_heads and not enable_gqa):
         kernel = Kernel.MATH
-    if attn_mask is not None and attn_mask.dtype == torch.bool and kernel is not Kernel.FLASH:
-        attn_mask = _as_bias(attn_mask, query.dtype)
-    if kernel is Kernel.MATH:
-        return _math(query, key, value, attn_mask, dropout_p, is_causal, scale)
-    return _FUSED[kernel](query, key, value, attn_mask, dropout_p, is_causal, scale)
+    with torch.autocast("cpu", enabled=False):  # within the call CUDA's autocast is off too
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = _as_bias(attn_mask, query.dtype)
+        if kernel is Kernel.MATH:
+            return plain_kernel(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return _FUSED[kernel](query, key, value, attn_mask, dropout_p, is_causal, scale)
 
 
 def _as_bias(mask: Any, dtype: Any) -> Any:
     """Return a boolean mask as what is added to the scores (convert_boolean_attn_mask)."""
     import torch
 
-    bias = torch.zeros_like(mask, dtype=dtype)
-    return bias.masked_fill_(mask.logical_not(), -math.inf)
+    hidden, seen = (torch.scalar_tensor(value, dtype=dtype, device=mask.device) for value in (-math.inf, 0.0))
+    return torch.where(mask, seen, hidden)
 
 
 def _cudnn(q: Any, k: Any, v: Any, bias: Any, dropout: float, is_causal: bool, scale: float | None) -> Any:
@@ -118,7 +132,7 @@ def _cudnn(q: Any, k: Any, v: Any, bias: Any, dropout: float, is_causal: bool, s
     return kernel(q, k, v, bias, True, dropout, is_causal, False, scale=scale)[0]
 
 
-def _flash(q: Any, k: Any, v: Any, _: Any, dropout: float, is_causal: bool, scale: float | None) -> Any:
+def flash_kernel(q: Any, k: Any, v: Any, _: Any, dropout: float, is_causal: bool, scale: float | None) -> Any:
     """Pad the heads to a multiple of 8, as pad_last_dim does."""
     import torch
 
@@ -149,24 +163,45 @@ def _efficient(
     return kernel(q, k, v, bias, True, dropout, is_causal, scale=scale)[0]
 
 
-def _math(q: Any, k: Any, v: Any, bias: Any, dropout: float, is_causal: bool, scale: float | None) -> Any:
-    """Do what _scaled_dot_product_attention_math does, step by step."""
+def plain_kernel(
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Do what _scaled_dot_product_attention_math does, step by step: 16-bit inputs are computed in fp32.
+
+    The operator itself would not do: seen by a dispatch mode it adds the mask out of place, and on the CPU
+    its dropout keeps a scaled fp32 mask. What has a name here lives to the end, as it does there.
+    """
     import torch
 
-    if q.shape[-3] != k.shape[-3]:
-        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
-        v = v.repeat_interleave(q.shape[-3] // v.shape[-3], -3)
+    dtype = q.dtype
+    q, k, v = (one.float() if one.dtype in (torch.float16, torch.bfloat16) else one for one in (q, k, v))
+    root = math.sqrt(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    scaled = q * root
     if is_causal:
         seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         bias = _as_bias(seen, q.dtype)
-    root = math.sqrt(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    scores = (q * root) @ (k * root).transpose(-2, -1)
+        del seen
+    whole_k, whole_v = k, v
+    if enable_gqa and q.shape[-3] != k.shape[-3]:
+        whole_k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+        whole_v = v.repeat_interleave(q.shape[-3] // v.shape[-3], -3)
+    weights = scaled @ (whole_k.transpose(-2, -1) * root)
     if bias is not None:
-        scores = scores.add_(bias)
-    weights = torch.softmax(scores, -1)
+        weights = weights.add_(bias)
+    weights = torch.ops.aten._safe_softmax(weights, -1)
     if dropout > 0:
         weights = torch.native_dropout(weights, dropout, True)[0]
-    return weights @ v
+    returned = weights.to(dtype)  # the operator's second result, which goes when it ends
+    out = (weights @ whole_v).to(dtype)
+    del returned
+    return out
 
 
-_FUSED = {Kernel.CUDNN: _cudnn, Kernel.FLASH: _flash, Kernel.EFFICIENT: _efficient}
+_FUSED = {Kernel.CUDNN: _cudnn, Kernel.FLASH: flash_kernel, Kernel.EFFICIENT: _efficient}

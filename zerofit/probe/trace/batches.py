@@ -38,6 +38,9 @@ def make_batch(model: Any, samples: int, request: TraceRequest) -> dict[str, Any
     return tensors
 
 
+_NUM_CHOICES = 4
+"""ASSUMPTION: answers of a multiple choice, as in SWAG (https://aclanthology.org/D18-1009)."""
+
 _Shape = tuple[tuple[int, ...], bool]
 """Dimensions, and whether it holds floats."""
 _Shapes = dict[str, _Shape]
@@ -58,7 +61,10 @@ def _inputs(model: Any, task: str, samples: int, request: TraceRequest, accepts:
         return {main: ((samples, length), True)}
     if main != "input_ids":
         raise _cannot_feed(task, main)
-    shape = (samples, 2, length) if task.endswith("ForMultipleChoice") else (samples, length)
+    if getattr(config, "vision_config", None) is not None and "pixel_values" in accepts:
+        raise _cannot_feed(task, "input_ids with pixel_values, whose count goes by the processor")
+    is_choice = task.endswith("ForMultipleChoice")
+    shape = (samples, _NUM_CHOICES, length) if is_choice else (samples, length)
     batch: _Shapes = {"input_ids": (shape, False)}
     if "attention_mask" in accepts:
         batch["attention_mask"] = (shape, False)
@@ -103,27 +109,3 @@ def _cannot_feed(task: str, main: str) -> UserError:
         why="memory is read off a run of the model, which needs a batch of the right shapes",
         fix="name a text, vision or speech model of transformers, or plan with --fast from its dimensions",
     )
-
-
-_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "xmod"}
-"""Families whose positions start behind the padding token's id."""
-
-
-def check_length(config: Any, request: TraceRequest) -> None:
-    """Raise a UserError where a sample is longer than the model has positions for."""
-    positions = getattr(config, "max_target_positions", None) or getattr(
-        config, "max_position_embeddings", None
-    )
-    if not isinstance(positions, int) or positions <= 0:
-        return
-    if config.model_type in _OFFSET_POSITIONS:
-        positions -= (config.pad_token_id or 0) + 1
-    longest = max(request.sequence_length, request.target_length or 0)
-    if longest > positions:
-        raise UserError(
-            "sequence-too-long",
-            "a sample is longer than the model has positions for",
-            found=f"--seq-len {longest}; {config.model_type} has {positions} positions",
-            why="the model was made for no more, and most fail beyond",
-            fix=f"set --seq-len to {positions} or less",
-        )

@@ -6,8 +6,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import os
-import tempfile
 import zlib
 from array import array
 from pathlib import Path
@@ -23,6 +21,7 @@ from zerofit.allocation_log import (
     Trace,
     TracedParameter,
 )
+from zerofit.probe.cache_folder import cache_folder, write_whole
 from zerofit.strategy import Precision
 
 if TYPE_CHECKING:
@@ -32,19 +31,23 @@ if TYPE_CHECKING:
     from zerofit.probe.model_source import ModelSource
 
 _PACKAGES = ("torch", "transformers", "accelerate", "peft")
+_ZEROFIT = Path(__file__).parents[2]
+_DECIDING = ("allocation_log.py", "strategy.py", "probe/model_meta.py", "probe/trace/*.py")
+"""The files of zerofit that decide what a trace holds and in which order its enums are numbered."""
+_MOST_BYTES = 256 << 20
+"""What the folder may hold; the oldest traces go first."""
 _KINDS, _COST_KINDS = tuple(TensorKind), tuple(CostKind)
 _PASSES, _PRECISIONS = tuple(Pass), tuple(Precision)
 
 
 def default_cache_folder(environment: Mapping[str, str], home: Path) -> Path:
-    """Return where traces are kept: zerofit/traces under XDG_CACHE_HOME, or under ~/.cache.
+    """Return where traces are kept: the folder traces in zerofit's cache folder.
 
     Args:
         environment: the process's variables.
         home: the user's folder.
     """
-    caches = environment.get("XDG_CACHE_HOME", "")
-    return (Path(caches) if caches.startswith("/") else home / ".cache") / "zerofit" / "traces"
+    return cache_folder(environment, home) / "traces"
 
 
 def key_of(source: ModelSource, request: TraceRequest) -> str:
@@ -57,9 +60,29 @@ def key_of(source: ModelSource, request: TraceRequest) -> str:
         "versions": {name: _version(name) for name in _PACKAGES},
     }
     digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    files = [path for pattern in _DECIDING for path in sorted(_ZEROFIT.glob(pattern))]
+    for path in files + (_remote_code(source) if source.trust_remote_code else []):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)} ".encode() + content)
     return digest.hexdigest()[:40]
+
+
+def _remote_code(source: ModelSource) -> list[Path]:
+    """Return the files that a model's own Python code is known by.
+
+    Of a folder its modules; of a repository on the hub the file in which the local cache keeps the commit
+    that `main` was last seen at (https://huggingface.co/docs/huggingface_hub/guides/manage-cache).
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    found: list[Path] = []
+    named = (str(value).split("--")[0] for value in (source.config.get("auto_map") or {}).values() if value)
+    for place in sorted({source.place, *named}):
+        if Path(place).is_dir():
+            found += sorted(Path(place).rglob("*.py"))
+        else:
+            found.append(Path(HF_HUB_CACHE) / f"models--{place.replace('/', '--')}" / "refs" / "main")
+    return [path for path in found if path.is_file()]
 
 
 def _version(package: str) -> str | None:
@@ -83,17 +106,28 @@ def read_trace(path: Path, request: TraceRequest) -> Trace | None:
 
 
 def write_trace(path: Path, trace: Trace) -> None:
-    """Write a trace whole or not at all; a folder that can't be written to keeps none."""
+    """Write a trace whole or not at all, and remove the oldest ones where they are too much together.
+
+    A folder that can't be written to keeps none.
+    """
     header, numbers = _packed(trace.logs)
     text = json.dumps(header).encode()
     content = zlib.compress(len(text).to_bytes(8, "little") + text + numbers.tobytes(), 3)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
+        write_whole(path, content)
+        _prune(path.parent, _MOST_BYTES)
     except OSError:
         return
+
+
+def _prune(folder: Path, most_bytes: int) -> None:
+    """Remove the oldest traces of a folder beyond a number of bytes."""
+    total = 0
+    seen = [(path.stat(), path) for path in folder.glob("*.trace")]
+    for status, path in sorted(seen, key=lambda one: one[0].st_mtime_ns, reverse=True):
+        total += status.st_size
+        if total > most_bytes:
+            path.unlink(missing_ok=True)
 
 
 def _packed(logs: tuple[AllocationLog, ...]) -> tuple[dict[str, Any], array[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zerofit.allocation_log import CostKind
-from zerofit.probe.trace.raw import Call
+from zerofit.probe.trace.raw import Call, leaves
 from zerofit.strategy import Precision
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class CostBook:
         self._formulas = flop_registry
         self._precisions = {torch.float16: Precision.FP16, torch.bfloat16: Precision.BF16}
         self._is_free: dict[Any, bool] = {}
+        self._causal_at: dict[Any, int] = {}
 
     def call(
         self,
@@ -43,17 +44,27 @@ class CostBook:
             is_free = self._is_free[function] = _makes_a_view(function)
         if is_free:
             return None
-        inputs = [leaf for leaf in _flat(args) if isinstance(leaf, self._tensor)]
+        inputs = [leaf for leaf in leaves(args) if isinstance(leaf, self._tensor)]
         formula = self._formulas.get(function._overloadpacket)
         flops = int(formula(*args, **kwargs, out_val=out)) if formula else _grouped_flops(function, args)
         kind = CostKind.MEMORY
         if flops:
             is_attention = "attention" in function._overloadpacket.__name__
             kind = CostKind.ATTENTION if is_attention else CostKind.MATMUL
+            if is_attention and self._is_causal(function, args, kwargs):
+                flops //= 2  # the formulas count the whole square of scores
         first = next((tensor for tensor in inputs or outputs if tensor.dtype.is_floating_point), None)
         precision = self._precisions.get(first.dtype, Precision.FP32) if first is not None else Precision.FP32
         moved = sum(_touched(tensor) for tensor in inputs) + sum(_touched(tensor) for tensor in outputs)
         return Call(operator, kind, during, precision, flops, moved)
+
+    def _is_causal(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether an attention kernel is told to leave out what lies ahead of a token."""
+        place = self._causal_at.get(function)
+        if place is None:
+            names = [argument.name for argument in function._schema.arguments]
+            place = self._causal_at[function] = names.index("is_causal")
+        return bool(args[place] if place < len(args) else kwargs.get("is_causal", False))
 
 
 def _grouped_flops(function: Any, args: tuple[Any, ...]) -> int:
@@ -75,9 +86,3 @@ def _makes_a_view(function: Any) -> bool:
         return True
     returned = [one.alias_info for one in function._schema.returns]
     return bool(returned) and all(info is not None and not info.is_write for info in returned)
-
-
-def _flat(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return [leaf for one in value for leaf in _flat(one)]
-    return [value]

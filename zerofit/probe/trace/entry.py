@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import logging
+import traceback
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.allocation_log import Trace, TracedParameter
 from zerofit.errors import UserError
 from zerofit.probe.trace.affine import difference, exact, fit, to_allocation_log
-from zerofit.probe.trace.batches import check_length
+from zerofit.probe.trace.flash import flash_package
 from zerofit.probe.trace.layers import find_stacks, shortened
 from zerofit.probe.trace.prepare import prepare_model
 from zerofit.probe.trace.raw import Skeleton
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from zerofit.probe.trace.layers import Stack
     from zerofit.probe.trace.raw import RawLog
 
+_ZEROFIT = Path(__file__).parents[2]
 _STARTS = (2, 4, 8, 16, 32)
 """Sizes from which on a log is tried to be affine; those below get a log each."""
 
@@ -50,18 +53,20 @@ def trace_config(
         on_progress: told what is being run.
 
     Raises:
-        UserError: the model can't be run on fake tensors, or not with this request.
+        UserError: the model can't be run on fake tensors, or not with this request. What zerofit's own code
+            raises is passed on as it is.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    check_length(config, request)
-    with _quiet(), FakeTensorMode(allow_non_fake_inputs=True):
+    with _quiet(), flash_package(request), FakeTensorMode(allow_non_fake_inputs=True):
         try:
             model = prepare_model(build, copy.deepcopy(config), request)
             return _Tracing(model, request, on_progress or (lambda _: None)).trace(all_layers=all_layers)
         except UserError:
             raise
         except Exception as error:
+            if _is_own(error):
+                raise
             raise _cannot_trace(config, error) from error
 
 
@@ -82,6 +87,12 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+def _is_own(error: Exception) -> bool:
+    """Return whether zerofit's own code raised an error, and not the model's or a library's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(_ZEROFIT)
+
+
 def _cannot_trace(config: Any, error: Exception) -> UserError:
     said = (str(error).strip().splitlines() or [""])[0]
     return UserError(
@@ -95,14 +106,19 @@ def _cannot_trace(config: Any, error: Exception) -> UserError:
 
 def describe(model: Any) -> Skeleton:
     """Return a model's modules, parameters and buffers."""
+    import torch
+
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     numbers = {name: number for number, name in enumerate(names.values())}
     holders: dict[str, int] = {}
+    embeddings: set[str] = set()
     modules, held = [], []
     for index, (path, module) in enumerate(model.named_modules()):
         own = [names[id(one)] for one in module._parameters.values() if one is not None]
         for name in own:
             holders.setdefault(name, index)
+        if isinstance(module, torch.nn.Embedding):
+            embeddings.update(own)
         modules.append(path)
         held.append(tuple(numbers[name] for name in own))
     parameters = tuple(
@@ -113,6 +129,7 @@ def describe(model: Any) -> Skeleton:
             trains=parameter.requires_grad,
             module=holders[name],
             shape=tuple(parameter.shape),
+            is_embedding=name in embeddings,
         )
         for name, parameter in model.named_parameters()
     )

@@ -49,10 +49,11 @@ def prepare_model(build: Callable[..., Any], config: Any, request: TraceRequest)
     chosen = {"attn_implementation": request.attention} if request.attention else {}
     with no_init_weights():
         model = build(config, dtype=torch_dtype(request.weights), **chosen)
+    model.tie_weights()  # what no_init_weights leaves out
     if request.freeze:
         freeze(model, request.freeze)
     if request.lora is not None:
-        model = adapt(model, request.lora)
+        model = adapt(model, request.lora, request.adapters)
     model.train()
     if request.gradient_checkpointing:
         enable_checkpointing(model)
@@ -66,20 +67,21 @@ def freeze(model: Any, patterns: tuple[str, ...]) -> None:
             parameter.requires_grad_(False)
 
 
-def adapt(model: Any, lora: Lora) -> Any:
-    """Return the model with peft's LoRA adapters, in fp32."""
-    from peft import LoraConfig, get_peft_model
-
-    adapter = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.target_modules) or None,
-        init_lora_weights=False,
-    )
+def adapt(model: Any, lora: Lora, adapters: Precision) -> Any:
+    """Return the model with peft's LoRA adapters, in fp32 or in the format of the weights beside them."""
     try:
-        with replaceable_parameters():
-            return get_peft_model(model, adapter)
+        with _without_bitsandbytes(), replaceable_parameters():
+            from peft import LoraConfig, get_peft_model
+
+            adapter = LoraConfig(
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.dropout,
+                target_modules=list(lora.target_modules) or None,
+                modules_to_save=list(lora.modules_to_save) or None,
+                init_lora_weights=False,
+            )
+            return get_peft_model(model, adapter, autocast_adapter_dtype=adapters is Precision.FP32)
     except ValueError as error:
         raise UserError(
             "lora-targets-unknown",
@@ -88,6 +90,24 @@ def adapt(model: Any, lora: Lora) -> Any:
             why=str(error).splitlines()[0],
             fix="name the modules that get an adapter",
         ) from error
+
+
+@contextmanager
+def _without_bitsandbytes() -> Iterator[None]:
+    """Hide bitsandbytes from peft, which imports it wherever it is: that takes time, and it prints."""
+    name = "bitsandbytes"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        known = sys.modules.get("peft.import_utils")
+        if known is not None:
+            known.is_bnb_available.cache_clear()
+            known.is_bnb_4bit_available.cache_clear()
 
 
 def enable_checkpointing(model: Any) -> None:
@@ -139,11 +159,11 @@ def as_if_eager(capability: tuple[int, int]) -> Iterator[None]:
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("transformers.") and "is_tracing" in vars(module):
-                stack.enter_context(_replaced(module, "is_tracing", lambda tensor=None: False))
+                stack.enter_context(replaced(module, "is_tracing", lambda tensor=None: False))
         moe = sys.modules.get("transformers.integrations.moe")
         if moe is not None:
             stack.enter_context(
-                _replaced(moe, "_can_use_grouped_mm", partial(_has_grouped_kernel, capability))
+                replaced(moe, "_can_use_grouped_mm", partial(_has_grouped_kernel, capability))
             )
         yield
 
@@ -156,7 +176,8 @@ def _has_grouped_kernel(capability: tuple[int, int], _: Any, weight: Any, __: An
 
 
 @contextmanager
-def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """Put another value in the place of an attribute for a while."""
     original = getattr(holder, name)
     setattr(holder, name, value)
     try:

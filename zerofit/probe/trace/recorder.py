@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.allocation_log import Event, Pass, TensorKind
 from zerofit.probe.trace.costs import CostBook
-from zerofit.probe.trace.raw import CALL, RawLog, sort_frees
+from zerofit.probe.trace.raw import CALL, RawLog, leaves, sort_frees
 from zerofit.probe.trace.workspaces import scratch_bytes, stored_bytes
 
 if TYPE_CHECKING:
@@ -193,8 +193,9 @@ class Recorder:
         if operator_is_item(function) and self._is_fake(args[0]):
             self._count(operator, function, args, kwargs, None, [])
             return self._item(args[0])
-        if function.__name__ == "nonzero.default" and self.index_of(args[0]) in self._from_labels:
-            # Which labels count is not known: all do. A model that skips the others needs less.
+        if function.__name__ == "nonzero.default" and self._is_unknown(args[0]):
+            # Which labels count, and which tokens are padding, is not known: all count. A model that skips
+            # the others needs less.
             function, kwargs = self._torch.ops.aten.new_empty.default, {"dtype": self._torch.int64}
             args = (args[0], [args[0].numel(), args[0].dim()])
         is_sum = self._is_engine_sum(function, args)
@@ -252,6 +253,10 @@ class Recorder:
             self.log.note(CALL, len(self.log.calls))
             self.log.calls.append(call)
 
+    def _is_unknown(self, tensor: Any) -> bool:
+        """Return whether a fake tensor was made of the labels or the mask."""
+        return self._is_fake(tensor) and self.index_of(tensor) in self._from_labels | self._from_mask
+
     def _is_fake(self, tensor: Any) -> bool:
         return type(tensor).__name__ == "FakeTensor"
 
@@ -289,15 +294,6 @@ def is_dense(tensor: Any) -> bool:
                 return False
             size *= length
     return True
-
-
-def leaves(value: Any) -> list[Any]:
-    """Return what lies in nested lists, tuples and dicts."""
-    if isinstance(value, (list, tuple)):
-        return [leaf for one in value for leaf in leaves(one)]
-    if isinstance(value, dict):
-        return [leaf for one in value.values() for leaf in leaves(one)]
-    return [value]
 
 
 def watching(recorder: Recorder) -> Any:

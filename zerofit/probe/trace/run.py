@@ -9,7 +9,8 @@ from zerofit.allocation_log import Event, TensorKind
 from zerofit.probe.trace.batches import make_batch
 from zerofit.probe.trace.cuda_like import cuda_like
 from zerofit.probe.trace.prepare import as_if_eager, torch_dtype
-from zerofit.probe.trace.recorder import Recorder, leaves, watching
+from zerofit.probe.trace.raw import leaves
+from zerofit.probe.trace.recorder import Recorder, watching
 from zerofit.strategy import Precision
 
 if TYPE_CHECKING:
@@ -35,20 +36,19 @@ def run_micro_batch(
     for tensor in (*model.parameters(), *model.buffers()):
         recorder.ignore(tensor)
     with ExitStack() as stack:
-        stack.enter_context(_hooked(model, skeleton, recorder))
+        stack.enter_context(hooked(model, skeleton, recorder))
         stack.enter_context(as_if_eager(request.compute_capability))
         stack.enter_context(watching(recorder))
         if as_on_cuda:
-            stack.enter_context(cuda_like(request.compute_capability))
-        _forward_and_backward(model, samples, request, recorder)
+            stack.enter_context(cuda_like(request))
+        forward_and_backward(model, samples, request, recorder)
         recorder.close()
         model.zero_grad(set_to_none=True)
     return recorder.log
 
 
-def _forward_and_backward(model: Any, samples: int, request: TraceRequest, recorder: Recorder) -> None:
-    import torch
-
+def forward_and_backward(model: Any, samples: int, request: TraceRequest, recorder: Recorder) -> None:
+    """Run one micro-batch; the recorder's modes are on and the model is hooked."""
     batch = make_batch(model, samples, request)
     recorder.know_inputs(batch)
     given = _in_format_of_weights(batch, request)
@@ -58,13 +58,21 @@ def _forward_and_backward(model: Any, samples: int, request: TraceRequest, recor
     if request.autocast is not None:
         outputs = _upcast(outputs)
     loss = _loss(outputs)
-    for tensor in leaves(dict(outputs)):
-        if isinstance(tensor, torch.Tensor):
-            recorder.retag(tensor, TensorKind.OUTPUT)
+    _tag_outputs(outputs, recorder)
+    if not request.keeps_outputs:
+        outputs = None
     recorder.log.note(Event.FORWARD_ENDS, 0)
     recorder.phase = TensorKind.ACTIVATION_GRADIENT
     _backward(loss)
     del batch, given, outputs, loss
+
+
+def _tag_outputs(outputs: Any, recorder: Recorder) -> None:
+    import torch
+
+    for tensor in leaves(dict(outputs)):
+        if isinstance(tensor, torch.Tensor):
+            recorder.retag(tensor, TensorKind.OUTPUT)
 
 
 def _backward(loss: Any) -> None:
@@ -72,9 +80,9 @@ def _backward(loss: Any) -> None:
     import torch
     from torch.autograd.graph import _engine_run_backward
 
-    _engine_run_backward(
-        (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
+    with torch.no_grad():
+        gradient = torch.ones_like(loss)
+    _engine_run_backward((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _in_format_of_weights(batch: dict[str, Any], request: TraceRequest) -> dict[str, Any]:
@@ -108,7 +116,7 @@ def _loss(outputs: Any) -> Any:
 
 
 @contextmanager
-def _hooked(model: Any, skeleton: Skeleton, recorder: Recorder) -> Iterator[None]:
+def hooked(model: Any, skeleton: Skeleton, recorder: Recorder) -> Iterator[None]:
     """Hang hooks on every module and parameter, and take them off again."""
     numbers = {name: number for number, name in enumerate(skeleton.modules)}
     parameters = {parameter.name: number for number, parameter in enumerate(skeleton.parameters)}

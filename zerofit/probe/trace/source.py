@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zerofit.probe.model_dimensions import check_sequence_length
 from zerofit.probe.trace.cache import key_of, read_trace, write_trace
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def trace_model(
     Raises:
         UserError: the model can't be run on such tensors, or not with this request.
     """
+    check_sequence_length(source.facts, request.sequence_length, request.target_length)
     path = None if cache_folder is None else cache_folder / f"{key_of(source, request)}.trace"
     trace = read_trace(path, request) if path else None
     if trace is None:

@@ -49,6 +49,21 @@ def _flash_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def _cudnn_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """ASSUMPTION: as flash's. cuDNN plans its own workspace, which is published nowhere and not measured."""
+    return _flash_backward(args)
+
+
+def _safe_softmax(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """The softmax before rows that are hidden whole are zeroed, where scores are -inf, and which rows are.
+
+    Source: aten/src/ATen/native/transformers/attention.cpp, _safe_softmax.
+    """
+    scores = args[0]
+    number = int(scores.numel())
+    return scores.element_size() * number, number, number // max(int(scores.shape[-1]), 1)
+
+
 def _efficient_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
     """delta in fp32, and for 16-bit inputs fp32 sums of the query's gradient.
 
@@ -78,6 +93,8 @@ def _embedding_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 _SCRATCH = {
     "_scaled_dot_product_flash_attention_backward.default": _flash_backward,
+    "_scaled_dot_product_cudnn_attention_backward.default": _cudnn_backward,
+    "_safe_softmax.default": _safe_softmax,
     "_scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
     "embedding_dense_backward.default": _embedding_backward,
 }
