@@ -77,6 +77,7 @@ _STDLIB = frozenset(
         "decimal",
         "difflib",
         "enum",
+        "fnmatch",
         "fractions",
         "functools",
         "heapq",

@@ -11,6 +11,7 @@ from zerofit.compat import ALL_RULES
 from zerofit.compat.engine import check
 from zerofit.compat.rule import Severity
 from zerofit.layers.of_strategy import situation_of_strategy
+from zerofit.planning.freezing import FREEZES
 from zerofit.planning.problem import Allow
 from zerofit.request import FLAGS
 from zerofit.strategy import (
@@ -39,8 +40,6 @@ SMALL_BUCKETS = Buckets(
     sub_group_size=100_000_000,
 )
 """ASSUMPTION: messages of 20 MB still use most of a link; a tenth of the default frees up to 10 GB."""
-FROZEN_EMBEDDINGS = ("*embed*",)
-"""What `--allow freeze` freezes: the embeddings, whose gradients and states are large and seldom matter."""
 DEFAULT_NVME_PATH = "/local_nvme"
 """Stands in a plan for the folder on another machine's disk, until --nvme-path names it."""
 
@@ -216,7 +215,7 @@ def _trained(problem: Problem) -> tuple[tuple[tuple[str, ...], Lora | None], ...
     """Return what may train: everything, and what the user allows in place of it."""
     choices: list[tuple[tuple[str, ...], Lora | None]] = [((), None)]
     if Allow.FREEZE in problem.allow and problem.model.vocab_size:
-        choices.append((FROZEN_EMBEDDINGS, None))
+        choices += [(patterns, None) for patterns in FREEZES]
     if Allow.LORA in problem.allow:
         choices.append(((), Lora(rank=problem.lora_rank, alpha=2 * problem.lora_rank)))
     return tuple(choices)

@@ -150,7 +150,7 @@ def _base(machine: Machine, topology: Topology, request: Request) -> tuple[Strat
     else:
         strategy, stage = _default_engine(topology, request)
     strategy = replace(strategy, precision=_precision(machine, topology))
-    return strategy, [stage, _precision_reason(strategy)]
+    return strategy, [stage, _precision_reason(strategy, machine)]
 
 
 def _taken_up(
@@ -169,7 +169,7 @@ def _taken_up(
         remade = dict.fromkeys(("engine", "zero_stage"), reason)
     if "precision" in by_default:
         strategy = replace(strategy, precision=_precision(machine, topology))
-        remade["precision"] = _precision_reason(strategy)
+        remade["precision"] = _precision_reason(strategy, machine)
     reasons = [
         remade.get(reason.field, reason) if reason.origin is Origin.DEFAULT else reason
         for reason in plan.reasons
@@ -199,12 +199,15 @@ def _default_engine(topology: Topology, request: Request) -> tuple[Strategy, Rea
     return strategy, _reason(strategy, "zero_stage", Origin.DEFAULT, why)
 
 
-PRECISION_REASONS = {
-    Precision.FP32: "the ranks run on the CPU",
-    Precision.BF16: "every GPU from Ampere on has bf16",
-    Precision.FP16: "these GPUs are older than Ampere (compute capability 8.0) and have no bf16",
-}
-"""Why the default precision is what it is."""
+def why_precision(precision: Precision, machine: Machine) -> str:
+    """Return why this is the default precision of a machine."""
+    if precision is Precision.FP32:
+        return "the ranks run on the CPU"
+    if precision is Precision.BF16:
+        return "every GPU from Ampere on has bf16"
+    if any(gpu.compute_capability is None for gpu in machine.gpus):
+        return "no bf16 rate of these GPUs is known"
+    return "these GPUs are older than Ampere (compute capability 8.0) and have no bf16"
 
 
 def _precision(machine: Machine, topology: Topology) -> Precision:
@@ -213,8 +216,8 @@ def _precision(machine: Machine, topology: Topology) -> Precision:
     return Precision.BF16 if all(gpu.has_bf16 for gpu in machine.gpus) else Precision.FP16
 
 
-def _precision_reason(strategy: Strategy) -> Reason:
-    why = PRECISION_REASONS[strategy.precision or Precision.FP32]
+def _precision_reason(strategy: Strategy, machine: Machine) -> Reason:
+    why = why_precision(strategy.precision or Precision.FP32, machine)
     return _reason(strategy, "precision", Origin.DEFAULT, why)
 
 

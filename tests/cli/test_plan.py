@@ -181,10 +181,39 @@ def test_a_model_of_ones_own_is_traced_once(run_zerofit: _RunZerofit, folder: Pa
     }
     assert (sources["activations"], plan["is_fast"]) == ("traced", False)
     assert plan["chosen"]["strategy"]["micro_batch_size"] == 2
+    cache = folder.parent / "cache" / "zerofit"
+    assert {path.name for path in cache.iterdir()} == {"estimates", "traces"}
+    written = _written(cache / "traces")
+    assert written
     again = _plan(run_zerofit, folder, *flags, "--json")
     assert again.stdout == first.stdout
-    caches = {path.name for path in (folder.parent / "cache" / "zerofit").iterdir()}
-    assert caches == {"estimates", "traces"}
+    other = _plan(run_zerofit, folder, *flags, "--global-batch", "16")
+    assert other.returncode == 0
+    assert _written(cache / "traces") == written
+
+
+def _written(folder: Path) -> dict[str, int]:
+    """Return when each file below a folder was written."""
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_a_catalog_entry_stands_for_is_said(run_zerofit: _RunZerofit, folder: Path) -> None:
+    flags = ("--model", "Qwen/Qwen-7B", "--seq-len", "512", "--global-batch", "8", *_A100)
+    stderr = _plan(run_zerofit, folder, "--fast", *flags).stderr
+    assert stderr.startswith("zerofit: assumed: qwen-7b: remote code on the hub; this is the Qwen2 class")
+
+
+def test_a_note_of_a_comparison_names_its_machine(run_zerofit: _RunZerofit, folder: Path) -> None:
+    stderr = _plan(run_zerofit, folder, "--fast", *_BERT, "--compare", "4xA100-40G,1xT4").stderr
+    assert "zerofit: assumed: 4 x NVIDIA A100-SXM4-40GB: 24 CPU cores on each node" in stderr
+    assert "zerofit: assumed: 1 x Tesla T4: 6 CPU cores on each node" in stderr
+
+
+def test_a_target_is_held_against_the_models_positions(run_zerofit: _RunZerofit, folder: Path) -> None:
+    flags = ("--model", "bart-large", "--seq-len", "512", "--target-len", "2000", "--global-batch", "8")
+    finished = _plan(run_zerofit, folder, "--fast", *flags, *_A100)
+    assert finished.stderr.startswith("error[sequence-too-long]")
+    assert "--target-len 2000" in finished.stderr
 
 
 def test_a_plot_is_drawn(run_zerofit: _RunZerofit, folder: Path) -> None:

@@ -114,3 +114,41 @@ def test_whose_loop_runs_is_read_off_the_script(
     (folder / "train.py").write_text(script)
     plan = _plan_launch(monkeypatch, *_MODEL, "--global-batch", "8", *flags).plan
     assert plan.workload.keeps_outputs == keeps_outputs
+
+
+@pytest.mark.parametrize(
+    ("flags", "needs"),
+    [
+        (("--micro-batch-size", "1", "--no-gradient-checkpointing", "--zero-stage", "3"), None),
+        (("--no-gradient-checkpointing", "--zero-stage", "3"), "takes micro-batches of 8"),
+        (
+            ("--optimizer", "adamw-8bit", "--gradient-checkpointing", "--zero-stage", "3"),
+            "takes micro-batches of 8, switches gradient checkpointing on, steps with 8-bit AdamW",
+        ),
+    ],
+)
+def test_what_only_the_script_can_do_is_said_loudly(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    needs: str | None,
+) -> None:
+    _plan_launch(monkeypatch, *_MODEL, "--global-batch", "64", *flags)
+    warned = [line for line in capsys.readouterr().err.splitlines() if "warning:" in line]
+    line = f"zerofit: warning: this plan fits only if the script itself {needs}"
+    assert warned == ([line] if needs else [])
+
+
+def test_a_model_that_is_made_before_the_accelerator_comes_whole(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    lines = ("model = AutoModel.from_pretrained('x')\n", "accelerator = Accelerator()\n")
+    rest = "model = accelerator.prepare(model)\n"
+    needed = []
+    for first, second in (lines, lines[::-1]):
+        imports = "from accelerate import Accelerator\nfrom transformers import AutoModel\n"
+        (folder / "train.py").write_text(imports + first + second + rest)
+        plan = _plan_launch(monkeypatch, *_MODEL, "--global-batch", "8", "--zero-stage", "3").plan
+        assert plan.estimate
+        needed.append(max(phase.total_bytes for phase in plan.estimate.device.phases[:2]))
+    assert needed[0] > needed[1]

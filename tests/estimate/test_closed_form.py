@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from timed_plans import closed_form_of
 
 from zerofit.allocation_log import AllocationLog, Event, Pass, TensorKind, TraceRequest
+from zerofit.planning.freezing import FROZEN_EMBEDDINGS, FROZEN_LAYERS
 from zerofit.probe.model import probe_model
 from zerofit.probe.model_catalog import catalog_models
 from zerofit.probe.model_task import Task
@@ -51,6 +52,7 @@ _REQUESTS = st.builds(
     gradient_checkpointing=st.booleans(),
     attention=st.sampled_from((None, "eager")),
     lora=st.sampled_from((None, Lora(rank=8))),
+    freeze=st.sampled_from(((), FROZEN_EMBEDDINGS, FROZEN_LAYERS)),
 )
 _MODELS = ("gpt2", "bert-base-uncased", "t5-small", "qwen3-4b", "mixtral-8x7b", "vit-base")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from zerofit.allocation_log import AllocationLog, TraceRequest
@@ -63,7 +64,7 @@ def time_of(
     )
     setup = Setup(
         log=closed_form_of(model, request, task),
-        strategy=strategy,
+        strategy=replace(strategy, lora=lora),
         topology=Topology(num_nodes=num_nodes, world_size=num_nodes * len(machine.gpus)),
         versions=_VERSIONS,
     )

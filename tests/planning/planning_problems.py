@@ -24,6 +24,7 @@ A100 = GpuSpec(
     bf16_flops_per_s=312e12,
     peer_bytes_per_s=300e9,
     host_bytes_per_s=32e9,
+    has_fast_links=True,
 )
 VERSIONS = Versions(python="3.11.7", zerofit="0.1.0", deepspeed="0.19.8", torch="2.13.0")
 

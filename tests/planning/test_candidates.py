@@ -12,6 +12,7 @@ from planning_problems import problem
 from zerofit.candidates import DEFAULT_NVME_PATH, SMALL_BUCKETS, candidates, divisors
 from zerofit.errors import UserError
 from zerofit.facts import GpuSpec
+from zerofit.planning.freezing import FROZEN_LAYERS
 from zerofit.planning.order import kind_of, simplicity, tier
 from zerofit.planning.problem import Allow
 from zerofit.render.plan_words import label
@@ -145,8 +146,8 @@ def test_every_flag_of_a_strategy_can_be_fixed() -> None:
     [
         (frozenset(), {0, 1}),
         ({Allow.ADAFACTOR}, {0, 1, 2}),
-        ({Allow.FREEZE}, {0, 1, 3}),
-        ({Allow.LORA}, {0, 1, 4}),
+        ({Allow.FREEZE}, {0, 1, 3, 4}),
+        ({Allow.LORA}, {0, 1, 5}),
     ],
 )
 def test_only_what_is_allowed_changes_the_training(allow: set[Allow], expected: set[int]) -> None:
@@ -208,7 +209,8 @@ def test_from_the_simplest_strategy_on() -> None:
         (Strategy(optimizer=OptimizerName.ADAMW_8BIT), 1),
         (Strategy(optimizer=OptimizerName.ADAFACTOR), 2),
         (Strategy(freeze=("*",)), 3),
-        (Strategy(lora=Lora()), 4),
+        (Strategy(freeze=FROZEN_LAYERS), 4),
+        (Strategy(lora=Lora()), 5),
     ],
 )
 def test_how_much_of_the_training_changes(strategy: Strategy, expected: int) -> None:

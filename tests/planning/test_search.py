@@ -23,8 +23,10 @@ from zerofit.estimates import (
 )
 from zerofit.planning.judge import EstimatingJudge
 from zerofit.planning.order import SAME_TIME, kind_of, simplicity, tier
+from zerofit.planning.problem import Allow
 from zerofit.planning.search import Found, Judge, Judged, search
-from zerofit.strategy import Strategy
+from zerofit.request import Request
+from zerofit.strategy import Precision, Strategy
 
 
 def _estimate(device_bytes: int, seconds: float | None) -> Estimate:
@@ -138,15 +140,41 @@ def test_the_choice_is_that_of_an_exhaustive_search_with_real_estimates(seed: in
     assert (found.chosen.strategy if found.chosen else None) == expected
 
 
-def test_bounds_are_never_above_the_estimate() -> None:
-    asked = problem(num_gpus=2, memory_gib=8, global_batch_size=8, sequence_length=256)
+@pytest.mark.parametrize("seed", range(10))
+def test_bounds_are_never_above_the_estimate(seed: int) -> None:
+    dice = random.Random(seed)
+    asked = problem(
+        num_gpus=dice.choice([1, 2, 3]),
+        memory_gib=dice.choice([2, 8]),
+        global_batch_size=12,
+        sequence_length=dice.choice([16, 256]),
+        facts=model(num_layers=dice.choice([1, 2])),
+        machine_fields={"nvme_bytes": 10**12},
+        allow=frozenset({Allow.LORA, Allow.FREEZE, Allow.ADAFACTOR}),
+        request=Request(precision=dice.choice([None, Precision.FP32, Precision.FP16])),
+        expandable_segments=dice.random() < 0.5,
+        makes_model_first=dice.random() < 0.5,
+    )
     judge = EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES)
-    dice = random.Random(0)
-    for strategy in dice.sample(candidates(asked).strategies, 40):
+    for strategy in dice.sample(candidates(asked).strategies, 16):
         peak = judge.judge(strategy).estimate.device.peak_bytes
         live = judge.least_live_bytes(strategy)
         assert judge.least_bytes(strategy) <= live <= peak, strategy
         assert judge.least_played_bytes(strategy) <= peak, strategy
+
+
+def test_what_is_said_of_the_run_reaches_the_estimate() -> None:
+    asked = problem(num_gpus=2, memory_gib=8, global_batch_size=8, sequence_length=300)
+    found = {kind_of(one): one for one in candidates(asked).strategies}
+    strategy = next(one for one in found.values() if one.zero_stage == 3 and not one.offloads)
+
+    def totals(**fields: bool) -> list[int]:
+        told = replace(asked, **fields)
+        judge = EstimatingJudge(told, trace=made_trace(told.model), rates=RATES)
+        return [phase.total_bytes for phase in judge.judge(strategy).estimate.device.phases]
+
+    assert totals(makes_model_first=True) != totals()
+    assert totals(expandable_segments=True) != totals()
 
 
 def test_long_accumulation_needs_what_a_short_one_does() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from planning_problems import A100, RATES, made_trace, model, problem
 
+from zerofit.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
 from zerofit.plan import Origin, plan_from_json, plan_to_json
 from zerofit.planning.answer import Answer
 from zerofit.planning.fast_judge import FastJudge
@@ -82,6 +83,44 @@ def test_each_suggestion_fits_by_itself() -> None:
     assert all(suggestion.judged.fits for suggestion in answer.suggestions)
     smaller = replace(asked, machine=replace(asked.machine, gpus=(bigger[2],)))
     assert not _solve(smaller).fits  # the 48 GiB are the smallest of these that do
+
+
+@pytest.mark.parametrize("global_batch_size", [6, 12, 40])
+def test_the_fewest_gpus_that_make_the_batch_and_fit_are_suggested(global_batch_size: int) -> None:
+    kept = Request(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE)
+
+    def ask(num_gpus: int) -> Problem:
+        return problem(
+            num_gpus=num_gpus,
+            memory_gib=24,
+            global_batch_size=global_batch_size,
+            facts=_LARGE,
+            request=kept,
+        )
+
+    suggestions = _solve(ask(1)).suggestions
+    fewest = next(
+        number
+        for number in range(2, 9)
+        if global_batch_size % number == 0 and best_of(ask(number), _judge) is not None
+    )
+    assert suggestions[0].change == f"{fewest} x NVIDIA A100-SXM4-80GB in place of 1"
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "host_gib", "is_close"),
+    [(40, 500, False), (21, 500, True), (40, 10.5, True)],
+)
+def test_an_estimate_is_close_where_its_uncertainty_goes_beyond_gpu_or_host(
+    memory_gib: float, host_gib: float, is_close: bool
+) -> None:
+    def needs(size: int) -> MemoryEstimate:
+        term = Term(name="weights", num_bytes=size * GIB, holder=Holder.TENSORS, formula="", source="")
+        phases = (PhaseMemory(phase=RunPhase.STEP, terms=(term,)),)
+        return MemoryEstimate(phases=phases, uncertainty=0.1, uncertainty_source="")
+
+    estimate = Estimate(device=needs(20), host=needs(10), step_time=None, tokens_per_step=0)
+    assert problem(memory_gib=memory_gib, host_gib=host_gib).is_close(estimate) == is_close
 
 
 @pytest.mark.parametrize(("allow", "fits"), [((), False), ((Allow.LENGTH,), True)])

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from zerofit.probe.model import probe_model
-from zerofit.probe.model_catalog import catalog_models, catalog_sizes, find_in_catalog, nearest_in_catalog
+from zerofit.probe.model_catalog import (
+    catalog_model,
+    catalog_models,
+    catalog_sizes,
+    find_in_catalog,
+    nearest_in_catalog,
+)
 from zerofit.probe.model_dimensions import facts_of
 from zerofit.probe.model_formula import closed_form_sizes
 from zerofit.probe.model_meta import transformers_config
@@ -210,3 +216,10 @@ def test_a_catalog_model_is_known_in_half_a_second_without_torch() -> None:
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
         times.append(time.monotonic() - start)
     assert min(times) < 0.5
+
+
+def test_a_model_read_alone_is_the_model_of_the_whole_file() -> None:
+    assert {name: catalog_model(name) for name in catalog_models()} == catalog_models()
+    assert catalog_model("LLAMA-3-8B") is None
+    assert catalog_model("") is None
+    assert find_in_catalog("LLAMA-3-8B") == catalog_model("llama-3-8b")

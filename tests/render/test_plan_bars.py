@@ -62,7 +62,7 @@ _ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
     ("strategy", "num_ranks", "expected"),
     [
         (Strategy(), 1, "one GPU"),
-        (Strategy(optimizer=OptimizerName.ADAMW_8BIT), 8, "DDP, adamw-8bit"),
+        (Strategy(optimizer=OptimizerName.ADAMW_8BIT), 8, "DDP, 8-bit AdamW"),
         (_ZERO3, 8, "ZeRO-3"),
         (
             Strategy(
@@ -77,7 +77,7 @@ _ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
                 compile=True,
             ),
             8,
-            "ZeRO-3, optimizer on cpu, weights on nvme, checkpointing, LoRA 8, frozen embeddings, "
+            "ZeRO-3, optimizer on cpu, weights on nvme, checkpointing, LoRA 8, frozen weights, "
             "small buckets, compiled",
         ),
     ],

@@ -36,7 +36,16 @@ class KeptEstimates:
 
     def __init__(self, problem: Problem, source: str) -> None:
         workload = replace(problem.workload, global_batch_size=None)
-        told = (source, problem.smallest_gpu, problem.topology, workload, problem.versions, problem.reserve)
+        told = (
+            source,
+            problem.smallest_gpu,
+            problem.topology,
+            workload,
+            problem.versions,
+            problem.reserve,
+            problem.makes_model_first,
+            problem.expandable_segments,
+        )
         folder = cache_folder(os.environ, Path.home()) / "estimates"
         self._path = folder / f"{_digest(repr(told))}.json"
         self.estimates = self._read()

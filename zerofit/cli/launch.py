@@ -27,6 +27,7 @@ from zerofit.probe.checkpoint import probe_resumed
 from zerofit.probe.machine import probe_machine
 from zerofit.probe.versions import probe_versions
 from zerofit.render.command import first_gpu, is_on_one_of_many_gpus
+from zerofit.render.plan_words import OPTIMIZER_WORDS
 from zerofit.render.report import plan_lines
 from zerofit.runtime.settings import unapplied
 from zerofit.targets import Targets
@@ -127,7 +128,8 @@ def _plan_launch(hostfile: Path | None, target: tuple[str, ...], flags: dict[str
         from zerofit.cli.plan_first import plan_first  # only where it is needed: estimates are much code
 
         script = None if target[0] == "-m" else target[0]
-        request = plan_first(model_flags, request, machine, script=script)
+        said, request = request, plan_first(model_flags, request, machine, script=script)
+        _warn_of_what_the_script_must_do(said, request.plan)
     _check_micro_batch(request)
     plan = choose(machine=machine, versions=probe_versions(), request=request)
     _check_nvme_path(plan)
@@ -136,6 +138,26 @@ def _plan_launch(hostfile: Path | None, target: tuple[str, ...], flags: dict[str
         gpu_id = first_gpu(nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
         rendezvous = replace(rendezvous, gpu_ids=gpu_id)
     return Launch(plan=plan, target=target, rendezvous=rendezvous)
+
+
+def _warn_of_what_the_script_must_do(said: Request, plan: Plan | None) -> None:
+    """Say loudly what a plan counts on and no launcher can bring about."""
+    if plan is None:
+        return
+    strategy = plan.strategy
+    needs = []
+    if said.micro_batch_size is None:
+        needs.append(f"takes micro-batches of {strategy.micro_batch_size}")
+    if strategy.gradient_checkpointing:
+        needs.append("switches gradient checkpointing on")
+    if strategy.optimizer is not None:
+        needs.append(f"steps with {OPTIMIZER_WORDS[strategy.optimizer]}")
+    if strategy.freeze:
+        needs.append(f"freezes {', '.join(strategy.freeze)}")
+    if strategy.lora is not None:
+        needs.append(f"trains LoRA adapters of rank {strategy.lora.rank}")
+    if needs:
+        _say(f"warning: this plan fits only if the script itself {', '.join(needs)}")
 
 
 def _check_rules(plan: Plan, *, script: str | None, arguments: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from zerofit.plan import Topology, plan_to_json
 from zerofit.probe.versions import probe_versions
 from zerofit.render.plan_compare import plan_comparison
 from zerofit.render.plan_json import plan_json
-from zerofit.render.plan_table import plan_table
+from zerofit.render.plan_table import machine_words, plan_table
 from zerofit.render.plan_why import plan_why
 
 if TYPE_CHECKING:
@@ -84,9 +85,13 @@ def plan(
         from zerofit.cli.draw_plot import check_can_plot
 
         check_can_plot(plot)
+    if model_flags.is_fast:
+        gc.disable()  # in half a second there is no rubbish worth looking for
     answers = _answers(model_flags, machine_flags, request, num_nodes=num_nodes, compare=compare)
-    for note in dict.fromkeys(note for answer in answers for note in answer.notes):
-        click.echo(f"zerofit: assumed: {note}", err=True)
+    for answer in answers:
+        where = f"{machine_words(answer)}: " if compare is not None else ""
+        for note in answer.notes:
+            click.echo(f"zerofit: assumed: {where}{note}", err=True)
     if output is not None and not answers[0].fits:
         click.echo(f"zerofit: nothing fits, so {output} is not written", err=True)
     elif output is not None:

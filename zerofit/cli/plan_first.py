@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from zerofit.cli.plan_options import ModelFlags
     from zerofit.facts import Machine
     from zerofit.request import Request
+    from zerofit.script_facts import ScriptFacts
 
 _DOES_NOT_FIT = 1
 
@@ -56,8 +57,9 @@ def plan_first(
             "leave out --model; --cpu rehearses, and `zerofit plan --gpus` plans for another machine"
         )
     source = source_of(flags)
-    if script is not None and flags.loop is None:
-        flags = replace(flags, loop=_loop_of(script))
+    facts = None if script is None else _facts_of(script)
+    if facts is not None and flags.loop is None and facts.route is Route.TRAINER:
+        flags = replace(flags, loop=Loop.TRAINER)
     num_nodes = request.num_nodes or 1
     world_size = request.num_processes or num_nodes * len(machine.gpus)
     ranks = world_size // num_nodes
@@ -70,6 +72,7 @@ def plan_first(
         machine=replace(machine, gpus=machine.gpus[:ranks]),
         versions=probe_versions(),
         topology=Topology(num_nodes=num_nodes, world_size=world_size),
+        script=facts,
     )
     with Planner(source, is_fast=flags.is_fast) as planner:
         answer = planner.answer(problem, is_here=not request.elsewhere)
@@ -96,15 +99,14 @@ def plan_first(
     )
 
 
-def _loop_of(script: str) -> Loop | None:
-    """Return whose training loop a script runs; None where its source does not show it."""
+def _facts_of(script: str) -> ScriptFacts | None:
+    """Return what a script's source shows; None where it can't be read."""
     source = script_file(script).source
     if source is None:
         return None
     from zerofit.script_reading.read import read_script  # only where there is a script: it takes its time
 
     try:
-        route = read_script(source, name=script).route
+        return read_script(source, name=script)
     except Unreadable:
         return None  # the check of the script says what is wrong
-    return Loop.TRAINER if route is Route.TRAINER else None

@@ -137,6 +137,11 @@ _MODEL_OPTIONS = (
         help=f"What stays free of each GPU; {DEFAULT_RESERVE:.0%} where it is left out.",
     ),
     click.option(
+        "--expandable-segments",
+        is_flag=True,
+        help="The run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+    ),
+    click.option(
         "--fast",
         "is_fast",
         is_flag=True,
@@ -177,6 +182,7 @@ class ModelFlags:
     allow: frozenset[Allow]
     lora_rank: int
     reserve: Reserve
+    expandable_segments: bool
     is_fast: bool
 
 

@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING
 from zerofit.candidates import divisors
 from zerofit.cli.plan_options import Loop
 from zerofit.errors import UserError
+from zerofit.estimate.zero_arrival import makes_model_first
 from zerofit.facts import Workload
 from zerofit.plan import Topology
 from zerofit.planning.problem import Problem
 from zerofit.probe.machine import probe_machine
 from zerofit.probe.machine_spec import SpecifiedMachine, machine_of_spec
 from zerofit.probe.model import probe_model
+from zerofit.probe.model_dimensions import check_sequence_length
 
 if TYPE_CHECKING:
     from zerofit.cli.plan_options import MachineFlags, ModelFlags
     from zerofit.facts import Machine, ModelFacts, Versions
     from zerofit.probe.model_source import ModelSource
     from zerofit.request import Request
+    from zerofit.script_facts import ScriptFacts
 
 
 def source_of(flags: ModelFlags) -> ModelSource:
@@ -38,7 +41,9 @@ def source_of(flags: ModelFlags) -> ModelSource:
     source = probe_model(
         flags.model, task=flags.task, trust_remote_code=flags.trust_remote_code, is_fast=flags.is_fast
     )
-    _check_length(source.facts, flags)
+    if source.facts.vocab_size and flags.sequence_length is None:
+        raise _no_length(source.facts, flags.model)
+    check_sequence_length(source.facts, flags.sequence_length, flags.target_length)
     return source
 
 
@@ -113,8 +118,18 @@ def problem_of(
     machine: Machine,
     versions: Versions,
     topology: Topology,
+    script: ScriptFacts | None = None,
 ) -> Problem:
     """Return the problem that the flags pose on one machine.
+
+    Args:
+        flags: what was said of model and workload.
+        request: what was said of the strategy.
+        source: the model.
+        machine: one node.
+        versions: of what will run.
+        topology: the ranks.
+        script: what will run; None where it is not known.
 
     Raises:
         UserError: the ranks do not divide the global batch.
@@ -131,29 +146,20 @@ def problem_of(
         allow=flags.allow,
         lora_rank=flags.lora_rank,
         reserve=flags.reserve,
+        makes_model_first=makes_model_first(script),
+        expandable_segments=flags.expandable_segments,
     )
 
 
-def _check_length(facts: ModelFacts, flags: ModelFlags) -> None:
-    length, most = flags.sequence_length, facts.max_sequence_length
-    if not facts.vocab_size:
-        return
-    if length is None:
-        raise UserError(
-            "sequence-length-missing",
-            "a plan needs the length of the samples",
-            found=f"--model {flags.model} without --seq-len",
-            why="activations grow with it",
-            fix=f"give --seq-len{f', at most {most}' if most else ''}",
-        )
-    if most is not None and length > most:
-        raise UserError(
-            "sequence-too-long",
-            "the samples are longer than the model's positions",
-            found=f"--seq-len {length} with --model {flags.model}",
-            why=f"it has {most} positions, and fails or trains nonsense beyond them",
-            fix=f"give --seq-len {most} or less",
-        )
+def _no_length(facts: ModelFacts, model: str) -> UserError:
+    most = facts.max_sequence_length
+    return UserError(
+        "sequence-length-missing",
+        "a plan needs the length of the samples",
+        found=f"--model {model} without --seq-len",
+        why="activations grow with it",
+        fix=f"give --seq-len{f', at most {most}' if most else ''}",
+    )
 
 
 def _check_global_batch(size: int | None, topology: Topology) -> None:

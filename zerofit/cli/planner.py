@@ -73,8 +73,11 @@ class Planner:
             else lambda one: FastJudge(one, trace=self._closed_form, rates=rates),
             gpus=tuple(gpu.spec for gpu in load_gpus()),
             is_fast=self._is_fast,
-            notes=notes,
+            notes=(*notes, *self._notes()),
         )
+
+    def _notes(self) -> tuple[str, ...]:
+        return (f"{self._source.name}: {self._source.note}",) if self._source.note else ()
 
     def _judge(self, problem: Problem, rates: Rates) -> Judge:
         if self._is_fast:

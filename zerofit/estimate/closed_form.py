@@ -21,8 +21,8 @@ def closed_form_log(model: ModelFacts, request: TraceRequest) -> AllocationLog:
     """Return a made log of one micro-batch: layers with their matrices, what each keeps, gradients and costs.
 
     It follows transformers' own code for dense decoders and encoders with fused attention. It does not know
-    name patterns of frozen parameters, nor what else a family does; LoRA keeps what full training keeps,
-    which is more than it needs. The tracer knows all of that.
+    what else a family does; LoRA and frozen layers keep what full training keeps, which is more than they
+    need. The tracer knows all of that.
 
     Args:
         model: the dimensions; those that are 0 are taken to be as in most models.
@@ -47,7 +47,7 @@ class _Writer:
     def write(self) -> AllocationLog:
         """Write both passes and return the log."""
         shape, facts = self._shape, self._shape.facts
-        embedding = self._module("embeddings", shape.embedding_elements)
+        embedding = self._module("model.embeddings", shape.embedding_elements)
         layers = [self._layer(number) for number in range(facts.num_layers)]
         head = self._module("head", shape.head_elements)
 
@@ -80,9 +80,8 @@ class _Writer:
 
     # Modules and parameters.
 
-    def _module(self, name: str, *elements: int, trains: bool | None = None) -> int:
+    def _module(self, name: str, *elements: int) -> int:
         """Add a module with its parameters, those without elements left out, and return its index."""
-        request = self._shape.request
         self._modules.append(name)
         self._holders.append([])
         module = len(self._modules) - 1
@@ -94,7 +93,7 @@ class _Writer:
                     name=f"{name}.weight{number or ''}",
                     num_elements=one,
                     bytes_per_element=4 if is_adapter else self._shape.weight_bytes,
-                    trains=request.lora is None or is_adapter if trains is None else trains,
+                    trains=is_adapter or self._shape.trains(f"{name}.weight"),
                     module=module,
                 )
             )
@@ -103,7 +102,7 @@ class _Writer:
     def _layer(self, number: int) -> list[int]:
         """Add a layer and what is in it; return its index, then those of what is in it."""
         shape, lora = self._shape, self._shape.request.lora
-        name = f"layers.{number}"
+        name = f"model.layers.{number}"
         modules = [self._module(name), self._module(f"{name}.norms", shape.layer_rest(number))]
         for matrix in shape.matrices(number):
             modules.append(self._module(f"{name}.{matrix.name}", matrix.num_elements))

@@ -191,7 +191,8 @@ def _passes(
     if shape.request.gradient_checkpointing and is_checkpointed:
         costs.append(cost(Pass.RECOMPUTATION, count, flops, moved))
     # Of a frozen weight there is no gradient: one product backward, that of its input.
-    frozen = kind is CostKind.MATMUL and shape.request.lora is not None
+    trains = shape.trains("head.weight") if operator == "head" else shape.trains_layers
+    frozen = kind is CostKind.MATMUL and not trains
     calls = round(count * (1 if frozen else backward_calls))
     costs.append(
         cost(

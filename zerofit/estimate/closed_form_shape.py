@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -139,6 +140,16 @@ class Shape:
         """
         is_wide = self.facts.is_causal or self.request.autocast is not None
         return 4 if is_wide else self.compute_bytes
+
+    def trains(self, name: str) -> bool:
+        """Return whether a parameter of this name trains, which is no adapter's."""
+        request = self.request
+        return request.lora is None and not any(fnmatchcase(name, pattern) for pattern in request.freeze)
+
+    @cached_property
+    def trains_layers(self) -> bool:
+        """Whether the matrices of the layers train."""
+        return self.trains("model.layers.0.mlp.up.weight")
 
     def is_decoder(self, layer: int) -> bool:
         """Return whether a layer attends to an encoder as well."""

@@ -99,7 +99,8 @@ def _of_stage_3(setup: Setup, speeds: Speeds, passes: PassTimes) -> Communicatio
     backward = _beside((gather if gathers_again else 0.0) + scatter, passes.backward_s)
     again = " + all-gather" if gathers_again else ""
     waits = num_micro_batches(setup) * (forward + backward)
-    # Hiding all of it would make stage 3 faster than stage 2, which nobody has measured.
+    # ASSUMPTION: no faster than stage 2. Its exchange runs beside the computation, and that of stage 2 does
+    # not, which would put it 10 to 25 % ahead; nobody has published that it is.
     least = _reduce_and_gather(setup, speeds, times=num_micro_batches(setup))
     disturbed = num_micro_batches(setup) * _DISTURBANCE * (gather + scatter)
     return Communication(

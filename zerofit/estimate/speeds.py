@@ -134,8 +134,7 @@ def _bus(machine: Machine, gpu: GpuSpec, topology: Topology, rates: Rates) -> tu
     if topology.ranks_per_node > 1:
         if gpu.peer_bytes_per_s is None:
             return None
-        has_nvlink = gpu.peer_bytes_per_s > (gpu.host_bytes_per_s or 0)
-        name = RateName.PEER_LINK if has_nvlink else RateName.PEER_PCIE
+        name = RateName.PEER_LINK if gpu.has_fast_links else RateName.PEER_PCIE
         rate = rates.of(name, gpu.compute_capability)
         links.append((_achieved(rate, gpu.peer_bytes_per_s), rate.source))
     if topology.num_nodes > 1:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.estimate.closed_form import SOURCE
-from zerofit.estimate.engine import play
+from zerofit.estimate.engine import TRACED_TERMS, play
 from zerofit.estimate.engines import make_engine
+from zerofit.estimate.memory import tensor_terms
 from zerofit.estimate.replay import replay_live
 from zerofit.estimate.tape import Tape
 from zerofit.estimates import Holder, MemoryEstimate, PhaseMemory, Term
@@ -32,7 +33,7 @@ Source: https://huggingface.co/docs/transformers/v4.20.1/en/perf_train_gpu_one
 """
 UNCERTAINTY = 0.2
 UNCERTAINTY_SOURCE = "ASSUMPTION: closed forms of activations, and a fixed share for the allocator"
-_MADE = ("fixed + bytes a sample x micro_batch_size, of what is alive", SOURCE)
+_MADE = dict.fromkeys(TRACED_TERMS, ("fixed + bytes a sample x micro_batch_size, of what is alive", SOURCE))
 
 
 class FastJudge(EstimatingJudge):
@@ -68,12 +69,6 @@ class FastJudge(EstimatingJudge):
 
 
 def _terms(engine: Engine, peak: PhasePeak) -> tuple[Term, ...]:
-    terms = []
-    for name, num_bytes in peak.live:
-        formula, source = engine.explain(name) or _MADE
-        terms.append(
-            Term(name=name, num_bytes=num_bytes, holder=Holder.TENSORS, formula=formula, source=source)
-        )
     cache = Term(
         name="allocator cache",
         num_bytes=int(CACHE_SHARE * peak.live_bytes),
@@ -81,4 +76,4 @@ def _terms(engine: Engine, peak: PhasePeak) -> tuple[Term, ...]:
         formula=f"{CACHE_SHARE:.0%} of the live tensors",
         source="ASSUMPTION",
     )
-    return (*terms, cache)
+    return (*tensor_terms(engine, peak, traced=_MADE), cache)

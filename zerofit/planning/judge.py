@@ -11,7 +11,7 @@ from zerofit.estimate.engine import Setup, play
 from zerofit.estimate.engines import make_engine
 from zerofit.estimate.host import estimate_host_memory, nvme_bytes_needed
 from zerofit.estimate.memory import estimate_memory, estimate_within
-from zerofit.estimate.outside import context_term, nccl_term
+from zerofit.estimate.outside import outside_terms
 from zerofit.estimate.tape import Tape
 from zerofit.estimate.time import estimate_step_time
 from zerofit.estimates import Estimate
@@ -63,9 +63,7 @@ class EstimatingJudge:
         self._problem = problem
         self._trace = trace
         self._rates = rates
-        nccl = nccl_term(problem.smallest_gpu, problem.topology)
-        context = context_term(problem.smallest_gpu)
-        self.outside = (context, nccl) if nccl else (context,)
+        self.outside = outside_terms(problem.smallest_gpu, problem.topology, problem.versions)
         """What is on each GPU and not PyTorch's."""
         self._outside_bytes = sum(term.num_bytes for term in self.outside)
         named = problem.request.nvme_path is not None and not problem.machine.nvme_bytes
@@ -203,6 +201,8 @@ class EstimatingJudge:
             keeps_outputs=problem.workload.keeps_outputs,
             compute_capability=problem.smallest_gpu.compute_capability or OTHER_DEVICES,
             gpu_memory_bytes=max(0, problem.card_bytes - self._outside_bytes),
+            makes_model_first=problem.makes_model_first,
+            expandable_segments=problem.expandable_segments,
         )
 
     def _log(self, strategy: Strategy) -> AllocationLog:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zerofit.planning.freezing import FROZEN_LAYERS
 from zerofit.strategy import Buckets, Engine, OffloadDevice, OptimizerName, ZeroStage
 
 if TYPE_CHECKING:
     from zerofit.strategy import Strategy
 
 SAME_TIME = 0.1
-"""Estimated times that differ by no more than this share are not told apart: over 29 published steps the
-estimate was 12 % off in the median (zerofit/estimate/time.py), so that a lead of a tenth may be none."""
+"""Estimated times that differ by no more than this share are not told apart: 20 published steps
+took 12 % more or less than estimated in the median (zerofit/estimate/time.py), so that a lead of a tenth may
+be none."""
 Kind = tuple[Engine, ZeroStage, OffloadDevice, OffloadDevice]
 """Engine, stage, optimizer offload and parameter offload."""
 
@@ -33,16 +35,17 @@ def kind_of(strategy: Strategy) -> Kind:
 def tier(strategy: Strategy, *, fixes_optimizer: bool = False) -> int:
     """Return how much of the mathematics a strategy changes; a lower one always comes first.
 
-    0: none. 1: optimizer states in 8 bit. 2: another optimizer. 3: frozen weights. 4: adapters.
+    0: none. 1: optimizer states in 8 bit. 2: another optimizer. 3: frozen embeddings. 4: frozen layers.
+    5: adapters.
 
     Args:
         strategy: what would run.
         fixes_optimizer: whether the user chose the optimizer, so that it is no change.
     """
     if strategy.lora is not None:
-        return 4
+        return 5
     if strategy.freeze:
-        return 3
+        return 4 if strategy.freeze == FROZEN_LAYERS else 3
     if fixes_optimizer or strategy.optimizer in (None, OptimizerName.ADAMW):
         return 0
     return 1 if strategy.optimizer is OptimizerName.ADAMW_8BIT else 2

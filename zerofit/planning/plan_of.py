@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.candidates import DEFAULT_NVME_PATH
-from zerofit.choose import PRECISION_REASONS, show
+from zerofit.choose import show, why_precision
 from zerofit.plan import Origin, Plan, Reason, Rejected
 from zerofit.planning.order import SAME_TIME, kind_of, tier
 from zerofit.planning.search import RuledOut
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zerofit.strategy import Strategy
 
 _OPTIMIZER_REASONS = {
-    OptimizerName.ADAMW: "torch's fused AdamW computes the same, without a copy of the gradients in its step",
+    OptimizerName.ADAMW: "fused AdamW computes the same, without the second moments' roots in its step",
     OptimizerName.ADAMW_8BIT: "nothing fits with optimizer states in fp32; 8 bit keep a quarter of them",
     OptimizerName.ADAFACTOR: "nothing fits with AdamW, and --allow adafactor says so",
 }
@@ -61,8 +61,8 @@ def why_others_lose(found: Found, problem: Problem) -> list[tuple[Strategy, str]
     losers += [
         (
             one.strategy,
-            f"weights, optimizer states and CUDA context alone take {format_bytes(one.least_bytes)} of "
-            f"{format_bytes(problem.device_bytes)} on each GPU",
+            "weights, gradients, states, CUDA context and NCCL of its smallest variant take at least "
+            f"{format_bytes(one.least_bytes)} of {format_bytes(problem.device_bytes)} on each GPU",
         )
         for one in found.ruled_out
     ]
@@ -112,7 +112,7 @@ def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]
     if strategy.nvme_path == DEFAULT_NVME_PATH and request.nvme_path is None:
         yield _chosen(strategy, "nvme_path", "stands for a folder on the NVMe disk: --nvme-path names it")
     if request.precision is None and strategy.precision is not None:
-        yield _chosen(strategy, "precision", PRECISION_REASONS[strategy.precision])
+        yield _chosen(strategy, "precision", why_precision(strategy.precision, problem.machine))
     if request.micro_batch_size is None:
         yield _chosen(strategy, "micro_batch_size", _why_micro_batch(judged, found, problem))
     if request.gradient_accumulation_steps is None and problem.workload.global_batch_size:
@@ -169,7 +169,7 @@ def _why_micro_batch(judged: Judged, found: Found, problem: Problem) -> str:
             return "the whole global batch in one pass"
         return "the smallest there is" if not judged.fits else "the largest that fits"
     other = larger[0]
-    return f"the next larger, {other.strategy.micro_batch_size}: {why_it_loses(other, judged, problem)}"
+    return f"with {other.strategy.micro_batch_size}: {why_it_loses(other, judged, problem)}"
 
 
 def _why_checkpointing(judged: Judged, found: Found, problem: Problem) -> str:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from zerofit.estimates import Estimate
     from zerofit.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
     from zerofit.plan import Topology
     from zerofit.request import Request
@@ -53,6 +54,10 @@ class Problem:
     allow: frozenset[Allow] = frozenset()
     lora_rank: int = 16
     reserve: Reserve = field(default_factory=lambda: Reserve(share=DEFAULT_RESERVE))
+    makes_model_first: bool = False
+    """Whether the script makes its model before anything that says "ZeRO stage 3"."""
+    expandable_segments: bool = False
+    """Whether the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
 
     @property
     def card_bytes(self) -> int:
@@ -73,6 +78,14 @@ class Problem:
     def host_bytes(self) -> int:
         """Host memory of one node that a plan may take."""
         return self.machine.host_memory_available_bytes
+
+    def is_close(self, estimate: Estimate) -> bool:
+        """Return whether an estimate's uncertainty reaches beyond the GPU or the host's memory."""
+        device, host = estimate.device, estimate.host
+        return (
+            device.peak_bytes * (1 + device.uncertainty) > self.card_bytes
+            or host.peak_bytes * (1 + host.uncertainty) > self.host_bytes
+        )
 
     def with_length(self, sequence_length: int) -> Problem:
         """Return the problem with other samples."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from zerofit.facts import GpuSpec
+    from zerofit.plan import Topology
     from zerofit.planning.problem import Problem
 
 _MAX_RANKS = 1024
@@ -31,6 +32,8 @@ class Suggestion:
     """What to change, in words and flags."""
     judged: Judged
     """The strategy that then fits."""
+    is_close: bool
+    """Whether its uncertainty reaches beyond what is there then."""
 
 
 def suggestions(
@@ -62,7 +65,8 @@ def suggestions(
             if presolve is not None and not _solved(changed, presolve):
                 continue
             if judged := _solved(changed, solve):
-                found.append(Suggestion(change=change, judged=judged))
+                is_close = changed.is_close(judged.estimate)
+                found.append(Suggestion(change=change, judged=judged, is_close=is_close))
                 break
     return tuple(found)
 
@@ -76,12 +80,10 @@ def _solved(problem: Problem, solve: Callable[[Problem], Judged | None]) -> Judg
 
 def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
     topology, machine = problem.topology, problem.machine
-    per_node, nodes = topology.ranks_per_node, topology.num_nodes
-    while per_node * nodes * 2 <= _MAX_RANKS:
-        if per_node * 2 <= _GPUS_OF_A_NODE:
-            per_node *= 2
-        else:
-            nodes *= 2
+    global_batch_size = problem.workload.global_batch_size
+    for nodes, per_node in _layouts(topology):
+        if global_batch_size is not None and global_batch_size % (nodes * per_node):
+            continue
         gpu = machine.gpus[0]
         factor = per_node / topology.ranks_per_node
         bigger = replace(
@@ -97,6 +99,17 @@ def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
             f"{per_node * nodes} x {gpu.name}{where} in place of {topology.world_size}",
             replace(problem, machine=bigger, topology=ranks),
         )
+
+
+def _layouts(topology: Topology) -> Iterator[tuple[int, int]]:
+    """Yield (nodes, GPUs of each) with more ranks, rising: fuller nodes first, then more of them."""
+    present = topology.ranks_per_node
+    yield from ((topology.num_nodes, number) for number in range(present + 1, _GPUS_OF_A_NODE + 1))
+    full = max(present, _GPUS_OF_A_NODE)
+    sizes = sorted(factor << doubled for factor in (2, 3) for doubled in range(_MAX_RANKS.bit_length()))
+    for factor in sizes:
+        if (nodes := topology.num_nodes * factor) * full <= _MAX_RANKS:
+            yield nodes, full
 
 
 def _bigger_gpus(problem: Problem, gpus: Sequence[GpuSpec]) -> Iterator[tuple[str, Problem]]:

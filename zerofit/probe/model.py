@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zerofit.errors import UserError
-from zerofit.probe.model_catalog import catalog_models, catalog_sizes
+from zerofit.probe.model_catalog import catalog_model, catalog_models, catalog_sizes
 from zerofit.probe.model_check import check_size
 from zerofit.probe.model_dimensions import IncompleteConfigError, facts_of
 from zerofit.probe.model_files import locate_config
@@ -86,7 +86,7 @@ def _source(located: LocatedConfig, task: Task, reason: str, sizes: ModelSizes) 
             fix="write the key into config.json; without --fast, transformers fills in its defaults",
         ) from error
     check_size(facts)
-    is_of_catalog = located.origin is ModelOrigin.CATALOG
+    model = catalog_model(located.name) if located.origin is ModelOrigin.CATALOG else None
     return ModelSource(
         name=located.name,
         config=located.config,
@@ -95,7 +95,7 @@ def _source(located: LocatedConfig, task: Task, reason: str, sizes: ModelSizes) 
         task=task,
         task_reason=reason,
         facts=facts,
-        note=catalog_models()[located.name].note if is_of_catalog else "",
+        note=model.note if model else "",
     )
 
 

@@ -44,23 +44,39 @@ class CatalogModel:
 @cache
 def catalog_models() -> dict[str, CatalogModel]:
     """Return every model of the catalog by name."""
-    return {
-        name: CatalogModel(
-            name=name,
-            hub_ids=tuple(entry["hub_ids"]),
-            source=entry["source"],
-            checked=entry["checked"],
-            config=entry["config"] | dict.fromkeys(entry.get("nulls", ())),
-            published_parameters=entry.get("published_parameters"),
-            note=entry.get("note", ""),
-        )
-        for name, entry in _read("models.toml").items()
-    }
+    return {name: _model(name, entry) for name, entry in tomllib.loads(_read("models.toml")).items()}
+
+
+@cache
+def catalog_model(name: str) -> CatalogModel | None:
+    """Return the model of this very name, from its own lines alone; None where there is none.
+
+    The file is long, and parsing all of it takes longer than all else that a rough plan reads.
+    """
+    key = f'"{name}"' if "." in name else name
+    lines = _read("models.toml")
+    start, configuration = lines.find(f"\n[{key}]\n"), lines.find(f"\n[{key}.config]\n")
+    if not 0 <= start < configuration:
+        return None
+    end = lines.find("\n[", configuration + 1)
+    return _model(name, tomllib.loads(lines[start : end if end >= 0 else None])[name])
+
+
+def _model(name: str, entry: dict[str, Any]) -> CatalogModel:
+    return CatalogModel(
+        name=name,
+        hub_ids=tuple(entry["hub_ids"]),
+        source=entry["source"],
+        checked=entry["checked"],
+        config=entry["config"] | dict.fromkeys(entry.get("nulls", ())),
+        published_parameters=entry.get("published_parameters"),
+        note=entry.get("note", ""),
+    )
 
 
 def find_in_catalog(text: str) -> CatalogModel | None:
     """Return the model of a name, a hub id or the last part of one, in any case; None without one."""
-    return _by_spelling().get(text.lower())
+    return catalog_model(text) or _by_spelling().get(text.lower())
 
 
 def nearest_in_catalog(text: str) -> tuple[str, ...]:
@@ -73,8 +89,7 @@ def nearest_in_catalog(text: str) -> tuple[str, ...]:
 
 def catalog_sizes(name: str) -> dict[Task, ModelSizes]:
     """Return the sizes of one model of the catalog for each task that transformers has a class for."""
-    with open(os.path.join(_FOLDER, "model_sizes.toml"), encoding="utf-8") as file:
-        _, heading, after = file.read().partition(f'[models."{name}"]\n')
+    _, heading, after = _read("model_sizes.toml").partition(f'[models."{name}"]\n')
     table, _, _ = after.partition("\n[")  # the file is long, and reading all of it is slow
     heads = tomllib.loads(heading + table)["models"][name]
     return {Task(task): ModelSizes(**sizes) for task, sizes in heads.items()}
@@ -90,6 +105,6 @@ def _by_spelling() -> dict[str, CatalogModel]:
     return spellings | catalog_models()
 
 
-def _read(name: str) -> dict[str, Any]:
-    with open(os.path.join(_FOLDER, name), "rb") as file:
-        return tomllib.load(file)
+def _read(name: str) -> str:
+    with open(os.path.join(_FOLDER, name), encoding="utf-8") as file:
+        return file.read()

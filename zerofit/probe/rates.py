@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
@@ -142,6 +141,8 @@ def _identity(machine: Machine) -> dict[str, Any]:
 
 
 def _torch_version() -> str | None:
+    import importlib.metadata  # only where something may be measured: it takes its time
+
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -25,10 +25,12 @@ from zerofit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from zerofit.estimates import MemoryEstimate
     from zerofit.planning.answer import Answer
     from zerofit.planning.search import Judged
 
 _BAR = 20
+_AT_LEAST = "too large: weights, gradients, states and context of its smallest variant"
 _HEADER = ("", "strategy", "batch", "GPU memory", "GiB", "host GiB", "step", "tokens/s", "verdict")
 
 
@@ -78,14 +80,14 @@ def _rows(answer: Answer) -> list[str]:
     for one in found.ruled_out:
         least = f"at least {gib(one.least_bytes)}"
         name = kind_label(one.strategy, problem.topology)
-        rows.append(["", name, "-", ">" * _BAR, least, "-", "-", "-", "too large by its states alone"])
+        rows.append(["", name, "-", ">" * _BAR, least, "-", "-", "-", _AT_LEAST])
     return table_lines(rows)
 
 
 def _row(answer: Answer, judged: Judged, mark: str) -> list[str]:
     estimate, problem = judged.estimate, answer.problem
     if judged.fits:
-        verdict = fit_words(estimate.device, problem.card_bytes)
+        verdict = fit_words(estimate, problem)
         if judged is not answer.head:
             verdict += f", {why_it_loses(judged, answer.found.chosen, problem)}"
     else:
@@ -109,6 +111,7 @@ def _legend(answer: Answer) -> Iterator[str]:
     where = f"each of {ranks} GPUs" if ranks > 1 else "the GPU"
     yield f"batch: micro-batch x accumulation, on {where}"
     yield f"bar:   {letters}; its end is {format_bytes(answer.problem.device_bytes)}"
+    yield "±:     a measurement is expected within it; where it reaches beyond GPU or host: fits closely"
 
 
 def _peak(answer: Answer) -> Iterator[str]:
@@ -123,11 +126,12 @@ def _peak(answer: Answer) -> Iterator[str]:
 
 def _nothing_fits(answer: Answer) -> Iterator[str]:
     judged = answer.head
-    peak = judged.estimate.device.peak
-    largest = max(peak.terms, key=lambda term: term.num_bytes)
+    problem, estimate = answer.problem, judged.estimate
     yield f"Nothing fits. Nearest is {label(judged.strategy, answer.problem.topology)}: {judged.lacks}."
-    size = format_bytes(largest.num_bytes)
-    yield f"Largest on the GPU, in {peak.phase.value}: {largest.name}, {size}."
+    if estimate.device.peak_bytes > problem.device_bytes:
+        yield _largest("GPU", estimate.device)
+    if estimate.host.peak_bytes > problem.host_bytes:
+        yield _largest("host", estimate.host)
     if not answer.suggestions:
         yield "No single change that was tried makes it fit."
         return
@@ -135,4 +139,11 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
     for suggestion in answer.suggestions:
         estimate = suggestion.judged.estimate
         strategy = label(suggestion.judged.strategy, answer.problem.topology)
-        yield f"  {suggestion.change}: {strategy}, {memory(estimate.device)} GiB on each GPU"
+        line = f"  {suggestion.change}: {strategy}, {memory(estimate.device)} GiB on each GPU"
+        yield f"{line}, closely" if suggestion.is_close else line
+
+
+def _largest(where: str, estimate: MemoryEstimate) -> str:
+    peak = estimate.peak
+    term = max(peak.terms, key=lambda term: term.num_bytes)
+    return f"Largest on the {where}, in {peak.phase.value}: {term.name}, {format_bytes(term.num_bytes)}."

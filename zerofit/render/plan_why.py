@@ -71,14 +71,18 @@ def _time(answer: Answer) -> Iterator[str]:
         return
     yield f"time of a step: {time(step_time)}; ±: {step_time.uncertainty_source}"
     yield from table_lines(
-        [("", seconds(term.seconds), term.name, f"{term.formula}; {term.source}") for term in step_time.terms]
+        [
+            ("", seconds(term.seconds), term.name, f"{term.formula}; {term.source}")
+            for term in step_time.terms
+            if seconds(term.seconds) != seconds(0)
+        ]
     )
 
 
 def _search(answer: Answer) -> Iterator[str]:
     counts = answer.found.counts
     yield (
-        f"looked at {counts.candidates} candidates: {counts.too_large_at_once} too large by weights and "
-        f"states alone, {counts.too_large_by_bound} by what is alive at least, {counts.estimated} estimated "
-        "in full"
+        f"looked at {counts.candidates} candidates: {counts.too_large_at_once} too large by weights, "
+        f"gradients and states alone, {counts.too_large_by_bound} by what is alive at least, "
+        f"{counts.estimated} estimated in full"
     )

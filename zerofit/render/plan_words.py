@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.strategy import Buckets, Engine, OffloadDevice, Strategy
+from zerofit.planning.freezing import FREEZES
+from zerofit.strategy import Buckets, Engine, OffloadDevice, OptimizerName, Strategy
 from zerofit.units import GIB
 
 if TYPE_CHECKING:
-    from zerofit.estimates import MemoryEstimate, StepTime
+    from zerofit.estimates import Estimate, MemoryEstimate, StepTime
     from zerofit.facts import ModelFacts, Workload
     from zerofit.plan import Topology
+    from zerofit.planning.problem import Problem
+
+
+OPTIMIZER_WORDS = {
+    OptimizerName.ADAMW: "fused AdamW",
+    OptimizerName.ADAMW_8BIT: "8-bit AdamW",
+    OptimizerName.ADAFACTOR: "Adafactor",
+    OptimizerName.SGD: "SGD",
+}
 
 
 def label(strategy: Strategy, topology: Topology) -> str:
@@ -26,11 +36,11 @@ def label(strategy: Strategy, topology: Topology) -> str:
     if strategy.gradient_checkpointing:
         words.append("checkpointing")
     if strategy.optimizer is not None:
-        words.append(str(strategy.optimizer.value))
+        words.append(OPTIMIZER_WORDS[strategy.optimizer])
     if strategy.lora is not None:
         words.append(f"LoRA {strategy.lora.rank}")
     if strategy.freeze:
-        words.append("frozen embeddings")
+        words.append(FREEZES.get(strategy.freeze, "frozen weights"))
     if strategy.buckets != Buckets():
         words.append("small buckets")
     if strategy.compile:
@@ -59,10 +69,9 @@ def memory(estimate: MemoryEstimate) -> str:
     return f"{gib(estimate.peak_bytes)} ±{estimate.uncertainty:.0%}"
 
 
-def fit_words(device: MemoryEstimate, card_bytes: int) -> str:
-    """Return how surely a strategy fits: "fits closely" where its uncertainty goes beyond the GPU."""
-    is_close = device.peak_bytes * (1 + device.uncertainty) > card_bytes
-    return "fits closely" if is_close else "fits"
+def fit_words(estimate: Estimate, problem: Problem) -> str:
+    """Return how surely a strategy fits: "fits closely" where its uncertainty goes beyond GPU or host."""
+    return "fits closely" if problem.is_close(estimate) else "fits"
 
 
 def seconds(number: float) -> str:
