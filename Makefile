@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-fuzz bench-overhead clean
+.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-accuracy bench-fuzz bench-overhead clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -34,6 +34,9 @@ docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/compat/ an
 
 catalog: $(VENV)/.installed  ## read zerofit/catalog/*.json and model_sizes.toml anew off the installed libraries
 	@$(BIN)/python -m zerofit.cli.write_catalog
+
+bench-accuracy: $(VENV)/.installed  ## predict published measurements of memory, and the published ladder of strategies
+	@for what in accuracy ladder side_by_side; do HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/$$what.py || exit 1; done
 
 bench-fuzz: $(VENV)/.installed  ## 20,000 damaged configurations through zerofit check
 	@$(BIN)/python benchmarks/fuzz_check.py

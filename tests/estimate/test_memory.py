@@ -217,11 +217,11 @@ def test_outputs_that_the_loop_holds_are_alive_in_the_next_forward_pass() -> Non
 @pytest.mark.parametrize(
     ("engine", "deepspeed", "uncertainty", "words"),
     [
-        (Engine.DEEPSPEED, "0.19.8", 0.05, ""),
-        (Engine.DEEPSPEED, "0.19.2", 0.07, "2% more, as only 0.19.8 was compared"),
-        (Engine.DEEPSPEED, "0.16.4", 0.10, "5% more, as how it flattens"),
-        (Engine.DEEPSPEED, None, 0.10, "5% more, as the release of DeepSpeed is not known"),
-        (Engine.NATIVE, None, 0.05, ""),
+        (Engine.DEEPSPEED, "0.19.8", 0.08, ""),
+        (Engine.DEEPSPEED, "0.19.2", 0.10, "2% more, as only 0.19.8 was compared"),
+        (Engine.DEEPSPEED, "0.16.4", 0.13, "5% more, as how it flattens"),
+        (Engine.DEEPSPEED, None, 0.13, "5% more, as the release of DeepSpeed is not known"),
+        (Engine.NATIVE, None, 0.08, ""),
     ],
 )
 def test_a_deepspeed_that_was_not_compared_is_less_certain(

@@ -1,0 +1,199 @@
+"""Predict every published measurement of published_cases.toml: python benchmarks/accuracy.py [ID ...]
+
+Prints each case with its prediction and error, then median and worst by source, and writes the table to
+measured/accuracy.json where all cases were run. Needs no GPU: the numbers to compare with are others'.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zerofit.estimate.engine import Setup
+from zerofit.estimate.memory import estimate_memory
+from zerofit.estimates import Holder, MemoryEstimate
+from zerofit.facts import Versions, Workload
+from zerofit.plan import Topology
+from zerofit.planning.trace_request import trace_request_for
+from zerofit.probe.gpu_catalog import find_gpu
+from zerofit.probe.model import probe_model
+from zerofit.probe.model_task import Task
+from zerofit.probe.trace.cache import default_cache_folder
+from zerofit.probe.trace.source import trace_model
+from zerofit.strategy import Buckets, Engine, Lora, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.units import GIB, MIB
+
+_FOLDER = Path(__file__).parent
+CASES = _FOLDER / "published_cases.toml"
+_UNITS = {"B": 1, "G": GIB, "MiB": MIB, "GiB": GIB, "GB": 10**9}
+_OPTIMIZERS = {
+    "adamw-hf": OptimizerName.ADAMW,  # it steps tensor by tensor, and holds at the most one of them more
+    "adamw-fused": OptimizerName.ADAMW,
+    "adamw-foreach": None,
+    "adamw-8bit": OptimizerName.ADAMW_8BIT,
+    "adafactor": OptimizerName.ADAFACTOR,
+}
+_HOLDERS = {
+    "allocated": (Holder.TENSORS,),
+    "reserved": (Holder.TENSORS, Holder.CACHE),
+    "device": (Holder.TENSORS, Holder.CACHE, Holder.OUTSIDE),
+}
+_CACHE = default_cache_folder(os.environ, Path.home())
+_OLD_TORCH = (*(f"1.{minor}." for minor in range(10)), "1.10")
+"""Versions whose softmax keeps its input."""
+_DEEPSPEED_BUCKETS = Buckets(reduce_bucket_size=500_000_000, allgather_bucket_size=500_000_000)
+"""DeepSpeed's own sizes, which a published run had unless it says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One measurement, and what was predicted of it."""
+
+    source: str
+    name: str
+    not_known: str
+    """What is missing to count the case in the goal; empty where nothing is."""
+    measured_bytes: int | None
+    """None where the run was out of memory."""
+    predicted_bytes: int
+    gpu_bytes: int
+    """What a process can take of the GPU."""
+    is_g: bool
+    """Whether the unit is a bare G, read as GiB."""
+    doubts: tuple[str, ...]
+
+    @property
+    def error(self) -> float | None:
+        """Relative, positive where too much was predicted."""
+        return self.predicted_bytes / self.measured_bytes - 1 if self.measured_bytes else None
+
+
+def main(names: list[str]) -> None:
+    """Predict the named cases, or all."""
+    sources = tomllib.loads(CASES.read_text(encoding="utf-8"))["source"]
+    cases = []
+    for source in sources:
+        for row in ({**source, **row} for row in source["rows"]):
+            if "not_predicted" not in row and (not names or row["id"] in names):
+                cases.append(predict(source["name"], row))
+                print(_line(cases[-1]), flush=True)
+    summary = _summary(cases)
+    print(json.dumps(summary, indent=2))
+    if not names:
+        rows = [_row(case) for case in cases]
+        text = json.dumps({"summary": summary, "cases": rows}, indent=1) + "\n"
+        (_FOLDER / "measured" / "accuracy.json").write_text(text, encoding="utf-8")
+
+
+def predict(source: str, row: dict[str, Any]) -> Case:
+    strategy = _strategy(row)
+    gpu = find_gpu(row["gpu"])
+    model = probe_model(row["model"], task=Task(row["task"]))
+    model = replace(model, config={**model.config, **row.get("config", {})})
+    keeps_outputs = row.get("keeps_outputs", False)
+    workload = Workload(
+        sequence_length=row["sequence_length"], is_padded=row["is_padded"], keeps_outputs=keeps_outputs
+    )
+    request = trace_request_for(strategy, workload, gpu)
+    if "weights" in row:  # a loop of its own, which loads the weights so and casts where it says
+        autocast = Precision(row["autocast"]) if "autocast" in row else None
+        request = replace(request, weights=Precision(row["weights"]), autocast=autocast)
+    if row.get("torch", "").startswith(_OLD_TORCH):
+        request = replace(request, softmax_saves_input=True)
+    trace = trace_model(model, request, cache_folder=_CACHE)
+    setup = Setup(
+        log=trace.log_for(row["micro_batch_size"]),
+        strategy=strategy,
+        topology=Topology(world_size=row.get("ranks", 1)),
+        versions=Versions(python="3", zerofit="0", torch=row.get("torch")),
+        keeps_outputs=keeps_outputs,
+    )
+    memory = estimate_memory(setup, gpu=gpu)
+    return Case(
+        source=source,
+        name=row["id"],
+        not_known=row.get("not_known", ""),
+        measured_bytes=round(row["measured"] * _UNITS[row["unit"]]) if "measured" in row else None,
+        predicted_bytes=_peak(memory, row["metric"]),
+        gpu_bytes=gpu.usable_bytes,
+        is_g=row["unit"] == "G",
+        doubts=tuple(row.get("doubts", ())),
+    )
+
+
+def _strategy(row: dict[str, Any]) -> Strategy:
+    stage = ZeroStage(row.get("zero_stage", 0))
+    lora = row.get("lora")
+    return Strategy(
+        engine=Engine.DEEPSPEED if stage else Engine.NATIVE,
+        zero_stage=stage,
+        precision=Precision(row["precision"]),
+        micro_batch_size=row["micro_batch_size"],
+        gradient_accumulation_steps=row.get("gradient_accumulation_steps", 1),
+        gradient_checkpointing=row.get("gradient_checkpointing", False),
+        optimizer=_OPTIMIZERS[row["optimizer"]],
+        attention=row["attention"],
+        lora=Lora(
+            rank=lora["rank"],
+            target_modules=tuple(lora["targets"]),
+            modules_to_save=tuple(lora.get("saved", ())),
+        )
+        if lora
+        else None,
+        buckets=_DEEPSPEED_BUCKETS if stage else Buckets(),
+    )
+
+
+def _peak(memory: MemoryEstimate, metric: str) -> int:
+    return max(phase.held_by(*_HOLDERS[metric]) for phase in memory.phases)
+
+
+def _line(case: Case) -> str:
+    predicted = f"{case.name:44} {case.predicted_bytes / GIB:8.2f} GiB"
+    if case.error is None:
+        is_right = case.predicted_bytes > case.gpu_bytes
+        return f"{predicted}, out of memory in {case.gpu_bytes / GIB:.1f}: {'right' if is_right else 'WRONG'}"
+    measured = f"{(case.measured_bytes or 0) / GIB:8.2f}"
+    with_gb = f" ({(1 + case.error) * GIB / 10**9 - 1:+.1%} if G is GB)" if case.is_g else ""
+    missing = f"   not known: {case.not_known}" if case.not_known else ""
+    return f"{predicted} of {measured} {case.error:+7.1%}{with_gb}{missing}"
+
+
+def _row(case: Case) -> dict[str, Any]:
+    return {
+        "id": case.name,
+        "source": case.source,
+        "not_known": case.not_known,
+        "measured_bytes": case.measured_bytes,
+        "predicted_bytes": case.predicted_bytes,
+        "error": None if case.error is None else round(case.error, 4),
+        "doubts": case.doubts,
+    }
+
+
+def _summary(cases: list[Case]) -> dict[str, Any]:
+    groups: dict[str, list[float]] = {}
+    for case in cases:
+        if case.error is not None:
+            which = "what is known" if not case.not_known else "what is not known"
+            groups.setdefault(f"{case.source}: {which}", []).append(case.error)
+            groups.setdefault(f"all: {which}", []).append(case.error)
+    return {
+        name: {
+            "cases": len(errors),
+            "median_absolute_error": round(statistics.median(map(abs, errors)), 4),
+            "worst_error": round(max(errors, key=abs), 4),
+            "share_within_8_percent": round(sum(abs(error) <= 0.08 for error in errors) / len(errors), 3),
+        }
+        for name, errors in groups.items()
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
