@@ -105,6 +105,13 @@ class GpuSpec:
         return self.bf16_flops_per_s is not None or (self.compute_capability or (0, 0)) >= (8, 0)
 
 
+AVAILABLE_SHARE = 0.95
+"""Of the host memory, what a run may take on a node that does nothing else.
+
+ASSUMPTION: the kernel, its page tables and the services of a node take some percent.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """One node: all nodes of a run are taken to be alike."""

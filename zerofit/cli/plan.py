@@ -18,7 +18,7 @@ from zerofit.cli.plan_options import (
     take_model_flags,
 )
 from zerofit.cli.plan_problem import machine_of, problem_of, source_of
-from zerofit.cli.planner import Planner
+from zerofit.cli.planner import DOES_NOT_FIT, Planner
 from zerofit.cli.write_files import write_files
 from zerofit.errors import UserError
 from zerofit.plan import Topology, plan_to_json
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from zerofit.cli.plan_options import MachineFlags, ModelFlags
     from zerofit.planning.answer import Answer
     from zerofit.request import Request
-
-_DOES_NOT_FIT = 1
 
 
 @click.command(cls=FixingVerb, context_settings=CONTEXT)
@@ -102,7 +100,7 @@ def plan(
 
         draw_plot(plan_plot(answers[0]), plot)
     click.echo(_text(answers, as_json=as_json, why=why, is_comparison=compare is not None))
-    return 0 if any(answer.fits for answer in answers) else _DOES_NOT_FIT
+    return 0 if any(answer.fits for answer in answers) else DOES_NOT_FIT
 
 
 def _answers(

@@ -9,7 +9,7 @@ import click
 
 from zerofit.cli.plan_options import Loop
 from zerofit.cli.plan_problem import no_gpus_here, problem_of, source_of
-from zerofit.cli.planner import Planner
+from zerofit.cli.planner import DOES_NOT_FIT, Planner
 from zerofit.cli.read_file import script_file
 from zerofit.command import Route
 from zerofit.documents import Unreadable
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from zerofit.facts import Machine
     from zerofit.request import Request
     from zerofit.script_facts import ScriptFacts
-
-_DOES_NOT_FIT = 1
 
 
 def plan_first(
@@ -88,7 +86,7 @@ def plan_first(
             fix=answer.suggestions[0].change
             if answer.suggestions
             else "leave out --model to go on without a plan",
-            exit_code=_DOES_NOT_FIT,
+            exit_code=DOES_NOT_FIT,
         )
     return replace(
         request,

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from zerofit.probe.model_source import ModelSource
     from zerofit.rates import Rates
 
+DOES_NOT_FIT = 1
+"""Exit code where no strategy fits."""
+
 
 class Planner:
     """Plans for one model; a context in which progress is shown.

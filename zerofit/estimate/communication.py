@@ -6,20 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.estimate.native import BUCKET_BYTES
+from zerofit.estimate.zero_stage0 import MESSAGE_ELEMENTS
 from zerofit.strategy import Engine, ZeroStage
 
 if TYPE_CHECKING:
     from zerofit.estimate.engine import Setup
     from zerofit.estimate.speeds import Speeds
 
-_DDP_BUCKET_BYTES = 25 * 2**20
-"""bucket_cap_mb of DistributedDataParallel.
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"""
 _DISTURBANCE = 0.1
 """What communication takes from the computation that hides it, in its own time. ASSUMPTION: NCCL's kernels
 run on the GPU's own units and memory, beside those of the model."""
-_STAGE_0_BUCKET = 500_000_000
-"""Elements; deepspeed/runtime/engine.py, MEMORY_OPT_ALLREDUCE_SIZE (0.19.8)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +54,7 @@ def communication(setup: Setup, speeds: Speeds, passes: PassTimes) -> Communicat
 
 def _of_ddp(setup: Setup, speeds: Speeds, passes: PassTimes) -> Communication:
     num_bytes = trained_bytes(setup)
-    exchange = 2 * _one_way(num_bytes, math.ceil(num_bytes / _DDP_BUCKET_BYTES), setup, speeds)
+    exchange = 2 * _one_way(num_bytes, math.ceil(num_bytes / BUCKET_BYTES), setup, speeds)
     return Communication(
         seconds=_beside(exchange, passes.backward_s),
         formula="max(0, all-reduce of the gradients - last backward pass) + 0.1 x what that hides",
@@ -68,7 +65,7 @@ def _of_ddp(setup: Setup, speeds: Speeds, passes: PassTimes) -> Communication:
 def _of_stages_0_to_2(setup: Setup, speeds: Speeds) -> Communication:
     stage = setup.strategy.zero_stage
     if stage is ZeroStage.NOTHING:
-        num_messages = math.ceil(trained_elements(setup) / _STAGE_0_BUCKET)
+        num_messages = math.ceil(trained_elements(setup) / MESSAGE_ELEMENTS)
         return Communication(
             seconds=2 * _one_way(trained_bytes(setup), num_messages, setup, speeds),
             formula="all-reduce of the gradients",

@@ -24,6 +24,10 @@ NUM_STEPS = 2
 """Optimizer steps that are played: in the first one the states are born into blocks that activations left, so
 the second one is where memory settles."""
 
+PLAYED = 3
+"""Micro-batches of a step that are played at most: the first, the second, and the last with its boundary.
+Those between do what the second does, so that longer accumulation is alike."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
@@ -109,8 +113,7 @@ class Engine:
 def play(engine: Engine, *, sketch: bool = False) -> None:
     """Play a run on the engine's tape: load, initialise, NUM_STEPS optimizer steps, save.
 
-    Of a longer accumulation the first two micro-batches and the last are played: those between do what the
-    second does.
+    Of a longer accumulation PLAYED micro-batches are played.
 
     Args:
         sketch: play the activations of the very last micro-batch alone, and two micro-batches at most. What
@@ -123,7 +126,7 @@ def play(engine: Engine, *, sketch: bool = False) -> None:
     engine.initialise()
     micro_batches = _MicroBatches(engine)
     accumulation = (setup.strategy.gradient_accumulation_steps or 1) if setup.trains else 1
-    num_micro_batches = min(accumulation, 2 if sketch else 3)
+    num_micro_batches = min(accumulation, 2 if sketch else PLAYED)
     for step in range(NUM_STEPS):
         for index in range(num_micro_batches):
             is_boundary = index == num_micro_batches - 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from zerofit.estimate.engine import Setup, play
+from zerofit.estimate.engine import PLAYED, Setup, play
 from zerofit.estimate.engines import make_engine
 from zerofit.estimate.host import estimate_host_memory, nvme_bytes_needed
 from zerofit.estimate.memory import estimate_memory, estimate_within
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from zerofit.rates import Rates
     from zerofit.strategy import Strategy
 
-PLAYED = 3
-"""Micro-batches of a step after which an engine does nothing new, so that longer accumulation is alike."""
 _SHIFT = 60
 _MANY_SAMPLES = 1 << _SHIFT
 """A micro-batch so large that the bytes of its samples and those beside them do not mix in one number."""

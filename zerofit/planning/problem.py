@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from zerofit.estimates import Estimate
     from zerofit.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
     from zerofit.plan import Topology
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 DEFAULT_RESERVE = 0.05
 """ASSUMPTION: share of the GPU that stays free, for what a longer run adds and an estimate misses."""
+
+LEAST_LENGTH = 128
+"""ASSUMPTION: nobody wants samples cut below this, even under --allow length."""
 
 
 class Allow(StrEnum):
@@ -86,6 +91,13 @@ class Problem:
             device.peak_bytes * (1 + device.uncertainty) > self.card_bytes
             or host.peak_bytes * (1 + host.uncertainty) > self.host_bytes
         )
+
+    def shorter(self) -> Iterator[Problem]:
+        """Yield the problem with samples of half the length, a quarter, and so on, down to LEAST_LENGTH."""
+        length = self.workload.sequence_length if self.model.vocab_size else None
+        while length is not None and length >= 2 * LEAST_LENGTH:
+            length //= 2
+            yield self.with_length(length)
 
     def with_length(self, sequence_length: int) -> Problem:
         """Return the problem with other samples."""

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     JudgeOf = Callable[[Problem], Judge]
 
-LEAST_LENGTH = 128
-"""ASSUMPTION: nobody wants samples cut below this, even under --allow length."""
-
 
 def solve(
     problem: Problem,
@@ -54,14 +51,14 @@ def solve(
         findings = dict.fromkeys(finding for dropped in space.dropped for finding in dropped.findings)
         raise ExceptionGroup("combinations that do not work", [finding.as_error() for finding in findings])
     found = _search(problem, space.strategies, judge_of, compares=True)
-    length = problem.workload.sequence_length
-    while found.chosen is None and Allow.LENGTH in problem.allow and length and length >= 2 * LEAST_LENGTH:
-        length //= 2
-        shorter = problem.with_length(length)
+    may_cut = found.chosen is None and Allow.LENGTH in problem.allow
+    for shorter in problem.shorter() if may_cut else ():
         if (quick_judge_of is None or best_of(shorter, quick_judge_of)) and best_of(shorter, judge_of):
             problem = shorter
             found = _search(problem, space.strategies, judge_of, compares=True)
+            length = problem.workload.sequence_length
             notes = (*notes, f"samples cut to {length} tokens, as --allow length says")
+            break
     head = found.chosen or found.nearest
     if head and head.strategy.nvme_path == DEFAULT_NVME_PATH and problem.request.nvme_path is None:
         notes = (*notes, f"{DEFAULT_NVME_PATH} for the folder on the NVMe disks: say --nvme-path")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerofit.errors import UserError
+from zerofit.facts import AVAILABLE_SHARE
 from zerofit.planning.problem import Allow
 from zerofit.planning.search import Judged
 from zerofit.units import GIB, format_bytes
@@ -21,7 +22,6 @@ _MAX_RANKS = 1024
 """ASSUMPTION: who has no more than this does not want to hear of them."""
 _GPUS_OF_A_NODE = 8
 """What a node holds at most, in nearly all that are sold or rented."""
-_LEAST_LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,9 @@ def _more_host_memory(problem: Problem) -> Iterator[tuple[str, Problem]]:
     machine = problem.machine
     size = 1 << max(machine.host_memory_bytes, GIB).bit_length()
     for _ in range(5):
-        more = replace(machine, host_memory_bytes=size, host_memory_available_bytes=int(0.95 * size))
+        more = replace(
+            machine, host_memory_bytes=size, host_memory_available_bytes=int(AVAILABLE_SHARE * size)
+        )
         yield f"{format_bytes(size)} of host memory on each node", replace(problem, machine=more)
         size *= 2
 
@@ -147,7 +149,5 @@ def _allowed(problem: Problem, what: Allow) -> Iterator[tuple[str, Problem]]:
 
 
 def _shorter(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    length = problem.workload.sequence_length
-    while problem.model.vocab_size and length is not None and length >= 2 * _LEAST_LENGTH:
-        length //= 2
-        yield f"--seq-len {length}", problem.with_length(length)
+    for shorter in problem.shorter():
+        yield f"--seq-len {shorter.workload.sequence_length}", shorter

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from zerofit.errors import UserError
-from zerofit.facts import GpuSpec, Machine
+from zerofit.facts import AVAILABLE_SHARE, GpuSpec, Machine
 from zerofit.probe.gpu_catalog import RESERVED_BYTES, find_gpu
 from zerofit.probe.rates import catalog_rates
 from zerofit.rates import RateName
@@ -22,11 +22,6 @@ _HOST_BYTES_PER_GPU_BYTE = 1.5
 ASSUMPTION: a little below the least of the rented nodes with 8 GPUs: 1152 GiB for 8 x 80 GB (p4de.24xlarge,
 1.8), 768 GiB for 8 x 24 GB (g5.48xlarge, 4.0), 2048 GiB for 8 x 80 GB (p5.48xlarge, 3.2).
 Source: https://aws.amazon.com/ec2/instance-types/accelerated-computing/
-"""
-_AVAILABLE = 0.95
-"""Of the host memory, what a run may take on a node that does nothing else.
-
-ASSUMPTION: the kernel, its page tables and the services of a node take some percent.
 """
 _CORES_PER_GPU = 6
 """ASSUMPTION: the least of the nodes above, 96 hardware threads for 8 GPUs (p4d.24xlarge)."""
@@ -122,7 +117,7 @@ def machine_of_spec(
             gpus=specs,
             num_cpu_cores=cpu_cores,
             host_memory_bytes=memory_bytes,
-            host_memory_available_bytes=int(_AVAILABLE * memory_bytes),
+            host_memory_available_bytes=int(AVAILABLE_SHARE * memory_bytes),
             host_memory_bytes_per_s=host_bytes_per_s,
             nvme_bytes=0 if nvme is None or nvme.strip() == "0" else _positive(nvme, "--nvme", parse_bytes),
             node_bytes_per_s=_network(network, num_nodes),
