@@ -17,6 +17,7 @@ _VALUES = frozenset(
     {
         "__init__",
         "allocation_log",
+        "capture",
         "checkpoint",
         "command",
         "document",

@@ -9,8 +9,9 @@ from zerofit.errors import UserError
 from zerofit.strategy import Engine
 
 if TYPE_CHECKING:
+    from zerofit.capture import Capture
     from zerofit.plan import Plan
-    from zerofit.strategy import Precision
+    from zerofit.strategy import OptimizerName, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,12 @@ class Settings:
     on_cpu: bool
     """Whether the ranks run on the CPU."""
     micro_batch_size: int | None
-    """What the script's micro-batch must be, for the global batch to be what was asked for."""
+    """Samples that go through one forward pass on one rank."""
+    global_batch_size: int | None
+    """Samples of one optimizer step over all ranks, where they were asked for."""
+    trainer_accumulates: bool
+    """Whether a Trainer makes its micro-batches itself, by its DataLoader and its accumulation; else its
+    forward pass is split, as that of other scripts is."""
     precision: Precision | None
     """Format of forward and backward."""
     precision_is_default: bool
@@ -31,20 +37,56 @@ class Settings:
     """Forward passes per rank in one optimizer step."""
     gradient_clipping: float | None
     """Largest norm of all gradients together; 0 turns clipping off."""
+    gradient_checkpointing: bool | None
+    """Whether activations are recomputed in the backward pass."""
+    optimizer: OptimizerName | None
+    """What takes the place of the script's optimizer."""
 
 
-def settings_of(plan: Plan) -> Settings:
-    """Return what of the plan reaches the script."""
-    asked_for = plan.workload.global_batch_size
+def settings_of(plan: Plan, capture: Capture | None = None) -> Settings:
+    """Return what of the plan reaches the script.
+
+    Args:
+        plan: what runs.
+        capture: what the script trains; None where it was not captured.
+    """
     return Settings(
         uses_deepspeed=plan.strategy.engine is Engine.DEEPSPEED,
         on_cpu=plan.topology.on_cpu,
-        micro_batch_size=plan.strategy.micro_batch_size if asked_for is not None else None,
+        micro_batch_size=plan.strategy.micro_batch_size,
+        global_batch_size=plan.workload.global_batch_size,
+        trainer_accumulates=capture is not None and trainer_accumulates(capture),
         precision=plan.strategy.precision,
         precision_is_default=plan.is_default("precision"),
         gradient_accumulation_steps=plan.strategy.gradient_accumulation_steps,
         gradient_clipping=plan.strategy.gradient_clipping,
+        gradient_checkpointing=plan.strategy.gradient_checkpointing,
+        optimizer=plan.strategy.optimizer,
     )
+
+
+def trainer_accumulates(capture: Capture) -> bool:
+    """Return whether a Trainer computes the same from smaller batches and more accumulation.
+
+    It does where the loss of the whole window is divided by its number of items, where a batch's collation
+    draws no random numbers, and where its loop is transformers' own.
+    """
+    collator = capture.loader.collator if capture.loader is not None else ""
+    return (
+        capture.model.passes_num_items and not capture.trainer_overrides and collator not in _RANDOM_COLLATORS
+    )
+
+
+_RANDOM_COLLATORS = frozenset(
+    {
+        "DataCollatorForLanguageModeling",
+        "DataCollatorForWholeWordMask",
+        "DataCollatorForSOP",
+        "DataCollatorForPermutationLanguageModeling",
+    }
+)
+"""Collators of transformers that mask at random (transformers/data/data_collator.py); the first does so only
+for masked language models, and splitting is right for all."""
 
 
 def check_micro_batch(settings: Settings, script_says: int | None) -> None:
@@ -57,7 +99,9 @@ def check_micro_batch(settings: Settings, script_says: int | None) -> None:
     Raises:
         UserError: it does not.
     """
-    if None in (settings.micro_batch_size, script_says) or settings.micro_batch_size == script_says:
+    if settings.global_batch_size is None or None in (settings.micro_batch_size, script_says):
+        return
+    if settings.micro_batch_size == script_says:
         return
     raise UserError(
         "micro-batch-differs",
