@@ -16,6 +16,17 @@ from zerofit.strict import STRICT
 CAPTURE_VERSION = 1
 """Raised whenever a capture of before can no longer be read as it was meant."""
 
+RANDOM_COLLATORS = frozenset(
+    {
+        "DataCollatorForLanguageModeling",
+        "DataCollatorForWholeWordMask",
+        "DataCollatorForSOP",
+        "DataCollatorForPermutationLanguageModeling",
+    }
+)
+"""Collators of transformers that mask at random (transformers/data/data_collator.py); the first does so only
+for masked language models, and splitting the forward pass is right for all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedTensor:
@@ -238,6 +249,21 @@ class Capture:
         """The one optimizer that trains; None where there are none or several."""
         prepared = [one for one in self.optimizers if one.is_prepared]
         return prepared[0] if len(prepared) == 1 else None
+
+    @property
+    def trainer_accumulates(self) -> bool:
+        """Whether a Trainer computes the same from other batches and more or less accumulation.
+
+        It does where the loss of the whole window is divided by its number of items, where a batch's
+        collation draws no random numbers, and where its loop is transformers' own.
+        """
+        collator = self.loader.collator if self.loader is not None else ""
+        return (
+            self.route is Route.TRAINER
+            and self.model.passes_num_items
+            and not self.trainer_overrides
+            and collator not in RANDOM_COLLATORS
+        )
 
     def global_batch_size(self, data_parallel_size: int) -> int | None:
         """Return the samples of one optimizer step of the script as it stands.

@@ -6,12 +6,8 @@ rank's log and record go too.
 
 from __future__ import annotations
 
-import builtins
-import io
 import os
-import runpy
 import sys
-import types
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +18,11 @@ from zerofit.runtime.apply import install
 from zerofit.runtime.changes import Changes
 from zerofit.runtime.last_exit import LastExit
 from zerofit.runtime.record import write_record
+from zerofit.runtime.run_target import code_of, run_target, script_frames
 from zerofit.runtime.tee import tee_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from zerofit.capture import Capture
 
@@ -47,9 +43,9 @@ def main(arguments: Sequence[str]) -> int:
             changes,
             capture=_capture_beside(Path(plan_file)),
         )
-        _run(target)
+        run_target(target)
     except SystemExit as stop:
-        exit_code = _code_of(stop)
+        exit_code = code_of(stop)
         error = stop if exit_code else None
     except UserError as refused:
         exit_code, error = refused.exit_code, refused
@@ -58,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         exit_code, error = 130, interrupt
     except BaseException as failure:
         exit_code, error = 1, failure
-        failure = failure.with_traceback(_script_frames(failure.__traceback__))
+        failure = failure.with_traceback(script_frames(failure.__traceback__, caller=__file__))
         sys.excepthook(type(failure), failure, failure.__traceback__)
     last_exit.exit_code = exit_code  # before the record: no trouble with that may change how the script ended
     try:
@@ -74,41 +70,6 @@ def _capture_beside(plan_file: Path) -> Capture | None:
     if not file.exists():
         return None
     return capture_from_json(file.read_text(encoding="utf-8"), name=str(file))
-
-
-def _run(target: Sequence[str]) -> None:
-    if target[0] == "-m":
-        sys.argv = list(target[1:])
-        runpy.run_module(target[1], run_name="__main__", alter_sys=True)
-        return
-    sys.argv = list(target)
-    sys.path[0] = str(Path(target[0]).resolve().parent)  # as `python script.py` has it
-    _run_file(str(Path(target[0]).absolute()))
-
-
-def _run_file(path: str) -> None:
-    """Run a script as Python does: runpy.run_path would make __file__ and sys.argv[0] the same text."""
-    with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
-    main_module = types.ModuleType("__main__")
-    main_module.__dict__.update(__file__=path, __builtins__=builtins, __cached__=None)
-    sys.modules["__main__"] = main_module
-    exec(code, main_module.__dict__)
-
-
-def _code_of(stop: SystemExit) -> int:
-    if stop.code is None or isinstance(stop.code, int):
-        return stop.code or 0
-    print(stop.code, file=sys.stderr)  # as Python itself does with sys.exit("text")
-    return 1
-
-
-def _script_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the script's first frame on: ours and runpy's say nothing to its author."""
-    own = (__file__, "<frozen runpy>", runpy.__file__)
-    while traceback is not None and traceback.tb_frame.f_code.co_filename.endswith(own):
-        traceback = traceback.tb_next
-    return traceback
 
 
 if __name__ == "__main__":

@@ -1,0 +1,5 @@
+"""Makes an Accelerator and prepares nothing with it."""
+
+from accelerate import Accelerator
+
+print("on", Accelerator().device)

@@ -1,0 +1,3 @@
+"""Trains nothing."""
+
+print("the sum is", sum(range(10)))

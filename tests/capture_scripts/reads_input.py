@@ -1,0 +1,4 @@
+"""Asks before it trains."""
+
+if input("Train now? [y/n] ") == "y":
+    print("training")

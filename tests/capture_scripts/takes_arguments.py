@@ -1,0 +1,7 @@
+"""Knows one argument."""
+
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int)
+parser.parse_args()

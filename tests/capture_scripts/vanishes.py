@@ -1,0 +1,5 @@
+"""Leaves without a word to anybody."""
+
+import os
+
+os._exit(7)

@@ -1,0 +1,72 @@
+"""What mixes the samples of a batch, and what a script's source calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zerofit.runtime.capture.mixing import mixing_modules
+from zerofit.runtime.capture.source import Calls, calls_in
+
+
+def _modules() -> dict[str, tuple[Any, tuple[str, ...]]]:
+    from torch import nn
+
+    frozen = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    frozen.train()
+    frozen[1].eval()
+    return {
+        "BatchNorm": (nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)), ("1",)),
+        "SyncBatchNorm": (nn.Sequential(nn.SyncBatchNorm(3)), ("0",)),
+        "InstanceNorm": (nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True)), ()),
+        "LayerNorm and GroupNorm": (nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(1, 4)), ()),
+        "BatchNorm held in evaluation": (frozen, ()),
+        "BatchNorm alone": (nn.BatchNorm1d(2), ("BatchNorm1d",)),
+    }
+
+
+def test_modules_that_mix_samples() -> None:
+    found = {name: mixing_modules(model) for name, (model, _) in _modules().items()}
+    assert found == {name: expected for name, (_, expected) in _modules().items()}
+
+
+def test_losses_that_mix_samples() -> None:
+    import transformers
+
+    small = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 16,
+        "vocab_size": 30,
+        "num_local_experts": 2,
+    }
+    text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    clip = transformers.CLIPConfig(
+        text_config={**text, "vocab_size": 30}, vision_config={**text, "image_size": 8, "patch_size": 4}
+    )
+    experts = transformers.MixtralForCausalLM(transformers.MixtralConfig(**small))
+    balanced = transformers.MixtralForCausalLM(transformers.MixtralConfig(**small, output_router_logits=True))
+    assert mixing_modules(transformers.CLIPModel(clip)) == ("contrastive_loss",)
+    assert mixing_modules(experts) == ()
+    assert mixing_modules(balanced) == ("router_aux_loss",)
+
+
+_SOURCES = [
+    ("model.generate(ids)", (True, False, False)),
+    ("accelerator.unwrap_model(model).save_pretrained('out')", (False, True, False)),
+    ("torch.save(model.state_dict(), 'x.pt')", (False, True, False)),
+    ("accelerator.save(state, 'x')", (False, True, False)),
+    ("config.save(1)", (False, False, False)),
+    ("def test():\n    model.eval()", (False, False, True)),
+    ("generate = 1  # model.generate()", (False, False, False)),
+    ("def broken(:", (False, False, False)),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), _SOURCES)
+def test_what_a_source_calls(text: str, expected: tuple[bool, bool, bool]) -> None:
+    generates, saves, evaluates = expected
+    assert calls_in(text) == Calls(generates=generates, saves=saves, evaluates=evaluates)

@@ -1,0 +1,97 @@
+"""The environment of a captured script: one plain process without a GPU, no trackers, no ranks of anybody."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+MARK = "ZEROFIT_CAPTURE"
+"""Names the capture's folder; all that a script starts inherits it, and is found and ended by it."""
+_LEFT_OUT = (
+    "ACCELERATE_",
+    "DYNAMO_",
+    "FP8_",
+    "FSDP_",
+    "GROUP_",
+    "MEGATRON_LM_",
+    "MV2_",
+    "OMPI_",
+    "PARALLELISM_CONFIG_",
+    "PMI_",
+    "ROLE_",
+    "TORCHELASTIC_",
+)
+"""Prefixes of what launchers tell their ranks. Source: accelerate/utils/launch.py; accelerate/state.py, which
+takes MPI's world size; torch/distributed/elastic/agent/server/local_elastic_agent.py.
+"""
+_NO_GPUS = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+    "ROCR_VISIBLE_DEVICES": "",
+    "ASCEND_RT_VISIBLE_DEVICES": "",
+}
+_NO_TRACKERS = {
+    "WANDB_MODE": "disabled",  # https://docs.wandb.ai/models/track/environment-variables
+    "COMET_MODE": "disabled",  # transformers/integrations/integration_utils.py, CometCallback.setup
+    "COMET_START_ONLINE": "0",  # ibid.
+    "SWANLAB_MODE": "disabled",  # https://docs.swanlab.cn/en/api/environment-variable.html
+    "CLEARML_OFFLINE_MODE": "1",  # https://clear.ml/docs/latest/docs/guides/set_offline
+    "NEPTUNE_MODE": "offline",  # https://docs.neptune.ai/environment_variables/neptune_scale
+    "DVCLIVE_TEST": "true",  # dvclive/live.py: makes no experiment of DVC
+    "DISABLE_MLFLOW_INTEGRATION": "TRUE",  # transformers/integrations/integration_utils.py, MLflowCallback
+}
+_TRACKER_FOLDERS = (
+    "CLEARML_CACHE_DIR",
+    "COMET_OFFLINE_DIRECTORY",
+    "NEPTUNE_DATA_DIRECTORY",
+    "NEPTUNE_LOG_DIRECTORY",
+    "TRACKIO_DIR",
+    "WANDB_DIR",
+)
+"""Where trackers write when they are offline."""
+_RUNS_TO_GO_ON_WITH = {
+    "MLFLOW_RUN_ID",
+    "WANDB_RUN_ID",
+    "COMET_EXPERIMENT_KEY",
+    "SWANLAB_RUN_ID",
+    "TRACKIO_SPACE_ID",
+}
+
+
+def script_environment(environment: Mapping[str, str], *, folder: Path, port: int) -> dict[str, str]:
+    """Return the variables of the process that a script is captured in.
+
+    Args:
+        environment: the user's.
+        folder: the capture's own; trackers write there.
+        port: a free one: scripts may ask torch.distributed for their one rank.
+    """
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_LEFT_OUT) and name not in _RUNS_TO_GO_ON_WITH
+    }
+    trackers = folder / "trackers"
+    path = os.pathsep.join((os.path.dirname(sys.executable), environment.get("PATH", os.defpath)))
+    return {
+        **kept,
+        **_NO_GPUS,
+        **_NO_TRACKERS,
+        **dict.fromkeys(_TRACKER_FOLDERS, str(trackers)),
+        "MLFLOW_TRACKING_URI": trackers.as_uri(),
+        "PATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        MARK: str(folder),
+    }

@@ -1,0 +1,149 @@
+"""The model that a script trains, as a value."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from zerofit.capture import CapturedModel, CapturedModule
+from zerofit.facts import ModelFacts
+from zerofit.probe.model_dimensions import IncompleteConfigError, facts_of
+from zerofit.probe.model_source import ModelSizes
+from zerofit.probe.model_task import Task, task_of
+from zerofit.runtime.capture.base import base_of
+from zerofit.runtime.capture.mixing import mixing_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def captured_model(model: Any, *, passes_num_items: bool, quantized: bool) -> CapturedModel:
+    """Return what is known of a model.
+
+    Args:
+        model: the nn.Module that is trained, unwrapped.
+        passes_num_items: whether its loss is divided by num_items_in_batch.
+        quantized: whether the script asked for quantized weights.
+    """
+    from transformers import PreTrainedModel
+
+    base = base_of(model)
+    is_transformers = isinstance(base, PreTrainedModel)
+    config = _config_of(base) if is_transformers else {}
+    name = _name_of(base, is_transformers=is_transformers)
+    modules = tuple(_modules(model))
+    return CapturedModel(
+        class_path=class_path(type(base)),
+        name=name,
+        facts=_facts(model, base, name, config),
+        is_transformers=is_transformers,
+        config=config,
+        modules=modules,
+        weight_dtype=_main_dtype(model),
+        adapters=_adapters(model),
+        is_quantized=bool(getattr(base, "is_quantized", False)) or (quantized and is_transformers),
+        can_checkpoint=bool(getattr(base, "supports_gradient_checkpointing", False)) and is_transformers,
+        checkpoints=bool(getattr(base, "is_gradient_checkpointing", False)),
+        attention=str(getattr(base.config, "_attn_implementation", None) or "") if is_transformers else "",
+        mixes_samples=mixing_modules(model),
+        passes_num_items=passes_num_items,
+    )
+
+
+def class_path(kind: type) -> str:
+    """Return module and class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _config_of(base: Any) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(json.dumps(base.config.to_dict(), default=str))
+    return config
+
+
+def _name_of(base: Any, *, is_transformers: bool) -> str:
+    said = (getattr(base, "name_or_path", "") or base.config._name_or_path) if is_transformers else ""
+    return str(said or type(base).__name__)
+
+
+def _facts(model: Any, base: Any, name: str, config: dict[str, Any]) -> ModelFacts:
+    """Return the dimensions that the configuration has; without one, what can be counted."""
+    parameters = list(model.parameters())
+    sizes = ModelSizes(
+        architecture=type(base).__name__,
+        num_parameters=sum(_num_elements(one) for one in parameters),
+        num_trainable_parameters=sum(_num_elements(one) for one in parameters if one.requires_grad),
+        num_largest_layer_parameters=max((count for _, count in _blocks(model)), default=0),
+        largest_parameter=max((_num_elements(one) for one in parameters), default=0),
+    )
+    try:
+        if config.get("model_type"):
+            # What its head is for stands in its class, whatever the checkpoint was made for.
+            named = {**config, "architectures": [sizes.architecture]}
+            task = task_of(named, tuple(Task))
+            facts = facts_of(name, config, task[0] if task else Task.SEQUENCE_CLASSIFICATION, sizes)
+            return replace(facts, checkpoint_dtype=_main_dtype(model))
+    except IncompleteConfigError:
+        pass
+    return ModelFacts(
+        name=name,
+        model_type=str(config.get("model_type") or type(base).__name__),
+        num_parameters=sizes.num_parameters,
+        num_trainable_parameters=sizes.num_trainable_parameters,
+        num_layers=max((num_blocks for num_blocks, _ in _blocks(model)), default=0),
+        hidden_size=0,
+        vocab_size=0,
+        architecture=sizes.architecture,
+        num_largest_layer_parameters=sizes.num_largest_layer_parameters,
+        largest_parameter=sizes.largest_parameter,
+        checkpoint_dtype=_main_dtype(model),
+    )
+
+
+def _blocks(model: Any) -> Iterator[tuple[int, int]]:
+    """Yield the length of each list of modules, and the parameters of its largest member."""
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) and len(module):
+            counts = [sum(_num_elements(one) for one in block.parameters()) for block in module]
+            yield len(module), max(counts)
+
+
+def _modules(model: Any) -> Iterator[CapturedModule]:
+    known: set[int] = set()
+    for name, module in model.named_modules():
+        own = [one for one in module._parameters.values() if one is not None and id(one) not in known]
+        known.update(id(one) for one in own)
+        if own:
+            yield CapturedModule(
+                name=name,
+                class_name=type(module).__name__,
+                num_parameters=sum(_num_elements(one) for one in own),
+                num_trainable_parameters=sum(_num_elements(one) for one in own if one.requires_grad),
+                dtype=",".join(sorted({_dtype_name(one) for one in own})),
+            )
+
+
+def _main_dtype(model: Any) -> str:
+    """Return the data type of most elements."""
+    counts: Counter[str] = Counter()
+    for parameter in model.parameters():
+        counts[_dtype_name(parameter)] += parameter.numel()
+    return counts.most_common(1)[0][0] if counts else "float32"
+
+
+def _dtype_name(parameter: Any) -> str:
+    return str(parameter.dtype).removeprefix("torch.")
+
+
+def _num_elements(parameter: Any) -> int:
+    """Return the weights in a parameter: bitsandbytes packs two of four bits into one element."""
+    packed = type(parameter).__name__ == "Params4bit" and not parameter.is_floating_point()
+    return int(parameter.numel()) * (2 if packed else 1)
+
+
+def _adapters(model: Any) -> tuple[str, ...]:
+    kinds = (getattr(one, "peft_type", "") for one in (getattr(model, "peft_config", None) or {}).values())
+    return tuple(str(getattr(kind, "value", kind)) for kind in kinds)
