@@ -10,10 +10,12 @@ from zerofit.batch import split_global_batch
 from zerofit.compat import ALL_RULES
 from zerofit.compat.engine import check
 from zerofit.compat.rule import Severity
+from zerofit.errors import UserError
 from zerofit.layers.of_strategy import situation_of_strategy
 from zerofit.planning.freezing import FREEZES
 from zerofit.planning.problem import Allow
 from zerofit.request import FLAGS
+from zerofit.said import Said
 from zerofit.strategy import (
     Buckets,
     Engine,
@@ -84,7 +86,8 @@ def candidates(problem: Problem) -> Candidates:
     """Return every strategy worth considering for a problem.
 
     Raises:
-        UserError: the ranks, or the batch sizes that the user fixed, do not make the global batch.
+        UserError: the ranks, or the batch sizes that the user fixed, do not make the global batch, or the
+            script leaves none of those that do.
     """
     batches = tuple(_batches(problem))
     strategies: list[Strategy] = []
@@ -115,10 +118,39 @@ def default_precision(problem: Problem) -> Precision:
     return Precision.BF16 if all(gpu.has_bf16 for gpu in problem.machine.gpus) else Precision.FP16
 
 
-def _batches(problem: Problem) -> Iterator[tuple[int, int]]:
-    """Yield each (micro-batch, accumulation) that makes the global batch."""
+def _batches(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
+    """Yield each (micro-batch, accumulation) that makes the global batch and that the script leaves open."""
+    constraints = problem.constraints
+    made = list(_batches_made(problem))
+    found = [
+        (size, steps)
+        for size, steps in made
+        if constraints.allow("micro_batch_size", size)
+        and constraints.allow("gradient_accumulation_steps", steps)
+    ]
+    if not found:
+        raise _no_batch(problem, made)
+    yield from found
+
+
+def _no_batch(problem: Problem, made: list[tuple[int | None, int | None]]) -> UserError:
+    pin = next(one for one in problem.constraints.pins if one.field == "micro_batch_size")
+    sizes = " or ".join(str(size) for size, _ in made)
+    return UserError(
+        "script-cannot-take",
+        "no micro-batch makes the global batch of this script",
+        found=f"micro-batches of {sizes}, for a global batch of {problem.workload.global_batch_size}",
+        why=pin.why,
+        fix="leave out --micro-batch-size and --gradient-accumulation-steps",
+    )
+
+
+def _batches_made(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
     fixed, ranks = problem.request, problem.topology.data_parallel_size
     total = problem.workload.global_batch_size
+    if total is None and problem.script is not None:  # its batches show no size, and stay as they are
+        yield None, None
+        return
     if total is None:  # the script's own; the least that runs is planned for
         yield fixed.micro_batch_size or 1, fixed.gradient_accumulation_steps or 1
         return
@@ -143,6 +175,8 @@ def _batches(problem: Problem) -> Iterator[tuple[int, int]]:
 def _without_batches(problem: Problem) -> Iterator[Strategy]:
     fixed = problem.request
     pinned = {name: value for name in FLAGS if (value := getattr(fixed, name)) is not None}
+    settled = {name: pin.values[0] for name, pin in problem.constraints.settled().items()}
+    pinned = {**settled, **pinned}
     pinned |= {"nvme_path": None, "micro_batch_size": None, "gradient_accumulation_steps": None}
     for engine, stage, optimizer_offload, param_offload in _kinds(problem):
         offloads = optimizer_offload is not _NONE
@@ -159,7 +193,7 @@ def _without_batches(problem: Problem) -> Iterator[Strategy]:
         deepspeed = engine is Engine.DEEPSPEED
         for optimizer, checkpointing, buckets, (freeze, lora) in product(
             _optimizers(problem, offloads=offloads),
-            (False, True) if fixed.gradient_checkpointing is None else (fixed.gradient_checkpointing,),
+            _checkpointing(problem),
             (Buckets(), SMALL_BUCKETS) if deepspeed else (Buckets(),),
             _trained(problem),
         ):
@@ -184,6 +218,8 @@ def _kinds(problem: Problem) -> tuple[_Kind, ...]:
         if any(pins[name] not in (None, value) for name, value in zip(names, kind, strict=True)):
             return False
         offloads = {kind[2], kind[3]} - {_NONE}
+        if not all(map(problem.constraints.allow, names, kind)):
+            return False
         if alone and kind[0] is Engine.DEEPSPEED and not offloads:
             return False  # one rank has nothing to share
         return has_nvme or _NVME not in offloads or _NVME in pins.values()
@@ -201,6 +237,13 @@ def _kinds(problem: Problem) -> tuple[_Kind, ...]:
     return ((engine, stage, *offload),)
 
 
+def _checkpointing(problem: Problem) -> tuple[bool, ...]:
+    fixed = problem.request.gradient_checkpointing
+    if fixed is not None:
+        return (fixed,)
+    return problem.constraints.among("gradient_checkpointing", (False, True))
+
+
 def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | None, ...]:
     fixed = problem.request.optimizer
     if fixed is not None:
@@ -208,12 +251,17 @@ def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | No
     if offloads:
         return (None,)  # DeepSpeed's CPU Adam takes its place
     adafactor = (OptimizerName.ADAFACTOR,) if Allow.ADAFACTOR in problem.allow else ()
-    return (None, OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, *adafactor)
+    is_fused = problem.own_optimizer is OptimizerName.ADAMW
+    fused = () if is_fused else (OptimizerName.ADAMW,)
+    choices = (None, *fused, OptimizerName.ADAMW_8BIT, *adafactor)
+    return problem.constraints.among("optimizer", choices)
 
 
 def _trained(problem: Problem) -> tuple[tuple[tuple[str, ...], Lora | None], ...]:
     """Return what may train: everything, and what the user allows in place of it."""
     choices: list[tuple[tuple[str, ...], Lora | None]] = [((), None)]
+    if problem.script is not None:
+        return tuple(choices)  # what trains is the script's to choose
     if Allow.FREEZE in problem.allow and problem.model.vocab_size:
         choices += [(patterns, None) for patterns in FREEZES]
     if Allow.LORA in problem.allow:
@@ -222,5 +270,19 @@ def _trained(problem: Problem) -> tuple[tuple[tuple[str, ...], Lora | None], ...
 
 
 def _errors(strategy: Strategy, problem: Problem) -> tuple[Finding, ...]:
-    situation = situation_of_strategy(strategy, topology=problem.topology, versions=problem.versions)
+    situation = situation_of_strategy(
+        strategy,
+        topology=problem.topology,
+        versions=problem.versions,
+        own_optimizer=_own_optimizer(problem),
+    )
     return check(situation, rules=ALL_RULES).of(Severity.ERROR)
+
+
+def _own_optimizer(problem: Problem) -> Said[str | None] | None:
+    """Return the script's own optimizer; None where it is not known."""
+    script = problem.script
+    if script is None or script.optimizer_id is None:
+        return None
+    name = script.optimizer_id.rpartition(".")[2]
+    return Said(value=script.optimizer_id, text=f"the script's {name}")

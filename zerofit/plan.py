@@ -25,6 +25,8 @@ class Origin(StrEnum):
     DEFAULT = "default"
     PLANNER = "planner"
     """`zerofit plan`, which compared estimates."""
+    SCRIPT = "script"
+    """The captured script, of which nothing else can be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

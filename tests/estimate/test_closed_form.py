@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from timed_plans import closed_form_of
 
 from zerofit.allocation_log import AllocationLog, Event, Pass, TensorKind, TraceRequest
+from zerofit.estimate.closed_form import closed_form_log
 from zerofit.planning.freezing import FROZEN_EMBEDDINGS, FROZEN_LAYERS
 from zerofit.probe.model import probe_model
 from zerofit.probe.model_catalog import catalog_models
@@ -156,6 +157,15 @@ def test_under_lora_only_adapters_train_and_lie_in_fp32() -> None:
     assert sum(one.num_elements for one in trained) == 32 * 16 * (8192 + 5120)
     assert {one.bytes_per_element for one in trained} == {4}
     assert {one.bytes_per_element for one in log.parameters if not one.trains} == {2}
+
+
+def test_what_a_script_freezes_does_not_train() -> None:
+    facts = probe_model("llama-3-8b", is_fast=True).facts
+    some = replace(facts, num_trainable_parameters=facts.num_parameters // 100)
+    parameters = closed_form_log(some, TraceRequest(sequence_length=8)).parameters
+    trained = sum(one.num_elements for one in parameters if one.trains)
+    assert sum(one.num_elements for one in parameters) == facts.num_parameters
+    assert 0.99 < trained / some.num_trainable_parameters <= 1
 
 
 def test_neither_closed_forms_nor_the_catalog_import_torch() -> None:

@@ -13,7 +13,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from zerofit.estimate.optimizers import STATES, TEMPORARIES, Optimizer, Stepped, make_optimizer
+from zerofit.estimate.optimizers import (
+    STATES,
+    TEMPORARIES,
+    OneState,
+    Optimizer,
+    Stepped,
+    Stepper,
+    make_optimizer,
+)
 from zerofit.estimate.replay import replay_live
 from zerofit.estimate.tape import Tape
 from zerofit.estimates import RunPhase
@@ -75,7 +83,7 @@ def _measure(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer], dtype:
     return _Measured(states=total, peaks=(first.peak, total + second.peak))
 
 
-def _told(name: OptimizerName | None, bytes_per_element: int) -> _Measured:
+def _told(name: Stepper, bytes_per_element: int) -> _Measured:
     tensors = [
         Stepped(num_elements=torch.Size(shape).numel(), shape=shape, bytes_per_element=bytes_per_element)
         for shape in _SHAPES
@@ -119,10 +127,15 @@ def _adafactor(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
         pytest.param(
             OptimizerName.SGD, lambda parameters: torch.optim.SGD(parameters, foreach=True), id="sgd"
         ),
+        pytest.param(
+            OneState.FULL,
+            lambda parameters: torch.optim.SGD(parameters, momentum=0.9, weight_decay=0.1, foreach=True),
+            id="momentum",
+        ),
     ],
 )
 def test_states_and_the_steps_largest_moment_are_those_of_the_real_class(
-    name: OptimizerName | None,
+    name: Stepper,
     make: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
     dtype: torch.dtype,
 ) -> None:
@@ -148,6 +161,18 @@ def test_8_bit_states_are_those_of_bitsandbytes(num_elements: int, bits: int) ->
         assert _born(told, [num_elements])[STATES] == real + shared
 
 
+@pytest.mark.parametrize("num_elements", [4095, 4096, 4097])
+def test_one_8_bit_state_is_that_of_bitsandbytes(num_elements: int) -> None:
+    from bitsandbytes.optim import Lion8bit
+
+    parameter = torch.nn.Parameter(torch.zeros(num_elements))
+    optimizer = Lion8bit([parameter])
+    optimizer.init_state(optimizer.param_groups[0], parameter, 0, 0)
+    state = optimizer.state[parameter]
+    real = [state[key].nbytes for key in ("state1", "absmax1", "qmap1") if key in state]
+    assert _born(Optimizer(name=OneState.EIGHT_BIT), [num_elements])[STATES] == real
+
+
 @pytest.mark.parametrize(
     ("optimizer", "states", "temporaries"),
     [
@@ -156,9 +181,16 @@ def test_8_bit_states_are_those_of_bitsandbytes(num_elements: int, bits: int) ->
         (OptimizerName.ADAMW_8BIT, [4000, 4000, 10_000, 10_000, 160, 160, 1024, 1024], []),
         (OptimizerName.ADAFACTOR, [4000, 4, 40_000, 4], [4000] * 4 + [40_000] * 4),
         (OptimizerName.SGD, [], []),
+        (OneState.FULL, [4000, 40_000], [4000, 40_000]),
+        (OneState.EIGHT_BIT, [4000, 10_000, 160, 1024], []),
     ],
 )
-def test_flat_tensors(optimizer: OptimizerName | None, states: list[int], temporaries: list[int]) -> None:
+def test_flat_tensors(optimizer: Stepper, states: list[int], temporaries: list[int]) -> None:
     """Adafactor makes four of a vector: its square, that and epsilon, the update, and its negative."""
-    made = make_optimizer(Strategy(optimizer=optimizer))
+    made = make_optimizer(Strategy(), own=optimizer)
     assert _born(made, [1000, 10_000]) == {STATES: states, TEMPORARIES: temporaries}
+
+
+def test_a_strategys_optimizer_takes_the_place_of_the_scripts_own() -> None:
+    strategy = Strategy(optimizer=OptimizerName.ADAMW_8BIT)
+    assert make_optimizer(strategy, own=OneState.FULL) == Optimizer(name=OptimizerName.ADAMW_8BIT)

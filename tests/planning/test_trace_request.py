@@ -68,3 +68,28 @@ def test_deepspeed_casts_adapters_but_beside_a_model_made_under_zero_init(
     strategy: Strategy, adapters: Precision
 ) -> None:
     assert trace_request_for(strategy, Workload(), _GPU).adapters is adapters
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weights", "autocast"),
+    [
+        (Strategy(), Precision.FP16, None),
+        (Strategy(**_BF16), Precision.FP16, Precision.BF16),
+        (Strategy(**_BF16, lora=Lora()), Precision.BF16, Precision.BF16),
+        (Strategy(**_STAGE_2), Precision.FP32, None),
+        (Strategy(**_BF16, **_STAGE_2), Precision.BF16, None),
+    ],
+)
+def test_without_deepspeed_weights_stay_as_the_script_makes_them(
+    strategy: Strategy, weights: Precision, autocast: Precision | None
+) -> None:
+    request = trace_request_for(strategy, Workload(), _GPU, own_weights=Precision.FP16)
+    assert (request.weights, request.autocast) == (weights, autocast)
+
+
+def test_the_scripts_own_adapters_and_frozen_parts_count_as_a_strategys() -> None:
+    asked = {"has_adapters": True, "has_frozen": True}
+    stage_2 = trace_request_for(Strategy(**_BF16, **_STAGE_2), Workload(), _GPU, **asked)
+    stage_3 = trace_request_for(Strategy(**_BF16, **_STAGE_3), Workload(), _GPU, **asked)
+    assert (stage_2.adapters, stage_2.saves_linear_inputs) == (Precision.BF16, False)
+    assert (stage_3.adapters, stage_3.saves_linear_inputs) == (Precision.FP32, True)

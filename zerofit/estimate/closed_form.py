@@ -86,18 +86,32 @@ class _Writer:
         self._holders.append([])
         module = len(self._modules) - 1
         is_adapter = name.endswith("lora")
-        for number, one in enumerate(count for count in elements if count > 0):
+        parts = [part for one in elements for part in self._parts(name, one, is_adapter=is_adapter)]
+        for number, (num_elements, trains) in enumerate(parts):
             self._holders[module].append(len(self._parameters))
             self._parameters.append(
                 TracedParameter(
                     name=f"{name}.weight{number or ''}",
-                    num_elements=one,
+                    num_elements=num_elements,
                     bytes_per_element=4 if is_adapter else self._shape.weight_bytes,
-                    trains=is_adapter or self._shape.trains(f"{name}.weight"),
+                    trains=trains,
                     module=module,
                 )
             )
         return module
+
+    def _parts(self, name: str, num_elements: int, *, is_adapter: bool) -> list[tuple[int, bool]]:
+        """Return the elements of a parameter that train and those that do not, each with whether they do.
+
+        Of a model that trains in part, with adapters or frozen parameters of a script's own, each parameter
+        trains in the same part. ASSUMPTION: where they are is not known.
+        """
+        facts = self._shape.facts
+        trains = is_adapter or self._shape.trains(f"{name}.weight")
+        trained = num_elements if trains else 0
+        if trains and not is_adapter and facts.num_trainable_parameters < facts.num_parameters:
+            trained = num_elements * facts.num_trainable_parameters // facts.num_parameters
+        return [(one, does) for one, does in ((trained, True), (num_elements - trained, False)) if one > 0]
 
     def _layer(self, number: int) -> list[int]:
         """Add a layer and what is in it; return its index, then those of what is in it."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zerofit.allocation_log import AllocationLog
+    from zerofit.estimate.optimizers import Stepper
     from zerofit.estimate.tape import Tape
     from zerofit.facts import Versions
     from zerofit.plan import Topology
@@ -50,6 +51,15 @@ class Setup:
     """Whether the script makes its model before anything that says "ZeRO stage 3" (see zero_arrival)."""
     expandable_segments: bool = False
     """Whether the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
+    own_optimizer: Stepper = None
+    """What the script's own optimizer is like, where the strategy names none."""
+    has_own_adapters: bool = False
+    """Whether the script's model has adapters, beside those that the strategy may name."""
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether adapters train in place of the weights."""
+        return self.strategy.lora is not None or self.has_own_adapters
 
 
 _TRACED = ("fixed + bytes a sample x micro_batch_size, of what is alive", "traced")

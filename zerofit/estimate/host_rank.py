@@ -265,4 +265,4 @@ class HostRank:
             return range(len(self._sizes))
         if self._rank != 0:
             return ()
-        return self._trained if self._strategy.lora else range(len(self._sizes))
+        return self._trained if self._setup.trains_adapters else range(len(self._sizes))

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from zerofit.allocation_log import TensorKind
 from zerofit.estimate.engine import Engine
-from zerofit.estimate.optimizers import FORMULAS, STATES, TEMPORARIES, Stepped, make_optimizer
+from zerofit.estimate.optimizers import (
+    FORMULAS,
+    STATES,
+    TEMPORARIES,
+    Stepped,
+    make_optimizer,
+    stepper_of,
+)
 from zerofit.units import MIB
 
 if TYPE_CHECKING:
@@ -64,7 +71,7 @@ class NativeEngine(Engine):
 
     def explain(self, term: str) -> tuple[str, str] | None:
         if term == STATES:
-            return FORMULAS[self.setup.strategy.optimizer]
+            return FORMULAS[stepper_of(self.setup.strategy, self.setup.own_optimizer)]
         return _EXPLANATIONS.get(term)
 
     def load(self) -> None:
@@ -100,7 +107,7 @@ class NativeEngine(Engine):
             )
             for one in trained
         ]
-        optimizer = make_optimizer(self.setup.strategy)
+        optimizer = make_optimizer(self.setup.strategy, self.setup.own_optimizer)
         optimizer.step(self.tape, tensors, is_first=self._num_steps == 0)
         if not self._keeps_gradients:
             for block in self._gradients.values():

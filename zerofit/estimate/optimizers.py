@@ -1,7 +1,7 @@
 """Optimizers on the GPU: the tensors that each keeps of a parameter, and those that its step makes and drops.
 
-None stands for the script's own torch.optim.AdamW, which runs foreach on CUDA. Read at torch 2.13.0,
-transformers 5.23.0 and bitsandbytes 0.50; tests run the real classes beside these tables.
+None stands for torch.optim.AdamW, which runs foreach on CUDA: the script's own, where no other is known. Read
+at torch 2.13.0, transformers 5.23.0 and bitsandbytes 0.50; tests run the real classes beside these tables.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from zerofit.strategy import OptimizerName
@@ -27,7 +28,20 @@ _LEAST_8_BIT = 4096
 _QUANTILE_MAP_BYTES = 256 * 4
 """One of the two tables that all 8-bit states share (bitsandbytes/optim/optimizer.py, fill_qmap)."""
 
-FORMULAS: dict[OptimizerName | None, tuple[str, str]] = {
+
+class OneState(StrEnum):
+    """Optimizers of a script's own that keep one state beside each parameter."""
+
+    FULL = "one state"
+    """As wide as the parameter: SGD with momentum, RMSprop, Adagrad, Lion."""
+    EIGHT_BIT = "one state in 8 bit"
+    """Those of bitsandbytes."""
+
+
+Stepper = OptimizerName | OneState | None
+"""What an optimizer costs, be it zerofit's or the script's own; None for torch's foreach AdamW."""
+
+FORMULAS: dict[Stepper, tuple[str, str]] = {
     None: ("2 b P", "torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq like each parameter"),
     OptimizerName.ADAMW: (
         "2 b P + 4 B a parameter",
@@ -42,6 +56,11 @@ FORMULAS: dict[OptimizerName | None, tuple[str, str]] = {
         "transformers/optimization.py, Adafactor.step",
     ),
     OptimizerName.SGD: ("0", "torch/optim/sgd.py: without momentum, as Trainer runs it"),
+    OneState.FULL: ("b P", "torch/optim/sgd.py: momentum_buffer like each parameter; others keep as much"),
+    OneState.EIGHT_BIT: (
+        "P + 4 P / 256; 4 P for embeddings and tensors below 4096 elements",
+        "bitsandbytes/optim/optimizer.py, Optimizer1State.init_state",
+    ),
 }
 """(formula, source) of the states; P elements, b bytes each."""
 
@@ -64,16 +83,21 @@ class Stepped:
         return self.num_elements * self.bytes_per_element
 
 
-def make_optimizer(strategy: Strategy) -> Optimizer:
-    """Return the optimizer that a strategy names."""
-    return Optimizer(name=strategy.optimizer)
+def stepper_of(strategy: Strategy, own: Stepper) -> Stepper:
+    """Return the optimizer that a strategy names, or the script's own where it names none."""
+    return strategy.optimizer or own
+
+
+def make_optimizer(strategy: Strategy, own: Stepper = None) -> Optimizer:
+    """Return the optimizer that a strategy names, or the script's own where it names none."""
+    return Optimizer(name=stepper_of(strategy, own))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
     """What one optimizer allocates."""
 
-    name: OptimizerName | None
+    name: Stepper
 
     def states_of(self, tensor: Stepped) -> tuple[int, ...]:
         """Return the sizes of the states on the GPU that one tensor gets, in the order of their birth."""
@@ -88,6 +112,12 @@ class Optimizer:
             return tensor.num_elements, tensor.num_elements, scales, scales
         if self.name is OptimizerName.ADAFACTOR:
             return *_second_moments(tensor), 4
+        if self.name is OneState.FULL:
+            return (tensor.num_bytes,)
+        if self.name is OneState.EIGHT_BIT:
+            if tensor.is_embedding or tensor.num_elements < _LEAST_8_BIT:
+                return (4 * tensor.num_elements,)
+            return tensor.num_elements, 4 * -(-tensor.num_elements // _BLOCK)
         return ()
 
     def step(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
@@ -105,15 +135,18 @@ class Optimizer:
                     tape.allocate(num_bytes, STATES)
             for num_bytes in self._shared(tensors):
                 tape.allocate(num_bytes, STATES)
-        if self.name is None:  # torch/optim/adam.py, _multi_tensor_adam: the square roots of all at once
+        # torch/optim/adam.py, _multi_tensor_adam: the square roots of all at once; sgd.py, _multi_tensor_sgd:
+        # the gradients with the weights' decay, and rmsprop.py and adagrad.py roots as well.
+        if self.name in (None, OneState.FULL):
             roots = [tape.allocate(tensor.num_bytes, TEMPORARIES) for tensor in tensors]
             for block in roots:
                 tape.free(block)
 
     def _shared(self, tensors: Sequence[Stepped]) -> list[int]:
-        """Return the two tables of an 8-bit optimizer, which exist once any state is in 8 bit."""
-        has_8_bit = any(len(self.states_of(tensor)) == 4 for tensor in tensors)
-        return [_QUANTILE_MAP_BYTES] * 2 if has_8_bit else []
+        """Return the tables of an 8-bit optimizer, one a state, which exist once any state is in 8 bit."""
+        states = {OptimizerName.ADAMW_8BIT: 2, OneState.EIGHT_BIT: 1}.get(self.name, 0) if self.name else 0
+        has_8_bit = any(len(self.states_of(tensor)) == 2 * states for tensor in tensors)
+        return [_QUANTILE_MAP_BYTES] * states if has_8_bit else []
 
     def _step_adafactor(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
         """Go tensor by tensor; the names in its loop hold the last one's until they are given anew."""

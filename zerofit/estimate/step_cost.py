@@ -11,6 +11,7 @@ from zerofit.estimate.communication import (
     trained_bytes,
     trained_elements,
 )
+from zerofit.estimate.optimizers import OneState, Stepper, stepper_of
 from zerofit.estimates import TimeTerm
 from zerofit.strategy import Engine, OffloadDevice, OptimizerName, ZeroStage
 
@@ -19,16 +20,19 @@ if TYPE_CHECKING:
     from zerofit.estimate.engine import Setup
     from zerofit.estimate.speeds import Speeds
 
-_STEP_BYTES = {
+_STEP_BYTES: dict[Stepper, int] = {
     None: 80,
     OptimizerName.ADAMW: 28,
     OptimizerName.ADAMW_8BIT: 16,
     OptimizerName.ADAFACTOR: 60,
     OptimizerName.SGD: 12,
+    OneState.FULL: 36,
+    OneState.EIGHT_BIT: 14,
 }
 """Bytes read and written for each element stepped, fp32 weights and gradients. Fused AdamW reads weight,
 gradient and two moments and writes three; foreach AdamW makes eight passes (torch/optim/adamw.py,
-_multi_tensor_adam); 8-bit moments take one byte each way each; ASSUMPTION for Adafactor: five passes."""
+_multi_tensor_adam); 8-bit moments take one byte each way each; ASSUMPTION for Adafactor: five passes, and for
+foreach with one state three."""
 _DEEPSPEED_16BIT_BYTES = 12
 """A 16-bit gradient read and written as fp32, the fp32 weight read and written in 16 bit.
 Source: deepspeed/runtime/zero/stage_1_and_2.py, step (0.19.8)."""
@@ -44,10 +48,10 @@ def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
     """Return the term of the step on the GPU, or of the Python that hides it; 0 s where the CPU steps."""
     strategy = setup.strategy
     elements = _stepped_elements(setup)
-    per_element = _STEP_BYTES[strategy.optimizer]
+    per_element = _STEP_BYTES[stepper_of(strategy, setup.own_optimizer)]
     if strategy.engine is Engine.DEEPSPEED and trained_bytes(setup) < 4 * trained_elements(setup):
         per_element += _DEEPSPEED_16BIT_BYTES
-    if strategy.gradient_clipping:
+    if strategy.clips_gradients:
         per_element += _CLIP_BYTES
     steps_here = strategy.optimizer_offload is OffloadDevice.NONE
     seconds = elements * per_element / speeds.memory_bytes_per_s if steps_here else 0.0

@@ -75,7 +75,7 @@ def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepT
                 )
             )
         terms += [optimizer_term(setup, speeds), *offload_terms(setup, speeds, times)]
-    is_lora = setup.strategy.lora is not None
+    is_lora = setup.trains_adapters
     return StepTime(
         terms=tuple(term for term in terms if term.seconds > 0),
         uncertainty=LORA_UNCERTAINTY if is_lora else UNCERTAINTY,

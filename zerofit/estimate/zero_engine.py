@@ -42,7 +42,7 @@ class DeepSpeedEngine(Engine):
         made beside a model under zero.Init are fp32 all the same: deepspeed 0.19.8, engine.py:1859."""
         self.num_ranks = setup.topology.data_parallel_size
         self.offloads_optimizer = strategy.optimizer_offload is not OffloadDevice.NONE
-        self._optimizer = make_optimizer(strategy)
+        self._optimizer = make_optimizer(strategy, setup.own_optimizer)
         self._stepped: set[str] = set()
         self._gradients: dict[int, int] = {}
 

@@ -31,6 +31,7 @@ def situation_of_strategy(
     machine: Machine | None = None,
     versions: Versions | None = None,
     launcher: Launcher = Launcher.ZEROFIT,
+    own_optimizer: Said[str | None] | None = None,
 ) -> Situation:
     """Return the situation of a strategy that came by flags.
 
@@ -40,8 +41,10 @@ def situation_of_strategy(
         machine: the node that runs it; None where it is another one than this.
         versions: what is installed.
         launcher: what will start the ranks.
+        own_optimizer: the script's, by its id, which runs where the strategy names none; None where it is
+            not known.
     """
-    optimizer = None
+    optimizer = own_optimizer
     if strategy.optimizer is not None:
         optimizer = Said(
             value=OPTIMIZER_IDS[strategy.optimizer], text=f"{FLAGS['optimizer']} {strategy.optimizer}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.allocation_log import Event, TensorKind
+from zerofit.estimate.optimizers import OneState, Stepper, stepper_of
 from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
 
 if TYPE_CHECKING:
@@ -15,40 +16,63 @@ if TYPE_CHECKING:
     from zerofit.plan import Topology
     from zerofit.strategy import Strategy
 
-STATE_BYTES = {
+STATE_BYTES: dict[Stepper, int] = {
     None: 8,
     OptimizerName.ADAMW: 8,
     OptimizerName.ADAMW_8BIT: 2,
     OptimizerName.ADAFACTOR: 0,
     OptimizerName.SGD: 0,
+    OneState.FULL: 4,
+    OneState.EIGHT_BIT: 1,
 }
 """Bytes of optimizer states a trained parameter has at least: two moments in fp32 or in 8 bit. Adafactor
 keeps sums over rows and columns, and SGD may have no momentum, so that nothing is certain of them."""
 
 
-def least_gradient_bytes(strategy: Strategy, model: ModelFacts) -> int:
-    """Return the bytes of gradients that lie on each GPU when a backward pass ends, at least."""
+def least_gradient_bytes(strategy: Strategy, model: ModelFacts, *, weight_bytes: int = 4) -> int:
+    """Return the bytes of gradients that lie on each GPU when a backward pass ends, at least.
+
+    Args:
+        strategy: what runs.
+        model: tells what trains.
+        weight_bytes: of an element of the narrowest weights, as the script makes them.
+    """
     if not keeps_gradients(strategy):
         return 0
-    is_wide = strategy.engine is Engine.NATIVE or strategy.precision in (None, Precision.FP32)
-    return _trained(strategy, model) * (4 if is_wide else 2)
+    if strategy.engine is Engine.NATIVE:
+        return _trained(strategy, model) * weight_bytes
+    return _trained(strategy, model) * (4 if strategy.precision in (None, Precision.FP32) else 2)
 
 
-def least_state_bytes(strategy: Strategy, model: ModelFacts, topology: Topology) -> int:
+def least_state_bytes(
+    strategy: Strategy,
+    model: ModelFacts,
+    topology: Topology,
+    *,
+    own_optimizer: Stepper = None,
+    weight_bytes: int = 4,
+) -> int:
     """Return the bytes of weights and optimizer states that lie on each GPU all through a step, at least.
 
     Without a look at any log: what ZeRO shares is divided by the ranks, and what trains under LoRA or
     freezing, which is not known here, is left out.
+
+    Args:
+        strategy: what runs.
+        model: its sizes.
+        topology: the ranks.
+        own_optimizer: the script's, where the strategy names none.
+        weight_bytes: of an element of the narrowest weights, as the script makes them.
     """
     ranks = topology.data_parallel_size
     weights = model.num_parameters
     trained = _trained(strategy, model)
     precision = strategy.precision or Precision.FP32
-    states = STATE_BYTES[strategy.optimizer]
+    states = STATE_BYTES[stepper_of(strategy, own_optimizer)]
     if strategy.engine is Engine.NATIVE:
         in_16_bit = precision is not Precision.FP32 and strategy.lora is not None
-        buckets = 4 if ranks > 1 else 0  # DistributedDataParallel's
-        return weights * (2 if in_16_bit else 4) + trained * (states + buckets)
+        buckets = weight_bytes if ranks > 1 else 0  # DistributedDataParallel's
+        return weights * (2 if in_16_bit else weight_bytes) + trained * (states * weight_bytes // 4 + buckets)
     width = 4 if precision is Precision.FP32 else 2
     total_weights = weights * width
     master = trained * (4 + states)

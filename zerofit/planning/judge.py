@@ -75,7 +75,10 @@ class EstimatingJudge:
 
     def least_bytes(self, strategy: Strategy) -> int:
         """Return weights, optimizer states and gradients on each GPU, and what is not PyTorch's."""
-        return self._least_states(strategy) + least_gradient_bytes(strategy, self._problem.model)
+        gradients = least_gradient_bytes(
+            strategy, self._problem.model, weight_bytes=self._problem.weight_bytes
+        )
+        return self._least_states(strategy) + gradients
 
     def least_live_bytes(self, strategy: Strategy) -> int:
         """Return these, or with the states what the forward and backward pass hold at least."""
@@ -87,7 +90,14 @@ class EstimatingJudge:
         return max(self.least_bytes(strategy), self._least_states(strategy) + live)
 
     def _least_states(self, strategy: Strategy) -> int:
-        states = least_state_bytes(strategy, self._problem.model, self._problem.topology)
+        problem = self._problem
+        states = least_state_bytes(
+            strategy,
+            problem.model,
+            problem.topology,
+            own_optimizer=problem.own_optimizer,
+            weight_bytes=problem.weight_bytes,
+        )
         return self._outside_bytes + states
 
     def least_played_bytes(self, strategy: Strategy) -> int:
@@ -191,6 +201,7 @@ class EstimatingJudge:
 
     def _setup(self, strategy: Strategy) -> Setup:
         problem = self._problem
+        script = problem.script
         return Setup(
             log=self._log(strategy),
             strategy=strategy,
@@ -201,10 +212,12 @@ class EstimatingJudge:
             gpu_memory_bytes=max(0, problem.card_bytes - self._outside_bytes),
             makes_model_first=problem.makes_model_first,
             expandable_segments=problem.expandable_segments,
+            own_optimizer=problem.own_optimizer,
+            has_own_adapters=script is not None and bool(script.capture.model.adapters),
         )
 
     def _log(self, strategy: Strategy) -> AllocationLog:
-        request = trace_request_for(strategy, self._problem.workload, self._problem.smallest_gpu)
+        request = _request_for(strategy, self._problem)
         if request not in self._traces:
             self._traces[request] = self._trace(request)
         return self._traces[request].log_for(strategy.micro_batch_size or 1)
@@ -213,6 +226,20 @@ class EstimatingJudge:
         tape = Tape()
         play(make_engine(replace(self._setup(strategy), log=log), tape), sketch=True)
         return tape
+
+
+def _request_for(strategy: Strategy, problem: Problem) -> TraceRequest:
+    workload, gpu, script = problem.workload, problem.smallest_gpu, problem.script
+    if script is None:
+        return trace_request_for(strategy, workload, gpu)
+    return trace_request_for(
+        strategy,
+        workload,
+        gpu,
+        own_weights=script.weights,
+        has_adapters=bool(script.capture.model.adapters),
+        has_frozen=problem.model.num_trainable_parameters < problem.model.num_parameters,
+    )
 
 
 def _lines(tape: Tape) -> tuple[tuple[int, int], ...]:

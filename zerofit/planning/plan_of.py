@@ -29,6 +29,10 @@ _OPTIMIZER_REASONS = {
 }
 
 
+_IMPLIED = ("attention", "zero_stage", "optimizer_offload", "param_offload")
+"""What no script changes, and what the engine's reason tells."""
+
+
 def plan_of(found: Found, problem: Problem) -> Plan:
     """Return the plan of what was chosen, or of the nearest where nothing fits.
 
@@ -99,7 +103,10 @@ def _tier(judged: Judged, problem: Problem) -> int:
 
 def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]:
     strategy, request = judged.strategy, problem.request
-    if getattr(request, "zero_stage", None) is None and request.engine is None:
+    settled = problem.constraints.settled()
+    yield from _of_script(strategy, problem)
+    is_settled = "engine" in settled or "zero_stage" in settled
+    if request.zero_stage is None and request.engine is None and not is_settled:
         field = "engine" if strategy.engine is Engine.NATIVE else "zero_stage"
         yield _chosen(strategy, field, _why_kind(judged, found, problem))
     for name in FLAGS:
@@ -111,16 +118,17 @@ def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]
             yield _chosen(strategy, field, "nothing that stays on the GPUs fits")
     if strategy.nvme_path == DEFAULT_NVME_PATH and request.nvme_path is None:
         yield _chosen(strategy, "nvme_path", "stands for a folder on the NVMe disk: --nvme-path names it")
-    if request.precision is None and strategy.precision is not None:
+    if request.precision is None and strategy.precision is not None and "precision" not in settled:
         yield _chosen(strategy, "precision", why_precision(strategy.precision, problem.machine))
-    if request.micro_batch_size is None:
+    if request.micro_batch_size is None and "micro_batch_size" not in settled:
         yield _chosen(strategy, "micro_batch_size", _why_micro_batch(judged, found, problem))
-    if request.gradient_accumulation_steps is None and problem.workload.global_batch_size:
+    is_open = request.gradient_accumulation_steps is None and "gradient_accumulation_steps" not in settled
+    if is_open and problem.workload.global_batch_size:
         parts = f"{strategy.micro_batch_size} x {strategy.gradient_accumulation_steps}"
         why = f"global batch {problem.workload.global_batch_size} = {parts} x "
         why += f"{problem.topology.data_parallel_size} ranks"
         yield _chosen(strategy, "gradient_accumulation_steps", why)
-    if request.gradient_checkpointing is None:
+    if request.gradient_checkpointing is None and "gradient_checkpointing" not in settled:
         yield _chosen(strategy, "gradient_checkpointing", _why_checkpointing(judged, found, problem))
     if request.optimizer is None and strategy.optimizer is not None:
         yield _chosen(strategy, "optimizer", _OPTIMIZER_REASONS[strategy.optimizer])
@@ -134,6 +142,15 @@ def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]
         value = f"{strategy.buckets.reduce_bucket_size} elements"
         why = "the default buckets do not fit, or are no faster"
         yield Reason(field="buckets", value=value, origin=Origin.PLANNER, why=why)
+
+
+def _of_script(strategy: Strategy, problem: Problem) -> Iterator[Reason]:
+    """Yield why fields have the script's own value, where a flag could have asked for another."""
+    for name, pin in problem.constraints.settled().items():
+        if name in FLAGS and name not in _IMPLIED and getattr(problem.request, name) is None:
+            value = getattr(strategy, name)
+            said = "as the script says" if value is None else show(value)
+            yield Reason(field=name, value=said, origin=Origin.SCRIPT, why=pin.why)
 
 
 def _chosen(strategy: Strategy, field: str, why: str) -> Reason:
@@ -164,6 +181,9 @@ def _why_first(judged: Judged, found: Found) -> str:
 def _why_micro_batch(judged: Judged, found: Found, problem: Problem) -> str:
     size = judged.strategy.micro_batch_size or 1
     larger = [one for one in found.variants if (one.strategy.micro_batch_size or 1) > size]
+    script = problem.script
+    if not larger and script is not None and size == script.micro_batch_size and judged.fits:
+        return "the script's own batch, in one piece"
     if not larger:
         if judged.strategy.gradient_accumulation_steps == 1:
             return "the whole global batch in one pass"

@@ -6,9 +6,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from zerofit.planning.constraints import Constraints
+from zerofit.strategy import Precision
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from zerofit.capture import Capture
+    from zerofit.estimate.optimizers import Stepper
     from zerofit.estimates import Estimate
     from zerofit.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
     from zerofit.plan import Topology
@@ -45,6 +50,27 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What a captured script brings to its problem, and a plan leaves as it is."""
+
+    capture: Capture
+    constraints: Constraints
+    """Without those that the user's own flags overrule."""
+    micro_batch_size: int | None
+    """Samples of one forward pass of the script as it stands, on one rank; None where nothing shows it."""
+    optimizer: Stepper
+    """What its optimizer is like."""
+    optimizer_id: str | None
+    """Id of its optimizer in compat/optimizer_table.py; None where there are several or none was seen."""
+    optimizer_note: str
+    """What is assumed of it, one sentence; empty where nothing is."""
+    weights: Precision
+    """Format of most of its weights, as it makes them."""
+    weight_bytes: int
+    """Of an element of the narrowest of them; 0 where they are packed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """What is to be planned."""
 
@@ -63,6 +89,25 @@ class Problem:
     """Whether the script makes its model before anything that says "ZeRO stage 3"."""
     expandable_segments: bool = False
     """Whether the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
+    script: Script | None = None
+    """What will run, where a script was captured; None for a model that was named."""
+    notes: tuple[str, ...] = ()
+    """What was assumed of it, one sentence each."""
+
+    @property
+    def constraints(self) -> Constraints:
+        """What of a strategy the script leaves open."""
+        return self.script.constraints if self.script is not None else Constraints()
+
+    @property
+    def own_optimizer(self) -> Stepper:
+        """What the script's own optimizer is like; foreach AdamW where it is not known."""
+        return self.script.optimizer if self.script is not None else None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of an element of the narrowest weights, as the script makes them."""
+        return self.script.weight_bytes if self.script is not None else 4
 
     @property
     def card_bytes(self) -> int:

@@ -46,6 +46,7 @@ def solve(
         UserError: the global batch can't be made.
         ExceptionGroup: of UserErrors, where what the user fixed breaks a compatibility rule.
     """
+    notes = (*notes, *problem.notes)
     space = candidates(problem)
     if not space.strategies:
         findings = dict.fromkeys(finding for dropped in space.dropped for finding in dropped.findings)

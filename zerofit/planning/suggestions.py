@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.errors import UserError
 from zerofit.facts import AVAILABLE_SHARE
+from zerofit.planning.from_capture import on_other_ranks
 from zerofit.planning.problem import Allow
 from zerofit.planning.search import Judged
 from zerofit.units import GIB, format_bytes
@@ -80,7 +81,8 @@ def _solved(problem: Problem, solve: Callable[[Problem], Judged | None]) -> Judg
 
 def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
     topology, machine = problem.topology, problem.machine
-    global_batch_size = problem.workload.global_batch_size
+    is_fixed = problem.script is None or problem.request.global_batch_size is not None
+    global_batch_size = problem.workload.global_batch_size if is_fixed else None
     for nodes, per_node in _layouts(topology):
         if global_batch_size is not None and global_batch_size % (nodes * per_node):
             continue
@@ -95,10 +97,11 @@ def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
         )
         ranks = replace(topology, num_nodes=nodes, world_size=per_node * nodes)
         where = f" on {nodes} nodes" if nodes > 1 else ""
-        yield (
-            f"{per_node * nodes} x {gpu.name}{where} in place of {topology.world_size}",
-            replace(problem, machine=bigger, topology=ranks),
-        )
+        try:
+            changed = on_other_ranks(problem, bigger, ranks)
+        except UserError:
+            continue  # the script's batch does not divide over these ranks
+        yield f"{per_node * nodes} x {gpu.name}{where} in place of {topology.world_size}", changed
 
 
 def _layouts(topology: Topology) -> Iterator[tuple[int, int]]:
@@ -150,4 +153,6 @@ def _allowed(problem: Problem, what: Allow) -> Iterator[tuple[str, Problem]]:
 
 def _shorter(problem: Problem) -> Iterator[tuple[str, Problem]]:
     for shorter in problem.shorter():
-        yield f"--seq-len {shorter.workload.sequence_length}", shorter
+        length = shorter.workload.sequence_length
+        says = f"--seq-len {length}" if problem.script is None else f"samples cut to {length} in the script"
+        yield says, shorter

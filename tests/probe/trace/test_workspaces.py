@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zerofit.allocation_log import TensorKind, TraceRequest
-from zerofit.probe.trace.workspaces import scratch_bytes
+from zerofit.probe.trace.workspaces import scratch_bytes, stored_bytes
 from zerofit.strategy import Precision
 
 _LOW = TraceRequest(sequence_length=16, is_padded=False, weights=Precision.BF16)
@@ -54,3 +54,13 @@ def test_an_h100_takes_no_less_scratch_for_attention_than_an_a100(
     ]
     heads = 3 * 4
     assert attention == [4 * heads * 128, 4 * heads * 128 * 32, *[2 * heads * 16 * 8] * 2]
+
+
+@pytest.mark.parametrize("length", [16, 24, 32])
+def test_the_gradient_of_a_bias_has_rows_of_a_multiple_of_16(length: int) -> None:
+    import torch
+
+    whole = torch.empty(2, 3, 5, -(-length // 16) * 16)
+    backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+    for seen in (whole[..., :length], whole[..., :length].contiguous()):
+        assert stored_bytes(backward, 3, seen) == whole.numel() * 4

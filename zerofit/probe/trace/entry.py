@@ -1,4 +1,4 @@
-"""trace_config: the logs of a model under a request, off runs on fake tensors at several sizes."""
+"""The logs of a model under a request, off runs on fake tensors at several sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import traceback
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from zerofit.probe.trace.layers import find_stacks, shortened
 from zerofit.probe.trace.prepare import prepare_model
 from zerofit.probe.trace.raw import Skeleton
 from zerofit.probe.trace.replicate import NotPeriodicError, replicate
-from zerofit.probe.trace.run import run_micro_batch
+from zerofit.probe.trace.run import collated, run_micro_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from zerofit.probe.trace.affine import AffineLog
     from zerofit.probe.trace.layers import Stack
     from zerofit.probe.trace.raw import RawLog
+    from zerofit.probe.trace.run import Feed
 
 _ZEROFIT = Path(__file__).parents[2]
 _STARTS = (2, 4, 8, 16, 32)
@@ -56,18 +57,54 @@ def trace_config(
         UserError: the model can't be run on fake tensors, or not with this request. What zerofit's own code
             raises is passed on as it is.
     """
+    return trace_made(
+        lambda: prepare_model(build, copy.deepcopy(config), request),
+        collated,
+        request,
+        name=config.model_type,
+        all_layers=all_layers,
+        on_progress=on_progress,
+    )
+
+
+def trace_made(
+    make_model: Callable[[], Any],
+    feed: Feed,
+    request: TraceRequest,
+    *,
+    name: str,
+    attention: str | None = None,
+    all_layers: bool = False,
+    on_progress: Callable[[str], None] | None = None,
+) -> Trace:
+    """Return the logs of a model that a function makes.
+
+    Args:
+        make_model: makes the model on fake tensors, as the request has it.
+        feed: makes its batches.
+        request: what decides the log.
+        name: of the model, for a message.
+        attention: the implementation in use, where the request leaves it to the model.
+        all_layers: whether no layer may be left out and replicated.
+        on_progress: told what is being run.
+
+    Raises:
+        UserError: the model can't be run on fake tensors, or not with this request. What zerofit's own code
+            raises is passed on as it is.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with _quiet(), flash_package(request), FakeTensorMode(allow_non_fake_inputs=True):
+    flash = flash_package(replace(request, attention=request.attention or attention))
+    with _quiet(), flash, FakeTensorMode(allow_non_fake_inputs=True):
         try:
-            model = prepare_model(build, copy.deepcopy(config), request)
-            return _Tracing(model, request, on_progress or (lambda _: None)).trace(all_layers=all_layers)
+            tracing = _Tracing(make_model(), request, on_progress or (lambda _: None), feed)
+            return tracing.trace(all_layers=all_layers)
         except UserError:
             raise
         except Exception as error:
             if _is_own(error):
                 raise
-            raise _cannot_trace(config, error) from error
+            raise _cannot_trace(name, error) from error
 
 
 @contextmanager
@@ -93,12 +130,12 @@ def _is_own(error: Exception) -> bool:
     return bool(frames) and Path(frames[-1].filename).is_relative_to(_ZEROFIT)
 
 
-def _cannot_trace(config: Any, error: Exception) -> UserError:
+def _cannot_trace(name: str, error: Exception) -> UserError:
     said = (str(error).strip().splitlines() or [""])[0]
     return UserError(
         "trace-failed",
         "the model can't be run without its values",
-        found=f"{config.model_type}: {type(error).__name__}: {said[:200]}",
+        found=f"{name}: {type(error).__name__}: {said[:200]}",
         why="memory is read off a run on tensors that have shapes and no values",
         fix="plan with --fast, which goes by the model's dimensions alone",
     )
@@ -148,6 +185,7 @@ class _Tracing:
     model: Any
     request: TraceRequest
     say: Callable[[str], None]
+    feed: Feed = collated
     skeleton: Skeleton = field(init=False)
     stacks: tuple[Stack, ...] = ()
     runs: dict[tuple[int, tuple[int, ...]], RawLog] = field(default_factory=dict)
@@ -162,7 +200,10 @@ class _Tracing:
                 break
             try:
                 return self._logs()
-            except NotPeriodicError as reason:
+            except UserError:
+                raise
+            except Exception as reason:  # of a model that needs all its layers
+                self.model.zero_grad(set_to_none=True)
                 self.say(f"layers differ ({reason})")
         self.stacks = ()
         return self._logs()
@@ -170,11 +211,18 @@ class _Tracing:
     def _logs(self) -> Trace:
         start, main = self._affine()
         logs = [to_allocation_log(self._whole(main, start), self.skeleton, start)]
-        if start == _STARTS[0] and difference(main, self._run(1), 1) is None:
+        if start == _STARTS[0] and self._holds_for_one(main):
             logs = [to_allocation_log(self._whole(main, start), self.skeleton, 1)]
             start = 1
         logs += [self._exact(samples) for samples in range(start - 1, 0, -1)]
         return Trace(request=self.request, logs=tuple(logs))
+
+    def _holds_for_one(self, log: AffineLog) -> bool:
+        """Return whether a log holds for one sample too, or the model takes no single one."""
+        try:
+            return difference(log, self._run(1), 1) is None
+        except ValueError:  # of torch.nn.functional.batch_norm, where there is one value to a channel
+            return True
 
     def _affine(self) -> tuple[int, AffineLog]:
         """Return the first size from which on one log holds, and that log."""
@@ -201,7 +249,9 @@ class _Tracing:
             few = "".join(f", {stack.few(more)} of {stack.num_layers} layers" for stack in self.stacks)
             self.say(f"micro-batch {samples}{few}")
             with shortened(self.model, self.stacks, more):
-                self.runs[key] = run_micro_batch(self.model, self.skeleton, samples, self.request)
+                self.runs[key] = run_micro_batch(
+                    self.model, self.skeleton, samples, self.request, feed=self.feed
+                )
         return self.runs[key]
 
     def _whole(self, log: AffineLog, samples: int) -> AffineLog:

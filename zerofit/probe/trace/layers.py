@@ -56,7 +56,8 @@ def find_stacks(model: Any, shift: int = 0) -> tuple[Stack, ...]:
         is_inside = any(path.startswith(f"{stack.path}.") for stack in stacks)
         if not isinstance(module, ModuleList) or is_inside or len(module) < 2:
             continue
-        stack = replace(_repetition(path, _signatures(module, model.config)), shift=shift)
+        config = getattr(model, "config", None)
+        stack = replace(_repetition(path, _signatures(module, config)), shift=shift)
         if stack.few(1) < len(module):
             stacks.append(stack)
     return tuple(stacks)
@@ -107,7 +108,7 @@ def _settings(layer: Any) -> dict[tuple[str, str], Any]:
 
 def _settings_of_layer(config: Any, index: int, num_layers: int) -> Iterator[tuple[str, str]]:
     for part in (config, getattr(config, "text_config", None), getattr(config, "vision_config", None)):
-        for key, value in sorted(vars(part).items()) if part is not None else ():
+        for key, value in sorted(vars(part).items()) if hasattr(part, "__dict__") else ():
             if isinstance(value, (list, tuple)) and len(value) == num_layers:
                 yield key, repr(value[index])
 

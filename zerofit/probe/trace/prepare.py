@@ -50,6 +50,11 @@ def prepare_model(build: Callable[..., Any], config: Any, request: TraceRequest)
     with no_init_weights():
         model = build(config, dtype=torch_dtype(request.weights), **chosen)
     model.tie_weights()  # what no_init_weights leaves out
+    return as_requested(model, request)
+
+
+def as_requested(model: Any, request: TraceRequest) -> Any:
+    """Return a model frozen, adapted and checkpointed as the request has it, in training mode."""
     if request.freeze:
         freeze(model, request.freeze)
     if request.lora is not None:

@@ -8,20 +8,37 @@ from typing import TYPE_CHECKING, Any
 from zerofit.allocation_log import Event, TensorKind
 from zerofit.probe.trace.batches import make_batch
 from zerofit.probe.trace.cuda_like import cuda_like
+from zerofit.probe.trace.nested import map_tensors, named_tensors
 from zerofit.probe.trace.prepare import as_if_eager, torch_dtype
 from zerofit.probe.trace.raw import leaves
 from zerofit.probe.trace.recorder import Recorder, watching
 from zerofit.strategy import Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from zerofit.allocation_log import TraceRequest
     from zerofit.probe.trace.raw import RawLog, Skeleton
 
+    Batch = tuple[tuple[Any, ...], dict[str, Any]]
+    """What a model is called with: the positional arguments, and those by name."""
+    Feed = Callable[[Any, int, TraceRequest], Batch]
+    """Makes the batch of a model for so many samples."""
+
+
+def collated(model: Any, samples: int, request: TraceRequest) -> Batch:
+    """Return the batch that the data collator of a model's task makes."""
+    return (), make_batch(model, samples, request)
+
 
 def run_micro_batch(
-    model: Any, skeleton: Skeleton, samples: int, request: TraceRequest, *, as_on_cuda: bool = True
+    model: Any,
+    skeleton: Skeleton,
+    samples: int,
+    request: TraceRequest,
+    *,
+    feed: Feed = collated,
+    as_on_cuda: bool = True,
 ) -> RawLog:
     """Return the log of one micro-batch, after which the model holds no gradients.
 
@@ -30,6 +47,7 @@ def run_micro_batch(
         skeleton: of the whole model, which gives modules and parameters their numbers.
         samples: the micro-batch size.
         request: what decides the log.
+        feed: makes the batch.
         as_on_cuda: whether CUDA kernels stand in for the CPU's.
     """
     recorder = Recorder(is_padded=request.is_padded, as_on_cuda=as_on_cuda)
@@ -41,20 +59,22 @@ def run_micro_batch(
         stack.enter_context(watching(recorder))
         if as_on_cuda:
             stack.enter_context(cuda_like(request))
-        forward_and_backward(model, samples, request, recorder)
+        forward_and_backward(model, samples, request, recorder, feed=feed)
         recorder.close()
         model.zero_grad(set_to_none=True)
     return recorder.log
 
 
-def forward_and_backward(model: Any, samples: int, request: TraceRequest, recorder: Recorder) -> None:
+def forward_and_backward(
+    model: Any, samples: int, request: TraceRequest, recorder: Recorder, *, feed: Feed = collated
+) -> None:
     """Run one micro-batch; the recorder's modes are on and the model is hooked."""
-    batch = make_batch(model, samples, request)
-    recorder.know_inputs(batch)
+    batch = feed(model, samples, request)
+    recorder.know_inputs({name.rpartition(".")[2]: tensor for name, tensor in named_tensors(batch)})
     given = _in_format_of_weights(batch, request)
     recorder.phase = TensorKind.ACTIVATION
     with _autocast(request):
-        outputs = model(**given)
+        outputs = model(*given[0], **given[1])
     if request.autocast is not None:
         outputs = _upcast(outputs)
     loss = _loss(outputs)
@@ -70,7 +90,7 @@ def forward_and_backward(model: Any, samples: int, request: TraceRequest, record
 def _tag_outputs(outputs: Any, recorder: Recorder) -> None:
     import torch
 
-    for tensor in leaves(dict(outputs)):
+    for tensor in leaves(outputs):
         if isinstance(tensor, torch.Tensor):
             recorder.retag(tensor, TensorKind.OUTPUT)
 
@@ -85,14 +105,15 @@ def _backward(loss: Any) -> None:
     _engine_run_backward((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
-def _in_format_of_weights(batch: dict[str, Any], request: TraceRequest) -> dict[str, Any]:
+def _in_format_of_weights(batch: Batch, request: TraceRequest) -> Batch:
     """Return the batch with its floats in the weights' format, as DeepSpeed's engine casts them."""
     if request.weights is Precision.FP32 or request.autocast is not None:
         return batch
     dtype = torch_dtype(request.weights)
-    return {
-        name: tensor.to(dtype) if tensor.dtype.is_floating_point else tensor for name, tensor in batch.items()
-    }
+    cast: Batch = map_tensors(
+        batch, lambda _, tensor: tensor.to(dtype) if tensor.dtype.is_floating_point else tensor
+    )
+    return cast
 
 
 def _autocast(request: TraceRequest) -> Any:
@@ -111,8 +132,14 @@ def _upcast(outputs: Any) -> Any:
 
 
 def _loss(outputs: Any) -> Any:
-    loss = getattr(outputs, "loss", None)
-    return loss if loss is not None else outputs[0].float().mean()
+    """Return the model's own loss; where the script computes it, the mean of the first output stands in."""
+    import torch
+
+    loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
+    if loss is not None:
+        return loss
+    tensors = [one for one in leaves(outputs) if isinstance(one, torch.Tensor) and one.requires_grad]
+    return tensors[0] if not tensors[0].dim() else tensors[0].float().mean()
 
 
 @contextmanager

@@ -21,6 +21,9 @@ def stored_bytes(function: Any, position: int, tensor: Any) -> int:
     """Return the size of one output's storage as the CUDA kernel makes it."""
     if position and function.__name__ in _FP32_STATISTICS:
         return int(tensor.numel()) * _FP32_BYTES
+    if position == _BIAS and function.__name__ == _EFFICIENT_BACKWARD:
+        rows, length = tensor.numel() // max(1, tensor.shape[-1]), tensor.shape[-1]
+        return int(rows * _round_up(length, _BIAS_ALIGNMENT) * tensor.element_size())
     return int(tensor.untyped_storage().nbytes())
 
 
@@ -28,6 +31,12 @@ _FP32_STATISTICS = {"native_layer_norm.default", "native_group_norm.default"}
 """CUDA keeps mean and rstd in fp32 where the CPU keeps the input's format.
 
 Source: torch/_refs/__init__.py, native_layer_norm; aten/src/ATen/native/cuda/layer_norm_kernel.cu.
+"""
+_EFFICIENT_BACKWARD = "_scaled_dot_product_efficient_attention_backward.default"
+_BIAS, _BIAS_ALIGNMENT = 3, 16
+"""Its fourth output, the gradient of the bias, has rows of a multiple of 16 elements, which a fake tensor
+that was remembered of an earlier call has not. Source: torch/_meta_registrations.py,
+meta__scaled_dot_product_efficient_backward.
 """
 
 
@@ -95,6 +104,6 @@ _SCRATCH = {
     "_scaled_dot_product_flash_attention_backward.default": _flash_backward,
     "_scaled_dot_product_cudnn_attention_backward.default": _cudnn_backward,
     "_safe_softmax.default": _safe_softmax,
-    "_scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
+    _EFFICIENT_BACKWARD: _efficient_backward,
     "embedding_dense_backward.default": _embedding_backward,
 }

@@ -1,0 +1,282 @@
+"""What of a strategy a script leaves open, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from captured_scripts import capture, captured_problem, optimizer, trainer
+
+from zerofit.candidates import candidates
+from zerofit.capture import Capture
+from zerofit.errors import UserError
+from zerofit.plan import Topology
+from zerofit.planning.constraints import constraints_of
+from zerofit.planning.order import kind_of
+from zerofit.planning.problem import Allow
+from zerofit.request import Request
+from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
+
+_SGD = optimizer("torch.optim.sgd.SGD", momentum=0.9)
+_DIVISORS = (8, 4, 2, 1)
+_LOADER = capture().loader
+assert _LOADER
+
+
+@pytest.mark.parametrize(
+    ("captured", "field", "values", "why"),
+    [
+        (
+            capture(),
+            "micro_batch_size",
+            _DIVISORS,
+            "the script's batches of 8 samples are split in equal parts inside the forward pass",
+        ),
+        (
+            trainer(model_passes_num_items=False),
+            "micro_batch_size",
+            _DIVISORS,
+            "the script's batches of 8 samples are split in equal parts inside the forward pass",
+        ),
+        (
+            trainer(loader=replace(_LOADER, collator="DataCollatorForLanguageModeling")),
+            "micro_batch_size",
+            _DIVISORS,
+            "the script's batches of 8 samples are split in equal parts inside the forward pass",
+        ),
+        (
+            capture(splits_batches=True),
+            "micro_batch_size",
+            (4, 2, 1),
+            "the script's batches of 4 samples are split in equal parts inside the forward pass",
+        ),
+        (
+            capture(model_mixes_samples=("bn1", "bn2", "bn3", "bn4", "bn5")),
+            "micro_batch_size",
+            (8,),
+            "bn1, bn2, bn3 and 2 more of the model compute over all samples of a batch",
+        ),
+        (
+            trainer(model_mixes_samples=("bn",)),
+            "gradient_accumulation_steps",
+            (2,),
+            "bn of the model compute over all samples of a batch",
+        ),
+        (
+            trainer(trainer_overrides=("training_step",), trainer_class="train.MyTrainer"),
+            "micro_batch_size",
+            (8,),
+            "MyTrainer has its own training_step",
+        ),
+        (
+            capture(micro_batch_size=None),
+            "micro_batch_size",
+            (None,),
+            "nothing shows how many samples the script's batches have",
+        ),
+        (
+            capture(model_can_checkpoint=False, model_class_path="train.MyNet"),
+            "gradient_checkpointing",
+            (False,),
+            "MyNet has no gradient checkpointing of transformers",
+        ),
+        (
+            capture(model_checkpoints=True),
+            "gradient_checkpointing",
+            (True,),
+            "the script has switched it on",
+        ),
+        (
+            capture(num_models=2),
+            "engine",
+            (Engine.NATIVE,),
+            "accelerate takes one model under DeepSpeed, and the script prepares 2",
+        ),
+        (
+            capture(optimizers=(optimizer(), _SGD)),
+            "engine",
+            (Engine.NATIVE,),
+            "DeepSpeed's engine steps one optimizer, and the script prepares 2",
+        ),
+        (
+            capture(optimizers=(optimizer(is_prepared=False),)),
+            "engine",
+            (Engine.NATIVE,),
+            "DeepSpeed's engine has to step the optimizer, and the script's does not go through prepare()",
+        ),
+        (capture(optimizers=(optimizer(), _SGD)), "optimizer", (None,), "the script has several optimizers"),
+        (capture(optimizers=(_SGD,)), "optimizer", (None,), "the script trains with SGD"),
+        (capture(mixed_precision="fp16"), "precision", (Precision.FP16,), "the script trains in fp16"),
+        (capture(mixed_precision="fp8"), "precision", (None,), "the script trains in fp8"),
+        (
+            capture(model_is_quantized=True),
+            "zero_stage",
+            (ZeroStage.NOTHING, ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS),
+            "stage 3 can't partition quantized weights",
+        ),
+        (
+            capture(model_is_quantized=True),
+            "precision",
+            (None,),
+            "the base is quantized: its layers compute in the format that they were made for",
+        ),
+        (
+            capture(model_adapters=("LORA",)),
+            "lora",
+            (None,),
+            "the script has adapters of its own (LORA)",
+        ),
+        (trainer(max_grad_norm=0.0), "gradient_clipping", (0.0,), "the script's max_grad_norm is 0"),
+    ],
+)
+def test_what_can_not_be_changed_is_pinned_with_a_reason(
+    captured: Capture, field: str, values: tuple[Any, ...], why: str
+) -> None:
+    found = [
+        pin for pin in constraints_of(captured, topology=Topology(world_size=2)).pins if pin.field == field
+    ]
+    assert [(pin.values, pin.why) for pin in found] == [(values, why)]
+
+
+_ALWAYS = {"lora", "freeze", "attention"}
+
+
+@pytest.mark.parametrize(
+    ("captured", "fields"),
+    [
+        (capture(), _ALWAYS | {"micro_batch_size"}),
+        (trainer(), _ALWAYS),
+        (trainer(trainer_overrides=("compute_loss",)), _ALWAYS | {"micro_batch_size"}),
+    ],
+)
+def test_an_ordinary_script_leaves_the_rest_open(captured: Capture, fields: set[str]) -> None:
+    assert {pin.field for pin in constraints_of(captured, topology=Topology()).pins} == fields
+
+
+def test_a_batch_of_all_ranks_has_to_divide_over_them() -> None:
+    with pytest.raises(UserError) as caught:
+        constraints_of(capture(splits_batches=True), topology=Topology(world_size=3))
+    assert str(caught.value) == (
+        "error[split-batch-not-divisible]: the script's batch does not divide over the ranks\n"
+        "  found: split_batches=True with batches of 8 samples, on 3 ranks\n"
+        "  why:   accelerate gives each rank the same part of every batch\n"
+        "  fix:   use as many ranks as divide 8, or change the script's batch size"
+    )
+
+
+@pytest.mark.parametrize(
+    ("captured", "request_", "found"),
+    [
+        (capture(), Request(micro_batch_size=16), "--micro-batch-size 16"),
+        (capture(), Request(attention="eager"), "--attention eager"),
+        (
+            capture(model_can_checkpoint=False),
+            Request(gradient_checkpointing=True),
+            "--gradient-checkpointing on",
+        ),
+        (capture(num_models=2), Request(engine=Engine.DEEPSPEED), "--engine deepspeed"),
+        (capture(num_models=2), Request(zero_stage=ZeroStage.GRADIENTS), "--zero-stage 2"),
+        (
+            capture(num_models=2),
+            Request(optimizer_offload=OffloadDevice.CPU),
+            "--offload-optimizer cpu",
+        ),
+        (
+            capture(optimizers=(optimizer(), _SGD)),
+            Request(optimizer=OptimizerName.ADAMW),
+            "--optimizer adamw",
+        ),
+        (capture(model_is_quantized=True), Request(zero_stage=ZeroStage.PARAMETERS), "--zero-stage 3"),
+    ],
+)
+def test_a_flag_that_the_script_can_not_take_is_refused(
+    captured: Capture, request_: Request, found: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        captured_problem(captured, request=request_)
+    assert (caught.value.rule, caught.value.found) == ("script-cannot-take", found)
+
+
+@pytest.mark.parametrize(
+    ("captured", "request_", "field", "values"),
+    [
+        (capture(optimizers=(_SGD,)), Request(optimizer=OptimizerName.ADAMW), "optimizer", {"adamw"}),
+        (capture(mixed_precision="fp16"), Request(precision=Precision.BF16), "precision", {"bf16"}),
+        (
+            capture(model_checkpoints=True),
+            Request(gradient_checkpointing=False),
+            "gradient_checkpointing",
+            {False},
+        ),
+    ],
+)
+def test_a_habit_of_the_script_gives_way_to_a_flag(
+    captured: Capture, request_: Request, field: str, values: set[Any]
+) -> None:
+    found = candidates(captured_problem(captured, request=request_)).strategies
+    assert {getattr(one, field) for one in found} == values
+
+
+@pytest.mark.parametrize(
+    ("captured", "field", "values"),
+    [
+        (capture(), "micro_batch_size", {8, 4, 2, 1}),
+        (capture(), "gradient_accumulation_steps", {2, 4, 8, 16}),
+        (capture(), "optimizer", {None, OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT}),
+        (capture(optimizers=(optimizer(fused=True),)), "optimizer", {None, OptimizerName.ADAMW_8BIT}),
+        (capture(optimizers=(_SGD,)), "optimizer", {None}),
+        (trainer(), "micro_batch_size", {16, 8, 4, 2, 1}),
+        (capture(model_mixes_samples=("bn",)), "micro_batch_size", {8}),
+        (capture(model_mixes_samples=("bn",)), "gradient_accumulation_steps", {2}),
+        (capture(micro_batch_size=None), "micro_batch_size", {None}),
+        (capture(micro_batch_size=None), "gradient_accumulation_steps", {None}),
+        (capture(num_models=2), "engine", {Engine.NATIVE}),
+        (capture(), "precision", {Precision.BF16}),
+        (capture(mixed_precision="fp16"), "precision", {Precision.FP16}),
+        (capture(model_is_quantized=True), "zero_stage", {0, 1, 2}),
+        (capture(model_can_checkpoint=False), "gradient_checkpointing", {False}),
+        (capture(), "gradient_checkpointing", {False, True}),
+        (trainer(max_grad_norm=0.0), "gradient_clipping", {0.0}),
+        (trainer(), "gradient_clipping", {None}),
+        (capture(), "lora", {None}),
+        (capture(), "freeze", {()}),
+    ],
+)
+def test_every_candidate_keeps_to_the_constraints(captured: Capture, field: str, values: set[Any]) -> None:
+    problem = captured_problem(captured, allow=frozenset({Allow.LORA, Allow.FREEZE}))
+    found = candidates(problem).strategies
+    assert {getattr(one, field) for one in found} == values
+    assert all(problem.constraints.allow_all(one) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("class_path", "offloads"),
+    [
+        ("torch.optim.adamw.AdamW", True),
+        ("torch.optim.sgd.SGD", False),
+        ("transformers.optimization.Adafactor", False),
+        ("torch.optim._muon.Muon", False),
+    ],
+)
+def test_only_what_the_optimizer_table_allows_is_offloaded(class_path: str, offloads: bool) -> None:
+    found = candidates(captured_problem(capture(optimizers=(optimizer(class_path),))))
+    assert any(one.optimizer_offload is OffloadDevice.CPU for one in found.strategies) is offloads
+    rules = {finding.rule for dropped in found.dropped for finding in dropped.findings}
+    assert bool(rules) is not offloads
+
+
+def test_a_quantized_base_is_never_partitioned_nor_its_parameters_offloaded() -> None:
+    found = candidates(captured_problem(capture(model_is_quantized=True))).strategies
+    assert {kind_of(one)[3] for one in found} == {OffloadDevice.NONE}
+
+
+def test_a_micro_batch_that_would_not_make_the_scripts_global_batch_is_refused() -> None:
+    problem = captured_problem(capture(gradient_accumulation_steps=3), request=Request(micro_batch_size=8))
+    cut = replace(problem, request=Request(gradient_accumulation_steps=2))
+    with pytest.raises(UserError) as caught:
+        candidates(cut)
+    assert (caught.value.rule, caught.value.found) == (
+        "script-cannot-take",
+        "micro-batches of 12, for a global batch of 96",
+    )

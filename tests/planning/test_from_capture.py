@@ -1,0 +1,276 @@
+"""From a capture to a problem: batches, lengths, what the script's own optimizer and weights cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from captured_scripts import (
+    batch,
+    capture,
+    captured_model,
+    captured_problem,
+    optimizer,
+    trainer,
+    with_lengths,
+)
+from planning_problems import A100, RATES, made_trace, model
+
+from zerofit.capture import Capture, CapturedTensor
+from zerofit.errors import UserError
+from zerofit.estimate.optimizers import STATES
+from zerofit.plan import Origin
+from zerofit.planning.answer import Answer
+from zerofit.planning.fast_judge import FastJudge
+from zerofit.planning.judge import EstimatingJudge
+from zerofit.planning.problem import Allow, Problem
+from zerofit.planning.solve import solve
+from zerofit.request import Request
+from zerofit.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.units import GIB
+
+_NATIVE = Strategy(precision=Precision.BF16, micro_batch_size=1, gradient_accumulation_steps=1)
+_ZERO2 = replace(_NATIVE, engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
+
+
+def _judge(asked: Problem) -> FastJudge:
+    return FastJudge(asked, trace=made_trace(asked.model), rates=RATES)
+
+
+def _solve(asked: Problem, **options: Any) -> Answer:
+    return solve(asked, judge_of=_judge, is_fast=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("captured", "expected"),
+    [
+        (capture(), 8 * 2 * 4),
+        (capture(splits_batches=True), 8 * 2),
+        (capture(micro_batch_size=None), None),
+        (trainer(gradient_accumulation_steps=1), 8 * 4),
+    ],
+)
+def test_the_global_batch_is_the_scripts_own(captured: Capture, expected: int | None) -> None:
+    assert captured_problem(captured).workload.global_batch_size == expected
+
+
+def test_another_global_batch_is_refused_where_the_script_makes_it() -> None:
+    with pytest.raises(UserError) as caught:
+        captured_problem(request=Request(global_batch_size=128))
+    assert str(caught.value) == (
+        "error[global-batch-is-the-scripts]: the global batch of this script is made in the script\n"
+        "  found: --global-batch 128, and the script's is 8 x 2 x 4 = 64   "
+        "(samples x accumulation x ranks)\n"
+        "  why:   its DataLoader and the steps that it counts are its own, and zerofit leaves them as they "
+        "are\n"
+        "  fix:   leave out --global-batch, or set in the script its DataLoader's batch_size to 16 or its "
+        "gradient_accumulation_steps to 4"
+    )
+
+
+@pytest.mark.parametrize("captured", [trainer(), capture(gradient_accumulation_steps=4)])
+def test_another_global_batch_is_taken_where_trainer_makes_it_or_it_is_the_same(captured: Capture) -> None:
+    problem = captured_problem(captured, request=Request(global_batch_size=128))
+    assert problem.workload.global_batch_size == 128
+
+
+@pytest.mark.parametrize(
+    ("batches", "longest", "expected", "is_padded"),
+    [
+        pytest.param((batch(width=300, longest=300),), 512, 512, True, id="padded to the longest of a batch"),
+        pytest.param((batch(width=1024, longest=300),), 512, 1024, True, id="padded to a fixed length"),
+        pytest.param(
+            (batch(width=304, longest=300), batch(width=88, longest=81, shortest=50)),
+            509,
+            512,
+            True,
+            id="padded to a multiple of 8",
+        ),
+        pytest.param((batch(width=512, shortest=512),), 512, 512, False, id="packed to one length"),
+    ],
+)
+def test_the_longest_sample_decides(batches: Any, longest: int, expected: int, is_padded: bool) -> None:
+    workload = captured_problem(with_lengths(capture(), *batches, longest=longest)).workload
+    assert (workload.sequence_length, workload.is_padded) == (expected, is_padded)
+
+
+def test_samples_that_were_not_all_looked_at_are_told() -> None:
+    captured = capture()
+    assert captured.lengths
+    some = replace(captured, lengths=replace(captured.lengths, is_whole=False))
+    assert captured_problem(some).notes == (
+        "the longest of the 80 samples that were looked at, 512 tokens, stands for all",
+    )
+
+
+def test_the_targets_of_an_encoder_decoder_are_its_labels() -> None:
+    tensors = (
+        CapturedTensor(name="input_ids", shape=(8, 512), dtype="int64"),
+        CapturedTensor(name="labels", shape=(8, 60), dtype="int64"),
+    )
+    captured = capture(batches=(replace(batch(), tensors=tensors),), model_facts=model(num_decoder_layers=2))
+    assert captured_problem(captured).workload.target_length == 60
+
+
+@pytest.mark.parametrize(
+    ("captured", "notes"),
+    [
+        (capture(), ()),
+        (
+            capture(model_is_quantized=True),
+            ("the weights of small are counted as wide as they are before quantization",),
+        ),
+        (capture(num_models=2), ("of the 2 models of the script only small is counted",)),
+        (
+            capture(optimizers=(optimizer("mine.Sophia"),)),
+            ("Sophia is counted as AdamW: what it keeps is not known",),
+        ),
+        (
+            capture(micro_batch_size=None),
+            ("the script's first batch stands for all, as nothing shows how many samples one has",),
+        ),
+    ],
+)
+def test_what_is_assumed_of_a_script_is_told(captured: Capture, notes: tuple[str, ...]) -> None:
+    problem = captured_problem(captured)
+    assert problem.notes == notes
+    assert _solve(problem).notes == notes
+
+
+def test_a_model_without_tokens_has_no_length() -> None:
+    assert captured_problem(capture(lengths=None)).workload.sequence_length is None
+
+
+@pytest.mark.parametrize(("captured", "keeps"), [(capture(), True), (trainer(), False)])
+def test_a_loop_holds_the_outputs_and_trainer_does_not(captured: Capture, keeps: bool) -> None:
+    assert captured_problem(captured).workload.keeps_outputs is keeps
+
+
+def test_what_the_script_alone_can_do_is_left_out_of_what_is_allowed() -> None:
+    problem = captured_problem(allow=frozenset(Allow))
+    assert problem.allow == {Allow.ADAFACTOR}
+    assert problem.notes == ("--allow freeze,length,lora is left out: it is the script's own to do",)
+
+
+def _states(captured: Capture, strategy: Strategy) -> int:
+    asked = captured_problem(captured, num_gpus=1)
+    judged = EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES).judge(strategy)
+    phase = judged.estimate.device.phases[-1]
+    return sum(term.num_bytes for term in phase.terms if term.name == STATES)
+
+
+_P = model().num_parameters
+
+
+@pytest.mark.parametrize(
+    ("class_path", "settings", "per_parameter"),
+    [
+        ("torch.optim.adamw.AdamW", {}, 8),
+        ("torch.optim.sgd.SGD", {"momentum": 0.9}, 4),
+        ("torch.optim.sgd.SGD", {"momentum": 0}, 0),
+        ("bitsandbytes.optim.adamw.AdamW8bit", {}, 2),
+        ("bitsandbytes.optim.lion.Lion8bit", {}, 1),
+        ("mine.Sophia", {}, 8),
+    ],
+)
+def test_the_scripts_own_optimizer_is_counted(
+    class_path: str, settings: dict[str, Any], per_parameter: int
+) -> None:
+    states = _states(capture(optimizers=(optimizer(class_path, **settings),)), _NATIVE)
+    assert states / _P == pytest.approx(per_parameter, rel=0.02, abs=0.01)
+
+
+@pytest.mark.parametrize("strategy", [_NATIVE, _ZERO2, replace(_ZERO2, zero_stage=ZeroStage.PARAMETERS)])
+@pytest.mark.parametrize(
+    "captured",
+    [
+        pytest.param(capture(optimizers=(optimizer("torch.optim.sgd.SGD", momentum=0.9),)), id="momentum"),
+        pytest.param(capture(optimizers=(optimizer("bitsandbytes.optim.lion.Lion8bit"),)), id="8 bit"),
+        pytest.param(capture(model_weight_dtype="bfloat16"), id="weights in bf16"),
+        pytest.param(
+            capture(model_facts=model(num_trainable_parameters=0), model_adapters=("LORA",)), id="adapters"
+        ),
+    ],
+)
+def test_bounds_are_never_above_the_estimate(captured: Capture, strategy: Strategy) -> None:
+    asked = captured_problem(captured, num_gpus=2)
+    judge = EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES)
+    peak = judge.judge(strategy).estimate.device.peak_bytes
+    for bound in (judge.least_bytes, judge.least_live_bytes, judge.least_played_bytes):
+        assert bound(strategy) <= peak
+
+
+def test_an_unclipped_step_takes_less_time() -> None:
+    seconds = [
+        EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES).seconds(
+            replace(_NATIVE, gradient_clipping=clipping)
+        )
+        for asked, clipping in ((captured_problem(num_gpus=1), clipping) for clipping in (0.0, None, 1.0))
+    ]
+    assert seconds[0] is not None
+    assert seconds[1] == seconds[2] > seconds[0]
+
+
+def test_weights_that_the_script_makes_in_16_bit_stay_so_without_deepspeed() -> None:
+    asked = captured_problem(capture(model_weight_dtype="bfloat16"), num_gpus=1)
+    requests = []
+
+    def trace(request: Any) -> Any:
+        requests.append(request)
+        return made_trace(asked.model)(request)
+
+    judge = EstimatingJudge(asked, trace=trace, rates=RATES)
+    judge.least_live_bytes(_NATIVE)
+    judge.least_live_bytes(replace(_ZERO2, precision=Precision.FP32))
+    assert [(one.weights, one.autocast) for one in requests] == [
+        (Precision.BF16, Precision.BF16),
+        (Precision.FP32, None),
+    ]
+
+
+def test_the_plan_says_what_the_script_decided() -> None:
+    captured = capture(
+        model_mixes_samples=("bn",), optimizers=(optimizer("torch.optim.sgd.SGD"),), mixed_precision="fp16"
+    )
+    plan = _solve(captured_problem(captured)).plan
+    said = {
+        reason.field: (reason.value, reason.why) for reason in plan.reasons if reason.origin is Origin.SCRIPT
+    }
+    assert said == {
+        "micro_batch_size": ("8", "bn of the model compute over all samples of a batch"),
+        "gradient_accumulation_steps": ("2", "bn of the model compute over all samples of a batch"),
+        "optimizer": ("as the script says", "the script trains with SGD"),
+        "precision": ("fp16", "the script trains in fp16"),
+    }
+    assert len({reason.field for reason in plan.reasons}) == len(plan.reasons)
+
+
+def test_a_batch_of_unknown_size_is_left_alone() -> None:
+    strategy = _solve(captured_problem(capture(micro_batch_size=None))).plan.strategy
+    assert (strategy.micro_batch_size, strategy.gradient_accumulation_steps) == (None, None)
+
+
+def test_more_gpus_mean_a_larger_global_batch_of_the_script() -> None:
+    large = model(
+        num_parameters=3_000_000_000,
+        num_trainable_parameters=3_000_000_000,
+        num_layers=30,
+        hidden_size=2560,
+        intermediate_size=10_240,
+    )
+    captured = capture(model_facts=large, splits_batches=True)
+    answer = _solve(captured_problem(captured, num_gpus=1, memory_gib=16, host_gib=24), gpus=(A100,))
+    first = answer.suggestions[0]
+    assert first.change == "4 x NVIDIA A100-SXM4-80GB in place of 1"
+    assert (first.judged.strategy.micro_batch_size or 0) <= 2  # of each 8, on 4 ranks
+    assert not any("--allow" in one.change and "lora" in one.change for one in answer.suggestions)
+
+
+def test_the_models_own_dimensions_are_planned_with() -> None:
+    facts = model(num_trainable_parameters=1_000_000)
+    problem = captured_problem(replace(capture(), model=captured_model(facts=facts)))
+    assert problem.model is facts
+    assert problem.own_optimizer is None
+    assert captured_problem(capture(optimizers=(optimizer(fused=True),))).own_optimizer is OptimizerName.ADAMW
+    assert problem.host_bytes == 512 * GIB

@@ -1,0 +1,236 @@
+"""Constraints: what of a strategy a captured script leaves open, with the reason for each limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from zerofit.command import Route
+from zerofit.errors import UserError
+from zerofit.layers.optimizer_ids import optimizer_of_class
+from zerofit.request import FLAGS
+from zerofit.strategy import Engine, OffloadDevice, ZeroStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from zerofit.capture import Capture
+    from zerofit.plan import Topology
+    from zerofit.request import Request
+    from zerofit.strategy import Strategy
+
+_LOOPS = ("train", "_inner_training_loop", "training_step")
+"""Methods of Trainer that handle a batch whole: one that overrides them may look at all its samples."""
+_SHOWN = 3
+"""Names that a reason lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """One field of a strategy and the values that it can have."""
+
+    field: str
+    """Name of the Strategy field."""
+    values: tuple[Any, ...]
+    """The first one is the script's own."""
+    why: str
+    """One phrase."""
+    is_habit: bool = False
+    """Whether a flag of the user's may say otherwise: it is the script's choice, and no limit of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """All limits of one script."""
+
+    pins: tuple[Pin, ...] = ()
+
+    def beside(self, request: Request) -> Constraints:
+        """Return the constraints without the habits that the user's own flags overrule."""
+        kept = (one for one in self.pins if not (one.is_habit and _asked(request, one.field) is not None))
+        return replace(self, pins=tuple(kept))
+
+    def allow(self, field: str, value: Any) -> bool:
+        """Return whether a field can have a value."""
+        return all(value in pin.values for pin in self.pins if pin.field == field)
+
+    def allow_all(self, strategy: Strategy) -> bool:
+        """Return whether every field of a strategy has a value that it can have."""
+        return all(getattr(strategy, pin.field) in pin.values for pin in self.pins)
+
+    def among(self, field: str, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return those of the values that a field can have; where it can have none, the script's own."""
+        found = tuple(value for value in values if self.allow(field, value))
+        return found or next(pin.values[:1] for pin in self.pins if pin.field == field)
+
+    def settled(self) -> dict[str, Pin]:
+        """Return the pins that leave one value, by field."""
+        return {pin.field: pin for pin in self.pins if len(pin.values) == 1}
+
+    def check(self, request: Request) -> None:
+        """Return where the user's flags keep to the constraints.
+
+        Raises:
+            UserError: one does not.
+        """
+        for pin in self.beside(request).pins:
+            value = _asked(request, pin.field)
+            if value is not None and value not in pin.values:
+                raise _refused(pin, value)
+
+
+def constraints_of(capture: Capture, *, topology: Topology) -> Constraints:
+    """Return what of a strategy can't be applied to a script, or not without changing what it computes.
+
+    Args:
+        capture: what it trains.
+        topology: the ranks that will run it.
+    """
+    return Constraints(
+        pins=(
+            *_of_batches(capture, topology),
+            *_of_checkpointing(capture),
+            *_of_engine(capture),
+            *_of_optimizer(capture),
+            *_of_precision(capture),
+            *_of_the_model(capture),
+        )
+    )
+
+
+def micro_batch_of(capture: Capture, topology: Topology) -> int | None:
+    """Return the samples of one forward pass of the script as it stands, on one rank.
+
+    Raises:
+        UserError: its batch is of all ranks together, and does not divide over them.
+    """
+    size, ranks = capture.micro_batch_size, topology.data_parallel_size
+    if size is None or not capture.splits_batches:
+        return size
+    if size % ranks:
+        raise UserError(
+            "split-batch-not-divisible",
+            "the script's batch does not divide over the ranks",
+            found=f"split_batches=True with batches of {size} samples, on {ranks} ranks",
+            why="accelerate gives each rank the same part of every batch",
+            fix=f"use as many ranks as divide {size}, or change the script's batch size",
+        )
+    return size // ranks
+
+
+def _of_batches(capture: Capture, topology: Topology) -> Iterator[Pin]:
+    size, steps = micro_batch_of(capture, topology), capture.gradient_accumulation_steps
+    whole = _why_whole(capture)
+    if size is None or whole:
+        why = whole or "nothing shows how many samples the script's batches have"
+        yield Pin(field="micro_batch_size", values=(size,), why=why)
+        yield Pin(field="gradient_accumulation_steps", values=(None if size is None else steps,), why=why)
+    elif not capture.trainer_accumulates:
+        divisors = [number for number in range(size, 0, -1) if size % number == 0]
+        why = f"the script's batches of {size} samples are split in equal parts inside the forward pass"
+        yield Pin(field="micro_batch_size", values=tuple(divisors), why=why)
+
+
+def _why_whole(capture: Capture) -> str:
+    """Return why a batch can't be split; empty where it can."""
+    if capture.model.mixes_samples:
+        return f"{_listed(capture.model.mixes_samples)} of the model compute over all samples of a batch"
+    overridden = [name for name in capture.trainer_overrides if name in _LOOPS]
+    if overridden:
+        return f"{capture.trainer_class.rpartition('.')[2]} has its own {_listed(overridden)}"
+    return ""
+
+
+def _of_checkpointing(capture: Capture) -> Iterator[Pin]:
+    model, field = capture.model, "gradient_checkpointing"
+    if model.checkpoints:
+        yield Pin(field=field, values=(True,), why="the script has switched it on", is_habit=True)
+    elif not model.can_checkpoint:
+        name = model.class_path.rpartition(".")[2]
+        yield Pin(field=field, values=(False,), why=f"{name} has no gradient checkpointing of transformers")
+
+
+def _of_engine(capture: Capture) -> Iterator[Pin]:
+    prepared = [one for one in capture.optimizers if one.is_prepared]
+    why = ""
+    if capture.num_models > 1:
+        why = f"accelerate takes one model under DeepSpeed, and the script prepares {capture.num_models}"
+    elif len(prepared) > 1:
+        why = f"DeepSpeed's engine steps one optimizer, and the script prepares {len(prepared)}"
+    elif capture.optimizers and not prepared:
+        why = "DeepSpeed's engine has to step the optimizer, and the script's does not go through prepare()"
+    if why:
+        yield Pin(field="engine", values=(Engine.NATIVE,), why=why)
+        yield Pin(field="zero_stage", values=(ZeroStage.NOTHING,), why=why)
+        yield Pin(field="optimizer_offload", values=(OffloadDevice.NONE,), why=why)
+        yield Pin(field="param_offload", values=(OffloadDevice.NONE,), why=why)
+
+
+def _of_optimizer(capture: Capture) -> Iterator[Pin]:
+    own, field = capture.optimizer, "optimizer"
+    if own is None:
+        why = "the script has several optimizers" if capture.optimizers else "no optimizer was seen"
+        yield Pin(field=field, values=(None,), why=why)
+    elif optimizer_of_class(own.class_path) != "torch.AdamW":
+        why = f"the script trains with {own.class_path.rpartition('.')[2]}"
+        yield Pin(field=field, values=(None,), why=why, is_habit=True)
+
+
+def _of_precision(capture: Capture) -> Iterator[Pin]:
+    field = "precision"
+    if capture.model.is_quantized:
+        why = "the base is quantized: its layers compute in the format that they were made for"
+        yield Pin(field=field, values=(capture.precision,), why=why)
+    elif capture.mixed_precision == "fp8":
+        yield Pin(field=field, values=(None,), why="the script trains in fp8", is_habit=True)
+    elif capture.precision is not None:
+        why = f"the script trains in {capture.mixed_precision}"
+        yield Pin(field=field, values=(capture.precision,), why=why, is_habit=True)
+
+
+def _of_the_model(capture: Capture) -> Iterator[Pin]:
+    if capture.model.is_quantized:
+        stages = tuple(stage for stage in ZeroStage if stage is not ZeroStage.PARAMETERS)
+        why = "stage 3 can't partition quantized weights"
+        yield Pin(field="zero_stage", values=stages, why=why)
+        yield Pin(field="param_offload", values=(OffloadDevice.NONE,), why=why)
+    own = f"the script has adapters of its own ({_listed(capture.model.adapters)})"
+    yield Pin(
+        field="lora",
+        values=(None,),
+        why=own if capture.model.adapters else "adapters are made in the script: zerofit adds none to it",
+    )
+    yield Pin(
+        field="freeze", values=((),), why="parameters are frozen in the script: zerofit freezes none in it"
+    )
+    if capture.model.is_transformers:
+        why = "the script has made its model: attn_implementation goes to its from_pretrained()"
+    else:
+        why = "the script's model has its own attention"
+    yield Pin(field="attention", values=(None,), why=why)
+    if capture.route is Route.TRAINER and capture.max_grad_norm == 0:
+        why = "the script's max_grad_norm is 0"
+        yield Pin(field="gradient_clipping", values=(0.0,), why=why, is_habit=True)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+
+
+def _asked(request: Request, field: str) -> Any:
+    return getattr(request, field, None)
+
+
+def _refused(pin: Pin, value: Any) -> UserError:
+    flag = FLAGS[pin.field]
+    said = f"{flag} {value}" if not isinstance(value, bool) else f"{flag} {'on' if value else 'off'}"
+    open_ = [str(one) for one in pin.values if one is not None]
+    fix = f"leave out {flag}" + (f", or give it {' or '.join(open_)}" if len(open_) > 1 else "")
+    return UserError(
+        "script-cannot-take",
+        "a flag can't be applied to this script",
+        found=said,
+        why=pin.why,
+        fix=fix,
+    )

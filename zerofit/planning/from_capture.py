@@ -1,0 +1,234 @@
+"""problem_from_capture: what a script was seen to train, as a Problem under the script's own constraints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from zerofit.command import Route
+from zerofit.errors import UserError
+from zerofit.facts import Workload
+from zerofit.layers.optimizer_ids import optimizer_of_class
+from zerofit.planning.constraints import constraints_of, micro_batch_of
+from zerofit.planning.own_optimizer import own_stepper
+from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Problem, Reserve, Script
+from zerofit.strategy import Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.capture import Capture, CapturedBatch, CapturedTensor
+    from zerofit.facts import Machine, Versions
+    from zerofit.plan import Topology
+    from zerofit.request import Request
+
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Of an element; packed and 8-bit weights take 1 at the most."""
+_FORMATS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
+_PAD_MULTIPLES = (128, 64, 32, 16, 8)
+"""ASSUMPTION: what collators round lengths up to (pad_to_multiple_of), where they do."""
+_TARGETS = ("labels", "decoder_input_ids")
+
+
+def problem_from_capture(
+    capture: Capture,
+    *,
+    request: Request,
+    machine: Machine,
+    versions: Versions,
+    topology: Topology,
+    allow: frozenset[Allow] = frozenset(),
+    lora_rank: int = 16,
+    reserve: Reserve | None = None,
+    makes_model_first: bool = False,
+    expandable_segments: bool = False,
+) -> Problem:
+    """Return the problem that a captured script poses on one machine.
+
+    Args:
+        capture: what it trains.
+        request: what the user fixed.
+        machine: one node.
+        versions: of what will run.
+        topology: the ranks.
+        allow: what may change the training. Of it, a script's samples, adapters and frozen parameters are the
+            script's own to change.
+        lora_rank: of adapters; none are added to a script.
+        reserve: what stays free of each GPU.
+        makes_model_first: whether the script makes its model before anything that says "ZeRO stage 3".
+        expandable_segments: whether the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+
+    Raises:
+        UserError: a flag asks for what can't be applied to the script, or for another global batch than it
+            has, or its batch does not divide over the ranks.
+    """
+    script = script_of(capture, topology, request)
+    constraints_of(capture, topology=topology).check(request)
+    workload, notes = _workload(capture, _global_batch_size(capture, script, request, topology))
+    mine = {Allow.LENGTH, Allow.LORA, Allow.FREEZE}
+    left_out = sorted(allow & mine)
+    if left_out:
+        notes += (f"--allow {','.join(left_out)} is left out: it is the script's own to do",)
+    return Problem(
+        model=capture.model.facts,
+        machine=machine,
+        topology=topology,
+        workload=workload,
+        versions=versions,
+        request=request,
+        allow=allow - mine,
+        lora_rank=lora_rank,
+        reserve=reserve or Reserve(share=DEFAULT_RESERVE),
+        makes_model_first=makes_model_first or not capture.model.is_transformers,
+        expandable_segments=expandable_segments,
+        script=script,
+        notes=(*notes, *_notes(capture, script)),
+    )
+
+
+def _notes(capture: Capture, script: Script) -> Iterator[str]:
+    if script.optimizer_note:
+        yield script.optimizer_note
+    if capture.model.is_quantized:
+        yield f"the weights of {capture.model.name} are counted as wide as they are before quantization"
+    if capture.num_models > 1:
+        yield f"of the {capture.num_models} models of the script only {capture.model.name} is counted"
+    if script.micro_batch_size is None:
+        yield "the script's first batch stands for all, as nothing shows how many samples one has"
+
+
+def script_of(capture: Capture, topology: Topology, request: Request) -> Script:
+    """Return what a script brings to its problem on so many ranks."""
+    model = capture.model
+    dtypes = {name.strip() for module in model.modules for name in module.dtype.split(",")}
+    stepper, note = own_stepper(capture.optimizer)
+    return Script(
+        capture=capture,
+        constraints=constraints_of(capture, topology=topology).beside(request),
+        micro_batch_size=micro_batch_of(capture, topology),
+        optimizer=stepper,
+        optimizer_id=optimizer_of_class(capture.optimizer.class_path) if capture.optimizer else None,
+        optimizer_note=note,
+        weights=_FORMATS.get(model.weight_dtype, Precision.FP32),
+        weight_bytes=0
+        if model.is_quantized
+        else min(_BYTES.get(name, 1) for name in dtypes or {model.weight_dtype}),
+    )
+
+
+def on_other_ranks(problem: Problem, machine: Machine, topology: Topology) -> Problem:
+    """Return the problem on other ranks; a script's global batch grows with them, unless the user fixed it.
+
+    Raises:
+        UserError: the script's batch does not divide over them.
+    """
+    changed = replace(problem, machine=machine, topology=topology)
+    if problem.script is None:
+        return changed
+    capture = problem.script.capture
+    script = script_of(capture, topology, problem.request)
+    size = _global_batch_size(capture, script, problem.request, topology)
+    return replace(changed, script=script, workload=replace(problem.workload, global_batch_size=size))
+
+
+def _global_batch_size(capture: Capture, script: Script, request: Request, topology: Topology) -> int | None:
+    own, asked = capture.global_batch_size(topology.data_parallel_size), request.global_batch_size
+    if asked is None or asked == own:
+        return own
+    is_whole = "micro_batch_size" in script.constraints.settled()
+    if own is not None and capture.trainer_accumulates and not is_whole:
+        return asked
+    raise _other_global_batch(capture, script, asked, topology)
+
+
+def _other_global_batch(capture: Capture, script: Script, asked: int, topology: Topology) -> UserError:
+    ranks, steps = topology.data_parallel_size, capture.gradient_accumulation_steps
+    size = script.micro_batch_size
+    is_trainer = capture.route is Route.TRAINER
+    names = (
+        ("per_device_train_batch_size", "gradient_accumulation_steps")
+        if is_trainer
+        else ("its DataLoader's batch_size", "its gradient_accumulation_steps")
+    )
+    changes = []
+    if asked % (ranks * steps) == 0:
+        shown = asked // steps if capture.splits_batches else asked // (ranks * steps)
+        changes.append(f"{names[0]} to {shown}")
+    if size is not None and asked % (ranks * size) == 0:
+        changes.append(f"{names[1]} to {asked // (ranks * size)}")
+    has = f"{size} x {steps} x {ranks} = {size * steps * ranks}" if size is not None else "not known"
+    return UserError(
+        "global-batch-is-the-scripts",
+        "the global batch of this script is made in the script",
+        found=f"--global-batch {asked}, and the script's is {has}   (samples x accumulation x ranks)",
+        why="its DataLoader and the steps that it counts are its own, and zerofit leaves them as they are",
+        fix="leave out --global-batch"
+        + (f", or set in the script {' or '.join(changes)}" if changes else ", or change it in the script"),
+    )
+
+
+def _workload(capture: Capture, global_batch_size: int | None) -> tuple[Workload, tuple[str, ...]]:
+    lengths, notes = capture.lengths, []
+    length = None
+    if lengths is not None:
+        length = max([_padded_length(capture), *_widths(capture.batches, "input_ids")])
+        if not lengths.is_whole:
+            notes.append(
+                f"the longest of the {lengths.num_samples} samples that were looked at, {lengths.longest} "
+                "tokens, stands for all"
+            )
+    target = None
+    if capture.model.facts.num_decoder_layers:
+        widths = [width for name in _TARGETS for width in _widths(capture.batches, name)]
+        target = max(widths, default=None)
+        if len(set(widths)) > 1:
+            notes.append(f"targets of {target} tokens, the longest of the first batches, stand for all")
+    return (
+        Workload(
+            global_batch_size=global_batch_size,
+            sequence_length=length,
+            target_length=target,
+            is_padded=any(map(_is_padded, capture.batches)),
+            keeps_outputs=capture.route is not Route.TRAINER,
+        ),
+        tuple(notes),
+    )
+
+
+def _padded_length(capture: Capture) -> int:
+    """Return the tokens that the longest sample takes in a batch: with what its collator rounds up to."""
+    assert capture.lengths is not None
+    longest = capture.lengths.longest
+    widths = [
+        (width, max(batch.lengths))
+        for batch in capture.batches
+        for width in _widths((batch,), "input_ids")
+        if batch.lengths
+    ]
+    if all(width == inner for width, inner in widths):
+        return longest
+    for multiple in _PAD_MULTIPLES:
+        if all(width == -(-inner // multiple) * multiple for width, inner in widths):
+            return -(-longest // multiple) * multiple
+    return longest
+
+
+def _widths(batches: tuple[CapturedBatch, ...], name: str) -> Iterator[int]:
+    """Yield the last dimension of a tensor in each batch; of tokens by another name, where there are none."""
+    for batch in batches:
+        tensor = _tensor(batch, name)
+        if tensor is not None and len(tensor.shape) > 1:
+            yield tensor.shape[-1]
+
+
+def _tensor(batch: CapturedBatch, name: str) -> CapturedTensor | None:
+    found = next((one for one in batch.tensors if one.name.rpartition(".")[2] == name), None)
+    if found is None and name == "input_ids" and batch.lengths:
+        return next((one for one in batch.tensors if len(one.shape) > 1 and "int" in one.dtype), None)
+    return found
+
+
+def _is_padded(batch: CapturedBatch) -> bool:
+    """Return whether a batch's attention mask hides tokens."""
+    mask = _tensor(batch, "attention_mask")
+    return mask is not None and bool(batch.lengths) and min(batch.lengths) < mask.shape[-1]
