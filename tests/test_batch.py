@@ -38,15 +38,24 @@ def test_what_is_missing_follows_from_the_rest(
 
 
 @pytest.mark.parametrize(
-    ("global_batch_size", "micro_batch_size", "accumulation", "data_parallel_size", "found", "sizes"),
+    ("global_batch_size", "micro_batch_size", "accumulation", "data_parallel_size", "found", "fix"),
     [
-        (10, 4, None, 2, "10 with 2 ranks x micro-batch 4 = 8", "8 or 16"),
-        (10, None, 4, 2, "10 with 2 ranks x accumulation 4 = 8", "8 or 16"),
-        (10, None, None, 4, "10 with 4 ranks = 4", "8 or 12"),
-        (4, 4, None, 2, "4 with 2 ranks x micro-batch 4 = 8", "8"),
-        (3, None, None, 8, "3 with 8 ranks = 8", "8"),
-        (32, 4, 2, 2, "32 with 2 ranks x micro-batch 4 x accumulation 2 = 16", "16"),
-        (8, 4, 2, 2, "8 with 2 ranks x micro-batch 4 x accumulation 2 = 16", "16"),
+        (10, 4, None, 2, "10 with 2 ranks x micro-batch 4 = 8", "8 or 16, or change the other parts"),
+        (10, None, 4, 2, "10 with 2 ranks x accumulation 4 = 8", "8 or 16, or change the other parts"),
+        (10, None, None, 4, "10 with 4 ranks", "8 or 12, or use 2 ranks"),
+        (4, 4, None, 2, "4 with 2 ranks x micro-batch 4 = 8", "8, or change the other parts"),
+        (3, None, None, 8, "3 with 8 ranks", "8, or use 3 ranks"),
+        (7, None, None, 2, "7 with 2 ranks", "6 or 8, or use 1 rank"),
+        (5, 2, None, 1, "5 with 1 rank x micro-batch 2 = 2", "4 or 6, or change the other parts"),
+        (
+            32,
+            4,
+            2,
+            2,
+            "32 with 2 ranks x micro-batch 4 x accumulation 2 = 16",
+            "16, or change the other parts",
+        ),
+        (8, 4, 2, 2, "8 with 2 ranks x micro-batch 4 x accumulation 2 = 16", "16, or change the other parts"),
     ],
 )
 def test_no_request_is_rounded(
@@ -55,7 +64,7 @@ def test_no_request_is_rounded(
     accumulation: int | None,
     data_parallel_size: int,
     found: str,
-    sizes: str,
+    fix: str,
 ) -> None:
     with pytest.raises(UserError) as error:
         split_global_batch(
@@ -69,7 +78,7 @@ def test_no_request_is_rounded(
         f"  found: --global-batch-size {found}\n"
         "  why:   every rank takes the same whole number of samples, and zerofit never rounds "
         "a global batch\n"
-        f"  fix:   set --global-batch-size to {sizes}, or change the other parts"
+        f"  fix:   set --global-batch-size to {fix}"
     )
 
 

@@ -1,5 +1,7 @@
 """zerofit makes Hugging Face training fit; these are its public names."""
 
+from typing import Any
+
 from zerofit.errors import UserError
 from zerofit.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
 from zerofit.plan import Plan, Reason
@@ -17,4 +19,18 @@ __all__ = [
     "UserError",
     "Versions",
     "Workload",
+    "accelerator",
+    "trainer",
+    "training_arguments",
 ]
+
+_EXPLICIT = ("accelerator", "trainer", "training_arguments")
+"""What a script calls to apply a plan itself: imported when it does, as that takes time."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPLICIT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from zerofit.runtime import explicit
+
+    return getattr(explicit, name)

@@ -37,7 +37,7 @@ def _not_divisible(
     gradient_accumulation_steps: int | None,
     data_parallel_size: int,
 ) -> UserError:
-    factors = [(f"{data_parallel_size} ranks", data_parallel_size)]
+    factors = [(_ranks(data_parallel_size), data_parallel_size)]
     if micro_batch_size is not None:
         factors.append((f"micro-batch {micro_batch_size}", micro_batch_size))
     if gradient_accumulation_steps is not None:
@@ -51,10 +51,18 @@ def _not_divisible(
         below = global_batch_size // product * product
         choices = [size for size in (below, below + product) if size > 0]
     parts = " x ".join(text for text, _ in factors)
+    fewer = max(ranks for ranks in range(1, data_parallel_size + 1) if global_batch_size % ranks == 0)
+    others = _ranks(fewer) if len(factors) == 1 else None
     return UserError(
         "global-batch-not-divisible",
         "the global batch can't be made from these parts",
-        found=f"--global-batch-size {global_batch_size} with {parts} = {product}",
+        found=f"--global-batch-size {global_batch_size} with {parts}"
+        + (f" = {product}" if len(factors) > 1 else ""),
         why="every rank takes the same whole number of samples, and zerofit never rounds a global batch",
-        fix=f"set --global-batch-size to {' or '.join(map(str, choices))}, or change the other parts",
+        fix=f"set --global-batch-size to {' or '.join(map(str, choices))}, "
+        + (f"or use {others}" if others else "or change the other parts"),
     )
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank{'s' if number > 1 else ''}"

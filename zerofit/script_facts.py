@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from zerofit.document import Place
+from zerofit.said import Confidence
 
 if TYPE_CHECKING:
     from zerofit.command import Route
@@ -34,6 +35,8 @@ class Keyword:
     column: int
     text: str
     """As written: "gradient_accumulation_steps=4"."""
+    confidence: Confidence = Confidence.LIKELY
+    """CERTAIN where the script was run, and it was seen to come out so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from zerofit.capture import Capture
     from zerofit.checkpoint import Checkpoint
     from zerofit.command import LaunchCommand, Route
     from zerofit.compat.engine import Finding, Verdict
@@ -72,6 +73,8 @@ class Targets:
     """The node that will run it; None where it is another than this one."""
     versions: Versions | None = None
     """What is installed."""
+    capture: Capture | None = None
+    """What the script was seen to train, where that was asked for."""
 
     @property
     def deepspeed(self) -> tuple[Document, ...]:

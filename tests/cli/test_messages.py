@@ -123,22 +123,31 @@ def test_flags_behind_the_script_are_its_own(run_zerofit: _RunZerofit, folder: P
 
 
 @pytest.mark.parametrize(
-    ("flags", "lines"),
+    ("flags", "rows"),
     [
         ("", []),
-        ("--micro-batch-size 4", ["micro_batch_size=4: give the script its own batch-size argument"]),
-        ("--gradient-checkpointing", ["gradient_checkpointing=True: switch it on or off in the script"]),
-        ("--no-gradient-checkpointing", ["gradient_checkpointing=False: switch it on or off in the script"]),
-        ("--optimizer adafactor", ["optimizer=adafactor: choose it in the script"]),
+        ("--micro-batch-size 4", ["batch on each rank  its own  pieces of 4  --micro-batch-size says so"]),
+        (
+            "--gradient-checkpointing",
+            ["gradient checkpointing  its own  on  --gradient-checkpointing says so"],
+        ),
+        ("--optimizer adafactor", ["optimizer  its own  Adafactor  --optimizer says so"]),
+        (
+            "--attention eager",
+            [
+                "attention  its own  its own  eager is not applied: "
+                "pass attn_implementation to from_pretrained in the script"
+            ],
+        ),
     ],
 )
-def test_what_does_not_reach_the_script_is_said(
-    run_zerofit: _RunZerofit, folder: Path, flags: str, lines: list[str]
+def test_what_a_flag_changes_in_the_script_is_said(
+    run_zerofit: _RunZerofit, folder: Path, flags: str, rows: list[str]
 ) -> None:
     finished = run_zerofit("launch", "--dry-run", *flags.split(), "train.py", cwd=folder, environment=_NO_GPU)
-    said = [line for line in finished.stderr.splitlines() if "not applied" in line]
-    expected = [line.replace(": ", " is not applied to the script: ", 1) for line in lines]
-    assert said == [f"zerofit: {line}" for line in expected]
+    said = [re.sub(r"  +", "  ", line) for line in finished.stderr.splitlines() if "  its own  " in line]
+    default = "precision  its own  fp32, where it names none  the ranks run on the CPU"
+    assert said == [*([rows[0]] if "batch" in flags else []), default, *([] if "batch" in flags else rows)]
 
 
 def test_dry_run_writes_nothing(run_zerofit: _RunZerofit, folder: Path) -> None:

@@ -146,6 +146,15 @@ def test_fix_is_the_flag_of_that_name(fixed: tuple[str, ...], flags: tuple[str, 
     assert made[0] == made[1] != made[2]
 
 
+def test_fix_behind_the_script_is_the_scripts_own() -> None:
+    from zerofit.cli.plan import plan
+
+    words = ["--fix", "zero-stage=3", "train.py", "--fix", "wheels", "--", "--fix=x"]
+    made = plan.make_context("plan", words).params
+    assert (made["zero_stage"], made["script"]) == (3, "train.py")
+    assert made["script_args"] == ("--fix", "wheels", "--", "--fix=x")
+
+
 @pytest.mark.parametrize("flag", ["--seq-len", "--seq_len", "--sequence-length", "--max_seq_length"])
 def test_other_names_of_the_length(flag: str) -> None:
     from zerofit.cli.plan import plan

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from zerofit.cli import launch as cli
+from zerofit.cli import launch_plan
+from zerofit.cli.launch import _tell, launch
 from zerofit.errors import UserError
 from zerofit.facts import GpuSpec, Machine
 from zerofit.launcher.launch import Launch
@@ -29,27 +30,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _plan_launch(monkeypatch: pytest.MonkeyPatch, *flags: str) -> Launch:
     """Return the launch that the flags make on a node with eight GPUs."""
-    monkeypatch.setattr(cli, "probe_machine", lambda **_: _EIGHT)
+    monkeypatch.setattr(launch_plan, "probe_machine", lambda **_: _EIGHT)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    parameters: dict[str, Any] = cli.launch.make_context("launch", [*flags, "train.py"]).params
+    parameters: dict[str, Any] = launch.make_context("launch", [*flags, "train.py"]).params
     for name in ("script", "script_args", "module", "run_dir", "no_check", "dry_run"):
         del parameters[name]
-    return cli._plan_launch(parameters.pop("hostfile"), ("train.py",), parameters)
+    return launch_plan.plan_launch(("train.py",), parameters)
 
 
-def test_a_lone_rank_gets_one_gpu_and_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = _plan_launch(monkeypatch, "--num-processes", "1")
-    assert launch.rendezvous.gpu_ids == "0"
-    assert cli._lines(launch)[-1] == (
-        "one rank uses GPU 0 alone: with more in sight Trainer would spread over them all"
+def test_a_lone_rank_gets_one_gpu_and_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to_launch = _plan_launch(monkeypatch, "--no-capture", "--num-processes", "1")
+    assert to_launch.rendezvous.gpu_ids == "0"
+    _tell(to_launch)
+    assert capsys.readouterr().err.endswith(
+        "zerofit: one rank uses GPU 0 alone: with more in sight Trainer would spread over them all\n"
     )
 
 
 @pytest.mark.parametrize("flags", [(), ("--num-processes", "1", "--zero-stage", "2"), ("--cpu",)])
-def test_other_runs_are_left_with_all_gpus(monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]) -> None:
-    launch = _plan_launch(monkeypatch, *flags)
-    assert launch.rendezvous.gpu_ids is None
-    assert not any("alone" in line for line in cli._lines(launch))
+def test_other_runs_are_left_with_all_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    to_launch = _plan_launch(monkeypatch, "--no-capture", *flags)
+    assert to_launch.rendezvous.gpu_ids is None
+    _tell(to_launch)
+    assert "alone" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -64,7 +71,7 @@ def test_other_runs_are_left_with_all_gpus(monkeypatch: pytest.MonkeyPatch, flag
 def test_ranks_per_node_in_torchruns_words(
     monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], world_size: int
 ) -> None:
-    assert _plan_launch(monkeypatch, *flags).plan.topology.world_size == world_size
+    assert _plan_launch(monkeypatch, "--no-capture", *flags).plan.topology.world_size == world_size
 
 
 _MODEL = ("--model", "llama-2-7b", "--seq-len", "512", "--fast")
@@ -114,29 +121,6 @@ def test_whose_loop_runs_is_read_off_the_script(
     (folder / "train.py").write_text(script)
     plan = _plan_launch(monkeypatch, *_MODEL, "--global-batch", "8", *flags).plan
     assert plan.workload.keeps_outputs == keeps_outputs
-
-
-@pytest.mark.parametrize(
-    ("flags", "needs"),
-    [
-        (("--micro-batch-size", "1", "--no-gradient-checkpointing", "--zero-stage", "3"), None),
-        (("--no-gradient-checkpointing", "--zero-stage", "3"), "takes micro-batches of 8"),
-        (
-            ("--optimizer", "adamw-8bit", "--gradient-checkpointing", "--zero-stage", "3"),
-            "takes micro-batches of 8, switches gradient checkpointing on, steps with 8-bit AdamW",
-        ),
-    ],
-)
-def test_what_only_the_script_can_do_is_said_loudly(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    flags: tuple[str, ...],
-    needs: str | None,
-) -> None:
-    _plan_launch(monkeypatch, *_MODEL, "--global-batch", "64", *flags)
-    warned = [line for line in capsys.readouterr().err.splitlines() if "warning:" in line]
-    line = f"zerofit: warning: this plan fits only if the script itself {needs}"
-    assert warned == ([line] if needs else [])
 
 
 def test_a_model_that_is_made_before_the_accelerator_comes_whole(

@@ -18,15 +18,16 @@ END = str(SCRIPTS / "end.py")
 RANKS = {"one rank": ("--num-processes", "1"), "two ranks": ("--num-processes", "2", "--engine", "native")}
 
 
-@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize(
-    ("how", "exit_code", "cause"),
+    ("how", "exit_code", "cause", "ranks"),
     [
-        ("0", 0, None),
-        ("7", 7, "rank 0 exited with 7"),
-        ("text", 1, "rank 0 exited with 1"),
-        ("raise", 1, "rank 0 exited with 1: RuntimeError"),
-        ("kill", 137, "rank 0 was killed by signal 9 (SIGKILL)"),
+        ("0", 0, None, "one rank"),
+        ("7", 7, "rank 0 exited with 7", "one rank"),
+        ("7", 7, "rank 0 exited with 7", "two ranks"),
+        ("text", 1, "rank 0 exited with 1", "one rank"),
+        ("raise", 1, "rank 0 exited with 1: RuntimeError", "two ranks"),
+        ("kill", 137, "rank 0 was killed by signal 9 (SIGKILL)", "one rank"),
+        ("kill", 137, "rank 0 was killed by signal 9 (SIGKILL)", "two ranks"),
     ],
 )
 def test_the_exit_code_is_the_scripts(

@@ -1,4 +1,7 @@
-"""The same script gives the same losses under every strategy, step by step, at the same global batch."""
+"""The same script gives the same losses under every strategy, step by step, at the same global batch.
+
+A run that stops at a checkpoint and resumes goes on as if it had not stopped.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,11 @@ CASES = {
     ),
     **{preset: ((*TWO_RANKS, "--preset", preset), GLOBAL_BATCH_SIZE // 2) for preset in ZERO_PRESETS},
 }
-# Trainer accumulates by itself, in one process as in two.
-TRAINER_CASES = [case for case in CASES if case not in ("one process, accumulating", "data parallel")]
+TRAINER_CASES = ("one process", "z2, accumulating", "z2-offload", "z3", "z3-offload")
+"""One of each kind: Trainer runs the engine that the other route has tried with every preset."""
+OWN_DEEPSPEED = f"--deepspeed={ROOT / 'ds_configs' / 'ds_z1.json'}"
+RESUMED = {"accelerate": ("z2-offload", "z3"), "trainer": ("z3",)}
+"""Cases that keep a checkpoint of step 5, and go on from it in a run of their own."""
 
 
 @pytest.fixture(scope="session")
@@ -78,9 +84,15 @@ def test_an_accelerate_script_has_the_losses_of_plain_accelerate(
     case: str, launch: Callable[..., Run], data_dir: Path, plain_accelerate: Losses
 ) -> None:
     flags, micro_batch_size = CASES[case]
-    run = launch(*flags, *accelerate_example(data_dir, micro_batch_size=micro_batch_size)).check()
-    assert_same(accelerate_losses(run.folder), plain_accelerate, tolerance=FP32_TOLERANCE)
+    target = accelerate_example(data_dir, micro_batch_size=micro_batch_size)
+    is_resumed = case in RESUMED["accelerate"]
+    run = launch(*flags, *target, *(("--checkpointing-steps=5",) if is_resumed else ())).check()
+    losses = accelerate_losses(run.folder)
+    assert_same(losses, plain_accelerate, tolerance=FP32_TOLERANCE)
     assert_preset_unchanged(run, flags)
+    if is_resumed:
+        launch(*flags, *target, "--resume-from-checkpoint=out/checkpoint-5").check()
+        assert accelerate_losses(run.folder) == [pytest.approx(line, rel=1e-6) for line in losses]
 
 
 @pytest.mark.parametrize("case", TRAINER_CASES)
@@ -88,9 +100,17 @@ def test_a_trainer_script_has_the_losses_of_plain_accelerate(
     case: str, launch: Callable[..., Run], data_dir: Path, plain_trainer: Losses
 ) -> None:
     flags, micro_batch_size = CASES[case]
-    run = launch(*flags, *trainer_example(data_dir, micro_batch_size=micro_batch_size)).check()
-    assert_same(trainer_losses(run.folder), plain_trainer, tolerance=FP32_TOLERANCE)
+    target = trainer_example(data_dir, micro_batch_size=micro_batch_size)
+    is_resumed = case in RESUMED["trainer"]
+    if is_resumed:
+        target += ["--save_strategy=steps", "--save_steps=5"]
+    run = launch(*flags, *target).check()
+    losses = trainer_losses(run.folder)
+    assert_same(losses, plain_trainer, tolerance=FP32_TOLERANCE)
     assert_preset_unchanged(run, flags)
+    if is_resumed:
+        launch(*flags, *target, "--resume_from_checkpoint=out/checkpoint-5").check()
+        assert trainer_losses(run.folder) == [pytest.approx(line, rel=1e-6) for line in losses]
 
 
 def test_an_accelerate_script_trains_in_bf16_when_the_launch_says_so(
@@ -103,12 +123,16 @@ def test_an_accelerate_script_trains_in_bf16_when_the_launch_says_so(
     assert losses[0][1] != pytest.approx(plain_accelerate[0][1], rel=FP32_TOLERANCE)
 
 
-def test_a_trainer_script_trains_in_bf16_when_the_launch_says_so(
+def test_a_trainer_script_trains_in_bf16_and_as_the_plan_says_whatever_its_own_deepspeed_file(
     launch: Callable[..., Run], data_dir: Path, plain_trainer: Losses
 ) -> None:
     target = trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2)
-    run = launch(*TWO_RANKS, "--preset", "z2", "--mixed-precision", "bf16", *target).check()
+    flags = (*TWO_RANKS, "--preset", "z2", "--mixed-precision", "bf16")
+    run = launch(*flags, *target, OWN_DEEPSPEED).check()
     losses = trainer_losses(run.folder)
     assert_same(losses, plain_trainer, tolerance=BF16_TOLERANCE)
     assert losses[0][1] != pytest.approx(plain_trainer[0][1], rel=FP32_TOLERANCE)
     assert "zerofit: TrainingArguments.bf16 is True; the script says False\n" in run.stderr
+    assert (
+        "zerofit: DeepSpeed is configured as the plan says; the script says TrainingArguments.deepspeed\n"
+    ) in run.stderr

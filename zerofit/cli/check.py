@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zerofit.cli.capturing import capture_limit_option, captured
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.cli.read_targets import read_targets
 from zerofit.command import Route
@@ -20,8 +21,10 @@ from zerofit.compat.engine import check as check_rules
 from zerofit.compat.rule import Severity
 from zerofit.errors import UserError, nearest
 from zerofit.layers.join import situations
+from zerofit.layers.of_capture import with_capture
 from zerofit.probe.catalog import load_schemas
 from zerofit.probe.versions import probe_versions
+from zerofit.render.capture_words import capture_lines
 from zerofit.render.findings import findings_text
 from zerofit.targets import Checked
 
@@ -48,6 +51,13 @@ _ROUTES = {route.value: route for route in Route}
 @click.option("--num-processes", type=Number(int, least=1), help="Ranks on all nodes together.")
 @click.option("--cpu", "on_cpu", is_flag=True, help="The run is on the CPU.")
 @click.option("--here", is_flag=True, help="The run is on this machine: hold it against its GPUs.")
+@click.option(
+    "--capture",
+    "captures",
+    is_flag=True,
+    help="Run the script up to its training, to see what its source does not show.",
+)
+@capture_limit_option
 @click.option("--explain", metavar="RULE", help="Print the page of a rule.")
 @click.option("--rules", "list_rules", is_flag=True, help="List all rules.")
 @click.argument("targets", nargs=-1, type=click.UNPROCESSED, metavar="TARGETS...")
@@ -65,6 +75,8 @@ def check(
     num_processes: int | None,
     on_cpu: bool,
     here: bool,
+    captures: bool,
+    capture_limit_s: float,
     explain: str | None,
     list_rules: bool,
 ) -> int:
@@ -87,7 +99,11 @@ def check(
         return 0
     _refuse_wrong_use(context, targets, as_json=as_json, as_sarif=as_sarif, fix=fix, dry_run=dry_run)
     around = _around(route=route, num_processes=num_processes, on_cpu=on_cpu, here=here)
-    look = _looking_at(targets, around)
+    stdin = cache(sys.stdin.buffer.read)
+    look = _looking_at(targets, around, stdin)
+    if captures:
+        seeing = _with_capture(look({}).targets, around, limit_s=capture_limit_s)
+        look = _looking_at(targets, seeing, stdin)
     if fix:
         from zerofit.cli.fix_files import diff_of, find_fixes, write_fixes
 
@@ -147,11 +163,33 @@ def _around(
     )
 
 
+def _with_capture(
+    targets: Targets, around: Callable[[Targets], Targets], *, limit_s: float
+) -> Callable[[Targets], Targets]:
+    """Return a function that also adds what the one script among the targets was seen to train."""
+    names = [name for name, _ in targets.scripts]
+    scripts: list[tuple[str, ...]] = [(name,) for name in names]
+    if targets.command is not None and targets.command.script is not None:
+        script = targets.command.script
+        scripts = [(script,) if script in names else ("-m", script)]
+    if len(scripts) != 1:
+        raise UserError(
+            "capture-needs-a-script",
+            "there is not one script to run",
+            found=f"--capture with {len(scripts)} scripts",
+            why="--capture runs the script among the targets up to where its training would begin",
+            fix="name one script, with its arguments behind it, or leave out --capture",
+        )
+    with captured((*scripts[0], *targets.arguments), limit_s=limit_s) as run:
+        capture = run.capture
+    click.echo("\n".join(capture_lines(capture)), err=True)
+    return lambda targets: replace(around(targets), capture=capture)
+
+
 def _looking_at(
-    words: tuple[str, ...], around: Callable[[Targets], Targets]
+    words: tuple[str, ...], around: Callable[[Targets], Targets], stdin: Callable[[], bytes]
 ) -> Callable[[Mapping[str, str]], Checked]:
     schemas = load_schemas()
-    stdin = cache(lambda: sys.stdin.buffer.read())
 
     def look(overlay: Mapping[str, str]) -> Checked:
         targets = around(read_targets(words, schemas=schemas, stdin=stdin, overlay=overlay))
@@ -162,7 +200,10 @@ def _looking_at(
 
 def verdict_of(targets: Targets) -> Verdict:
     """Return what all rules say of all situations that the targets make, each thing once."""
-    verdicts = [check_rules(situation, rules=ALL_RULES) for situation in situations(targets)]
+    made = situations(targets)
+    if targets.capture is not None:
+        made = tuple(with_capture(situation, targets.capture) for situation in made)
+    verdicts = [check_rules(situation, rules=ALL_RULES) for situation in made]
     return Verdict(
         findings=sort_findings(finding for verdict in verdicts for finding in verdict.findings),
         # Of a file that can't be read everything is unknown, and not worth a line.

@@ -24,6 +24,7 @@ from zerofit.cli.write_files import write_files
 from zerofit.command import Launcher
 from zerofit.layers.of_strategy import situation_of_strategy
 from zerofit.probe.machine import probe_machine
+from zerofit.probe.machine_spec import SpecifiedMachine
 from zerofit.probe.port import DEFAULT_PORT
 from zerofit.probe.versions import probe_versions
 from zerofit.render.accelerate import accelerate_yaml
@@ -68,14 +69,17 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
     model_flags, machine_flags = take_model_flags(flags), take_machine_flags(flags)
     request = request_of(elsewhere=True, **flags)
     if model_flags.model is not None or machine_flags.gpus is not None:
-        machine = machine_of(machine_flags, num_nodes=request.num_nodes or 1).machine
-    else:
-        machine = probe_machine(may_be_unreadable=True)  # the files are for GPUs that are taken on trust
+        specified = machine_of(machine_flags, num_nodes=request.num_nodes or 1)
+    else:  # the files are for GPUs that are taken on trust
+        specified = SpecifiedMachine(machine=probe_machine(may_be_unreadable=True), assumptions=())
     if model_flags.model is not None:
-        from zerofit.cli.plan_first import plan_first  # only where it is needed: estimates are much code
+        # only where it is needed: estimates are much code
+        from zerofit.cli.plan_first import check_plans_alone, named_model, plan_first
 
-        request = plan_first(model_flags, request, machine)
-    plan = choose(machine=machine, versions=probe_versions(), request=request)
+        check_plans_alone(model_flags, request, on_cpu=request.on_cpu)
+        subject = named_model(model_flags)
+        request = plan_first(subject, request, specified, is_fast=model_flags.is_fast, is_here=False)
+    plan = choose(machine=specified.machine, versions=probe_versions(), request=request)
     situation = situation_of_strategy(
         plan.strategy, topology=plan.topology, versions=plan.versions, launcher=Launcher.ACCELERATE
     )

@@ -1,49 +1,32 @@
-"""zerofit launch: plan, write the run folder, run accelerate launch, watch, record."""
+"""zerofit launch: capture, plan, write the run folder, run accelerate launch, watch, record."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from zerofit.choose import asks_for_cpu, choose
+from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.checked import no_check_option, stop_at_errors
-from zerofit.cli.options import request_of, strategy_options
+from zerofit.cli.launch_plan import plan_launch
+from zerofit.cli.options import strategy_options
 from zerofit.cli.parameters import CONTEXT, Number, Verb
-from zerofit.cli.plan_options import model_options, take_model_flags
+from zerofit.cli.plan_options import model_options
 from zerofit.cli.read_file import script_file
 from zerofit.cli.script import check_script
-from zerofit.errors import UserError
 from zerofit.launcher.launch import Launch, launch_command, launch_files, prepare_run, start
-from zerofit.launcher.nodes import Nodes, find_rendezvous, with_hostfile
 from zerofit.launcher.run_folder import run_folder
+from zerofit.layers.of_capture import with_capture
 from zerofit.layers.of_launch import situation_of_launch
 from zerofit.probe.catalog import load_schemas
 from zerofit.probe.checkpoint import probe_resumed
-from zerofit.probe.machine import probe_machine
-from zerofit.probe.versions import probe_versions
-from zerofit.render.command import first_gpu, is_on_one_of_many_gpus
-from zerofit.render.plan_words import OPTIMIZER_WORDS
-from zerofit.render.report import plan_lines
-from zerofit.runtime.settings import unapplied
+from zerofit.render.applied_table import applied_rows, applied_table
+from zerofit.render.command import is_on_one_of_many_gpus
+from zerofit.render.report import head_lines
 from zerofit.targets import Targets
-
-if TYPE_CHECKING:
-    from zerofit.plan import Plan
-    from zerofit.request import Request
-
-_NODE_FLAGS = (
-    "num_nodes",
-    "num_processes",
-    "machine_rank",
-    "main_process_ip",
-    "main_process_port",
-    "gpu_ids",
-)
 
 
 @click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
@@ -65,6 +48,13 @@ _NODE_FLAGS = (
 )
 @click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
 @click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
+@click.option(
+    "--gpus", metavar="SPEC", help="With --cpu: plan for these GPUs, and rehearse their ranks on the CPU."
+)
+@click.option(
+    "--no-capture", is_flag=True, help="Go by the flags alone, and do not look at what SCRIPT trains."
+)
+@capture_limit_option
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
 @click.option(
     "--run-dir",
@@ -84,83 +74,35 @@ def launch(
     run_dir: Path,
     no_check: bool,
     dry_run: bool,
-    hostfile: Path | None,
     **flags: Any,
 ) -> int:
-    """Train SCRIPT under a memory strategy, unmodified, through `accelerate launch`.
+    """Train SCRIPT, unmodified, under the fastest memory strategy that fits, through `accelerate launch`.
+
+    On GPUs the script first runs up to where its training would begin, so that the plan is for what it
+    really trains; flags say what the plan must keep to. --preset, --plan, --model or --no-capture do without,
+    and so does --cpu.
 
     Flags before SCRIPT are zerofit's, all behind it are the script's own. The exit code is the script's;
     128 + N where signal N ended it.
     """
     check_script(script, module=module)
-    to_launch = _plan_launch(hostfile, (*(("-m",) if module else ()), script, *script_args), flags)
+    to_launch = plan_launch((*(("-m",) if module else ()), script, *script_args), flags)
     to_launch = replace(to_launch, plan=replace(to_launch.plan, is_checked=not no_check))
-    _check_rules(to_launch.plan, script=None if module else script, arguments=script_args)
+    _check_rules(to_launch, script=None if module else script, arguments=script_args)
     if dry_run:
         _print_dry_run(to_launch, run_folder(run_dir, target=script, at=datetime.now()))
         return 0
     folder = prepare_run(to_launch, runs=run_dir, at=datetime.now())
-    _say(
-        *_lines(to_launch),
-        f"run folder {folder.path}",
-        f"command: {launch_command(to_launch, folder)}",
-    )
+    _tell(to_launch)
+    _say(f"run folder {folder.path}", f"command: {launch_command(to_launch, folder)}")
     verdict = start(to_launch, folder)
     if verdict.cause:
         _say(f"{verdict.cause}; its log and record are in {folder.path}")
     return verdict.exit_code
 
 
-def _plan_launch(hostfile: Path | None, target: tuple[str, ...], flags: dict[str, Any]) -> Launch:
-    ranks_per_node = flags.pop("ranks_per_node")
-    nodes = Nodes(**{name: flags.pop(name) for name in _NODE_FLAGS})
-    model_flags = take_model_flags(flags)
-    request = request_of(**flags)
-    on_cpu = asks_for_cpu(request)
-    machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)
-    if isinstance(ranks_per_node, str):  # torchrun's word for one rank a GPU
-        ranks_per_node = 1 if on_cpu else max(1, len(machine.gpus))
-    nodes = replace(nodes, ranks_per_node=ranks_per_node)
-    if hostfile is not None:
-        nodes = with_hostfile(nodes, hostfile)
-    request = replace(request, num_processes=nodes.world_size, num_nodes=nodes.num_nodes)
-    if model_flags.model is not None:
-        from zerofit.cli.plan_first import plan_first  # only where it is needed: estimates are much code
-
-        script = None if target[0] == "-m" else target[0]
-        said, request = request, plan_first(model_flags, request, machine, script=script)
-        _warn_of_what_the_script_must_do(said, request.plan)
-    _check_micro_batch(request)
-    plan = choose(machine=machine, versions=probe_versions(), request=request)
-    _check_nvme_path(plan)
-    rendezvous = find_rendezvous(nodes, plan.topology)
-    if is_on_one_of_many_gpus(plan):
-        gpu_id = first_gpu(nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        rendezvous = replace(rendezvous, gpu_ids=gpu_id)
-    return Launch(plan=plan, target=target, rendezvous=rendezvous)
-
-
-def _warn_of_what_the_script_must_do(said: Request, plan: Plan | None) -> None:
-    """Say loudly what a plan counts on and no launcher can bring about."""
-    if plan is None:
-        return
-    strategy = plan.strategy
-    needs = []
-    if said.micro_batch_size is None:
-        needs.append(f"takes micro-batches of {strategy.micro_batch_size}")
-    if strategy.gradient_checkpointing:
-        needs.append("switches gradient checkpointing on")
-    if strategy.optimizer is not None:
-        needs.append(f"steps with {OPTIMIZER_WORDS[strategy.optimizer]}")
-    if strategy.freeze:
-        needs.append(f"freezes {', '.join(strategy.freeze)}")
-    if strategy.lora is not None:
-        needs.append(f"trains LoRA adapters of rank {strategy.lora.rank}")
-    if needs:
-        _say(f"warning: this plan fits only if the script itself {', '.join(needs)}")
-
-
-def _check_rules(plan: Plan, *, script: str | None, arguments: tuple[str, ...]) -> None:
+def _check_rules(to_launch: Launch, *, script: str | None, arguments: tuple[str, ...]) -> None:
+    plan = to_launch.plan
     targets = Targets(
         files=(script_file(script),) if script else (),
         arguments=arguments,
@@ -168,56 +110,26 @@ def _check_rules(plan: Plan, *, script: str | None, arguments: tuple[str, ...]) 
         schemas=load_schemas(),
     )
     situation = situation_of_launch(plan, machine=plan.machine, targets=targets)
+    if to_launch.capture is not None:
+        situation = with_capture(situation, to_launch.capture)
     stop_at_errors(situation, no_check=not plan.is_checked)
 
 
-def _check_micro_batch(request: Request) -> None:
-    planned = request.plan.strategy.micro_batch_size if request.plan else None
-    if request.global_batch_size is not None and not (request.micro_batch_size or planned):
-        raise UserError(
-            "global-batch-needs-micro-batch",
-            "the global batch needs the script's micro-batch",
-            found=f"--global-batch-size {request.global_batch_size} without --micro-batch-size",
-            why="the script sets its own micro-batch; only accumulation is left to make the global batch",
-            fix="give --micro-batch-size, with the batch size that the script uses on each rank",
-        )
-
-
-def _check_nvme_path(plan: Plan) -> None:
-    folder = plan.strategy.nvme_path
-    if not plan.strategy.uses_nvme or folder is None:
-        return
-    if not os.path.isdir(folder):
-        found = "it is no folder" if os.path.exists(folder) else "there is no such folder"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        found = "it is not writable"
-    else:
-        return
-    raise UserError(
-        "nvme-path-not-writable",
-        "the folder for NVMe offload can't be used",
-        found=f"--nvme-path {folder}: {found}",
-        why="each rank writes what it offloads into files there",
-        fix="name a writable folder on a local NVMe disk: --nvme-path DIR",
-    )
-
-
 def _print_dry_run(to_launch: Launch, folder: Any) -> None:
-    _say(*_lines(to_launch))
+    _tell(to_launch)
     for path, text in launch_files(to_launch, folder).items():
         click.echo(f"# {path}\n{text}")
     click.echo(launch_command(to_launch, folder))
 
 
-def _lines(to_launch: Launch) -> tuple[str, ...]:
-    lines = (*plan_lines(to_launch.plan), *unapplied(to_launch.plan))
-    if not is_on_one_of_many_gpus(to_launch.plan):
-        return lines
-    gpu_ids = to_launch.rendezvous.gpu_ids
-    return (
-        *lines,
-        f"one rank uses GPU {gpu_ids} alone: with more in sight Trainer would spread over them all",
-    )
+def _tell(to_launch: Launch) -> None:
+    """Print the strategy, and every change to what the script says."""
+    plan = to_launch.plan
+    _say(*head_lines(plan))
+    click.echo(applied_table(applied_rows(plan, to_launch.capture)), err=True)
+    if is_on_one_of_many_gpus(plan):
+        gpu_ids = to_launch.rendezvous.gpu_ids
+        _say(f"one rank uses GPU {gpu_ids} alone: with more in sight Trainer would spread over them all")
 
 
 def _say(*lines: str) -> None:

@@ -18,7 +18,7 @@ _VERBS = {
     "check": "Say what would fail, or silently go wrong, before it runs.",
     "config": "Write DeepSpeed and accelerate files for a strategy.",
     "doctor": "Check this machine and its tools.",
-    "launch": "Train a script under a strategy.",
+    "launch": "Train a script under the fastest strategy that fits.",
     "plan": "Say what a run needs, and choose the fastest strategy that fits.",
 }
 """Verb and help line; each is the command of that name in the module zerofit.cli.VERB."""
@@ -58,8 +58,8 @@ class _LazyGroup(click.Group):
 def zerofit() -> None:
     """Make Hugging Face training fit.
 
-    `zerofit launch train.py ARGS` trains any accelerate or Trainer script under the memory strategy of your
-    choice; `zerofit VERB --help` tells about each verb.
+    `zerofit launch train.py ARGS` sees what any accelerate or Trainer script trains, and trains it under the
+    fastest memory strategy that fits; `zerofit VERB --help` tells about each verb.
     """
 
 

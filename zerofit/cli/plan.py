@@ -1,13 +1,16 @@
-"""zerofit plan: model, workload and machine to the fastest strategy that fits, and what the others need."""
+"""zerofit plan: a script or a model, and a machine, to the fastest strategy that fits."""
 
 from __future__ import annotations
 
 import gc
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerofit.capture import capture_to_json
+from zerofit.cli.capturing import capture_limit_option, captured
 from zerofit.cli.options import field_options, request_of
 from zerofit.cli.parameters import CONTEXT, Number
 from zerofit.cli.plan_options import (
@@ -17,24 +20,35 @@ from zerofit.cli.plan_options import (
     take_machine_flags,
     take_model_flags,
 )
-from zerofit.cli.plan_problem import machine_of, problem_of, source_of
+from zerofit.cli.plan_problem import check_model_flags, machine_of, source_of
 from zerofit.cli.planner import DOES_NOT_FIT, Planner
+from zerofit.cli.script import check_script
+from zerofit.cli.subject import CapturedRun, NamedModel
 from zerofit.cli.write_files import write_files
 from zerofit.errors import UserError
+from zerofit.launcher.run_folder import CAPTURE_FILE
 from zerofit.plan import Topology, plan_to_json
 from zerofit.probe.versions import probe_versions
+from zerofit.render.applied_table import applied_rows, applied_table
+from zerofit.render.capture_words import capture_lines
 from zerofit.render.plan_compare import plan_comparison
 from zerofit.render.plan_json import plan_json
 from zerofit.render.plan_table import machine_words, plan_table
 from zerofit.render.plan_why import plan_why
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.capture import Capture
     from zerofit.cli.plan_options import MachineFlags, ModelFlags
+    from zerofit.cli.subject import Subject
+    from zerofit.plan import Plan
     from zerofit.planning.answer import Answer
+    from zerofit.probe.machine_spec import SpecifiedMachine
     from zerofit.request import Request
 
 
-@click.command(cls=FixingVerb, context_settings=CONTEXT)
+@click.command(cls=FixingVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
 @model_options
 @machine_options
 @click.option(
@@ -59,7 +73,15 @@ if TYPE_CHECKING:
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the strategies' memory into a file."
 )
+@capture_limit_option
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
+@click.argument("script", required=False)
+@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
 def plan(
+    script: str | None,
+    script_args: tuple[str, ...],
+    module: bool,
+    capture_limit_s: float,
     num_nodes: int,
     compare: str | None,
     why: bool,
@@ -71,13 +93,16 @@ def plan(
 ) -> int:
     """Say what a run will need on each GPU and host, and choose the fastest strategy that fits.
 
-    Needs no GPU: --gpus describes the machine. The flags of a strategy (--zero-stage 3, or
-    --fix zero-stage=3) fix what the plan must keep to. Exits 1 where nothing fits.
+    SCRIPT, with its arguments behind it, runs up to where its training would begin, and the plan is for what
+    it trains; or --model, --seq-len and --global-batch say it. Needs no GPU: --gpus describes the machine.
+    The flags of a strategy (--zero-stage 3, or --fix zero-stage=3) fix what the plan must keep to. Exits 1
+    where nothing fits.
     """
     model_flags, machine_flags = take_model_flags(flags), take_machine_flags(flags)
     request = request_of(plan_file=None, **flags)
     _check_together(compare, machine_flags, output, plot)
-    if request.global_batch_size is None:
+    target = _target(script, script_args, module=module, model=model_flags.model)
+    if target is None and request.global_batch_size is None:
         raise _no_global_batch()
     if plot is not None:
         from zerofit.cli.draw_plot import check_can_plot
@@ -85,7 +110,20 @@ def plan(
         check_can_plot(plot)
     if model_flags.is_fast:
         gc.disable()  # in half a second there is no rubbish worth looking for
-    answers = _answers(model_flags, machine_flags, request, num_nodes=num_nodes, compare=compare)
+    specs: list[str | None] = [None]
+    if compare is not None:
+        specs = [part.strip() for part in compare.split(",") if part.strip()]
+    machines = [machine_of(machine_flags, num_nodes=num_nodes, gpus=spec) for spec in specs]
+    is_here = compare is None and machine_flags.gpus is None
+    with _subject(model_flags, target, limit_s=capture_limit_s) as subject:
+        answers = _answers(
+            subject,
+            machines,
+            request,
+            num_nodes=num_nodes,
+            is_here=is_here,
+            is_fast=model_flags.is_fast,
+        )
     for answer in answers:
         where = f"{machine_words(answer)}: " if compare is not None else ""
         for note in answer.notes:
@@ -93,50 +131,83 @@ def plan(
     if output is not None and not answers[0].fits:
         click.echo(f"zerofit: nothing fits, so {output} is not written", err=True)
     elif output is not None:
-        write_files({output: plan_to_json(answers[0].plan)}, force=force, flag="--output FILE")
+        _write(output, answers[0].plan, subject.capture, force=force)
     if plot is not None:
         from zerofit.cli.draw_plot import draw_plot
         from zerofit.render.plan_plot import plan_plot
 
         draw_plot(plan_plot(answers[0]), plot)
-    click.echo(_text(answers, as_json=as_json, why=why, is_comparison=compare is not None))
+    capture = subject.capture
+    click.echo(_text(answers, capture, as_json=as_json, why=why, is_comparison=compare is not None))
     return 0 if any(answer.fits for answer in answers) else DOES_NOT_FIT
 
 
+def _target(
+    script: str | None, arguments: tuple[str, ...], *, module: bool, model: str | None
+) -> tuple[str, ...] | None:
+    """Return the script or `-m module` with its arguments; None where --model says what is planned for."""
+    if script is None:
+        return None
+    if model is not None:
+        raise UserError(
+            "model-and-script",
+            "a plan is for a script or for a model",
+            found=f"--model {model} with {'-m ' if module else ''}{script}",
+            why="the script shows by itself which model it trains",
+            fix="leave one of the two out",
+        )
+    check_script(script, module=module)
+    return (*(("-m",) if module else ()), script, *arguments)
+
+
+@contextmanager
+def _subject(flags: ModelFlags, target: tuple[str, ...] | None, *, limit_s: float) -> Iterator[Subject]:
+    """Return what is planned for; a captured script stays at hand for as long as the context."""
+    if target is None:
+        yield NamedModel(flags=flags, source=source_of(flags))
+        return
+    check_model_flags(flags)
+    with captured(target, limit_s=limit_s) as script:
+        yield CapturedRun(flags=flags, script=script)
+
+
 def _answers(
-    model_flags: ModelFlags,
-    machine_flags: MachineFlags,
+    subject: Subject,
+    machines: list[SpecifiedMachine],
     request: Request,
     *,
     num_nodes: int,
-    compare: str | None,
+    is_here: bool,
+    is_fast: bool,
 ) -> list[Answer]:
-    specs: list[str | None] = [None]
-    if compare is not None:
-        specs = [part.strip() for part in compare.split(",") if part.strip()]
-    machines = [machine_of(machine_flags, num_nodes=num_nodes, gpus=spec) for spec in specs]
-    source, versions = source_of(model_flags), probe_versions()
-    answers = []
-    with Planner(source, is_fast=model_flags.is_fast) as planner:
-        for spec, specified in zip(specs, machines, strict=True):
+    answers, versions = [], probe_versions()
+    with Planner(subject, is_fast=is_fast) as planner:
+        for specified in machines:
             topology = Topology(num_nodes=num_nodes, world_size=num_nodes * len(specified.machine.gpus))
-            problem = problem_of(
-                model_flags,
-                request=request,
-                source=source,
-                machine=specified.machine,
-                versions=versions,
-                topology=topology,
+            problem = subject.problem(
+                request=request, machine=specified.machine, versions=versions, topology=topology
             )
-            is_here = spec is None and machine_flags.gpus is None
             answers.append(planner.answer(problem, is_here=is_here, notes=specified.assumptions))
     return answers
 
 
-def _text(answers: list[Answer], *, as_json: bool, why: bool, is_comparison: bool) -> str:
+def _write(output: Path, plan: Plan, capture: Capture | None, *, force: bool) -> None:
+    """Write the plan, and beside it what it was made from, where `launch --plan` finds it."""
+    files = {output: plan_to_json(plan)}
+    if capture is not None:
+        files[output.with_name(CAPTURE_FILE)] = capture_to_json(capture)
+    write_files(files, force=force, flag="--output FILE")
+
+
+def _text(
+    answers: list[Answer], capture: Capture | None, *, as_json: bool, why: bool, is_comparison: bool
+) -> str:
     if as_json:
-        return plan_json(answers)
-    parts = [plan_comparison(answers) if is_comparison else plan_table(answers[0])]
+        return plan_json(answers, capture)
+    parts = ["\n".join(capture_lines(capture))] if capture is not None else []
+    parts += [plan_comparison(answers) if is_comparison else plan_table(answers[0])]
+    if capture is not None and not is_comparison and answers[0].fits:
+        parts += [applied_table(applied_rows(answers[0].plan, capture))]
     if why:
         parts += [plan_why(answer) for answer in answers]
     return "\n\n".join(parts)

@@ -1,4 +1,4 @@
-"""Plans before a verb goes on: `launch --model` and `config --model`."""
+"""Plans before a verb goes on: `launch SCRIPT`, `launch --model` and `config --model`."""
 
 from __future__ import annotations
 
@@ -7,42 +7,50 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zerofit.choose import choose
 from zerofit.cli.plan_options import Loop
-from zerofit.cli.plan_problem import no_gpus_here, problem_of, source_of
+from zerofit.cli.plan_problem import no_gpus_here, source_of
 from zerofit.cli.planner import DOES_NOT_FIT, Planner
 from zerofit.cli.read_file import script_file
+from zerofit.cli.subject import NamedModel
 from zerofit.command import Route
 from zerofit.documents import Unreadable
 from zerofit.errors import UserError
-from zerofit.plan import Topology
 from zerofit.probe.versions import probe_versions
 from zerofit.render.plan_table import plan_table
+from zerofit.request import Request
 
 if TYPE_CHECKING:
     from zerofit.cli.plan_options import ModelFlags
-    from zerofit.facts import Machine
-    from zerofit.request import Request
+    from zerofit.cli.subject import Subject
+    from zerofit.probe.machine_spec import SpecifiedMachine
     from zerofit.script_facts import ScriptFacts
 
 
-def plan_first(
-    flags: ModelFlags, request: Request, machine: Machine, *, script: str | None = None
-) -> Request:
-    """Return a request that starts from the plan for this model on this machine.
-
-    The plan's table goes to stderr. What the request fixes, the plan keeps to.
+def named_model(flags: ModelFlags, *, script: str | None = None) -> NamedModel:
+    """Return the model that --model names.
 
     Args:
         flags: what was said of model and workload.
-        request: what was said of the strategy.
-        machine: this one, or what was said of another.
-        script: the file that will run; None where there is none yet.
+        script: the file that will train it; None where there is none yet.
 
     Raises:
-        UserError: there is another plan or preset, no GPU, no plan can be made, or nothing fits.
+        UserError: there is none, or it can't be planned with the lengths that the flags give.
+    """
+    facts = None if script is None else _facts_of(script)
+    if facts is not None and flags.loop is None and facts.route is Route.TRAINER:
+        flags = replace(flags, loop=Loop.TRAINER)
+    return NamedModel(flags=flags, source=source_of(flags), script=facts)
+
+
+def check_plans_alone(flags: ModelFlags, request: Request, *, on_cpu: bool) -> None:
+    """Return where nothing stands beside --model that brings a strategy, or needs none.
+
+    Raises:
+        UserError: there is a preset or a plan, or the ranks run on the CPU.
     """
     other = f"--preset {request.preset}" if request.preset else "--plan" if request.plan else None
-    if other or request.on_cpu:
+    if other or on_cpu:
         raise UserError(
             "model-and-strategy",
             "--model plans a strategy of its own",
@@ -50,42 +58,51 @@ def plan_first(
             why="a preset or a plan brings a whole strategy" if other else "plans are for GPUs",
             fix=f"leave out --model, or {other or '--cpu'}",
         )
+
+
+def plan_first(
+    subject: Subject, request: Request, specified: SpecifiedMachine, *, is_fast: bool, is_here: bool
+) -> Request:
+    """Return a request that starts from the plan for a subject on a machine.
+
+    The plan's table goes to stderr. What the request fixes, the plan keeps to.
+
+    Args:
+        subject: the model, or what a script trains.
+        request: what was said of the strategy.
+        specified: the machine.
+        is_fast: whether closed forms take the place of traces.
+        is_here: whether the machine is this one, for which there may be measured rates.
+
+    Raises:
+        UserError: there is no GPU, no plan can be made, or nothing fits.
+    """
+    machine = specified.machine
     if not machine.gpus:
         raise no_gpus_here(
             "leave out --model; --cpu rehearses, and `zerofit plan --gpus` plans for another machine"
         )
-    source = source_of(flags)
-    facts = None if script is None else _facts_of(script)
-    if facts is not None and flags.loop is None and facts.route is Route.TRAINER:
-        flags = replace(flags, loop=Loop.TRAINER)
-    num_nodes = request.num_nodes or 1
-    world_size = request.num_processes or num_nodes * len(machine.gpus)
-    ranks = world_size // num_nodes
-    if world_size % num_nodes or ranks > len(machine.gpus):
-        return request  # `choose` says what is wrong with the ranks
-    problem = problem_of(
-        flags,
+    ranks = Request(num_processes=request.num_processes, num_nodes=request.num_nodes)
+    topology = choose(machine=machine, versions=probe_versions(), request=ranks).topology
+    problem = subject.problem(
         request=request,
-        source=source,
-        machine=replace(machine, gpus=machine.gpus[:ranks]),
+        machine=replace(machine, gpus=machine.gpus[: topology.ranks_per_node]),
         versions=probe_versions(),
-        topology=Topology(num_nodes=num_nodes, world_size=world_size),
-        script=facts,
+        topology=topology,
     )
-    with Planner(source, is_fast=flags.is_fast) as planner:
-        answer = planner.answer(problem, is_here=not request.elsewhere)
+    with Planner(subject, is_fast=is_fast) as planner:
+        answer = planner.answer(problem, is_here=is_here, notes=specified.assumptions)
     for note in answer.notes:
         click.echo(f"zerofit: assumed: {note}", err=True)
     click.echo(plan_table(answer), err=True)
     if not answer.fits:
+        instead = "leave out --model" if subject.capture is None else "give --no-capture"
         raise UserError(
             "nothing-fits",
             "no strategy fits",
-            found=f"--model {flags.model} on {world_size} GPUs: {answer.head.lacks}",
+            found=f"{subject.said} on {topology.world_size} GPUs: {answer.head.lacks}",
             why="zerofit does not start what will run out of memory",
-            fix=answer.suggestions[0].change
-            if answer.suggestions
-            else "leave out --model to go on without a plan",
+            fix=answer.suggestions[0].change if answer.suggestions else f"{instead} to go on without a plan",
             exit_code=DOES_NOT_FIT,
         )
     return replace(

@@ -106,7 +106,7 @@ _MODEL_OPTIONS = (
     click.option(
         "--padded/--no-padded",
         "is_padded",
-        default=True,
+        default=None,
         help="Whether batches have padding in their mask; padded where it is left out.",
     ),
     click.option(
@@ -175,7 +175,8 @@ class ModelFlags:
     sequence_length: int | None
     target_length: int | None
     task: Task | None
-    is_padded: bool
+    is_padded: bool | None
+    """None where it was not said."""
     loop: Loop | None
     """None where it was not said."""
     trust_remote_code: bool
@@ -226,7 +227,10 @@ class FixingVerb(Verb):
     """A verb that understands --fix NAME=VALUE as the flag of that name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest, unfixed = iter(args), []
+        if not any(argument == "--fix" or argument.startswith("--fix=") for argument in args):
+            return super().parse_args(ctx, args)
+        own, of_script = self._split_at_the_script(ctx, args)
+        rest, unfixed = iter(own), []
         for argument in rest:
             if argument == "--fix":
                 unfixed += _as_flag(next(rest, ""))
@@ -234,7 +238,19 @@ class FixingVerb(Verb):
                 unfixed += _as_flag(argument.removeprefix("--fix="))
             else:
                 unfixed.append(argument)
-        return super().parse_args(ctx, unfixed)
+        return super().parse_args(ctx, unfixed + of_script)
+
+    def _split_at_the_script(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
+        """Return zerofit's own flags, and the script with its arguments, where there is one."""
+        try:
+            values, _, _ = self.make_parser(ctx).parse_args(list(args))
+        except click.UsageError as error:
+            error.ctx = ctx
+            raise
+        behind = values.get("script_args")
+        number = int(isinstance(values.get("script"), str))
+        number += len(behind) if isinstance(behind, tuple) else 0  # else click's mark of what was not given
+        return args[: len(args) - number], args[len(args) - number :]
 
 
 _ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}

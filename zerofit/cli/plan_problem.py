@@ -1,10 +1,10 @@
-"""Flags to problems: probes the model and the machine, and refuses what no plan can be made for."""
+"""Flags to problems: the model or the capture, the machine, and what no plan can be made for."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.candidates import divisors
+from zerofit.batch import split_global_batch
 from zerofit.cli.plan_options import Loop
 from zerofit.errors import UserError
 from zerofit.estimate.zero_arrival import makes_model_first
@@ -17,6 +17,7 @@ from zerofit.probe.model import probe_model
 from zerofit.probe.model_dimensions import check_sequence_length
 
 if TYPE_CHECKING:
+    from zerofit.capture import Capture
     from zerofit.cli.plan_options import MachineFlags, ModelFlags
     from zerofit.facts import Machine, ModelFacts, Versions
     from zerofit.probe.model_source import ModelSource
@@ -34,9 +35,10 @@ def source_of(flags: ModelFlags) -> ModelSource:
         raise UserError(
             "model-missing",
             "a plan needs a model",
-            found="no --model",
+            found="neither a script nor --model",
             why="its dimensions decide what fits",
-            fix="give --model with a folder, a config.json, a hub id or a name of the catalog",
+            fix="name the script that trains it, or give --model with a folder, a config.json, a hub id or a "
+            "name of the catalog",
         )
     source = probe_model(
         flags.model, task=flags.task, trust_remote_code=flags.trust_remote_code, is_fast=flags.is_fast
@@ -53,7 +55,7 @@ def workload_of(flags: ModelFlags, request: Request, facts: ModelFacts) -> Workl
         global_batch_size=request.global_batch_size,
         sequence_length=flags.sequence_length if facts.vocab_size else None,
         target_length=flags.target_length if facts.num_decoder_layers else None,
-        is_padded=flags.is_padded,
+        is_padded=flags.is_padded is not False,
         keeps_outputs=flags.loop is not Loop.TRAINER,
     )
 
@@ -135,7 +137,13 @@ def problem_of(
         UserError: the ranks do not divide the global batch.
     """
     workload = workload_of(flags, request, source.facts)
-    _check_global_batch(workload.global_batch_size, topology)
+    if workload.global_batch_size is not None:
+        split_global_batch(
+            global_batch_size=workload.global_batch_size,
+            micro_batch_size=None,
+            gradient_accumulation_steps=None,
+            data_parallel_size=topology.data_parallel_size,
+        )
     return Problem(
         model=source.facts,
         machine=machine,
@@ -151,6 +159,71 @@ def problem_of(
     )
 
 
+def captured_problem_of(
+    flags: ModelFlags,
+    *,
+    request: Request,
+    capture: Capture,
+    machine: Machine,
+    versions: Versions,
+    topology: Topology,
+) -> Problem:
+    """Return the problem that a captured script poses on one machine.
+
+    Args:
+        flags: what was said of the planning.
+        request: what was said of the strategy.
+        capture: what the script trains.
+        machine: one node.
+        versions: of what will run.
+        topology: the ranks.
+
+    Raises:
+        UserError: the ranks do not divide the global batch.
+    """
+    from zerofit.planning.from_capture import problem_from_capture  # only where a script was captured
+
+    return problem_from_capture(
+        capture,
+        request=request,
+        machine=machine,
+        versions=versions,
+        topology=topology,
+        allow=flags.allow,
+        lora_rank=flags.lora_rank,
+        reserve=flags.reserve,
+        expandable_segments=flags.expandable_segments,
+    )
+
+
+_OF_A_MODEL = {
+    "sequence_length": "--seq-len",
+    "target_length": "--target-len",
+    "task": "--task",
+    "is_padded": "--padded or --no-padded",
+    "loop": "--loop",
+    "trust_remote_code": "--trust-remote-code",
+}
+"""Flags that say of a model what a script that was captured shows by itself."""
+
+
+def check_model_flags(flags: ModelFlags) -> None:
+    """Return where no flag says of the model what a script shows by itself.
+
+    Raises:
+        UserError: one does.
+    """
+    given = [flag for field, flag in _OF_A_MODEL.items() if getattr(flags, field) not in (None, False)]
+    if given:
+        raise UserError(
+            "model-flag-without-model",
+            "a flag says of the model what the script shows by itself",
+            found=f"{', '.join(given)} without --model",
+            why="the plan is made from what the script was seen to train, and two answers could contradict",
+            fix=f"leave out {given[0]}, or name the model too: --model MODEL",
+        )
+
+
 def _no_length(facts: ModelFacts, model: str) -> UserError:
     most = facts.max_sequence_length
     return UserError(
@@ -159,20 +232,4 @@ def _no_length(facts: ModelFacts, model: str) -> UserError:
         found=f"--model {model} without --seq-len",
         why="activations grow with it",
         fix=f"give --seq-len{f', at most {most}' if most else ''}",
-    )
-
-
-def _check_global_batch(size: int | None, topology: Topology) -> None:
-    ranks = topology.data_parallel_size
-    if size is None or size % ranks == 0:
-        return
-    below = size // ranks * ranks
-    sizes = " or ".join(str(one) for one in (below, below + ranks) if one)
-    fewer = max(one for one in divisors(size) if one <= ranks)
-    raise UserError(
-        "global-batch-not-divisible",
-        "the global batch does not divide over the GPUs",
-        found=f"--global-batch {size} on {ranks} GPUs",
-        why="every rank takes the same whole number of samples, and zerofit never rounds a global batch",
-        fix=f"set --global-batch to {sizes}, or use {fewer} GPU{'s' if fewer > 1 else ''}",
     )

@@ -1,10 +1,8 @@
-"""Planner: one model's traces and estimates for the verbs that plan, with progress shown on a terminal."""
+"""Planner: one subject's traces and estimates for the verbs that plan, with progress shown on a terminal."""
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from zerofit.allocation_log import Trace
@@ -18,10 +16,10 @@ from zerofit.probe.rates import catalog_rates, probe_rates
 
 if TYPE_CHECKING:
     from zerofit.allocation_log import TraceRequest
+    from zerofit.cli.subject import Subject
     from zerofit.planning.answer import Answer
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import Judge
-    from zerofit.probe.model_source import ModelSource
     from zerofit.rates import Rates
 
 DOES_NOT_FIT = 1
@@ -29,15 +27,15 @@ DOES_NOT_FIT = 1
 
 
 class Planner:
-    """Plans for one model; a context in which progress is shown.
+    """Plans for one subject; a context in which progress is shown.
 
     Args:
-        source: the model.
+        subject: what is planned for.
         is_fast: whether closed forms take the place of traces.
     """
 
-    def __init__(self, source: ModelSource, *, is_fast: bool) -> None:
-        self._source = source
+    def __init__(self, subject: Subject, *, is_fast: bool) -> None:
+        self._subject = subject
         self._is_fast = is_fast
         self._progress: Any = None
         self._made: dict[tuple[TraceRequest, bool], Trace] = {}
@@ -76,46 +74,35 @@ class Planner:
             else lambda one: FastJudge(one, trace=self._closed_form, rates=rates),
             gpus=tuple(gpu.spec for gpu in load_gpus()),
             is_fast=self._is_fast,
-            notes=(*notes, *self._notes()),
+            notes=(*notes, *self._subject.notes),
         )
-
-    def _notes(self) -> tuple[str, ...]:
-        return (f"{self._source.name}: {self._source.note}",) if self._source.note else ()
 
     def _judge(self, problem: Problem, rates: Rates) -> Judge:
         if self._is_fast:
             return FastJudge(problem, trace=self._closed_form, rates=rates)
-        kept = KeptEstimates(problem, repr(self._source))
+        kept = KeptEstimates(problem, self._subject.identity)
         self._kept.append(kept)
         return EstimatingJudge(problem, trace=self._traced, rates=rates, devices=kept.estimates)
 
     def _closed_form(self, request: TraceRequest) -> Trace:
         key = request, True
         if key not in self._made:
-            log = closed_form_log(self._source.facts, request)
+            log = closed_form_log(self._subject.facts, request)
             self._made[key] = Trace(request=request, logs=(log,))
         return self._made[key]
 
     def _traced(self, request: TraceRequest) -> Trace:
         key = request, False
         if key not in self._made:
-            from zerofit.probe.trace import trace_model
-            from zerofit.probe.trace.cache import default_cache_folder
-
             kind = "with checkpointing" if request.gradient_checkpointing else "without checkpointing"
-            title = f"tracing {self._source.name} {kind}"
+            title = f"tracing {self._subject.name} {kind}"
             task = self._progress.add_task(title, total=None) if self._progress else None
 
             def tell(what: str) -> None:
                 if task is not None:
                     self._progress.update(task, description=f"{title}: {what}")
 
-            self._made[key] = trace_model(
-                self._source,
-                request,
-                cache_folder=default_cache_folder(os.environ, Path.home()),
-                on_progress=tell,
-            )
+            self._made[key] = self._subject.trace(request, on_progress=tell)
             if task is not None:
                 self._progress.remove_task(task)
         return self._made[key]

@@ -11,7 +11,6 @@ from zerofit.compat.rule import Hit, Rule, Severity
 from zerofit.compat.words import say
 from zerofit.document import Place
 from zerofit.edits import SetValue
-from zerofit.said import Confidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +48,7 @@ def _steps_missing(situation: Situation) -> Iterator[Hit]:
         found=f"Accelerator({steps[0].text}) with no {_STEPS} in {file.name}",
         place=_place(script, steps[0]),
         edits=(SetValue(document=file.name, path=(_STEPS,), value="auto"),),
-        confidence=Confidence.LIKELY,
+        confidence=steps[0].confidence,
     )
 
 
@@ -64,7 +63,7 @@ def _steps_differ(situation: Situation) -> Iterator[Hit]:
         yield Hit(
             found=f"Accelerator({steps[0].text}) with {say(file, _STEPS)} in {file.name}",
             place=_place(script, steps[0]),
-            confidence=Confidence.LIKELY,
+            confidence=steps[0].confidence,
         )
 
 

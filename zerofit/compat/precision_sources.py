@@ -11,7 +11,7 @@ from zerofit.compat.launch_values import launch_of
 from zerofit.compat.rule import Hit, Rule, Severity
 from zerofit.compat.words import say
 from zerofit.document import Place
-from zerofit.said import Confidence, Said
+from zerofit.said import Said
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ def _asked(situation: Situation) -> Said[str] | None:
                 value=keyword.value,
                 text=f"Accelerator({keyword.text})",
                 place=Place(file=script.name, line=keyword.line, column=keyword.column),
-                confidence=Confidence.LIKELY,
+                confidence=keyword.confidence,
             )
     launch = launch_of(situation)
     flag = launch.command.find("mixed_precision") if launch and launch.command else None

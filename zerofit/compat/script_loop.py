@@ -286,6 +286,7 @@ RULES = (
         bad=Example(deepspeed=zero(1), script=_BY_HAND),
         good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
         evidence=Evidence(outcome=Outcome.DIFFERS),
+        is_put_right_by_launch=True,
     ),
     Rule(
         id="backward-through-accelerator",

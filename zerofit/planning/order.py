@@ -1,4 +1,4 @@
-"""The order of preference among strategies: what keeps the mathematics, then time, then simplicity."""
+"""The order of preference among strategies: what changes least, then time, then simplicity."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ SAME_TIME = 0.1
 """Estimated times that differ by no more than this share are not told apart: 20 published steps
 took 12 % more or less than estimated in the median (zerofit/estimate/time.py), so that a lead of a tenth may
 be none."""
+OFFLOADED = 1
+"""The tier of what rests outside the GPU: its times hang on the host's memory, links and cores, and are the
+least certain, so that it comes where nothing that stays on the GPUs fits."""
 Kind = tuple[Engine, ZeroStage, OffloadDevice, OffloadDevice]
 """Engine, stage, optimizer offload and parameter offload."""
 
@@ -33,22 +36,22 @@ def kind_of(strategy: Strategy) -> Kind:
 
 
 def tier(strategy: Strategy, *, fixes_optimizer: bool = False) -> int:
-    """Return how much of the mathematics a strategy changes; a lower one always comes first.
+    """Return how far a strategy goes; a lower one always comes first.
 
-    0: none. 1: optimizer states in 8 bit. 2: another optimizer. 3: frozen embeddings. 4: frozen layers.
-    5: adapters.
+    0: all stays on the GPUs. OFFLOADED: something does not; the mathematics stays. 2: optimizer states in
+    8 bit. 3: another optimizer. 4: frozen embeddings. 5: frozen layers. 6: adapters.
 
     Args:
         strategy: what would run.
         fixes_optimizer: whether the user chose the optimizer, so that it is no change.
     """
     if strategy.lora is not None:
-        return 5
+        return 6
     if strategy.freeze:
-        return 4 if strategy.freeze == FROZEN_LAYERS else 3
+        return 5 if strategy.freeze == FROZEN_LAYERS else 4
     if fixes_optimizer or strategy.optimizer in (None, OptimizerName.ADAMW):
-        return 0
-    return 1 if strategy.optimizer is OptimizerName.ADAMW_8BIT else 2
+        return OFFLOADED if strategy.offloads else 0
+    return 2 if strategy.optimizer is OptimizerName.ADAMW_8BIT else 3
 
 
 def simplicity(strategy: Strategy) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zerofit.candidates import DEFAULT_NVME_PATH
 from zerofit.choose import show, why_precision
 from zerofit.plan import Origin, Plan, Reason, Rejected
-from zerofit.planning.order import SAME_TIME, kind_of, tier
+from zerofit.planning.order import OFFLOADED, SAME_TIME, kind_of, tier
 from zerofit.planning.search import RuledOut
 from zerofit.render.report import describe_strategy
 from zerofit.request import FLAGS
@@ -90,6 +90,8 @@ def why_it_loses(judged: Judged | RuledOut, chosen: Judged | None, problem: Prob
         return f"takes {ratio:.1f} times as long"
     if ratio >= 1.005:
         return f"{ratio - 1:.0%} slower"
+    if _tier(judged, problem) == OFFLOADED > _tier(chosen, problem):
+        return f"{1 - ratio:.0%} less time by the estimate; offload comes where nothing on the GPUs fits"
     if _tier(judged, problem) > _tier(chosen, problem):
         return f"{1 - ratio:.0%} less time, and changes what is computed"
     if ratio > 0.995:

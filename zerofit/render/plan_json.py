@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.planning.plan_of import why_it_loses
 from zerofit.planning.search import RuledOut
+from zerofit.render.applied_table import applied_rows
+from zerofit.render.capture_words import capture_summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from zerofit.capture import Capture
     from zerofit.estimates import Estimate, MemoryEstimate
     from zerofit.planning.answer import Answer
     from zerofit.planning.search import Judged
@@ -20,13 +23,22 @@ PLAN_JSON_VERSION = 1
 """Raised whenever a field changes its meaning or goes."""
 
 
-def plan_json(answers: Sequence[Answer]) -> str:
-    """Return the document: one entry in "plans" for each machine."""
-    document = {"version": PLAN_JSON_VERSION, "plans": [_answer(answer) for answer in answers]}
+def plan_json(answers: Sequence[Answer], capture: Capture | None = None) -> str:
+    """Return the document: one entry in "plans" for each machine.
+
+    Args:
+        answers: one a machine.
+        capture: what the script was seen to train; None for a model that was named.
+    """
+    document = {
+        "version": PLAN_JSON_VERSION,
+        "capture": None if capture is None else capture_summary(capture),
+        "plans": [_answer(answer, capture) for answer in answers],
+    }
     return json.dumps(document, indent=2)
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
     problem, found = answer.problem, answer.found
     return {
         "fits": answer.fits,
@@ -53,6 +65,9 @@ def _answer(answer: Answer) -> dict[str, Any]:
             for one in answer.dropped
         ],
         "reasons": [dataclasses.asdict(reason) for reason in answer.plan.reasons],
+        "changes": None
+        if capture is None
+        else [dataclasses.asdict(row) for row in applied_rows(answer.plan, capture)],
         "suggestions": [
             {"change": one.change, **(_judged(answer, one.judged) or {})} for one in answer.suggestions
         ],

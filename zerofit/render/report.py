@@ -1,4 +1,4 @@
-"""A Plan as lines for a person: what runs, why, and what will not reach the script."""
+"""A Plan as lines for a person: what runs, where, and why."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ def plan_lines(plan: Plan) -> tuple[str, ...]:
         f"  {reason.field:<{width}}  {reason.value}: {reason.why} ({reason.origin.value})"
         for reason in plan.reasons
     ]
+    return (*head_lines(plan), *reasons)
+
+
+def head_lines(plan: Plan) -> tuple[str, ...]:
+    """Return the machine and the strategy, a line each."""
     return (
         f"machine:  {describe_machine(plan.machine)}",
         f"strategy: {describe_strategy(plan.strategy)} on {_ranks(plan)}",
-        *reasons,
     )
 
 

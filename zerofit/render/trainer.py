@@ -18,6 +18,14 @@ OPTIM = {
 }
 """transformers' name of each optimizer (transformers/training_args.py, OptimizerNames)."""
 
+OPTIM_ALIKE = {
+    OptimizerName.ADAMW: frozenset({"adamw_torch", "adamw_torch_fused"}),
+    OptimizerName.ADAMW_8BIT: frozenset({"adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"}),
+    OptimizerName.ADAFACTOR: frozenset({"adafactor"}),
+    OptimizerName.SGD: frozenset({"sgd"}),
+}
+"""All of transformers' names that compute the same, with states of the same size."""
+
 
 def training_arguments(strategy: Strategy, *, deepspeed_file: str | None) -> dict[str, Any]:
     """Return the TrainingArguments that a strategy decides; what it leaves to the script is absent.

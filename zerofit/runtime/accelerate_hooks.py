@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
 from zerofit.render.command import MIXED_PRECISION
-from zerofit.runtime import schedulers
-from zerofit.runtime.settings import check_micro_batch
+from zerofit.runtime import deepspeed_step, schedulers
+from zerofit.runtime.settings import check_batch
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -38,18 +38,18 @@ def default_to_gloo(module: ModuleType) -> None:
     module.PartialState.__init__ = init
 
 
-def install(module: ModuleType, settings: Settings, changes: Changes) -> None:
+def install(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
     """Hook Accelerator so that scripts with a loop of their own train as the plan says.
 
     Args:
-        module: accelerate.accelerator.
+        accelerator_class: accelerate's Accelerator, or a subclass.
         settings: what to set.
         changes: where to note what was changed.
     """
-    _hook_init(module.Accelerator, settings, changes)
-    _hook_prepare(module.Accelerator, settings)
-    if settings.gradient_accumulation_steps is not None and settings.gradient_accumulation_steps > 1:
-        _hook_accumulation(module.Accelerator, settings.gradient_accumulation_steps)
+    _hook_init(accelerator_class, settings, changes)
+    _hook_prepare(accelerator_class, settings, changes)
+    if (settings.forced_accumulation or 1) > 1:
+        _hook_accumulation(accelerator_class, settings.forced_accumulation)
 
 
 def _hook_init(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
@@ -95,7 +95,7 @@ def _set_precision(arguments: dict[str, Any], settings: Settings, changes: Chang
 
 
 def _set_accumulation(arguments: dict[str, Any], settings: Settings, changes: Changes) -> None:
-    steps = settings.gradient_accumulation_steps
+    steps = settings.forced_accumulation
     plugin = arguments.get("gradient_accumulation_plugin")
     own = plugin.num_steps if plugin is not None else arguments.get("gradient_accumulation_steps", 1)
     if steps is None or own == steps:
@@ -116,13 +116,18 @@ def _set_deepspeed(arguments: dict[str, Any], settings: Settings, changes: Chang
             changes.add("DeepSpeed is configured as the plan says; the script brings a DeepSpeedPlugin")
 
 
-def _hook_prepare(accelerator_class: Any, settings: Settings) -> None:
+def _hook_prepare(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
     original = accelerator_class.prepare
 
     @functools.wraps(original)
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self._zerofit_by_script:
-            check_micro_batch(settings, _batch_size(self, args, shuffled=True))
+            check_batch(
+                settings,
+                batch_size=_training_batch_size(self, args),
+                accumulation=self.gradient_accumulation_steps,
+                num_ranks=self.num_processes,
+            )
         plugin = getattr(self.state, "deepspeed_plugin", None)
         if plugin is None:
             return original(self, *args, **kwargs)
@@ -130,6 +135,7 @@ def _hook_prepare(accelerator_class: Any, settings: Settings) -> None:
         schedulers.drop_empty_groups(args)
         prepared = original(self, *args, **kwargs)
         schedulers.lead_to_live_optimizer(self)
+        deepspeed_step.watch(self, changes)
         return prepared
 
     accelerator_class.prepare = prepare
@@ -149,6 +155,19 @@ def _fill_auto(
         config["train_micro_batch_size_per_gpu"] = next((size for size in sizes if size), 1)
 
 
+def _training_batch_size(accelerator: Any, objects: tuple[Any, ...]) -> int | None:
+    """Return the samples per rank of the DataLoader that surely trains; None without.
+
+    It is the one that shuffles, or the only one beside an optimizer.
+    """
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader
+
+    num_loaders = sum(isinstance(item, DataLoader) for item in objects)
+    is_only_one = num_loaders == 1 and any(isinstance(item, Optimizer) for item in objects)
+    return _batch_size(accelerator, objects, shuffled=not is_only_one)
+
+
 def _batch_size(accelerator: Any, objects: tuple[Any, ...], *, shuffled: bool) -> int | None:
     """Return the samples per rank of the first DataLoader, or of the first that shuffles; None without."""
     from torch.utils.data import DataLoader, RandomSampler
@@ -162,7 +181,7 @@ def _batch_size(accelerator: Any, objects: tuple[Any, ...], *, shuffled: bool) -
     return None
 
 
-def _hook_accumulation(accelerator_class: Any, steps: int) -> None:
+def _hook_accumulation(accelerator_class: Any, steps: int | None) -> None:
     """Refuse a script that never accumulates: its global batch would silently be smaller than asked for."""
     original_accumulate = accelerator_class.accumulate
     original_backward = accelerator_class.backward

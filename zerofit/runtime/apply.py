@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.runtime import (
     accelerate_hooks,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zerofit.capture import Capture
     from zerofit.plan import Plan
     from zerofit.runtime.changes import Changes
+    from zerofit.runtime.settings import Settings
 
 
 def install(plan: Plan, changes: Changes, *, capture: Capture | None = None) -> None:
@@ -36,27 +37,41 @@ def install(plan: Plan, changes: Changes, *, capture: Capture | None = None) -> 
         capture: what the script trains; None where it was not captured.
     """
     settings = settings_of(plan, capture)
-    forced = settings.gradient_clipping
 
     def hook_accelerator(module: ModuleType) -> None:
-        accelerate_hooks.install(module, settings, changes)
-        clipping.install(module, changes, forced=forced)
-        for part in (backward, micro_batches, checkpointing, optimizer_swap, join_prepare):
-            part.install(module.Accelerator, settings, changes)  # the last one's prepare() is the outermost
-        if settings.uses_deepspeed:
-            deepspeed_step.hook_ends(module.Accelerator)
-        if settings.uses_deepspeed and plan.is_checked:
-            optimizer_check.install(module.Accelerator, plan, changes)
+        hook_accelerator_class(module.Accelerator, plan, settings, changes)
 
     if settings.uses_deepspeed:
         if settings.on_cpu:
             when_imported("accelerate.state", accelerate_hooks.default_to_gloo)
-        when_imported("accelerate.utils.deepspeed", deepspeed_step.install)
         when_imported(
             "torch.nn.utils",
-            lambda module: deepspeed_step.hook_torch_clipping(module, changes, forced=forced),
+            lambda module: deepspeed_step.hook_torch_clipping(
+                module, changes, forced=settings.gradient_clipping
+            ),
         )
     when_imported("accelerate.accelerator", hook_accelerator)
     when_imported(
         "transformers.training_args", lambda module: trainer_hooks.install(module, settings, changes)
     )
+
+
+def hook_accelerator_class(accelerator_class: Any, plan: Plan, settings: Settings, changes: Changes) -> None:
+    """Set the hooks of one class: accelerate's Accelerator, or a subclass of its own.
+
+    Args:
+        accelerator_class: the class; its methods are replaced.
+        plan: what runs.
+        settings: what of the plan reaches the script.
+        changes: where to note what was changed.
+    """
+    # Each prepare() stands around the one before: the last hook is the first to see what a script prepares.
+    accelerate_hooks.install(accelerator_class, settings, changes)
+    micro_batches.install(accelerator_class, settings, changes)
+    if settings.uses_deepspeed and plan.is_checked:
+        optimizer_check.install(accelerator_class, plan, changes)
+    for part in (checkpointing, optimizer_swap, join_prepare, backward):
+        part.install(accelerator_class, settings, changes)
+    clipping.install(accelerator_class, changes, forced=settings.gradient_clipping)
+    if settings.uses_deepspeed:
+        deepspeed_step.hook_ends(accelerator_class)

@@ -4,61 +4,73 @@ from __future__ import annotations
 
 import functools
 import math
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from zerofit.runtime import deepspeed_step
+from zerofit.runtime.deepspeed_step import no_clipping_by_value, window_of
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from zerofit.runtime.changes import Changes
 
 
-def install(module: ModuleType, changes: Changes, *, forced: float | None) -> None:
+def install(accelerator_class: Any, changes: Changes, *, forced: float | None) -> None:
     """Make `Accelerator.clip_grad_norm_` count.
 
     Args:
-        module: accelerate.accelerator.
+        accelerator_class: accelerate's Accelerator, or a subclass.
         changes: where to note what was changed.
         forced: the plan's largest norm, 0 for no clipping; None leaves the script's.
     """
-    original = module.Accelerator.clip_grad_norm_
+    by_norm, by_value = accelerator_class.clip_grad_norm_, accelerator_class.clip_grad_value_
 
-    @functools.wraps(original)
+    @functools.wraps(by_norm)
     def clip(self: Any, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
         if forced is not None and forced != max_norm:
             changes.add(f"gradients are clipped to {forced:g} (0 is off); the script says {max_norm:g}")
             max_norm = forced
         self._zerofit_clipped = True
-        wrapped = getattr(self, "deepspeed_engine_wrapped", None)
-        if wrapped is not None:
-            deepspeed_step.clip_and_step(wrapped.engine, max_norm, changes, norm_type=norm_type)
-        return original(self, parameters, max_norm or math.inf, norm_type)
+        window = window_of(self)
+        if window is not None:
+            window.clip(max_norm, norm_type=norm_type)
+        return by_norm(self, parameters, max_norm or math.inf, norm_type)
 
-    module.Accelerator.clip_grad_norm_ = clip
+    @functools.wraps(by_value)
+    def clip_value(self: Any, parameters: Any, clip_value: float) -> None:
+        if window_of(self) is not None:
+            raise no_clipping_by_value()
+        by_value(self, parameters, clip_value)
+
+    accelerator_class.clip_grad_norm_ = clip
+    accelerator_class.clip_grad_value_ = clip_value
     if forced:
-        _hook_step(module, forced, changes)
+        _hook_optimizers(accelerator_class, forced, changes)
 
 
-def _hook_step(module: ModuleType, max_norm: float, changes: Changes) -> None:
+def _hook_optimizers(accelerator_class: Any, max_norm: float, changes: Changes) -> None:
     """Clip before each step of a script that does not clip itself; DeepSpeed does so by its configuration."""
-    original_backward = module.Accelerator.backward
-    original_step = module.AcceleratedOptimizer.step
-    accelerators: list[Any] = []
+    original = accelerator_class.prepare_optimizer
 
-    @functools.wraps(original_backward)
-    def backward(self: Any, *args: Any, **kwargs: Any) -> None:
-        accelerators[:] = [self]
-        self._zerofit_clipped = False
-        original_backward(self, *args, **kwargs)
+    @functools.wraps(original)
+    def prepare_optimizer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        optimizer = original(self, *args, **kwargs)
+        if self._zerofit_by_script and "_zerofit_clips" not in optimizer.__dict__:
+            optimizer._zerofit_clips = True
+            optimizer.step = MethodType(_clipping_step(self, optimizer.step, max_norm, changes), optimizer)
+        return optimizer
 
-    @functools.wraps(original_step)
+    accelerator_class.prepare_optimizer = prepare_optimizer
+
+
+def _clipping_step(accelerator: Any, original: Any, max_norm: float, changes: Changes) -> Any:
+    accelerator._zerofit_clipped = False
+
     def step(self: Any, closure: Any = None) -> None:
-        if accelerators and self.gradient_state.sync_gradients and not accelerators[0]._zerofit_clipped:
-            changes.add(f"gradients are clipped to {max_norm:g}; the script does not clip")
-            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-            accelerators[0].clip_grad_norm_(parameters, max_norm)
-        original_step(self, closure)
+        if accelerator.sync_gradients:
+            if not accelerator._zerofit_clipped:
+                changes.add(f"gradients are clipped to {max_norm:g}; the script does not clip")
+                parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+                accelerator.clip_grad_norm_(parameters, max_norm)
+            accelerator._zerofit_clipped = False
+        original(closure)
 
-    module.Accelerator.backward = backward
-    module.AcceleratedOptimizer.step = step
+    return step

@@ -1,147 +1,134 @@
-"""Lets a script's own clip_grad_norm_ count under DeepSpeed, which by itself ignores it.
-
-accelerate runs DeepSpeed's whole optimizer step inside `backward`, so that a later `clip_grad_norm_` comes
-too late. Here the step waits until the script clips or steps. A script that does neither, knowing that
-accelerate steps for it, gets its step before the next forward pass, and before it saves or ends.
-"""
+"""Hooks that make DeepSpeed step where the script steps, with the gradients and the clipping it asks for."""
 
 from __future__ import annotations
 
 import functools
 import warnings
+import weakref
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
+from zerofit.runtime.deepspeed_window import Window
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from zerofit.runtime.changes import Changes
 
-_waiting: list[Any] = []
-"""Engines with a backward pass done and their step to come."""
-_stepped_by_forward: list[Any] = []
-"""Engines that took a step because a forward pass came before the script's own step."""
+_windows: weakref.WeakSet[Window] = weakref.WeakSet()
+"""Of every engine: torch's own clipping knows no engine."""
 
 
-def install(module: ModuleType) -> None:
-    """Make accelerate's DeepSpeed wrappers step when the script steps.
+def window_of(accelerator: Any) -> Window | None:
+    """Return the window of the engine that an Accelerator runs backward passes on; None without DeepSpeed."""
+    wrapped = getattr(accelerator, "deepspeed_engine_wrapped", None)
+    return None if wrapped is None else wrapped.engine.__dict__.get("_zerofit_window")
+
+
+def watch(accelerator: Any, changes: Changes) -> None:
+    """Let the engines and optimizers that an Accelerator has prepared step where the script steps.
 
     Args:
-        module: accelerate.utils.deepspeed.
+        accelerator: an Accelerator.
+        changes: where to note what was changed.
     """
-    # DeepSpeed 0.19 calls collectives that torch 2.13 renames, thousands of times; no script can mend that.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    wrapper, optimizer_wrapper = module.DeepSpeedEngineWrapper, module.DeepSpeedOptimizerWrapper
+    for engine in accelerator._models:
+        if not hasattr(engine, "set_gradient_accumulation_boundary") or "_zerofit_window" in engine.__dict__:
+            continue
+        window = Window(engine, accelerator.gradient_state, changes)
+        engine._zerofit_window = window
+        _windows.add(window)
+        engine.register_forward_pre_hook(_before_forward)
+        for wrapper in accelerator._optimizers:
+            if wrapper.optimizer is engine.optimizer:
+                wrapper._zerofit_window = window
+                # Bound methods: a scheduler made of the wrapper later reads the function behind its step().
+                wrapper.step = MethodType(_step, wrapper)
+                wrapper.zero_grad = MethodType(_zero_grad, wrapper)
 
-    def backward(self: Any, loss: Any, sync_gradients: bool = True, **kwargs: Any) -> None:
-        _step_before_forward(self.engine)
-        self.engine.set_gradient_accumulation_boundary(is_boundary=sync_gradients)
-        self.engine.backward(loss, **kwargs)
-        if sync_gradients:
-            _waiting.append(self.engine)
-            _watch_forward(self.engine)
 
-    def step(self: Any) -> None:
-        if _stepped_by_forward:
-            raise _two_backwards_a_step()
-        step_all()
+def _before_forward(engine: Any, _: Any) -> None:
+    import torch
 
-    wrapper.backward = functools.wraps(wrapper.backward)(backward)
-    optimizer_wrapper.step = functools.wraps(optimizer_wrapper.step)(step)
+    if engine.training and torch.is_grad_enabled():
+        engine._zerofit_window.go_on()
+
+
+def _step(optimizer: Any, closure: Any = None) -> None:
+    optimizer._zerofit_window.step()
+
+
+def _zero_grad(optimizer: Any, set_to_none: bool | None = None) -> None:
+    optimizer._zerofit_window.zero_grad()
 
 
 def hook_ends(accelerator_class: Any) -> None:
-    """Take the waiting step before a script saves or ends."""
+    """Take the step that a script leaves to accelerate before it saves or ends."""
+    # DeepSpeed 0.19 calls collectives that torch 2.13 renames, thousands of times; no script can mend that.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     for name in ("save_state", "save_model", "get_state_dict", "end_training"):
         original = getattr(accelerator_class, name)
 
         @functools.wraps(original)
         def after_step(self: Any, *args: Any, original: Any = original, **kwargs: Any) -> Any:
-            step_all()
+            window = window_of(self)
+            if window is not None:
+                window.end()
             return original(self, *args, **kwargs)
 
         setattr(accelerator_class, name, after_step)
 
 
 def hook_torch_clipping(module: ModuleType, changes: Changes, *, forced: float | None) -> None:
-    """Let torch's own clip_grad_norm_ count too, which finds no gradients under ZeRO.
+    """Let torch's own clipping count too, which finds no gradients under ZeRO.
 
     Args:
         module: torch.nn.utils.
         changes: where to note what was changed.
         forced: the plan's clipping; None leaves the script's.
     """
-    original = module.clip_grad_norm_
+    by_norm, by_value = module.clip_grad_norm_, module.clip_grad_value_
 
-    @functools.wraps(original)
+    @functools.wraps(by_norm)
     def clip(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
-        if not _waiting:
-            return original(parameters, max_norm, norm_type, *args, **kwargs)
         import torch
 
-        engine = _waiting[-1]
-        clip_and_step(engine, max_norm if forced is None else forced, changes, norm_type=norm_type)
-        return torch.as_tensor(engine.get_global_grad_norm())
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        window = _window_with(parameters)
+        if window is None:
+            return by_norm(parameters, max_norm, norm_type, *args, **kwargs)
+        window.clip(max_norm if forced is None else forced, norm_type=norm_type)
+        return torch.as_tensor(window.engine.get_global_grad_norm() or 0.0)
+
+    @functools.wraps(by_value)
+    def clip_value(parameters: Any, *args: Any, **kwargs: Any) -> None:
+        import torch
+
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if _window_with(parameters) is not None:
+            raise no_clipping_by_value()
+        by_value(parameters, *args, **kwargs)
 
     module.clip_grad_norm_ = clip  # type: ignore[attr-defined]
+    module.clip_grad_value_ = clip_value  # type: ignore[attr-defined]
 
 
-def clip_and_step(engine: Any, max_norm: float, changes: Changes, *, norm_type: float = 2.0) -> None:
-    """Run the waiting step of an engine with its gradients clipped, this once.
-
-    Args:
-        engine: a DeepSpeedEngine.
-        max_norm: largest norm of all gradients together; 0 turns clipping off.
-        changes: where to note what was changed.
-        norm_type: the norm that the script asks for.
-    """
-    if norm_type != 2:
-        changes.add(f"gradients are clipped by their 2-norm, the only one DeepSpeed has, not {norm_type:g}")
-    # ZeRO optimizers read their own field (deepspeed/runtime/zero/stage3.py, unscale_and_clip_grads); at
-    # stage 0 in fp32 the engine reads its configuration (deepspeed/runtime/engine.py, _take_model_step).
-    holders = [(engine._config, "gradient_clipping")]
-    if hasattr(engine.optimizer, "clip_grad"):
-        holders.append((engine.optimizer, "clip_grad"))
-    configured = [getattr(holder, name) for holder, name in holders]
-    for holder, name in holders:
-        setattr(holder, name, max_norm)
-    _step_now(engine)
-    for (holder, name), value in zip(holders, configured, strict=True):
-        setattr(holder, name, value)
+def _window_with(parameters: list[Any]) -> Window | None:
+    """Return the window of the engine that holds the first of the parameters."""
+    for window in _windows:
+        if any(parameter is parameters[0] for parameter in window.engine.parameters()):
+            return window
+    return None
 
 
-def step_all() -> None:
-    """Run every step that waits."""
-    for engine in tuple(_waiting):
-        _step_now(engine)
-
-
-def _step_now(engine: Any) -> None:
-    if engine in _waiting:
-        _waiting.remove(engine)
-        engine.step()
-
-
-def _watch_forward(engine: Any) -> None:
-    if not hasattr(engine, "_zerofit_watched"):
-        engine._zerofit_watched = engine.register_forward_pre_hook(
-            lambda module, _: _step_before_forward(module)
-        )
-
-
-def _step_before_forward(engine: Any) -> None:
-    if engine in _waiting:
-        _step_now(engine)
-        _stepped_by_forward.append(engine)
-
-
-def _two_backwards_a_step() -> UserError:
+def no_clipping_by_value() -> UserError:
+    """Return the refusal of what DeepSpeed can't do."""
     return UserError(
-        "script-accumulates-by-hand",
-        "the script accumulates gradients by hand, which DeepSpeed would take for separate steps",
-        found="a forward and backward pass between backward() and optimizer.step()",
-        why="under DeepSpeed accelerate ends each backward() with an optimizer step, outside accumulate()",
-        fix="put the training step into `with accelerator.accumulate(model):`, or use --engine native",
-        see="https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation",
+        "deepspeed-clips-by-norm-only",
+        "DeepSpeed can't clip gradients by their values",
+        found="clip_grad_value_() under DeepSpeed",
+        why="the gradients are partitioned over the ranks, and DeepSpeed clips their common norm only",
+        fix="use accelerator.clip_grad_norm_() in the script, or --engine native",
+        see="https://huggingface.co/docs/accelerate/usage_guides/deepspeed",
     )

@@ -1,13 +1,198 @@
-"""Puts the plan's optimizer in the place of the script's, with its groups and its scheduler."""
+"""Puts the plan's optimizer in the place of the script's, on the same parameter groups."""
 
 from __future__ import annotations
 
+import functools
+import gc
+import importlib
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from zerofit.strategy import OptimizerName
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from zerofit.runtime.changes import Changes
     from zerofit.runtime.settings import Settings
 
+_KEPT = frozenset({"params", "lr", "initial_lr", "weight_decay"})
+"""Keys of a parameter group that mean the same to every optimizer, and to schedulers."""
+_KEPT_BY = {
+    OptimizerName.ADAMW: frozenset({"betas", "eps"}),
+    OptimizerName.ADAMW_8BIT: frozenset({"betas", "eps"}),
+    OptimizerName.ADAFACTOR: frozenset[str](),
+    OptimizerName.SGD: frozenset({"momentum", "dampening", "nesterov"}),
+}
+"""What each takes over from an optimizer of its own kind."""
+_EMBEDDING_BITS = 32
+"""Embeddings keep whole states: with 8 bits they are unstable, says bitsandbytes
+(https://huggingface.co/docs/bitsandbytes/main/en/optimizers), and Trainer keeps them so too
+(transformers/trainer_optimizer.py)."""
+
 
 def install(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
-    """Hook prepare() so that the script's optimizer is replaced."""
+    """Hook prepare() so that the plan's optimizer trains.
+
+    Args:
+        accelerator_class: accelerate's Accelerator, or a subclass.
+        settings: what the plan sets.
+        changes: where to note what was changed.
+    """
+    name = settings.optimizer
+    if name is None:
+        return
+    for method in ("prepare", "prepare_optimizer"):
+        original = getattr(accelerator_class, method)
+
+        @functools.wraps(original)
+        def prepare(self: Any, *objects: Any, original: Any = original, **kwargs: Any) -> Any:
+            if self._zerofit_by_script:
+                objects = _with_swapped(self, objects, name, changes)
+            return original(self, *objects, **kwargs)
+
+        setattr(accelerator_class, method, prepare)
+
+
+def _with_swapped(
+    accelerator: Any, objects: tuple[Any, ...], name: OptimizerName, changes: Changes
+) -> tuple[Any, ...]:
+    """Return what a script prepares, with its one optimizer swapped."""
+    own = [item for item in objects if is_plain_optimizer(item) and not hasattr(item, "_zerofit_swapped")]
+    if not own:
+        return objects
+    gc.collect()  # what a first attempt of the script left behind is not counted
+    num_optimizers = sum(not hasattr(item, "_zerofit_swapped") for item in live_optimizers())
+    why_not = None
+    if num_optimizers + len(accelerator._optimizers) > 1:
+        why_not = "the script has several, and each would need its own"
+    elif own[0].state:
+        why_not = "it has made steps already"
+    if why_not:
+        changes.add(f"the script's optimizers stay; {name} does not take their place: {why_not}")
+        return objects
+    modules = [module for item in objects if hasattr(item, "modules") for module in item.modules()]
+    new = swap(own[0], name, modules=modules)
+    changes.add(f"the optimizer is {_said(new)}; the script says {_said(own[0])}")
+    return tuple(new if item is own[0] else item for item in objects)
+
+
+def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) -> Any:
+    """Return a new optimizer on the parameter groups of another, and lead its schedulers to the new one.
+
+    The groups are the same dicts, as schedulers and scripts hold them, with the learning rate, the weight
+    decay and what else means the same to both.
+
+    Args:
+        optimizer: a torch.optim.Optimizer that has made no step.
+        name: the kind of the new one.
+        modules: those of the model: with 8 bits, embeddings among them keep whole states.
+    """
+    kept = _KEPT | _KEPT_BY[name]
+    stale = optimizer.defaults.keys() - kept
+    for group in optimizer.param_groups:
+        for key in stale & group.keys():
+            del group[key]
+        for key in ("betas", "eps"):
+            if key in group and not _fits_adam(key, group[key]):
+                del group[key]
+    new = _MAKERS[name](optimizer.param_groups, tuple(modules))
+    new._zerofit_swapped = optimizer._zerofit_swapped = True
+    _lead_schedulers(optimizer, new)
+    return new
+
+
+def _fits_adam(key: str, value: Any) -> bool:
+    if key == "eps":
+        return isinstance(value, float)  # Adafactor has two
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def _adamw(groups: list[Any], modules: tuple[Any, ...]) -> Any:
+    import torch
+
+    devices = {parameter.device.type for group in groups for parameter in group["params"]}
+    fused = devices <= {"cuda", "cpu"}  # torch/utils/_foreach_utils.py, _get_fused_kernels_supported_devices
+    return torch.optim.AdamW(groups, fused=fused)
+
+
+def _adamw_8bit(groups: list[Any], modules: tuple[Any, ...]) -> Any:
+    import torch
+
+    optimizers: Any = importlib.import_module("bitsandbytes.optim")  # it comes without types
+    manager = optimizers.GlobalOptimManager.get_instance()
+    for module in modules:
+        if isinstance(module, torch.nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": _EMBEDDING_BITS})
+    return optimizers.AdamW8bit(groups)
+
+
+def _adafactor(groups: list[Any], modules: tuple[Any, ...]) -> Any:
+    from transformers.optimization import Adafactor
+
+    # As Trainer makes it: the learning rate is the script's, not Adafactor's own.
+    return Adafactor(groups, lr=groups[0]["lr"], scale_parameter=False, relative_step=False)
+
+
+def _sgd(groups: list[Any], modules: tuple[Any, ...]) -> Any:
+    import torch
+
+    return torch.optim.SGD(groups)
+
+
+_MAKERS = {
+    OptimizerName.ADAMW: _adamw,
+    OptimizerName.ADAMW_8BIT: _adamw_8bit,
+    OptimizerName.ADAFACTOR: _adafactor,
+    OptimizerName.SGD: _sgd,
+}
+
+
+def _lead_schedulers(old: Any, new: Any) -> None:
+    """Let the schedulers of one optimizer set the learning rate of another."""
+    from torch.optim.lr_scheduler import LRScheduler
+
+    schedulers = [item for item in _live(LRScheduler) if getattr(item, "optimizer", None) is old]
+    for scheduler in schedulers:
+        scheduler.optimizer = new
+    if schedulers:
+        _count_steps(new)
+
+
+def _count_steps(optimizer: Any) -> None:
+    """Let schedulers see that the optimizer steps, as they see it where they are made of it.
+
+    Without it they warn (torch/optim/lr_scheduler.py, patch_track_step_called).
+    """
+    original = type(optimizer).step
+
+    @functools.wraps(original)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._opt_called = True
+        return original(self, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = MethodType(step, optimizer)
+
+
+def is_plain_optimizer(item: Any) -> bool:
+    """Return whether an object is an optimizer as scripts make it, wrapped by nobody."""
+    from torch.optim import Optimizer
+
+    return issubclass(type(item), Optimizer) and type(item).__module__.split(".")[0] != "accelerate"
+
+
+def live_optimizers() -> list[Any]:
+    """Return all optimizers that the process holds, as scripts made them."""
+    from torch.optim import Optimizer
+
+    return [item for item in _live(Optimizer) if is_plain_optimizer(item)]
+
+
+def _live(kind: type) -> list[Any]:
+    """Return all objects of a class: libraries keep no list of optimizers and schedulers."""
+    return [item for item in gc.get_objects() if issubclass(type(item), kind)]
+
+
+def _said(optimizer: Any) -> str:
+    return f"{type(optimizer).__module__.split('.')[0]}'s {type(optimizer).__name__}"

@@ -42,6 +42,14 @@ class Settings:
     optimizer: OptimizerName | None
     """What takes the place of the script's optimizer."""
 
+    @property
+    def forced_accumulation(self) -> int | None:
+        """The accumulation that takes the place of an accelerate script's own.
+
+        Beside a micro-batch the number counts pieces of the script's batches, and its own loop stays.
+        """
+        return self.gradient_accumulation_steps if self.micro_batch_size is None else None
+
 
 def settings_of(plan: Plan, capture: Capture | None = None) -> Settings:
     """Return what of the plan reaches the script.
@@ -89,44 +97,75 @@ _RANDOM_COLLATORS = frozenset(
 for masked language models, and splitting is right for all."""
 
 
-def check_micro_batch(settings: Settings, script_says: int | None) -> None:
-    """Check that the script's micro-batch makes the global batch that was asked for.
+def check_batch(settings: Settings, *, batch_size: int | None, accumulation: int, num_ranks: int) -> None:
+    """Check that the script's own numbers make the batches that the plan counts on.
+
+    zerofit splits a script's batches and changes nothing else of them: the global batch is the script's.
 
     Args:
         settings: what the plan says.
-        script_says: samples per rank in one forward pass; None where the script does not tell.
+        batch_size: samples per rank in one forward pass of the script; None where it does not tell.
+        accumulation: the script's forward passes per rank in one optimizer step.
+        num_ranks: ranks that each take their own samples.
 
     Raises:
-        UserError: it does not.
+        UserError: they do not.
     """
-    if settings.global_batch_size is None or None in (settings.micro_batch_size, script_says):
+    if batch_size is None:
         return
-    if settings.micro_batch_size == script_says:
+    _check_global_batch(settings, batch_size=batch_size, accumulation=accumulation, num_ranks=num_ranks)
+    micro_batch_size = settings.micro_batch_size
+    if micro_batch_size is None:
         return
+    if micro_batch_size > batch_size:
+        raise UserError(
+            "micro-batch-too-large",
+            "a micro-batch is a part of the script's batch",
+            found=f"{batch_size} samples on each rank, and --micro-batch-size {micro_batch_size}",
+            why="zerofit splits the script's batches, and can't put several of them together",
+            fix=f"give --micro-batch-size {batch_size} or less, or the script a larger batch size",
+        )
+    pieces = -(-batch_size // micro_batch_size) * accumulation
+    asked = settings.gradient_accumulation_steps
+    if asked is not None and asked not in (pieces, accumulation * batch_size / micro_batch_size):
+        raise UserError(
+            "accumulation-differs-from-script",
+            "these micro-batches do not make the script's step",
+            found=f"--micro-batch-size {micro_batch_size} with --gradient-accumulation-steps {asked}, and "
+            f"{_times(batch_size, accumulation)} samples on each rank in a step of the script",
+            why=f"split so, a step of the script is {pieces} micro-batches, and zerofit never changes a "
+            "global batch by itself",
+            fix="leave out --gradient-accumulation-steps, or --micro-batch-size to set the script's own",
+        )
+
+
+def _check_global_batch(settings: Settings, *, batch_size: int, accumulation: int, num_ranks: int) -> None:
+    asked = settings.global_batch_size
+    own = batch_size * accumulation * num_ranks
+    if asked in (None, own):
+        return
+    ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
     raise UserError(
-        "micro-batch-differs",
-        "the script's micro-batch does not make the global batch that was asked for",
-        found=f"{script_says} samples on each rank, and --micro-batch-size {settings.micro_batch_size}",
-        why="accumulation was computed with --micro-batch-size, and zerofit never changes a global batch",
-        fix=f"give --micro-batch-size {script_says}, or the script its own batch-size argument",
+        "global-batch-differs",
+        "the script does not make the global batch that was asked for",
+        found=f"--global-batch-size {asked}, and {_times(batch_size, accumulation)} samples on each of "
+        f"{ranks} in the script, which makes {own}",
+        why="zerofit splits the script's batches, and never changes a global batch by itself",
+        fix=_batch_fix(asked, batch_size=batch_size, accumulation=accumulation, num_ranks=num_ranks),
     )
 
 
-_UNAPPLIED = {
-    "micro_batch_size": "give the script its own batch-size argument",
-    "gradient_checkpointing": "switch it on or off in the script",
-    "optimizer": "choose it in the script",
-    "attention": "pass attn_implementation to from_pretrained in the script",
-    "freeze": "freeze in the script",
-    "lora": "wrap the model with peft in the script",
-}
-"""Fields of Strategy that do not reach an unmodified script, and what the user does instead."""
+def _batch_fix(asked: int | None, *, batch_size: int, accumulation: int, num_ranks: int) -> str:
+    """Return which of the script's numbers makes the global batch that was asked for."""
+    ways = [f"give --global-batch-size {batch_size * accumulation * num_ranks}"]
+    size, rest = divmod(asked or 0, accumulation * num_ranks)
+    if size and not rest:
+        ways.append(f"the script a batch size of {size}")
+    steps, rest = divmod(asked or 0, batch_size * num_ranks)
+    if steps and not rest:
+        ways.append(f"the script an accumulation of {steps}")
+    return ", or ".join(ways)
 
 
-def unapplied(plan: Plan) -> tuple[str, ...]:
-    """Return one sentence for each field of the plan that the launched script will not follow by itself."""
-    return tuple(
-        f"{field}={value} is not applied to the script: {instead}"
-        for field, instead in _UNAPPLIED.items()
-        if (value := getattr(plan.strategy, field)) not in (None, ())
-    )
+def _times(batch_size: int, accumulation: int) -> str:
+    return str(batch_size) if accumulation == 1 else f"{batch_size} x {accumulation}"

@@ -40,11 +40,21 @@ def install(seen: Seen) -> None:
     when_imported("huggingface_hub.hf_api", _quiet_hub)
     when_imported("torch.serialization", lambda module: _quiet_torch(module, saves))
     files = dict.fromkeys(("save_file", "save_model"), saves)
-    pushes = {"save_pretrained": saves, "push_to_hub": _nothing}
+
+    def saves_configuration(model: Any, save_directory: Any, *_: Any, **__: Any) -> None:
+        saves()
+        _save_configuration(model, save_directory)
+
+    pushes = {"push_to_hub": _nothing}
     when_imported("safetensors.torch", lambda module: _replace(module, files))
     when_imported("accelerate.accelerator", lambda module: _quiet_accelerator(module, saves))
-    when_imported("transformers.modeling_utils", lambda module: _replace(module.PreTrainedModel, pushes))
-    when_imported("peft.peft_model", lambda module: _replace(module.PeftModel, pushes))
+    when_imported(
+        "transformers.modeling_utils",
+        lambda module: _replace(module.PreTrainedModel, {**pushes, "save_pretrained": saves_configuration}),
+    )
+    when_imported(
+        "peft.peft_model", lambda module: _replace(module.PeftModel, {**pushes, "save_pretrained": saves})
+    )
     when_imported("transformers.trainer", lambda module: _quiet_trainer(module, saves))
     for name, calls in _TRACKERS.items():
         when_imported(name, functools.partial(_quiet_tracker, calls=calls))
@@ -52,6 +62,13 @@ def install(seen: Seen) -> None:
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Stand in for a call whose effect is not wanted."""
+
+
+def _save_configuration(model: Any, save_directory: Any) -> None:
+    """Write what a model is rebuilt from, without weights: a script may read it back before it trains."""
+    model.config.architectures = [type(model).__name__]
+    model.config.dtype = str(model.dtype).removeprefix("torch.")
+    model.config.save_pretrained(save_directory)
 
 
 def _quiet_hub(module: Any) -> None:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from zerofit.runtime.micro_batches.installing import install
+from zerofit.runtime.micro_batches.splitter import Splitter
 
-if TYPE_CHECKING:
-    from zerofit.runtime.changes import Changes
-    from zerofit.runtime.settings import Settings
-
-
-def install(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
-    """Hook prepare() so that the model that it returns runs in micro-batches."""
+__all__ = ["Splitter", "install"]

@@ -1,0 +1,145 @@
+"""plan SCRIPT and check --capture on a capture made by hand, and the verbs on a script that really runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from captures import LOOP, with_model
+
+from zerofit.capture import Capture, capture_from_json
+from zerofit.cli import check as check_module
+from zerofit.cli import plan as plan_module
+from zerofit.errors import UserError
+
+_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
+_Run = Callable[..., int]
+
+_GPUS = ("--gpus", "2xA100-40G", "--host-ram", "512G", "--cpu-cores", "32", "--host-bandwidth", "100GB/s")
+_SCRIPT = """\
+import make
+from accelerate import Accelerator
+
+accelerator = Accelerator(gradient_accumulation_steps=make.steps())
+model, optimizer = accelerator.prepare(make.model(), make.optimizer())
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, which holds a script that nobody can read much of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> _Run:
+    """Return a function that runs a verb in this process, with a capture in place of running the script."""
+
+    def in_process(module: Any, *words: str, capture: Capture = LOOP) -> int:
+        @contextmanager
+        def captured(target: tuple[str, ...], *, limit_s: float) -> Iterator[Any]:
+            yield SimpleNamespace(capture=replace(capture, target=target))
+
+        monkeypatch.setattr(module, "captured", captured)
+        verb = module.__name__.rpartition(".")[2]
+        return int(getattr(module, verb).main(list(words), prog_name="zerofit", standalone_mode=False) or 0)
+
+    return in_process
+
+
+def test_a_plan_from_a_capture_says_what_was_seen_and_what_changes(
+    run: _Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--fast", *_GPUS, "--zero-stage", "2", "--micro-batch-size", "4")
+    assert run(plan_module, *flags, "train.py", "--lr", "1") == 0
+    parts = capsys.readouterr().out.rstrip("\n").split("\n\n")
+    assert parts[0].startswith("train.py trains GPT2LMHeadModel of gpt2, 124 M parameters\n  loop ")
+    assert "sequence 128, global batch 32" in parts[1]
+    assert re.search(r"^> +ZeRO-2.* 4 x 4 ", parts[2], re.MULTILINE)
+    assert [line.split("  ")[0] for line in parts[-1].splitlines()[1:]][:2] == [
+        "batch on each rank",
+        "engine",
+    ]
+
+
+def test_the_json_document_holds_the_capture_and_the_changes(
+    run: _Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(plan_module, "--fast", *_GPUS, "--json", "--zero-stage", "2", "train.py") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["capture"]["target"], document["capture"]["micro_batch_size"]) == (["train.py"], 8)
+    (plan,) = document["plans"]
+    (engine,) = (row for row in plan["changes"] if row["what"] == "engine")
+    assert engine == {
+        "what": "engine",
+        "script_says": "DDP",
+        "runs": "DeepSpeed ZeRO-2",
+        "why": "--zero-stage says so",
+    }
+
+
+def test_several_machines_are_compared_for_one_capture(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(plan_module, "--fast", "--compare", "2xA100-40G,1xT4", "train.py") == 0
+    said = capsys.readouterr()
+    assert said.out.count("GPT2LMHeadModel of gpt2") == 1
+    assert "2 x NVIDIA A100-SXM4-40GB" in said.out
+    assert "1 x Tesla T4" in said.out
+
+
+def test_the_capture_is_written_beside_the_plan(run: _Run, folder: Path) -> None:
+    flags = ("--fast", *_GPUS, "--output", "plan.json")
+    assert run(plan_module, *flags, "-m", "json.tool") == 0
+    written = capture_from_json((folder / "capture.json").read_text(), name="capture.json")
+    assert written == replace(LOOP, target=("-m", "json.tool"))
+    with pytest.raises(UserError) as error:
+        run(plan_module, *flags, "train.py")
+    assert (error.value.rule, error.value.found) == ("file-exists", "capture.json")
+
+
+def test_where_nothing_fits_nothing_is_said_of_changes(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
+    huge = replace(LOOP.model.facts, num_parameters=10**14, num_trainable_parameters=10**14)
+    assert run(plan_module, "--fast", *_GPUS, "train.py", capture=with_model(LOOP, facts=huge)) == 1
+    assert "script says" not in capsys.readouterr().out
+
+
+def test_a_check_with_a_capture_finds_what_the_source_does_not_show(
+    run: _Run, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}, "train_batch_size": 16}')
+    files = ("ds_config.json", "train.py", "--lr", "1")
+    without = run(check_module, *files), capsys.readouterr()
+    with_capture = run(check_module, "--capture", *files), capsys.readouterr()
+    rule = "error[accumulation-not-in-deepspeed-file]"
+    assert (without[0], rule in without[1].out) == (0, False)
+    assert (with_capture[0], rule in with_capture[1].out) == (1, True)
+    assert with_capture[1].err.startswith("train.py trains GPT2LMHeadModel of gpt2, 124 M parameters\n")
+    command = ("accelerate", "launch", "--config_file", "accelerate.yaml", *files[1:])
+    (folder / "accelerate.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 2\n"
+        "deepspeed_config:\n  deepspeed_config_file: ds_config.json\n"
+    )
+    assert run(check_module, "--capture", *command) == 1
+    assert rule in capsys.readouterr().out
+
+
+def test_without_a_script_there_is_nothing_to_capture(run: _Run, folder: Path) -> None:
+    (folder / "ds_config.json").write_text("{}")
+    with pytest.raises(UserError) as error:
+        run(check_module, "--capture", "ds_config.json")
+    assert str(error.value) == (
+        "error[capture-needs-a-script]: there is not one script to run\n"
+        "  found: --capture with 0 scripts\n"
+        "  why:   --capture runs the script among the targets up to where its training would begin\n"
+        "  fix:   name one script, with its arguments behind it, or leave out --capture"
+    )

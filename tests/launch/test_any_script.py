@@ -1,0 +1,63 @@
+"""`zerofit plan SCRIPT` and `zerofit launch SCRIPT` for real: captured, planned, launched on CPU ranks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from runs import SCRIPTS, Run, run_command
+
+_SCRIPT = str(SCRIPTS / "tiny_loop.py")
+_FLAGS = ("--engine", "native", "--mixed-precision", "no")
+"""Without DeepSpeed: its ops would be compiled anew for the cache of these tests, which takes minutes."""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache that the tests share."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def _zerofit(folder: Path, cache: Path, *words: str) -> Run:
+    command = (sys.executable, "-m", "zerofit", *words)
+    return run_command(command, folder, XDG_CACHE_HOME=str(cache), CUDA_VISIBLE_DEVICES="")
+
+
+def test_a_script_is_captured_planned_and_rehearsed(tmp_path: Path, cache: Path) -> None:
+    flags = ("--cpu", "--gpus", "2xA100-40G", "--micro-batch-size", "2", "--gradient-checkpointing", *_FLAGS)
+    run = _zerofit(tmp_path, cache, "launch", *flags, _SCRIPT, "done.txt").check()
+    assert (tmp_path / "done.txt").read_text() == "2 steps on 2 ranks"
+    assert f"{_SCRIPT} trains GPT2LMHeadModel" in run.stderr
+    rows = [" ".join(line.split()) for line in run.stderr.splitlines()]
+    assert "batch on each rank 8 x 1 2 x 4 --micro-batch-size says so; global batch 16 as before" in rows
+    assert "gradient checkpointing off on --gradient-checkpointing says so" in rows
+    plan, capture = (
+        json.loads((run.run_folder / f"{name}.json").read_text()) for name in ("plan", "capture")
+    )
+    assert (plan["strategy"]["micro_batch_size"], plan["strategy"]["gradient_accumulation_steps"]) == (2, 4)
+    assert (capture["micro_batch_size"], capture["route"]) == (8, "accelerate")
+    changed = json.loads((run.run_folder / "ranks" / "rank0.json").read_text())["changes"]
+    assert "each forward pass of 8 samples runs as 4 micro-batches of 2" in changed
+
+
+def test_a_plan_made_once_is_launched_without_capturing_again(tmp_path: Path, cache: Path) -> None:
+    flags = ("--gpus", "1xT4", "--micro-batch-size", "4", "--output", "plan.json", *_FLAGS)
+    planned = _zerofit(tmp_path, cache, "plan", *flags, _SCRIPT, "done.txt").check()
+    assert "sequence 32, global batch 8, no padding" in planned.stdout
+    assert not (tmp_path / "done.txt").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"plan.json", "capture.json"}
+    again = ("launch", "--cpu", "--plan", "plan.json", _SCRIPT, "done.txt")
+    run = _zerofit(tmp_path, cache, *again).check()
+    assert "looking at what" not in run.stderr
+    assert (tmp_path / "done.txt").read_text() == "4 steps on 1 ranks"
+    assert (run.run_folder / "capture.json").read_text() == (tmp_path / "capture.json").read_text()
+
+
+def test_a_script_that_trains_nothing_is_not_launched(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "nothing.py").write_text("print('hello')\n")
+    run = _zerofit(tmp_path, cache, "launch", "--cpu", "--gpus", "2xT4", "nothing.py")
+    assert run.exit_code == 2
+    assert "error[capture-no-training]: nothing.py ended before it trained anything\n" in run.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["nothing.py"]

@@ -1,0 +1,170 @@
+"""The explicit route: the script applies a plan itself, and nothing of anybody else's is patched."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import zerofit
+from zerofit.errors import UserError
+from zerofit.facts import Machine, Versions
+from zerofit.plan import Plan, Topology, plan_to_json
+from zerofit.strategy import Strategy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLAN = Plan(
+    strategy=Strategy(micro_batch_size=2, gradient_clipping=0.5),
+    topology=Topology(on_cpu=True),
+    machine=Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=1, host_memory_available_bytes=1),
+    versions=Versions(python="3.11", zerofit="0"),
+)
+QUIET = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state() -> None:
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def linear_steps(accelerator: Any, *, num_steps: int = 2) -> list[float]:
+    """Train a linear model on batches of 5, and return its weights."""
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    model.train()
+    for _ in range(num_steps):
+        loss = model(torch.randn(5, 3)).square().mean()
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*model.weight.flatten().tolist(), *model.bias.tolist()]
+
+
+def test_an_accelerator_trains_the_same_under_a_plan_and_nothing_is_patched(tmp_path: Path) -> None:
+    import accelerate
+    import torch
+    import transformers
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.utils import deepspeed
+
+    expected = linear_steps(accelerate.Accelerator(cpu=True))
+    holders = [
+        accelerate.Accelerator,
+        accelerate.PartialState,
+        AcceleratedOptimizer,
+        deepspeed.DeepSpeedEngineWrapper,
+        deepspeed.DeepSpeedOptimizerWrapper,
+        transformers.TrainingArguments,
+        transformers.Trainer,
+        torch.nn.utils,
+        torch.optim.SGD,
+    ]
+    before = [dict(vars(holder)) for holder in holders]
+    accelerator = zerofit.accelerator(plan=PLAN)
+    assert linear_steps(accelerator) == pytest.approx(expected, rel=1e-5)
+    assert isinstance(accelerator, accelerate.Accelerator)
+    assert accelerator._zerofit_splitter is not None
+    args = zerofit.training_arguments(plan=PLAN, output_dir=str(tmp_path), **QUIET)
+    zerofit.trainer(model=torch.nn.Linear(3, 1), args=args)
+    assert [dict(vars(holder)) for holder in holders] == before
+
+
+def test_training_arguments_hold_the_plan_and_are_read_without_zerofit(tmp_path: Path) -> None:
+    from transformers import Seq2SeqTrainingArguments, TrainingArguments
+
+    args = zerofit.training_arguments(plan=PLAN, output_dir=str(tmp_path), **QUIET)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (2, 4)
+    assert (args.max_grad_norm, isinstance(args, TrainingArguments)) == (0.5, True)
+    stored = pickle.dumps(args)
+    assert b"Planned" not in stored
+    assert pickle.loads(stored).to_dict() == args.to_dict()
+    again = dataclasses.replace(args, learning_rate=1.0)
+    assert (again.per_device_train_batch_size, again.gradient_accumulation_steps) == (2, 4)
+    of_two = zerofit.training_arguments(
+        plan=PLAN, cls=Seq2SeqTrainingArguments, output_dir=str(tmp_path), predict_with_generate=True, **QUIET
+    )
+    assert isinstance(of_two, Seq2SeqTrainingArguments)
+    assert of_two.predict_with_generate
+
+
+def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(plan_to_json(PLAN))
+    args = zerofit.training_arguments(plan=file, output_dir=str(tmp_path), **QUIET)
+    assert args.per_device_train_batch_size == 2
+
+
+NO_PLAN = """\
+error[no-plan]: the script asks zerofit for its plan, and there is none
+  found: no plan=, and no `zerofit launch` around the script
+  why:   zerofit.accelerator() and zerofit.training_arguments() apply a plan and make none
+  fix:   write one with `zerofit plan SCRIPT --output plan.json` and give plan='plan.json', or start the \
+script with `zerofit launch`"""
+MISSING = """\
+error[plan-file-missing]: the plan file can't be read
+  found: plan='nowhere.json': No such file or directory
+  why:   the script is to train as that plan says
+  fix:   write it with `zerofit plan SCRIPT --output FILE`"""
+OTHER_RANKS = """\
+error[world-size-differs]: the plan is for another number of ranks
+  found: 1 ranks, and a plan for 2
+  why:   batches and memory of each rank depend on how many share the work
+  fix:   start 2 ranks (accelerate launch --num_processes 2), or plan again"""
+ON_TWO = dataclasses.replace(PLAN, topology=Topology(world_size=2, on_cpu=True))
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"), [(None, NO_PLAN), ("nowhere.json", MISSING), (ON_TWO, OTHER_RANKS)]
+)
+def test_a_plan_that_can_not_be_applied_is_refused(plan: Any, message: str) -> None:
+    for make in (zerofit.accelerator, zerofit.training_arguments):
+        with pytest.raises(UserError) as refused:
+            make(plan=plan)
+        assert str(refused.value) == message
+
+
+def test_a_trainer_with_arguments_of_another_kind_is_refused(tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    with pytest.raises(UserError, match="these TrainingArguments are under no plan"):
+        zerofit.trainer(args=TrainingArguments(output_dir=str(tmp_path), **QUIET))
+
+
+def test_what_zerofit_launch_has_hooked_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import accelerate
+    from transformers import Trainer, TrainingArguments
+
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "zerofit.runtime.runner", "plan.json", "train.py"])
+    args = zerofit.training_arguments(output_dir=str(tmp_path), use_cpu=True, **QUIET)
+    import torch
+
+    assert type(args) is TrainingArguments
+    assert type(zerofit.trainer(args=args, model=torch.nn.Linear(1, 1))) is Trainer
+    _ = accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    assert type(zerofit.accelerator(cpu=True)) is accelerate.Accelerator
+
+
+def test_importing_zerofit_stays_light() -> None:
+    code = (
+        "import sys, zerofit\n"
+        "heavy = {'torch', 'accelerate', 'transformers', 'pydantic', 'zerofit.runtime'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert not hasattr(zerofit, 'nothing')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,193 @@
+"""The plan's optimizer on the script's parameter groups: same dicts, same schedulers, the promised states."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from accelerators import own_class, quiet, settings
+from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, SequentialLR
+
+from zerofit.runtime import optimizer_swap
+from zerofit.strategy import OptimizerName
+
+VOCABULARY, WIDTH = 80, 64
+WEIGHT = VOCABULARY * WIDTH
+"""Elements of each matrix below; 8-bit states need 4096 at least (bitsandbytes, min_8bit_size)."""
+FP32 = 4
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, WIDTH), torch.nn.Linear(WIDTH, VOCABULARY))
+
+
+def groups(net: torch.nn.Module) -> list[dict[str, Any]]:
+    return [
+        {"params": [net[0].weight, net[1].weight], "weight_decay": 0.1, "name": "the script's own"},
+        {"params": [net[1].bias], "weight_decay": 0.0, "lr": 0.02},
+    ]
+
+
+def step(net: torch.nn.Module, optimizer: Any) -> None:
+    tokens = torch.arange(VOCABULARY).reshape(8, -1)
+    torch.nn.functional.cross_entropy(net(tokens).flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def state_bytes(optimizer: Any, parameter: torch.Tensor) -> int:
+    tensors = [value for value in optimizer.state[parameter].values() if torch.is_tensor(value)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.numel() > 1)
+
+
+@pytest.mark.parametrize("name", OptimizerName)
+def test_groups_and_schedulers_are_the_scripts(name: OptimizerName) -> None:
+    net = model()
+    old = torch.optim.AdamW(groups(net), lr=0.01, betas=(0.8, 0.9), eps=1e-6)
+    scheduler = LambdaLR(old, lambda number: 1 / (1 + number))
+    held = list(old.param_groups)
+    new = optimizer_swap.swap(old, name, modules=net.modules())
+    assert all(ours is theirs for ours, theirs in zip(new.param_groups, held, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns of a scheduler whose optimizer does not step
+        step(net, new)
+        scheduler.step()
+    assert scheduler.optimizer is new
+    assert [group["lr"] for group in new.param_groups] == [0.005, 0.01]
+    assert [group["weight_decay"] for group in new.param_groups] == [0.1, 0.0]
+    assert new.param_groups[0]["name"] == "the script's own"
+    adam = name in (OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT)
+    assert (new.param_groups[0].get("betas") == (0.8, 0.9)) is adam
+    assert "amsgrad" in new.param_groups[0] or name is not OptimizerName.ADAMW
+
+
+@pytest.mark.parametrize(
+    ("name", "matrix", "embedding"),
+    [
+        (OptimizerName.ADAMW, 2 * FP32 * WEIGHT, 2 * FP32 * WEIGHT),
+        # A byte for each of two states, a scale for each 256 of them, and two tables of 256 values.
+        (
+            OptimizerName.ADAMW_8BIT,
+            2 * (WEIGHT + FP32 * WEIGHT // 256 + FP32 * 256),
+            2 * FP32 * WEIGHT,
+        ),
+        (OptimizerName.ADAFACTOR, FP32 * (VOCABULARY + WIDTH), FP32 * (VOCABULARY + WIDTH)),
+        (OptimizerName.SGD, 0, 0),
+    ],
+)
+def test_the_states_are_what_was_promised(name: OptimizerName, matrix: int, embedding: int) -> None:
+    net = model()
+    new = optimizer_swap.swap(torch.optim.AdamW(net.parameters(), lr=0.01), name, modules=list(net.modules()))
+    for _ in range(3):
+        step(net, new)
+    assert state_bytes(new, net[1].weight) == matrix
+    assert state_bytes(new, net[0].weight) == embedding
+
+
+@pytest.mark.parametrize("name", OptimizerName)
+def test_a_swapped_optimizer_saves_and_loads(name: OptimizerName) -> None:
+    def begin() -> tuple[torch.nn.Module, Any]:
+        net = model()
+        return net, optimizer_swap.swap(
+            torch.optim.AdamW(net.parameters(), lr=0.01), name, modules=net.modules()
+        )
+
+    net, optimizer = begin()
+    step(net, optimizer)
+    weights, states = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    step(net, optimizer)
+    resumed, other = begin()
+    resumed.load_state_dict(weights)
+    other.load_state_dict(states)
+    step(resumed, other)
+    for ours, theirs in zip(resumed.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+        lambda net: torch.optim.Adagrad(net.parameters(), lr=0.1),
+        lambda net: torch.optim.Adafactor(net.parameters(), lr=0.1),
+        lambda net: torch.optim.RMSprop(net.parameters(), lr=0.1, alpha=0.9),
+    ],
+)
+@pytest.mark.parametrize("name", OptimizerName)
+def test_what_means_nothing_to_the_new_one_is_dropped(make: Any, name: OptimizerName) -> None:
+    net = model()
+    new = optimizer_swap.swap(make(net), name, modules=net.modules())
+    step(net, new)
+    assert not {"alpha", "d", "lr_decay", "initial_accumulator_value"} & new.param_groups[0].keys() or (
+        name is OptimizerName.ADAMW_8BIT  # has an alpha of its own
+    )
+    assert new.param_groups[0]["lr"] == 0.1
+
+
+def test_sgd_keeps_the_scripts_momentum() -> None:
+    net = model()
+    new = optimizer_swap.swap(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), OptimizerName.SGD)
+    assert new.param_groups[0]["momentum"] == 0.9
+
+
+@pytest.mark.parametrize("kind", ["chained", "sequential"])
+def test_schedulers_made_of_others_are_led_too(kind: str) -> None:
+    net = model()
+    old = torch.optim.AdamW(net.parameters(), lr=0.01)
+    parts = [LambdaLR(old, lambda number: 1.0), LambdaLR(old, lambda number: 0.5)]
+    whole = ChainedScheduler(parts) if kind == "chained" else SequentialLR(old, parts, milestones=[1])
+    new = optimizer_swap.swap(old, OptimizerName.ADAFACTOR)
+    assert {id(part.optimizer) for part in (*whole._schedulers,)} == {id(new)}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_prepare_swaps_and_the_prepared_scheduler_follows(at_once: bool) -> None:
+    accelerator_class, changes = own_class(), quiet()
+    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.ADAFACTOR), changes)
+    accelerator = accelerator_class()
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    scheduler = LambdaLR(optimizer, lambda number: 1 / (1 + number))
+    if at_once:
+        net, optimizer, scheduler = accelerator.prepare(net, optimizer, scheduler)
+    else:
+        net = accelerator.prepare_model(net)
+        optimizer = accelerator.prepare_optimizer(optimizer)
+        scheduler = accelerator.prepare_scheduler(scheduler)
+    step(net, optimizer)
+    scheduler.step()
+    assert type(optimizer.optimizer).__name__ == "Adafactor"
+    assert optimizer.param_groups[0]["lr"] == scheduler.get_last_lr()[0] == 0.005
+    assert changes.lines == ("the optimizer is transformers's Adafactor; the script says torch's AdamW",)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_of_several_optimizers_none_is_swapped(at_once: bool) -> None:
+    accelerator_class, changes = own_class(), quiet()
+    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.SGD), changes)
+    accelerator = accelerator_class()
+    nets = model(), model()
+    own = [torch.optim.AdamW(net.parameters(), lr=0.01) for net in nets]
+    if at_once:
+        prepared = accelerator.prepare(*own)
+    else:
+        prepared = [accelerator.prepare(net, optimizer)[1] for net, optimizer in zip(nets, own, strict=True)]
+    assert [wrapper.optimizer for wrapper in prepared] == own
+    assert changes.lines == (
+        "the script's optimizers stay; sgd does not take their place: the script has several, and each would "
+        "need its own",
+    )
+
+
+def test_an_optimizer_with_states_stays() -> None:
+    accelerator_class, changes = own_class(), quiet()
+    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.SGD), changes)
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    step(net, optimizer)
+    assert accelerator_class().prepare(optimizer).optimizer is optimizer
+    assert changes.lines[0].endswith("it has made steps already")

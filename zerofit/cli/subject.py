@@ -1,0 +1,179 @@
+"""What a plan is made for: a model that --model names, or what a script was seen to train."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from zerofit.cli.plan_problem import captured_problem_of, problem_of
+from zerofit.render.capture_words import script_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerofit.allocation_log import Trace, TraceRequest
+    from zerofit.capture import Capture
+    from zerofit.cli.plan_options import ModelFlags
+    from zerofit.facts import Machine, ModelFacts, Versions
+    from zerofit.plan import Topology
+    from zerofit.planning.problem import Problem
+    from zerofit.probe.model_source import ModelSource
+    from zerofit.probe.script import CapturedScript
+    from zerofit.request import Request
+    from zerofit.script_facts import ScriptFacts
+
+
+class Subject(Protocol):
+    """A source of facts that plans are made from, and of the traces that its problems need."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+
+    @property
+    def said(self) -> str:
+        """What the user gave: "--model llama-3-8b", "train.py"."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The model's dimensions."""
+
+    @property
+    def capture(self) -> Capture | None:
+        """What a script was seen to train; None where no script was run."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was assumed of it, one sentence each."""
+
+    @property
+    def identity(self) -> str:
+        """All that decides its traces, in words."""
+
+    def problem(
+        self, *, request: Request, machine: Machine, versions: Versions, topology: Topology
+    ) -> Problem:
+        """Return the problem that it poses on one machine."""
+
+    def trace(self, request: TraceRequest, *, on_progress: Callable[[str], None]) -> Trace:
+        """Return what its micro-batch allocates and computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """A model that --model names."""
+
+    flags: ModelFlags
+    source: ModelSource
+    script: ScriptFacts | None = None
+    """What the source of the script shows that will train it; None where there is none yet."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.source.name
+
+    @property
+    def said(self) -> str:
+        """What the user gave."""
+        return f"--model {self.flags.model}"
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The model's dimensions."""
+        return self.source.facts
+
+    @property
+    def capture(self) -> None:
+        """No script was run."""
+        return
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Where a catalog entry differs from what is published."""
+        return (f"{self.source.name}: {self.source.note}",) if self.source.note else ()
+
+    @property
+    def identity(self) -> str:
+        """The model's configuration and what was said of it."""
+        return repr(self.source)
+
+    def problem(
+        self, *, request: Request, machine: Machine, versions: Versions, topology: Topology
+    ) -> Problem:
+        """Return the problem that it poses on one machine."""
+        return problem_of(
+            self.flags,
+            request=request,
+            source=self.source,
+            machine=machine,
+            versions=versions,
+            topology=topology,
+            script=self.script,
+        )
+
+    def trace(self, request: TraceRequest, *, on_progress: Callable[[str], None]) -> Trace:
+        """Return what its micro-batch allocates and computes, from the cache where it lies there."""
+        from zerofit.probe.trace import trace_model
+        from zerofit.probe.trace.cache import default_cache_folder
+
+        folder = default_cache_folder(os.environ, Path.home())
+        return trace_model(self.source, request, cache_folder=folder, on_progress=on_progress)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedRun:
+    """A script with its arguments, as it was seen to train."""
+
+    flags: ModelFlags
+    script: CapturedScript
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.capture.model.name
+
+    @property
+    def said(self) -> str:
+        """What the user gave."""
+        return script_of(self.capture.target)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The model's dimensions."""
+        return self.capture.model.facts
+
+    @property
+    def capture(self) -> Capture:
+        """What the script was seen to train."""
+        return self.script.capture
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """None: what the capture assumed stands in its own lines."""
+        return ()
+
+    @property
+    def identity(self) -> str:
+        """All of the capture but how long it took, and how much memory."""
+        return repr(replace(self.capture, seconds=0.0, peak_host_bytes=0))
+
+    def problem(
+        self, *, request: Request, machine: Machine, versions: Versions, topology: Topology
+    ) -> Problem:
+        """Return the problem that it poses on one machine."""
+        return captured_problem_of(
+            self.flags,
+            request=request,
+            capture=self.capture,
+            machine=machine,
+            versions=versions,
+            topology=topology,
+        )
+
+    def trace(self, request: TraceRequest, *, on_progress: Callable[[str], None]) -> Trace:
+        """Return what its micro-batch allocates and computes: of the very model that the script made."""
+        on_progress("the script's own model")
+        return self.script.trace(request)

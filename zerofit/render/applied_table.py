@@ -1,0 +1,232 @@
+"""What a script says, what runs in its place, and why: the changes that a plan makes, as rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.planning.constraints import constraints_of
+from zerofit.planning.freezing import FREEZES
+from zerofit.render.capture_words import class_name
+from zerofit.render.plan_table import table_lines
+from zerofit.render.plan_words import OPTIMIZER_WORDS
+from zerofit.strategy import Engine, OffloadDevice, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.capture import Capture
+    from zerofit.plan import Plan
+
+OWN = "its own"
+"""What stands for a setting of a script that was not captured."""
+_HEADER = ("", "script says", "runs", "why")
+_NONE = OffloadDevice.NONE
+_LEFT_TO_THE_SCRIPT = {
+    "attention": "not applied: pass attn_implementation to from_pretrained in the script",
+    "freeze": "not applied: freeze in the script",
+    "lora": "not applied: wrap the model with peft in the script",
+}
+"""Fields of Strategy that do not reach a script, and what its author does instead."""
+_CPU_ADAM = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
+"""What accelerate maps to DeepSpeed's CPU Adam under offload (accelerate/utils/deepspeed.py,
+map_pytorch_optim_to_deepspeed)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One setting."""
+
+    what: str
+    """Its name, as a person reads it."""
+    script_says: str
+    runs: str
+    why: str
+
+
+def applied_rows(plan: Plan, capture: Capture | None) -> tuple[Row, ...]:
+    """Return what of a script's settings a plan changes, and what it would change and must leave.
+
+    Args:
+        plan: what runs.
+        capture: what the script trains; None where it was not captured, and only says "its own".
+    """
+    return tuple(
+        row
+        for rows in (
+            _batch(plan, capture),
+            _engine(plan),
+            _offload(plan),
+            _precision(plan, capture),
+            _checkpointing(plan, capture),
+            _optimizer(plan, capture),
+            _clipping(plan, capture),
+            _compile(plan),
+            _left_to_the_script(plan, capture),
+            _held(plan, capture),
+        )
+        for row in rows
+    )
+
+
+def applied_table(rows: tuple[Row, ...]) -> str:
+    """Return the rows as a table; one line that says so where nothing changes."""
+    if not rows:
+        return "runs as the script says, without any change"
+    cells = [(row.what, row.script_says, row.runs, row.why) for row in rows]
+    return "\n".join(table_lines([_HEADER, *cells]))
+
+
+def _why(plan: Plan, *fields: str) -> str:
+    """Return the reasons of the first of these fields that has any."""
+    for field in fields:
+        whys = [reason.why for reason in plan.reasons if reason.field == field]
+        if whys:
+            return whys[-1]
+    return "the plan says so"
+
+
+def _batch(plan: Plan, capture: Capture | None) -> Iterator[Row]:
+    strategy, ranks = plan.strategy, plan.topology.data_parallel_size
+    micro, steps = strategy.micro_batch_size, strategy.gradient_accumulation_steps
+    said = None if capture is None else capture.global_batch_size(ranks)
+    asked = plan.workload.global_batch_size
+    if asked is not None and said is not None and asked != said:
+        why = f"--global-batch-size {asked} says so"
+        yield Row(what="global batch", script_says=str(said), runs=str(asked), why=why)
+    if micro is None and steps is None:
+        return
+    own, runs = OWN, _batch_words(micro, steps)
+    if capture is not None and capture.micro_batch_size is not None:
+        own = _batch_words(capture.micro_batch_size, capture.gradient_accumulation_steps)
+        own += " of all ranks" if capture.splits_batches else ""
+    if runs == own:
+        return
+    why = _why(plan, "micro_batch_size", "gradient_accumulation_steps")
+    if said is not None and said == asked:
+        why += f"; global batch {said} as before"
+    yield Row(what="batch on each rank", script_says=own, runs=runs, why=why)
+
+
+def _batch_words(micro: int | None, steps: int | None) -> str:
+    """Return micro-batch x accumulation, or the one of them that is known."""
+    if micro is None:
+        return f"accumulation of {steps}"
+    return f"pieces of {micro}" if steps is None else f"{micro} x {steps}"
+
+
+def _engine(plan: Plan) -> Iterator[Row]:
+    strategy = plan.strategy
+    if strategy.engine is Engine.DEEPSPEED:
+        says = _plain(plan)
+        runs = f"DeepSpeed ZeRO-{strategy.zero_stage.value}"
+        yield Row(what="engine", script_says=says, runs=runs, why=_why(plan, "zero_stage", "engine"))
+
+
+def _plain(plan: Plan) -> str:
+    """Return what runs a script without DeepSpeed."""
+    return "DDP" if plan.topology.world_size > 1 else "plain PyTorch"
+
+
+def _offload(plan: Plan) -> Iterator[Row]:
+    devices = {"optimizer_offload": "optimizer states", "param_offload": "parameters"}
+    here = "with the rank" if plan.topology.on_cpu else "on the GPU"
+    for field, what in devices.items():
+        device = getattr(plan.strategy, field)
+        if device is not _NONE:
+            place = "in host memory" if device is OffloadDevice.CPU else f"on NVMe, {plan.strategy.nvme_path}"
+            yield Row(what=what, script_says=here, runs=place, why=_why(plan, field))
+
+
+def _precision(plan: Plan, capture: Capture | None) -> Iterator[Row]:
+    precision = plan.strategy.precision
+    own = capture.precision if capture is not None else None
+    if precision is None or (plan.is_default("precision") and own is not None):
+        return
+    if capture is not None and precision is (own or Precision.FP32):
+        return
+    says = OWN if capture is None else own.value if own else "none, weights in " + capture.model.weight_dtype
+    runs = precision.value
+    if capture is None and plan.is_default("precision"):
+        runs += ", where it names none"
+    yield Row(what="precision", script_says=says, runs=runs, why=_why(plan, "precision"))
+
+
+def _checkpointing(plan: Plan, capture: Capture | None) -> Iterator[Row]:
+    wanted = plan.strategy.gradient_checkpointing
+    if wanted is None or (capture is not None and wanted == capture.model.checkpoints):
+        return
+    yield Row(
+        what="gradient checkpointing",
+        script_says=OWN if capture is None else _switch(capture.model.checkpoints),
+        runs=_switch(wanted),
+        why=_why(plan, "gradient_checkpointing"),
+    )
+
+
+def _switch(is_on: bool) -> str:
+    return "on" if is_on else "off"
+
+
+def _optimizer(plan: Plan, capture: Capture | None) -> Iterator[Row]:
+    strategy = plan.strategy
+    made = capture.optimizer if capture is not None else None
+    own = OWN if made is None else class_name(made.class_path)
+    if strategy.optimizer is not None:
+        runs = OPTIMIZER_WORDS[strategy.optimizer]
+        yield Row(what="optimizer", script_says=own, runs=runs, why=_why(plan, "optimizer"))
+    elif strategy.optimizer_offload is not _NONE and made is not None and made.class_path in _CPU_ADAM:
+        why = "states in host memory are stepped there; the same mathematics"
+        yield Row(what="optimizer", script_says=own, runs="DeepSpeed's CPU Adam", why=why)
+
+
+def _clipping(plan: Plan, capture: Capture | None) -> Iterator[Row]:
+    norm = plan.strategy.gradient_clipping
+    own = capture.max_grad_norm if capture is not None else None
+    if norm is None or norm == own:
+        return
+    says = OWN if own is None else f"norm {own:g}" if own else "off"
+    runs = f"norm {norm:g}" if norm else "off"
+    yield Row(what="gradient clipping", script_says=says, runs=runs, why=_why(plan, "gradient_clipping"))
+
+
+def _compile(plan: Plan) -> Iterator[Row]:
+    if plan.strategy.compile:
+        yield Row(what="torch.compile", script_says="off", runs="on", why=_why(plan, "compile"))
+
+
+def _left_to_the_script(plan: Plan, capture: Capture | None) -> Iterator[Row]:
+    strategy = plan.strategy
+    wanted = {
+        "attention": strategy.attention,
+        "freeze": FREEZES.get(strategy.freeze, ", ".join(strategy.freeze)),
+        "lora": f"LoRA of rank {strategy.lora.rank}" if strategy.lora else None,
+    }
+    own = {"attention": capture.model.attention} if capture is not None else {}
+    for field, value in wanted.items():
+        if value and value != own.get(field):
+            says = own.get(field) or OWN
+            why = f"{value} is {_LEFT_TO_THE_SCRIPT[field]}"
+            yield Row(what=field, script_says=says, runs=says, why=why)
+
+
+def _held(plan: Plan, capture: Capture | None) -> Iterator[Row]:
+    """Yield what stays as the script has it, since nothing else can be applied safely."""
+    if capture is None:
+        return
+    batch = "its own, of no known size"
+    if capture.micro_batch_size is not None:
+        batch = _batch_words(capture.micro_batch_size, capture.gradient_accumulation_steps)
+    names = [class_name(one.class_path) for one in capture.optimizers]
+    words = {
+        "micro_batch_size": ("batch on each rank", batch),
+        "engine": ("engine", _plain(plan)),
+        "gradient_checkpointing": ("gradient checkpointing", _switch(capture.model.checkpoints)),
+        "optimizer": ("optimizer", ", ".join(names) or OWN),
+    }
+    for pin in constraints_of(capture, topology=plan.topology).pins:
+        is_open = pin.is_habit or len(pin.values) > 1 or pin.field not in words
+        if is_open or getattr(plan.strategy, pin.field) not in (None, pin.values[0]):
+            continue
+        what, own = words[pin.field]
+        yield Row(what=what, script_says=own, runs=f"{own}, kept", why=pin.why)

@@ -1,0 +1,148 @@
+"""The outputs of a forward pass that was split, as the script gets them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.runtime.micro_batches.check import not_separable
+from zerofit.runtime.micro_batches.joined import Joiner, NotJoinableError, handed_out
+from zerofit.runtime.micro_batches.passes import Token
+from zerofit.runtime.micro_batches.random_state import unchanged_random_state
+from zerofit.runtime.micro_batches.trees import leaves, replaced
+from zerofit.runtime.micro_batches.watched import is_model_output, watched_output
+
+if TYPE_CHECKING:
+    from zerofit.runtime.micro_batches.passes import Pass
+    from zerofit.runtime.micro_batches.trees import Path
+    from zerofit.runtime.micro_batches.waiting import Waiting
+    from zerofit.runtime.micro_batches.weights import Weights
+
+
+class Outputs:
+    """Collects what the pieces give, and hands it out as one.
+
+    Of a ModelOutput only the scalars are kept, and what the script has looked at before: logits of all
+    samples may be larger than all activations of one micro-batch. What it looks at for the first time is
+    computed again.
+
+    Args:
+        one: the pass.
+        keep_all: whether everything is kept: where ranks must run as many pieces, none can run them alone.
+        looked_at: keys of the outputs that the script has looked at; grows.
+        scalars: paths of the outputs that are numbers; grows.
+    """
+
+    def __init__(self, one: Pass, *, keep_all: bool, looked_at: set[Any], scalars: set[Path]) -> None:
+        self._pass = one
+        self._keep_all = keep_all
+        self._looked_at = looked_at
+        self._scalars = scalars
+        self._like: Any = None
+        self._kept: dict[int, dict[Any, Any]] = {}
+
+    def keep(self, place: int, outputs: Any) -> None:
+        """Keep what is needed of one piece's outputs, without its graph."""
+        for path, leaf in leaves(outputs):
+            if _is_scalar(leaf):
+                self._scalars.add(path)
+        if not is_model_output(outputs):
+            self._kept[place] = {None: _detached(outputs)}
+            self._like = outputs if self._like is None else self._like
+            return
+        self._kept[place] = {key: _detached(outputs[key]) for key in outputs if self._is_kept(key, outputs)}
+        if self._like is None:
+            self._like = outputs
+
+    def _is_kept(self, key: Any, outputs: Any) -> bool:
+        return self._keep_all or key in self._looked_at or _is_scalar(outputs[key])
+
+    def handed_out(self, waiting: Waiting, *, sample_weights: Weights) -> Any:
+        """Return the outputs of the whole; their gradients will come back to the pass.
+
+        Args:
+            waiting: takes the gradients.
+            sample_weights: what each piece counts by its samples.
+        """
+        import torch
+
+        self._waiting, self._sample_weights = waiting, sample_weights
+        token = Token()
+        self._pass.anchor = torch.zeros((), requires_grad=True)
+        waiting.add(self._pass, token)
+        self._token = token
+        like, kept = self._like, self._kept
+        self._like, self._kept = None, {}
+        known = self._joined(kept)
+        if not is_model_output(like):
+            return known[None]
+        return watched_output(like, list(like), known, self._fetch)
+
+    def _fetch(self, key: Any) -> Any:
+        """Compute a part of the outputs that the script looks at for the first time."""
+        self._looked_at.add(key)
+        kept = {}
+        with unchanged_random_state(self._pass.splitter.devices):
+            for place in self._pass.order:
+                kept[place] = {key: _detached(self._pass.run_again(place, with_gradient=False)[key])}
+        return self._joined(kept)[key]
+
+    def _joined(self, kept: dict[int, dict[Any, Any]]) -> dict[Any, Any]:
+        import torch
+
+        one, weights = self._pass, self._sample_weights
+        joiner = Joiner(
+            [piece.size for piece in one.pieces],
+            lambda path: one.weights_of(path) if path in self._scalars else weights,
+        )
+        parts = [kept[place] for place in range(len(one.pieces))]
+        by_path = [
+            {_whole_path(key, path): leaf for key in part for path, leaf in leaves(part[key])}
+            for part in parts
+        ]
+        values = {}
+        for path in by_path[0]:
+            try:
+                values[path] = joiner.join(path, [part.get(path) for part in by_path])
+            except NotJoinableError as error:
+                raise not_separable(str(error), why="the script uses this output") from None
+        paths = [
+            path for path, value in values.items() if torch.is_tensor(value) and value.is_floating_point()
+        ]
+        if paths:
+            tensors = _handed_out(self._waiting, one, self._token, paths, [values[path] for path in paths])
+            values |= dict(zip(paths, tensors, strict=True))
+        return {key: _rebuilt(key, part, values) for key, part in parts[0].items()}
+
+
+def _handed_out(
+    waiting: Waiting, one: Pass, token: Token, paths: list[Path], tensors: list[Any]
+) -> list[Any]:
+    def receive(gradients: tuple[Any, ...], token: Token = token) -> None:
+        waiting.receive(one, paths, gradients)
+
+    return handed_out(one.anchor, receive, tensors)
+
+
+def _rebuilt(key: Any, part: Any, values: dict[Path, Any]) -> Any:
+    return replaced(part, lambda path, _: values[_whole_path(key, path)])
+
+
+def _whole_path(key: Any, path: Path) -> Path:
+    return path if key is None else (key, *path)
+
+
+def _is_scalar(leaf: Any) -> bool:
+    import torch
+
+    return bool(torch.is_tensor(leaf) and leaf.dim() == 0)
+
+
+def _detached(value: Any) -> Any:
+    """Return outputs without their graph; what is no tensor (a cache of keys and values) is let go."""
+    import torch
+
+    return replaced(value, lambda _, leaf: leaf.detach() if torch.is_tensor(leaf) else _plain(leaf))
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf if leaf is None or isinstance(leaf, (bool, int, float, str)) else None

@@ -1,0 +1,110 @@
+"""What a second run of a forward pass must find as the first did: random numbers and autocast."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomState:
+    """The states of all generators that a forward pass may draw from."""
+
+    python: Any
+    numpy: Any
+    cpu: Any
+    devices: tuple[tuple[Any, Any], ...]
+    """(device, its state)."""
+
+    @classmethod
+    def now(cls, devices: frozenset[Any]) -> RandomState:
+        """Return the present states.
+
+        Args:
+            devices: the devices that the model lies on.
+        """
+        import torch
+
+        numpy = sys.modules.get("numpy")
+        return cls(
+            python=random.getstate(),
+            numpy=numpy.random.get_state() if numpy is not None else None,
+            cpu=torch.get_rng_state(),
+            devices=tuple(
+                (device, torch.get_device_module(device).get_rng_state(device))
+                for device in devices
+                if device.type not in ("cpu", "meta")
+            ),
+        )
+
+    def restore(self) -> None:
+        """Put these states back."""
+        import torch
+
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+        torch.set_rng_state(self.cpu)
+        for device, state in self.devices:
+            torch.get_device_module(device).set_rng_state(state, device)
+
+
+def devices_of(model: Any) -> frozenset[Any]:
+    """Return the devices that a model computes on.
+
+    Its parameters may lie elsewhere: offloaded ones are on the host.
+    """
+    import torch
+
+    devices = {parameter.device for parameter in model.parameters()}
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if kind is not None and kind.type != "mps" and torch.get_device_module(kind).is_initialized():
+        devices.add(torch.device(kind.type, torch.accelerator.current_device_index()))
+    return frozenset(devices)
+
+
+@contextlib.contextmanager
+def unchanged_random_state(devices: frozenset[Any]) -> Iterator[None]:
+    """Leave the random state as it was, whatever is drawn inside."""
+    before = RandomState.now(devices)
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutocastState:
+    """Whether and to what type the script's own autocast casts: it may have ended when backward comes."""
+
+    settings: tuple[tuple[str, bool, Any], ...]
+    """(device type, whether it casts, to what type)."""
+
+    @classmethod
+    def now(cls, devices: frozenset[Any]) -> AutocastState:
+        """Return the present state."""
+        import torch
+
+        kinds = sorted({"cpu", *(device.type for device in devices if device.type != "meta")})
+        return cls(
+            settings=tuple(
+                (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds
+            )
+        )
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Cast inside as it was cast then."""
+        import torch
+
+        with contextlib.ExitStack() as stack:
+            for kind, is_enabled, dtype in self.settings:
+                if is_enabled or torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=is_enabled))
+            yield

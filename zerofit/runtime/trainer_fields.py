@@ -1,0 +1,137 @@
+"""A plan's settings in the fields of TrainingArguments: as they are made, and where they are read again."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from zerofit.render.trainer import OPTIM_ALIKE, training_arguments
+from zerofit.runtime.trainer_batches import Batches, batches_under
+from zerofit.strategy import Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerofit.runtime.changes import Changes
+    from zerofit.runtime.settings import Settings
+
+_RECORD = "_zerofit_said"
+"""Attribute of TrainingArguments: what the script says in each field that was set, and what it was set to."""
+_RENAMED = {
+    "activation_checkpointing": "gradient_checkpointing",
+    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
+}
+"""Fields with an older name that stands for them until TrainingArguments are made (transformers 5.23)."""
+_WHY = {"auto_find_batch_size": ", which would change the global batch"}
+
+
+def apply(arguments: Any, settings: Settings, changes: Changes) -> None:
+    """Set the fields that the plan decides.
+
+    What was set before is set again only where the script has changed it since.
+
+    Args:
+        arguments: TrainingArguments, made or in the making.
+        settings: what to set.
+        changes: where to note what was changed.
+
+    Raises:
+        UserError: the script asks for another global batch than the plan.
+    """
+    record: dict[str, tuple[Any, Any]] = getattr(arguments, _RECORD, {})
+    said = {name: _said(arguments, name, record) for name in _FIELDS if hasattr(arguments, name)}
+    for name, value in _decided(said, settings).items():
+        own = getattr(arguments, name)
+        if said[name] != value:
+            text = f"TrainingArguments.{name} is {value}; the script says {said[name]}"
+            changes.add(text + _WHY.get(name, ""))
+        if own != value:
+            setattr(arguments, name, type(own)(value) if isinstance(own, Enum) else value)
+        if name in _RENAMED and hasattr(arguments, _RENAMED[name]):
+            setattr(arguments, _RENAMED[name], value)
+        record[name] = (said[name], value)
+    setattr(arguments, _RECORD, record)
+
+
+def script_batches(arguments: Any) -> Batches | None:
+    """Return the batches that the script asks for, where the plan makes others of them."""
+    record: dict[str, tuple[Any, Any]] = getattr(arguments, _RECORD, {})
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    if any(name not in record for name in names) or all(record[name][0] == record[name][1] for name in names):
+        return None
+    return Batches(batch_size=record[names[0]][0], gradient_accumulation_steps=int(record[names[1]][0]))
+
+
+_FIELDS = (
+    "accelerator_config",
+    "activation_checkpointing",
+    "activation_checkpointing_kwargs",
+    "auto_find_batch_size",
+    "bf16",
+    "fp16",
+    "gradient_accumulation_steps",
+    "max_grad_norm",
+    "optim",
+    "per_device_train_batch_size",
+)
+
+
+def _said(arguments: Any, name: str, record: Mapping[str, tuple[Any, Any]]) -> Any:
+    """Return what the script says in a field, whether or not it was set to something else since."""
+    own = getattr(arguments, name)
+    if name in record and own == record[name][1]:
+        return record[name][0]
+    if own is None and name in _RENAMED:
+        own = getattr(arguments, _RENAMED[name], None)
+    if isinstance(own, Enum):
+        own = own.value
+    return False if own is None and name == "activation_checkpointing" else own
+
+
+def _decided(said: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return the fields that the plan decides."""
+    batches = _batches(said, settings)
+    names_precision = said["bf16"] or said["fp16"]
+    strategy = Strategy(
+        precision=None if settings.precision_is_default and names_precision else settings.precision,
+        micro_batch_size=batches.batch_size if batches else None,
+        gradient_accumulation_steps=batches.gradient_accumulation_steps if batches else None,
+        gradient_clipping=settings.gradient_clipping,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        optimizer=settings.optimizer,
+    )
+    decided = training_arguments(strategy, deepspeed_file=None)
+    if settings.optimizer and said["optim"] in OPTIM_ALIKE[settings.optimizer]:
+        del decided["optim"]
+    if settings.gradient_checkpointing and not said["activation_checkpointing_kwargs"]:
+        # Gradients reach the adapters of a frozen model, and one forward pass may go backward in pieces.
+        decided["activation_checkpointing_kwargs"] = {"use_reentrant": False}
+    if batches and said["auto_find_batch_size"]:
+        decided["auto_find_batch_size"] = False
+    return decided
+
+
+def _batches(said: Mapping[str, Any], settings: Settings) -> Batches | None:
+    """Return the batches that the plan decides; None where it leaves them alone."""
+    if settings.micro_batch_size is None and settings.gradient_accumulation_steps is None:
+        return None
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    sharers = world_size if _splits_batches(said["accelerator_config"]) else 1
+    script = Batches(
+        batch_size=max(1, said["per_device_train_batch_size"] // sharers),
+        gradient_accumulation_steps=int(said["gradient_accumulation_steps"]),
+    )
+    batches = batches_under(settings, script, world_size=world_size)
+    return replace(batches, batch_size=batches.batch_size * sharers)
+
+
+def _splits_batches(config: Any) -> bool:
+    """Return whether a batch is that of all ranks together."""
+    if isinstance(config, str) and config.startswith("{"):
+        config = json.loads(config)
+    if isinstance(config, dict):
+        return bool(config.get("split_batches"))
+    return bool(getattr(config, "split_batches", False))
