@@ -250,12 +250,15 @@ class Capture:
         prepared = [one for one in self.optimizers if one.is_prepared]
         return prepared[0] if len(prepared) == 1 else None
 
-    @property
-    def trainer_accumulates(self) -> bool:
-        """Whether a Trainer computes the same from other batches and more or less accumulation.
+    def trainer_accumulates(self, data_parallel_size: int) -> bool:
+        """Return whether a Trainer computes the same from other batches and more or less accumulation.
 
         It does where the loss of the whole window is divided by its number of items, where a batch's
-        collation draws no random numbers, and where its loop is transformers' own.
+        collation draws no random numbers, where its loop is transformers' own, and where no epoch ends
+        within an optimizer step in another way.
+
+        Args:
+            data_parallel_size: ranks that each take their own samples.
         """
         collator = self.loader.collator if self.loader is not None else ""
         return (
@@ -263,7 +266,22 @@ class Capture:
             and self.model.passes_num_items
             and not self.trainer_overrides
             and collator not in RANDOM_COLLATORS
+            and self._has_even_epochs(data_parallel_size)
         )
+
+    def _has_even_epochs(self, data_parallel_size: int) -> bool:
+        """Return whether the samples of each step are the same however the batches are cut.
+
+        The last step of an epoch takes what is left; on several ranks the last batches are filled up with
+        other samples, and drop_last leaves out what makes no whole batch.
+        """
+        size = self.global_batch_size(data_parallel_size)
+        if size is None or self.loader is None:
+            return False
+        num_samples, max_steps = self.loader.num_samples, self.trainer_arguments.get("max_steps") or 0
+        if num_samples is None or num_samples % size == 0 or 0 < max_steps * size <= num_samples:
+            return True
+        return data_parallel_size == 1 and not self.loader.drops_last
 
     def global_batch_size(self, data_parallel_size: int) -> int | None:
         """Return the samples of one optimizer step of the script as it stands.

@@ -78,8 +78,8 @@ def capture(**fields: Any) -> Capture:
         "schedulers": (),
         "loader": CapturedLoader(
             batch_size=8,
-            num_batches=10,
-            num_samples=80,
+            num_batches=80,
+            num_samples=640,
             collator="DataCollatorWithPadding",
             sampler="RandomSampler",
             drops_last=False,

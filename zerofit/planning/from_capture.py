@@ -136,7 +136,7 @@ def _global_batch_size(capture: Capture, script: Script, request: Request, topol
     if asked is None or asked == own:
         return own
     is_whole = "micro_batch_size" in script.constraints.settled()
-    if own is not None and capture.trainer_accumulates and not is_whole:
+    if own is not None and capture.trainer_accumulates(topology.data_parallel_size) and not is_whole:
         return asked
     raise _other_global_batch(capture, script, asked, topology)
 

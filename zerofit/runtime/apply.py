@@ -14,10 +14,12 @@ from zerofit.runtime import (
     micro_batches,
     optimizer_check,
     optimizer_swap,
+    partitioned_embeddings,
     trainer_hooks,
 )
 from zerofit.runtime.on_import import when_imported
 from zerofit.runtime.settings import settings_of
+from zerofit.strategy import ZeroStage
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -49,6 +51,12 @@ def install(plan: Plan, changes: Changes, *, capture: Capture | None = None) -> 
             lambda module: deepspeed_step.hook_torch_clipping(
                 module, changes, forced=settings.gradient_clipping
             ),
+        )
+    if plan.strategy.zero_stage is ZeroStage.PARAMETERS:
+        rows = capture.model.facts.vocab_size if capture is not None else None
+        when_imported(
+            "transformers.modeling_utils",
+            lambda module: partitioned_embeddings.install(module.PreTrainedModel, captured_rows=rows),
         )
     when_imported("accelerate.accelerator", hook_accelerator)
     when_imported(

@@ -58,12 +58,16 @@ def settings_of(plan: Plan, capture: Capture | None = None) -> Settings:
         plan: what runs.
         capture: what the script trains; None where it was not captured.
     """
+    ranks = plan.topology.data_parallel_size
+    asked_for = plan.workload.global_batch_size
+    own = capture.global_batch_size(ranks) if capture is not None else None
     return Settings(
         uses_deepspeed=plan.strategy.engine is Engine.DEEPSPEED,
         on_cpu=plan.topology.on_cpu,
         micro_batch_size=plan.strategy.micro_batch_size,
-        global_batch_size=plan.workload.global_batch_size,
-        trainer_accumulates=capture is not None and trainer_accumulates(capture),
+        # What the script itself makes is not asked for: it may make another number from the number of ranks.
+        global_batch_size=None if asked_for == own else asked_for,
+        trainer_accumulates=capture is not None and capture.trainer_accumulates(ranks),
         precision=plan.strategy.precision,
         precision_is_default=plan.is_default("precision"),
         gradient_accumulation_steps=plan.strategy.gradient_accumulation_steps,
@@ -71,30 +75,6 @@ def settings_of(plan: Plan, capture: Capture | None = None) -> Settings:
         gradient_checkpointing=plan.strategy.gradient_checkpointing,
         optimizer=plan.strategy.optimizer,
     )
-
-
-def trainer_accumulates(capture: Capture) -> bool:
-    """Return whether a Trainer computes the same from smaller batches and more accumulation.
-
-    It does where the loss of the whole window is divided by its number of items, where a batch's collation
-    draws no random numbers, and where its loop is transformers' own.
-    """
-    collator = capture.loader.collator if capture.loader is not None else ""
-    return (
-        capture.model.passes_num_items and not capture.trainer_overrides and collator not in _RANDOM_COLLATORS
-    )
-
-
-_RANDOM_COLLATORS = frozenset(
-    {
-        "DataCollatorForLanguageModeling",
-        "DataCollatorForWholeWordMask",
-        "DataCollatorForSOP",
-        "DataCollatorForPermutationLanguageModeling",
-    }
-)
-"""Collators of transformers that mask at random (transformers/data/data_collator.py); the first does so only
-for masked language models, and splitting is right for all."""
 
 
 def check_batch(settings: Settings, *, batch_size: int | None, accumulation: int, num_ranks: int) -> None:

@@ -18,8 +18,9 @@ from zerofit.script_words import Action
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 _LIBRARIES = ("accelerate", "deepspeed", "torch", "transformers", "zerofit")
-"""Packages that stand between a training loop and its backward pass."""
+"""Packages that stand between a training loop and its backward pass, wherever they come from."""
 
 
 def script_steps() -> bool:
@@ -49,22 +50,21 @@ def steps_optimizer(source: str) -> bool:
 
 
 def _sources() -> Iterator[str]:
-    """Yield the sources of the script's modules, and of those that are running."""
-    installed = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")})
-    files = {
-        str(module.__file__)
-        for module in tuple(sys.modules.values())
-        if getattr(module, "__file__", None) and not str(module.__file__).startswith(installed)
-    }
+    """Yield the sources of the script's modules, and of those that are running, that call a step()."""
+    names = {name: getattr(module, "__file__", None) for name, module in tuple(sys.modules.items())}
     frame = inspect.currentframe()
     while frame is not None:
-        files.add(frame.f_code.co_filename)
+        names.setdefault(frame.f_globals.get("__name__", ""), frame.f_code.co_filename)
         frame = frame.f_back
-    own = tuple(f"/{name}/" for name in _LIBRARIES)
+    files = {str(file) for name, file in names.items() if name.partition(".")[0] not in _LIBRARIES}
+    standard = sysconfig.get_paths()["stdlib"]
     for file in sorted(files):
-        if file.endswith(".py") and not any(part in file for part in own):
-            try:
-                with open(file, encoding="utf-8") as stream:
-                    yield stream.read()
-            except (OSError, UnicodeDecodeError):
-                continue
+        if not file.endswith(".py") or file.startswith(standard) or any(part in file for part in _INSTALLED):
+            continue
+        try:
+            with open(file, encoding="utf-8") as stream:
+                source = stream.read()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if ".step(" in source:
+            yield source

@@ -1,0 +1,36 @@
+"""Keeps token embeddings as they are where a script resizes them only because ZeRO-3 hides their size.
+
+Under stage 3 a parameter's own shape is (0,), so that `if len(tokenizer) > embeddings.weight.shape[0]` holds
+whatever the size is. transformers then makes new embeddings, even of the same size, and the random numbers
+that it draws for them shift every later one: the order of the samples too.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+def install(model_class: Any, *, captured_rows: int | None) -> None:
+    """Hook resize_token_embeddings.
+
+    Args:
+        model_class: transformers' PreTrainedModel.
+        captured_rows: rows of the embeddings when the script, without ZeRO, was about to train; None where it
+            was not captured.
+    """
+    original = model_class.resize_token_embeddings
+
+    @functools.wraps(original)
+    def resize(
+        self: Any, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, **kwargs: Any
+    ) -> Any:
+        embeddings = self.get_input_embeddings()
+        shape = getattr(embeddings.weight, "ds_shape", None)
+        if shape is not None and new_num_tokens is not None:
+            multiple = pad_to_multiple_of or 1
+            if shape[0] in (-(-new_num_tokens // multiple) * multiple, captured_rows):
+                return embeddings
+        return original(self, new_num_tokens, pad_to_multiple_of, **kwargs)
+
+    model_class.resize_token_embeddings = resize
