@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-accuracy bench-fuzz bench-overhead clean
+.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-accuracy bench-fuzz bench-capture bench-real-scripts bench-split bench-overhead clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -40,6 +40,15 @@ bench-accuracy: $(VENV)/.installed  ## predict published measurements of memory,
 
 bench-fuzz: $(VENV)/.installed  ## 20,000 damaged configurations through zerofit check
 	@$(BIN)/python benchmarks/fuzz_check.py
+
+bench-capture: $(VENV)/.installed  ## time and memory of capture beside the plain start of the same scripts; SCRIPTS=DIR FOLDER=DIR
+	@$(BIN)/python benchmarks/capture_cost.py --scripts $(SCRIPTS) --folder $(FOLDER)
+
+bench-real-scripts: $(VENV)/.installed  ## run others' training scripts plainly and by zerofit, and compare; SCRIPTS=DIR FOLDER=DIR
+	@$(BIN)/python benchmarks/real_scripts.py --scripts $(SCRIPTS) --folder $(FOLDER) --out $(FOLDER)/results.json
+
+bench-split: $(VENV)/.installed  ## micro-batches by splitting the forward pass against smaller batches of the DataLoader
+	@$(BIN)/python benchmarks/split_forward.py
 
 bench-overhead: $(VENV)/.installed  ## what `zerofit launch` adds to plain `accelerate launch`
 	@$(BIN)/python benchmarks/launch_overhead.py

@@ -29,6 +29,9 @@ def install(accelerator_class: Any, changes: Changes, *, forced: float | None) -
             changes.add(f"gradients are clipped to {forced:g} (0 is off); the script says {max_norm:g}")
             max_norm = forced
         self._zerofit_clipped = True
+        splitter = getattr(self, "_zerofit_splitter", None)
+        if splitter is not None:
+            splitter.settle()
         window = window_of(self)
         if window is not None:
             window.clip(max_norm, norm_type=norm_type)

@@ -1,0 +1,157 @@
+"""The scripts of others that real_scripts.py runs: their files, and the arguments that make them small.
+
+Every path in an argument is one of made/workbench.py's folder, in which the scripts run; OUT stands for the
+folder of one run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OUT = "OUT"
+_TRAINER = (
+    "--output_dir OUT --do_train --do_eval --per_device_train_batch_size 4 --per_device_eval_batch_size 8 "
+    "--gradient_accumulation_steps 2 --num_train_epochs 1 --learning_rate 1e-3 --warmup_steps 2 "
+    "--logging_steps 1 --disable_tqdm true --report_to none --save_strategy no"
+)
+_LOOP = (
+    "--output_dir OUT --per_device_train_batch_size 4 --per_device_eval_batch_size 8 "
+    "--gradient_accumulation_steps 2 --num_train_epochs 1 --learning_rate 1e-3 --num_warmup_steps 2 --seed 1"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """One script with its arguments."""
+
+    name: str
+    file: str
+    """Below the folder of all fetched scripts."""
+    arguments: str
+    micro_batch_size: int = 2
+    """What zerofit is asked for: less than the script's own."""
+    has_trainer: bool = False
+    """Whether its loop is that of a Trainer."""
+    ignores_num_items: bool = False
+    """Whether its model takes num_items_in_batch and ignores it: Trainer then makes loss and gradients too
+    large by accumulation steps times ranks, so that the right training is one of whole batches."""
+
+    def command(self, scripts: str, out: str) -> list[str]:
+        """Return the script's file and its arguments.
+
+        Args:
+            scripts: folder of all fetched scripts.
+            out: folder of this run.
+        """
+        words = (out if word == OUT else word for word in self.arguments.split())
+        return [f"{scripts}/{self.file}", *words]
+
+
+def _transformers(
+    folder: str, task: str, model: str, arguments: str, *, trainer: str = "", loop: str = ""
+) -> tuple[Script, ...]:
+    """Return the Trainer variant of an example of transformers and the one with a loop of its own."""
+    common = f"--model_name_or_path models/{model} {arguments}"
+    files = {task: f"{_TRAINER} {trainer}", f"{task}_no_trainer": f"{_LOOP} {loop}"}
+    return tuple(
+        Script(
+            name=name,
+            file=f"transformers/pytorch/{folder}/{name}.py",
+            arguments=f"{common} {own}",
+            has_trainer=name == task,
+            ignores_num_items=name == task and model in ("bert", "t5") and task != "run_mlm",
+        )
+        for name, own in files.items()
+    )
+
+
+def _files(task: str, ending: str) -> str:
+    return f"--train_file data/{task}_train.{ending} --validation_file data/{task}_validation.{ending}"
+
+
+_TRANSFORMERS = (
+    *_transformers("language-modeling", "run_clm", "gpt2", f"{_files('text', 'txt')} --block_size 32"),
+    *_transformers("language-modeling", "run_mlm", "bert", f"{_files('text', 'txt')} --max_seq_length 32"),
+    *_transformers("text-classification", "run_glue", "bert", f"{_files('pairs', 'csv')}"),
+    *_transformers("token-classification", "run_ner", "bert", _files("entities", "json")),
+    *_transformers(
+        "question-answering",
+        "run_qa",
+        "bert",
+        f"{_files('answers', 'json')} --max_seq_length 64 --doc_stride 16",
+    ),
+    *_transformers(
+        "summarization",
+        "run_summarization",
+        "t5",
+        f"{_files('summaries', 'json')} --max_source_length 48 --max_target_length 16 --source_prefix sum: "
+        "--text_column text --summary_column summary",
+        trainer="--predict_with_generate",
+        loop="--num_beams 1",
+    ),
+    *_transformers(
+        "translation",
+        "run_translation",
+        "t5",
+        f"{_files('translations', 'json')} --source_lang en --target_lang ro --max_source_length 48 "
+        "--max_target_length 48 --source_prefix translate:",
+        trainer="--predict_with_generate",
+        loop="--num_beams 1",
+    ),
+    *_transformers("multiple-choice", "run_swag", "bert", f"{_files('endings', 'csv')}"),
+)
+_ACCELERATE = (
+    Script(name="nlp_example", file="accelerate/nlp_example.py", arguments="", micro_batch_size=4),
+    Script(
+        name="complete_nlp_example",
+        file="accelerate/complete_nlp_example.py",
+        arguments="--checkpointing_steps epoch --output_dir OUT --project_dir OUT",
+        micro_batch_size=4,
+    ),
+    Script(
+        name="gradient_accumulation",
+        file="accelerate/by_feature/gradient_accumulation.py",
+        arguments="--gradient_accumulation_steps 2",
+        micro_batch_size=4,
+    ),
+    Script(
+        name="checkpointing",
+        file="accelerate/by_feature/checkpointing.py",
+        arguments="--checkpointing_steps epoch --output_dir OUT",
+        micro_batch_size=4,
+    ),
+    Script(
+        name="early_stopping",
+        file="accelerate/by_feature/early_stopping.py",
+        arguments="",
+        micro_batch_size=4,
+    ),
+    Script(
+        name="multi_process_metrics",
+        file="accelerate/by_feature/multi_process_metrics.py",
+        arguments="",
+        micro_batch_size=4,
+    ),
+    Script(name="memory", file="accelerate/by_feature/memory.py", arguments="", micro_batch_size=4),
+)
+_SFT = (
+    "--dataset_name turns --output_dir OUT --per_device_train_batch_size 4 --gradient_accumulation_steps 2 "
+    "--num_train_epochs 1 --learning_rate 1e-3 --logging_steps 1 --report_to none "
+    "--save_strategy no --disable_tqdm true --max_length 48 --bf16 false --model_name_or_path models/llama "
+    "--eval_strategy no"
+)
+_TRL = (
+    Script(
+        name="sft",
+        file="trl/scripts/sft.py",
+        arguments=f"{_SFT} --gradient_checkpointing false",
+        has_trainer=True,
+    ),
+    Script(
+        name="sft_lora",
+        file="trl/scripts/sft.py",
+        arguments=f"{_SFT} --gradient_checkpointing false --use_peft --lora_r 4 --lora_dropout 0",
+        has_trainer=True,
+    ),
+)
+SCRIPTS = (*_TRANSFORMERS, *_ACCELERATE, *_TRL)
