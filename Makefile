@@ -41,8 +41,8 @@ bench-accuracy: $(VENV)/.installed  ## predict published measurements of memory,
 bench-fuzz: $(VENV)/.installed  ## 20,000 damaged configurations through zerofit check
 	@$(BIN)/python benchmarks/fuzz_check.py
 
-bench-capture: $(VENV)/.installed  ## time and memory of capture beside the plain start of the same scripts; SCRIPTS=DIR FOLDER=DIR
-	@$(BIN)/python benchmarks/capture_cost.py --scripts $(SCRIPTS) --folder $(FOLDER)
+bench-capture: $(VENV)/.installed  ## time and memory of capture beside the plain start of the same scripts; SCRIPTS=DIR
+	@$(BIN)/python benchmarks/capture_cost.py --scripts $(SCRIPTS)
 
 bench-real-scripts: $(VENV)/.installed  ## run others' training scripts plainly and by zerofit, and compare; SCRIPTS=DIR FOLDER=DIR
 	@$(BIN)/python benchmarks/real_scripts.py --scripts $(SCRIPTS) --folder $(FOLDER) --out $(FOLDER)/results.json
