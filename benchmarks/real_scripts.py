@@ -183,7 +183,7 @@ def _captured(out: Path) -> dict[str, Any]:
         return {}
     capture = json.loads((out / "capture.json").read_text())
     return {
-        "capture_seconds": capture["seconds"],
+        "capture_seconds": capture["wall_time_s"],
         "peak_host_bytes": capture["peak_host_bytes"],
         "model": capture["model"]["class_path"],
     }

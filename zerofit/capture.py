@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,19 +14,14 @@ from zerofit.facts import ModelFacts
 from zerofit.strategy import Precision
 from zerofit.strict import STRICT
 
-CAPTURE_VERSION = 1
+_MASK = "***"
+_SECRET = re.compile(r"(?i)(token|key|secret|password)(?![a-z])")
+"""What names of secrets have at the end of a word: "hub_token", not "tokenizer"."""
+CAPTURE_VERSION = 2
 """Raised whenever a capture of before can no longer be read as it was meant."""
 
-RANDOM_COLLATORS = frozenset(
-    {
-        "DataCollatorForLanguageModeling",
-        "DataCollatorForWholeWordMask",
-        "DataCollatorForSOP",
-        "DataCollatorForPermutationLanguageModeling",
-    }
-)
-"""Collators of transformers that mask at random (transformers/data/data_collator.py); the first does so only
-for masked language models, and splitting the forward pass is right for all."""
+DECODER_TOKENS = ("decoder_input_ids", "labels")
+"""The decoder's own tokens in a batch, as transformers names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +167,8 @@ class CapturedLoader:
     """Of the dataset."""
     collator: str
     """Name of the class or function."""
+    draws_random: bool | None = None
+    """Whether the collator draws random numbers, once for each batch; None for one that is not known."""
     sampler: str
     """Name of the class."""
     drops_last: bool
@@ -187,7 +185,7 @@ class Capture:
     """
 
     target: tuple[str, ...]
-    """The script or `-m module`, and its arguments."""
+    """The script or `-m module`, and its arguments; in a file, secret ones are masked."""
     route: Route
     """ACCELERATE: a loop of its own; TRAINER: a Trainer or a subclass."""
     stopped_at: str
@@ -209,13 +207,21 @@ class Capture:
     """Whether the DataLoader's batch is that of all ranks together (split_batches)."""
     accumulates: bool = False
     """ACCELERATE: whether the forward pass stands inside `accelerator.accumulate()`."""
+    accumulates_by_hand: int | None = None
+    """ACCELERATE: forward passes that the loop itself counts up to each optimizer.step(); None where its
+    source shows no such count, or not up to what."""
     mixed_precision: str = "no"
     """As Accelerator has it: "no", "fp16", "bf16" or "fp8"."""
+    names_precision: bool = False
+    """ACCELERATE: whether the script itself gives Accelerator its mixed_precision, be it "no"."""
     max_grad_norm: float | None = None
     """TRAINER: the norm that gradients are clipped to; None elsewhere, where the loop decides."""
     seed: int | None = None
     num_models: int = 1
     """Models that went through prepare() on one Accelerator."""
+    other_weight_bytes: int = 0
+    """Parameters that the script holds beside the trained model's, such as a teacher's or an encoder's; in
+    the formats that it made them."""
     trainer_class: str = ""
     """TRAINER: module and class."""
     trainer_arguments: dict[str, Any] = field(default_factory=dict)
@@ -230,8 +236,8 @@ class Capture:
     """Whether its source saves, or its Trainer does."""
     notes: tuple[str, ...] = ()
     """What was left out or assumed on the way, one sentence each."""
-    seconds: float = 0.0
-    """Wall time of the capture."""
+    wall_time_s: float = 0.0
+    """Of the capture."""
     peak_host_bytes: int = 0
     """Largest resident memory of the capturing process."""
     version: int = CAPTURE_VERSION
@@ -242,6 +248,8 @@ class Capture:
     @property
     def precision(self) -> Precision | None:
         """The format of forward and backward that the script itself names; None where it names none."""
+        if self.mixed_precision == "no" and self.names_precision:
+            return Precision.FP32
         return {"fp16": Precision.FP16, "bf16": Precision.BF16}.get(self.mixed_precision)
 
     @property
@@ -250,38 +258,43 @@ class Capture:
         prepared = [one for one in self.optimizers if one.is_prepared]
         return prepared[0] if len(prepared) == 1 else None
 
+    @property
+    def passes_per_step(self) -> int:
+        """Forward passes on one rank in one optimizer step, those that the loop counts itself among them."""
+        return self.gradient_accumulation_steps * (self.accumulates_by_hand or 1)
+
     def trainer_accumulates(self, data_parallel_size: int) -> bool:
         """Return whether a Trainer computes the same from other batches and more or less accumulation.
 
         It does where the loss of the whole window is divided by its number of items, where a batch's
-        collation draws no random numbers, where its loop is transformers' own, and where no epoch ends
-        within an optimizer step in another way.
+        collation is known to draw no random numbers, where its loop is transformers' own, and where no epoch
+        ends within an optimizer step in another way.
 
         Args:
             data_parallel_size: ranks that each take their own samples.
         """
-        collator = self.loader.collator if self.loader is not None else ""
         return (
             self.route is Route.TRAINER
             and self.model.passes_num_items
             and not self.trainer_overrides
-            and collator not in RANDOM_COLLATORS
+            and self.loader is not None
+            and self.loader.draws_random is False
             and self._has_even_epochs(data_parallel_size)
         )
 
     def _has_even_epochs(self, data_parallel_size: int) -> bool:
-        """Return whether the samples of each step are the same however the batches are cut.
-
-        The last step of an epoch takes what is left; on several ranks the last batches are filled up with
-        other samples, and drop_last leaves out what makes no whole batch.
-        """
         size = self.global_batch_size(data_parallel_size)
-        if size is None or self.loader is None:
-            return False
-        num_samples, max_steps = self.loader.num_samples, self.trainer_arguments.get("max_steps") or 0
-        if num_samples is None or num_samples % size == 0 or 0 < max_steps * size <= num_samples:
-            return True
-        return data_parallel_size == 1 and not self.loader.drops_last
+        return (
+            size is not None
+            and self.loader is not None
+            and has_even_epochs(
+                global_batch_size=size,
+                num_samples=self.loader.num_samples,
+                max_steps=self.trainer_arguments.get("max_steps") or 0,
+                drops_last=self.loader.drops_last,
+                data_parallel_size=data_parallel_size,
+            )
+        )
 
     def global_batch_size(self, data_parallel_size: int) -> int | None:
         """Return the samples of one optimizer step of the script as it stands.
@@ -292,12 +305,68 @@ class Capture:
         if self.micro_batch_size is None:
             return None
         ranks = 1 if self.splits_batches else data_parallel_size
-        return self.micro_batch_size * self.gradient_accumulation_steps * ranks
+        return self.micro_batch_size * self.passes_per_step * ranks
+
+
+def for_plan(capture: Capture) -> Capture:
+    """Return the capture as a plan holds it.
+
+    Its secret arguments are masked; its time and its memory, by which two of the same script differ, are 0.
+    """
+    return dataclasses.replace(_masked(capture), wall_time_s=0.0, peak_host_bytes=0)
+
+
+def has_even_epochs(
+    *,
+    global_batch_size: int,
+    num_samples: int | None,
+    max_steps: int,
+    drops_last: bool,
+    data_parallel_size: int,
+) -> bool:
+    """Return whether the samples of each optimizer step are the same however its batches are cut.
+
+    The last step of an epoch takes what is left; on several ranks the last batches are filled up with other
+    samples, and drop_last leaves out what makes no whole batch.
+
+    Args:
+        global_batch_size: samples of one optimizer step over all ranks.
+        num_samples: of the dataset; None where it has no length.
+        max_steps: optimizer steps of the training; 0 or less where epochs are counted.
+        drops_last: whether the DataLoader leaves out what makes no whole batch.
+        data_parallel_size: ranks that each take their own samples.
+    """
+    if num_samples is None or num_samples % global_batch_size == 0:
+        return True
+    if 0 < max_steps * global_batch_size <= num_samples:
+        return True
+    return data_parallel_size == 1 and not drops_last
 
 
 def capture_to_json(capture: Capture) -> str:
-    """Return the capture as the text of a file."""
-    return json.dumps(dataclasses.asdict(capture), indent=1) + "\n"
+    """Return the capture as the text of a file, its secret arguments masked."""
+    return json.dumps(dataclasses.asdict(_masked(capture)), indent=1) + "\n"
+
+
+def _masked(capture: Capture) -> Capture:
+    arguments = {
+        name: _MASK if isinstance(value, str) and _SECRET.search(name) else value
+        for name, value in capture.trainer_arguments.items()
+    }
+    return dataclasses.replace(capture, target=masked(capture.target), trainer_arguments=arguments)
+
+
+def masked(target: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a script and its arguments without the values of those that are named like secrets."""
+    return tuple(_masked_word(last, word) for last, word in zip(("", *target), target, strict=False))
+
+
+def _masked_word(last: str, word: str) -> str:
+    name, joint, _ = word.partition("=")
+    if joint and _SECRET.search(name):
+        return f"{name}={_MASK}"
+    is_value = last.startswith("-") and "=" not in last and not word.startswith("--")
+    return _MASK if is_value and _SECRET.search(last) else word
 
 
 def capture_from_json(text: str, *, name: str) -> Capture:

@@ -56,6 +56,7 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
         reasons=tuple(reasons),
         rejected=request.plan.rejected if request.plan else (),
         estimate=_estimate(request.plan, strategy, topology) if request.plan else None,
+        capture=request.plan.capture if request.plan else None,
     )
 
 

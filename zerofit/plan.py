@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from enum import StrEnum
 
+from zerofit.capture import CAPTURE_VERSION, Capture
 from zerofit.errors import UserError
 from zerofit.estimates import Estimate
 from zerofit.facts import Machine, ModelFacts, Versions, Workload
@@ -103,6 +104,9 @@ class Plan:
     rejected: tuple[Rejected, ...] = ()
     estimate: Estimate | None = None
     """What the strategy needs, where it came from `zerofit plan`."""
+    capture: Capture | None = None
+    """What the script was seen to train, without what the capture itself took; None where it was not
+    captured."""
     version: int = PLAN_VERSION
     """Version of this file format."""
 
@@ -143,7 +147,7 @@ def plan_from_json(text: str, *, name: str) -> Plan:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(Plan).validate_json(text)
+        plan = TypeAdapter(Plan).validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -152,6 +156,10 @@ def plan_from_json(text: str, *, name: str) -> Plan:
         else:
             found = f"{place}: {first['msg']}"
         raise _broken(name, found, "every field must be known, of its type and in its range") from None
+    if plan.capture is not None and plan.capture.version != CAPTURE_VERSION:
+        found = f"capture.version: {plan.capture.version}"
+        raise _broken(name, found, f"this zerofit reads captures of version {CAPTURE_VERSION}")
+    return plan
 
 
 def _broken(name: str, found: str, why: str) -> UserError:

@@ -69,6 +69,8 @@ def _serve(spec: dict, answer: str) -> None:
                 os._exit(1)
             if answer == "hangs":
                 time.sleep(600)
+            if answer == "is late":
+                time.sleep(0.6)
             if answer == "refuses":
                 told = {"id": "trace-odd", "summary": "it can't", "found": "this", "why": "that", "fix": "so"}
                 said.write(json.dumps({"error": told}) + "\n")

@@ -16,14 +16,16 @@ from typing import Any
 import pytest
 from captures import LOOP, TRAINER, with_model
 
-from zerofit.capture import Capture, capture_from_json, capture_to_json
-from zerofit.cli import launch_plan
+from zerofit.capture import Capture, for_plan
+from zerofit.cli import follow_plan, launch_plan
 from zerofit.cli.launch import _check_rules, _tell, launch
 from zerofit.errors import UserError
 from zerofit.facts import GpuSpec, Machine
 from zerofit.launcher.launch import Launch, launch_files
 from zerofit.launcher.run_folder import run_folder
-from zerofit.plan import plan_to_json
+from zerofit.plan import plan_from_json, plan_to_json
+from zerofit.render.applied_table import applied_rows
+from zerofit.runtime.settings import check_batch, settings_of
 from zerofit.strategy import Engine, Precision, ZeroStage
 from zerofit.units import GIB
 
@@ -43,18 +45,26 @@ def _in_a_folder_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def plan_launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that makes a launch of flags, on a node, of a script with a capture."""
 
-    def made(*flags: str, machine: Machine = _NODE, capture: Capture | None = LOOP) -> Launch:
+    def made(
+        *flags: str,
+        machine: Machine = _NODE,
+        capture: Capture | None = LOOP,
+        target: tuple[str, ...] = LOOP.target,
+    ) -> Launch:
         @contextmanager
-        def captured(target: tuple[str, ...], *, limit_s: float) -> Iterator[Any]:
+        def captured(target: tuple[str, ...], *, limit_s: float, instead: str) -> Iterator[Any]:
             assert capture is not None, f"{target} was captured"
             yield SimpleNamespace(capture=capture)
 
         monkeypatch.setattr(launch_plan, "probe_machine", lambda **_: machine)
-        monkeypatch.setattr(launch_plan, "captured", captured)
-        parameters: dict[str, Any] = launch.make_context("launch", ["--fast", *flags, "train.py"]).params
+        for module in (launch_plan, follow_plan):
+            monkeypatch.setattr(module, "captured", captured)
+        plans = not {"--no-capture", "--preset", "--plan"} & {*flags} and (machine.gpus or "--gpus" in flags)
+        is_fast = ["--fast"] if plans and ("--cpu" not in flags or "--gpus" in flags) else []
+        parameters: dict[str, Any] = launch.make_context("launch", [*is_fast, *flags, "train.py"]).params
         for name in ("script", "script_args", "module", "run_dir", "no_check", "dry_run"):
             del parameters[name]
-        return launch_plan.plan_launch(LOOP.target, parameters)
+        return launch_plan.plan_launch(target, parameters)
 
     return made
 
@@ -62,7 +72,7 @@ def plan_launch(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_script_alone_is_captured_and_planned(plan_launch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     to_launch = plan_launch()
     plan = to_launch.plan
-    assert to_launch.capture == LOOP
+    assert plan.capture == for_plan(LOOP)
     assert (plan.topology.world_size, plan.workload.global_batch_size, plan.model) == (
         2,
         32,
@@ -92,14 +102,10 @@ def test_flags_are_what_the_plan_keeps_to(plan_launch: Any, capsys: pytest.Captu
     assert told[3].endswith("--micro-batch-size says so; global batch 32 as before")
 
 
-def test_the_run_folder_gets_the_capture(plan_launch: Any) -> None:
-    to_launch = plan_launch()
+def test_the_run_folders_plan_holds_the_capture(plan_launch: Any) -> None:
     folder = run_folder(Path("runs"), target="train.py", at=datetime(2026, 1, 2))
-    files = launch_files(to_launch, folder)
-    assert capture_from_json(files[folder.capture], name="capture.json") == LOOP
-    assert files[folder.plan] == plan_to_json(to_launch.plan)
-    without = launch_files(plan_launch("--no-capture", capture=None), folder)
-    assert folder.capture not in without
+    plan = plan_from_json(launch_files(plan_launch(), folder)[folder.plan], name="plan.json")
+    assert plan.capture == for_plan(LOOP)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +119,65 @@ def test_the_run_folder_gets_the_capture(plan_launch: Any) -> None:
     ],
 )
 def test_what_does_without_a_capture(plan_launch: Any, flags: tuple[str, ...]) -> None:
-    assert plan_launch(*flags, capture=None).capture is None
+    assert plan_launch(*flags, capture=None).plan.capture is None
 
 
-def test_on_a_machine_without_gpus_a_launch_is_a_rehearsal_by_flags(plan_launch: Any) -> None:
-    to_launch = plan_launch(machine=_LAPTOP, capture=None)
-    assert (to_launch.plan.topology.on_cpu, to_launch.capture) == (True, None)
+def test_on_a_machine_without_gpus_a_launch_says_that_nothing_is_planned(
+    plan_launch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_launch(machine=_LAPTOP, capture=None).plan
+    assert (plan.topology.on_cpu, plan.capture) == (True, None)
+    assert capsys.readouterr().err == (
+        "zerofit: no GPU is in sight: nothing is captured or planned, and the ranks run on the CPU as the "
+        "flags say; `--cpu --gpus SPEC` plans for the GPUs of another machine and rehearses that here\n"
+    )
+    plan_launch("--cpu", machine=_LAPTOP, capture=None)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "machine", "rule", "found"),
+    [
+        (("--cpu", "--reserve", "9%"), _NODE, "planning-flag-without-planning", "--reserve with --cpu"),
+        (
+            ("--preset", "z2", "--allow", "adafactor"),
+            _NODE,
+            "planning-flag-without-planning",
+            "--allow with --preset z2",
+        ),
+        (
+            ("--no-capture", "--seq-len", "9"),
+            _NODE,
+            "planning-flag-without-planning",
+            "--seq-len with --no-capture",
+        ),
+        (("--padded",), _LAPTOP, "planning-flag-without-planning", "--padded with no GPU in sight"),
+        (
+            ("--cpu", "--capture-limit", "9"),
+            _NODE,
+            "capture-limit-without-capture",
+            "--capture-limit 9 with --cpu",
+        ),
+        (
+            ("--model", "gpt2", "--seq-len", "8", "--global-batch", "8", "--capture-limit", "9"),
+            _NODE,
+            "capture-limit-without-capture",
+            "--capture-limit 9 with --model",
+        ),
+        (
+            ("--gradient-accumulation-steps", "4"),
+            _NODE,
+            "accumulation-is-the-scripts",
+            "--gradient-accumulation-steps 4, and its loop steps after 2 forward passes",
+        ),
+    ],
+)
+def test_a_flag_that_would_be_ignored_or_mean_two_things_is_refused(
+    plan_launch: Any, flags: tuple[str, ...], machine: Machine, rule: str, found: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        plan_launch(*flags, machine=machine)
+    assert (error.value.rule, error.value.found) == (rule, found)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +246,95 @@ def test_what_does_not_fit_is_not_launched_and_the_way_without_a_plan_is_named(p
     assert error.value.found.startswith("train.py on 2 GPUs: ")
 
 
-def test_a_plan_is_followed_with_the_capture_that_lies_beside_it(plan_launch: Any, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(plan_to_json(plan_launch().plan))
-    flags = ("--plan", "plan.json")
-    assert plan_launch(*flags, capture=None).capture is None
-    (tmp_path / "capture.json").write_text(capture_to_json(LOOP))
-    assert plan_launch(*flags, capture=None).capture == LOOP
-    (tmp_path / "capture.json").write_text(capture_to_json(replace(LOOP, target=("other.py",))))
-    assert plan_launch(*flags, capture=None).capture is None
+@pytest.fixture
+def plan_file(plan_launch: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Return a plan for LOOP on two GPUs."""
+    path = tmp_path / "p.json"
+    path.write_text(plan_to_json(plan_launch("--zero-stage", "2", "--micro-batch-size", "4").plan))
+    capsys.readouterr()
+    return path
+
+
+def test_a_plan_file_brings_its_own_capture(plan_launch: Any, plan_file: Path) -> None:
+    (plan_file.parent / "capture.json").write_text("of another plan")
+    plan = plan_launch("--plan", "p.json", capture=None).plan
+    assert plan.capture == for_plan(LOOP)
+    assert plan_to_json(plan) == plan_to_json(plan_launch("--plan", "p.json", capture=None).plan)
+
+
+_OTHER = (*LOOP.target, "--bs", "4")
+
+
+def test_a_plan_file_for_other_arguments_is_held_against_what_the_script_trains_with_these(
+    plan_launch: Any, plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = replace(LOOP, target=_OTHER)
+    plan = plan_launch("--plan", "p.json", target=_OTHER, capture=same).plan
+    assert plan.capture == for_plan(same)
+    assert capsys.readouterr().err == (
+        "zerofit: p.json was made for `train.py --epochs 3`, and `train.py --epochs 3 --bs 4` is to run\n"
+    )
+    with pytest.raises(UserError) as error:
+        plan_launch("--plan", "p.json", target=_OTHER, capture=replace(same, micro_batch_size=4))
+    assert (error.value.rule, error.value.found) == (
+        "plan-of-another-run",
+        "p.json is for GPT2LMHeadModel of 124,439,808 parameters in batches of 8 x 2, and the script trains "
+        "GPT2LMHeadModel of 124,439,808 parameters in batches of 4 x 2",
+    )
+
+
+def test_a_plan_file_that_nobody_held_against_the_script_gives_no_reasons_of_another(
+    plan_launch: Any, plan_file: Path
+) -> None:
+    plan = plan_launch("--plan", "p.json", "--no-capture", target=_OTHER, capture=None).plan
+    assert plan.capture is None
+    assert {row.why for row in applied_rows(plan)} == {
+        "--zero-stage says so",
+        "--micro-batch-size says so",
+        "the plan says so",
+    }
+
+
+def test_a_plan_file_on_other_ranks_keeps_the_scripts_batch(plan_launch: Any, plan_file: Path) -> None:
+    plan = plan_launch("--plan", "p.json", "--cpu", "--num-processes", "4", capture=None).plan
+    steps = plan.strategy.gradient_accumulation_steps
+    assert (plan.workload.global_batch_size, plan.strategy.micro_batch_size, steps) == (64, 4, 4)
+
+
+def test_a_plan_file_is_no_way_around_what_the_script_cannot_take(plan_launch: Any, plan_file: Path) -> None:
+    with pytest.raises(UserError) as error:
+        plan_launch("--plan", "p.json", "--global-batch", "64", capture=None)
+    assert error.value.rule == "global-batch-is-the-scripts"
+
+
+def test_a_plan_for_gpus_is_not_started_on_a_cpu_by_chance(plan_launch: Any, plan_file: Path) -> None:
+    with pytest.raises(UserError) as error:
+        plan_launch("--plan", "p.json", machine=_LAPTOP, capture=None)
+    assert (error.value.rule, error.value.found) == (
+        "plan-for-gpus",
+        "--plan p.json, for 2 GPUs on each node",
+    )
+    assert plan_launch("--plan", "p.json", "--cpu", machine=_LAPTOP, capture=None).plan.topology.on_cpu
+
+
+def test_passes_that_the_loop_counts_itself_are_no_accumulation_of_its_accelerator(plan_launch: Any) -> None:
+    by_hand = replace(LOOP, gradient_accumulation_steps=1, accumulates=False, accumulates_by_hand=4)
+    plan = plan_launch("--micro-batch-size", "2", capture=by_hand).plan
+    assert plan.strategy.gradient_accumulation_steps == 16
+    settings = settings_of(plan)
+    assert settings.gradient_accumulation_steps == 4
+    check_batch(settings, batch_size=8, accumulation=1, num_ranks=2)
+
+
+def test_a_script_that_says_no_mixed_precision_gets_none_unless_a_flag_says_so(plan_launch: Any) -> None:
+    says_no = replace(LOOP, names_precision=True)
+    assert plan_launch().plan.strategy.precision is Precision.BF16
+    plan = plan_launch(capture=says_no).plan
+    assert plan.strategy.precision is Precision.FP32
+    assert "precision" not in {row.what for row in applied_rows(plan)}
+    plan = plan_launch("--mixed-precision", "bf16", capture=says_no).plan
+    (row,) = (row for row in applied_rows(plan) if row.what == "precision")
+    assert (row.script_says, row.runs, row.why) == ("fp32", "bf16", "--mixed-precision says so")
 
 
 def test_the_rules_know_what_was_captured(plan_launch: Any) -> None:

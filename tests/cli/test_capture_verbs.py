@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from captures import LOOP, with_model
 
-from zerofit.capture import Capture, capture_from_json
+from zerofit.capture import Capture, for_plan
 from zerofit.cli import check as check_module
 from zerofit.cli import plan as plan_module
 from zerofit.errors import UserError
+from zerofit.plan import plan_from_json
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 _Run = Callable[..., int]
@@ -48,7 +49,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> _Run:
 
     def in_process(module: Any, *words: str, capture: Capture = LOOP) -> int:
         @contextmanager
-        def captured(target: tuple[str, ...], *, limit_s: float) -> Iterator[Any]:
+        def captured(target: tuple[str, ...], *, limit_s: float, instead: str) -> Iterator[Any]:
             yield SimpleNamespace(capture=replace(capture, target=target))
 
         monkeypatch.setattr(module, "captured", captured)
@@ -97,14 +98,69 @@ def test_several_machines_are_compared_for_one_capture(run: _Run, capsys: pytest
     assert "1 x Tesla T4" in said.out
 
 
-def test_the_capture_is_written_beside_the_plan(run: _Run, folder: Path) -> None:
-    flags = ("--fast", *_GPUS, "--output", "plan.json")
-    assert run(plan_module, *flags, "-m", "json.tool") == 0
-    written = capture_from_json((folder / "capture.json").read_text(), name="capture.json")
-    assert written == replace(LOOP, target=("-m", "json.tool"))
+def test_a_plan_file_holds_the_capture_without_what_it_took(
+    run: _Run, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--fast", *_GPUS, "--output", "p.json", "train.py", "--hub_token", "hf_secret")
+    assert run(plan_module, *flags) == 0
+    text = (folder / "p.json").read_text()
+    capture = plan_from_json(text, name="p.json").capture
+    assert capture == for_plan(replace(LOOP, target=("train.py", "--hub_token", "hf_secret")))
+    assert "hf_secret" not in text
+    assert (folder / "p.json").stat().st_mode & 0o777 == 0o600
+    assert {path.name for path in folder.iterdir()} == {"train.py", "p.json"}
+    assert run(plan_module, *flags, capture=replace(LOOP, wall_time_s=99.0, peak_host_bytes=1)) == 0
+
+
+def test_the_answer_is_printed_before_a_plan_that_differs_is_left_alone(
+    run: _Run, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--fast", *_GPUS, "--output", "p.json")
+    assert run(plan_module, *flags, "train.py") == 0
+    capsys.readouterr()
     with pytest.raises(UserError) as error:
-        run(plan_module, *flags, "train.py")
-    assert (error.value.rule, error.value.found) == ("file-exists", "capture.json")
+        run(plan_module, *flags, "--zero-stage", "3", "train.py")
+    assert error.value.rule == "file-exists"
+    assert "ZeRO-3" in capsys.readouterr().out
+    assert run(plan_module, *flags, "--zero-stage", "3", "--force", "train.py") == 0
+
+
+@pytest.mark.parametrize("arguments", [("--lr", "1"), ()])
+def test_a_file_of_something_else_is_noticed_before_the_script_is_run(
+    run: _Run, folder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    if arguments:
+        assert run(plan_module, "--fast", *_GPUS, "--output", "p.json", "train.py") == 0
+        capsys.readouterr()
+    else:
+        (folder / "p.json").write_text("mine")
+    with pytest.raises(UserError) as error:
+        run(plan_module, "--fast", *_GPUS, "--output", "p.json", "train.py", *arguments)
+    assert (error.value.rule, error.value.found) == ("file-exists", "p.json")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (plan_module, (*_GPUS, "--model", "gpt2", "--seq-len", "8", "--global-batch", "8")),
+        (check_module, ("train.py",)),
+    ],
+)
+def test_a_limit_for_no_capture_is_refused(run: _Run, module: Any, words: tuple[str, ...]) -> None:
+    with pytest.raises(UserError) as error:
+        run(module, "--capture-limit", "5", *words)
+    assert error.value.rule == "capture-limit-without-capture"
+
+
+def test_a_loop_that_counts_its_passes_is_told_so(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
+    by_hand = replace(LOOP, gradient_accumulation_steps=1, accumulates=False, accumulates_by_hand=4)
+    assert run(plan_module, "--fast", *_GPUS, "--micro-batch-size", "2", "train.py", capture=by_hand) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"batch on each rank +8 x 1, stepped every 4\n", said)
+    assert re.search(r"batch on each rank +8 x 1, stepped every 4 +2 x 4, stepped every 4 +--micro", said)
+    assert run(plan_module, "--fast", *_GPUS, "--json", "train.py", capture=by_hand) == 0
+    assert json.loads(capsys.readouterr().out)["capture"]["accumulates_by_hand"] == 4
 
 
 def test_where_nothing_fits_nothing_is_said_of_changes(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,3 +199,49 @@ def test_without_a_script_there_is_nothing_to_capture(run: _Run, folder: Path) -
         "  why:   --capture runs the script among the targets up to where its training would begin\n"
         "  fix:   name one script, with its arguments behind it, or leave out --capture"
     )
+
+
+_LOOP_SCRIPT = """\
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(gradient_accumulation_steps=2 * 2)
+model = torch.nn.Linear(2, 1)
+data = torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2)
+model, optimizer, data = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), data)
+for batch in data:
+    with accelerator.accumulate(model):
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_check_really_runs_the_script_up_to_its_training(run_zerofit: _RunZerofit, folder: Path) -> None:
+    (folder / "ds_config.json").write_text('{"zero_optimization": {"stage": 2}, "train_batch_size": 16}')
+    (folder / "train.py").write_text(_LOOP_SCRIPT)
+    done = run_zerofit("check", "--capture", "ds_config.json", "train.py", cwd=folder)
+    assert (done.returncode, "error[accumulation-not-in-deepspeed-file]" in done.stdout) == (1, True)
+    assert "train.py trains Linear" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "exit_code", "fix"),
+    [
+        (
+            "raise ValueError('x')",
+            1,
+            "if `python train.py` fails too, mend that; if not, leave out --capture",
+        ),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--lr'])", 2, "mend what stands after"),
+        ("print('hello')", 2, "or leave out --capture"),
+    ],
+)
+def test_a_failed_capture_says_what_this_verb_can_do_without(
+    run_zerofit: _RunZerofit, folder: Path, source: str, exit_code: int, fix: str
+) -> None:
+    (folder / "train.py").write_text(source)
+    done = run_zerofit("check", "--capture", "train.py", cwd=folder)
+    assert done.returncode == exit_code, done.stderr
+    assert fix in done.stderr
+    assert "--model" not in done.stderr

@@ -27,7 +27,7 @@ class _Captured:
 
     def __exit__(self, *_: object) -> None:
         self.is_open = False
-        self.left = ("/here/out",)
+        self.left = ("/here/out was made on the way",)
 
 
 @pytest.fixture
@@ -51,21 +51,20 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 def test_without_a_terminal_one_line_says_what_runs(
     asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with captured(LOOP.target, limit_s=7) as run:
+    with captured(LOOP.target, limit_s=7, instead="leave it") as run:
         assert (run.capture, asked["result"].is_open) == (LOOP, True)
         assert (
             capsys.readouterr().err == "zerofit: looking at what train.py trains, up to its first step ...\n"
         )
     assert (asked["target"], asked["limit_s"], asked["cwd"]) == (LOOP.target, 7, tmp_path)
+    assert asked["instead"] == "leave it"
     assert asked["cache_folder"] == tmp_path / "cache" / "zerofit"
     assert not asked["result"].is_open
-    assert (
-        capsys.readouterr().err == "zerofit: /here/out was made on the way, and is left as it holds files\n"
-    )
+    assert capsys.readouterr().err == "zerofit: /here/out was made on the way\n"
 
 
 def test_the_process_ends_where_planning_fails(asked: dict[str, Any]) -> None:
-    with pytest.raises(RuntimeError), captured(LOOP.target, limit_s=7):
+    with pytest.raises(RuntimeError), captured(LOOP.target, limit_s=7, instead="leave it"):
         raise RuntimeError
     assert not asked["result"].is_open
 
@@ -73,6 +72,6 @@ def test_the_process_ends_where_planning_fails(asked: dict[str, Any]) -> None:
 def test_a_failure_is_the_users_to_read(asked: dict[str, Any]) -> None:
     failure = UserError("capture-script-raised", "it failed", found="x", why="y", fix="z")
     asked["result"] = failure
-    with pytest.raises(UserError) as error, captured(LOOP.target, limit_s=7):
+    with pytest.raises(UserError) as error, captured(LOOP.target, limit_s=7, instead="leave it"):
         pass
     assert error.value is failure

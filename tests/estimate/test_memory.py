@@ -14,6 +14,7 @@ from zerofit.estimate.engine import Setup, play
 from zerofit.estimate.engines import make_engine
 from zerofit.estimate.memory import estimate_memory, estimate_within
 from zerofit.estimate.native import NativeEngine
+from zerofit.estimate.outside import OTHER_MODELS
 from zerofit.estimate.replay import PhasePeak, replay, replay_live
 from zerofit.estimate.tape import Tape
 from zerofit.estimate.zero_stage0 import DeepSpeedStage0
@@ -145,6 +146,23 @@ def test_nccl_has_no_buffers_while_the_model_is_loaded() -> None:
     phases = estimate_memory(_setup(layered_log(), Strategy(), ranks=2), gpu=gpu).phases
     with_nccl = [phase.phase for phase in phases if any(term.name == "NCCL" for term in phase.terms)]
     assert with_nccl == [phase for phase in RunPhase if phase is not RunPhase.LOAD]
+
+
+def test_a_scripts_other_models_are_there_in_every_phase() -> None:
+    gpu = GpuSpec(name="made", memory_bytes=80 * GIB, compute_capability=(8, 0))
+    for ranks in (1, 2):
+        setup = _setup(layered_log(), Strategy(), ranks=ranks)
+        alone, beside = (
+            estimate_memory(replace(setup, other_weight_bytes=one), gpu=gpu) for one in (0, 5 * GIB)
+        )
+        assert [phase.total_bytes - 5 * GIB for phase in beside.phases] == [
+            phase.total_bytes for phase in alone.phases
+        ]
+        assert beside.uncertainty == alone.uncertainty
+        named = [[term.name for term in phase.terms].count(OTHER_MODELS) for phase in beside.phases]
+        assert named == [1] * len(RunPhase)
+        limit = beside.peak_bytes - 1 * GIB
+        assert estimate_within(replace(setup, other_weight_bytes=5 * GIB), gpu=gpu, limit_bytes=limit) is None
 
 
 def test_a_sketch_is_a_fraction_of_the_run() -> None:

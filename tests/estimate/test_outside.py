@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.estimate.outside import context_term, cublas_workspace_bytes, nccl_term, outside_terms
+from zerofit.estimate.outside import (
+    OTHER_MODELS,
+    context_term,
+    cublas_workspace_bytes,
+    nccl_term,
+    outside_terms,
+)
 from zerofit.facts import GpuSpec, Versions
 from zerofit.plan import Topology
 from zerofit.units import MIB
@@ -36,6 +42,16 @@ def test_before_1_13_the_context_holds_all_kernels(torch: str | None, mib: int) 
     versions = Versions(python="3", zerofit="0", torch=torch)
     terms = outside_terms(_gpu((7, 0)), Topology(), versions)
     assert [(term.name, term.num_bytes) for term in terms] == [("CUDA context", mib * MIB)]
+
+
+@pytest.mark.parametrize(("other", "expected"), [(0, []), (5 * MIB, [(OTHER_MODELS, 5 * MIB)])])
+def test_other_models_of_a_script_are_a_term_of_their_own(
+    other: int, expected: list[tuple[str, int]]
+) -> None:
+    versions = Versions(python="3", zerofit="0")
+    terms = outside_terms(_gpu(), Topology(world_size=2), versions, other_weight_bytes=other)
+    assert [(term.name, term.num_bytes) for term in terms[1:-1]] == expected
+    assert (terms[0].name, terms[-1].name) == ("CUDA context", "NCCL")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from timed_plans import closed_form_of, machine_of, time_of
 
 from zerofit.allocation_log import CostKind, OperatorCost, Pass, TraceRequest
 from zerofit.estimate.engine import Setup
+from zerofit.estimate.speeds import speeds_of
 from zerofit.estimate.time import estimate_step_time
 from zerofit.estimates import StepTime
 from zerofit.facts import Versions
@@ -71,6 +72,25 @@ def test_offload_is_never_faster(
     assert _time(away, place).seconds > _time(here, place).seconds
     pageable = _time(replace(away, pin_memory=False), place)
     assert pageable.seconds >= _time(away, place).seconds
+
+
+def test_on_nvme_the_gradients_are_written_too() -> None:
+    strategy = Strategy(
+        engine=Engine.DEEPSPEED,
+        zero_stage=ZeroStage.PARAMETERS,
+        optimizer_offload=OffloadDevice.NVME,
+        precision=Precision.BF16,
+        micro_batch_size=1,
+        gradient_accumulation_steps=1,
+    )
+    machine = machine_of("A100-80G", 2)
+    speeds = speeds_of(machine, Topology(world_size=2), catalog_rates())
+    assert speeds
+    found = {term.name: term.seconds for term in time_of("gpt2", strategy, machine, sequence_length=64).terms}
+    # fp32 weight, two moments and gradient: each is read once and written once.
+    each_way = 16 * _GPT2_ELEMENTS
+    expected = each_way / speeds.nvme_read_bytes_per_s + each_way / speeds.nvme_write_bytes_per_s
+    assert found["NVMe"] == pytest.approx(expected)
 
 
 _BUS = 0.85 * 1e8

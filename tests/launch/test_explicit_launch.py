@@ -40,6 +40,7 @@ def test_plain_accelerate_launch_trains_as_the_plan_says(tmp_path: Path) -> None
     run = run_command([*command, EXPLICIT, "trainer", "plan.json"], tmp_path, **on_cpu).check()
     assert losses(run) == pytest.approx(LOSSES[2], rel=1e-5)
     assert run.stderr.count("zerofit: TrainingArguments.per_device_train_batch_size is 2;") == 1
+    assert run.stderr.count("zerofit: zerofit.trainer takes the script's own batches again") == 1
     assert run.stderr.count("zerofit: the script's SGD trains;") == 1
 
 

@@ -20,17 +20,21 @@ def _numbers_of_plain_torch() -> list[float]:
     model = torch.nn.Linear(4, 1)
     inputs = torch.randn(8, 2, 4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    losses = []
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    numbers = []
     for batch in inputs:
         loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
-        losses.append(loss.item())
+        numbers.append(loss.item())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return [*losses, sum(weight.abs().sum().item() for weight in model.parameters())]
+        numbers.append((model(batch) - batch.sum(1, keepdim=True)).square().mean().item())
+        scheduler.step()
+        numbers.append(scheduler.get_last_lr()[0])
+    return [*numbers, *[sum(weight.abs().sum().item() for weight in model.parameters())] * 2]
 
 
-def test_a_script_that_leaves_the_step_to_accelerate_gets_every_step(launch: Callable[..., Run]) -> None:
+def test_a_script_that_leaves_the_step_to_accelerate_gets_it_in_backward(launch: Callable[..., Run]) -> None:
     run = launch(*DEEPSPEED, str(SCRIPTS / "leaves_the_step.py")).check()
     lines = [line.split() for line in run.stdout.splitlines()]
     numbers = [float(words[1]) for words in lines if words[0] == "number"]

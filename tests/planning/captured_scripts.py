@@ -27,9 +27,11 @@ from zerofit.request import Request
 ADAMW = "torch.optim.adamw.AdamW"
 
 
-def optimizer(class_path: str = ADAMW, *, is_prepared: bool = True, **settings: Any) -> CapturedOptimizer:
+def optimizer(
+    class_path: str = ADAMW, *, is_prepared: bool = True, num_parameters: int = 1, **settings: Any
+) -> CapturedOptimizer:
     """Return an optimizer with one group."""
-    group = CapturedGroup(num_tensors=1, num_parameters=1, settings={"lr": 1e-3, **settings})
+    group = CapturedGroup(num_tensors=1, num_parameters=num_parameters, settings={"lr": 1e-3, **settings})
     return CapturedOptimizer(class_path=class_path, groups=(group,), is_prepared=is_prepared)
 
 
@@ -81,6 +83,7 @@ def capture(**fields: Any) -> Capture:
             num_batches=80,
             num_samples=640,
             collator="DataCollatorWithPadding",
+            draws_random=False,
             sampler="RandomSampler",
             drops_last=False,
             num_workers=0,

@@ -37,13 +37,18 @@ def test_the_global_batch(ranks: int, splits_batches: bool, expected: int) -> No
     assert captured.global_batch_size(ranks) == expected
 
 
+def test_the_global_batch_of_a_loop_that_counts_its_passes_itself() -> None:
+    assert replace(capture(), accumulates_by_hand=3).global_batch_size(4) == 8 * 2 * 3 * 4
+
+
 @pytest.mark.parametrize(
     ("captured", "ranks", "expected"),
     [
         (trainer(), 4, True),
         (capture(), 4, False),  # a loop of its own
         (trainer(trainer_overrides=("training_step",)), 4, False),
-        (with_loader(trainer(), collator="DataCollatorForLanguageModeling"), 4, False),
+        (with_loader(trainer(), draws_random=True), 4, False),
+        (with_loader(trainer(), draws_random=None), 4, False),  # a collator that is not known
         (with_loader(trainer(), num_samples=None), 4, True),
         # 650 samples leave 10 for the last step of an epoch: alone they are its samples however they are cut,
         (with_loader(trainer(), num_samples=650), 1, True),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from captured_scripts import capture, captured_problem, optimizer, trainer
+from planning_problems import model
 
 from zerofit.candidates import candidates
 from zerofit.capture import Capture
@@ -20,6 +21,10 @@ from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, Ze
 
 _SGD = optimizer("torch.optim.sgd.SGD", momentum=0.9)
 _DIVISORS = (8, 4, 2, 1)
+_TRL_OVERRIDES = ("compute_loss", "prediction_step", "training_step")
+"""Of SFTTrainer and DPOTrainer (trl 1.16)."""
+_TRAINED = capture().model.facts.num_trainable_parameters
+_NOT_KEPT = "the script has {}=True, which no optimizer in the place of its own keeps"
 _LOADER = capture().loader
 assert _LOADER
 
@@ -40,7 +45,7 @@ assert _LOADER
             "the script's batches of 8 samples are split in equal parts inside the forward pass",
         ),
         (
-            trainer(loader=replace(_LOADER, collator="DataCollatorForLanguageModeling")),
+            trainer(loader=replace(_LOADER, draws_random=True)),
             "micro_batch_size",
             _DIVISORS,
             "the script's batches of 8 samples are split in equal parts inside the forward pass",
@@ -68,6 +73,64 @@ assert _LOADER
             "micro_batch_size",
             (8,),
             "MyTrainer has its own training_step",
+        ),
+        (
+            trainer(trainer_overrides=_TRL_OVERRIDES, trainer_class="trl.trainer.sft_trainer.SFTTrainer"),
+            "micro_batch_size",
+            _DIVISORS,
+            "the script's batches of 8 samples are split in equal parts inside the forward pass",
+        ),
+        (
+            trainer(trainer_overrides=_TRL_OVERRIDES, trainer_class="trl.trainer.dpo_trainer.DPOTrainer"),
+            "micro_batch_size",
+            _DIVISORS,
+            "the script's batches of 8 samples are split in equal parts inside the forward pass",
+        ),
+        (
+            trainer(trainer_overrides=_TRL_OVERRIDES, trainer_class="trl.trainer.grpo_trainer.GRPOTrainer"),
+            "micro_batch_size",
+            (8,),
+            "GRPOTrainer has its own training_step",
+        ),
+        (
+            trainer(
+                trainer_overrides=("training_step", "_inner_training_loop"),
+                trainer_class="trl.trainer.sft_trainer.SFTTrainer",
+            ),
+            "micro_batch_size",
+            (8,),
+            "SFTTrainer has its own _inner_training_loop",
+        ),
+        (
+            trainer(trainer_overrides=_TRL_OVERRIDES, trainer_class="train.SFTTrainer"),
+            "micro_batch_size",
+            (8,),
+            "SFTTrainer has its own training_step",
+        ),
+        (
+            trainer(
+                trainer_overrides=("compute_loss",),
+                trainer_class="sentence_transformers.trainer.SentenceTransformerTrainer",
+            ),
+            "micro_batch_size",
+            (8,),
+            "the losses of sentence-transformers compare the samples of a batch with each other",
+        ),
+        (
+            trainer(
+                trainer_overrides=("compute_loss",),
+                trainer_class="train.MyTrainer",
+                model_class_path="sentence_transformers.SentenceTransformer.SentenceTransformer",
+            ),
+            "micro_batch_size",
+            (8,),
+            "the losses of sentence-transformers compare the samples of a batch with each other",
+        ),
+        (
+            capture(accumulates_by_hand=4, model_mixes_samples=("bn",)),
+            "gradient_accumulation_steps",
+            (8,),
+            "bn of the model compute over all samples of a batch",
         ),
         (
             capture(micro_batch_size=None),
@@ -104,6 +167,26 @@ assert _LOADER
             "engine",
             (Engine.NATIVE,),
             "DeepSpeed's engine has to step the optimizer, and the script's does not go through prepare()",
+        ),
+        (
+            capture(optimizers=(optimizer(), optimizer(is_prepared=False))),
+            "engine",
+            (Engine.NATIVE,),
+            "DeepSpeed's engine steps one optimizer, and the script has another that it does not prepare",
+        ),
+        (
+            capture(optimizers=(optimizer(num_parameters=_TRAINED + 5120),)),
+            "zero_stage",
+            (ZeroStage.NOTHING,),
+            "DeepSpeed's engine steps what the model trains, and the optimizer has 5,120 elements beside it",
+        ),
+        (capture(optimizers=(optimizer(maximize=True),)), "optimizer", (None,), _NOT_KEPT.format("maximize")),
+        (capture(optimizers=(optimizer(amsgrad=True),)), "optimizer", (None,), _NOT_KEPT.format("amsgrad")),
+        (
+            capture(optimizers=(optimizer(amsgrad=True),)),
+            "optimizer_offload",
+            (OffloadDevice.NONE,),
+            "the script has amsgrad=True, which the AdamW that steps on the CPU drops",
         ),
         (capture(optimizers=(optimizer(), _SGD)), "optimizer", (None,), "the script has several optimizers"),
         (capture(optimizers=(_SGD,)), "optimizer", (None,), "the script trains with SGD"),
@@ -148,6 +231,17 @@ _ALWAYS = {"lora", "freeze", "attention"}
         (capture(), _ALWAYS | {"micro_batch_size"}),
         (trainer(), _ALWAYS),
         (trainer(trainer_overrides=("compute_loss",)), _ALWAYS | {"micro_batch_size"}),
+        (
+            capture(optimizers=(optimizer(num_parameters=_TRAINED, amsgrad=False, maximize=False),)),
+            _ALWAYS | {"micro_batch_size"},
+        ),
+        (
+            capture(
+                model_facts=replace(model(), num_trainable_parameters=1000),
+                optimizers=(optimizer(num_parameters=model().num_parameters),),
+            ),
+            _ALWAYS | {"micro_batch_size"},
+        ),
     ],
 )
 def test_an_ordinary_script_leaves_the_rest_open(captured: Capture, fields: set[str]) -> None:
@@ -188,6 +282,16 @@ def test_a_batch_of_all_ranks_has_to_divide_over_them() -> None:
             "--optimizer adamw",
         ),
         (capture(model_is_quantized=True), Request(zero_stage=ZeroStage.PARAMETERS), "--zero-stage 3"),
+        (
+            capture(optimizers=(optimizer(maximize=True),)),
+            Request(optimizer=OptimizerName.ADAMW_8BIT),
+            "--optimizer adamw-8bit",
+        ),
+        (
+            capture(optimizers=(optimizer(amsgrad=True),)),
+            Request(optimizer_offload=OffloadDevice.CPU),
+            "--offload-optimizer cpu",
+        ),
     ],
 )
 def test_a_flag_that_the_script_can_not_take_is_refused(
@@ -231,6 +335,11 @@ def test_a_habit_of_the_script_gives_way_to_a_flag(
         (capture(model_mixes_samples=("bn",)), "gradient_accumulation_steps", {2}),
         (capture(micro_batch_size=None), "micro_batch_size", {None}),
         (capture(micro_batch_size=None), "gradient_accumulation_steps", {None}),
+        (capture(accumulates_by_hand=4), "micro_batch_size", {8, 4, 2, 1}),
+        (capture(accumulates_by_hand=4), "gradient_accumulation_steps", {8, 16, 32, 64}),
+        (capture(optimizers=(optimizer(amsgrad=True),)), "optimizer", {None}),
+        (capture(optimizers=(optimizer(amsgrad=True),)), "optimizer_offload", {OffloadDevice.NONE}),
+        (capture(optimizers=(optimizer(), optimizer(is_prepared=False))), "engine", {Engine.NATIVE}),
         (capture(num_models=2), "engine", {Engine.NATIVE}),
         (capture(), "precision", {Precision.BF16}),
         (capture(mixed_precision="fp16"), "precision", {Precision.FP16}),

@@ -49,6 +49,7 @@ def _solve(asked: Problem, **options: Any) -> Answer:
         (capture(splits_batches=True), 8 * 2),
         (capture(micro_batch_size=None), None),
         (trainer(gradient_accumulation_steps=1), 8 * 4),
+        (capture(gradient_accumulation_steps=1, accumulates_by_hand=3), 8 * 3 * 4),
     ],
 )
 def test_the_global_batch_is_the_scripts_own(captured: Capture, expected: int | None) -> None:
@@ -67,6 +68,52 @@ def test_another_global_batch_is_refused_where_the_script_makes_it() -> None:
         "  fix:   leave out --global-batch, or set in the script its DataLoader's batch_size to 16 or its "
         "gradient_accumulation_steps to 4"
     )
+
+
+def test_another_global_batch_names_the_count_of_a_loop_that_accumulates_by_hand() -> None:
+    by_hand = capture(gradient_accumulation_steps=1, accumulates_by_hand=2)
+    with pytest.raises(UserError) as caught:
+        captured_problem(by_hand, request=Request(global_batch_size=128))
+    assert (caught.value.found, caught.value.fix) == (
+        "--global-batch 128, and the script's is 8 x 2 x 4 = 64   (samples x accumulation x ranks)",
+        "leave out --global-batch, or set in the script its DataLoader's batch_size to 16 or the number of "
+        "passes after which it steps to 4",
+    )
+
+
+def test_what_is_accumulated_by_hand_is_counted_like_what_accelerate_accumulates() -> None:
+    by_hand, by_accelerate = (
+        _solve(captured_problem(captured)).found.chosen
+        for captured in (
+            capture(gradient_accumulation_steps=1, accumulates_by_hand=4),
+            capture(gradient_accumulation_steps=4),
+        )
+    )
+    once = _solve(captured_problem(capture(gradient_accumulation_steps=1))).found.chosen
+    assert by_hand == by_accelerate
+    assert by_hand is not None
+    assert once is not None
+    assert by_hand.estimate.step_time is not None
+    assert once.estimate.step_time is not None
+    assert by_hand.estimate.tokens_per_step == 4 * once.estimate.tokens_per_step
+    assert by_hand.estimate.step_time.seconds > 3 * once.estimate.step_time.seconds
+
+
+def test_other_models_of_the_script_lie_on_each_gpu_from_the_start() -> None:
+    strategy = Strategy(micro_batch_size=8, gradient_accumulation_steps=2)
+    without, beside = (
+        EstimatingJudge(problem, trace=made_trace(problem.model), rates=RATES)
+        for problem in map(captured_problem, (capture(), capture(other_weight_bytes=3 * GIB)))
+    )
+    pairs = list(
+        zip(
+            without.judge(strategy).estimate.device.phases,
+            beside.judge(strategy).estimate.device.phases,
+            strict=True,
+        )
+    )
+    assert [more.total_bytes - less.total_bytes for less, more in pairs] == [3 * GIB] * len(pairs)
+    assert beside.least_bytes(strategy) - without.least_bytes(strategy) == 3 * GIB
 
 
 @pytest.mark.parametrize("captured", [trainer(), capture(gradient_accumulation_steps=4)])
@@ -122,6 +169,14 @@ def test_the_targets_of_an_encoder_decoder_are_its_labels() -> None:
             ("the weights of small are counted as wide as they are before quantization",),
         ),
         (capture(num_models=2), ("of the 2 models of the script only small is counted",)),
+        (
+            capture(num_models=2, other_weight_bytes=3 * GIB),
+            ("other models of the script are counted with their weights alone, 3.0 GiB on each GPU",),
+        ),
+        (
+            capture(accumulates_by_hand=4),
+            ("the script itself counts 4 forward passes to a step of its optimizer",),
+        ),
         (
             capture(optimizers=(optimizer("mine.Sophia"),)),
             ("Sophia is counted as AdamW: what it keeps is not known",),

@@ -22,11 +22,12 @@ from zerofit.estimates import (
     TimeTerm,
 )
 from zerofit.planning.judge import EstimatingJudge
-from zerofit.planning.order import SAME_TIME, kind_of, simplicity, tier
+from zerofit.planning.order import OFFLOADED, SAME_TIME, kind_of, simplicity, tier
+from zerofit.planning.plan_of import plan_of
 from zerofit.planning.problem import Allow
 from zerofit.planning.search import Found, Judge, Judged, search
 from zerofit.request import Request
-from zerofit.strategy import Precision, Strategy
+from zerofit.strategy import OffloadDevice, OptimizerName, Precision, Strategy
 
 
 def _estimate(device_bytes: int, seconds: float | None) -> Estimate:
@@ -117,6 +118,69 @@ def test_the_choice_is_that_of_an_exhaustive_search_whatever_the_estimates_say(s
     assert (found.chosen.strategy if found.chosen else None) == _exhaustive(strategies, judge)
     assert found.counts.estimated == num_judged < len(strategies)
     assert (found.nearest is None) == (found.chosen is not None)
+
+
+@dataclass
+class _OffloadRuns(_Dice):
+    """A judge to whom what is offloaded is ten times as fast, and the rest fits as it is told."""
+
+    fits_on_gpus: tuple[OptimizerName | None, ...] = (None, OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT)
+
+    def need(self, strategy: Strategy) -> tuple[int, float | None, bool]:
+        if strategy.offloads:
+            return 1, 1.0, False
+        return (1 if strategy.optimizer in self.fits_on_gpus else 2500), 10.0, False
+
+
+_FASTER = "90% less time by the estimate; offload comes where nothing on the GPUs fits"
+
+
+@pytest.mark.parametrize(
+    ("fits_on_gpus", "offloads", "why_optimizer_offload"),
+    [
+        ((None, OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT), False, None),
+        ((OptimizerName.ADAMW,), False, None),
+        (
+            (OptimizerName.ADAMW_8BIT,),
+            True,
+            "nothing that stays on the GPUs fits as long as the same is computed",
+        ),
+        ((), True, "nothing that stays on the GPUs fits"),
+    ],
+)
+def test_offload_comes_where_nothing_on_the_gpus_fits_however_fast_it_seems(
+    fits_on_gpus: tuple[OptimizerName | None, ...], offloads: bool, why_optimizer_offload: str | None
+) -> None:
+    asked = problem(num_gpus=2, global_batch_size=4)
+    judge = _OffloadRuns(random.Random(0), fits_on_gpus=fits_on_gpus)
+    found = search(candidates(asked).strategies, judge=judge, device_bytes=judge.limit)
+    plan = plan_of(found, asked)
+    assert plan.strategy.offloads is offloads
+    assert tier(plan.strategy) == (OFFLOADED if offloads else 0)
+    whys = {reason.field: reason.why for reason in plan.reasons}
+    assert whys.get("optimizer_offload") == why_optimizer_offload
+    rejected = {one.why for one in plan.rejected if one.strategy.offloads}
+    assert offloads or rejected == {_FASTER}
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "why"),
+    [
+        (
+            Request(param_offload=OffloadDevice.CPU),
+            "optimizer_offload",
+            "--offload-param says that something is offloaded; the best that fits has this too",
+        ),
+        (Request(optimizer_offload=OffloadDevice.CPU), "optimizer_offload", "--offload-optimizer says so"),
+    ],
+)
+def test_what_goes_with_an_offload_that_the_user_asked_for_says_so(
+    request_: Request, field: str, why: str
+) -> None:
+    asked = problem(num_gpus=2, global_batch_size=4, request=request_)
+    judge = _OffloadRuns(random.Random(0))
+    found = search(candidates(asked).strategies, judge=judge, device_bytes=judge.limit)
+    assert {reason.field: reason.why for reason in plan_of(found, asked).reasons}[field] == why
 
 
 def _real(asked: Any) -> tuple[Found, Strategy | None]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from zerofit.probe.capture_files import argument_paths, places
-
-_TMP = tempfile.gettempdir()
 
 
 def _places(*target: str, cwd: str = "/home/u/project", **environment: str) -> dict[str, list[str]]:
@@ -39,12 +36,14 @@ def test_caches_are_those_of_the_environment_of_home_and_of_flags() -> None:
         "/home/u/.nv",
         "/home/u/.config/matplotlib",
         "/home/u/nltk_data",
-        _TMP,
+        "/tmp/data-gym-cache",
+        "/tmp/ray",
+        "/tmp/tfhub_modules",
     ]
 
 
-def test_the_folder_for_temporary_files_is_no_cache_for_who_works_in_it() -> None:
-    assert _TMP not in _places("train.py", cwd=_TMP)["caches"]
+def test_a_folder_that_the_script_runs_in_is_no_cache() -> None:
+    assert "/home/u/.cache" not in _places("train.py", cwd="/home/u/.cache")["caches"]
 
 
 def test_folders_that_hold_the_working_folder_are_not_arguments(tmp_path: Path) -> None:

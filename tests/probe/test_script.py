@@ -26,6 +26,8 @@ def test_a_capture_is_returned_and_nothing_stays(workplace) -> None:
 
 def test_the_script_runs_as_one_quiet_process_without_gpus(workplace) -> None:
     workplace.environment |= {"ACCELERATE_USE_DEEPSPEED": "true", "WORLD_SIZE": "8", "MLFLOW_RUN_ID": "a"}
+    workplace.environment |= {"GROUP_NAME": "a", "ROLE_ARN": "b", "FP8_MINE": "c", "DYNAMO_TABLE": "d"}
+    workplace.environment |= {"GROUP_RANK": "3", "ROLE_NAME": "e", "TORCHELASTIC_RUN_ID": "f"}
     workplace.write(
         """
         import os, sys, torch_free_check, training
@@ -36,6 +38,9 @@ def test_the_script_runs_as_one_quiet_process_without_gpus(workplace) -> None:
             "CUDA_VISIBLE_DEVICES": "", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
             "MASTER_ADDR": "127.0.0.1", "WANDB_MODE": "disabled", "ACCELERATE_USE_DEEPSPEED": None,
             "MLFLOW_RUN_ID": None}, told
+        names = ("GROUP_NAME", "ROLE_ARN", "FP8_MINE", "DYNAMO_TABLE")
+        assert [os.environ[name] for name in names] == ["a", "b", "c", "d"]
+        assert not {"GROUP_RANK", "ROLE_NAME", "TORCHELASTIC_RUN_ID"} & os.environ.keys()
         assert os.environ["MLFLOW_TRACKING_URI"].startswith("file:///")
         assert os.getsid(0) == os.getpid() and sys.stdin.read() == ""
         training.begin()
@@ -108,6 +113,7 @@ def test_a_trace_comes_from_the_process_that_holds_the_model_and_then_from_the_c
     with workplace.capture() as script:
         trace = script.trace(_REQUEST)
         assert len(trace.logs) == 1
+    assert workplace.processes() == []
     with workplace.capture() as script:
         assert script.trace(_REQUEST) == trace
         assert workplace.runs() == 1
@@ -147,6 +153,19 @@ def test_a_model_that_can_not_be_traced_is_an_error(workplace, monkeypatch, answ
     assert workplace.processes() == []
 
 
+def test_a_late_answer_is_not_taken_for_that_of_the_next_request(workplace, monkeypatch) -> None:
+    monkeypatch.setattr("zerofit.probe.script._TRACE_LIMIT_S", 0.3)
+    workplace.write_counted("import training\ntraining.begin('is late')\n")
+    with workplace.capture() as script:
+        with pytest.raises(UserError, match="capture-trace-slow"):
+            script.trace(_REQUEST)
+        assert workplace.processes() == []
+        time.sleep(0.5)
+        with pytest.raises(UserError, match="capture-trace-ended"):
+            script.trace(TraceRequest(sequence_length=16))
+    assert workplace.runs() == 1
+
+
 def test_a_script_that_needs_its_weights_gets_them_where_they_fit(workplace) -> None:
     workplace.write(
         """
@@ -158,6 +177,78 @@ def test_a_script_that_needs_its_weights_gets_them_where_they_fit(workplace) -> 
     )
     with workplace.capture() as script:
         assert script.capture.model.name == "made"
+
+
+_TWICE = """
+import os, training
+assert open("log.txt").read() == "keep me\\n", "the first attempt is not undone"
+assert not os.path.exists("out")
+assert os.environ.get("HF_HUB_OFFLINE") == ("1" if training.weights == "real" else None)
+open("log.txt", "w").write(training.weights)
+os.mkdir("out")
+if training.weights == "meta":
+    training.fail("needs-values", weight_bytes=0)
+training.begin()
+"""
+
+
+def test_the_second_attempt_finds_the_files_as_they_were_and_downloads_nothing(workplace) -> None:
+    workplace.environment.pop("HF_HUB_OFFLINE", None)
+    workplace.write("keep me\n", name="log.txt")
+    workplace.write(_TWICE)
+    with workplace.capture():
+        assert (workplace.cwd / "log.txt").read_text() == "real"
+    assert (workplace.cwd / "log.txt").read_text() == "keep me\n"
+    assert not (workplace.cwd / "out").exists()
+
+
+def test_a_failure_with_weights_says_so(workplace) -> None:
+    workplace.write(
+        """
+        import training
+        if training.weights == "meta":
+            training.fail("needs-values", weight_bytes=1)
+        training.fail("raised")
+        """
+    )
+    with pytest.raises(UserError) as caught:
+        workplace.capture()
+    assert caught.value.why == (
+        "it ran as one process without a GPU, with its weights, after it had failed without, and with "
+        "nothing downloaded"
+    )
+
+
+def test_weights_of_unknown_size_are_not_loaded(workplace) -> None:
+    workplace.write_counted("import training\ntraining.fail('needs-values')")
+    with pytest.raises(UserError) as caught:
+        workplace.capture()
+    assert caught.value.why == (
+        "zerofit runs it without loading weights; how much memory they take is not known, so that they were "
+        "not loaded"
+    )
+    assert workplace.runs() == 1
+
+
+_FOLDERS = [
+    ({"model.safetensors": 3, "pytorch_model.bin": 3, "consolidated.safetensors": 3, "optimizer.bin": 9}, 3),
+    ({"model-00001-of-00002.safetensors": 2, "model-00002-of-00002.safetensors": 1}, 3),
+    ({"pytorch_model.bin": 3, "training_args.bin": 1}, 3),
+    ({"odd.safetensors": 3, "odd.bin": 3}, 3),
+]
+
+
+@pytest.mark.parametrize(("files", "gib"), _FOLDERS)
+def test_weights_in_several_formats_count_once(workplace, monkeypatch, files, gib) -> None:
+    monkeypatch.setattr("zerofit.probe.script.free_host_bytes", lambda: 1 << 30)
+    workplace.write("import training\ntraining.fail('needs-values')")
+    (workplace.cwd / "model").mkdir()
+    for name, size in files.items():
+        with (workplace.cwd / "model" / name).open("wb") as file:
+            file.truncate(size << 30)
+    with pytest.raises(UserError) as caught:
+        workplace.capture("--model", "model", "--again=./model")
+    assert f"they take {gib}.0 GiB, and" in caught.value.why
 
 
 def test_weights_that_do_not_fit_are_not_loaded(workplace, monkeypatch) -> None:

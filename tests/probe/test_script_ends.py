@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -119,13 +121,62 @@ def test_what_a_killed_zerofit_left_is_cleared_up_by_the_next(workplace) -> None
     assert list((workplace.cache / "capturing").iterdir()) == []
 
 
+def test_what_its_user_wrote_since_is_left_and_told(workplace) -> None:
+    with _capturing_elsewhere(workplace) as parent:
+        parent.kill()
+    until = time.monotonic() + 10
+    while workplace.processes() and time.monotonic() < until:
+        time.sleep(0.05)
+    (folder,) = (workplace.cache / "capturing").iterdir()
+    for path in folder.glob("*.*"):  # as if hours had gone by
+        os.utime(path, ns=(0, path.stat().st_mtime_ns - 10**13))
+    workplace.write("mine\n", name="log.txt")
+    workplace.write("import training\ntraining.begin()\n")
+    kept = workplace.cache / "kept" / folder.name
+    with workplace.capture() as script:
+        assert (workplace.cwd / "log.txt").read_text() == "mine\n"
+    (copy,) = (kept / "copies").iterdir()
+    assert copy.read_text() == "keep me\n"
+    assert script.left == (
+        f"{workplace.cwd}/log.txt (before: copies/{copy.name}) was written on the way and again since, and "
+        f"is left as it is; what was kept of it is in {kept}",
+    )
+    assert list((workplace.cache / "capturing").iterdir()) == []
+    with workplace.capture() as script:
+        assert script.left == ()
+
+
+_SHORT_LIVED = """
+import multiprocessing, os, tempfile, training
+open({path!r}, "w").write("hard-coded")
+named = tempfile.NamedTemporaryFile(delete=False)
+with multiprocessing.Manager() as manager:
+    manager.list([1]).append(2)
+print(named.name, flush=True)
+training.begin()
+"""
+
+
+def test_what_is_written_in_tmp_by_name_is_put_back_and_temporary_files_go(workplace) -> None:
+    with tempfile.TemporaryDirectory() as elsewhere:
+        path = f"{elsewhere}/out.txt"
+        workplace.write(_SHORT_LIVED.format(path=path))
+        with workplace.capture() as script:
+            assert os.path.exists(path)
+            named = script._child.output.split()[-1]
+            assert os.path.exists(named)
+        assert not os.path.exists(path)
+        assert not os.path.exists(os.path.dirname(named))
+
+
 def test_a_file_that_can_not_be_put_back_keeps_its_copy(workplace) -> None:
     workplace.write("keep me\n", name="logs/log.txt")
     workplace.write(
         """
-        import subprocess, training
+        import subprocess, sys, training
         open("logs/log.txt", "w").write("gone")
-        subprocess.run("rm -r logs; touch logs", shell=True)
+        lost = "import shutil; shutil.rmtree('logs'); open('logs', 'w')"
+        subprocess.run([sys.executable, "-c", lost])
         training.begin()
         """
     )

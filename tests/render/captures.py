@@ -76,6 +76,7 @@ LOOP = Capture(
         num_batches=100,
         num_samples=800,
         collator="default_data_collator",
+        draws_random=False,
         sampler="RandomSampler",
         drops_last=False,
         num_workers=0,
@@ -92,7 +93,7 @@ LOOP = Capture(
     micro_batch_size=8,
     gradient_accumulation_steps=2,
     accumulates=True,
-    seconds=11.5,
+    wall_time_s=11.5,
     peak_host_bytes=600 << 20,
 )
 TRAINER = replace(

@@ -31,7 +31,9 @@ def _plan(*, world_size: int = 2, global_batch: int | None = None, reasons: Any 
 
 
 def _cells(plan: Plan, capture: Capture | None) -> list[tuple[str, str, str, str]]:
-    return [(row.what, row.script_says, row.runs, row.why) for row in applied_rows(plan, capture)]
+    return [
+        (row.what, row.script_says, row.runs, row.why) for row in applied_rows(replace(plan, capture=capture))
+    ]
 
 
 _BATCH = {"micro_batch_size": 2, "gradient_accumulation_steps": 8}
@@ -94,8 +96,48 @@ _DS = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.GRADIENTS}
                 ],
             ),
             None,
-            [("batch on each rank", "its own", "accumulation of 4", "--gradient-accumulation-steps says so")],
+            [
+                (
+                    "batch on each rank",
+                    "its own",
+                    "accumulation of 4",
+                    "--gradient-accumulation-steps says so; a step is then 4 of its own batches on each rank",
+                )
+            ],
             id="accumulation, not captured",
+        ),
+        pytest.param(
+            _plan(
+                **_BATCH,
+                global_batch=32,
+                reasons=[
+                    _FITS,
+                    ("gradient_accumulation_steps", Origin.FLAG, "--gradient-accumulation-steps says so"),
+                ],
+            ),
+            TRAINER,
+            [
+                (
+                    "batch on each rank",
+                    "8 x 2",
+                    "2 x 8",
+                    "--gradient-accumulation-steps says so; global batch 32 as before",
+                )
+            ],
+            id="the reason of a flag comes first",
+        ),
+        pytest.param(
+            _plan(**_BATCH, global_batch=32, reasons=[_FITS]),
+            replace(LOOP, gradient_accumulation_steps=1, accumulates_by_hand=2),
+            [
+                (
+                    "batch on each rank",
+                    "8 x 1, stepped every 2",
+                    "2 x 4, stepped every 2",
+                    "the largest that fits; global batch 32 as before",
+                )
+            ],
+            id="counted by the loop itself",
         ),
         pytest.param(
             _plan(**_DS, reasons=[("zero_stage", Origin.PLANNER, "the fastest that fits")]),

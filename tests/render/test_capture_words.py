@@ -20,7 +20,7 @@ def test_an_ordinary_loop() -> None:
         "  optimizer           AdamW, lr 5e-05, 2 parameter groups",
         "  batch on each rank  8 x 2",
         "  tokens              half up to 96, 90% up to 120, longest 128 (64 samples)",
-        "  mixed precision     no",
+        "  mixed precision     none named",
         "  captured in         11.5 s, 600.0 MiB of host memory",
     )
 
@@ -35,6 +35,11 @@ def test_an_ordinary_loop() -> None:
             "  batch on each rank  8 x 2, split over all ranks (split_batches)",
         ),
         (replace(LOOP, micro_batch_size=None), "  batch on each rank  not known, accumulation of 2"),
+        (
+            replace(LOOP, gradient_accumulation_steps=1, accumulates_by_hand=4),
+            "  batch on each rank  8 x 1, stepped every 4",
+        ),
+        (replace(LOOP, names_precision=True), "  mixed precision     no, as it says"),
         (replace(LOOP, optimizers=()), "  optimizer           none was seen"),
         (replace(LOOP, optimizers=LOOP.optimizers * 2), "  optimizer           2: AdamW, AdamW"),
         (replace(LOOP, notes=("the second model is left out",)), "  note: the second model is left out"),
@@ -58,7 +63,7 @@ def test_line(capture: Capture, line: str) -> None:
 
 
 def test_what_is_not_known_has_no_line() -> None:
-    lines = capture_lines(replace(LOOP, lengths=None, seconds=0.0))
+    lines = capture_lines(replace(LOOP, lengths=None, wall_time_s=0.0))
     assert [line for line in lines if line.startswith(("  tokens", "  captured in"))] == []
 
 

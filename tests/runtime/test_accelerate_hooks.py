@@ -111,6 +111,30 @@ def test_prepare_holds_the_scripts_batch_against_the_plan(wanted: dict[str, int]
     assert refused.value.rule == rule
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_second_smaller_training_loader_is_no_matter(at_once: bool) -> None:
+    accelerator_class, _ = hooked(micro_batch_size=2)
+    accelerator = accelerator_class()
+    model, optimizer, _ = parts()
+    small, large = (DataLoader(torch.randn(8, 4), batch_size=size, shuffle=True) for size in (1, 4))
+    if at_once:
+        accelerator.prepare(model, optimizer, small, large)
+    else:
+        accelerator.prepare(model, optimizer, large)
+        accelerator.prepare(small)
+
+
+def test_lomo_in_pieces_is_refused() -> None:
+    accelerator_class, _ = hooked(micro_batch_size=1)
+    micro_batches.install(accelerator_class, settings(micro_batch_size=1), quiet())
+    accelerator = accelerator_class()
+    model, _, loader = accelerator.prepare(*parts())
+    loss = model(next(iter(loader))).square().mean()
+    with pytest.raises(UserError) as refused:
+        accelerator.backward(loss, learning_rate=0.1)
+    assert refused.value.rule == "no-micro-batches-with-lomo"
+
+
 def test_accelerates_own_class_stays_as_it_is() -> None:
     from accelerate import Accelerator
 

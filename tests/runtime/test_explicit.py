@@ -30,6 +30,11 @@ QUIET = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "logg
 
 @pytest.fixture(autouse=True)
 def _fresh_state() -> None:
+    reset_state()
+
+
+def reset_state() -> None:
+    """Let the next Accelerator be made as in a new process."""
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -99,6 +104,61 @@ def test_training_arguments_hold_the_plan_and_are_read_without_zerofit(tmp_path:
     )
     assert isinstance(of_two, Seq2SeqTrainingArguments)
     assert of_two.predict_with_generate
+
+
+def mean_of_each_batch(outputs: Any, labels: Any, **_: Any) -> Any:
+    """Return a loss that knows nothing of a step's other batches."""
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())
+
+
+def with_own_loss(base: Any) -> Any:
+    """Return a Trainer with such a loss of its own."""
+
+    class Own(base):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+            outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
+            loss = mean_of_each_batch(outputs, inputs["labels"])
+            return (loss, outputs) if return_outputs else loss
+
+    return Own
+
+
+@pytest.mark.parametrize("own", ["compute_loss", "compute_loss_func", "none"])
+def test_a_trainer_computes_the_same_under_a_plan_whoever_makes_its_loss(tmp_path: Path, own: str) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+
+    random = torch.Generator().manual_seed(0)
+    tokens = [torch.randint(3, 19, (5,), generator=random).tolist() for _ in range(16)]
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    fields = {**QUIET, "max_steps": 2, "optim": "sgd", "learning_rate": 0.1, "use_cpu": True}
+    fields |= {"output_dir": str(tmp_path), "max_grad_norm": 0.5}
+    more: dict[str, Any] = {"compute_loss_func": mean_of_each_batch} if own == "compute_loss_func" else {}
+    cls = with_own_loss(Trainer) if own == "compute_loss" else Trainer
+
+    def trained(*, planned: bool) -> tuple[list[float], Any]:
+        set_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=19, **sizes))
+        data = [{"input_ids": row, "labels": row} for row in tokens]
+        options = {"model": model, "train_dataset": data, **more}
+        if planned:
+            args = zerofit.training_arguments(plan=PLAN, **fields)
+            trainer = zerofit.trainer(cls=cls, args=args, **options)
+        else:
+            trainer = cls(args=TrainingArguments(**fields), **options)
+        trainer.train()
+        lines = trainer.state.log_history
+        return [line[name] for line in lines for name in ("loss", "grad_norm") if name in line], trainer
+
+    expected, _ = trained(planned=False)
+    reset_state()
+    found, trainer = trained(planned=True)
+    assert len(expected) == 4
+    assert found == pytest.approx(expected, rel=1e-5)
+    args, size = trainer.args, trainer._train_batch_size
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps, size) == (8, 1, 8)
 
 
 def test_a_plan_may_be_a_file(tmp_path: Path) -> None:

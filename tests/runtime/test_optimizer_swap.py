@@ -11,6 +11,7 @@ import torch
 from accelerators import own_class, quiet, settings
 from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, SequentialLR
 
+from zerofit.errors import UserError
 from zerofit.runtime import optimizer_swap
 from zerofit.strategy import OptimizerName
 
@@ -191,3 +192,36 @@ def test_an_optimizer_with_states_stays() -> None:
     step(net, optimizer)
     assert accelerator_class().prepare(optimizer).optimizer is optimizer
     assert changes.lines[0].endswith("it has made steps already")
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (
+            lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=False),
+            "the optimizer is torch's AdamW; the script says torch's SGD; momentum=0.9 of the script's has "
+            "no place in it",
+        ),
+        (
+            lambda net: torch.optim.Adam(net.parameters(), lr=0.1, betas=(0.8, 0.9)),
+            "the optimizer is torch's AdamW; the script says torch's Adam",
+        ),
+        (lambda net: torch.optim.AdamW(net.parameters(), lr=0.1, amsgrad=True), None),
+    ],
+)
+def test_what_is_dropped_is_named_and_what_is_alike_stays(make: Any, line: str | None) -> None:
+    accelerator_class, changes = own_class(), quiet()
+    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.ADAMW), changes)
+    own = make(model())
+    prepared = accelerator_class().prepare(own)
+    assert (prepared.optimizer is own) is (line is None)
+    assert changes.lines == ((line,) if line else ())
+
+
+@pytest.mark.parametrize("switch", ["amsgrad", "maximize"])
+def test_another_mathematics_is_refused(switch: str) -> None:
+    own = torch.optim.AdamW(model().parameters(), **{switch: True})
+    with pytest.raises(UserError) as refused:
+        optimizer_swap.swap(own, OptimizerName.ADAFACTOR)
+    assert refused.value.rule == "optimizer-switch-not-taken-over"
+    assert f"AdamW({switch}=True)" in str(refused.value)

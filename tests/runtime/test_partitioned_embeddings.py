@@ -1,14 +1,23 @@
 """Embeddings that ZeRO-3 partitions are resized only where their size changes."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from accelerators import quiet
 
+from zerofit.runtime.capture.model_record import class_path
 from zerofit.runtime.partitioned_embeddings import install
 
 
 def _resized(
-    rows: int, new_num_tokens: int | None, multiple: int | None, captured_rows: int | None, *, stage3: bool
+    rows: int,
+    new_num_tokens: int | None,
+    multiple: int | None,
+    captured_rows: int | None,
+    *,
+    stage3: bool,
+    of_this_class: bool = True,
 ) -> bool:
     """Return whether transformers' own resizing is called for embeddings of so many rows."""
     calls = []
@@ -20,9 +29,17 @@ def _resized(
         def resize_token_embeddings(self, *sizes: int | None, mean_resizing: bool = True) -> None:
             calls.append(sizes)
 
-    install(Model, captured_rows=captured_rows)
+    kind = class_path(Model) if of_this_class else "another.Model"
+    facts = SimpleNamespace(vocab_size=captured_rows)
+    captured: Any = None if captured_rows is None else SimpleNamespace(class_path=kind, facts=facts)
+    changes = quiet()
+    install(Model, changes, captured=captured)
     Model().resize_token_embeddings(new_num_tokens, multiple)
     assert calls in ([], [(new_num_tokens, multiple)])
+    is_left = not calls and rows == captured_rows
+    asks = f"the script asks for {new_num_tokens}, as ZeRO-3 hides their size"
+    line = f"token embeddings stay at {rows} rows; {asks}"
+    assert changes.lines == ((line,) if is_left and new_num_tokens != rows else ())
     return bool(calls)
 
 
@@ -45,3 +62,7 @@ def test_partitioned(
 
 def test_embeddings_that_are_whole_are_left_to_transformers() -> None:
     assert _resized(1000, 1000, None, 1000, stage3=False)
+
+
+def test_another_model_of_the_script_is_resized() -> None:
+    assert _resized(1024, 1000, None, 1024, stage3=True, of_this_class=False)

@@ -86,6 +86,22 @@ def test_another_global_batch_is_refused(
     assert refused.value.rule == rule
 
 
+@pytest.mark.parametrize(
+    ("asked", "fix"), [(65, "--global-batch-size 64 or 66"), (1, "--global-batch-size 2")]
+)
+@pytest.mark.parametrize("accumulates", [True, False])
+def test_a_global_batch_that_does_not_divide_over_the_ranks_is_refused(
+    accumulates: bool, asked: int, fix: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        batches_under(
+            under(1, None, asked, trainer_accumulates=accumulates),
+            Batches(batch_size=8, gradient_accumulation_steps=1),
+            world_size=2,
+        )
+    assert (refused.value.rule, refused.value.fix) == ("global-batch-not-divisible", f"give {fix}")
+
+
 def test_the_message_names_both_sides() -> None:
     with pytest.raises(UserError) as refused:
         batches_under(under(2, 8), Batches(batch_size=8, gradient_accumulation_steps=1), world_size=2)

@@ -2,152 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import runpy
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from accelerators import quiet, settings
-from runs import SCRIPTS
+from trainer_training import PIECES, SPLIT, Trained, causal_model, train_in
 
 from zerofit.errors import UserError
-from zerofit.facts import Machine, Versions
-from zerofit.plan import Plan, Topology
-from zerofit.runtime.explicit import planned_arguments, planned_trainer
-from zerofit.strategy import OptimizerName, Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from zerofit.runtime.changes import Changes
-
-TOKENS = runpy.run_path(str(SCRIPTS / "token_trainer.py"))
 FP32_TOLERANCE = 1e-5
 """Relative. Sums over a batch are rounded in another order."""
-PLAN = Plan(
-    strategy=Strategy(),
-    topology=Topology(on_cpu=True),
-    machine=Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=1, host_memory_available_bytes=1),
-    versions=Versions(python="3.11", zerofit="0"),
-)
-SPLIT = {"micro_batch_size": 3, "trainer_accumulates": False}
-PIECES = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
-
-
-@dataclasses.dataclass(kw_only=True)
-class Trained:
-    """What a run did."""
-
-    log: list[dict[str, float]]
-    """Losses, gradient norms and learning rates, and the evaluations."""
-    events: Counter[str]
-    """How often each event of a callback came."""
-    samples: list[set[tuple[int, ...]]]
-    """Samples of each optimizer step, told by their tokens."""
-    sizes: set[int]
-    """Samples of each forward pass in training."""
-    trainer: Any
-    changes: Changes
-
-    def numbers(self, *names: str) -> list[float]:
-        """Return these numbers of each logged step."""
-        return [float(line[name]) for line in self.log for name in names if name in line]
-
-
-def causal_model() -> Any:
-    """Return the same untrained model each time; its loss is divided by num_items_in_batch."""
-    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
-
-    set_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes))
-
-
-@pytest.fixture
-def train(tmp_path: Path) -> Iterator[Callable[..., Trained]]:
-    """Return a function that trains three steps, under a plan or (with None) without."""
-    import torch
-
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more of them wait for one another on a busy machine
-    yield lambda *args, **kwargs: _train(tmp_path, *args, **kwargs)
-    torch.set_num_threads(num_threads)
-
-
-def _train(
-    folder: Path,
-    plan: dict[str, Any] | None,
-    batches: tuple[int, int],
-    *,
-    make_model: Callable[[], Any] = TOKENS["tiny_model"],
-    base: Any = None,
-    arguments: dict[str, Any] | None = None,
-    optimizers: Callable[[Any], tuple[Any, Any]] = lambda model: (None, None),
-    resume: bool = False,
-    **more: Any,
-) -> Trained:
-    from transformers import Seq2SeqTrainingArguments, Trainer, TrainerCallback
-
-    base = base or Trainer
-    changes = quiet()
-    arguments_class: Any = Seq2SeqTrainingArguments  # Trainer takes them too
-    samples: list[set[tuple[int, ...]]] = [set()]
-
-    class Own(base):
-        def training_step(self, model: Any, inputs: Any, *args: Any) -> Any:
-            samples[-1] |= {tuple(token for token in row if token) for row in inputs["input_ids"].tolist()}
-            return super().training_step(model, inputs, *args)
-
-    own_class: Any = Own
-    if plan is not None:
-        wanted = settings(**{"trainer_accumulates": True, **plan})
-        arguments_class = planned_arguments(Seq2SeqTrainingArguments, wanted, changes)
-        own_class = planned_trainer(Own, PLAN, wanted, changes)
-    events: Counter[str] = Counter()
-
-    class Count(TrainerCallback):
-        def __getattribute__(self, name: str) -> Any:
-            if name.startswith("on_"):
-                events[name] += 1
-            return super().__getattribute__(name)
-
-        def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            samples.append(set())
-
-    own = {"max_steps": 3, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 1e9, "logging_steps": 1}
-    silent = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no"}
-    made = arguments_class(
-        output_dir=str(folder),
-        per_device_train_batch_size=batches[0],
-        gradient_accumulation_steps=batches[1],
-        **{**own, **silent, **(arguments or {})},
-    )
-    model = make_model()
-    sizes: set[int] = set()
-    model.get_input_embeddings().register_forward_pre_hook(
-        lambda module, inputs: sizes.add(len(inputs[0])) if module.training else None
-    )
-    trainer = own_class(
-        model=model,
-        args=made,
-        train_dataset=TOKENS["samples"](24),
-        eval_dataset=TOKENS["samples"](6),
-        data_collator=TOKENS["collator"](),
-        optimizers=optimizers(model),
-        callbacks=[Count()],
-        **more,
-    )
-    trainer.train(resume_from_checkpoint=resume or None)
-    return Trained(
-        log=trainer.state.log_history,
-        events=events,
-        samples=samples,
-        sizes=sizes,
-        trainer=trainer,
-        changes=changes,
-    )
 
 
 def assert_same(found: Trained, expected: Trained) -> None:
@@ -163,7 +29,7 @@ def assert_same(found: Trained, expected: Trained) -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """One big batch in each step, without a plan."""
-    return _train(tmp_path_factory.mktemp("whole"), None, (8, 1))
+    return train_in(tmp_path_factory.mktemp("whole"), None, (8, 1))
 
 
 def test_trainer_makes_loss_and_gradients_of_some_models_too_large(
@@ -243,11 +109,30 @@ def test_a_run_resumes_from_a_checkpoint_made_with_and_without_the_plan(
     assert resumed.samples == [whole.samples[-2], set()]
 
 
-def test_batches_that_would_change_the_steps_of_an_epoch_are_refused(train: Callable[..., Trained]) -> None:
+def test_batches_that_would_take_other_samples_at_an_epochs_end_are_refused(
+    train: Callable[..., Trained],
+) -> None:
     dropping = {"max_steps": -1, "num_train_epochs": 1, "dataloader_drop_last": True}
-    with pytest.raises(UserError, match="would change the number of optimizer steps") as refused:
+    with pytest.raises(UserError) as refused:
         train({"micro_batch_size": 2}, (10, 1), arguments=dropping)
-    assert "3 steps in an epoch of 24 samples; the script's batches make 2" in str(refused.value)
+    assert refused.value.rule == "epochs-differ"
+    assert "24 samples in steps of 10 on 1 rank, with dataloader_drop_last=True" in str(refused.value)
+
+
+def test_checkpointing_that_the_script_switched_on_in_the_model_is_switched_off(
+    train: Callable[..., Trained],
+) -> None:
+    def checkpointing() -> Any:
+        model = causal_model()
+        model.activation_checkpointing_enable()
+        return model
+
+    options = {"make_model": checkpointing, "arguments": {"max_steps": 1}}
+    assert train(None, (8, 1), **options).trainer.model.is_activation_checkpointing
+    found = train({"gradient_checkpointing": False}, (8, 1), **options)
+    assert not found.trainer.model.is_activation_checkpointing
+    off = "gradient checkpointing is off in LlamaForCausalLM; the script switched it on"
+    assert off in found.changes.lines
 
 
 def _forget(train: Any, name: str, run: Trained) -> None:
@@ -289,29 +174,6 @@ def test_adapters_and_sequence_to_sequence_models_train_the_same(
         },
     }[kind]
     assert_same(train(plan, (8, 1), **options), train(None, (8, 1), **options))
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [(OptimizerName.ADAMW, "AdamW"), (OptimizerName.ADAFACTOR, "Adafactor"), (OptimizerName.SGD, "SGD")],
-)
-def test_the_plans_optimizer_trains(name: OptimizerName, kind: str, train: Callable[..., Trained]) -> None:
-    found = train({"optimizer": name}, (8, 1), arguments={"optim": "adagrad"})
-    assert type(found.trainer.optimizer.optimizer).__name__ == kind
-    assert found.numbers("learning_rate") == pytest.approx([0.1, 0.2 / 3, 0.1 / 3])
-
-
-def test_an_optimizer_that_the_script_hands_over_is_swapped(train: Callable[..., Trained]) -> None:
-    import torch
-
-    def optimizers(model: Any) -> tuple[Any, Any]:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
-        return optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5, total_iters=2)
-
-    found = train({"optimizer": OptimizerName.SGD}, (8, 1), optimizers=optimizers)
-    assert type(found.trainer.optimizer.optimizer).__name__ == "SGD"
-    assert found.numbers("learning_rate") == [0.25, 0.25, 0.5]
-    assert "the optimizer is SGD; the script hands its Trainer AdamW" in found.changes.lines
 
 
 def distilling(base: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zerofit.cli.parameters import Number
+from zerofit.errors import UserError
 from zerofit.render.capture_words import script_of
 
 if TYPE_CHECKING:
@@ -35,16 +36,37 @@ capture_limit_option = click.option(
 )
 
 
+def check_limit(limit_s: float, *, because: str) -> None:
+    """Return where --capture-limit is left out; for a verb that captures nothing.
+
+    Args:
+        limit_s: what was said.
+        because: why nothing is captured: the flag that says so.
+
+    Raises:
+        UserError: it was given.
+    """
+    if limit_s != DEFAULT_LIMIT_S:
+        raise UserError(
+            "capture-limit-without-capture",
+            "a limit for a capture, and nothing is captured",
+            found=f"--capture-limit {limit_s:g} with {because}",
+            why="it is how long the script may take to come to its training, when it is run to look at it",
+            fix="leave out --capture-limit",
+        )
+
+
 @contextmanager
-def captured(target: tuple[str, ...], *, limit_s: float) -> Iterator[CapturedScript]:
+def captured(target: tuple[str, ...], *, limit_s: float, instead: str) -> Iterator[CapturedScript]:
     """Run a script up to where its training would begin, and hold what it made for as long as the context.
 
     Args:
         target: the script or `-m module`, and its arguments.
         limit_s: how long it may take.
+        instead: which flags of the verb do without, as the end of a sentence.
 
     Raises:
-        UserError: it does not come to a training; the message says which flags do without.
+        UserError: it does not come to a training; the message says what does without.
     """
     from zerofit.probe.cache_folder import cache_folder
     from zerofit.probe.script import capture_script
@@ -57,11 +79,12 @@ def captured(target: tuple[str, ...], *, limit_s: float) -> Iterator[CapturedScr
             limit_s=limit_s,
             cache_folder=cache_folder(os.environ, Path.home()),
             on_progress=tell,
+            instead=instead,
         )
     with script:
         yield script
-    for folder in script.left:
-        click.echo(f"zerofit: {folder} was made on the way, and is left as it holds files", err=True)
+    for sentence in script.left:
+        click.echo(f"zerofit: {sentence}", err=True)
 
 
 @contextmanager

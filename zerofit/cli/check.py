@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zerofit.cli.capturing import capture_limit_option, captured
+from zerofit.cli.capturing import capture_limit_option, captured, check_limit
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.cli.read_targets import read_targets
 from zerofit.command import Route
@@ -98,6 +98,8 @@ def check(
         click.echo(_page(explain) if explain is not None else _rules_table())
         return 0
     _refuse_wrong_use(context, targets, as_json=as_json, as_sarif=as_sarif, fix=fix, dry_run=dry_run)
+    if not captures:
+        check_limit(capture_limit_s, because="no --capture")
     around = _around(route=route, num_processes=num_processes, on_cpu=on_cpu, here=here)
     stdin = cache(sys.stdin.buffer.read)
     look = _looking_at(targets, around, stdin)
@@ -180,7 +182,9 @@ def _with_capture(
             why="--capture runs the script among the targets up to where its training would begin",
             fix="name one script, with its arguments behind it, or leave out --capture",
         )
-    with captured((*scripts[0], *targets.arguments), limit_s=limit_s) as run:
+    target = (*scripts[0], *targets.arguments)
+    without = "leave out --capture: the source alone is then read"
+    with captured(target, limit_s=limit_s, instead=without) as run:
         capture = run.capture
     click.echo("\n".join(capture_lines(capture)), err=True)
     return lambda targets: replace(around(targets), capture=capture)

@@ -14,6 +14,7 @@ from zerofit.cli.checked import no_check_option, stop_at_errors
 from zerofit.cli.options import request_of, strategy_options
 from zerofit.cli.parameters import CONTEXT, Verb
 from zerofit.cli.plan_options import (
+    check_none_ignored,
     machine_options,
     model_options,
     take_machine_flags,
@@ -68,6 +69,10 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
     """
     model_flags, machine_flags = take_model_flags(flags), take_machine_flags(flags)
     request = request_of(elsewhere=True, **flags)
+    if model_flags.model is None:
+        check_none_ignored(
+            model_flags, because="no --model", instead="name the model to plan for: --model MODEL"
+        )
     if model_flags.model is not None or machine_flags.gpus is not None:
         specified = machine_of(machine_flags, num_nodes=request.num_nodes or 1)
     else:  # the files are for GPUs that are taken on trust

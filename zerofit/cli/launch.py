@@ -110,8 +110,8 @@ def _check_rules(to_launch: Launch, *, script: str | None, arguments: tuple[str,
         schemas=load_schemas(),
     )
     situation = situation_of_launch(plan, machine=plan.machine, targets=targets)
-    if to_launch.capture is not None:
-        situation = with_capture(situation, to_launch.capture)
+    if plan.capture is not None:
+        situation = with_capture(situation, plan.capture)
     stop_at_errors(situation, no_check=not plan.is_checked)
 
 
@@ -126,7 +126,7 @@ def _tell(to_launch: Launch) -> None:
     """Print the strategy, and every change to what the script says."""
     plan = to_launch.plan
     _say(*head_lines(plan))
-    click.echo(applied_table(applied_rows(plan, to_launch.capture)), err=True)
+    click.echo(applied_table(applied_rows(plan)), err=True)
     if is_on_one_of_many_gpus(plan):
         gpu_ids = to_launch.rendezvous.gpu_ids
         _say(f"one rank uses GPU {gpu_ids} alone: with more in sight Trainer would spread over them all")

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.capture import capture_from_json
+from zerofit.capture import for_plan, masked
 from zerofit.choose import asks_for_cpu, choose
 from zerofit.cli.capturing import captured
+from zerofit.cli.launch_checks import check_flags, check_nvme_path, no_micro_batch
 from zerofit.cli.options import request_of
 from zerofit.cli.plan_options import MachineFlags, ModelFlags, take_model_flags
-from zerofit.errors import UserError
 from zerofit.launcher.launch import Launch
 from zerofit.launcher.nodes import Nodes, find_rendezvous, with_hostfile
-from zerofit.launcher.run_folder import CAPTURE_FILE
 from zerofit.plan import Origin, Reason
+from zerofit.probe.capture_errors import INSTEAD
 from zerofit.probe.machine import probe_machine
 from zerofit.probe.machine_spec import SpecifiedMachine
 from zerofit.probe.versions import probe_versions
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from zerofit.capture import Capture
     from zerofit.facts import Machine
-    from zerofit.plan import Plan
     from zerofit.request import Request
 
 _NODE_FLAGS = (
@@ -41,10 +40,14 @@ _NODE_FLAGS = (
     "main_process_port",
     "gpu_ids",
 )
+_NO_GPUS = (
+    "zerofit: no GPU is in sight: nothing is captured or planned, and the ranks run on the CPU as the flags "
+    "say; `--cpu --gpus SPEC` plans for the GPUs of another machine and rehearses that here"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class Asked:
     """What the flags ask for, and what is here."""
 
     target: tuple[str, ...]
@@ -70,9 +73,24 @@ class _Asked:
         return self.request.preset is not None or self.request.plan is not None
 
     @property
-    def plans(self) -> bool:
+    def plans_for_script(self) -> bool:
         """Whether a plan is made from what the script is seen to train."""
-        return self.captures and not self.brings_a_strategy and (not self.on_cpu or self.gpus is not None)
+        is_open = self.model.model is None and self.captures and not self.brings_a_strategy
+        return is_open and (not self.on_cpu or self.gpus is not None)
+
+    @property
+    def makes_a_plan(self) -> bool:
+        """Whether a plan is made: from the script, or from --model."""
+        return self.model.model is not None or self.plans_for_script
+
+    @property
+    def why_unplanned(self) -> str:
+        """The flag because of which no plan is made."""
+        if self.brings_a_strategy:
+            return f"--preset {self.request.preset}" if self.request.preset else f"--plan {self.plan_file}"
+        if not self.captures:
+            return "--no-capture"
+        return "--cpu" if asks_for_cpu(self.request) else "no GPU in sight"
 
     @property
     def lacks_micro_batch(self) -> bool:
@@ -80,6 +98,18 @@ class _Asked:
         request = self.request
         planned = request.plan.strategy.micro_batch_size if request.plan else None
         return request.global_batch_size is not None and not (request.micro_batch_size or planned)
+
+    @property
+    def has_plan_of_other_run(self) -> bool:
+        """Whether the plan file was made from another script than the target, or other arguments."""
+        capture = self.request.plan.capture if self.request.plan is not None else None
+        return capture is not None and masked(capture.target) != masked(self.target)
+
+    @property
+    def may_capture(self) -> bool:
+        """Whether the script is run to look at it."""
+        needs = self.plans_for_script or self.lacks_micro_batch or self.has_plan_of_other_run
+        return self.captures and self.model.model is None and needs
 
 
 def plan_launch(target: tuple[str, ...], flags: dict[str, Any]) -> Launch:
@@ -95,7 +125,7 @@ def plan_launch(target: tuple[str, ...], flags: dict[str, Any]) -> Launch:
     ranks_per_node = flags.pop("ranks_per_node")
     hostfile: Path | None = flags.pop("hostfile")
     nodes = Nodes(**{name: flags.pop(name) for name in _NODE_FLAGS})
-    asked = _Asked(
+    asked = Asked(
         target=target,
         model=take_model_flags(flags),
         gpus=flags.pop("gpus"),
@@ -111,45 +141,64 @@ def plan_launch(target: tuple[str, ...], flags: dict[str, Any]) -> Launch:
     if hostfile is not None:
         nodes = with_hostfile(nodes, hostfile)
     request = replace(request, num_processes=nodes.world_size, num_nodes=nodes.num_nodes)
-    request, capture = _planned(replace(asked, request=request))
+    asked = replace(asked, request=request)
+    check_flags(asked)
+    request, capture = _planned(asked)
     plan = choose(machine=asked.machine, versions=probe_versions(), request=request)
-    _check_nvme_path(plan)
+    plan = replace(plan, capture=None if capture is None else for_plan(capture))
+    check_nvme_path(plan)
     rendezvous = find_rendezvous(nodes, plan.topology)
     if is_on_one_of_many_gpus(plan):
         gpu_id = first_gpu(nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
         rendezvous = replace(rendezvous, gpu_ids=gpu_id)
-    return Launch(plan=plan, target=target, rendezvous=rendezvous, capture=capture)
+    return Launch(plan=plan, target=target, rendezvous=rendezvous)
 
 
-def _planned(asked: _Asked) -> tuple[Request, Capture | None]:
+def _planned(asked: Asked) -> tuple[Request, Capture | None]:
     """Return the request with a plan to start from, and what was captured; both where there is need."""
-    _check_gpus(asked)
-    by_model = asked.model.model is not None
-    if by_model or asked.plans:
-        _check_one_plan_for_all_nodes(asked)
-        # only where it is needed: estimates are much code
-        from zerofit.cli.plan_first import check_plans_alone, named_model, plan_first
-        from zerofit.cli.plan_problem import check_model_flags
-        from zerofit.cli.subject import CapturedRun
     specified = _specified(asked)
-    is_fast, is_here = asked.model.is_fast, asked.gpus is None
-    if by_model:
-        check_plans_alone(asked.model, asked.request, on_cpu=asked.request.on_cpu and is_here)
-        script = None if asked.target[0] == "-m" else asked.target[0]
-        named = named_model(asked.model, script=script)
-        request = plan_first(named, asked.request, specified, is_fast=is_fast, is_here=is_here)
-        return _rehearsable(request), None
-    if not asked.plans and not asked.lacks_micro_batch:
-        return asked.request, _capture_beside(asked)
+    if asked.model.model is not None:
+        return _planned_for_model(asked, specified), None
+    if asked.plans_for_script:
+        return _planned_for_script(asked, specified)
+    if asked.captures and not asked.machine.gpus and not asked.request.on_cpu and not asked.brings_a_strategy:
+        click.echo(_NO_GPUS, err=True)
+    if asked.request.plan is not None and asked.request.plan.capture is not None:
+        from zerofit.cli.follow_plan import follow_plan  # only where there is one: it brings much code
+
+        return follow_plan(asked)
+    if not asked.lacks_micro_batch:
+        return asked.request, None
     if not asked.captures:
-        raise _no_micro_batch(asked)
-    if asked.plans:
-        check_model_flags(asked.model)
-    with captured(asked.target, limit_s=asked.capture_limit_s) as run:
+        raise no_micro_batch(asked, found="--no-capture")
+    without = "give --micro-batch-size, for which nothing has to be looked at"
+    with captured(asked.target, limit_s=asked.capture_limit_s, instead=without) as run:
         click.echo("\n".join(capture_lines(run.capture)), err=True)
-        if not asked.plans:
-            return _with_micro_batch(asked, run.capture), run.capture
+        return _with_micro_batch(asked, run.capture), run.capture
+
+
+def _planned_for_model(asked: Asked, specified: SpecifiedMachine) -> Request:
+    # only where it is needed: estimates are much code
+    from zerofit.cli.plan_first import check_plans_alone, named_model, plan_first
+
+    is_here = asked.gpus is None
+    check_plans_alone(asked.model, asked.request, on_cpu=asked.request.on_cpu and is_here)
+    named = named_model(asked.model, script=None if asked.target[0] == "-m" else asked.target[0])
+    request = plan_first(named, asked.request, specified, is_fast=asked.model.is_fast, is_here=is_here)
+    return _rehearsable(request)
+
+
+def _planned_for_script(asked: Asked, specified: SpecifiedMachine) -> tuple[Request, Capture]:
+    from zerofit.cli.plan_first import plan_first
+    from zerofit.cli.plan_problem import check_model_flags
+    from zerofit.cli.subject import CapturedRun
+
+    check_model_flags(asked.model)
+    without = f"{INSTEAD}, or let the flags alone say how it runs: `--no-capture`"
+    with captured(asked.target, limit_s=asked.capture_limit_s, instead=without) as run:
+        click.echo("\n".join(capture_lines(run.capture)), err=True)
         subject = CapturedRun(flags=asked.model, script=run)
+        is_fast, is_here = asked.model.is_fast, asked.gpus is None
         request = plan_first(subject, asked.request, specified, is_fast=is_fast, is_here=is_here)
         return _rehearsable(request), run.capture
 
@@ -169,16 +218,7 @@ def _rehearsable(request: Request) -> Request:
     return replace(request, plan=replace(plan, strategy=strategy, reasons=(*others, reason)))
 
 
-def _capture_beside(asked: _Asked) -> Capture | None:
-    """Return the capture that a plan file was made from, where it lies beside it and is of this target."""
-    path = asked.plan_file.with_name(CAPTURE_FILE) if asked.plan_file is not None else None
-    if path is None or not path.is_file():
-        return None
-    capture = capture_from_json(path.read_text(encoding="utf-8"), name=str(path))
-    return capture if capture.target == asked.target else None
-
-
-def _specified(asked: _Asked) -> SpecifiedMachine:
+def _specified(asked: Asked) -> SpecifiedMachine:
     """Return the machine that is planned for."""
     if asked.gpus is None:
         return SpecifiedMachine(machine=asked.machine, assumptions=())
@@ -190,91 +230,21 @@ def _specified(asked: _Asked) -> SpecifiedMachine:
     return machine_of(flags, num_nodes=asked.request.num_nodes or 1)
 
 
-def _with_micro_batch(asked: _Asked, capture: Capture) -> Request:
+def _with_micro_batch(asked: Asked, capture: Capture) -> Request:
     """Return the request with the script's own micro-batch, of which the global batch is to be made."""
     from zerofit.cli.plan_problem import captured_problem_of
 
-    request, versions = asked.request, probe_versions()
-    without = replace(request, global_batch_size=None)
-    topology = choose(machine=asked.machine, versions=versions, request=without).topology
+    without = replace(asked.request, global_batch_size=None)
+    topology = choose(machine=asked.machine, versions=probe_versions(), request=without).topology
     problem = captured_problem_of(  # refuses what can't be applied to the script
         asked.model,
-        request=request,
+        request=asked.request,
         capture=capture,
         machine=asked.machine,
-        versions=versions,
+        versions=probe_versions(),
         topology=topology,
     )
     size = problem.script.micro_batch_size if problem.script is not None else None
     if size is None:
-        raise _no_micro_batch(asked, found=f"{script_of(capture.target)} shows no batch size")
-    return replace(request, micro_batch_size=size)
-
-
-def _no_micro_batch(asked: _Asked, *, found: str = "--no-capture") -> UserError:
-    return UserError(
-        "global-batch-needs-micro-batch",
-        "the global batch needs the script's micro-batch",
-        found=f"--global-batch-size {asked.request.global_batch_size} without --micro-batch-size; {found}",
-        why="the global batch is made of micro-batches times accumulation times ranks",
-        fix="give --micro-batch-size, the samples of one forward pass on each rank",
-    )
-
-
-def _check_gpus(asked: _Asked) -> None:
-    if asked.gpus is None:
-        return
-    if not asked.request.on_cpu:
-        raise UserError(
-            "gpus-without-cpu",
-            "a launch is on the GPUs that are here",
-            found=f"--gpus {asked.gpus} without --cpu",
-            why="GPUs of another machine can be planned for, and their ranks rehearsed on the CPU",
-            fix="add --cpu for the rehearsal, or use `zerofit plan --gpus`",
-        )
-    if asked.brings_a_strategy or (not asked.captures and asked.model.model is None):
-        preset = asked.request.preset
-        other = (
-            "--no-capture" if not asked.brings_a_strategy else f"--preset {preset}" if preset else "--plan"
-        )
-        raise UserError(
-            "gpus-without-planning",
-            "GPUs of another machine are for making a plan, and none is made here",
-            found=f"--gpus {asked.gpus} with {other}",
-            why="--gpus says for which machine to plan; the rehearsal itself runs on the CPU",
-            fix=f"leave out --gpus, or {other}",
-        )
-
-
-def _check_one_plan_for_all_nodes(asked: _Asked) -> None:
-    num_nodes = asked.request.num_nodes or 1
-    if num_nodes == 1:
-        return
-    said = f"--model {asked.model.model}" if asked.model.model is not None else script_of(asked.target)
-    raise UserError(
-        "nodes-need-one-plan",
-        "several nodes need one plan, made once",
-        found=f"{said} on {num_nodes} nodes without --plan",
-        why="each node would plan by itself, and nodes whose plans differ wait for each other forever",
-        fix=f"plan once, `zerofit plan --nodes {num_nodes} --gpus SPEC --output FILE` with the same script "
-        "or model, and give --plan FILE on every node; or say --preset, or flags with --no-capture",
-    )
-
-
-def _check_nvme_path(plan: Plan) -> None:
-    folder = plan.strategy.nvme_path
-    if not plan.strategy.uses_nvme or folder is None:
-        return
-    if not os.path.isdir(folder):
-        found = "it is no folder" if os.path.exists(folder) else "there is no such folder"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        found = "it is not writable"
-    else:
-        return
-    raise UserError(
-        "nvme-path-not-writable",
-        "the folder for NVMe offload can't be used",
-        found=f"--nvme-path {folder}: {found}",
-        why="each rank writes what it offloads into files there",
-        fix="name a writable folder on a local NVMe disk: --nvme-path DIR",
-    )
+        raise no_micro_batch(asked, found=f"{script_of(capture.target)} shows no batch size")
+    return replace(asked.request, micro_batch_size=size)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.capture import capture_to_json
-from zerofit.cli.capturing import capture_limit_option, captured
+from zerofit.capture import masked
+from zerofit.cli.capturing import capture_limit_option, captured, check_limit
 from zerofit.cli.options import field_options, request_of
 from zerofit.cli.parameters import CONTEXT, Number
 from zerofit.cli.plan_options import (
@@ -24,10 +24,10 @@ from zerofit.cli.plan_problem import check_model_flags, machine_of, source_of
 from zerofit.cli.planner import DOES_NOT_FIT, Planner
 from zerofit.cli.script import check_script
 from zerofit.cli.subject import CapturedRun, NamedModel
-from zerofit.cli.write_files import write_files
+from zerofit.cli.write_files import file_exists, write_files
 from zerofit.errors import UserError
-from zerofit.launcher.run_folder import CAPTURE_FILE
-from zerofit.plan import Topology, plan_to_json
+from zerofit.plan import Topology, plan_from_json, plan_to_json
+from zerofit.probe.capture_errors import INSTEAD
 from zerofit.probe.versions import probe_versions
 from zerofit.render.applied_table import applied_rows, applied_table
 from zerofit.render.capture_words import capture_lines
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from zerofit.capture import Capture
     from zerofit.cli.plan_options import MachineFlags, ModelFlags
     from zerofit.cli.subject import Subject
-    from zerofit.plan import Plan
     from zerofit.planning.answer import Answer
     from zerofit.probe.machine_spec import SpecifiedMachine
     from zerofit.request import Request
@@ -102,12 +101,16 @@ def plan(
     request = request_of(plan_file=None, **flags)
     _check_together(compare, machine_flags, output, plot)
     target = _target(script, script_args, module=module, model=model_flags.model)
+    if target is None:
+        check_limit(capture_limit_s, because="--model")
     if target is None and request.global_batch_size is None:
         raise _no_global_batch()
     if plot is not None:
         from zerofit.cli.draw_plot import check_can_plot
 
         check_can_plot(plot)
+    if output is not None and not force:
+        _check_output(output, target)
     if model_flags.is_fast:
         gc.disable()  # in half a second there is no rubbish worth looking for
     specs: list[str | None] = [None]
@@ -128,10 +131,6 @@ def plan(
         where = f"{machine_words(answer)}: " if compare is not None else ""
         for note in answer.notes:
             click.echo(f"zerofit: assumed: {where}{note}", err=True)
-    if output is not None and not answers[0].fits:
-        click.echo(f"zerofit: nothing fits, so {output} is not written", err=True)
-    elif output is not None:
-        _write(output, answers[0].plan, subject.capture, force=force)
     if plot is not None:
         from zerofit.cli.draw_plot import draw_plot
         from zerofit.render.plan_plot import plan_plot
@@ -139,6 +138,11 @@ def plan(
         draw_plot(plan_plot(answers[0]), plot)
     capture = subject.capture
     click.echo(_text(answers, capture, as_json=as_json, why=why, is_comparison=compare is not None))
+    if output is not None and not answers[0].fits:
+        click.echo(f"zerofit: nothing fits, so {output} is not written", err=True)
+    elif output is not None:
+        text = plan_to_json(answers[0].plan)
+        write_files({output: text}, force=force, flag="--output FILE", is_private=True)
     return 0 if any(answer.fits for answer in answers) else DOES_NOT_FIT
 
 
@@ -167,7 +171,7 @@ def _subject(flags: ModelFlags, target: tuple[str, ...] | None, *, limit_s: floa
         yield NamedModel(flags=flags, source=source_of(flags))
         return
     check_model_flags(flags)
-    with captured(target, limit_s=limit_s) as script:
+    with captured(target, limit_s=limit_s, instead=f"{INSTEAD}, without a script") as script:
         yield CapturedRun(flags=flags, script=script)
 
 
@@ -191,12 +195,22 @@ def _answers(
     return answers
 
 
-def _write(output: Path, plan: Plan, capture: Capture | None, *, force: bool) -> None:
-    """Write the plan, and beside it what it was made from, where `launch --plan` finds it."""
-    files = {output: plan_to_json(plan)}
-    if capture is not None:
-        files[output.with_name(CAPTURE_FILE)] = capture_to_json(capture)
-    write_files(files, force=force, flag="--output FILE")
+def _check_output(output: Path, target: tuple[str, ...] | None) -> None:
+    """Return where the plan can come to stand, before any time is spent on it.
+
+    Raises:
+        UserError: a file is there, and no plan for the same; whether one for the same differs, is seen later.
+    """
+    if not output.exists():
+        return
+    try:
+        found = plan_from_json(output.read_text(encoding="utf-8"), name=str(output))
+        of = None if found.capture is None else found.capture.target
+        if of == (None if target is None else masked(target)):
+            return
+    except (OSError, UnicodeDecodeError, UserError):
+        pass
+    raise file_exists(str(output), flag="--output FILE")
 
 
 def _text(
@@ -207,7 +221,7 @@ def _text(
     parts = ["\n".join(capture_lines(capture))] if capture is not None else []
     parts += [plan_comparison(answers) if is_comparison else plan_table(answers[0])]
     if capture is not None and not is_comparison and answers[0].fits:
-        parts += [applied_table(applied_rows(answers[0].plan, capture))]
+        parts += [applied_table(applied_rows(answers[0].plan))]
     if why:
         parts += [plan_why(answer) for answer in answers]
     return "\n\n".join(parts)

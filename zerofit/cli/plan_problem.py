@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.batch import split_global_batch
 from zerofit.cli.plan_options import Loop
+from zerofit.command import Route
 from zerofit.errors import UserError
 from zerofit.estimate.zero_arrival import makes_model_first
 from zerofit.facts import Workload
@@ -183,6 +184,8 @@ def captured_problem_of(
     """
     from zerofit.planning.from_capture import problem_from_capture  # only where a script was captured
 
+    if request.gradient_accumulation_steps is not None and capture.route is Route.ACCELERATE:
+        raise _accumulation_is_the_scripts(request.gradient_accumulation_steps, capture)
     return problem_from_capture(
         capture,
         request=request,
@@ -222,6 +225,19 @@ def check_model_flags(flags: ModelFlags) -> None:
             why="the plan is made from what the script was seen to train, and two answers could contradict",
             fix=f"leave out {given[0]}, or name the model too: --model MODEL",
         )
+
+
+def _accumulation_is_the_scripts(steps: int, capture: Capture) -> UserError:
+    own = capture.passes_per_step
+    return UserError(
+        "accumulation-is-the-scripts",
+        "the accumulation of this script is made in the script",
+        found=f"--gradient-accumulation-steps {steps}, and its loop steps after {own} forward "
+        f"{'pass' if own == 1 else 'passes'}",
+        why="its batches can be split into smaller ones; how many of them make a step is its own, as the "
+        "global batch is",
+        fix="give --micro-batch-size to split its batches, or change the number in the script",
+    )
 
 
 def _no_length(facts: ModelFacts, model: str) -> UserError:

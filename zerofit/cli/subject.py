@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from zerofit.capture import for_plan
 from zerofit.cli.plan_problem import captured_problem_of, problem_of
 from zerofit.render.capture_words import script_of
 
@@ -157,8 +158,8 @@ class CapturedRun:
 
     @property
     def identity(self) -> str:
-        """All of the capture but how long it took, and how much memory."""
-        return repr(replace(self.capture, seconds=0.0, peak_host_bytes=0))
+        """All of the capture but how long it took, how much memory, and secret arguments."""
+        return repr(for_plan(self.capture))
 
     def problem(
         self, *, request: Request, machine: Machine, versions: Versions, topology: Topology

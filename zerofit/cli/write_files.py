@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def write_files(files: Mapping[Path, str], *, force: bool, flag: str = "--output-dir DIR") -> None:
+def write_files(
+    files: Mapping[Path, str], *, force: bool, flag: str = "--output-dir DIR", is_private: bool = False
+) -> None:
     """Write the files, making their folders.
 
     Args:
         files: text by path.
         force: whether to write over files that differ.
         flag: what says where to write.
+        is_private: whether only their owner may read them.
 
     Raises:
         UserError: a file is there and differs (nothing is written then), or a folder can't be written.
@@ -27,14 +30,8 @@ def write_files(files: Mapping[Path, str], *, force: bool, flag: str = "--output
         same = {path for path, text in files.items() if path.exists() and path.read_bytes() == text.encode()}
         differing = [path for path in files if path.exists() and path not in same]
         if differing and not force:
-            raise UserError(
-                "file-exists",
-                "a file of that name is there and differs",
-                found=", ".join(map(str, differing)),
-                why="it may hold work of yours",
-                fix=f"write elsewhere with {flag}, or overwrite with --force",
-            )
-        _write({path: text for path, text in files.items() if path not in same})
+            raise file_exists(", ".join(map(str, differing)), flag=flag)
+        _write({path: text for path, text in files.items() if path not in same}, is_private=is_private)
     except OSError as error:
         raise UserError(
             "not-writable",
@@ -45,7 +42,23 @@ def write_files(files: Mapping[Path, str], *, force: bool, flag: str = "--output
         ) from None
 
 
-def _write(files: Mapping[Path, str]) -> None:
+def file_exists(found: str, *, flag: str) -> UserError:
+    """Return what is said where files would be written over.
+
+    Args:
+        found: their names.
+        flag: what says where to write.
+    """
+    return UserError(
+        "file-exists",
+        "a file of that name is there and differs",
+        found=found,
+        why="it may hold work of yours",
+        fix=f"write elsewhere with {flag}, or overwrite with --force",
+    )
+
+
+def _write(files: Mapping[Path, str], *, is_private: bool) -> None:
     """Write all texts beside their files, then rename: what fails, fails before a file is replaced."""
     partials: dict[Path, Path] = {}
     try:
@@ -54,6 +67,8 @@ def _write(files: Mapping[Path, str]) -> None:
             partial = path.with_name(f".{path.name}.partial")
             with partial.open("w", encoding="utf-8") as file:
                 partials[partial] = path
+                if is_private:
+                    partial.chmod(0o600)
                 file.write(text)
             if text.startswith("#!"):
                 partial.chmod(0o755)

@@ -55,6 +55,8 @@ class Setup:
     """What the script's own optimizer is like, where the strategy names none."""
     has_own_adapters: bool = False
     """Whether the script's model has adapters, beside those that the strategy may name."""
+    other_weight_bytes: int = 0
+    """Of the models that the script holds beside the one that it trains, on each GPU."""
 
     @property
     def trains_adapters(self) -> bool:

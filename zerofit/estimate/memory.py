@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.estimate.engine import TRACED_TERMS, play
 from zerofit.estimate.engines import make_engine
-from zerofit.estimate.outside import outside_terms
+from zerofit.estimate.outside import NCCL, outside_terms
 from zerofit.estimate.replay import replay
 from zerofit.estimate.tape import Tape
 from zerofit.estimate.zero_versions import doubt_about
@@ -38,7 +38,7 @@ _MANY_RANKS = (
 
 def estimate_memory(setup: Setup, *, gpu: GpuSpec) -> MemoryEstimate:
     """Return what one GPU needs, phase by phase, if its memory had no end."""
-    outside = outside_terms(gpu, setup.topology, setup.versions)
+    outside = _outside(setup, gpu)
     engine = _played(setup, gpu, outside)
     return _estimate(engine, replay(engine.tape, expandable_segments=setup.expandable_segments), outside)
 
@@ -49,7 +49,7 @@ def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEs
     The allocator gives cached blocks back before it gives up, so that a run may get through that would take
     more if there were more.
     """
-    outside = outside_terms(gpu, setup.topology, setup.versions)
+    outside = _outside(setup, gpu)
     engine = _played(setup, gpu, outside)
     within = replay(
         engine.tape,
@@ -59,17 +59,20 @@ def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEs
     return _estimate(engine, within, outside) if within.ends else None
 
 
+def _outside(setup: Setup, gpu: GpuSpec) -> tuple[Term, ...]:
+    return outside_terms(gpu, setup.topology, setup.versions, other_weight_bytes=setup.other_weight_bytes)
+
+
 def _estimate(engine: Engine, played: Replay, outside: tuple[Term, ...]) -> MemoryEstimate:
-    uncertainty, source = _uncertainty(engine.setup, has_nccl=len(outside) > 1)
+    before_nccl = tuple(term for term in outside if term.name != NCCL)  # it starts with the first collective
+    uncertainty, source = _uncertainty(engine.setup, has_nccl=before_nccl != outside)
     phases = tuple(
         PhaseMemory(
             phase=peak.phase,
             terms=(
                 *tensor_terms(engine, peak),
                 _cache_term(peak),
-                *(
-                    outside[:1] if peak.phase is RunPhase.LOAD else outside
-                ),  # NCCL starts with the first collective
+                *(before_nccl if peak.phase is RunPhase.LOAD else outside),
             ),
         )
         for peak in played.peaks

@@ -1,4 +1,4 @@
-"""Memory that no allocation log knows: CUDA context, NCCL's buffers, cuBLAS's workspaces, with sources."""
+"""Memory that no allocation log knows: CUDA context, NCCL, cuBLAS, a script's other models, with sources."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from zerofit.units import KIB, MIB
 if TYPE_CHECKING:
     from zerofit.facts import GpuSpec, Versions
     from zerofit.plan import Topology
+
+OTHER_MODELS = "other models of the script"
+NCCL = "NCCL"
 
 _LAZY = "https://github.com/pytorch/pytorch/issues/109888: about 400 MB since CUDA 11.7 loads kernels lazily"
 
@@ -58,11 +61,30 @@ _LARGE_WORKSPACES = (9, 10, 12)
 """Major compute capabilities to which PyTorch gives 32 MiB: Hopper and Blackwell, without Thor (11)."""
 
 
-def outside_terms(gpu: GpuSpec, topology: Topology, versions: Versions) -> tuple[Term, ...]:
-    """Return all that lies on this GPU and is not PyTorch's: the context, and with several ranks NCCL."""
-    nccl = nccl_term(gpu, topology)
-    context = context_term(gpu, versions=versions)
-    return (context, nccl) if nccl else (context,)
+def outside_terms(
+    gpu: GpuSpec, topology: Topology, versions: Versions, *, other_weight_bytes: int = 0
+) -> tuple[Term, ...]:
+    """Return all that lies on this GPU and in no log: the context, other models, and with several ranks NCCL.
+
+    Args:
+        gpu: one of the node.
+        topology: the ranks.
+        versions: of what runs.
+        other_weight_bytes: of the models that the script holds beside the one that it trains.
+    """
+    other, nccl = _other_models_term(other_weight_bytes), nccl_term(gpu, topology)
+    found = (context_term(gpu, versions=versions), other, nccl)
+    return tuple(term for term in found if term is not None)
+
+
+def _other_models_term(num_bytes: int) -> Term | None:
+    """Return the weights of a script's other models; None where it has none."""
+    if not num_bytes:
+        return None
+    source = (
+        "ASSUMPTION: each rank holds them whole, as the script makes them; their activations are left out"
+    )
+    return _outside(OTHER_MODELS, num_bytes, "weights and buffers of what is not trained", source)
 
 
 def context_term(gpu: GpuSpec, *, versions: Versions | None = None) -> Term:
@@ -91,14 +113,14 @@ def nccl_term(gpu: GpuSpec, topology: Topology) -> Term | None:
     if not gpu.has_fast_links:
         formula = f"{_PCIE_CONNECTIONS} connections x {_CONNECTION_BYTES} B"
         source = "https://github.com/NVIDIA/nccl/issues/1450; number of connections: ASSUMPTION"
-        return _outside("NCCL", _PCIE_CONNECTIONS * _CONNECTION_BYTES, formula, source)
+        return _outside(NCCL, _PCIE_CONNECTIONS * _CONNECTION_BYTES, formula, source)
     mib = _NVLINK_PAIR_MIB if topology.data_parallel_size == 2 else _NVLINK_MIB
     formula = f"{mib} MiB over NVLink"
     if (gpu.compute_capability or (0, 0)) >= (9, 0) and topology.ranks_per_node > 2:
         mib += _NVLS_MIB * topology.ranks_per_node
         formula += f" + {_NVLS_MIB} MiB x {topology.ranks_per_node} ranks of the node for NVLS"
     source = "https://github.com/NVIDIA/nccl/issues/964; NVIDIA/nccl src/transport/nvls.cc"
-    return _outside("NCCL", mib * MIB, formula, source)
+    return _outside(NCCL, mib * MIB, formula, source)
 
 
 def cublas_workspace_bytes(compute_capability: tuple[int, int]) -> int:

@@ -38,9 +38,11 @@ _DEEPSPEED_16BIT_BYTES = 12
 Source: deepspeed/runtime/zero/stage_1_and_2.py, step (0.19.8)."""
 _CLIP_BYTES = 12
 """The norm reads each gradient once; scaling reads and writes it."""
-_NVME_READ_BYTES, _NVME_WRITE_BYTES = 16, 12
+_NVME_READ_BYTES, _NVME_WRITE_BYTES = 16, 16
 """For each element stepped: fp32 weight, two moments and the gradient come from the disk, the first three go
-back. Source: deepspeed/runtime/swap_tensor/optimizer_utils.py (0.19.8)."""
+back. The gradient went there when the last backward pass ended, in fp32, unless a rank's part of it is below
+min_aio_bytes. Source: deepspeed/runtime/swap_tensor/optimizer_utils.py, _swap_out_gradients, and
+runtime/zero/stage3.py, _swap_out_offload_fp32_gradients (0.19.8)."""
 _STAGE_12 = "deepspeed/runtime/zero/stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu (0.19.8)"
 
 
@@ -99,7 +101,7 @@ def offload_terms(setup: Setup, speeds: Speeds, passes: PassTimes) -> list[TimeT
                         _NVME_READ_BYTES / speeds.nvme_read_bytes_per_s
                         + _NVME_WRITE_BYTES / speeds.nvme_write_bytes_per_s
                     ),
-                    formula="elements of a node x (16 bytes / read rate + 12 bytes / write rate)",
+                    formula="elements of a node x (16 bytes / read rate + 16 bytes / write rate)",
                     source="deepspeed/runtime/swap_tensor/partitioned_optimizer_swapper.py (0.19.8)",
                 )
             )

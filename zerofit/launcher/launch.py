@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from zerofit.capture import capture_to_json
 from zerofit.errors import UserError
 from zerofit.launcher.diagnose import RankFailure, Verdict, judge
 from zerofit.launcher.run_folder import RunFolder, new_run_folder, write_file
@@ -31,8 +30,6 @@ from zerofit.strategy import Engine
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zerofit.capture import Capture
-
 RUN_VERSION = 1
 """Raised whenever run.json changes in a way that its readers must know."""
 
@@ -46,8 +43,6 @@ class Launch:
     """The script or `-m module`, and its arguments."""
     rendezvous: Rendezvous
     """Where the ranks meet."""
-    capture: Capture | None = None
-    """What the script was seen to train; None where it was not captured."""
 
 
 def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
@@ -64,8 +59,6 @@ def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
         ),
         folder.command: _command_script(launch, folder),
     }
-    if launch.capture is not None:
-        files[folder.capture] = capture_to_json(launch.capture)
     if deepspeed:
         # What the script itself may decide stays "auto": the runner sets what the plan forces, and a second
         # number here could only contradict.

@@ -12,9 +12,6 @@ from zerofit.errors import UserError
 if TYPE_CHECKING:
     from datetime import datetime
 
-CAPTURE_FILE = "capture.json"
-"""The name of what a script was seen to train, beside the plan that was made from it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
@@ -26,11 +23,6 @@ class RunFolder:
     def plan(self) -> Path:
         """The plan file, which every rank reads."""
         return self.path / "plan.json"
-
-    @property
-    def capture(self) -> Path:
-        """What the script was seen to train, which every rank reads; absent where it was not captured."""
-        return self.path / CAPTURE_FILE
 
     @property
     def deepspeed(self) -> Path:

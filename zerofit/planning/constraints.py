@@ -9,18 +9,27 @@ from zerofit.command import Route
 from zerofit.errors import UserError
 from zerofit.layers.optimizer_ids import optimizer_of_class
 from zerofit.request import FLAGS
-from zerofit.strategy import Engine, OffloadDevice, ZeroStage
+from zerofit.strategy import Engine, OffloadDevice, Precision, ZeroStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from zerofit.capture import Capture
+    from zerofit.capture import Capture, CapturedOptimizer
     from zerofit.plan import Topology
     from zerofit.request import Request
     from zerofit.strategy import Strategy
 
 _LOOPS = ("train", "_inner_training_loop", "training_step")
 """Methods of Trainer that handle a batch whole: one that overrides them may look at all its samples."""
+_HANDING_ON = ("SFTTrainer", "DPOTrainer", "RewardTrainer", "KTOTrainer")
+"""Trainers of TRL whose training_step calls transformers' own within a context, and hands the batch on as it
+is (trl 1.16, trl/trainer/sft_trainer.py and its neighbours). Its others slice batches that they generate."""
+_COMPARING = "sentence_transformers"
+"""Its losses compare the samples of a batch, and the cached ones run the model in parts themselves, with a
+backward pass of their own (sentence_transformers 6.2, losses of its names that begin with Cached)."""
+_DROPPED = ("amsgrad", "maximize")
+"""Settings of torch's optimizers that no optimizer in their place has: neither bitsandbytes' AdamW8bit nor
+DeepSpeedCPUAdam (deepspeed 0.19.8, ops/adam/cpu_adam.py: amsgrad is unsupported, maximize unknown)."""
 _SHOWN = 3
 """Names that a reason lists."""
 
@@ -119,7 +128,7 @@ def micro_batch_of(capture: Capture, topology: Topology) -> int | None:
 
 
 def _of_batches(capture: Capture, topology: Topology) -> Iterator[Pin]:
-    size, steps = micro_batch_of(capture, topology), capture.gradient_accumulation_steps
+    size, steps = micro_batch_of(capture, topology), capture.passes_per_step
     whole = _why_whole(capture)
     if size is None or whole:
         why = whole or "nothing shows how many samples the script's batches have"
@@ -135,10 +144,12 @@ def _why_whole(capture: Capture) -> str:
     """Return why a batch can't be split; empty where it can."""
     if capture.model.mixes_samples:
         return f"{_listed(capture.model.mixes_samples)} of the model compute over all samples of a batch"
-    overridden = [name for name in capture.trainer_overrides if name in _LOOPS]
-    if overridden:
-        return f"{capture.trainer_class.rpartition('.')[2]} has its own {_listed(overridden)}"
-    return ""
+    library, name = capture.trainer_class.partition(".")[0], capture.trainer_class.rpartition(".")[2]
+    if _COMPARING in (library, capture.model.class_path.partition(".")[0]):
+        return "the losses of sentence-transformers compare the samples of a batch with each other"
+    handed_on = ("training_step",) if library == "trl" and name in _HANDING_ON else ()
+    overridden = [one for one in capture.trainer_overrides if one in _LOOPS and one not in handed_on]
+    return f"{name} has its own {_listed(overridden)}" if overridden else ""
 
 
 def _of_checkpointing(capture: Capture) -> Iterator[Pin]:
@@ -159,6 +170,13 @@ def _of_engine(capture: Capture) -> Iterator[Pin]:
         why = f"DeepSpeed's engine steps one optimizer, and the script prepares {len(prepared)}"
     elif capture.optimizers and not prepared:
         why = "DeepSpeed's engine has to step the optimizer, and the script's does not go through prepare()"
+    elif len(capture.optimizers) > len(prepared):
+        why = "DeepSpeed's engine steps one optimizer, and the script has another that it does not prepare"
+    elif num_foreign := _num_foreign(capture):
+        why = (
+            "DeepSpeed's engine steps what the model trains, and the optimizer has "
+            f"{num_foreign:,} elements beside it"
+        )
     if why:
         yield Pin(field="engine", values=(Engine.NATIVE,), why=why)
         yield Pin(field="zero_stage", values=(ZeroStage.NOTHING,), why=why)
@@ -166,14 +184,40 @@ def _of_engine(capture: Capture) -> Iterator[Pin]:
         yield Pin(field="param_offload", values=(OffloadDevice.NONE,), why=why)
 
 
+def _num_foreign(capture: Capture) -> int:
+    """Return the elements that the optimizer has beside those that the model trains, such as of a loss.
+
+    One that was given all of the model's parameters may hold frozen ones. Quantized weights count fewer
+    elements in an optimizer than they stand for.
+    """
+    facts = capture.model.facts
+    own = capture.optimizer
+    held = sum(group.num_parameters for group in own.groups) if own is not None else 0
+    most = facts.num_parameters if capture.model.is_quantized else facts.num_trainable_parameters
+    return 0 if held == facts.num_parameters else max(0, held - most)
+
+
 def _of_optimizer(capture: Capture) -> Iterator[Pin]:
     own, field = capture.optimizer, "optimizer"
+    dropped = _dropped(own)
+    if dropped:
+        why = f"the script has {dropped}=True, which no optimizer in the place of its own keeps"
+        yield Pin(field=field, values=(None,), why=why)
+        why = f"the script has {dropped}=True, which the AdamW that steps on the CPU drops"
+        yield Pin(field="optimizer_offload", values=(OffloadDevice.NONE,), why=why)
+        return
     if own is None:
         why = "the script has several optimizers" if capture.optimizers else "no optimizer was seen"
         yield Pin(field=field, values=(None,), why=why)
     elif optimizer_of_class(own.class_path) != "torch.AdamW":
         why = f"the script trains with {own.class_path.rpartition('.')[2]}"
         yield Pin(field=field, values=(None,), why=why, is_habit=True)
+
+
+def _dropped(optimizer: CapturedOptimizer | None) -> str:
+    """Return the first setting that an optimizer in the place of this one would drop; empty without one."""
+    groups = optimizer.groups if optimizer is not None else ()
+    return next((name for name in _DROPPED if any(group.settings.get(name) for group in groups)), "")
 
 
 def _of_precision(capture: Capture) -> Iterator[Pin]:
@@ -184,7 +228,8 @@ def _of_precision(capture: Capture) -> Iterator[Pin]:
     elif capture.mixed_precision == "fp8":
         yield Pin(field=field, values=(None,), why="the script trains in fp8", is_habit=True)
     elif capture.precision is not None:
-        why = f"the script trains in {capture.mixed_precision}"
+        is_fp32 = capture.precision is Precision.FP32
+        why = f"the script {'says mixed_precision=no' if is_fp32 else 'trains in ' + capture.mixed_precision}"
         yield Pin(field=field, values=(capture.precision,), why=why, is_habit=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from zerofit.capture import DECODER_TOKENS
 from zerofit.command import Route
 from zerofit.errors import UserError
 from zerofit.facts import Workload
@@ -13,6 +14,7 @@ from zerofit.planning.constraints import constraints_of, micro_batch_of
 from zerofit.planning.own_optimizer import own_stepper
 from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Problem, Reserve, Script
 from zerofit.strategy import Precision
+from zerofit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +29,6 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _FORMATS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 _PAD_MULTIPLES = (128, 64, 32, 16, 8)
 """ASSUMPTION: what collators round lengths up to (pad_to_multiple_of), where they do."""
-_TARGETS = ("labels", "decoder_input_ids")
 
 
 def problem_from_capture(
@@ -91,7 +92,13 @@ def _notes(capture: Capture, script: Script) -> Iterator[str]:
         yield script.optimizer_note
     if capture.model.is_quantized:
         yield f"the weights of {capture.model.name} are counted as wide as they are before quantization"
-    if capture.num_models > 1:
+    if capture.accumulates_by_hand:
+        steps = capture.accumulates_by_hand
+        yield f"the script itself counts {steps} forward passes to a step of its optimizer"
+    if capture.other_weight_bytes:
+        size = format_bytes(capture.other_weight_bytes)
+        yield f"other models of the script are counted with their weights alone, {size} on each GPU"
+    elif capture.num_models > 1:
         yield f"of the {capture.num_models} models of the script only {capture.model.name} is counted"
     if script.micro_batch_size is None:
         yield "the script's first batch stands for all, as nothing shows how many samples one has"
@@ -142,7 +149,7 @@ def _global_batch_size(capture: Capture, script: Script, request: Request, topol
 
 
 def _other_global_batch(capture: Capture, script: Script, asked: int, topology: Topology) -> UserError:
-    ranks, steps = topology.data_parallel_size, capture.gradient_accumulation_steps
+    ranks, steps = topology.data_parallel_size, capture.passes_per_step
     size = script.micro_batch_size
     is_trainer = capture.route is Route.TRAINER
     names = (
@@ -150,6 +157,8 @@ def _other_global_batch(capture: Capture, script: Script, asked: int, topology: 
         if is_trainer
         else ("its DataLoader's batch_size", "its gradient_accumulation_steps")
     )
+    if capture.accumulates_by_hand:
+        names = (names[0], "the number of passes after which it steps")
     changes = []
     if asked % (ranks * steps) == 0:
         shown = asked // steps if capture.splits_batches else asked // (ranks * steps)
@@ -179,7 +188,7 @@ def _workload(capture: Capture, global_batch_size: int | None) -> tuple[Workload
             )
     target = None
     if capture.model.facts.num_decoder_layers:
-        widths = [width for name in _TARGETS for width in _widths(capture.batches, name)]
+        widths = [width for name in DECODER_TOKENS for width in _widths(capture.batches, name)]
         target = max(widths, default=None)
         if len(set(widths)) > 1:
             notes.append(f"targets of {target} tokens, the longest of the first batches, stand for all")

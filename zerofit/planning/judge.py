@@ -61,7 +61,12 @@ class EstimatingJudge:
         self._problem = problem
         self._trace = trace
         self._rates = rates
-        self.outside = outside_terms(problem.smallest_gpu, problem.topology, problem.versions)
+        self.outside = outside_terms(
+            problem.smallest_gpu,
+            problem.topology,
+            problem.versions,
+            other_weight_bytes=problem.other_weight_bytes,
+        )
         """What is on each GPU and not PyTorch's."""
         self._outside_bytes = sum(term.num_bytes for term in self.outside)
         named = problem.request.nvme_path is not None and not problem.machine.nvme_bytes
@@ -214,6 +219,7 @@ class EstimatingJudge:
             expandable_segments=problem.expandable_segments,
             own_optimizer=problem.own_optimizer,
             has_own_adapters=script is not None and bool(script.capture.model.adapters),
+            other_weight_bytes=problem.other_weight_bytes,
         )
 
     def _log(self, strategy: Strategy) -> AllocationLog:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.candidates import DEFAULT_NVME_PATH
+from zerofit.capture import for_plan
 from zerofit.choose import show, why_precision
 from zerofit.plan import Origin, Plan, Reason, Rejected
 from zerofit.planning.order import OFFLOADED, SAME_TIME, kind_of, tier
@@ -55,6 +56,7 @@ def plan_of(found: Found, problem: Problem) -> Plan:
             Rejected(strategy=strategy, why=why) for strategy, why in why_others_lose(found, problem)
         ),
         estimate=judged.estimate,
+        capture=None if problem.script is None else for_plan(problem.script.capture),
     )
 
 
@@ -117,7 +119,7 @@ def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]
     for field in ("optimizer_offload", "param_offload"):
         device = getattr(strategy, field)
         if device is not OffloadDevice.NONE and getattr(request, field) is None:
-            yield _chosen(strategy, field, "nothing that stays on the GPUs fits")
+            yield _chosen(strategy, field, _why_offloaded(field, judged, found, problem))
     if strategy.nvme_path == DEFAULT_NVME_PATH and request.nvme_path is None:
         yield _chosen(strategy, "nvme_path", "stands for a folder on the NVMe disk: --nvme-path names it")
     if request.precision is None and strategy.precision is not None and "precision" not in settled:
@@ -178,6 +180,16 @@ def _why_first(judged: Judged, found: Found) -> str:
     if all(one.seconds >= ours.seconds for one in times if one):
         return "the fastest that fits"
     return f"the simplest of those that fit within {SAME_TIME:.0%} of the fastest"
+
+
+def _why_offloaded(field: str, judged: Judged, found: Found, problem: Problem) -> str:
+    other = "param_offload" if field == "optimizer_offload" else "optimizer_offload"
+    if getattr(problem.request, other) not in (None, OffloadDevice.NONE):
+        return f"{FLAGS[other]} says that something is offloaded; the best that fits has this too"
+    stays = [one for one in found.others if one.fits and not one.strategy.offloads]
+    if judged.fits and stays:  # with another optimizer, say: that changes what is computed
+        return "nothing that stays on the GPUs fits as long as the same is computed"
+    return "nothing that stays on the GPUs fits"
 
 
 def _why_micro_batch(judged: Judged, found: Found, problem: Problem) -> str:

@@ -105,6 +105,11 @@ class Problem:
         return self.script.optimizer if self.script is not None else None
 
     @property
+    def other_weight_bytes(self) -> int:
+        """Bytes of the script's other models on each GPU."""
+        return self.script.capture.other_weight_bytes if self.script is not None else 0
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of an element of the narrowest weights, as the script makes them."""
         return self.script.weight_bytes if self.script is not None else 4

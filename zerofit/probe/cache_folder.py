@@ -24,10 +24,15 @@ def cache_folder(environment: Mapping[str, str], home: Path) -> Path:
     return (Path(caches) if os.path.isabs(caches) else home / ".cache") / "zerofit"
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write a file whole or not at all, in place of what was there; make its folder where it is missing.
 
     Two processes that write one file at once each write it whole; the later one stays.
+
+    Args:
+        path: the file.
+        data: what it is to hold.
+        mode: its rights, less what the process's mask takes.
 
     Raises:
         OSError: it can't be written.
@@ -35,7 +40,8 @@ def write_whole(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
-        with beside.open("xb") as file:
+        number = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(number, "wb") as file:
             file.write(data)
         os.replace(beside, path)
     except BaseException:

@@ -8,15 +8,16 @@ import json
 import os
 import re
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.capture import capture_from_json, capture_to_json
+from zerofit.capture import capture_from_json, capture_to_json, masked
 from zerofit.errors import UserError
 from zerofit.probe.cache_folder import write_whole
 from zerofit.probe.capture_files import argument_paths
-from zerofit.probe.capture_journal import Change, read_entries, read_paths
+from zerofit.probe.capture_journal import MOST_READ, Change, is_of_hub, read_entries, read_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -69,6 +70,15 @@ class Stored:
     key: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What decides a capture, as it is when it begins."""
+
+    stamps: dict[str, list[object] | None]
+    started_ns: int
+    """As time.time_ns() has it."""
+
+
 def load(cache_folder: Path, run: Run) -> Stored | None:
     """Return the capture of a run from the cache; None where there is none, or what decided it has changed.
 
@@ -88,11 +98,14 @@ def load(cache_folder: Path, run: Run) -> Stored | None:
         return None
 
 
-def stamps_before(run: Run) -> dict[str, list[object] | None]:
-    """Return the stamp of each file and folder that a run names, as they are before it."""
+def before_run(run: Run) -> Before:
+    """Return the stamp of each file and folder that a run names, and of what its links lead to."""
     script = [] if run.target[0] == "-m" else [run.cwd / run.target[0]]
-    named = {os.path.realpath(path) for path in (*script, *argument_paths(run.target, run.cwd))}
-    return {path: _stamp(Path(path)) for path in sorted(named)}
+    arguments = argument_paths(masked(run.target), run.cwd)
+    named = {os.path.abspath(path) for path in (*script, *arguments)}
+    named |= {os.path.realpath(path) for path in named}
+    stamps = {path: _stamp(Path(path)) for path in sorted(named)}
+    return Before(stamps=stamps, started_ns=time.time_ns())
 
 
 def store(
@@ -101,28 +114,28 @@ def store(
     capture: Capture,
     *,
     folder: Path,
-    before: dict[str, list[object] | None],
-    started_ns: int,
+    before: Before,
 ) -> str:
     """Keep a capture, and return the digest of all that decided it.
 
-    It is not kept where a file that decided it changed meanwhile, or can't be told apart from another.
+    It is not kept where a file that decided it changed meanwhile, or can't be told apart from another, or
+    where it read more files than are noted.
 
     Args:
         cache_folder: zerofit's; None keeps none.
         run: the script.
         capture: what came of it.
         folder: the capture's own, whose journal names what was read and changed.
-        before: what stamps_before returned.
-        started_ns: when it was started, as time.time_ns() has it.
+        before: what before_run returned.
     """
     changed = {entry.path for entry in read_entries(folder)[0] if entry.change is not Change.TOUCHED}
     read = {path for path in read_paths(folder) if path not in changed}
-    is_steady = all(_changed_ns(path) < started_ns for path in read - before.keys())
-    named = _named_in_code(run, (*before, *read), started_ns)
+    own = {path for path in read - before.stamps.keys() if not is_of_hub(path)}
+    is_steady = len(read) <= MOST_READ and all(_changed_ns(path) < before.started_ns for path in own)
+    named = _named_in_code(run, (*before.stamps, *read), before.started_ns)
     changed_folders = {str(folder) for path in changed for folder in Path(path).parents}
-    read = (read | named) - before.keys() - changed - changed_folders
-    stamps = before | {path: _stamp(Path(path)) for path in read}
+    read = (read | named) - before.stamps.keys() - changed - changed_folders
+    stamps = before.stamps | {path: _stamp(Path(path)) for path in read}
     environment = _environment_stamp(run.environment, stamps)
     key = _digest([_identity(run), environment, stamps])
     if cache_folder is not None and is_steady and None not in stamps.values():
@@ -133,7 +146,7 @@ def store(
             "capture": capture_to_json(capture),
         }
         with contextlib.suppress(OSError):  # a folder that can't be written to keeps none
-            write_whole(_file(cache_folder, run), json.dumps(document).encode())
+            write_whole(_file(cache_folder, run), json.dumps(document).encode(), mode=0o600)
             _prune(cache_folder / "captures")
     return key
 
@@ -176,9 +189,11 @@ def _stamp(path: Path) -> list[object] | None:
     """Return what a file or folder is known by: code by its content, data by size and time.
 
     Returns:
-        None where it can't be told apart from another.
+        None where it can't be told apart from another; for a path with links, where it leads.
     """
     try:
+        if (real := os.path.realpath(path)) != str(path):
+            return ["at", real]
         if path.is_dir():
             return _folder_stamp(path)
         if path.suffix == ".py":
@@ -195,11 +210,11 @@ def _folder_stamp(path: Path) -> list[object] | None:
     found = []
     for here, folders, names in os.walk(path):
         folders.sort()
-        for name in sorted(names):
-            status = os.lstat(os.path.join(here, name))
-            found.append(
-                (os.path.relpath(os.path.join(here, name), path), status.st_size, status.st_mtime_ns)
-            )
+        links = [name for name in folders if os.path.islink(os.path.join(here, name))]
+        for place in (os.path.join(here, name) for name in sorted((*names, *links))):
+            status = os.stat(place) if os.path.exists(place) else os.lstat(place)
+            leads = os.path.realpath(place) if os.path.islink(place) else ""
+            found.append((os.path.relpath(place, path), leads, status.st_size, status.st_mtime_ns))
         if len(found) > _MOST_FILES:
             return None
     return ["folder", _digest(found)]
@@ -222,7 +237,8 @@ def _named_in_code(run: Run, code: Iterable[str], started_ns: int) -> set[str]:
     here = os.path.realpath(run.cwd)
     words = {word for word in _quoted(code) if len(word) < _MOST_CHARACTERS}
     words = {word for word in words if not os.path.isabs(word) or not os.path.isdir(word)}
-    paths = {os.path.realpath(os.path.join(here, word)) for word in words}
+    paths = {os.path.normpath(os.path.join(here, word)) for word in words}
+    paths |= {os.path.realpath(path) for path in paths}
     return {
         path
         for path in paths

@@ -9,11 +9,11 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from zerofit.errors import UserError
+from zerofit.errors import EXIT_USAGE, UserError
 from zerofit.units import format_bytes
 
-_INSTEAD = "`--model DIR --seq-len N --global-batch N`"
-"""The flags that say what a capture would have found."""
+INSTEAD = "say what it trains: `--model DIR --seq-len N --global-batch N`"
+"""What does without a capture, where the verb says nothing else."""
 _SHOWN_LINES = 5
 _USAGE_CODE = "exit code 2"
 """How argparse ends a script that gets arguments it does not know."""
@@ -28,6 +28,7 @@ class Kind(StrEnum):
     NEEDS_VALUES = "needs-values"
     UNSUPPORTED = "unsupported"
     WOULD_OVERWRITE = "would-overwrite"
+    UPLOADS = "uploads"
     SPAWNS = "spawns"
     SLOW = "slow"
     """The time limit is over."""
@@ -46,8 +47,10 @@ class Failure:
     """What happened, in one line."""
     where: str = ""
     """File and line of the script; "" where unknown."""
-    weight_bytes: int = 0
-    """NEEDS_VALUES: what the weights take in host memory; 0 where unknown."""
+    weight_bytes: int | None = None
+    """NEEDS_VALUES: what the weights take in host memory; None where unknown."""
+    weights: str = "meta"
+    """What the attempt did with weights: "meta" or "real"."""
 
 
 def failure_from(told: dict[str, object]) -> Failure:
@@ -57,7 +60,7 @@ def failure_from(told: dict[str, object]) -> Failure:
         kind=Kind(str(told["kind"])),
         message=str(told["message"]),
         where=str(told["where"]),
-        weight_bytes=weights if isinstance(weights, int) else 0,
+        weight_bytes=weights if isinstance(weights, int) else None,
     )
 
 
@@ -79,72 +82,84 @@ class _Text:
     fix: str
 
 
-_PLAIN_RUN = "it ran as one process without a GPU, its weights without values"
+_PLAIN_RUN = "it ran as one process without a GPU, {loaded}"
+_LOADED = {
+    "meta": "its weights without values",
+    "real": "with its weights, after it had failed without, and with nothing downloaded",
+}
+_TAKEN = {
+    "meta": "weights of transformers' models take none of it, but data and models of other kinds do",
+    "real": "it looks at its weights, so that they were loaded",
+}
 _TEXTS = {
     Kind.EXITED: _Text(
         rule="capture-no-training",
         summary="{name} ended before it trained anything",
         why="what it trains is seen when a model that went through Accelerator.prepare() has its first "
         "training step, or when a Trainer starts",
-        fix="give the script that trains, with the arguments that make it; or say what it trains: {instead}",
+        fix="give the script that trains, with the arguments that make it; or {instead}",
     ),
     Kind.RAISED: _Text(
         rule="capture-script-raised",
         summary="{name} failed before its training began",
         why=_PLAIN_RUN,
-        fix="if `{command}` fails too, mend that; if not, say what it trains: {instead}",
+        fix="if `{command}` fails too, mend that; if not, {instead}",
     ),
     Kind.STDIN: _Text(
         rule="capture-reads-input",
         summary="{name} waits for input",
         why="zerofit runs it before it is launched, and nobody answers; nor do the ranks get any",
-        fix="give the answer by an argument of the script; or say what it trains: {instead}",
+        fix="give the answer by an argument of the script; or {instead}",
     ),
     Kind.NEEDS_VALUES: _Text(
         rule="capture-needs-weights",
         summary="{name} looks at its weights before it trains them",
         why="zerofit runs it without loading weights; {weights}",
-        fix="say what it trains: {instead}",
+        fix="{instead}",
     ),
     Kind.UNSUPPORTED: _Text(
         rule="capture-unsupported",
         summary="what {name} trains can't be seen",
         why="zerofit sees plain Accelerator loops and Trainers that take their batches from data",
-        fix="say what it trains: {instead}",
+        fix="{instead}",
     ),
     Kind.WOULD_OVERWRITE: _Text(
         rule="capture-would-overwrite",
         summary="{name} would lose files of yours before it trains",
         why="zerofit runs it twice, first to look: then it keeps a copy of what the script overwrites, up to "
         "1 GiB a file, and lets it remove or rename only what it has made itself",
-        fix="move them away, or name another folder in its arguments; or say what it trains: {instead}",
+        fix="move them away, or name another folder in its arguments; or {instead}",
+    ),
+    Kind.UPLOADS: _Text(
+        rule="capture-would-upload",
+        summary="{name} would send or change things elsewhere before it trains",
+        why="zerofit runs it twice, first to look: what another program does there can't be undone",
+        fix="let it do that after its training; or {instead}",
     ),
     Kind.SPAWNS: _Text(
         rule="capture-spawns",
         summary="{name} starts the processes that train by itself",
         why="only the process that zerofit starts is seen, and another one would train for real",
-        fix="give `zerofit launch` the script that one rank runs, as it starts the ranks; or say what it "
-        "trains: {instead}",
+        fix="give `zerofit launch` the script that one rank runs, as it starts the ranks; or {instead}",
     ),
     Kind.SLOW: _Text(
         rule="capture-too-slow",
         summary="{name} did not come to its training in {limit_s:g} s",
         why="it was stopped; data that datasets had finished preparing stays in its cache, so that the next "
         "try goes on from there",
-        fix="try again with a longer limit, `--capture-limit {longer_s:g}`; or say what it trains: {instead}",
+        fix="try again with a longer limit, `--capture-limit {longer_s:g}`; or {instead}",
     ),
     Kind.MEMORY: _Text(
         rule="capture-out-of-memory",
         summary="host memory does not hold {name} up to its training",
-        why="{free} were free when it started; weights of transformers' models take none of it, but data and "
-        "models of other kinds do",
-        fix="let it load less data or stream it; or say what it trains: {instead}",
+        why="{free} were free when it started; {taken}",
+        fix="let it load less data or stream it; or {instead}",
     ),
     Kind.KILLED: _Text(
         rule="capture-killed",
         summary="{name} was killed before its training began",
         why=_PLAIN_RUN,
-        fix="if `{command}` ends so too, mend that; if not, say what it trains: {instead}",
+        fix="if `{command}` ends so too, mend that; if not, {instead}",
     ),
 }
 _USAGE = _Text(
@@ -157,18 +172,24 @@ _TRACER_ENDED = _Text(
     rule="capture-trace-ended",
     summary="the process that holds the model of {name} ended while its memory was worked out",
     why="the model's own code runs there on tensors without values, which not all code survives",
-    fix="say what it trains: {instead}",
+    fix="{instead}",
 )
 _TRACER_SLOW = _Text(
     rule="capture-trace-slow",
     summary="working out the memory of the model of {name} takes too long",
     why="the model's own code runs there on tensors without values",
-    fix="say what it trains: {instead}",
+    fix="{instead}",
 )
 
 
 def error_of(
-    failure: Failure, *, target: tuple[str, ...], output: str, limit_s: float, free_bytes: int
+    failure: Failure,
+    *,
+    target: tuple[str, ...],
+    output: str,
+    limit_s: float,
+    free_bytes: int,
+    instead: str = INSTEAD,
 ) -> UserError:
     """Return the error that tells a user why a script could not be captured.
 
@@ -178,6 +199,7 @@ def error_of(
         output: what it printed.
         limit_s: the time that it had.
         free_bytes: host memory that was free before it started.
+        instead: what the user can do in the place of a capture.
     """
     where = failure.where
     if failure.kind is Kind.KILLED:
@@ -195,10 +217,14 @@ def error_of(
         text,
         target,
         found,
+        exit_code=EXIT_USAGE if text is _USAGE or not _fails(failure) else 1,
+        instead=instead,
         limit_s=limit_s,
         longer_s=4 * limit_s,
         free=format_bytes(free_bytes),
         weights=_about_weights(failure.weight_bytes, free_bytes),
+        loaded=_LOADED[failure.weights],
+        taken=_TAKEN[failure.weights],
     )
 
 
@@ -213,11 +239,20 @@ def tracer_slow(target: tuple[str, ...], limit_s: float) -> UserError:
     return _error(_TRACER_SLOW, target, f"no answer from the process that holds it in {limit_s:g} s")
 
 
-def _error(text: _Text, target: tuple[str, ...], found: str, **values: object) -> UserError:
+def _fails(failure: Failure) -> bool:
+    """Return whether the script itself fails, and not only the look at it."""
+    if failure.kind is Kind.EXITED:
+        return "sys.exit" in failure.message and "exit code 0)" not in failure.message
+    return failure.kind in (Kind.RAISED, Kind.MEMORY, Kind.KILLED)
+
+
+def _error(
+    text: _Text, target: tuple[str, ...], found: str, exit_code: int = EXIT_USAGE, **values: object
+) -> UserError:
     told = {
         "name": f"-m {target[1]}" if target[0] == "-m" else target[0],
         "command": f"python {shlex.join(target)}",
-        "instead": _INSTEAD,
+        "instead": INSTEAD,
         **values,
     }
     return UserError(
@@ -226,6 +261,7 @@ def _error(text: _Text, target: tuple[str, ...], found: str, **values: object) -
         found=found,
         why=text.why.format_map(told),
         fix=text.fix.format_map(told),
+        exit_code=exit_code,
     )
 
 
@@ -258,7 +294,7 @@ def _before_crash(output: str, script: str) -> tuple[str, str]:
     return printed, f"{script}:{frame[1]}" if frame else ""
 
 
-def _about_weights(weight_bytes: int, free_bytes: int) -> str:
-    if not weight_bytes:
-        return "with them it does not come to its training either"
+def _about_weights(weight_bytes: int | None, free_bytes: int) -> str:
+    if weight_bytes is None:
+        return "how much memory they take is not known, so that they were not loaded"
     return f"they take {format_bytes(weight_bytes)}, and {format_bytes(free_bytes)} of host memory are free"

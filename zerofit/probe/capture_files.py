@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +40,11 @@ Source: https://huggingface.co/docs/huggingface_hub/package_reference/environmen
 the others.
 """
 _CACHES_AT_HOME = (".cache", ".triton", ".nv", ".config/matplotlib", "nltk_data")
+_CACHES_IN_TMP = ("data-gym-cache", "ray", "tfhub_modules")
+"""Folders in /tmp that tiktoken (tiktoken/load.py), ray and tensorflow_hub (resolver.py) keep."""
+_TMP = Path("/tmp")
+_CLOCKS_NS = 2_000_000_000
+"""ASSUMPTION: the clock of a file server is less ahead than this."""
 _MOST_CHARACTERS = 4096
 """Of a path (PATH_MAX, linux/limits.h)."""
 
@@ -49,8 +54,9 @@ def places(
 ) -> dict[str, list[str]]:
     """Return which folders are the user's ("roots") and which are caches, that stay as a script leaves them.
 
-    What the script runs in and what its arguments name is the user's, even where it lies in /tmp; a folder
-    named by a flag such as --cache_dir is a cache.
+    What the script runs in and what its arguments name is the user's, and so is what it writes in /tmp by
+    name, for its temporary files have a folder of their own. A folder named by a flag such as --cache_dir is
+    a cache.
 
     Args:
         target: the script or `-m module`, and its arguments.
@@ -62,7 +68,7 @@ def places(
     flagged = [str(cwd / value) for flag, value in _arguments(target) if "cache" in flag]
     at_home = [str(home / name) for name in _CACHES_AT_HOME]
     here = [cwd] if target[0] == "-m" else [cwd, (cwd / target[0]).parent]
-    caches = [*named, *flagged, *at_home, tempfile.gettempdir()]
+    caches = [*named, *flagged, *at_home, *(str(_TMP / name) for name in _CACHES_IN_TMP)]
     return {
         "roots": [str(path) for path in (*here, *argument_paths(target, cwd))],
         "caches": [path for path in caches if Path(path) not in here],
@@ -102,36 +108,60 @@ class Undone:
     """Folders that the capture made and that stay, as something lies in them that nobody noted."""
     lost: tuple[str, ...] = ()
     """Files that could not be put back, each with the place of its copy."""
+    newer: tuple[str, ...] = ()
+    """Files that changed after the capture's end, and are left: each with the place of its copy."""
 
 
-def undo(folder: Path) -> Undone:
+def undo(folder: Path, *, ended_ns: int) -> Undone:
     """Undo what the journal of a capture tells, and return what is left of it; safe to do again.
 
     A file gets its content, times and rights back; what the capture made goes, a folder only where nothing
-    else lies in it.
+    else lies in it. What changed later than the capture is the user's, and stays.
 
     Args:
         folder: the capture's.
+        ended_ns: when its last process ended, as time.time_ns() has it.
     """
+    until_ns = ended_ns + _CLOCKS_NS
     entries, _ = read_entries(folder)
     by_path: dict[str, list[Entry]] = {}
     for entry in entries:
         by_path.setdefault(entry.path, []).append(entry)
     made = [path for path, changes in by_path.items() if changes[0].change is Change.MADE]
     folders = [path for path, changes in by_path.items() if changes[0].change is Change.MADE_FOLDER]
-    for path in made:
+    newer = [path for path in by_path.keys() - {*folders} if _changed_ns(path) > until_ns]
+    newer = [path for path in newer if not _is_as_before(path, by_path[path][0])]
+    for path in set(made) - {*newer}:
         with contextlib.suppress(OSError):
             os.unlink(path)
     for path in sorted(folders, key=len, reverse=True):
         with contextlib.suppress(OSError):
             os.rmdir(path)
     lost = []
-    for path in by_path.keys() - {*made, *folders}:
+    for path in by_path.keys() - {*made, *folders, *newer}:
         try:
             _put_back(folder, path, by_path[path])
         except OSError as error:
             lost.append(f"{path}, its copy is {_copy(folder, by_path[path])}: {error.strerror}")
-    return Undone(left=tuple(path for path in folders if os.path.isdir(path)), lost=tuple(sorted(lost)))
+    return Undone(
+        left=tuple(path for path in folders if os.path.isdir(path)),
+        lost=tuple(sorted(lost)),
+        newer=tuple(_with_copy(folder, path, by_path[path]) for path in sorted(newer)),
+    )
+
+
+def _changed_ns(path: str) -> int:
+    """Return when a file last changed, be it by a copy that keeps its times; 0 for a folder or nothing."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return 0
+    return 0 if stat.S_ISDIR(status.st_mode) else status.st_ctime_ns
+
+
+def _with_copy(folder: Path, path: str, changes: list[Entry]) -> str:
+    copy = _copy(folder, changes)
+    return path if copy is None else f"{path} (before: {copy.relative_to(folder)})"
 
 
 def _put_back(folder: Path, path: str, changes: list[Entry]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +26,8 @@ COPIES = "copies"
 """Folder of the files that were there before."""
 _JOURNAL = "files.jsonl"
 _READ = "read.jsonl"
+MOST_READ = 5000
+"""Files that are noted as read. ASSUMPTION: a script that reads more by now reads data, file by file."""
 
 
 class Change(StrEnum):
@@ -56,6 +59,19 @@ class Entry:
     mode: int = 0
 
 
+def begin_anew(folder: Path) -> None:
+    """Forget what the journal tells, once it is undone."""
+    for name in (_JOURNAL, _READ):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / COPIES, ignore_errors=True)
+
+
+def last_written_ns(folder: Path) -> int:
+    """Return when the journal or the output of a capture last grew, or its owner last looked at it."""
+    files = [folder / name for name in (LOG, _JOURNAL, _READ, SPEC)]
+    return max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)
+
+
 def append(folder: Path, entry: Entry) -> None:
     """Add an entry to a capture's journal; it is in the system's hands when this returns."""
     _append(folder / _JOURNAL, asdict(entry))
@@ -75,6 +91,14 @@ def read_entries(folder: Path, *, offset: int = 0) -> tuple[list[Entry], int]:
     """
     lines, offset = _lines(folder / _JOURNAL, offset)
     return [Entry(**{**line, "change": Change(line["change"])}) for line in lines], offset
+
+
+def is_of_hub(path: str) -> bool:
+    """Return whether a file is the hub cache's, which writes it while a script runs and then leaves it.
+
+    Source: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+    """
+    return any(part in path for part in ("/refs/", "/blobs/", "/snapshots/"))
 
 
 def read_paths(folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import os
 import select
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from zerofit.allocation_log import Trace, TraceRequest
     from zerofit.probe.capture_cache import Run
+    from zerofit.probe.script_leftovers import CaptureFolder
 
 _POLL_S = 0.02
 _LOOK_S = 0.2
@@ -64,38 +65,50 @@ class Child:
     Args:
         run: the script.
         folder: the capture's own.
-        weights: "meta" leaves transformers' models without values, "real" loads them.
+        weights: "meta" leaves transformers' models without values, "real" loads them and downloads nothing.
         command: what captures: takes the folder and the target.
     """
 
-    def __init__(self, run: Run, *, folder: Path, weights: str, command: Sequence[str]) -> None:
+    ended_ns: int | None = None
+    """When end() had ended the last process, as time.time_ns() has it."""
+
+    def __init__(self, run: Run, *, folder: CaptureFolder, weights: str, command: Sequence[str]) -> None:
         self._run = run
-        self._folder = folder
+        self._folder = folder.path
+        self._weights = weights
         self._least_free_bytes = _LEAST_FREE_BYTES[weights]
         self._oom_kills = count_oom_kills()
         its_reader, self._writer = os.pipe()
         self._reader, its_writer = os.pipe()
+        named = places(
+            run.target,
+            environment=run.environment,
+            cwd=run.cwd,
+            home=Path(run.environment.get("HOME") or Path.home()),
+        )
+        named["caches"].append(str(folder.temporary))
         spec = {
             "weights": weights,
             "num_batches": _NUM_BATCHES,
             "serve": [its_reader, its_writer],
-            **places(
-                run.target,
-                environment=run.environment,
-                cwd=run.cwd,
-                home=Path(run.environment.get("HOME") or Path.home()),
-            ),
+            **named,
         }
         for name in (CAPTURE, FAILURE, REFUSED):
-            (folder / name).unlink(missing_ok=True)
-        (folder / SPEC).write_text(json.dumps(spec), encoding="utf-8")
-        (folder / "trackers").mkdir(exist_ok=True)
+            (folder.path / name).unlink(missing_ok=True)
+        (folder.path / SPEC).write_text(json.dumps(spec), encoding="utf-8")
+        (folder.path / "trackers").mkdir(exist_ok=True)
         try:
             self._process = ScriptProcess(
-                (*command, str(folder), *run.target),
-                environment=script_environment(run.environment, folder=folder, port=free_port(0)),
+                (*command, str(folder.path), *run.target),
+                environment=script_environment(
+                    run.environment,
+                    folder=folder.path,
+                    temporary=folder.temporary,
+                    port=free_port(0),
+                    is_offline=weights == "real",
+                ),
                 cwd=run.cwd,
-                log=folder / LOG,
+                log=folder.path / LOG,
                 pass_fds=(its_reader, its_writer),
             )
         finally:
@@ -116,6 +129,10 @@ class Child:
             until: when its time is over, on time.monotonic()'s clock.
             on_progress: told the last line that the script printed.
         """
+        result = self._result(until, on_progress)
+        return replace(result, weights=self._weights) if isinstance(result, Failure) else result
+
+    def _result(self, until: float, on_progress: Callable[[str], None]) -> Capture | Failure:
         look_at = 0.0
         last: list[str] = []
         while (ended := self._ended()) is None:
@@ -124,6 +141,7 @@ class Child:
                 return Failure(kind=Kind.SLOW)
             if now >= look_at:
                 look_at = now + _LOOK_S
+                os.utime(self._folder / SPEC)  # tells how long this lived, were it killed
                 if free_host_bytes() < self._least_free_bytes:
                     return Failure(kind=Kind.MEMORY, message="zerofit ended it while memory was short")
                 if (lines := last_lines(self.output, 1)) and lines != last:
@@ -136,8 +154,11 @@ class Child:
         """Return the trace of the model that the script was about to train.
 
         Raises:
-            UserError: the model can't be traced, or its process ended, or the time is over.
+            UserError: the model can't be traced, or its process ended, or the time is over: then the process
+                is ended, so that its answer is not taken for another one's.
         """
+        if self.ended_ns is not None:
+            raise tracer_ended(self._run.target, self.output)
         file = self._folder / "asked.trace"
         asked = json.dumps({"request": asdict(request), "path": str(file)}) + "\n"
         answer = None
@@ -158,7 +179,10 @@ class Child:
 
     def end(self) -> None:
         """End the process and all that it started."""
+        if self.ended_ns is not None:
+            return
         self._process.end()
+        self.ended_ns = time.time_ns()
         for number in (self._reader, self._writer):
             with contextlib.suppress(OSError):
                 os.close(number)
@@ -185,6 +209,7 @@ class Child:
         line = b""
         while not line.endswith(b"\n"):
             if time.monotonic() >= until:
+                self.end()
                 raise tracer_slow(self._run.target, limit_s)
             has_ended = self._process.exit_code() is not None
             if select.select([self._reader], [], [], 0 if has_ended else _LOOK_S)[0]:

@@ -14,21 +14,22 @@ MARK = "ZEROFIT_CAPTURE"
 """Names the capture's folder; all that a script starts inherits it, and is found and ended by it."""
 _LEFT_OUT = (
     "ACCELERATE_",
-    "DYNAMO_",
-    "FP8_",
     "FSDP_",
-    "GROUP_",
     "MEGATRON_LM_",
     "MV2_",
     "OMPI_",
     "PARALLELISM_CONFIG_",
     "PMI_",
-    "ROLE_",
     "TORCHELASTIC_",
 )
 """Prefixes of what launchers tell their ranks. Source: accelerate/utils/launch.py; accelerate/state.py, which
 takes MPI's world size; torch/distributed/elastic/agent/server/local_elastic_agent.py.
 """
+_LEFT_OUT_NAMES = {
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRAD"),
+}
+"""Names of theirs whose prefixes a user's variables may bear. Source: as above."""
 _NO_GPUS = {
     "CUDA_VISIBLE_DEVICES": "",
     "HIP_VISIBLE_DEVICES": "",
@@ -63,23 +64,30 @@ _RUNS_TO_GO_ON_WITH = {
 }
 
 
-def script_environment(environment: Mapping[str, str], *, folder: Path, port: int) -> dict[str, str]:
+def script_environment(
+    environment: Mapping[str, str], *, folder: Path, temporary: Path, port: int, is_offline: bool
+) -> dict[str, str]:
     """Return the variables of the process that a script is captured in.
 
     Args:
         environment: the user's.
         folder: the capture's own; trackers write there.
+        temporary: the folder for temporary files.
         port: a free one: scripts may ask torch.distributed for their one rank.
+        is_offline: whether nothing is downloaded from the hub.
     """
     kept = {
         name: value
         for name, value in environment.items()
-        if not name.startswith(_LEFT_OUT) and name not in _RUNS_TO_GO_ON_WITH
+        if not name.startswith(_LEFT_OUT) and name not in _LEFT_OUT_NAMES | _RUNS_TO_GO_ON_WITH
     }
     trackers = folder / "trackers"
     path = os.pathsep.join((os.path.dirname(sys.executable), environment.get("PATH", os.defpath)))
+    offline = {"HF_HUB_OFFLINE": "1"} if is_offline else {}
     return {
         **kept,
+        **offline,
+        **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary)),
         **_NO_GPUS,
         **_NO_TRACKERS,
         **dict.fromkeys(_TRACKER_FOLDERS, str(trackers)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -30,6 +31,8 @@ _libc = ctypes.CDLL(None)
 
 class ScriptProcess:
     """A process in a session of its own, which ends when this process does.
+
+    It is for the main thread: what ends it is the end of the thread that started it (prctl(2)).
 
     Args:
         command: the program and its arguments.
@@ -59,7 +62,7 @@ class ScriptProcess:
                 stderr=subprocess.STDOUT,
                 pass_fds=pass_fds,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=functools.partial(_die_with_parent, os.getpid()),
             )
 
     def exit_code(self) -> int | None:
@@ -126,8 +129,10 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before that
+        os._exit(1)
 
 
 @contextlib.contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.plan import Origin
 from zerofit.planning.constraints import constraints_of
 from zerofit.planning.freezing import FREEZES
-from zerofit.render.capture_words import class_name
+from zerofit.render.capture_words import batch_words, class_name
 from zerofit.render.plan_table import table_lines
 from zerofit.render.plan_words import OPTIMIZER_WORDS
 from zerofit.strategy import Engine, OffloadDevice, Precision
@@ -44,13 +45,12 @@ class Row:
     why: str
 
 
-def applied_rows(plan: Plan, capture: Capture | None) -> tuple[Row, ...]:
+def applied_rows(plan: Plan) -> tuple[Row, ...]:
     """Return what of a script's settings a plan changes, and what it would change and must leave.
 
-    Args:
-        plan: what runs.
-        capture: what the script trains; None where it was not captured, and only says "its own".
+    A script that was not captured only says "its own".
     """
+    capture = plan.capture
     return tuple(
         row
         for rows in (
@@ -78,12 +78,10 @@ def applied_table(rows: tuple[Row, ...]) -> str:
 
 
 def _why(plan: Plan, *fields: str) -> str:
-    """Return the reasons of the first of these fields that has any."""
-    for field in fields:
-        whys = [reason.why for reason in plan.reasons if reason.field == field]
-        if whys:
-            return whys[-1]
-    return "the plan says so"
+    """Return the reason of the first of these fields that has one; that of a flag before all others."""
+    found = [reason for field in fields for reason in plan.reasons if reason.field == field]
+    by_flag = [reason for reason in found if reason.origin is Origin.FLAG and reason.why.startswith("--")]
+    return next((reason.why for reason in (*by_flag, *found)), "the plan says so")
 
 
 def _batch(plan: Plan, capture: Capture | None) -> Iterator[Row]:
@@ -96,23 +94,27 @@ def _batch(plan: Plan, capture: Capture | None) -> Iterator[Row]:
         yield Row(what="global batch", script_says=str(said), runs=str(asked), why=why)
     if micro is None and steps is None:
         return
-    own, runs = OWN, _batch_words(micro, steps)
+    by_hand = capture.accumulates_by_hand if capture is not None else None
+    own, runs = OWN, _batch_words(micro, steps and steps // (by_hand or 1), by_hand)
     if capture is not None and capture.micro_batch_size is not None:
-        own = _batch_words(capture.micro_batch_size, capture.gradient_accumulation_steps)
+        own = batch_words(capture)
         own += " of all ranks" if capture.splits_batches else ""
     if runs == own:
         return
     why = _why(plan, "micro_batch_size", "gradient_accumulation_steps")
     if said is not None and said == asked:
         why += f"; global batch {said} as before"
+    elif capture is None and micro is None:
+        why += f"; a step is then {steps} of its own batches on each rank"
     yield Row(what="batch on each rank", script_says=own, runs=runs, why=why)
 
 
-def _batch_words(micro: int | None, steps: int | None) -> str:
+def _batch_words(micro: int | None, steps: int | None, by_hand: int | None) -> str:
     """Return micro-batch x accumulation, or the one of them that is known."""
     if micro is None:
         return f"accumulation of {steps}"
-    return f"pieces of {micro}" if steps is None else f"{micro} x {steps}"
+    words = f"pieces of {micro}" if steps is None else f"{micro} x {steps}"
+    return f"{words}, stepped every {by_hand}" if by_hand else words
 
 
 def _engine(plan: Plan) -> Iterator[Row]:
@@ -216,7 +218,7 @@ def _held(plan: Plan, capture: Capture | None) -> Iterator[Row]:
         return
     batch = "its own, of no known size"
     if capture.micro_batch_size is not None:
-        batch = _batch_words(capture.micro_batch_size, capture.gradient_accumulation_steps)
+        batch = batch_words(capture)
     names = [class_name(one.class_path) for one in capture.optimizers]
     words = {
         "micro_batch_size": ("batch on each rank", batch),

@@ -42,6 +42,7 @@ def capture_summary(capture: Capture) -> dict[str, Any]:
         "num_optimizers": len(capture.optimizers),
         "micro_batch_size": capture.micro_batch_size,
         "gradient_accumulation_steps": capture.gradient_accumulation_steps,
+        "accumulates_by_hand": capture.accumulates_by_hand,
         "splits_batches": capture.splits_batches,
         "mixed_precision": capture.mixed_precision,
         "lengths": None
@@ -55,7 +56,7 @@ def capture_summary(capture: Capture) -> dict[str, Any]:
             "longest": lengths.longest,
         },
         "notes": list(capture.notes),
-        "seconds": capture.seconds,
+        "wall_time_s": capture.wall_time_s,
         "peak_host_bytes": capture.peak_host_bytes,
     }
 
@@ -91,12 +92,12 @@ def _pairs(capture: Capture) -> Iterator[tuple[str, str]]:
         of = f"{lengths.num_samples} samples" + (", all there are" if lengths.is_whole else "")
         shares = f"half up to {lengths.p50}, 90% up to {lengths.p90}, longest {lengths.longest}"
         yield "tokens", f"{shares} ({of})"
-    yield "mixed precision", capture.mixed_precision
-    if capture.seconds:
+    yield "mixed precision", _precision(capture)
+    if capture.wall_time_s:
         memory = (
             f", {format_bytes(capture.peak_host_bytes)} of host memory" if capture.peak_host_bytes else ""
         )
-        yield "captured in", f"{capture.seconds:.1f} s{memory}"
+        yield "captured in", f"{capture.wall_time_s:.1f} s{memory}"
 
 
 def _loop(capture: Capture) -> str:
@@ -104,6 +105,12 @@ def _loop(capture: Capture) -> str:
     if capture.route is Route.TRAINER:
         return f"{class_name(capture.trainer_class) or 'Trainer'}{where}"
     return f"its own, with Accelerator{', accumulate()' if capture.accumulates else ''}{where}"
+
+
+def _precision(capture: Capture) -> str:
+    if capture.mixed_precision != "no" or capture.route is Route.TRAINER:
+        return capture.mixed_precision
+    return "no, as it says" if capture.names_precision else "none named"
 
 
 def _weights(capture: Capture) -> str:
@@ -132,6 +139,13 @@ def _optimizer(capture: Capture) -> str:
 
 def _batch(capture: Capture) -> str:
     if capture.micro_batch_size is None:
-        return f"not known, accumulation of {capture.gradient_accumulation_steps}"
-    words = f"{capture.micro_batch_size} x {capture.gradient_accumulation_steps}"
+        return f"not known, accumulation of {capture.passes_per_step}"
+    words = batch_words(capture)
     return f"{words}, split over all ranks (split_batches)" if capture.splits_batches else words
+
+
+def batch_words(capture: Capture) -> str:
+    """Return the script's batch: "8 x 2", "8 x 1, stepped every 4" where the loop counts passes itself."""
+    words = f"{capture.micro_batch_size} x {capture.gradient_accumulation_steps}"
+    by_hand = capture.accumulates_by_hand
+    return f"{words}, stepped every {by_hand}" if by_hand else words

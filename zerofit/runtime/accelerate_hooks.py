@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.errors import UserError
 from zerofit.render.command import MIXED_PRECISION
 from zerofit.runtime import deepspeed_step, schedulers
+from zerofit.runtime.optimizer_swap import is_plain_optimizer
 from zerofit.runtime.settings import check_batch
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _set_precision(arguments: dict[str, Any], settings: Settings, changes: Chang
     if settings.precision_is_default:
         changes.add(f"mixed precision is {own}, as the script says; {wanted} would have been the default")
     else:
-        changes.add(f"mixed precision is {wanted}, as --mixed-precision says; the script says {own}")
+        changes.add(f"mixed precision is {wanted}, as the plan says; the script says {own}")
         arguments["mixed_precision"] = wanted
 
 
@@ -121,10 +122,13 @@ def _hook_prepare(accelerator_class: Any, settings: Settings, changes: Changes) 
 
     @functools.wraps(original)
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._zerofit_by_script:
+        batch_size = _training_batch_size(self, args)
+        if self._zerofit_by_script and batch_size is not None and not hasattr(self, "_zerofit_batch_size"):
+            # A later one is of other data, which need not fill the plan's batches.
+            self._zerofit_batch_size = batch_size
             check_batch(
                 settings,
-                batch_size=_training_batch_size(self, args),
+                batch_size=batch_size,
                 accumulation=self.gradient_accumulation_steps,
                 num_ranks=self.num_processes,
             )
@@ -134,8 +138,12 @@ def _hook_prepare(accelerator_class: Any, settings: Settings, changes: Changes) 
         _fill_auto(self, plugin.hf_ds_config.config, settings, args)
         schedulers.drop_empty_groups(args)
         prepared = original(self, *args, **kwargs)
-        schedulers.lead_to_live_optimizer(self)
+        schedulers.lead_to_live_optimizers(self._optimizers)
         deepspeed_step.watch(self, changes)
+        window = deepspeed_step.window_of(self)
+        if window is not None:
+            for optimizer in filter(is_plain_optimizer, args):
+                deepspeed_step.refuse_step_of(optimizer, window)
         return prepared
 
     accelerator_class.prepare = prepare
@@ -151,34 +159,35 @@ def _fill_auto(
     if config.get("train_micro_batch_size_per_gpu") == "auto":
         # accelerate would take the smallest of all DataLoaders, and fail without one. DeepSpeed only counts
         # samples with it, so that 1 is no harm where the data comes from elsewhere.
-        sizes = (_batch_size(accelerator, objects, shuffled=shuffled) for shuffled in (True, False))
-        config["train_micro_batch_size_per_gpu"] = next((size for size in sizes if size), 1)
+        sizes = [_batch_sizes(accelerator, objects, shuffled=shuffled) for shuffled in (True, False)]
+        config["train_micro_batch_size_per_gpu"] = next((some[0] for some in sizes if some), 1)
 
 
 def _training_batch_size(accelerator: Any, objects: tuple[Any, ...]) -> int | None:
-    """Return the samples per rank of the DataLoader that surely trains; None without.
+    """Return the samples per rank of the DataLoader that surely trains, the largest; None without.
 
-    It is the one that shuffles, or the only one beside an optimizer.
+    It is one that shuffles, or the only one beside an optimizer.
     """
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
 
     num_loaders = sum(isinstance(item, DataLoader) for item in objects)
     is_only_one = num_loaders == 1 and any(isinstance(item, Optimizer) for item in objects)
-    return _batch_size(accelerator, objects, shuffled=not is_only_one)
+    return max(_batch_sizes(accelerator, objects, shuffled=not is_only_one), default=None)
 
 
-def _batch_size(accelerator: Any, objects: tuple[Any, ...], *, shuffled: bool) -> int | None:
-    """Return the samples per rank of the first DataLoader, or of the first that shuffles; None without."""
+def _batch_sizes(accelerator: Any, objects: tuple[Any, ...], *, shuffled: bool) -> list[int]:
+    """Return the samples per rank of all DataLoaders, or of all that shuffle."""
     from torch.utils.data import DataLoader, RandomSampler
 
     ranks = accelerator.num_processes if accelerator.split_batches else 1
-    for loader in objects:
-        if not isinstance(loader, DataLoader) or not loader.batch_size:
-            continue
-        if isinstance(loader.sampler, RandomSampler) or not shuffled:
-            return max(1, int(loader.batch_size) // ranks)
-    return None
+    return [
+        max(1, int(loader.batch_size) // ranks)
+        for loader in objects
+        if isinstance(loader, DataLoader)
+        and loader.batch_size
+        and (isinstance(loader.sampler, RandomSampler) or not shuffled)
+    ]
 
 
 def _hook_accumulation(accelerator_class: Any, steps: int | None) -> None:

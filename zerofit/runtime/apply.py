@@ -15,6 +15,7 @@ from zerofit.runtime import (
     optimizer_check,
     optimizer_swap,
     partitioned_embeddings,
+    torch_clipping,
     trainer_hooks,
 )
 from zerofit.runtime.on_import import when_imported
@@ -24,39 +25,34 @@ from zerofit.strategy import ZeroStage
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from zerofit.capture import Capture
     from zerofit.plan import Plan
     from zerofit.runtime.changes import Changes
     from zerofit.runtime.settings import Settings
 
 
-def install(plan: Plan, changes: Changes, *, capture: Capture | None = None) -> None:
+def install(plan: Plan, changes: Changes) -> None:
     """Set the hooks that make the script train as the plan says.
 
     Args:
         plan: what runs.
         changes: where to note what was changed.
-        capture: what the script trains; None where it was not captured.
     """
-    settings = settings_of(plan, capture)
+    settings = settings_of(plan)
 
     def hook_accelerator(module: ModuleType) -> None:
         hook_accelerator_class(module.Accelerator, plan, settings, changes)
 
-    if settings.uses_deepspeed:
-        if settings.on_cpu:
-            when_imported("accelerate.state", accelerate_hooks.default_to_gloo)
-        when_imported(
-            "torch.nn.utils",
-            lambda module: deepspeed_step.hook_torch_clipping(
-                module, changes, forced=settings.gradient_clipping
-            ),
-        )
+    if settings.uses_deepspeed and settings.on_cpu:
+        when_imported("accelerate.state", accelerate_hooks.default_to_gloo)
+    when_imported(
+        "torch.nn.utils",
+        lambda module: torch_clipping.install(module, changes, forced=settings.gradient_clipping),
+    )
     if plan.strategy.zero_stage is ZeroStage.PARAMETERS:
-        rows = capture.model.facts.vocab_size if capture is not None else None
+        captured = plan.capture.model if plan.capture is not None else None
         when_imported(
             "transformers.modeling_utils",
-            lambda module: partitioned_embeddings.install(module.PreTrainedModel, captured_rows=rows),
+            lambda module: partitioned_embeddings.install(module.PreTrainedModel, changes, captured=captured),
         )
     when_imported("accelerate.accelerator", hook_accelerator)
     when_imported(
@@ -80,6 +76,7 @@ def hook_accelerator_class(accelerator_class: Any, plan: Plan, settings: Setting
         optimizer_check.install(accelerator_class, plan, changes)
     for part in (checkpointing, optimizer_swap, join_prepare, backward):
         part.install(accelerator_class, settings, changes)
+    torch_clipping.watch(accelerator_class)
     clipping.install(accelerator_class, changes, forced=settings.gradient_clipping)
     if settings.uses_deepspeed:
         deepspeed_step.hook_ends(accelerator_class)

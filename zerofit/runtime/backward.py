@@ -6,6 +6,7 @@ import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
+from zerofit.errors import UserError
 from zerofit.runtime.deepspeed_step import window_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def install(accelerator_class: Any, settings: Settings, changes: Changes) -> Non
         if splitter is None:
             original(self, loss, **kwargs)
             return
+        if "learning_rate" in kwargs:
+            raise _steps_within_backward()
         splitter.backward(
             loss / self.gradient_accumulation_steps,
             run=_native_piece(self, kwargs),
@@ -45,6 +48,28 @@ def install(accelerator_class: Any, settings: Settings, changes: Changes) -> Non
     accelerator_class.backward = backward
     accelerator_class.trigger_sync_in_backward = staticmethod(
         _trigger(accelerator_class.trigger_sync_in_backward)
+    )
+
+
+def settle(accelerator: Any) -> None:
+    """Take back what went backward early for losses whose backward never came; DeepSpeed's window does so.
+
+    Args:
+        accelerator: the script's; None does nothing.
+    """
+    splitter = getattr(accelerator, "_zerofit_splitter", None)
+    if splitter is not None and window_of(accelerator) is None:
+        splitter.settle()
+
+
+def _steps_within_backward() -> UserError:
+    return UserError(
+        "no-micro-batches-with-lomo",
+        "LOMO can't train in micro-batches",
+        found="accelerator.backward(loss, learning_rate=...), and forward passes split into micro-batches",
+        why="LOMO steps within each backward pass, so that every micro-batch would be a step of its own",
+        fix="leave out --micro-batch-size, or take another optimizer",
+        see="https://github.com/OpenLMLab/LOMO",
     )
 
 
@@ -103,7 +128,7 @@ def _under_deepspeed(accelerator: Any, window: Window, loss: Any, kwargs: dict[s
             splitter.backward(loss, run=run_piece, is_boundary=is_boundary)
 
     if accelerator._zerofit_by_script and accelerator.sync_gradients:
-        window.wait(run)
+        window.wait(run, loss=loss)
     else:
         window.go_on()
-        window.run(run, is_boundary=accelerator.sync_gradients)
+        window.run(run, is_boundary=accelerator.sync_gradients, loss=loss)

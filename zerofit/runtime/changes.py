@@ -15,10 +15,17 @@ class Changes:
     def __init__(self, *, announce: bool) -> None:
         self._announce = announce
         self._lines: list[str] = []
+        self._noted: set[str] = set()
 
-    def add(self, line: str) -> None:
-        """Note one change, unless it was noted before."""
-        if line not in self._lines:
+    def add(self, line: str, *, once: str | None = None) -> None:
+        """Note one change, unless it was noted before.
+
+        Args:
+            line: the sentence.
+            once: what it is about, where later sentences about the same say no more than the first.
+        """
+        if (once or line) not in self._noted:
+            self._noted.add(once or line)
             self._lines.append(line)
             if self._announce:
                 print(f"zerofit: {line}", file=sys.stderr, flush=True)

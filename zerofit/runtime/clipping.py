@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from zerofit.runtime.deepspeed_step import no_clipping_by_value, window_of
+from zerofit.runtime.deepspeed_refusals import clips_by_value
+from zerofit.runtime.deepspeed_step import window_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from zerofit.runtime.changes import Changes
 
 
@@ -25,28 +29,56 @@ def install(accelerator_class: Any, changes: Changes, *, forced: float | None) -
 
     @functools.wraps(by_norm)
     def clip(self: Any, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
-        if forced is not None and forced != max_norm:
-            changes.add(f"gradients are clipped to {forced:g} (0 is off); the script says {max_norm:g}")
-            max_norm = forced
         self._zerofit_clipped = True
-        splitter = getattr(self, "_zerofit_splitter", None)
-        if splitter is not None:
-            splitter.settle()
+        max_norm = norm_instead(max_norm, forced, changes)
         window = window_of(self)
         if window is not None:
-            window.clip(max_norm, norm_type=norm_type)
-        return by_norm(self, parameters, max_norm or math.inf, norm_type)
+            return window.clip(max_norm, norm_type=norm_type)
+        with _within_accelerate(self):
+            return by_norm(self, parameters, torch_norm(max_norm, forced), norm_type)
 
     @functools.wraps(by_value)
     def clip_value(self: Any, parameters: Any, clip_value: float) -> None:
         if window_of(self) is not None:
-            raise no_clipping_by_value()
+            raise clips_by_value()
         by_value(self, parameters, clip_value)
 
     accelerator_class.clip_grad_norm_ = clip
     accelerator_class.clip_grad_value_ = clip_value
     if forced:
         _hook_optimizers(accelerator_class, forced, changes)
+
+
+def norm_instead(max_norm: float, forced: float | None, changes: Changes) -> float:
+    """Return the largest norm that is clipped to, in place of the script's.
+
+    Args:
+        max_norm: the script's.
+        forced: the plan's, 0 for no clipping; None leaves the script's.
+        changes: where to note what was changed.
+    """
+    if forced is None or forced == max_norm:
+        return max_norm
+    changes.add(
+        f"gradients are clipped to {forced:g} (0 is off); the script says {float(max_norm):g}",
+        once="gradient clipping",
+    )
+    return forced
+
+
+def torch_norm(max_norm: float, forced: float | None) -> float:
+    """Return what torch is told: a plan's 0 turns clipping off, where torch would take it for a norm."""
+    return math.inf if forced == 0 else max_norm
+
+
+@contextlib.contextmanager
+def _within_accelerate(accelerator: Any) -> Iterator[None]:
+    """Tell torch's clipping, which is hooked too, that accelerate is what calls it."""
+    accelerator._zerofit_is_clipping = True
+    try:
+        yield
+    finally:
+        accelerator._zerofit_is_clipping = False
 
 
 def _hook_optimizers(accelerator_class: Any, max_norm: float, changes: Changes) -> None:

@@ -19,7 +19,9 @@ from zerofit.runtime import trainer_class
 from zerofit.runtime.apply import hook_accelerator_class
 from zerofit.runtime.changes import Changes
 from zerofit.runtime.settings import settings_of
+from zerofit.runtime.trainer_fields import script_batches
 from zerofit.runtime.trainer_hooks import hook_arguments
+from zerofit.runtime.trainer_methods import overridden
 from zerofit.strategy import Engine, ZeroStage
 
 if TYPE_CHECKING:
@@ -69,8 +71,8 @@ def training_arguments(
 ) -> TrainingArguments:
     """Return TrainingArguments under a plan; make them before the model, which ZeRO-3 partitions as it loads.
 
-    Trainer makes the plan's micro-batches by its own accumulation. `zerofit.trainer` puts right what it does
-    wrong with that.
+    A plain Trainer makes the plan's micro-batches by its own accumulation; `zerofit.trainer` gives the
+    script's batches back and splits its forward pass, unless both are known to be the same.
 
     Args:
         plan: a plan, or the path of a plan file; None takes that of `zerofit launch`.
@@ -93,16 +95,17 @@ def training_arguments(
         fields.setdefault("use_cpu", True)
     elif found.topology.on_cpu:
         fields.setdefault("accelerator_config", {"use_configured_state": True})
-    planned = planned_arguments(base, _trainer_settings(found), _changes(), config=_deepspeed_config(found))
+    settings = replace(settings_of(found), trainer_accumulates=True)
+    planned = planned_arguments(base, settings, _changes(), config=_deepspeed_config(found))
     planned._zerofit_plan = found
     return planned(**fields)
 
 
 def trainer(*, args: TrainingArguments, cls: type[Trainer] | None = None, **arguments: Any) -> Trainer:
-    """Return a Trainer that puts right what Trainer does wrong under a plan.
+    """Return a Trainer that trains under a plan as it does without it.
 
-    It weights the loss of accumulated batches where the model does not, and keeps an optimizer that it is
-    given under DeepSpeed.
+    It runs the script's own batches in micro-batches inside the forward pass, weights the loss of accumulated
+    batches where the model does not, and keeps an optimizer that it is given under DeepSpeed.
 
     Args:
         args: what zerofit.training_arguments() returned.
@@ -126,7 +129,10 @@ def trainer(*, args: TrainingArguments, cls: type[Trainer] | None = None, **argu
             why="the plan comes with the arguments: it is in them before the model is made",
             fix="make them with zerofit.training_arguments(plan=...)",
         )
-    return planned_trainer(base, plan, _trainer_settings(plan), _changes())(args=args, **arguments)
+    settings = _trainer_settings(plan, base, arguments)
+    if not settings.trainer_accumulates and script_batches(args) is not None:
+        _changes().add("zerofit.trainer takes the script's own batches again, and splits their forward pass")
+    return planned_trainer(base, plan, settings, _changes())(args=args, **arguments)
 
 
 def planned_arguments(
@@ -197,9 +203,15 @@ def _named_as(base: Any, planned: Any) -> Any:
     return planned
 
 
-def _trainer_settings(plan: Plan) -> Settings:
-    """Return settings with which Trainer makes its micro-batches itself: its forward pass is its own here."""
-    return replace(settings_of(plan), trainer_accumulates=True)
+def _trainer_settings(plan: Plan, base: Any, arguments: dict[str, Any]) -> Settings:
+    """Return settings with which Trainer makes its micro-batches itself only where that changes nothing.
+
+    The plan knows it of the script that was captured; a loss of the script's own, which may be a mean over
+    each batch, is looked for again.
+    """
+    settings = settings_of(plan)
+    is_own = bool(overridden(base)) or arguments.get("compute_loss_func") is not None
+    return replace(settings, trainer_accumulates=settings.trainer_accumulates and not is_own)
 
 
 def _deepspeed_config(plan: Plan) -> dict[str, Any] | None:

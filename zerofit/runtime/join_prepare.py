@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
+from zerofit.runtime.deepspeed_refusals import trains_without_optimizer
 from zerofit.runtime.optimizer_swap import is_plain_optimizer, live_optimizers
 
 if TYPE_CHECKING:
@@ -14,6 +16,11 @@ if TYPE_CHECKING:
 
 
 _TOGETHER = "the model and its optimizer are prepared together, as DeepSpeed needs them"
+_WRAPPERS = "_zerofit_wrappers"
+"""Field of an Accelerator: what the script's own optimizer became, by its id; beside it, as an id may be used
+again."""
+_WITHOUT_OPTIMIZER = "_zerofit_without_optimizer"
+"""Field of an Accelerator: what stands for models whose optimizer has not come yet."""
 _NEED_OPTIMIZER = (1, 2)
 """ZeRO stages whose engine needs an optimizer (deepspeed/runtime/engine.py)."""
 
@@ -34,12 +41,13 @@ def install(accelerator_class: Any, settings: Settings, changes: Changes) -> Non
     def prepare(self: Any, *objects: Any, **kwargs: Any) -> Any:
         if not self._zerofit_by_script:
             return original(self, *objects, **kwargs)
-        prepared = _Joined(self, changes).prepare(original, objects, kwargs)
+        prepared = _PrepareCall(self, changes).prepare(original, objects, kwargs)
         return prepared if len(prepared) > 1 else prepared[0]
 
     accelerator_class.prepare = prepare
     for name in ("prepare_model", "prepare_optimizer"):
         _hook_one(accelerator_class, name)
+    _hook_free_memory(accelerator_class)
 
 
 def _hook_one(accelerator_class: Any, name: str) -> None:
@@ -48,17 +56,33 @@ def _hook_one(accelerator_class: Any, name: str) -> None:
     By themselves they know nothing of DeepSpeed and hand the object back (accelerate/accelerator.py).
     """
     original = getattr(accelerator_class, name)
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def prepare_one(self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._zerofit_by_script and getattr(self.state, "deepspeed_plugin", None) is not None:
+        bound = signature.bind(self, item, *args, **kwargs).arguments
+        is_deepspeeds = getattr(self.state, "deepspeed_plugin", None) is not None
+        if self._zerofit_by_script and is_deepspeeds and not bound.get("evaluation_mode", False):
             return self.prepare(item)
         return original(self, item, *args, **kwargs)
 
     setattr(accelerator_class, name, prepare_one)
 
 
-class _Joined:
+def _hook_free_memory(accelerator_class: Any) -> None:
+    """Let go of optimizers and models with accelerate; its clear() calls this, too."""
+    original = accelerator_class.free_memory
+
+    @functools.wraps(original)
+    def free_memory(self: Any, *objects: Any) -> Any:
+        for name in (_WRAPPERS, _WITHOUT_OPTIMIZER):
+            self.__dict__.pop(name, None)
+        return original(self, *objects)
+
+    accelerator_class.free_memory = free_memory
+
+
+class _PrepareCall:
     """One prepare() call of a script, and what earlier ones left for it.
 
     Args:
@@ -69,8 +93,8 @@ class _Joined:
     def __init__(self, accelerator: Any, changes: Changes) -> None:
         self._accelerator = accelerator
         self._changes = changes
-        # What the script's own optimizer became, by its id; beside it, as an id alone may be used again.
-        self._wrappers: dict[int, tuple[Any, Any]] = accelerator.__dict__.setdefault("_zerofit_joined", {})
+        self._wrappers: dict[int, tuple[Any, Any]] = accelerator.__dict__.setdefault(_WRAPPERS, {})
+        self._without_optimizer: list[Any] = accelerator.__dict__.setdefault(_WITHOUT_OPTIMIZER, [])
 
     def prepare(self, original: Any, objects: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Return what the script's objects became, in their order."""
@@ -81,7 +105,11 @@ class _Joined:
             if own is not None or not self._is_to_wait(objects):
                 return self._with_model(original, objects, own, kwargs)
         prepared = [self._early(original, item) for item in objects]
-        others = [place for place, item in enumerate(prepared) if item is objects[place]]
+        others = [
+            place
+            for place, item in enumerate(prepared)
+            if item is objects[place] and not isinstance(item, Module)
+        ]
         schedulers = [place for place in others if _is_scheduler(prepared[place])]
         rest = [place for place in others if place not in schedulers]
         if rest:
@@ -94,21 +122,29 @@ class _Joined:
         return tuple(prepared)
 
     def _is_to_wait(self, objects: tuple[Any, ...]) -> bool:
-        """Return whether a model's optimizer must come later: stages 1 and 2 have no engine without."""
+        """Return whether a model's optimizer must come later: stages 1 and 2 have no engine without.
+
+        A model that does not train needs neither, be it before or after the one that does.
+        """
+        from torch.nn import Module
+
         accelerator = self._accelerator
-        is_first = (
-            accelerator.deepspeed_engine_wrapped is None and "_zerofit_later" not in accelerator.__dict__
-        )
         stage = accelerator.state.deepspeed_plugin.zero_stage
-        return is_first and stage in _NEED_OPTIMIZER and not any(map(is_plain_optimizer, objects))
+        if stage not in _NEED_OPTIMIZER or any(map(is_plain_optimizer, objects)):
+            return False
+        models = [item for item in objects if isinstance(item, Module)]
+        return accelerator.deepspeed_engine_wrapped is None or not any(map(_trains, models))
 
     def _early(self, original: Any, item: Any) -> Any:
         """Return what stands for a model or an optimizer that comes alone; other objects as they are."""
         from torch.nn import Module
 
         if isinstance(item, Module):
-            later = self._accelerator._zerofit_later = _later(item.to(self._accelerator.device))
-            return later
+            model = item.to(self._accelerator.device)
+            if not _trains(model):
+                return self._accelerator.prepare_model(model, evaluation_mode=True)
+            self._without_optimizer.append(_without_optimizer(model))
+            return self._without_optimizer[-1]
         return self._optimizer(original, item) if is_plain_optimizer(item) else item
 
     def _with_model(
@@ -130,18 +166,12 @@ class _Joined:
         """Return the one optimizer of the model that is prepared; None where there is none, or several."""
         from torch.nn import Module
 
-        ids = {
-            id(parameter)
-            for item in objects
-            if isinstance(item, Module)
-            for parameter in item.parameters()
-            if parameter.requires_grad
-        }
+        models = [item for item in objects if isinstance(item, Module)]
         early = [own for own, _ in self._wrappers.values()]
         found = [
             optimizer
             for optimizer in early or live_optimizers()
-            if any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
+            if any(_holds(optimizer, model) for model in models)
         ]
         return found[0] if len(found) == 1 else None
 
@@ -150,12 +180,13 @@ class _Joined:
         from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper
 
         if id(own) not in self._wrappers:
-            later = self._accelerator.__dict__.pop("_zerofit_later", None)
-            if later is not None:
-                engine, wrapper = self._with_model(original, (later.module, own), None, {})
+            stand_in = next((one for one in self._without_optimizer if _holds(own, one.module)), None)
+            if stand_in is not None:
+                self._without_optimizer.remove(stand_in)
+                engine, wrapper = self._with_model(original, (stand_in.module, own), None, {})
                 # The script holds the model already: from now on it is the engine.
-                later.__class__ = type(engine)
-                object.__setattr__(later, "__dict__", engine.__dict__)
+                stand_in.__class__ = type(engine)
+                object.__setattr__(stand_in, "__dict__", engine.__dict__)
                 self._changes.add(_TOGETHER)
                 self._wrappers[id(own)] = (own, wrapper)
             elif self._accelerator.deepspeed_engine_wrapped is not None:
@@ -165,19 +196,38 @@ class _Joined:
         return self._wrappers[id(own)][1]
 
 
-def _later(model: Any) -> Any:
+def _without_optimizer(model: Any) -> Any:
     """Return what a script holds for a model until its optimizer comes."""
     import torch
 
-    class Later(torch.nn.Module):  # type: ignore[misc]
+    class ModelWithoutOptimizer(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.module = model
+            self.training = model.training
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if self.training and torch.is_grad_enabled():
+                raise trains_without_optimizer()
             return self.module(*args, **kwargs)
 
-    return Later()
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(super().__getattr__("module"), name)
+
+    return ModelWithoutOptimizer()
+
+
+def _holds(optimizer: Any, model: Any) -> bool:
+    """Return whether an optimizer trains any parameter of a model."""
+    ids = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    return any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _trains(model: Any) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def _is_scheduler(item: Any) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
-from types import MethodType
+import inspect
 from typing import TYPE_CHECKING, Any
 
+from zerofit.errors import UserError
+from zerofit.runtime.schedulers import lead_schedulers, live_objects
 from zerofit.strategy import OptimizerName
 
 if TYPE_CHECKING:
@@ -25,6 +27,17 @@ _KEPT_BY = {
     OptimizerName.SGD: frozenset({"momentum", "dampening", "nesterov"}),
 }
 """What each takes over from an optimizer of its own kind."""
+_ALIKE = {
+    OptimizerName.ADAMW: ("torch.optim.adamw", "AdamW"),
+    OptimizerName.ADAMW_8BIT: ("bitsandbytes.optim.adamw", "AdamW8bit"),
+    OptimizerName.ADAFACTOR: ("transformers.optimization", "Adafactor"),
+    OptimizerName.SGD: ("torch.optim.sgd", "SGD"),
+}
+"""Module and class of what each name stands for."""
+_OTHER_MATHEMATICS = ("amsgrad", "maximize")
+"""Switches of torch's optimizers that no other takes over, and without which the script trains otherwise."""
+_IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Switches that say how an optimizer computes, not what."""
 _EMBEDDING_BITS = 32
 """Embeddings keep whole states: with 8 bits they are unstable, says bitsandbytes
 (https://huggingface.co/docs/bitsandbytes/main/en/optimizers), and Trainer keeps them so too
@@ -72,8 +85,12 @@ def _with_swapped(
         changes.add(f"the script's optimizers stay; {name} does not take their place: {why_not}")
         return objects
     modules = [module for item in objects if hasattr(item, "modules") for module in item.modules()]
+    lost = dropped(own[0], name)
     new = swap(own[0], name, modules=modules)
-    changes.add(f"the optimizer is {_said(new)}; the script says {_said(own[0])}")
+    if new is own[0]:
+        return objects
+    without = f"; {lost} of the script's has no place in it" if lost else ""
+    changes.add(f"the optimizer is {_said(new)}; the script says {_said(own[0])}{without}")
     return tuple(new if item is own[0] else item for item in objects)
 
 
@@ -87,7 +104,18 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
         optimizer: a torch.optim.Optimizer that has made no step.
         name: the kind of the new one.
         modules: those of the model: with 8 bits, embeddings among them keep whole states.
+
+    Returns:
+        The new one; the script's own where it is of that kind already.
+
+    Raises:
+        UserError: the script's does what the new one can't.
     """
+    if _is_alike(optimizer, name):
+        return optimizer
+    for switch in _OTHER_MATHEMATICS:
+        if any(group.get(switch) for group in optimizer.param_groups):
+            raise _not_taken_over(optimizer, switch, name)
     kept = _KEPT | _KEPT_BY[name]
     stale = optimizer.defaults.keys() - kept
     for group in optimizer.param_groups:
@@ -98,8 +126,40 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
                 del group[key]
     new = _MAKERS[name](optimizer.param_groups, tuple(modules))
     new._zerofit_swapped = optimizer._zerofit_swapped = True
-    _lead_schedulers(optimizer, new)
+    lead_schedulers(optimizer, new)
     return new
+
+
+def dropped(optimizer: Any, name: OptimizerName) -> str:
+    """Return what a script set of its optimizer that another kind has no place for: "momentum=0.9".
+
+    Args:
+        optimizer: the script's.
+        name: the kind of the new one.
+    """
+    defaults = inspect.signature(type(optimizer)).parameters
+    kept = _KEPT | _KEPT_BY[name] | _IMPLEMENTATION
+    said = {
+        f"{key}={group[key]}": None
+        for group in optimizer.param_groups
+        for key in optimizer.defaults
+        if key not in kept and key in group and key in defaults and group[key] != defaults[key].default
+    }
+    return ", ".join(said)
+
+
+def _is_alike(optimizer: Any, name: OptimizerName) -> bool:
+    return (type(optimizer).__module__, type(optimizer).__name__) == _ALIKE[name]
+
+
+def _not_taken_over(optimizer: Any, switch: str, name: OptimizerName) -> UserError:
+    return UserError(
+        "optimizer-switch-not-taken-over",
+        f"{name} can't do what the script's optimizer is set to do",
+        found=f"{type(optimizer).__name__}({switch}=True), and --optimizer {name}",
+        why=f"another optimizer has no {switch}, and without it the script would train otherwise",
+        fix=f"leave out --optimizer, or take {switch} out of the script",
+    )
 
 
 def _fits_adam(key: str, value: Any) -> bool:
@@ -148,33 +208,6 @@ _MAKERS = {
 }
 
 
-def _lead_schedulers(old: Any, new: Any) -> None:
-    """Let the schedulers of one optimizer set the learning rate of another."""
-    from torch.optim.lr_scheduler import LRScheduler
-
-    schedulers = [item for item in _live(LRScheduler) if getattr(item, "optimizer", None) is old]
-    for scheduler in schedulers:
-        scheduler.optimizer = new
-    if schedulers:
-        _count_steps(new)
-
-
-def _count_steps(optimizer: Any) -> None:
-    """Let schedulers see that the optimizer steps, as they see it where they are made of it.
-
-    Without it they warn (torch/optim/lr_scheduler.py, patch_track_step_called).
-    """
-    original = type(optimizer).step
-
-    @functools.wraps(original)
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._opt_called = True
-        return original(self, *args, **kwargs)
-
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.step = MethodType(step, optimizer)
-
-
 def is_plain_optimizer(item: Any) -> bool:
     """Return whether an object is an optimizer as scripts make it, wrapped by nobody."""
     from torch.optim import Optimizer
@@ -186,12 +219,7 @@ def live_optimizers() -> list[Any]:
     """Return all optimizers that the process holds, as scripts made them."""
     from torch.optim import Optimizer
 
-    return [item for item in _live(Optimizer) if is_plain_optimizer(item)]
-
-
-def _live(kind: type) -> list[Any]:
-    """Return all objects of a class: libraries keep no list of optimizers and schedulers."""
-    return [item for item in gc.get_objects() if issubclass(type(item), kind)]
+    return [item for item in live_objects(Optimizer) if is_plain_optimizer(item)]
 
 
 def _said(optimizer: Any) -> str:

@@ -8,16 +8,23 @@ that it draws for them shift every later one: the order of the samples too.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from zerofit.runtime.capture.model_record import class_path
+
+if TYPE_CHECKING:
+    from zerofit.capture import CapturedModel
+    from zerofit.runtime.changes import Changes
 
 
-def install(model_class: Any, *, captured_rows: int | None) -> None:
+def install(model_class: Any, changes: Changes, *, captured: CapturedModel | None) -> None:
     """Hook resize_token_embeddings.
 
     Args:
         model_class: transformers' PreTrainedModel.
-        captured_rows: rows of the embeddings when the script, without ZeRO, was about to train; None where it
-            was not captured.
+        changes: where to note what was left as it is.
+        captured: the model, as the script, without ZeRO, was about to train it; None where it was not
+            captured.
     """
     original = model_class.resize_token_embeddings
 
@@ -29,7 +36,15 @@ def install(model_class: Any, *, captured_rows: int | None) -> None:
         shape = getattr(embeddings.weight, "ds_shape", None)
         if shape is not None and new_num_tokens is not None:
             multiple = pad_to_multiple_of or 1
-            if shape[0] in (-(-new_num_tokens // multiple) * multiple, captured_rows):
+            is_captured = captured is not None and captured.class_path == class_path(type(self))
+            rows = captured.facts.vocab_size if captured is not None and is_captured else None
+            if shape[0] == -(-new_num_tokens // multiple) * multiple:
+                return embeddings
+            if shape[0] == rows:
+                changes.add(
+                    f"token embeddings stay at {shape[0]} rows; the script asks for {new_num_tokens}, as"
+                    " ZeRO-3 hides their size"
+                )
                 return embeddings
         return original(self, new_num_tokens, pad_to_multiple_of, **kwargs)
 

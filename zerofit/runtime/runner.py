@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.capture import capture_from_json
 from zerofit.errors import UserError
 from zerofit.plan import plan_from_json
 from zerofit.runtime.apply import install
@@ -23,8 +22,6 @@ from zerofit.runtime.tee import tee_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from zerofit.capture import Capture
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,11 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     error: BaseException | None = None
     exit_code = 0
     try:
-        install(
-            plan_from_json(Path(plan_file).read_text(encoding="utf-8"), name=plan_file),
-            changes,
-            capture=_capture_beside(Path(plan_file)),
-        )
+        install(plan_from_json(Path(plan_file).read_text(encoding="utf-8"), name=plan_file), changes)
         run_target(target)
     except SystemExit as stop:
         exit_code = code_of(stop)
@@ -62,14 +55,6 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as unwritten:
         print(f"zerofit: the record of rank {rank} can't be written: {unwritten}", file=sys.stderr)
     return exit_code
-
-
-def _capture_beside(plan_file: Path) -> Capture | None:
-    """Return what the script was seen to train; None where it was not captured."""
-    file = plan_file.with_name("capture.json")
-    if not file.exists():
-        return None
-    return capture_from_json(file.read_text(encoding="utf-8"), name=str(file))
 
 
 if __name__ == "__main__":

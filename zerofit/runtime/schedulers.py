@@ -1,14 +1,94 @@
-"""Keeps learning-rate schedulers in step with the optimizer while DeepSpeed rearranges it."""
+"""Keeps learning-rate schedulers in step with the optimizer where another takes its place, or its groups go.
+
+They are looked for in the whole process: a script need not prepare its scheduler, or prepares it later.
+"""
 
 from __future__ import annotations
 
+import functools
+import gc
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_PER_GROUP = ("base_lrs", "lr_lambdas", "_last_lr")
+_PER_GROUP = (
+    "base_lrs",
+    "lr_lambdas",
+    "_last_lr",
+    "min_lrs",
+    "max_lrs",
+    "base_momentums",
+    "max_momentums",
+)
 """Lists in which torch's schedulers hold one entry a parameter group (torch/optim/lr_scheduler.py)."""
+
+
+def live_objects(kind: type) -> list[Any]:
+    """Return all objects of a class: libraries keep no list of optimizers and schedulers."""
+    return [item for item in gc.get_objects() if issubclass(type(item), kind)]
+
+
+def schedulers_of(optimizer: Any) -> list[Any]:
+    """Return all schedulers made for an optimizer, and the parts that they are made of."""
+    from torch.optim.lr_scheduler import LRScheduler
+
+    return [item for item in live_objects(LRScheduler) if getattr(item, "optimizer", None) is optimizer]
+
+
+def lead_schedulers(stale: Any, live: Any) -> None:
+    """Let the schedulers of one optimizer set the learning rate of another.
+
+    Args:
+        stale: the optimizer that they were made for.
+        live: the one that steps, on the same parameter groups.
+    """
+    schedulers = schedulers_of(stale) if live is not stale else []
+    for scheduler in schedulers:
+        scheduler.optimizer = live
+    if schedulers:
+        _count_steps(live)
+
+
+def _count_steps(optimizer: Any) -> None:
+    """Let schedulers see that the optimizer steps, as they see it where they are made of it.
+
+    Without it they warn (torch/optim/lr_scheduler.py, patch_track_step_called).
+    """
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        return
+    original = type(optimizer).step
+
+    @functools.wraps(original)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._opt_called = True
+        return original(self, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = MethodType(step, optimizer)
+
+
+def lead_to_live_optimizers(optimizers: Iterable[Any]) -> None:
+    """Let schedulers set the learning rate of the optimizers that step under DeepSpeed.
+
+    With optimizer offload accelerate replaces AdamW by DeepSpeed's CPU Adam, and schedulers keep the old one.
+    Both share their parameter groups only until a checkpoint is loaded; from then on the learning rate would
+    stand still (https://github.com/deepspeedai/DeepSpeed/issues/4344).
+
+    Args:
+        optimizers: as accelerate has prepared them.
+    """
+    from torch.optim.lr_scheduler import LRScheduler
+
+    inner: list[Any] = [getattr(wrapper.optimizer, "optimizer", None) for wrapper in optimizers]
+    live = {id(optimizer.param_groups[0]): optimizer for optimizer in inner if optimizer is not None}
+    led: list[Any] = [getattr(scheduler, "optimizer", None) for scheduler in live_objects(LRScheduler)]
+    for optimizer in {id(one): one for one in led if getattr(one, "param_groups", None)}.values():
+        # A scheduler made of a prepared optimizer already leads whatever steps inside.
+        is_own = type(optimizer).__module__.split(".")[0] not in ("accelerate", "deepspeed")
+        if is_own and id(optimizer.param_groups[0]) in live:
+            lead_schedulers(optimizer, live[id(optimizer.param_groups[0])])
 
 
 def drop_empty_groups(objects: Iterable[Any]) -> None:
@@ -19,52 +99,22 @@ def drop_empty_groups(objects: Iterable[Any]) -> None:
     with a "no decay" group, as many scripts make it, is enough.
 
     Args:
-        objects: what a script prepares.
+        objects: what a script prepares; only optimizers are looked at.
     """
-    tops = [item for item in objects if hasattr(item, "get_last_lr") and hasattr(item, "optimizer")]
-    schedulers = [scheduler for top in tops for scheduler in _with_parts(top)]
-    optimizers = {id(scheduler.optimizer): scheduler.optimizer for scheduler in schedulers}
-    kept = {key: [bool(group["params"]) for group in item.param_groups] for key, item in optimizers.items()}
-    for scheduler in schedulers:
-        for name in _PER_GROUP:
-            _keep(getattr(scheduler, name, None), kept[id(scheduler.optimizer)])
-    for key, optimizer in optimizers.items():
-        _keep(optimizer.param_groups, kept[key])
+    from torch.optim import Optimizer
+
+    for optimizer in objects:
+        if not isinstance(optimizer, Optimizer):
+            continue
+        kept = [bool(group["params"]) for group in optimizer.param_groups]
+        if all(kept):
+            continue
+        for scheduler in schedulers_of(optimizer):
+            for name in _PER_GROUP:
+                _keep(getattr(scheduler, name, None), kept)
+        _keep(optimizer.param_groups, kept)
 
 
 def _keep(entries: Any, kept: list[bool]) -> None:
     if isinstance(entries, list) and len(entries) == len(kept):
         entries[:] = [entry for entry, is_kept in zip(entries, kept, strict=True) if is_kept]
-
-
-def lead_to_live_optimizer(accelerator: Any) -> None:
-    """Let schedulers set the learning rate of the optimizer that steps.
-
-    With optimizer offload accelerate replaces AdamW by DeepSpeed's CPU Adam, and schedulers keep the old one.
-    Both share their parameter groups only until a checkpoint is loaded; from then on the learning rate would
-    stand still (https://github.com/deepspeedai/DeepSpeed/issues/4344).
-
-    Args:
-        accelerator: an Accelerator that has prepared them.
-    """
-    for wrapper in accelerator._schedulers:
-        for scheduler in _with_parts(wrapper.scheduler):
-            for optimizer in accelerator._optimizers:
-                _lead(scheduler, getattr(optimizer.optimizer, "optimizer", None))
-
-
-def _lead(scheduler: Any, live: Any) -> None:
-    """Point a scheduler to the optimizer inside ZeRO's wrapper, if it was made for the one it replaces."""
-    stale = getattr(scheduler, "optimizer", None)
-    if live is None or stale is None or live is stale:
-        return
-    if live.param_groups[0] is stale.param_groups[0]:
-        scheduler.optimizer = live
-
-
-def _with_parts(scheduler: Any) -> list[Any]:
-    """Return a scheduler and those that it is made of, as SequentialLR and ChainedScheduler are."""
-    return [
-        scheduler,
-        *(part for inner in getattr(scheduler, "_schedulers", ()) for part in _with_parts(inner)),
-    ]

@@ -9,7 +9,6 @@ from zerofit.errors import UserError
 from zerofit.strategy import Engine
 
 if TYPE_CHECKING:
-    from zerofit.capture import Capture
     from zerofit.plan import Plan
     from zerofit.strategy import OptimizerName, Precision
 
@@ -51,16 +50,14 @@ class Settings:
         return self.gradient_accumulation_steps if self.micro_batch_size is None else None
 
 
-def settings_of(plan: Plan, capture: Capture | None = None) -> Settings:
-    """Return what of the plan reaches the script.
-
-    Args:
-        plan: what runs.
-        capture: what the script trains; None where it was not captured.
-    """
+def settings_of(plan: Plan) -> Settings:
+    """Return what of the plan reaches the script."""
+    capture = plan.capture
     ranks = plan.topology.data_parallel_size
     asked_for = plan.workload.global_batch_size
     own = capture.global_batch_size(ranks) if capture is not None else None
+    steps = plan.strategy.gradient_accumulation_steps
+    by_hand = (capture.accumulates_by_hand if capture is not None else None) or 1  # its loop does those
     return Settings(
         uses_deepspeed=plan.strategy.engine is Engine.DEEPSPEED,
         on_cpu=plan.topology.on_cpu,
@@ -70,7 +67,7 @@ def settings_of(plan: Plan, capture: Capture | None = None) -> Settings:
         trainer_accumulates=capture is not None and capture.trainer_accumulates(ranks),
         precision=plan.strategy.precision,
         precision_is_default=plan.is_default("precision"),
-        gradient_accumulation_steps=plan.strategy.gradient_accumulation_steps,
+        gradient_accumulation_steps=steps and steps // by_hand,
         gradient_clipping=plan.strategy.gradient_clipping,
         gradient_checkpointing=plan.strategy.gradient_checkpointing,
         optimizer=plan.strategy.optimizer,

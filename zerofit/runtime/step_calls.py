@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
 import sys
 import sysconfig
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from zerofit.script_words import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _LIBRARIES = ("accelerate", "deepspeed", "torch", "transformers", "zerofit")
@@ -24,8 +26,18 @@ _LIBRARIES = ("accelerate", "deepspeed", "torch", "transformers", "zerofit")
 
 
 def script_steps() -> bool:
-    """Return whether any code of the script, or the code that calls this, steps an optimizer."""
-    return any(steps_optimizer(source) for source in _sources())
+    """Return whether any code of the script, or the code that calls this, steps an optimizer.
+
+    It is taken to do so where some of the code that runs can't be read.
+    """
+    sources, is_all = _sources()
+    return not is_all or any(steps_optimizer(source) for source in sources if ".step(" in source)
+
+
+def script_clips() -> bool:
+    """Return whether any code of the script, or the code that calls this, may clip gradients by norm."""
+    sources, is_all = _sources()
+    return not is_all or any("clip_grad_norm_" in source for source in sources)
 
 
 def steps_optimizer(source: str) -> bool:
@@ -49,22 +61,50 @@ def steps_optimizer(source: str) -> bool:
     )
 
 
-def _sources() -> Iterator[str]:
-    """Yield the sources of the script's modules, and of those that are running, that call a step()."""
-    names = {name: getattr(module, "__file__", None) for name, module in tuple(sys.modules.items())}
+def _sources() -> tuple[tuple[str, ...], bool]:
+    """Return the sources of the script's modules and of the code that runs, and whether that is all of it.
+
+    What runs counts wherever it is: a training loop may be installed as a package.
+    """
+    texts = {_text_of(file) for file in _script_files()}
+    running = {
+        _text_of(frame.f_code.co_filename)
+        for frame in _frames()
+        if not _is_library(str(frame.f_globals.get("__name__", "")))
+    }
+    is_all = bool(running) and "" not in running
+    return tuple(sorted((texts | running) - {""})), is_all
+
+
+def _frames() -> Iterator[FrameType]:
     frame = inspect.currentframe()
     while frame is not None:
-        names.setdefault(frame.f_globals.get("__name__", ""), frame.f_code.co_filename)
+        yield frame
         frame = frame.f_back
-    files = {str(file) for name, file in names.items() if name.partition(".")[0] not in _LIBRARIES}
+
+
+def _is_library(name: str) -> bool:
+    top = name.partition(".")[0]
+    return top in _LIBRARIES or top in sys.stdlib_module_names
+
+
+def _script_files() -> set[str]:
+    """Return the files of all modules that are neither installed nor Python's own."""
     standard = sysconfig.get_paths()["stdlib"]
-    for file in sorted(files):
-        if not file.endswith(".py") or file.startswith(standard) or any(part in file for part in _INSTALLED):
-            continue
-        try:
-            with open(file, encoding="utf-8") as stream:
-                source = stream.read()
-        except (OSError, UnicodeDecodeError):
-            continue
-        if ".step(" in source:
-            yield source
+    files = {
+        str(getattr(module, "__file__", None))
+        for name, module in tuple(sys.modules.items())
+        if not _is_library(name)
+    }
+    return {
+        file
+        for file in files
+        if file.endswith(".py")
+        and not file.startswith(standard)
+        and not any(part in file for part in _INSTALLED)
+    }
+
+
+def _text_of(file: str) -> str:
+    """Return the text of a file, or of a notebook's cell; "" where there is none."""
+    return "".join(linecache.getlines(file))

@@ -38,12 +38,15 @@ def batches_under(settings: Settings, script: Batches, *, world_size: int) -> Ba
         world_size: ranks that each take their own samples.
 
     Raises:
-        UserError: the plan's micro-batch and accumulation don't make the script's global batch.
+        UserError: the plan's micro-batch and accumulation don't make the script's global batch, or the one
+            that was asked for does not divide over the ranks.
     """
     micro_batch_size, steps = settings.micro_batch_size, settings.gradient_accumulation_steps
     if micro_batch_size is None:
         return replace(script, gradient_accumulation_steps=steps or script.gradient_accumulation_steps)
     asked = settings.global_batch_size
+    if asked is not None and asked % world_size:
+        raise _not_divisible(asked, world_size)
     samples = script.samples_per_step if asked is None else asked // world_size
     if settings.trainer_accumulates:
         if micro_batch_size * (steps or samples // micro_batch_size) != samples:
@@ -59,22 +62,6 @@ def batches_under(settings: Settings, script: Batches, *, world_size: int) -> Ba
     return script
 
 
-def steps_per_epoch(batches: Batches, *, num_samples: int, world_size: int, drops_last: bool) -> int:
-    """Return Trainer's optimizer steps in one epoch.
-
-    Args:
-        batches: what one rank takes of one step.
-        num_samples: of the dataset.
-        world_size: ranks that each take their own samples.
-        drops_last: whether the DataLoader leaves out what makes no whole batch.
-    """
-    if drops_last:
-        num_batches = num_samples // (batches.batch_size * world_size)
-    else:
-        num_batches = -(-num_samples // (batches.batch_size * world_size))
-    return max(1, -(-num_batches // batches.gradient_accumulation_steps))
-
-
 def _batches_of(samples: int, script: Batches, micro_batch_size: int) -> Batches:
     """Return batches for so many samples, accumulated as often as the script does where that divides them."""
     if micro_batch_size == script.batch_size and samples % micro_batch_size == 0:
@@ -83,6 +70,18 @@ def _batches_of(samples: int, script: Batches, micro_batch_size: int) -> Batches
     if samples % steps:
         steps = 1
     return Batches(batch_size=samples // steps, gradient_accumulation_steps=steps)
+
+
+def _not_divisible(asked: int, world_size: int) -> UserError:
+    below = asked // world_size * world_size
+    nearest = " or ".join(str(size) for size in (below, below + world_size) if size)
+    return UserError(
+        "global-batch-not-divisible",
+        "the global batch does not divide over the ranks",
+        found=f"--global-batch-size {asked}, and {world_size} ranks",
+        why="each rank takes the same number of samples in each optimizer step",
+        fix=f"give --global-batch-size {nearest}",
+    )
 
 
 def _differs(settings: Settings, script: Batches, world_size: int) -> UserError:

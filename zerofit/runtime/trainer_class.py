@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from zerofit.capture import has_even_epochs
 from zerofit.errors import UserError
 from zerofit.runtime import trainer_fields, trainer_loss, trainer_optimizer
-from zerofit.runtime.trainer_batches import Batches, steps_per_epoch
+from zerofit.runtime.checkpointing import set_checkpointing
 
 if TYPE_CHECKING:
     from zerofit.runtime.changes import Changes
@@ -23,7 +24,7 @@ def install(trainer_class: Any, settings: Settings, changes: Changes) -> None:
         changes: where to note what was changed.
     """
     _look_again(trainer_class, settings, changes)
-    trainer_loss.install(trainer_class, changes)
+    trainer_loss.install(trainer_class, settings, changes)
     if settings.uses_deepspeed or settings.optimizer is not None:
         trainer_optimizer.install(trainer_class, settings, changes)
 
@@ -43,37 +44,36 @@ def _look_again(trainer_class: Any, settings: Settings, changes: Changes) -> Non
             trainer_fields.apply(self.args, settings, changes)
             if name == "train" and settings.global_batch_size is None:
                 _check_epochs(self)
+            is_off = settings.gradient_checkpointing is False
+            if name == "train" and is_off and self.model is not None:
+                # The script may have called the model's own method, which TrainingArguments know nothing of.
+                set_checkpointing(self.model, changes, wanted=False)
             return original(self, *args, **kwargs)
 
         setattr(trainer_class, name, with_arguments)
 
 
 def _check_epochs(trainer: Any) -> None:
-    """Refuse batches that would give an epoch more steps or fewer: a DataLoader drops what fills no batch."""
+    """Refuse batches with which an epoch's steps would take other samples than with the script's."""
     script, args = trainer_fields.script_batches(trainer.args), trainer.args
     if script is None or not hasattr(trainer.train_dataset, "__len__"):
         return
-    runs = Batches(
-        batch_size=args.per_device_train_batch_size,
-        gradient_accumulation_steps=args.gradient_accumulation_steps,
-    )
     ranks = 1 if args.accelerator_config.split_batches else args.world_size
-    own, planned = (
-        steps_per_epoch(
-            batches,
-            num_samples=len(trainer.train_dataset),
-            world_size=ranks,
-            drops_last=args.dataloader_drop_last,
-        )
-        for batches in (script, runs)
-    )
-    if own == planned or 0 < args.max_steps <= min(own, planned):
+    size, num_samples = script.samples_per_step * ranks, len(trainer.train_dataset)
+    if has_even_epochs(
+        global_batch_size=size,
+        num_samples=num_samples,
+        max_steps=args.max_steps,
+        drops_last=args.dataloader_drop_last,
+        data_parallel_size=args.world_size,
+    ):
         return
     raise UserError(
-        "steps-of-epoch-differ",
-        "the plan's micro-batches would change the number of optimizer steps",
-        found=f"{planned} steps in an epoch of {len(trainer.train_dataset)} samples; the script's batches "
-        f"make {own}",
-        why="with dataloader_drop_last other batches leave out other samples at an epoch's end",
-        fix="leave out dataloader_drop_last, or give the script the plan's batch size and accumulation",
+        "epochs-differ",
+        "the plan's batches would take other samples at an epoch's end",
+        found=f"{num_samples} samples in steps of {size} on {args.world_size} "
+        f"rank{'s' * (args.world_size > 1)}, with dataloader_drop_last={args.dataloader_drop_last}",
+        why="several ranks fill up the last batches, and drop_last leaves them out: what trains depends on "
+        "their size",
+        fix="plan again: zerofit then splits the script's own batches inside the forward pass",
     )

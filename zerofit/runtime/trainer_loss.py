@@ -12,22 +12,31 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any
 
+from zerofit.runtime.micro_batches.check import evaluation_mode
+from zerofit.runtime.micro_batches.pieces import Inputs, batch_of, taken
+from zerofit.runtime.micro_batches.random_state import devices_of, unchanged_random_state
+from zerofit.runtime.trainer_methods import is_transformers_own
+
 if TYPE_CHECKING:
     from zerofit.runtime.changes import Changes
+    from zerofit.runtime.settings import Settings
 
 _NUM_ITEMS = "num_items_in_batch"
 _SAME = 1e-3
 """Relative: losses nearer than this are taken to be the same. The other case is a factor of 2."""
 
 
-def install(trainer_class: Any, changes: Changes) -> None:
+def install(trainer_class: Any, settings: Settings, changes: Changes) -> None:
     """Hook Trainer.compute_loss.
 
     Args:
         trainer_class: transformers' Trainer, or a subclass.
+        settings: what the plan sets.
         changes: where to note what was changed.
     """
     original = trainer_class.compute_loss
+    if not is_transformers_own(original):
+        return  # the explicit route hooks a subclass: a loss of the script's own is left as it is
 
     @functools.wraps(original)
     def compute_loss(
@@ -35,7 +44,7 @@ def install(trainer_class: Any, changes: Changes) -> None:
     ) -> Any:
         share = None
         if _is_part_of_more(self, model, inputs, num_items_in_batch) and _ignores_num_items(
-            self, model, inputs, num_items_in_batch
+            self, model, inputs, num_items_in_batch, at_most=settings.micro_batch_size
         ):
             share = _num_items(self, inputs) / num_items_in_batch
             changes.add(
@@ -74,18 +83,19 @@ def _num_items(trainer: Any, inputs: Any) -> Any:
     return labels.ne(-100).sum()
 
 
-def _ignores_num_items(trainer: Any, model: Any, inputs: Any, num_items: Any) -> bool:
+def _ignores_num_items(trainer: Any, model: Any, inputs: Any, num_items: Any, *, at_most: int | None) -> bool:
     """Return whether the model's loss stays the same when it is told of twice as many labels.
 
-    It is asked once. All ranks ask and answer together: each of them runs the same number of forward passes,
-    which under ZeRO-3 they must.
+    It is asked once, with no more samples than one forward pass takes. All ranks ask and answer together:
+    each of them runs the same number of forward passes, which under ZeRO-3 they must.
     """
     known: bool | None = getattr(trainer, "_zerofit_ignores_num_items", None)
     if known is None:
         import torch
 
-        once = _probed_loss(model, {**inputs, _NUM_ITEMS: num_items})
-        twice = _probed_loss(model, {**inputs, _NUM_ITEMS: num_items * 2})
+        some = _first(inputs, at_most)
+        once = _probed_loss(model, {**some, _NUM_ITEMS: num_items})
+        twice = _probed_loss(model, {**some, _NUM_ITEMS: num_items * 2})
         is_clear = math.isfinite(once) and once != 0
         answer = (1 if abs(once - twice) <= _SAME * abs(once) else 0) if is_clear else -1
         answers = trainer.accelerator.gather(torch.tensor([answer], device=trainer.args.device)).tolist()
@@ -94,15 +104,20 @@ def _ignores_num_items(trainer: Any, model: Any, inputs: Any, num_items: Any) ->
     return bool(known)
 
 
+def _first(inputs: Any, at_most: int | None) -> dict[str, Any]:
+    """Return the first samples of a batch: all where there is no limit, or they can't be told apart."""
+    whole = Inputs(args=(), kwargs=dict(inputs))
+    batch = batch_of(whole)
+    if at_most is None or batch.whole_because is not None or batch.size <= at_most:
+        return whole.kwargs
+    return taken(whole, slice(at_most), of=batch.size).kwargs
+
+
 def _probed_loss(model: Any, inputs: dict[str, Any]) -> float:
     """Return the loss of a forward pass that leaves nothing behind: no gradient, random number or mean."""
     import torch
 
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+    with unchanged_random_state(devices_of(model)), evaluation_mode(model):
         outputs = model(**inputs)
-    for module in training:
-        module.training = True
+    torch.clear_autocast_cache()  # or weights cast here would have no gradient later
     return float(outputs["loss"] if isinstance(outputs, dict) else outputs[0])

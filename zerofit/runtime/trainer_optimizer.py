@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
 from zerofit.runtime import schedulers
-from zerofit.runtime.optimizer_swap import is_plain_optimizer, swap
+from zerofit.runtime.optimizer_swap import dropped, is_plain_optimizer, swap
+from zerofit.runtime.trainer_methods import is_transformers_own
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zerofit.runtime.changes import Changes
     from zerofit.runtime.settings import Settings
     from zerofit.strategy import OptimizerName
@@ -55,7 +58,7 @@ def install(trainer_class: Any, settings: Settings, changes: Changes) -> None:
                 f"the script's {type(given.optimizer).__name__} trains; under DeepSpeed Trainer would put "
                 f"{getattr(self.args.optim, 'value', self.args.optim)} in its place"
             )
-            schedulers.drop_empty_groups([given.optimizer, given.scheduler])
+            schedulers.drop_empty_groups([given.optimizer])
             self.optimizer = given.optimizer
         return original_optimizer(self, *args, **kwargs)
 
@@ -63,7 +66,10 @@ def install(trainer_class: Any, settings: Settings, changes: Changes) -> None:
     def create_scheduler(self: Any, *args: Any, **kwargs: Any) -> Any:
         given: _Given | None = getattr(self, "_zerofit_given", None)
         if given is not None and self.lr_scheduler is None and given.scheduler is not None:
-            _lead(given, getattr(getattr(self.optimizer, "optimizer", None), "optimizer", None))
+            live = getattr(getattr(self.optimizer, "optimizer", None), "optimizer", None)
+            if live is not None:
+                # With optimizer offload it is another, which shares its groups until a checkpoint is loaded.
+                schedulers.lead_schedulers(given.optimizer, live)
             self.lr_scheduler = given.scheduler
         return original_scheduler(self, *args, **kwargs)
 
@@ -71,7 +77,7 @@ def install(trainer_class: Any, settings: Settings, changes: Changes) -> None:
     trainer_class.create_optimizer = create_optimizer
     trainer_class.create_scheduler = create_scheduler
     if settings.optimizer is not None:
-        _swap_given(trainer_class, settings.optimizer, changes)
+        _swap_own(trainer_class, settings.optimizer, changes)
 
 
 def _remember(trainer: Any) -> None:
@@ -90,29 +96,47 @@ def _remember(trainer: Any) -> None:
         )
 
 
-def _lead(given: _Given, live: Any) -> None:
-    """Let the script's scheduler set the learning rate of the optimizer that steps.
-
-    With optimizer offload that is another one, which shares its groups only until a checkpoint is loaded.
-    """
-    for part in (given.scheduler, *getattr(given.scheduler, "_schedulers", ())):
-        if live is not None and getattr(part, "optimizer", None) is given.optimizer:
-            part.optimizer = live
-
-
-def _swap_given(trainer_class: Any, name: OptimizerName, changes: Changes) -> None:
-    """Swap an optimizer that the script hands over: TrainingArguments.optim does not reach it."""
+def _swap_own(trainer_class: Any, name: OptimizerName, changes: Changes) -> None:
+    """Swap an optimizer that the script hands over or makes: TrainingArguments.optim does not reach it."""
     original = trainer_class.train
 
     @functools.wraps(original)
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = self.optimizer
-        if own is not None and is_plain_optimizer(own) and not hasattr(own, "_zerofit_swapped"):
-            self.optimizer = swap(own, name, modules=self.model.modules())
-            changes.add(
-                f"the optimizer is {type(self.optimizer).__name__}; the script hands its Trainer "
-                f"{type(own).__name__}"
-            )
-        return original(self, *args, **kwargs)
+        if self.optimizer is not None:
+            _swap(self, name, changes, said="the script hands its Trainer")
+        elif not is_transformers_own(type(self).create_optimizer):
+            self.create_optimizer = _swapping(self, self.create_optimizer, name, changes)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            vars(self).pop("create_optimizer", None)
 
     trainer_class.train = train
+
+
+def _swapping(
+    trainer: Any, create_optimizer: Callable[..., Any], name: OptimizerName, changes: Changes
+) -> Callable[..., Any]:
+    """Return the script's own create_optimizer, with what it makes swapped."""
+
+    @functools.wraps(create_optimizer)
+    def create(*args: Any, **kwargs: Any) -> Any:
+        made = create_optimizer(*args, **kwargs)
+        if trainer.optimizer is None:
+            trainer.optimizer = made
+        _swap(trainer, name, changes, said="the script's create_optimizer() makes")
+        return trainer.optimizer
+
+    return create
+
+
+def _swap(trainer: Any, name: OptimizerName, changes: Changes, *, said: str) -> None:
+    own = trainer.optimizer
+    if not is_plain_optimizer(own) or hasattr(own, "_zerofit_swapped"):
+        return
+    lost = dropped(own, name)
+    trainer.optimizer = swap(own, name, modules=trainer.model.modules())
+    if trainer.optimizer is not own:
+        without = f"; {lost} of the script's has no place in it" if lost else ""
+        runs, own_name = type(trainer.optimizer).__name__, type(own).__name__
+        changes.add(f"the optimizer is {runs}; {said} {own_name}{without}")

@@ -1,80 +1,23 @@
-"""Training loops in their users' ways, one after another. Usage: windows.py OUTPUT [WAY...]
+"""Training loops in their users' styles, one after another. Usage: windows.py OUTPUT [LOOP...]
 
-OUTPUT gets, of each way: every loss of rank 0, the learning rate after every step that the script asked for,
+OUTPUT gets, of each loop: every loss of rank 0, the learning rate after every step that the script asked for,
 the optimizer's steps, and the sum of the weights; or the error that ended it.
 """
 
 import contextlib
+import copy
 import gc
 import json
+import math
 import sys
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.state import AcceleratorState
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, TensorDataset
+from window_loop import Loop
 
-NUM_BATCHES = 10
 ACCUMULATION = 4
-
-
-class Loop:
-    """One model, its data, and what a run of them shows."""
-
-    def __init__(self, **arguments):
-        AcceleratorState._reset_state()
-        GradientState._reset_state()
-        # Two ranks on the CPU have a process group under stock accelerate too if they name it.
-        handlers = [InitProcessGroupKwargs(backend="gloo")]
-        self.accelerator = Accelerator(kwargs_handlers=handlers, **arguments)
-        torch.manual_seed(0)
-        self.model = torch.nn.Sequential(
-            torch.nn.Linear(4, 16), torch.nn.Dropout(0.0), torch.nn.Tanh(), torch.nn.Linear(16, 1)
-        )
-        inputs = torch.randn(2 * NUM_BATCHES * self.accelerator.num_processes, 4)
-        self.loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=2)
-        self.make_optimizer(self.model.parameters())
-        self.num_steps, self.losses, self.rates = 0, [], []
-
-    def make_optimizer(self, groups):
-        self.optimizer = torch.optim.AdamW(groups, lr=0.05)
-        self.optimizer.register_step_post_hook(self.count)
-        self.scheduler = LambdaLR(self.optimizer, lambda step: 1 / (1 + step / 8))
-
-    def count(self, *_):
-        self.num_steps += 1
-
-    def prepare(self):
-        self.model, self.optimizer, self.loader, self.scheduler = self.accelerator.prepare(
-            self.model, self.optimizer, self.loader, self.scheduler
-        )
-        return self
-
-    def loss(self, batch):
-        inputs, targets = batch
-        loss = torch.nn.functional.mse_loss(self.model(inputs), targets)
-        self.losses.append(loss.item())
-        return loss
-
-    def step(self, *, zero=True):
-        self.optimizer.step()
-        self.scheduler.step()
-        self.rates.append(self.scheduler.get_last_lr()[0])
-        if zero:
-            self.optimizer.zero_grad()
-
-    def shown(self):
-        weights = self.accelerator.get_state_dict(self.model)
-        engine = getattr(getattr(self.accelerator, "deepspeed_engine_wrapped", None), "engine", None)
-        return {
-            "losses": self.losses,
-            "rates": self.rates,
-            "steps": self.num_steps if engine is None else engine.global_steps,
-            "weights": sum(weight.double().abs().sum().item() for weight in weights.values()),
-        }
 
 
 def plain(loop):
@@ -186,6 +129,56 @@ def backward_of_both(loop, first, second):
     loop.accelerator.backward(second)
 
 
+class Losing(torch.nn.Module):
+    """Makes its own loss, as transformers' models do."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs, targets):
+        return {"loss": torch.nn.functional.mse_loss(self.model(inputs), targets)}
+
+
+def skips_a_loss_of_the_model(loop):
+    loop.model = Losing(loop.model)
+    for number, (inputs, targets) in enumerate(loop.prepare().loader):
+        loss = loop.model(inputs=inputs, targets=targets)["loss"]
+        loop.losses.append(loss.item())
+        if number % 4 == 3:
+            continue
+        loop.accelerator.backward(loss)
+        loop.step()
+
+
+def calls_backward_itself(loop):
+    loop.prepare()
+    for number, batch in enumerate(loop.loader, 1):
+        (loop.loss(batch) / 2).backward()
+        if number % 2 == 0:
+            loop.step()
+
+
+def calls_backward_itself_and_clips(loop):
+    for batch in loop.prepare().loader:
+        loop.loss(batch).backward()
+        norm = torch.nn.utils.clip_grad.clip_grad_norm_(loop.model.parameters(), 0.1)
+        loop.losses.append(norm.item())
+        if torch.isfinite(norm):
+            loop.step()
+        else:
+            loop.optimizer.zero_grad()
+
+
+def skips_steps_without_a_norm(loop):
+    for number, (inputs, targets) in enumerate(loop.prepare().loader):
+        loop.accelerator.backward(loop.loss((inputs, targets)) * (math.inf if number == 4 else 1.0))
+        if torch.isfinite(loop.accelerator.clip_grad_norm_(loop.model.parameters(), 0.1)):
+            loop.step()
+        else:
+            loop.optimizer.zero_grad()
+
+
 def two_losses(loop):
     for inputs, targets in loop.prepare().loader:
         first = loop.loss((inputs, targets))
@@ -283,6 +276,32 @@ def empty_group(loop):
     trains(loop)
 
 
+def empty_group_and_own_scheduler(loop):
+    loop.make_optimizer([{"params": [], "weight_decay": 0.0}, {"params": list(loop.model.parameters())}])
+    loop.model, loop.optimizer, loop.loader = loop.accelerator.prepare(
+        loop.model, loop.optimizer, loop.loader
+    )
+    trains(loop)
+
+
+def learns_from_a_teacher(loop):
+    teacher = copy.deepcopy(loop.model).requires_grad_(False)
+    loop.prepare()
+    teacher = loop.accelerator.prepare_model(teacher, evaluation_mode=True)
+    for inputs, _ in loop.loader:
+        loop.accelerator.backward(loop.loss((inputs, teacher(-inputs))))
+        loop.step()
+
+
+def steps_its_own_optimizer(loop):
+    own = loop.optimizer
+    loop.model, loop.loader = loop.accelerator.prepare(loop.model, loop.loader)
+    for batch in loop.loader:
+        loop.accelerator.backward(loop.loss(batch))
+        own.step()
+        own.zero_grad()
+
+
 def clips_each_pass(loop):
     for number, batch in enumerate(loop.prepare().loader, 1):
         loop.accelerator.backward(loop.loss(batch) / ACCUMULATION)
@@ -309,7 +328,7 @@ def makes_the_optimizer_late(loop):
     trains(loop)
 
 
-WAYS = {
+LOOPS = {
     function.__name__: function
     for function in (
         plain,
@@ -324,6 +343,10 @@ WAYS = {
         evaluates_before_the_step,
         forwards_before_the_step,
         skips_batches,
+        skips_a_loss_of_the_model,
+        skips_steps_without_a_norm,
+        calls_backward_itself,
+        calls_backward_itself_and_clips,
         two_losses,
         two_losses_of_one_forward,
         clips,
@@ -336,19 +359,22 @@ WAYS = {
         makes_the_scheduler_last,
         triggers_the_exchange,
         empty_group,
+        empty_group_and_own_scheduler,
+        learns_from_a_teacher,
+        steps_its_own_optimizer,
         clips_each_pass,
         clips_by_value,
         makes_the_optimizer_late,
     )
 }
 shown = {}
-for name in sys.argv[2:] or WAYS:
+for name in sys.argv[2:] or LOOPS:
     loop = Loop(gradient_accumulation_steps=ACCUMULATION if name.startswith("accumulate") else 1)
     with contextlib.suppress(StopIteration):
         try:
-            WAYS[name](loop)
+            LOOPS[name](loop)
             shown[name] = loop.shown()
-        except Exception as error:  # the other ways are to be seen all the same
+        except Exception as error:  # the other loops are to be seen all the same
             shown[name] = {"error": getattr(error, "rule", type(error).__name__), "text": str(error)}
     del loop
 if AcceleratorState().is_main_process:

@@ -69,6 +69,12 @@ def _shapes(given: dict[str, Any], samples: int, **options: Any) -> dict[str, tu
         ),
         pytest.param({"x": (4, 16)}, {}, {"x": (3, 100)}, id="tokens by another name"),
         pytest.param(
+            {"input_ids": (4, 16), "more": (4, 16, 16), "position_ids": (16,), "pixel_mask": (4, 16, 16)},
+            {},
+            {"input_ids": (3, 100), "more": (3, 16, 100), "position_ids": (100,), "pixel_mask": (3, 16, 100)},
+            id="of whole numbers by another name the last dimension",
+        ),
+        pytest.param(
             {"x": (7, 3)}, {"has_tokens": False, "has_samples": False}, {"x": (7, 3)}, id="one lump"
         ),
         pytest.param({"scale": ()}, {"has_tokens": False}, {"scale": ()}, id="nothing that has samples"),
@@ -78,6 +84,24 @@ def test_samples_and_lengths_are_the_requests(
     given: dict[str, tuple[int, ...]], options: dict[str, Any], expected: dict[str, tuple[int, ...]]
 ) -> None:
     assert _shapes({name: _tensor(*shape) for name, shape in given.items()}, 3, **options) == expected
+
+
+_AS_LONG = [
+    ("inputs_embeds", (4, 16, 16), (3, 100, 16)),
+    ("decoder_inputs_embeds", (4, 16, 16), (3, 100, 16)),
+    ("pixel_values", (4, 3, 16, 16), (3, 3, 16, 16)),
+    ("teacher_embedding", (4, 16), (3, 16)),
+    ("loss_mask", (4, 16), (3, 100)),
+    ("scale", (16,), (16,)),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "expected"), _AS_LONG)
+def test_numbers_that_are_as_many_as_the_tokens_by_chance_stay(
+    name: str, shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    given = {"input_ids": _tensor(4, 16), name: _tensor(*shape, dtype=torch.float32)}
+    assert _shapes(given, 3)[name] == expected
 
 
 def test_formats_and_everything_else_stay() -> None:

@@ -74,6 +74,7 @@ def test_batches_and_lengths_are_those_of_the_data(left: Any) -> None:
 def test_settings_are_as_the_script_says_though_there_is_no_gpu(left: Any) -> None:
     capture = left.capture
     assert (capture.route, capture.mixed_precision, capture.seed) == (Route.ACCELERATE, "fp16", 7)
+    assert capture.names_precision
     assert (capture.micro_batch_size, capture.gradient_accumulation_steps, capture.accumulates) == (
         4,
         3,
@@ -110,7 +111,7 @@ def test_seventy_billion_parameters_take_no_memory(captured_in_forks: Any) -> No
     # https://huggingface.co/meta-llama/Llama-3.1-70B has 70,553,706,496; two embeddings got 44 rows more.
     assert capture.model.facts.num_parameters == 70_553_706_496 + 2 * 44 * 8192
     assert capture.peak_host_bytes < 2 * 2**30
-    assert capture.seconds < 120
+    assert capture.wall_time_s < 120
     assert capture.model.passes_num_items
     # Its two samples can't fill a batch of the four that the script says.
     assert (capture.micro_batch_size, capture.batches[0].tensors[0].shape) == (4, (2, 64))
@@ -137,3 +138,36 @@ def test_quantized_and_adapted_weights_are_told(captured_in_forks: Any) -> None:
     assert capture.model.passes_num_items
     # q_proj of 2 layers, each with two matrices of rank 2 on 32 and 32.
     assert capture.model.facts.num_trainable_parameters == 2 * 2 * (32 + 32)
+
+
+def test_a_student_in_a_loss_is_the_model_and_no_frozen_teacher(captured_in_forks: Any) -> None:
+    left = captured_in_forks("distils")
+    capture = left.capture
+    assert capture.model.class_path == "__main__.Student"
+    assert capture.stopped_at == left.place_of("self.student(batch)")
+    assert [one.shape for one in capture.batches[0].tensors] == [(3, 4)]
+    # 4 x 4 of the encoder and 4 x 2 of the teacher, in fp32.
+    assert capture.other_weight_bytes == 4 * (4 * 4 + 4 * 2)
+    assert (capture.gradient_accumulation_steps, capture.accumulates_by_hand) == (1, 4)
+    assert capture.notes == ("the script brings a parallelism_config, which is left out of the capture",)
+    assert left.output.splitlines()[:2] == ["a GPU that stands in for yours 80", "[80, 80] 0.0"]
+
+
+def test_a_frozen_teacher_is_not_the_model_at_backward(captured_in_forks: Any) -> None:
+    capture = captured_in_forks("teaches_in_parts").capture
+    assert capture.model.class_path == "torch.nn.modules.container.ModuleDict"
+    assert capture.other_weight_bytes == 4 * (4 * 2 + 2)
+    assert capture.accumulates_by_hand is None
+
+
+def test_fewer_batches_are_recorded_where_one_cannot_be_read(captured_in_forks: Any) -> None:
+    capture = captured_in_forks("tears").capture
+    assert len(capture.batches) == 2
+    (note,) = capture.notes
+    assert note.startswith("of the first 4 batches 2 could be read: OSError: no sample 6")
+
+
+def test_trackers_send_nothing_and_keep_the_configuration(captured_in_forks: Any) -> None:
+    capture = captured_in_forks("tracked").capture
+    assert (capture.micro_batch_size, capture.batches[0].tensors[0].shape) == (3, (3, 4))
+    assert capture.optimizer.groups[0].settings["lr"] == 0.5

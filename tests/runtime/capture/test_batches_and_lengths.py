@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from zerofit.capture import CapturedBatch, CapturedLengths
-from zerofit.runtime.capture.batches import captured_batch, nested, num_samples
+from zerofit.runtime.capture.batches import captured_batch, first_batches, nested, num_samples
 from zerofit.runtime.capture.lengths import captured_lengths, summary
+from zerofit.runtime.capture.training_record import captured_loader
 
 
 def _batch(**named: Any) -> dict[str, Any]:
@@ -62,17 +63,17 @@ class _Loader:
         self.dataset = dataset
 
 
-_SEEN = (CapturedBatch(tensors=(), lengths=(2, 9)),)
-
-
 def _table(rows: list[dict[str, Any]]) -> Any:
     import datasets
 
     return datasets.Dataset.from_list(rows)
 
 
-def _longest(dataset: Any, *, most: int | None = None) -> tuple[int, int, bool]:
-    lengths = captured_lengths(_Loader(dataset), _SEEN, most=most)
+def _longest(
+    dataset: Any, *, most: int | None = None, seen: tuple[int, ...] = (2, 9)
+) -> tuple[int, int, bool]:
+    batches = (CapturedBatch(tensors=(), lengths=seen),)
+    lengths = captured_lengths(_Loader(dataset), batches, most=most)
     assert lengths is not None
     return lengths.num_samples, lengths.longest, lengths.is_whole
 
@@ -91,8 +92,79 @@ def test_a_mask_counts_where_samples_are_filled_up() -> None:
     assert _longest(_table(rows).select([2, 0])) == (2, 3, True)
 
 
-def test_a_column_of_lengths_counts_first() -> None:
-    assert _longest(_table([{"input_ids": [1], "length": 30}])) == (1, 30, True)
+def test_a_column_of_lengths_counts_first_where_it_holds_those_seen() -> None:
+    rows = [{"input_ids": [1] * 5, "length": length} for length in (30, 40)]
+    assert _longest(_table(rows), seen=(40,)) == (2, 40, True)
+    assert _longest(_table(rows), seen=(30, 30)) == (2, 5, True)
+    # Characters, or seconds of sound, are called a length too.
+    assert _longest(_table(rows), seen=(5, 5)) == (2, 5, True)
+    assert _longest(_table(rows).remove_columns("input_ids"), seen=(5, 7)) == (2, 7, False)
+
+
+def test_fewer_batches_are_read_where_one_fails() -> None:
+    def loader() -> Any:
+        yield from (1, 2)
+        raise OSError("the file\nis gone")
+
+    notes: list[str] = []
+    assert first_batches(loader(), 4, notes.append) == [1, 2]
+    assert notes == ["of the first 4 batches 2 could be read: OSError: the file is gone"]
+    assert first_batches(iter((1, 2, 3)), 2, notes.append) == [1, 2]
+    assert len(notes) == 1
+    assert first_batches(map(int, ("word",)), 2, notes.append) == []
+    with pytest.raises(ValueError, match="word"):
+        first_batches(map(int, ("word",)), 2, notes.append, needs_one=True)
+
+
+_COLLATORS = {
+    "default_collate": False,
+    "default_data_collator": False,
+    "DataCollatorWithPadding": False,
+    "DataCollatorForLanguageModeling": False,
+    "masked": True,
+    "DataCollatorForPermutationLanguageModeling": True,
+    "a function of the script's": None,
+    "a subclass of the script's": None,
+    "behind Trainer's": True,
+}
+
+
+def _collators() -> dict[str, Any]:
+    import torch
+    import transformers
+    from transformers.trainer_utils import RemoveColumnsCollator
+
+    class Tokenizer:
+        mask_token = "[MASK]"
+
+    class Own(transformers.DataCollatorWithPadding):
+        pass
+
+    tokenizer: Any = Tokenizer()
+    masked = transformers.DataCollatorForLanguageModeling(tokenizer)
+    return {
+        "default_collate": torch.utils.data.default_collate,
+        "default_data_collator": transformers.default_data_collator,
+        "DataCollatorWithPadding": transformers.DataCollatorWithPadding(tokenizer),
+        "DataCollatorForLanguageModeling": transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False),
+        "masked": masked,
+        "DataCollatorForPermutationLanguageModeling": transformers.DataCollatorForPermutationLanguageModeling(
+            tokenizer
+        ),
+        "a function of the script's": lambda rows: rows,
+        "a subclass of the script's": Own(tokenizer),
+        "behind Trainer's": RemoveColumnsCollator(masked, []),
+    }
+
+
+def test_which_collators_draw_random_numbers() -> None:
+    import torch
+
+    found = {
+        name: captured_loader(torch.utils.data.DataLoader([1], collate_fn=one)).draws_random
+        for name, one in _collators().items()
+    }
+    assert found == _COLLATORS
 
 
 def test_lengths_of_lists_and_subsets() -> None:

@@ -77,6 +77,8 @@ _WITH_TORCH = {
         "RuntimeError: Tensor.item() cannot be called on meta tensors",
         "train.py:10",
     ),
+    # Its own `except` would take an error of the capture's, and train.
+    "swallows": ("raised", "ValueError: the index is gone", "train.py:14"),
     "dtypes": (
         "exited",
         "the script ended without making an Accelerator or a Trainer, though it imports accelerate and "

@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
-from zerofit.probe.capture_files import Undone, undo
+from zerofit.probe.capture_files import Undone
+from zerofit.probe.capture_files import undo as undo_until
+from zerofit.probe.capture_journal import read_entries, read_paths
 
 _CHILD = """
 import sys
@@ -20,6 +23,11 @@ from zerofit.runtime.capture.files import guard
 guard(Path(sys.argv[1]))
 exec(compile(Path(sys.argv[2]).read_text(), sys.argv[2], "exec"))
 """
+
+
+def undo(folder: Path) -> Undone:
+    """Undo a capture that ends now."""
+    return undo_until(folder, ended_ns=time.time_ns())
 
 
 class Place:
@@ -33,9 +41,15 @@ class Place:
         spec = {"roots": [str(self.work)], "caches": [str(self.cache), str(root)]}
         (self.folder / "spec.json").write_text(json.dumps(spec))
 
-    def run(self, script: str) -> subprocess.CompletedProcess[str]:
+    def run(self, script: str, *, before: str = "") -> subprocess.CompletedProcess[str]:
         (self.root / "script.py").write_text(textwrap.dedent(script))
-        command = (sys.executable, "-c", _CHILD, str(self.folder), str(self.root / "script.py"))
+        command = (
+            sys.executable,
+            "-c",
+            textwrap.dedent(before) + _CHILD,
+            str(self.folder),
+            str(self.root / "script.py"),
+        )
         return subprocess.run(command, cwd=self.work, capture_output=True, text=True)
 
     def seen(self) -> dict[str, tuple[object, ...]]:
@@ -201,6 +215,91 @@ def test_what_would_lose_a_file_is_not_done(place: Place, line: str, message: st
     assert (place.work / "huge.bin").stat().st_size == (1 << 30) + 1
 
 
+_PROGRAMS = [
+    ("os.system('rm -rf runs')", "would-overwrite", "it would remove {work}/runs"),
+    ("subprocess.run(['mv', 'log.txt', 'old.txt'])", "would-overwrite", "it would rename {work}/log.txt"),
+    (
+        "subprocess.run('rm *.txt', shell=True, cwd='runs')",
+        "would-overwrite",
+        "it would remove {work}/runs/1.txt",
+    ),
+    ("os.system('git push')", "uploads", "it starts another program: git push"),
+    (
+        "os.system('cd runs && python train.py')",
+        "spawns",
+        "it starts another program: cd runs && python train.py",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "kind", "message"), _PROGRAMS, ids=[one[0] for one in _PROGRAMS])
+def test_a_program_that_loses_files_uploads_or_trains_is_not_started(
+    place: Place, line: str, kind: str, message: str
+) -> None:
+    (place.work / "log.txt").write_text("log")
+    (place.work / "runs").mkdir()
+    (place.work / "runs" / "1.txt").write_text("1")
+    done = place.run(f"import os, subprocess, sys\nsys.stdout = object()\n{line}")
+    assert (done.returncode, done.stderr) == (70, "")
+    told = json.loads((place.folder / "refused.json").read_text())
+    assert (told["kind"], told["message"]) == (kind, message.format(work=place.work))
+    assert (place.work / "runs" / "1.txt").exists()
+
+
+def test_a_program_may_remove_what_the_script_has_made(place: Place) -> None:
+    done = place.run("import os\nos.mkdir('out')\nopen('out/a', 'w').close()\nos.system('rm -r out')")
+    assert done.returncode == 0, done.stderr
+    assert not (place.work / "out").exists()
+
+
+def test_what_a_shell_overwrites_is_put_back(place: Place) -> None:
+    (place.work / "log.txt").write_text("log")
+    before = place.seen()
+    done = place.run("import os\nos.system('echo 1 > log.txt; cp log.txt new.txt')")
+    assert done.returncode == 0, done.stderr
+    assert (place.work / "log.txt").read_text() == "1\n"
+    assert undo(place.folder) == Undone()
+    assert place.seen() == before
+
+
+def test_a_file_that_the_script_did_not_make_is_not_taken_for_its_own(place: Place) -> None:
+    done = place.run(
+        """
+        try:
+            open("later.txt", "r+")
+        except FileNotFoundError:
+            pass
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    (place.work / "later.txt").write_text("by somebody else")
+    undo(place.folder)
+    assert (place.work / "later.txt").exists()
+
+
+def test_modules_of_a_project_are_read_and_installed_ones_are_not(place: Place) -> None:
+    """A project may lie below the interpreter's prefix, and its environment in the project."""
+    (place.work / "helper.py").write_text("x = 1")
+    packages = place.work / "venv" / "lib" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "package.py").write_text("y = 1")
+    done = place.run(
+        f"""
+        import sys
+        sys.path[:0] = [{str(place.work)!r}, {str(packages)!r}]
+        import helper, package
+        """,
+        before=f"""
+        import sys, sysconfig
+        sys.prefix = sys.base_prefix = {str(place.root)!r}
+        paths = sysconfig.get_paths() | {{"purelib": {str(packages)!r}, "data": sys.prefix}}
+        sysconfig.get_paths = lambda: paths
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert read_paths(place.folder) == [str(place.work / "helper.py")]
+
+
 def test_a_huge_log_may_grow(place: Place) -> None:
     with (place.work / "huge.log").open("wb") as file:
         file.truncate((1 << 30) + 1)
@@ -219,7 +318,8 @@ def test_a_made_folder_with_something_nobody_noted_stays_and_is_told(place: Plac
 
 
 _NATIVE = """
-import numpy, pyarrow, pyarrow.parquet, safetensors.numpy, safetensors.torch, torch
+import numpy, pyarrow, pyarrow.csv, pyarrow.feather, pyarrow.parquet, torch
+import safetensors.numpy, safetensors.torch
 from tokenizers import Tokenizer, models
 for name in ("old", "new"):
     torch.save({"a": torch.ones(3)}, f"{name}.pt")
@@ -227,15 +327,61 @@ for name in ("old", "new"):
     safetensors.numpy.save_file({"a": numpy.ones(3)}, filename=f"{name}.numpy")
     Tokenizer(models.BPE()).save(f"{name}.json")
     pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), f"{name}.parquet")
+    pyarrow.feather.write_feather(pyarrow.table({"a": [1]}), f"{name}.feather")
+    pyarrow.csv.write_csv(pyarrow.table({"a": [1]}), f"{name}.csv")
+    with pyarrow.OSFile(f"{name}.os", "wb") as file:
+        file.write(b"new")
+    with pyarrow.output_stream(f"{name}.stream") as file:
+        file.write(b"new")
 """
 
 
 def test_what_native_code_writes_is_put_back_too(place: Place) -> None:
-    for end in ("pt", "torch", "numpy", "json", "parquet"):
+    ends = ("pt", "torch", "numpy", "json", "parquet", "feather", "csv", "os", "stream")
+    for end in ends:
         (place.work / f"old.{end}").write_text(f"the old {end}")
     before = place.seen()
     done = place.run(_NATIVE)
     assert done.returncode == 0, done.stderr
-    assert len(place.seen()) == len(before) + 5
+    assert len(place.seen()) == len(before) + len(ends)
+    undo(place.folder)
+    assert place.seen() == before
+
+
+_STAND_INS = {
+    "cv2.py": "def imwrite(filename, image):\n    write(filename)\n",
+    "polars.py": "class DataFrame:\n    def write_csv(self, file):\n        write(file)\n",
+    "h5py/_hl/files.py": "class File:\n    def __init__(self, name, mode='r'): mode == 'r' or write(name)\n",
+}
+"""Packages that are not there in tests, as far as they are hooked; what writes is a program, unseen."""
+_WRITE = """
+def write(path):
+    import subprocess, sys
+    subprocess.run([sys.executable, "-c", f"open({path!r}, 'w').write('new')"], check=True)
+"""
+
+
+def test_what_packages_write_that_are_not_here_is_put_back_too(place: Place) -> None:
+    for name, text in _STAND_INS.items():
+        (place.root / name).parent.mkdir(exist_ok=True, parents=True)
+        (place.root / name).write_text(_WRITE + text)
+    for name in ("old.png", "old.csv", "old.h5", "read.h5"):
+        (place.work / name).write_text("the old one")
+    before = place.seen()
+    done = place.run(
+        f"""
+        import sys
+        sys.path.insert(0, {str(place.root)!r})
+        import cv2, polars, h5py._hl.files
+        for name in ("old", "new"):
+            cv2.imwrite(f"{{name}}.png", None)
+            polars.DataFrame().write_csv(f"{{name}}.csv")
+            h5py._hl.files.File(f"{{name}}.h5", "w")
+        h5py._hl.files.File("read.h5")
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(place.seen()) == len(before) + 3
+    assert [entry.path for entry in read_entries(place.folder)[0] if "read.h5" in entry.path] == []
     undo(place.folder)
     assert place.seen() == before

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import ast
+import importlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from zerofit.runtime.capture.mixing import mixing_modules
+from zerofit.runtime.capture.mixing import mixing_loss, mixing_modules
 from zerofit.runtime.capture.source import Calls, calls_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def _modules() -> dict[str, tuple[Any, tuple[str, ...]]]:
@@ -27,7 +34,7 @@ def _modules() -> dict[str, tuple[Any, tuple[str, ...]]]:
 
 
 def test_modules_that_mix_samples() -> None:
-    found = {name: mixing_modules(model) for name, (model, _) in _modules().items()}
+    found = {name: mixing_modules(model, model) for name, (model, _) in _modules().items()}
     assert found == {name: expected for name, (_, expected) in _modules().items()}
 
 
@@ -49,9 +56,46 @@ def test_losses_that_mix_samples() -> None:
     )
     experts = transformers.MixtralForCausalLM(transformers.MixtralConfig(**small))
     balanced = transformers.MixtralForCausalLM(transformers.MixtralConfig(**small, output_router_logits=True))
-    assert mixing_modules(transformers.CLIPModel(clip)) == ("contrastive_loss",)
-    assert mixing_modules(experts) == ()
-    assert mixing_modules(balanced) == ("router_aux_loss",)
+    found = [mixing_modules(one, one) for one in (transformers.CLIPModel(clip), experts, balanced)]
+    assert found == [("contrastive_loss",), (), ("router_aux_loss",)]
+
+
+_SUSPICIOUS = ("return_loss", "logit_scale", "diversity_loss", "contrastive_loss")
+"""Words in the forward pass of a class whose loss may compare samples."""
+_HARMLESS = {
+    "Aimv2Model": "returns similarities, and no loss",
+    "CohereForCausalLM": "a number that its logits are multiplied by",
+    "Cohere2ForCausalLM": "the same",
+    "Cohere2MoeForCausalLM": "the same",
+    "CohereCompassForCausalLM": "the same",
+    "CohereCompassForConditionalGeneration": "the same",
+}
+_WHOLE = re.compile(r"(Model|For[A-Z]\w+|Encoder)$")
+
+
+def _suspicious() -> Iterator[tuple[str, str]]:
+    """Yield module and name of transformers' whole models with such a word in their forward pass."""
+    import transformers
+
+    models = Path(transformers.__file__).parent / "models"
+    for file in sorted(models.glob("*/modeling_*.py")):
+        text = file.read_text(encoding="utf-8")
+        if not any(word in text for word in _SUSPICIOUS):
+            continue
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef) and _WHOLE.search(node.name):
+                forwards = [one for one in node.body if getattr(one, "name", "") == "forward"]
+                forward = "".join(ast.unparse(one) for one in forwards)
+                if any(word in forward for word in _SUSPICIOUS):
+                    yield f"transformers.models.{file.parent.name}.{file.stem}", node.name
+
+
+def test_every_model_of_transformers_whose_loss_may_mix_samples_is_known() -> None:
+    found = {
+        name: mixing_loss(getattr(importlib.import_module(module), name)) for module, name in _suspicious()
+    }
+    assert {name for name, loss in found.items() if not loss} == set(_HARMLESS)
+    assert {"ClapModel", "PeAudioModel", "Wav2Vec2ForPreTraining", "SiglipModel"} <= set(found)
 
 
 _SOURCES = [

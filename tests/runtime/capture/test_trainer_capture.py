@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,3 +106,30 @@ def test_a_trainer_that_goes_on_from_a_checkpoint_reads_none_of_it(captured_in_f
     assert capture.model.facts.num_trainable_parameters == 2 * 2 * (32 + 32)
     assert capture.model.passes_num_items
     assert [one.num_steps for one in capture.schedulers] == [9]
+
+
+def test_it_is_the_same_where_the_script_itself_imports_the_libraries(
+    left: Any, capture_in_child: Any
+) -> None:
+    alone = capture_in_child("trainer_lora", left.script.read_text())
+    assert "the script went on" not in alone.output
+    assert "the callback saw PeftModelForSequenceClassification" in alone.output
+    assert _comparable(alone) == _comparable(left)
+
+
+def _comparable(left: Any) -> Any:
+    """Return a capture without what names its script or measures its run."""
+    line = left.capture.stopped_at.rpartition(":")[2]
+    arguments = {
+        name: value
+        for name, value in left.capture.trainer_arguments.items()
+        if name not in ("output_dir", "logging_dir", "run_name")
+    }
+    return replace(
+        left.capture,
+        target=(),
+        stopped_at=line,
+        trainer_arguments=arguments,
+        wall_time_s=0.0,
+        peak_host_bytes=0,
+    )

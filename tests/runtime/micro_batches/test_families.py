@@ -87,14 +87,3 @@ def test_a_loss_over_all_samples_together_is_refused(
         model(**batch)
     assert error.value.rule == "forward-not-separable"
     assert found in error.value.found
-
-
-def test_batch_normalization_is_refused_unless_it_is_frozen(split: Callable[..., Any]) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4))
-    made = split(model)
-    with pytest.raises(UserError) as error:
-        model(torch.randn(5, 3))
-    assert error.value.found == "1 (BatchNorm1d) and 1 more"
-    model[1].eval()
-    model[2].eval()
-    made.backward(model(torch.randn(5, 3)).sum())

@@ -169,6 +169,28 @@ def test_a_loss_that_is_skipped_leaves_no_gradient(
     assert_equal(gradients(made.model), expected, within=2e-6)
 
 
+def test_what_a_waiting_loss_depends_on_is_not_taken_back(
+    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    whole, made, batch = pair("vit")
+    whole(**batch).loss.backward()
+    expected = gradients(whole)
+    for _ in range(2):
+        made.backward(made.model(**batch).loss)
+        gradients(made.model)
+    made.num_forwards = 0
+    loss = made.model(**batch).loss * 1
+    made.splitter.settle(except_for=loss)  # as a window does whose backward pass waits
+    made.backward(loss)
+    assert made.num_forwards == 3
+    assert_equal(gradients(made.model), expected)
+    skipped, loss = made.model(**batch).loss, made.model(**batch).loss
+    made.splitter.settle(except_for=loss)
+    made.backward(loss)
+    assert skipped.isfinite()
+    assert_equal(gradients(made.model), expected, within=2e-6)
+
+
 def test_a_skipped_loss_is_taken_back_before_the_next_forward_pass(
     pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
 ) -> None:

@@ -25,7 +25,10 @@ _CASES = [
     (_inputs(_ids), Batch(size=4)),
     (_inputs(input_ids=_ids, position_ids=torch.arange(3)[None], weight=torch.ones(5)), Batch(size=4)),
     (_inputs({"input_ids": _ids}, None, 3), Batch(size=4)),
-    (_inputs(names=["a", "b"]), Batch(size=1, whole_because="no argument has a batch dimension")),
+    (
+        _inputs(names=["a", "b"]),
+        Batch(size=1, whole_because="no argument has a batch dimension", is_countable=False),
+    ),
     (
         _inputs(input_ids=_ids[:1], cu_seq_lens_q=torch.tensor([0, 2, 3])),
         Batch(size=1, whole_because="samples are packed into one row (cu_seq_lens_q is passed)"),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from transformers.modeling_outputs import CausalLMOutput
+
+from zerofit.errors import UserError
 
 Tiny = Callable[..., Any]
 
@@ -99,13 +103,114 @@ def test_every_rank_runs_as_many_micro_batches(
         assert_equal(found, expected, within=2e-6)
 
 
-def test_outputs_are_kept_where_a_rank_may_not_run_alone(tiny: Tiny, split: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("sample", [0, 2])
+def test_no_rank_goes_backward_early_with_a_loss_that_is_no_number_on_another(
+    sample: int,
+    tiny: Tiny,
+    split: Callable[..., Any],
+    gradients: Callable[..., Any],
+    assert_equal: Callable[..., None],
+) -> None:
+    ranks = _Ranks()
+    whole, batch = tiny("vit")
+    whole(**batch).loss.backward()
+    expected = gradients(whole)
+    broken = {**batch, "pixel_values": batch["pixel_values"].clone()}
+    broken["pixel_values"][sample] = torch.nan
+    sides = [split(tiny("vit")[0], 2, agreed=ranks.agreed(rank)) for rank in (0, 1)]
+    found: list[Any] = [None, None]
+    counts: list[list[int]] = [[], []]
+
+    def work(rank: int) -> None:
+        torch.set_num_threads(1)
+        made = sides[rank]
+        for _ in range(2):
+            made.backward(made.model(**batch).loss)
+            gradients(made.model)
+        loss = made.model(**(broken if rank == 1 else batch)).loss
+        assert loss.isnan() == (rank == 1)
+        counts[rank].append(len(made.boundaries))
+        made.splitter.settle()  # the script skips this step on all ranks
+        counts[rank].append(len(made.boundaries))
+        made.backward(made.model(**batch).loss)
+        found[rank] = gradients(made.model)
+
+    ranks.run(work)
+    assert ranks.num_agreements[0] == ranks.num_agreements[1]
+    num_early = 1 if sample == 2 else 0  # the sample's own micro-batch is the second
+    assert counts == [[6 + num_early, 6 + 2 * num_early]] * 2
+    for one in found:
+        assert_equal(one, expected, within=2e-6)
+
+
+def _alone(numbers: list[int]) -> list[int]:
+    return numbers
+
+
+@pytest.mark.parametrize(("runs_alone", "num_forwards"), [(True, 3), (False, 0)])
+def test_outputs_come_without_a_forward_pass_where_a_rank_cannot_run_it_alone(
+    runs_alone: bool, num_forwards: int, tiny: Tiny, split: Callable[..., Any]
+) -> None:
     model, batch = tiny("vit")
-    made = split(model, 2, agreed=lambda numbers: numbers)
-    outputs = model(**batch)
-    made.num_forwards = 0
-    assert outputs.logits.shape == (5, 3)
-    assert made.num_forwards == 0
+    expected = model(**batch).logits
+    made = split(model, 2, agreed=_alone, runs_alone=runs_alone)
+    for more in (num_forwards, 0):
+        outputs = model(**batch)
+        made.num_forwards = 0
+        torch.testing.assert_close(outputs.logits, expected)
+        assert made.num_forwards == more
+
+
+def test_outputs_that_nobody_looks_at_are_kept_on_the_host_in_the_first_passes_only(
+    tiny: Tiny, split: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zerofit.runtime.micro_batches.splitter._PASSES_KEPT", 2)
+    model, batch = tiny("gpt2")
+    logits: list[Any] = []
+    model.lm_head.register_forward_hook(lambda layer, _, output: logits.append(weakref.ref(output)))
+    made = split(model, 2, agreed=_alone, runs_alone=False)
+    moved: list[str] = []
+    to = torch.Tensor.to
+
+    def noted(one: Any, *args: Any, **kwargs: Any) -> Any:
+        moved.extend(args)
+        return to(one, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", noted)
+    for num_moved in (3, 3, 0, 0):
+        moved.clear()
+        logits.clear()
+        outputs = model(**batch)
+        assert moved.count("cpu") == num_moved
+        if not num_moved:
+            assert sum(one() is not None for one in logits) <= 1  # the last one waits with its graph
+        made.backward(outputs.loss)
+    assert made.splitter.is_waiting
+    with pytest.raises(UserError) as error:
+        _ = outputs.logits
+    assert (error.value.rule, error.value.found) == ("output-read-late", "outputs.logits")
+
+
+def test_an_output_that_cannot_be_joined_is_refused_only_when_the_script_looks_at_it(
+    split: Callable[..., Any],
+) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 4)
+
+        def forward(self, x: Any) -> Any:
+            states = self.linear(x)
+            longest = int(x[:, 0].max()) + 1
+            return CausalLMOutput(loss=states.pow(2).mean(), logits=states.new_ones(1, longest))
+
+    model = Model()
+    made = split(model, 2, agreed=_alone, runs_alone=False)
+    x = torch.tensor([[number, 1.0, 2.0] for number in range(6)])
+    outputs = model(x)
+    made.backward(outputs.loss)
+    with pytest.raises(UserError, match="can't be split"):
+        _ = outputs.logits
 
 
 def test_all_pieces_but_the_last_keep_their_gradients(tiny: Tiny, split: Callable[..., Any]) -> None:

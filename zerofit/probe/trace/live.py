@@ -15,7 +15,7 @@ from zerofit.probe.trace.prepare import as_requested, torch_dtype
 from zerofit.strategy import Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from zerofit.allocation_log import Trace, TraceRequest
     from zerofit.probe.trace.run import Batch
@@ -117,7 +117,7 @@ def copy_without_values(model: Any, request: TraceRequest) -> Any:
     fp32, keep theirs as long as the request asks for no other format than the model's own.
     """
     memo: dict[int, Any] = {}
-    own = _own_dtype(model)
+    own = main_dtype(one for one in model.parameters() if one.dtype.is_floating_point)
     adapters = tuple(f".{name}." for name in getattr(model, "peft_config", None) or ())
     for name, parameter in model.named_parameters():
         is_adapter = any(adapter in f"{name}." for adapter in adapters)
@@ -144,12 +144,11 @@ def _is_ours(hook: Any) -> bool:
     return str(module).partition(".")[0] == "zerofit"
 
 
-def _own_dtype(model: Any) -> Any:
-    """Return the format of most of the weights; None where none are floats."""
+def main_dtype(parameters: Iterable[Any]) -> Any:
+    """Return the format of most elements; None without any."""
     elements: Counter[Any] = Counter()
-    for parameter in model.parameters():
-        if parameter.dtype.is_floating_point:
-            elements[parameter.dtype] += parameter.numel()
+    for parameter in parameters:
+        elements[parameter.dtype] += parameter.numel()
     return elements.most_common(1)[0][0] if elements else None
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zerofit.capture import DECODER_TOKENS
 from zerofit.errors import UserError
 from zerofit.probe.trace.nested import map_tensors, named_tensors
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 _PACKED = re.compile(r"^(cu_seq_?lens.*|cumulative_seqlens.*|seq_idx|max_length_[qk])$")
 """Names under which the ends of samples are told that were laid end to end: flash-attn's and transformers'
 (transformers/data/data_collator.py, DataCollatorWithFlattening)."""
-_TARGETS = ("decoder_input_ids", "labels")
-"""The decoder's own tokens, as transformers names them."""
+_OF_TOKENS = re.compile(
+    r"^(input_ids|labels|token_type_ids|position_ids|cache_position|decoder_.*|(?!pixel_).*mask)$"
+)
+"""Names of tensors in which every size equal to the length goes with it: transformers' and peft's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +56,21 @@ class LiveBatch:
         if not shape:
             return shape
         return (
-            self._first(shape, samples, request),
-            *(self._dimension(name, size, request) for size in shape[1:]),
+            self._first(name, tensor, samples, request),
+            *(
+                self._dimension(name, size, request) if _is_along(name, tensor, place) else size
+                for place, size in enumerate(shape[1:], start=1)
+            ),
         )
 
-    def _first(self, shape: tuple[int, ...], samples: int, request: TraceRequest) -> int:
+    def _first(self, name: str, tensor: Any, samples: int, request: TraceRequest) -> int:
+        shape: tuple[int, ...] = tuple(tensor.shape)
         size, present = shape[0], self.num_samples
         if present is None:
             return size
         if size == present:
             return samples
-        if size == self.length:
+        if size == self.length and _is_along(name, tensor, 0):
             return request.sequence_length
         # Several rows to a sample, such as an image's patches; a single row of numbers is a setting.
         is_multiple = present > 1 and len(shape) > 1 and size and size % present == 0
@@ -71,10 +78,21 @@ class LiveBatch:
 
     def _dimension(self, name: str, size: int, request: TraceRequest) -> int:
         target = request.target_length or request.sequence_length
-        is_target = name.rpartition(".")[2] in _TARGETS or "decoder" in name
+        is_target = name.rpartition(".")[2] in DECODER_TOKENS or "decoder" in name
         if size == self.target_length and (is_target or self.target_length != self.length):
             return target
         return request.sequence_length if size == self.length else size
+
+
+def _is_along(name: str, tensor: Any, place: int) -> bool:
+    """Return whether a dimension may be that of the tokens.
+
+    Others may be as long by chance: a hidden size, or the side of an image.
+    """
+    own = name.rpartition(".")[2]
+    if own.endswith("inputs_embeds"):
+        return place == 1
+    return bool(_OF_TOKENS.match(own)) or (place == tensor.dim() - 1 and not tensor.dtype.is_floating_point)
 
 
 def live_batch(
@@ -108,7 +126,8 @@ def live_batch(
         packed = f"{micro_batch_size} samples in one row of {tokens.shape[-1]} tokens"
     if packed is not None:
         raise _packed(packed)
-    target = next((tensors[name] for name in _TARGETS if name in tensors), None) if has_decoder else None
+    targets = [tensors[name] for name in DECODER_TOKENS if name in tensors and has_decoder]
+    target = targets[0] if targets else None
     return LiveBatch(
         given=given,
         num_samples=num_samples if has_samples else None,

@@ -6,9 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from zerofit.capture import CapturedBatch, CapturedTensor
+from zerofit.probe.trace.nested import named_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 LIMIT_S = 20.0
 """Most time for reading batches, and for reading lengths. ASSUMPTION: what a user waits without a sign."""
@@ -21,20 +22,6 @@ def nested(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return {**{str(place): value for place, value in enumerate(args)}, **kwargs}
 
 
-def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each tensor of a batch with its name; keys and places are joined by dots."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif hasattr(value, "items"):
-        for key, inner in value.items():
-            yield from tensors_in(inner, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, (list, tuple)):
-        for place, inner in enumerate(value):
-            yield from tensors_in(inner, f"{name}.{place}" if name else str(place))
-
-
 def captured_batch(batch: Any, *, padding: int | None) -> CapturedBatch:
     """Return a batch's shapes and lengths.
 
@@ -42,7 +29,7 @@ def captured_batch(batch: Any, *, padding: int | None) -> CapturedBatch:
         batch: a tensor, or a structure of them.
         padding: the token that fills up samples; None where there is none.
     """
-    tensors = list(tensors_in(batch))
+    tensors = list(named_tensors(batch))
     return CapturedBatch(
         tensors=tuple(
             CapturedTensor(
@@ -81,18 +68,33 @@ def _last_named(tensors: dict[str, Any], key: str) -> Any:
 
 def num_samples(batch: Any) -> int | None:
     """Return the size that all tensors of a batch have first; None where they differ or there is none."""
-    sizes = {tensor.shape[0] for _, tensor in tensors_in(batch) if tensor.dim()}
+    sizes = {tensor.shape[0] for _, tensor in named_tensors(batch) if tensor.dim()}
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def first_batches(loader: Any, count: int) -> list[Any]:
-    """Return the first batches of a DataLoader, as many as come within the time, read without workers."""
+def first_batches(
+    loader: Any, count: int, note: Callable[[str], None], *, needs_one: bool = False
+) -> list[Any]:
+    """Return the first batches of a DataLoader, as many as can be read within the time, without workers.
+
+    Args:
+        loader: the DataLoader.
+        count: the most batches.
+        note: told why there are fewer where one can't be read.
+        needs_one: whether what the first one raises is raised.
+    """
     started, batches = time.monotonic(), []
-    _drop_workers(loader)
-    for batch in loader:
-        batches.append(batch)
-        if len(batches) >= count or time.monotonic() - started > LIMIT_S:
-            break
+    try:
+        _drop_workers(loader)
+        for batch in loader:
+            batches.append(batch)
+            if len(batches) >= count or time.monotonic() - started > LIMIT_S:
+                break
+    except Exception as error:  # of the script's own dataset or collator
+        if needs_one and not batches:
+            raise
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        note(f"of the first {count} batches {len(batches)} could be read: {said}")
     return batches
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import sys
 import traceback
 import types
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from zerofit.capture import capture_to_json
+from zerofit.runtime.capture.unloaded import unloaded_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +27,7 @@ def leave_captured(seen: Seen, live: Live) -> NoReturn:
     if seen.spec.serve is not None:
         from zerofit.runtime.capture.serve import serve
 
-        sys.stdout.flush()
+        _flush()
         reader, writer = seen.spec.serve
         with os.fdopen(reader, encoding="utf-8") as asked, os.fdopen(writer, "w", encoding="utf-8") as told:
             serve(live, live.capture, asked, told)
@@ -33,7 +35,12 @@ def leave_captured(seen: Seen, live: Live) -> NoReturn:
 
 
 def leave_failed(
-    seen: Seen, kind: str, message: str, *, where: str = "", error: BaseException | None = None
+    seen: Seen,
+    kind: str,
+    message: str,
+    *,
+    where: str = "",
+    error: BaseException | None = None,
 ) -> NoReturn:
     """Write failure.json and end.
 
@@ -42,10 +49,17 @@ def leave_failed(
         kind: "exited", "raised", "stdin", "needs-values" or "unsupported".
         message: what happened, in one line.
         where: file and line of the script.
-        error: what was raised.
+        error: what was raised; "needs-values" tells by it how much the weights take.
     """
     detail = "".join(traceback.format_exception(error)) if error is not None else ""
-    document = {"kind": kind, "message": " ".join(message.split()), "where": where, "detail": detail}
+    document: dict[str, Any] = {
+        "kind": kind,
+        "message": " ".join(message.split()),
+        "where": where,
+        "detail": detail,
+    }
+    if kind == "needs-values" and error is not None:
+        document["weight_bytes"] = unloaded_bytes(error)
     _write(seen.folder / "failure.json", json.dumps(document, indent=1) + "\n")
     _leave()
 
@@ -79,14 +93,21 @@ def is_own_code(filename: str) -> bool:
 def _write(path: Path, text: str) -> None:
     """Write a file whole: the parent sees all of it or nothing."""
     unfinished = path.with_suffix(".tmp")
+    unfinished.touch(mode=0o600)
     unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, path)
 
 
+def _flush() -> None:
+    """Write out what the script printed; what it put in a stream's place may know of no flush()."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
 def _leave() -> NoReturn:
     """End at once: no finally, no exit handler, no saving of the script's runs."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     for child in multiprocessing.active_children():
         child.terminate()
     os._exit(0)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from zerofit.runtime.capture.ends import leave_failed, place_in_script
+from zerofit.runtime.capture.unloaded import chain_of
 
 if TYPE_CHECKING:
     from zerofit.runtime.capture.seen import Seen
 
+_MET_META = "_zerofit_met_meta"
 _META = (
     "meta tensor",
     "meta device",
@@ -56,17 +59,20 @@ def leave_for(seen: Seen, error: BaseException | None) -> NoReturn:
     leave_failed(seen, kind, said, where=where, error=error)
 
 
+def mark_met_meta(error: BaseException) -> None:
+    """Note that an error came out of the call of a model without weights."""
+    with contextlib.suppress(AttributeError):  # a class of errors may allow no more attributes
+        setattr(error, _MET_META, True)
+
+
 def needs_values(seen: Seen, error: BaseException) -> bool:
     """Return whether something failed only because weights are not loaded."""
     if seen.spec.weights != "meta":
         return False
-    one: BaseException | None = error
-    while one is not None:
-        text = str(one).lower()
-        if any(part in text for part in _META):
-            return True
-        one = one.__cause__ or one.__context__
-    return seen.met_meta
+    return any(
+        getattr(one, _MET_META, False) or any(part in str(one).lower() for part in _META)
+        for one in chain_of(error)
+    )
 
 
 def _how_far(seen: Seen) -> str:

@@ -2,24 +2,26 @@
 
 Python tells an audit hook of each file that is opened, removed, renamed or made, before that happens
 (https://docs.python.org/3/library/audit_events.html), in processes forked by the script too. What C++ and
-Rust code writes by a path is told where native_files.py knows of it; what other programs write is not seen.
+Rust code writes by a path is told where native_files.py knows of it, and what other programs lose or write
+where programs.py knows of it; the rest of what those do is not seen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import os
 import shutil
 import stat
 import sys
-import sysconfig
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zerofit.probe.capture_journal import (
     COPIES,
+    MOST_READ,
     REFUSED,
     SPEC,
     Change,
@@ -29,6 +31,7 @@ from zerofit.probe.capture_journal import (
     read_entries,
 )
 from zerofit.runtime.capture.ends import place_in_script
+from zerofit.runtime.capture.installed import innermost, installed_folders
 from zerofit.runtime.capture.native_files import tell_of_native_files
 from zerofit.runtime.capture.processes import guard_processes
 
@@ -39,13 +42,10 @@ EXIT_REFUSED = 70
 """Exit code of a script that was ended here (EX_SOFTWARE of sysexits.h); REFUSED says why."""
 _MOST_BYTES = 1 << 30
 """The largest file of the user's that is copied before it changes. ASSUMPTION: seconds of disk time."""
-_MOST_READ = 5000
-"""Files that are noted as read. ASSUMPTION: a script that reads more by now reads data, file by file."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CACHES_ANYWHERE = ("cache-*.arrow",)
 """What datasets keeps beside a data set on disk (datasets/arrow_dataset.py, _get_cache_file_path)."""
 _SYSTEM = ("/dev", "/proc", "/sys")
-_OWN = str(Path(__file__).parents[2])
 
 
 def guard(folder: Path) -> None:
@@ -64,7 +64,7 @@ def guard(folder: Path) -> None:
     watch = _Watch(folder.resolve(), roots=spec["roots"], caches=spec["caches"])
     sys.addaudithook(watch.hear)
     tell_of_native_files()
-    guard_processes(watch.refuse)
+    guard_processes(watch)
 
 
 class _Watch:
@@ -74,12 +74,11 @@ class _Watch:
         self._folder = folder
         self._roots = [os.path.realpath(path) for path in roots]
         self._caches = [os.path.realpath(path) for path in caches] + [str(folder)]
-        installed = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), _OWN, "/etc", "/usr"}
-        installed |= {os.path.realpath(path) for path in installed}
-        self._unread = tuple(os.path.join(path, "") for path in installed)
+        self._installed = (*installed_folders(), *_SYSTEM)
         self._made: set[str] = set()
         self._known: set[tuple[str, Change]] = set()
         self._read: set[str] = set()
+        self._num_read = 0
         self._offset = 0
         self._copies = 0
         self._here = threading.local()
@@ -115,20 +114,39 @@ class _Watch:
         partial = self._folder / f"{REFUSED}.{os.getpid()}"
         partial.write_text(json.dumps(told), encoding="utf-8")
         os.replace(partial, self._folder / REFUSED)
-        sys.stdout.flush()
+        with contextlib.suppress(Exception):  # the script may have put anything in its place
+            sys.stdout.flush()
         os._exit(EXIT_REFUSED)
+
+    def before_loss(self, path: str, verb: str) -> None:
+        """Refuse what would remove or rename a file or folder of the user's.
+
+        Args:
+            path: absolute; not followed where it is a link.
+            verb: "remove".
+        """
+        if os.path.lexists(path) and self._is_guarded(path) and not self._is_made(path):
+            self.refuse("would-overwrite", f"it would {verb} {path}")
 
     def _open(self, path: Any, mode: str | None, flags: int) -> None:
         if isinstance(path, int):
             return
         if flags & _WRITES:
-            self._before_write(_whole(path), only_adds=bool(flags & os.O_APPEND) and not flags & os.O_TRUNC)
-        elif not os.fsdecode(path).startswith(self._unread):
-            self._note_read(_whole(path))
+            only_adds = bool(flags & os.O_APPEND) and not flags & os.O_TRUNC
+            self._before_write(_whole(path), only_adds=only_adds, makes=bool(flags & os.O_CREAT))
+            return
+        named = os.path.abspath(os.fsdecode(path))
+        if named in self._read or self._num_read > MOST_READ:
+            return
+        self._read.add(named)
+        whole = os.path.realpath(named)
+        self._note_read(whole, is_of_hub=_decides(named))
+        if whole != named:
+            self._note_read(named, is_of_hub=_decides(named))
 
     def _truncate(self, path: Any, length: int) -> None:
         self._before_write(
-            os.path.realpath(f"/proc/self/fd/{path}") if isinstance(path, int) else _whole(path)
+            os.path.realpath(f"/proc/self/fd/{path}") if isinstance(path, int) else _whole(path), makes=False
         )
 
     def _connect(self, database: Any) -> None:
@@ -136,11 +154,11 @@ class _Watch:
             self._before_write(_whole(database))
 
     def _remove(self, path: Any, folder: int) -> None:
-        self._before_loss(_itself(path, folder), "remove")
+        self.before_loss(_itself(path, folder), "remove")
 
     def _rename(self, path: Any, to: Any, folder: int, to_folder: int) -> None:
         source, target = _itself(path, folder), _itself(to, to_folder)
-        self._before_loss(source, "rename")
+        self.before_loss(source, "rename")
         if os.path.lexists(target) and not os.path.isdir(target):
             self._before_write(target)
         elif os.path.isdir(source) and not os.path.islink(source):
@@ -178,13 +196,13 @@ class _Watch:
         if not os.path.lexists(place):
             self._note(Change.MADE, place)
 
-    def _before_write(self, path: str, *, only_adds: bool = False) -> None:
+    def _before_write(self, path: str, *, only_adds: bool = False, makes: bool = True) -> None:
         if path in self._made or (path, Change.KEPT) in self._known or not self._is_guarded(path):
             return
         try:
             status = os.stat(path)
         except OSError:
-            if os.path.isdir(os.path.dirname(path)):
+            if makes and os.path.isdir(os.path.dirname(path)):
                 self._note(Change.MADE, path)
             return
         if not stat.S_ISREG(status.st_mode) or self._is_made(path):
@@ -208,10 +226,6 @@ class _Watch:
                 "would-overwrite", f"it would overwrite {path}, which can't be copied: {error.strerror}"
             )
         self._note(Change.KEPT, path, status=status, copy=copy)
-
-    def _before_loss(self, path: str, verb: str) -> None:
-        if os.path.lexists(path) and self._is_guarded(path) and not self._is_made(path):
-            self.refuse("would-overwrite", f"it would {verb} {path}")
 
     def _note(
         self, change: Change, path: str, *, status: os.stat_result | None = None, copy: str = ""
@@ -250,20 +264,25 @@ class _Watch:
             return False
         if any(fnmatch.fnmatch(name, pattern) for pattern in _CACHES_ANYWHERE):
             return False
-        cache = max((len(one) for one in self._caches if _is_in(path, one)), default=0)
-        root = max((len(one) for one in self._roots if _is_in(path, one)), default=0)
-        return cache == 0 or root > cache
+        cache = innermost(path, self._caches)
+        return cache == 0 or innermost(path, self._roots) > cache
 
-    def _note_read(self, path: str) -> None:
-        """Note a file that may decide what the script trains."""
-        if path in self._read or path.startswith(self._unread) or len(self._read) > _MOST_READ:
-            return
-        self._read.add(path)
+    def _note_read(self, path: str, *, is_of_hub: bool) -> None:
+        """Note a file that may decide what the script trains, installed ones left out."""
         is_code = "/__pycache__/" in path
         if is_code:
             path = _source_of(path)
-        if os.path.isfile(path) and (is_code or self._is_guarded(path)):
+        installed = innermost(path, self._installed)
+        if installed and installed >= innermost(path, self._roots):
+            return
+        if os.path.isfile(path) and (is_code or is_of_hub or self._is_guarded(path)):
+            self._num_read += 1
             append_read(self._folder, path)
+
+
+def _decides(path: str) -> bool:
+    """Return whether a file in a cache decides what a script makes: a configuration, or a hub's revision."""
+    return os.path.basename(path) == "config.json" or "/refs/" in path
 
 
 def _source_of(path: str) -> str:
@@ -288,7 +307,3 @@ def _itself(path: Any, folder: int) -> str:
         text = os.path.join(os.path.realpath(f"/proc/self/fd/{folder}"), text)
     parent, name = os.path.split(text.rstrip("/") or "/")
     return os.path.join(os.path.realpath(parent), name)
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")

@@ -6,7 +6,15 @@ import io
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from zerofit.runtime.capture import meta_weights, one_device, quiet, stops, trainer_stops
+from zerofit.runtime.capture import (
+    meta_weights,
+    one_device,
+    quiet,
+    quiet_hub,
+    quiet_trackers,
+    stops,
+    trainer_stops,
+)
 from zerofit.runtime.capture.ends import leave_failed, place_in_script
 from zerofit.runtime.on_import import when_imported
 
@@ -20,6 +28,8 @@ def install(seen: Seen) -> None:
     when_imported("torch", one_device.install)
     when_imported("torch", lambda module: _note_seed(module, seen))
     quiet.install(seen)
+    quiet_hub.install()
+    quiet_trackers.install()
     if seen.spec.weights == "meta":
         when_imported("transformers.modeling_utils", lambda module: meta_weights.install(module, seen))
     stops.install(seen)

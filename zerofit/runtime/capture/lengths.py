@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from zerofit.capture import CapturedLengths
@@ -33,7 +34,7 @@ def captured_lengths(
         return None
     dataset = getattr(loader, "dataset", None)
     try:
-        whole, is_whole = _of_dataset(dataset)
+        whole, is_whole = _of_dataset(dataset, seen)
     except Exception:
         whole, is_whole = [], False  # a column of another kind: the batches tell
     lengths = whole or seen
@@ -54,18 +55,23 @@ def summary(lengths: Iterable[int], *, is_whole: bool) -> CapturedLengths:
     )
 
 
-def _of_dataset(dataset: Any) -> tuple[list[int], bool]:
-    """Return the lengths of a dataset's samples, and whether they are all; none where it is no table."""
+def _of_dataset(dataset: Any, seen: Sequence[int]) -> tuple[list[int], bool]:
+    """Return the lengths of a dataset's samples, and whether they are all; none where it is no table.
+
+    A column that is called "length" may count something else: it must hold the lengths that were seen.
+    """
     import torch
 
     if isinstance(dataset, torch.utils.data.Subset):
-        lengths, is_whole = _of_dataset(dataset.dataset)
+        lengths, is_whole = _of_dataset(dataset.dataset, seen)
         return [lengths[index] for index in dataset.indices if index < len(lengths)], is_whole
     names = getattr(dataset, "column_names", None)
     if not isinstance(names, list) or not hasattr(dataset, "with_format"):
         return _of_list(dataset)
     if "length" in names:
-        return list(dataset.with_format(None)["length"]), True
+        lengths = list(dataset.with_format(None)["length"])
+        if Counter(seen) <= Counter(lengths):
+            return lengths, True
     name = next((name for name in _COLUMNS if name in names), None)
     return _of_column(dataset, name) if name is not None else ([], False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from zerofit.facts import ModelFacts
 from zerofit.probe.model_dimensions import IncompleteConfigError, facts_of
 from zerofit.probe.model_source import ModelSizes
 from zerofit.probe.model_task import Task, task_of
-from zerofit.runtime.capture.base import base_of
+from zerofit.probe.trace.live import main_dtype
 from zerofit.runtime.capture.mixing import mixing_modules
 
 if TYPE_CHECKING:
@@ -33,22 +32,32 @@ def captured_model(model: Any, *, passes_num_items: bool, quantized: bool) -> Ca
     is_transformers = isinstance(base, PreTrainedModel)
     config = _config_of(base) if is_transformers else {}
     name = _name_of(base, is_transformers=is_transformers)
+    dtype = _dtype_name(main_dtype(model.parameters()) or "float32")
     modules = tuple(_modules(model))
     return CapturedModel(
         class_path=class_path(type(base)),
         name=name,
-        facts=_facts(model, base, name, config),
+        facts=replace(_facts(model, base, name, config), checkpoint_dtype=dtype),
         is_transformers=is_transformers,
         config=config,
         modules=modules,
-        weight_dtype=_main_dtype(model),
+        weight_dtype=dtype,
         adapters=_adapters(model),
         is_quantized=bool(getattr(base, "is_quantized", False)) or (quantized and is_transformers),
         can_checkpoint=bool(getattr(base, "supports_gradient_checkpointing", False)) and is_transformers,
         checkpoints=bool(getattr(base, "is_gradient_checkpointing", False)),
         attention=str(getattr(base.config, "_attn_implementation", None) or "") if is_transformers else "",
-        mixes_samples=mixing_modules(model),
+        mixes_samples=mixing_modules(model, base),
         passes_num_items=passes_num_items,
+    )
+
+
+def base_of(model: Any) -> Any:
+    """Return the model that peft has adapted; any other model is its own."""
+    return (
+        model.get_base_model()
+        if hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+        else model
     )
 
 
@@ -82,8 +91,7 @@ def _facts(model: Any, base: Any, name: str, config: dict[str, Any]) -> ModelFac
             # What its head is for stands in its class, whatever the checkpoint was made for.
             named = {**config, "architectures": [sizes.architecture]}
             task = task_of(named, tuple(Task))
-            facts = facts_of(name, config, task[0] if task else Task.SEQUENCE_CLASSIFICATION, sizes)
-            return replace(facts, checkpoint_dtype=_main_dtype(model))
+            return facts_of(name, config, task[0] if task else Task.SEQUENCE_CLASSIFICATION, sizes)
     except IncompleteConfigError:
         pass
     return ModelFacts(
@@ -97,7 +105,6 @@ def _facts(model: Any, base: Any, name: str, config: dict[str, Any]) -> ModelFac
         architecture=sizes.architecture,
         num_largest_layer_parameters=sizes.num_largest_layer_parameters,
         largest_parameter=sizes.largest_parameter,
-        checkpoint_dtype=_main_dtype(model),
     )
 
 
@@ -122,20 +129,12 @@ def _modules(model: Any) -> Iterator[CapturedModule]:
                 class_name=type(module).__name__,
                 num_parameters=sum(_num_elements(one) for one in own),
                 num_trainable_parameters=sum(_num_elements(one) for one in own if one.requires_grad),
-                dtype=",".join(sorted({_dtype_name(one) for one in own})),
+                dtype=",".join(sorted({_dtype_name(one.dtype) for one in own})),
             )
 
 
-def _main_dtype(model: Any) -> str:
-    """Return the data type of most elements."""
-    counts: Counter[str] = Counter()
-    for parameter in model.parameters():
-        counts[_dtype_name(parameter)] += parameter.numel()
-    return counts.most_common(1)[0][0] if counts else "float32"
-
-
-def _dtype_name(parameter: Any) -> str:
-    return str(parameter.dtype).removeprefix("torch.")
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _num_elements(parameter: Any) -> int:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from zerofit.runtime.capture.base import base_of
+from zerofit.runtime.capture.model_record import base_of
 
 _GIVEN = "num_items_in_batch"
 

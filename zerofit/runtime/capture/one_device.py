@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+_DOES_NOTHING = (
+    *("set_device", "synchronize", "empty_cache", "ipc_collect", "set_per_process_memory_fraction"),
+    *("reset_peak_memory_stats", "reset_accumulated_memory_stats"),
+    *("reset_max_memory_allocated", "reset_max_memory_cached"),
+)
+_COUNTS_BYTES = (
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+    *("memory_cached", "max_memory_cached"),
+)
+_NAME = "a GPU that stands in for yours"
+_CAPABILITY = (8, 0)
+"""ASSUMPTION: Ampere or later, so that a script that asks chooses bf16."""
+_TOTAL_BYTES = 80 * 2**30
+"""ASSUMPTION: of an A100 with 80 GB, as the 108 multiprocessors are; a script prints them before it trains.
+
+Source: https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf
+"""
 
 
 def install(torch: ModuleType) -> None:
@@ -62,9 +82,31 @@ def _stand_in_for_gpu(torch: Any) -> None:
     """Let calls that only choose a GPU, wait for it or ask of what kind it is work."""
     if torch.cuda.is_available():
         return
-    for name in ("set_device", "synchronize", "reset_peak_memory_stats", "empty_cache"):
+    for name in _DOES_NOTHING:
         setattr(torch.cuda, name, lambda *_, **__: None)
+    for name in _COUNTS_BYTES:
+        setattr(torch.cuda, name, lambda *_, **__: 0)
     torch.cuda.current_device = lambda: 0
-    # Scripts ask whether to train in bf16. ASSUMPTION: they will run on Ampere or later.
     torch.cuda.is_bf16_supported = lambda *_, **__: True
-    torch.cuda.get_device_capability = lambda *_: (8, 0)
+    torch.cuda.get_device_capability = lambda *_, **__: _CAPABILITY
+    torch.cuda.get_device_name = lambda *_, **__: _NAME
+    torch.cuda.get_device_properties = lambda *_, **__: SimpleNamespace(**_properties())
+    torch.cuda.mem_get_info = lambda *_, **__: (_TOTAL_BYTES, _TOTAL_BYTES)
+    torch.cuda.memory_stats = lambda *_, **__: Counter()
+    torch.cuda.memory_summary = lambda *_, **__: ""
+    torch.cuda.utilization = lambda *_, **__: 0
+
+
+def _properties() -> dict[str, Any]:
+    """Return what torch tells of a device: that of the stand-in."""
+    major, minor = _CAPABILITY
+    return {
+        "name": _NAME,
+        "major": major,
+        "minor": minor,
+        "total_memory": _TOTAL_BYTES,
+        "multi_processor_count": 108,
+        "warp_size": 32,
+        "is_integrated": 0,
+        "is_multi_gpu_board": 0,
+    }

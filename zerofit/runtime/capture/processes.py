@@ -1,20 +1,34 @@
-"""What a captured script starts: programs and processes that would train where nothing is seen of it."""
+"""What a captured script starts: programs and processes that would train, lose files or upload, unseen.
+
+What is told of a program is its command line. What it can't tell is let be: what `python -c` or a program on
+standard input does, programs that are compiled, and words that a shell works out itself.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing.process
 import os
+import re
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from zerofit.runtime.capture.command_lines import Program, programs_in, programs_of, shell_file, shell_text
+from zerofit.runtime.capture.installed import innermost, installed_folders
+from zerofit.runtime.capture.native_files import tell_of_write
+from zerofit.runtime.capture.programs import is_upload, lost_by, overwritten_by
 from zerofit.runtime.on_import import when_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_LAUNCHERS = {"torchrun", "deepspeed", "mpirun", "mpiexec", "srun"}
+_LAUNCHERS = {
+    *("torchrun", "deepspeed", "ds", "accelerate-launch", "horovodrun"),
+    *("mpirun", "mpiexec", "srun", "sbatch", "qsub", "bsub"),
+}
 _LAUNCH_MODULES = {
     "accelerate.commands.launch",
     "accelerate.commands.accelerate_cli",
@@ -27,20 +41,38 @@ _TORCH_SPAWN = "torch.multiprocessing.spawn"
 """Module of what torch.multiprocessing.spawn and its start_processes run."""
 
 
-def guard_processes(refuse: Callable[[str, str], Any]) -> None:
-    """Have whatever would train in a process of its own refused, from now on.
+class FileWatch(Protocol):
+    """Who refuses, and knows which files are the user's."""
 
-    Left alone are programs that train nothing (git, nvidia-smi, a compiler) and worker processes of
-    installed packages.
+    def refuse(self, kind: str, message: str) -> NoReturn:
+        """End this process, with one line that says why."""
+
+    def before_loss(self, path: str, verb: str) -> None:
+        """Refuse what would remove or rename a file or folder of the user's."""
+
+
+def guard_processes(watch: FileWatch) -> None:
+    """Have whatever would train in a process of its own, lose files or upload refused, from now on.
+
+    Left alone are programs that do nothing of that (nvidia-smi, a compiler) and worker processes of installed
+    packages. What they are known to overwrite is told as if this process did.
 
     Args:
-        refuse: called with the kind and one line; does not return.
+        watch: who refuses.
     """
+    refuse = watch.refuse
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
-        words = _words(event, arguments)
-        if words and starts_python_code(words):
-            refuse("spawns", f"it starts another program: {shlex.join(words)}")
+        line, programs = _told(event, arguments)
+        for program in programs:
+            if trains(program):
+                refuse("spawns", f"it starts another program: {line}")
+            if is_upload(program):
+                refuse("uploads", f"it starts another program: {line}")
+            for path, verb in lost_by(program):
+                watch.before_loss(path, verb)
+            for path in overwritten_by(program):
+                tell_of_write(path)
 
     start: Any = multiprocessing.process.BaseProcess.start
 
@@ -87,46 +119,79 @@ def _guard_forks(accelerator_class: Any, refuse: Callable[[str, str], Any]) -> N
         setattr(accelerator_class, name, checked(getattr(accelerator_class, name)))
 
 
-def _words(event: str, arguments: tuple[Any, ...]) -> list[str]:
-    """Return the command line that an audit event tells of; empty for any other event."""
+def _told(event: str, arguments: tuple[Any, ...]) -> tuple[str, tuple[Program, ...]]:
+    """Return the command line that an audit event tells of, and its programs; none for any other event."""
     if event == "os.system":
-        return _split(arguments[0])
+        text = os.fsdecode(arguments[0])
+        return text, programs_in(text, cwd=os.getcwd())
     if event not in ("subprocess.Popen", "os.exec", "os.posix_spawn"):
-        return []
+        return "", ()
     given = arguments[1]
-    words = [given] if isinstance(given, (str, bytes, os.PathLike)) else list(given)
-    return [os.fsdecode(word) for word in words]
+    parts = [given] if isinstance(given, (str, bytes, os.PathLike)) else list(given)
+    words = [os.fsdecode(part) for part in parts]
+    if not words:
+        return "", ()
+    cwd = os.getcwd()
+    if event == "subprocess.Popen" and arguments[2] is not None:
+        cwd = os.path.join(cwd, os.fsdecode(arguments[2]))
+    in_shell = shell_text(Program(words=tuple(words), cwd=cwd))
+    return in_shell or shlex.join(words), programs_of(words, cwd=cwd)
 
 
-def _split(text: str | bytes) -> list[str]:
-    try:
-        return shlex.split(os.fsdecode(text))
-    except ValueError:  # an open quote
-        return os.fsdecode(text).split()
-
-
-def starts_python_code(words: Sequence[str]) -> bool:
-    """Return whether a command line runs a launcher, or a Python file that no package brings."""
-    if os.path.basename(words[0]) in ("sh", "bash", "dash") and "-c" in words[1:-1]:
-        words = _split(words[list(words).index("-c") + 1])
-    return any(_starts_here(words[place:]) for place in range(len(words)))
-
-
-def _starts_here(words: Sequence[str]) -> bool:
-    name = os.path.basename(words[0])
-    if name in _LAUNCHERS:
+def trains(program: Program) -> bool:
+    """Return whether a program is a launcher, or runs code that no package brings."""
+    if program.name in _LAUNCHERS:
         return True
-    if name in ("accelerate", "zerofit"):
-        return words[1:2] == ["launch"]
-    if not name.startswith("python"):
-        return False
-    for place, word in enumerate(words[1:], start=1):
-        if word == "-m":
-            return words[place + 1 : place + 2] != [] and words[place + 1] in _LAUNCH_MODULES
-        if word == "-c":
+    if program.name in ("accelerate", "zerofit"):
+        return program.words[1:2] == ("launch",)
+    if re.fullmatch(r"python[\d.]*w?|pypy[\d.]*", program.name):
+        return _python_trains(program)
+    file = shell_file(program) or (program.words[0] if "/" in program.words[0] else None)
+    return file is not None and _is_own_script(os.path.join(program.cwd, file))
+
+
+def _python_trains(program: Program) -> bool:
+    words = list(program.words[1:])
+    while words:
+        word = words.pop(0)
+        if word == "--check-hash-based-pycs":
+            words = words[1:]
+        elif word == "-" or word.startswith("--"):
             return False
-        if not word.startswith("-"):
-            return word.endswith(".py") and not _is_installed(os.path.realpath(word))
+        elif word.startswith("-"):
+            letter = re.search("[cmWX]", word[1:])
+            if letter is None:
+                continue
+            value = word[1 + letter.end() :] or (words.pop(0) if words else "")
+            if letter[0] == "m":
+                return _module_trains(value, words, program.cwd)
+            if letter[0] == "c":
+                return False
+        else:
+            file = os.path.join(program.cwd, word)
+            launcher = Program(words=(word, *words), cwd=program.cwd)
+            return not _is_installed(os.path.realpath(file)) or trains(launcher)
+    return False
+
+
+def _module_trains(module: str, arguments: Sequence[str], cwd: str) -> bool:
+    if module in _LAUNCH_MODULES:
+        return module != "zerofit" or list(arguments[:1]) == ["launch"]
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return False
+    spec = PathFinder.find_spec(top, [cwd, *sys.path])
+    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec is not None else []
+    return not places or any(place and not _is_installed(os.path.realpath(place)) for place in places)
+
+
+def _is_own_script(path: str) -> bool:
+    """Whether a file is a text that a shell or an interpreter runs, and no installed one."""
+    whole = os.path.realpath(path)
+    if not os.path.isfile(whole) or _is_installed(whole):
+        return False
+    with contextlib.suppress(OSError), open(whole, "rb") as file:
+        return b"\0" not in file.read(256)
     return False
 
 
@@ -142,4 +207,4 @@ def _is_the_scripts(module: str) -> bool:
 
 
 def _is_installed(path: str) -> bool:
-    return path.startswith((os.path.join(sys.prefix, ""), os.path.join(sys.base_prefix, "lib", "")))
+    return innermost(path, installed_folders()) > 0

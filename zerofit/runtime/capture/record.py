@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zerofit.capture import Capture
 from zerofit.command import Route
 from zerofit.runtime.capture import batches as reading
-from zerofit.runtime.capture.base import base_of
-from zerofit.runtime.capture.ends import leave_captured, place_in_script
+from zerofit.runtime.capture.by_hand import accumulates_by_hand
+from zerofit.runtime.capture.ends import leave_captured, leave_failed, place_in_script
+from zerofit.runtime.capture.failures import needs_values
 from zerofit.runtime.capture.lengths import captured_lengths
 from zerofit.runtime.capture.live import Live
-from zerofit.runtime.capture.model_record import captured_model, class_path
+from zerofit.runtime.capture.living import other_weight_bytes
+from zerofit.runtime.capture.model_record import base_of, captured_model, class_path
 from zerofit.runtime.capture.num_items import passes_num_items
-from zerofit.runtime.capture.source import calls_of_script
+from zerofit.runtime.capture.source import calls_of_script, own_sources
 from zerofit.runtime.capture.training_record import (
     captured_loader,
     captured_optimizers,
@@ -25,7 +29,7 @@ from zerofit.runtime.capture.training_record import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from types import FrameType
 
     from zerofit.capture import CapturedLoader
     from zerofit.runtime.capture.seen import Seen
@@ -55,24 +59,74 @@ def finish(
         batch: arguments of the forward pass; None takes the DataLoader's first batch for them.
         route: whose loop it is.
     """
-    stopped_at = place_in_script(sys._getframe(1))
-    seen.on_failure = None  # from here on a failure is one of the capture
-    seen.is_ending = True
-    model = accelerator.unwrap_model(model, keep_fp32_wrapper=False, keep_torch_compile=False)
+    try:
+        frame = sys._getframe(1)
+        seen.on_failure = None  # from here on a failure is one of the capture
+        seen.is_ending = True
+        found = _found(seen, accelerator, model, batch, route, frame)
+        capture = _capture(seen, found)
+        leave_captured(seen, Live(model=found.model, batch=found.batch, route=route, capture=capture))
+    except BaseException as error:  # the script must not go on: what catches it there would train
+        _leave_broken(seen, error)
+
+
+def _leave_broken(seen: Seen, error: BaseException) -> NoReturn:
+    try:
+        kind = "needs-values" if needs_values(seen, error) else "raised"
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        where = place_in_script(error.__traceback__) or place_in_script(sys._getframe(2))
+        leave_failed(seen, kind, said[:300], where=where, error=error)
+    finally:
+        os._exit(1)  # not even the folder can be written to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What stands where training would begin."""
+
+    accelerator: Any
+    trainer: Any
+    """None in a loop of the script's own."""
+    model: Any
+    """Unwrapped."""
+    loader: Any
+    """The DataLoader of the training loop, or None."""
+    captured_loader: CapturedLoader | None
+    """The same, before its batches were read."""
+    batch: tuple[tuple[Any, ...], dict[str, Any]]
+    """Arguments of the first forward pass."""
+    more: tuple[Any, ...]
+    """The batches behind it."""
+    route: Route
+    frame: FrameType
+    """Of what called finish()."""
+
+
+def _found(
+    seen: Seen,
+    accelerator: Any,
+    model: Any,
+    batch: tuple[tuple[Any, ...], dict[str, Any]] | None,
+    route: Route,
+    frame: FrameType,
+) -> _Found:
     trainer = _trainer_of(seen, accelerator)
     loader = _loader(seen, accelerator, trainer)
     own_loader = captured_loader(loader) if loader is not None else None
-    read = reading.first_batches(loader, seen.spec.num_batches) if loader is not None else []
-    batch = batch if batch is not None else _as_arguments(read[0] if read else {})
-    live = Live(
-        model=model,
-        batch=batch,
+    read: list[Any] = []
+    if loader is not None:
+        read = reading.first_batches(loader, seen.spec.num_batches, seen.note, needs_one=batch is None)
+    return _Found(
+        accelerator=accelerator,
+        trainer=trainer,
+        model=accelerator.unwrap_model(model, keep_fp32_wrapper=False, keep_torch_compile=False),
+        loader=loader,
+        captured_loader=own_loader,
+        batch=batch if batch is not None else _as_arguments(read[0] if read else {}),
+        more=tuple(read[1:]),
         route=route,
-        capture=_capture(
-            seen, accelerator, trainer, model, (loader, own_loader), batch, read[1:], route, stopped_at
-        ),
+        frame=frame,
     )
-    leave_captured(seen, live)
 
 
 def _as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -95,48 +149,42 @@ def _loader(seen: Seen, accelerator: Any, trainer: Any) -> Any:
     return getattr(handler, "train_dataloader", None) or seen.loader
 
 
-def _capture(
-    seen: Seen,
-    accelerator: Any,
-    trainer: Any,
-    model: Any,
-    loaders: tuple[Any, CapturedLoader | None],
-    batch: tuple[tuple[Any, ...], dict[str, Any]],
-    more: Sequence[Any],
-    route: Route,
-    stopped_at: str,
-) -> Capture:
-    loader, own_loader = loaders
+def _capture(seen: Seen, found: _Found) -> Capture:
+    accelerator, trainer, model = found.accelerator, found.trainer, found.model
     padding = _padding(model)
-    given = reading.nested(*batch)
-    batches = tuple(reading.captured_batch(one, padding=padding) for one in (given, *more))
+    given = reading.nested(*found.batch)
+    batches = tuple(reading.captured_batch(one, padding=padding) for one in (given, *found.more))
     arguments = _arguments(trainer)
     calls = calls_of_script()
-    passes = _passes(seen, trainer, model, batch)
+    passes = _passes(seen, trainer, model, found.batch)
+    by_hand = accumulates_by_hand(seen, own_sources(), found.frame) if trainer is None else None
     prepared = {id(getattr(one, "optimizer", one)) for each in seen.accelerators for one in each._optimizers}
     scheduled = {id(getattr(one, "scheduler", one)) for each in seen.accelerators for one in each._schedulers}
     if trainer is not None:
         scheduled.add(id(getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)))
     return Capture(
         target=seen.target,
-        route=route,
-        stopped_at=stopped_at,
+        route=found.route,
+        stopped_at=place_in_script(found.frame),
         model=captured_model(model, passes_num_items=passes, quantized=seen.quantized),
         optimizers=captured_optimizers(seen.optimizers(), prepared),
         schedulers=captured_schedulers(
             seen.schedulers(), scheduled, num_steps=_positive(getattr(trainer, "state", None))
         ),
-        loader=own_loader,
+        loader=found.captured_loader,
         batches=batches,
-        lengths=captured_lengths(loader, batches, most=_most_tokens(arguments)),
-        micro_batch_size=_micro_batch(arguments, own_loader, reading.num_samples(given)),
+        lengths=captured_lengths(found.loader, batches, most=_most_tokens(arguments)),
+        micro_batch_size=_micro_batch(arguments, found.captured_loader, reading.num_samples(given)),
         gradient_accumulation_steps=_accumulation(accelerator, arguments),
         splits_batches=bool(accelerator.split_batches),
         accumulates=seen.accumulates,
+        accumulates_by_hand=by_hand,
         mixed_precision=str(accelerator.mixed_precision),
+        names_precision=trainer is None and getattr(accelerator, "_zerofit_names_precision", False),
         max_grad_norm=arguments.get("max_grad_norm"),
         seed=_seed(seen, arguments),
         num_models=_num_models(accelerator),
+        other_weight_bytes=other_weight_bytes(model),
         trainer_class=class_path(type(trainer)) if trainer is not None else "",
         trainer_arguments=arguments,
         trainer_overrides=_overrides(trainer),
@@ -144,7 +192,7 @@ def _capture(
         generates=calls.generates or bool(arguments.get("predict_with_generate")),
         saves=calls.saves or seen.saves or str(arguments.get("save_strategy", "no")) != "no",
         notes=tuple(seen.notes),
-        seconds=time.monotonic() - seen.started,
+        wall_time_s=time.monotonic() - seen.started,
         peak_host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 

@@ -56,8 +56,6 @@ class Seen:
     """Ends the capture with what is known already; set where a Trainer's loop has begun."""
     is_ending: bool = False
     """Whether the capture is complete, and models are run by zerofit alone."""
-    met_meta: bool = False
-    """Whether a model without weights was run, and failed."""
 
     def note(self, text: str) -> None:
         """Keep a sentence for the capture's notes, once."""

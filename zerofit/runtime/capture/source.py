@@ -45,7 +45,7 @@ def calls_in(text: str) -> Calls:
 
 def calls_of_script() -> Calls:
     """Return what the running script and the modules of its own call."""
-    found = [calls_in(text) for text in _own_sources()]
+    found = [calls_in(text) for text in own_sources()]
     return Calls(
         generates=any(one.generates for one in found),
         saves=any(one.saves for one in found),
@@ -53,7 +53,7 @@ def calls_of_script() -> Calls:
     )
 
 
-def _own_sources() -> list[str]:
+def own_sources() -> list[str]:
     """Return the sources of the main module and of those beside or below it."""
     main = getattr(sys.modules["__main__"], "__file__", None)
     if main is None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from zerofit.command import Route
 from zerofit.runtime.capture.ends import is_own_code, leave_failed, place_in_script
+from zerofit.runtime.capture.failures import mark_met_meta
+from zerofit.runtime.capture.living import outermost
 from zerofit.runtime.capture.record import finish
 from zerofit.runtime.on_import import when_imported
 
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 
 _NOT_HERE = ("fp16", "fp8")
 """Mixed precision that needs a GPU."""
+_FOR_SEVERAL = (
+    *("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin"),
+    "parallelism_config",
+)
+"""Arguments of Accelerator that ask for several GPUs (accelerate 1.15, accelerator.py)."""
 
 
 def install(seen: Seen) -> None:
@@ -65,22 +72,29 @@ def _watch_loaders(loader: Any, seen: Seen) -> None:
 
 
 def _watch_calls(module_class: Any, seen: Seen) -> None:
-    """Look at each outermost call of a module: the first one that trains ends the capture."""
+    """Look at calls of prepared models, and outermost ones of any: the first that trains ends it all.
+
+    A prepared model may be called by another module, such as one that computes the loss.
+    """
     original = module_class.__call__
     depth = 0
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
-        if depth or seen.is_ending:
+        if seen.is_ending:
             return original(self, *args, **kwargs)
-        if _trains(seen, self) and seen.is_here:
+        is_candidate = not depth or any(model is self for _, model in seen.models)
+        if is_candidate and _trains(seen, self) and seen.is_here:
             _reached(seen, self, args, kwargs)
+        if depth:
+            return original(self, *args, **kwargs)
         depth += 1
         try:
             return original(self, *args, **kwargs)
-        except Exception:
-            seen.met_meta = seen.met_meta or any(one.is_meta for one in self.parameters())
+        except Exception as error:
+            if any(one.is_meta for one in self.parameters()):
+                mark_met_meta(error)
             raise
         finally:
             depth -= 1
@@ -104,16 +118,19 @@ def _watch_eval(module_class: Any, seen: Seen) -> None:
     @functools.wraps(original)
     def evaluate(self: Any) -> Any:
         if is_own_code(sys._getframe(1).f_code.co_filename):
-            seen.evaluated.add(id(self))
+            seen.evaluated.update(id(module) for module in self.modules())
         return original(self)
 
     module_class.eval = evaluate
 
 
 def _reached(seen: Seen, module: Any, args: Any, kwargs: Any) -> None:
-    """End the capture where a prepared model is called; where none was, with the model that trains."""
+    """End the capture where a prepared model is called; where none was, with the model that trains.
+
+    A frozen one may be prepared and called with gradients too: a teacher is no model that trains.
+    """
     for accelerator, model in seen.models:
-        if module is model:
+        if module is model and _has_trained(seen, module):
             if not module.training:
                 seen.note("the model trains in evaluation mode, without dropout: nothing calls its train()")
             finish(seen, accelerator, model, (args, kwargs), route=route_of(seen, accelerator))
@@ -146,6 +163,20 @@ def _is_optimized(seen: Seen, module: Any) -> bool:
     return False
 
 
+def _has_trained(seen: Seen, module: Any) -> bool:
+    """Return whether a module holds any of what optimizers train; without any, whether it could train."""
+    own = list(module.parameters())
+    trained = {
+        id(parameter)
+        for optimizer in seen.optimizers()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    if not trained:  # an optimizer that torch does not know, or one that is made later
+        return any(parameter.requires_grad for parameter in own)
+    return any(id(parameter) in trained for parameter in own)
+
+
 def _watch_accelerator(accelerator_class: Any, seen: Seen) -> None:
     _watch_init(accelerator_class, seen)
     _watch_prepare_model(accelerator_class, seen)
@@ -165,15 +196,17 @@ def _watch_init(accelerator_class: Any, seen: Seen) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(self, *args, **kwargs).arguments
-        said = str(arguments.get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION", "no"))
+        own = arguments.get("mixed_precision")
+        said = str(own or os.environ.get("ACCELERATE_MIXED_PRECISION", "no"))
         if said in _NOT_HERE:
             arguments["mixed_precision"] = "no"
-        for name in ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin"):
+        for name in _FOR_SEVERAL:
             if arguments.pop(name, None) is not None:
                 seen.note(f"the script brings a {name}, which is left out of the capture")
         arguments.pop("dynamo_backend", None)
         arguments.pop("dynamo_plugin", None)
         original(**arguments)
+        self._zerofit_names_precision = own is not None
         if said in _NOT_HERE:
             self._zerofit_precision_said = said
         seen.accelerators.append(self)
@@ -219,21 +252,10 @@ def _stop_at_backward(accelerator_class: Any, seen: Seen) -> None:
 
 
 def _reached_backward(seen: Seen, accelerator: Any) -> NoReturn:
-    model = next((model for _, model in seen.models), None) or _whole_model(seen)
+    prepared = (model for _, model in seen.models if _has_trained(seen, model))
+    model = next(prepared, None) or outermost(lambda module: _is_optimized(seen, module))
     if model is None:
         where = place_in_script(sys._getframe(1))
         leave_failed(seen, "unsupported", "no model has what the script's optimizer trains", where=where)
     seen.note("the model is never called as a whole: its first batch is that of the DataLoader")
     finish(seen, accelerator, model, None, route=route_of(seen, accelerator))
-
-
-def _whole_model(seen: Seen) -> Any:
-    """Return the outermost living module that holds all that an optimizer trains; None without one."""
-    import gc
-
-    import torch
-
-    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
-    found = [module for module in modules if _is_optimized(seen, module)]
-    inner = {id(part) for module in found for part in list(module.modules())[1:]}
-    return next((module for module in found if id(module) not in inner), None)

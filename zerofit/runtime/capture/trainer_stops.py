@@ -19,6 +19,7 @@ _PUT_ASIDE: dict[str, Any] = {
     "deepspeed": None,
     "fsdp": [],
     "torch_compile": False,
+    "parallelism_config": None,
 }
 """Fields of TrainingArguments that need a GPU, or start an engine, and what they are in a capture.
 

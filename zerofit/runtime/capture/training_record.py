@@ -13,6 +13,27 @@ if TYPE_CHECKING:
 _STEPS = ("total_steps", "T_max", "total_iters")
 """How schedulers of torch name the steps that they were made for (torch/optim/lr_scheduler.py)."""
 
+_RANDOM_COLLATORS = frozenset(
+    {
+        "transformers.DataCollatorForPermutationLanguageModeling",
+    }
+)
+"""Collators that mask at random (transformers 5.23, data/data_collator.py)."""
+_FIXED_COLLATORS = frozenset(
+    {
+        "torch.default_collate",
+        "torch.default_convert",
+        "transformers.default_data_collator",
+        "transformers.DefaultDataCollator",
+        "transformers.DataCollatorWithPadding",
+        "transformers.DataCollatorWithFlattening",
+        "transformers.DataCollatorForTokenClassification",
+        "transformers.DataCollatorForSeq2Seq",
+        "transformers.DataCollatorForMultipleChoice",
+    }
+)
+"""Collators that draw no random numbers (torch/utils/data/_utils/collate.py, and the same file)."""
+
 
 def captured_optimizers(
     optimizers: Iterable[Any], prepared: Collection[int]
@@ -89,22 +110,31 @@ def captured_loader(loader: Any) -> CapturedLoader:
     sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None) or batches
     size = getattr(batches, "batch_size", None) or getattr(loader, "batch_size", None)
     collator = loader.collate_fn
+    if type(collator).__name__ == "RemoveColumnsCollator":  # Trainer's, around the script's own
+        collator = collator.data_collator
     return CapturedLoader(
         batch_size=size if isinstance(size, int) else None,
         num_batches=_length(loader),
         num_samples=_length(loader.dataset),
-        collator=_collator_name(collator),
+        collator=_name_of(collator),
+        draws_random=_draws_random(collator),
         sampler=type(sampler).__name__,
         drops_last=bool(getattr(batches, "drop_last", False)),
         num_workers=int(loader.num_workers),
     )
 
 
-def _collator_name(collator: Any) -> str:
-    """Return the collator's name; Trainer's that drops unused columns stands around the script's own."""
-    if type(collator).__name__ == "RemoveColumnsCollator":
-        collator = collator.data_collator
+def _name_of(collator: Any) -> str:
     return str(getattr(collator, "__name__", type(collator).__name__))
+
+
+def _draws_random(collator: Any) -> bool | None:
+    """Return whether a collator draws random numbers; None for one that is no library's own."""
+    package = (getattr(collator, "__module__", None) or "").partition(".")[0]
+    name = f"{package}.{_name_of(collator)}"
+    if name == "transformers.DataCollatorForLanguageModeling":
+        return bool(collator.mlm)
+    return False if name in _FIXED_COLLATORS else True if name in _RANDOM_COLLATORS else None
 
 
 def _length(value: Any) -> int | None:

@@ -98,9 +98,11 @@ def check(
     """
     last_layer = LastLayer()
     with last_layer.watched(model):
-        call(halves.first)
+        _called(call, halves.first)
     with last_layer.sharpened():
-        whole, *parts = [flat(call(inputs)) for inputs in (halves.whole, halves.first, halves.second)]
+        whole, *parts = [
+            flat(_called(call, inputs)) for inputs in (halves.whole, halves.first, halves.second)
+        ]
     pieces = [(halves.first, halves.sizes[0]), (halves.second, halves.sizes[1])]
     weights = weightings(pieces, model)
     tolerance = _TOLERANCE_HALF if is_half else _TOLERANCE_FP32
@@ -132,40 +134,22 @@ def check(
 
 @contextlib.contextmanager
 def evaluation_mode(model: Any) -> Iterator[None]:
-    """Switch dropout off inside, and every module back to what it was."""
+    """Switch dropout off inside, and every module back to what it was.
+
+    Not by eval(): that of some models does more (loralib's layers merge their weights), and train() in turn
+    would undo what the script has set for single modules.
+    """
     import torch
 
     before = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
+        for module, _ in before:
+            module.training = False
         with torch.no_grad():
             yield
     finally:
         for module, training in before:
             module.training = training
-
-
-def refuse_mixing(model: Any) -> None:
-    """Refuse layers that compute over all samples of a batch together.
-
-    Args:
-        model: the model itself, without wrappers.
-
-    Raises:
-        UserError: it has such layers, and they are not frozen in evaluation mode.
-    """
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    mixing = [
-        f"{name} ({type(module).__name__})"
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.training
-    ]
-    if mixing:
-        more = f" and {len(mixing) - 1} more" if len(mixing) > 1 else ""
-        raise not_separable(
-            f"{mixing[0]}{more}", why="batch normalization takes mean and variance over the whole micro-batch"
-        )
 
 
 def not_separable(
@@ -179,6 +163,21 @@ def not_separable(
         why=why,
         fix="plan with the script's own batch size (--micro-batch-size), or give the script a smaller one",
     )
+
+
+def _called(call: Callable[[Inputs], Any], inputs: Inputs) -> Any:
+    """Return the outputs for some of the samples; a model that fails on them is one that can't be split."""
+    import torch
+
+    try:
+        return call(inputs)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise not_separable(
+            f"{type(error).__name__}: {lines[0]}", why="the model fails on a part of the batch's samples"
+        ) from error
 
 
 def _scalars(whole: dict[Path, Any]) -> list[Path]:

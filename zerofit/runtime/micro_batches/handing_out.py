@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from zerofit.errors import UserError
 from zerofit.runtime.micro_batches.check import not_separable
 from zerofit.runtime.micro_batches.joined import Joiner, NotJoinableError, handed_out
 from zerofit.runtime.micro_batches.passes import Token
@@ -23,22 +24,28 @@ class Outputs:
 
     Of a ModelOutput only the scalars are kept, and what the script has looked at before: logits of all
     samples may be larger than all activations of one micro-batch. What it looks at for the first time is
-    computed again.
+    computed again, or waits on the host where a rank can't compute it by itself.
 
     Args:
         one: the pass.
-        keep_all: whether everything is kept: where ranks must run as many pieces, none can run them alone.
+        runs_alone: whether this rank may run a forward pass without the others.
+        keeps_aside: whether the rest is kept on the host.
         looked_at: keys of the outputs that the script has looked at; grows.
         scalars: paths of the outputs that are numbers; grows.
     """
 
-    def __init__(self, one: Pass, *, keep_all: bool, looked_at: set[Any], scalars: set[Path]) -> None:
+    def __init__(
+        self, one: Pass, *, runs_alone: bool, keeps_aside: bool, looked_at: set[Any], scalars: set[Path]
+    ) -> None:
         self._pass = one
-        self._keep_all = keep_all
+        self._runs_alone = runs_alone
+        self._keeps_aside = keeps_aside
         self._looked_at = looked_at
         self._scalars = scalars
         self._like: Any = None
         self._kept: dict[int, dict[Any, Any]] = {}
+        self._aside: dict[int, dict[Any, tuple[Any, Any]]] = {}
+        """(device, value on the host)"""
 
     def keep(self, place: int, outputs: Any) -> None:
         """Keep what is needed of one piece's outputs, without its graph."""
@@ -49,12 +56,15 @@ class Outputs:
             self._kept[place] = {None: _detached(outputs)}
             self._like = outputs if self._like is None else self._like
             return
-        self._kept[place] = {key: _detached(outputs[key]) for key in outputs if self._is_kept(key, outputs)}
+        kept = [key for key in outputs if key in self._looked_at or _is_scalar(outputs[key])]
+        self._kept[place] = {key: _detached(outputs[key]) for key in kept}
+        if self._keeps_aside:
+            rest = [key for key in outputs if key not in kept]
+            self._aside[place] = {
+                key: (_device_of(outputs[key]), _detached(outputs[key], device="cpu")) for key in rest
+            }
         if self._like is None:
             self._like = outputs
-
-    def _is_kept(self, key: Any, outputs: Any) -> bool:
-        return self._keep_all or key in self._looked_at or _is_scalar(outputs[key])
 
     def handed_out(self, waiting: Waiting, *, sample_weights: Weights) -> Any:
         """Return the outputs of the whole; their gradients will come back to the pass.
@@ -78,9 +88,16 @@ class Outputs:
         return watched_output(like, list(like), known, self._fetch)
 
     def _fetch(self, key: Any) -> Any:
-        """Compute a part of the outputs that the script looks at for the first time."""
+        """Return a part of the outputs that the script looks at for the first time."""
         self._looked_at.add(key)
         kept = {}
+        if not self._runs_alone:
+            if not self._keeps_aside:
+                raise _read_too_late(key)
+            for place, aside in self._aside.items():
+                device, value = aside.pop(key)
+                kept[place] = {key: _detached(value, device=device)}
+            return self._joined(kept)[key]
         with unchanged_random_state(self._pass.splitter.devices):
             for place in self._pass.order:
                 kept[place] = {key: _detached(self._pass.run_again(place, with_gradient=False)[key])}
@@ -137,11 +154,36 @@ def _is_scalar(leaf: Any) -> bool:
     return bool(torch.is_tensor(leaf) and leaf.dim() == 0)
 
 
-def _detached(value: Any) -> Any:
-    """Return outputs without their graph; what is no tensor (a cache of keys and values) is let go."""
+def _detached(value: Any, *, device: Any = None) -> Any:
+    """Return outputs without their graph; what is no tensor (a cache of keys and values) is let go.
+
+    Args:
+        value: outputs, or a part of them.
+        device: where they are to lie; None leaves them where they are.
+    """
     import torch
 
-    return replaced(value, lambda _, leaf: leaf.detach() if torch.is_tensor(leaf) else _plain(leaf))
+    return replaced(
+        value, lambda _, leaf: leaf.detach().to(device) if torch.is_tensor(leaf) else _plain(leaf)
+    )
+
+
+def _device_of(value: Any) -> Any:
+    """Return the device of the first tensor in a part of the outputs; None where there is none."""
+    import torch
+
+    return next((leaf.device for _, leaf in leaves(value) if torch.is_tensor(leaf)), None)
+
+
+def _read_too_late(key: Any) -> UserError:
+    return UserError(
+        "output-read-late",
+        "an output of the model is read for the first time long after training began",
+        found=f"outputs.{key}",
+        why="it is kept no more to save memory, and under ZeRO-3 or FSDP a rank can't compute it by itself",
+        fix="read it in the first training steps too, or plan with the script's own batch size"
+        " (--micro-batch-size)",
+    )
 
 
 def _plain(leaf: Any) -> Any:

@@ -47,6 +47,8 @@ class Batch:
     """Samples; 1 where they can't be told apart."""
     whole_because: str | None = None
     """Why the inputs can't be split."""
+    is_countable: bool = True
+    """Whether samples can be seen at all."""
 
 
 def batch_of(inputs: Inputs) -> Batch:
@@ -63,7 +65,7 @@ def batch_of(inputs: Inputs) -> Batch:
     ]
     tensors = [(name, leaf) for name, leaf in named if torch.is_tensor(leaf) and leaf.dim() > 0]
     if not tensors:
-        return Batch(size=1, whole_because="no argument has a batch dimension")
+        return Batch(size=1, whole_because="no argument has a batch dimension", is_countable=False)
     first = next((leaf for key in _SAMPLES_FIRST for name, leaf in tensors if name == key), tensors[0][1])
     size = first.shape[0]
     for name, leaf in named:

@@ -10,11 +10,11 @@ from zerofit.runtime.micro_batches.check import (
     evaluation_mode,
     halves_of,
     not_separable,
-    refuse_mixing,
 )
 from zerofit.runtime.micro_batches.guess import Guess
 from zerofit.runtime.micro_batches.handing_out import Outputs
 from zerofit.runtime.micro_batches.joined import flat
+from zerofit.runtime.micro_batches.mixing import Buffers, refuse_batch_norm
 from zerofit.runtime.micro_batches.passes import Early, Pass, Piece, Witness
 from zerofit.runtime.micro_batches.pieces import Inputs, batch_of, taken
 from zerofit.runtime.micro_batches.random_state import (
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 _MAX_CHECKS = 4
 """Checks of one kind of call while several weightings hold; then the likeliest is taken. ASSUMPTION."""
+_PASSES_KEPT = 16
+"""Passes of one kind of call whose outputs are all kept, on the host, where a rank can't compute them by
+itself. ASSUMPTION: what a script reads at all, it has read by then (every tenth step, say)."""
 
 
 class Splitter:
@@ -51,7 +54,8 @@ class Splitter:
         waiting: shared by all models of one Accelerator, whose losses may depend on several.
         agreed: takes numbers, and returns the largest of each over all ranks. Needed where every piece has
             collective operations of its own (ZeRO-2 and 3, FSDP), so that all ranks must run as many pieces;
-            None elsewhere.
+            None elsewhere. With it a training forward pass is one for all ranks together.
+        runs_alone: whether one rank may run a forward pass without the others.
         may_run_early: whether pieces may go backward before the script asks for it.
     """
 
@@ -64,6 +68,7 @@ class Splitter:
         changes: Changes,
         waiting: Waiting | None = None,
         agreed: Callable[[list[int]], list[int]] | None = None,
+        runs_alone: bool = True,
         may_run_early: bool = True,
     ) -> None:
         self.no_sync = no_sync
@@ -75,6 +80,7 @@ class Splitter:
         self._micro_batch_size = micro_batch_size
         self._changes = changes
         self._waiting = waiting if waiting is not None else Waiting()
+        self._runs_alone = runs_alone
         self._may_run_early = may_run_early
         self._model = model
         self._base = unwrapped(model)
@@ -84,6 +90,7 @@ class Splitter:
         self._scalars: set[Path] = set()
         self._found: dict[Any, Found] = {}
         self._num_checks: dict[Any, int] = {}
+        self._num_passes: dict[Any, int] = {}
 
     @property
     def is_waiting(self) -> bool:
@@ -99,9 +106,9 @@ class Splitter:
         """Run the backward pass of the script's loss; see Waiting.backward."""
         self._waiting.backward(loss, run=run, is_boundary=is_boundary)
 
-    def settle(self) -> None:
+    def settle(self, *, except_for: Any | None = None) -> None:
         """Take back what went backward for a loss whose backward never came; see Waiting.settle."""
-        self._waiting.settle()
+        self._waiting.settle(except_for=except_for)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, in micro-batches where it trains on more samples than that."""
@@ -125,10 +132,10 @@ class Splitter:
         num_runs, is_check_due = self.agreed([len(pieces), int(is_open)])
         if num_runs == 1:
             return self._original(*args, **kwargs)
-        refuse_mixing(self._base)
+        refuse_batch_norm(self._base)
         if is_check_due:
             self._check(kind, inputs, batch)
-        return self._split(pieces, self._chosen(kind, weights), num_runs, batch)
+        return self._split(pieces, self._chosen(kind, weights), num_runs, kind)
 
     def is_scalar(self, path: Path) -> bool:
         """Return whether an output is one number for all samples of a piece."""
@@ -156,7 +163,7 @@ class Splitter:
     def _pieces(self, inputs: Inputs, batch: Batch) -> tuple[Piece, ...]:
         size, most = batch.size, self._micro_batch_size
         if batch.whole_because is not None:
-            if size > most:
+            if size > most or not batch.is_countable:
                 self._changes.add(f"forward passes are not split into micro-batches: {batch.whole_because}")
             return (Piece(inputs=inputs, start=0, size=size),)
         return tuple(
@@ -230,10 +237,11 @@ class Splitter:
         pieces: tuple[Piece, ...],
         weights_of: Callable[[Path], Weights],
         num_runs: int,
-        batch: Batch,
+        kind: Any,
     ) -> Any:
         if len(pieces) > 1:
-            self._note(batch.size, pieces)
+            self._note(pieces)
+        num_passes = self._num_passes[kind] = self._num_passes.get(kind, 0) + 1
         trusted = self._trusted(pieces, weights_of, num_runs)
         loss_weights = weights_of(trusted[0]) if trusted is not None else (1.0,) * len(pieces)
         one = Pass(
@@ -245,7 +253,14 @@ class Splitter:
             num_runs=num_runs,
             syncs=getattr(self._parallel, "require_backward_grad_sync", True),
         )
-        outputs = Outputs(one, keep_all=self.is_in_step, looked_at=self._looked_at, scalars=self._scalars)
+        outputs = Outputs(
+            one,
+            runs_alone=self._runs_alone,
+            keeps_aside=not self._runs_alone and num_passes <= _PASSES_KEPT,
+            looked_at=self._looked_at,
+            scalars=self._scalars,
+        )
+        buffers = Buffers(self._base) if num_passes == 1 else None
         for _ in range(num_runs - len(pieces)):
             with unchanged_random_state(self.devices):
                 self.call(pieces[0].inputs, with_gradient=False)
@@ -253,8 +268,10 @@ class Splitter:
             for place in one.order:
                 pieces[place].random_state = RandomState.now(self.devices)
                 outputs.keep(place, self.call(pieces[place].inputs, with_gradient=False))
+                if buffers is not None:
+                    buffers.look()
         else:
-            self._run_early(one, outputs, *trusted)
+            self._run_early(one, outputs, buffers, *trusted)
         return outputs.handed_out(self._waiting, sample_weights=_by_samples(pieces))
 
     def _trusted(
@@ -268,7 +285,9 @@ class Splitter:
             may = not self.agreed([int(may_not)])[0]
         return trusted if may else None
 
-    def _run_early(self, one: Pass, outputs: Outputs, path: Path, gradient: float) -> None:
+    def _run_early(
+        self, one: Pass, outputs: Outputs, buffers: Buffers | None, path: Path, gradient: float
+    ) -> None:
         """Let all pieces but the last go backward, for the script will ask for just this gradient."""
         import torch
 
@@ -283,23 +302,26 @@ class Splitter:
             with contextlib.nullcontext() if is_last else self.no_sync():
                 result = self.call(piece.inputs, with_gradient=goes_backward)
                 outputs.keep(place, result)
+                if buffers is not None:
+                    buffers.look()
                 if not goes_backward:
                     continue
-                loss = flat(result)[path]
-                # A loss that is no number can't be taken back, and scripts skip such steps.
-                is_early = self.is_in_step or bool(torch.isfinite(loss))
                 if is_last:
                     live = result
-                elif is_early and run is not None:
+                    continue
+                loss = flat(result)[path]
+                # A loss that is no number on any rank can't be taken back, and scripts skip such steps.
+                is_early = not self.agreed([int(not torch.isfinite(loss))])[0]
+                if is_early and run is not None:
                     run(loss * (weights[place] * gradient), False)
                     done.append(place)
         witness = Witness.among(self._base.parameters())
         one.early = Early(path=path, gradient=gradient, done=tuple(done), live=live, witness=witness)
 
-    def _note(self, size: int, pieces: tuple[Piece, ...]) -> None:
+    def _note(self, pieces: tuple[Piece, ...]) -> None:
         if not getattr(self, "_is_noted", False):
             self._is_noted = True
-            most = self._micro_batch_size
+            most, size = self._micro_batch_size, sum(piece.size for piece in pieces)
             of = f"of {most}" if size % most == 0 else f"of at most {most}"
             self._changes.add(f"each forward pass of {size} samples runs as {len(pieces)} micro-batches {of}")
 

@@ -12,7 +12,7 @@ from zerofit.runtime.micro_batches.passes import Pass, Token
 from zerofit.runtime.micro_batches.random_state import unchanged_random_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from zerofit.runtime.micro_batches.passes import Gradients
     from zerofit.runtime.micro_batches.trees import Path
@@ -99,20 +99,23 @@ class Waiting:
         self._learn(hit, has_rest=rest is not None)
         self._go(hit, rest, run, is_boundary=is_boundary)
 
-    def settle(self, *, only_dropped: bool = False) -> None:
+    def settle(self, *, only_dropped: bool = False, except_for: Any | None = None) -> None:
         """Take back what went backward early for outputs whose backward never came.
 
-        Call it before an optimizer step and before gradients are clipped.
+        Call it before an optimizer step, and before gradients are unscaled, clipped or cleared.
 
         Args:
             only_dropped: leave those whose outputs the script still holds.
+            except_for: a loss whose backward is about to come; those that it depends on are left.
         """
         run, early = self._run, [one for one in self._early if one.early is not None]
         if run is None:
             return
         self._early = []
+        needed = set() if except_for is None else set(_leaves(except_for))
         for one in early:
-            if only_dropped and one.token is not None and one.token() is not None:
+            is_held = only_dropped and one.token is not None and one.token() is not None
+            if is_held or id(one.anchor) in needed:
                 self._early.append(one)
                 continue
             witness = one.early.witness if one.early is not None else None
@@ -200,6 +203,11 @@ def _jobs(one: Pass, gradients: Gradients) -> list[Callable[[], Any]]:
 
 def _has_other_leaves(loss: Any, anchors: set[int]) -> bool:
     """Return whether a loss depends on anything that needs a gradient beside the handed out outputs."""
+    return any(leaf not in anchors for leaf in _leaves(loss))
+
+
+def _leaves(loss: Any) -> Iterator[int]:
+    """Yield the ids of the leaves that a loss depends on."""
     seen: set[Any] = set()
     waiting = [loss.grad_fn]
     while waiting:
@@ -208,7 +216,6 @@ def _has_other_leaves(loss: Any, anchors: set[int]) -> bool:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) not in anchors:
-            return True
+        if leaf is not None:
+            yield id(leaf)
         waiting += [following for following, _ in node.next_functions]
-    return False

@@ -1,0 +1,60 @@
+"""The optimizer that a Trainer trains with under a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from zerofit.strategy import OptimizerName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trainer_training import Trained
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(OptimizerName.ADAMW, "AdamW"), (OptimizerName.ADAFACTOR, "Adafactor"), (OptimizerName.SGD, "SGD")],
+)
+def test_the_plans_optimizer_trains(name: OptimizerName, kind: str, train: Callable[..., Trained]) -> None:
+    found = train({"optimizer": name}, (8, 1), arguments={"optim": "adagrad"})
+    assert type(found.trainer.optimizer.optimizer).__name__ == kind
+    assert found.numbers("learning_rate") == pytest.approx([0.1, 0.2 / 3, 0.1 / 3])
+
+
+def test_an_optimizer_that_the_script_hands_over_is_swapped(train: Callable[..., Trained]) -> None:
+    import torch
+
+    def optimizers(model: Any) -> tuple[Any, Any]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+        return optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5, total_iters=2)
+
+    found = train({"optimizer": OptimizerName.SGD}, (8, 1), optimizers=optimizers)
+    assert type(found.trainer.optimizer.optimizer).__name__ == "SGD"
+    assert found.numbers("learning_rate") == [0.25, 0.25, 0.5]
+    assert "the optimizer is SGD; the script hands its Trainer AdamW" in found.changes.lines
+
+
+def making_its_own(base: Any) -> Any:
+    """Return a Trainer of a script's own that makes its optimizer itself."""
+    import torch
+
+    class Making(base):
+        def create_optimizer(self, *args: Any) -> Any:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.25)
+            return self.optimizer
+
+    return Making
+
+
+def test_an_optimizer_that_the_scripts_trainer_makes_is_swapped(train: Callable[..., Trained]) -> None:
+    from transformers import Trainer
+
+    arguments = {"lr_scheduler_type": "constant"}
+    plan = {"optimizer": OptimizerName.SGD}
+    found = train(plan, (8, 1), base=making_its_own(Trainer), arguments=arguments)
+    assert type(found.trainer.optimizer.optimizer).__name__ == "SGD"
+    assert found.numbers("learning_rate") == [0.25] * 3
+    assert "the optimizer is SGD; the script's create_optimizer() makes AdamW" in found.changes.lines
