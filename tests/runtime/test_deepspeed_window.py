@@ -90,6 +90,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             "zero": window.zero_grad,
             "clip": lambda: window.clip(0.5, norm_type=2),
             "save": window.end,
+            "close": window.close,
         }
         for action in actions.split():
             state.sync_gradients = not action.startswith("~")
@@ -117,6 +118,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         ("forward ~inner-backward ~clip ~step forward backward clip step", ["1", "2!", *CLIPPED]),
         ("step zero clip save", []),
         ("forward backward step step", ["1!", "step"]),
+        ("close", []),
+        ("forward backward step forward backward close", ["1!", "step"]),  # an incomplete last window
     ],
 )
 def test_a_script_that_steps_itself(actions: str, done: list[str], run: Callable[..., list[str]]) -> None:
@@ -210,6 +213,8 @@ def test_a_clipped_step_without_a_norm_is_skipped_and_may_be_dropped(
         ("forward backward clip forward", True, "script-clips-between-steps"),
         ("forward backward clip zero", True, "script-drops-a-clipped-step"),
         ("forward backward step", False, "step-seen-too-late"),
+        ("forward backward forward backward close", True, "optimizer-never-steps"),
+        (8 * "zero forward backward " + "zero", True, "optimizer-never-steps"),
     ],
 )
 def test_what_deepspeed_can_not_do_is_refused(

@@ -45,6 +45,19 @@ def steps_after_all() -> UserError:
     )
 
 
+def never_steps() -> UserError:
+    """Return the refusal of a training in which no step is ever taken."""
+    return UserError(
+        "optimizer-never-steps",
+        "the script computes gradients and never steps its optimizer",
+        found="backward passes, and no optimizer.step() so far",
+        why="its source calls a step(), so that the steps are its own; accelerate's, one in each backward(), "
+        "zerofit takes only for scripts without any",
+        fix="call optimizer.step() under DeepSpeed too, or use --engine native",
+        see=_DEEPSPEED,
+    )
+
+
 def steps_unprepared_optimizer() -> UserError:
     """Return the refusal of an optimizer that DeepSpeed has taken over, and the script steps by itself."""
     return UserError(

@@ -129,14 +129,15 @@ def hook_ends(accelerator_class: Any) -> None:
     """Take the step that a script leaves to accelerate before it saves, evaluates or ends."""
     # DeepSpeed 0.19 calls collectives that torch 2.13 renames, thousands of times; no script can mend that.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    for name in ("save_state", "save_model", "get_state_dict", "unwrap_model", "end_training"):
+    looks = dict.fromkeys(("save_state", "save_model", "get_state_dict", "unwrap_model"), Window.end)
+    for name, act in {**looks, "end_training": Window.close}.items():
         original = getattr(accelerator_class, name)
 
         @functools.wraps(original)
-        def after_step(self: Any, *args: Any, original: Any = original, **kwargs: Any) -> Any:
+        def after_step(self: Any, *args: Any, original: Any = original, act: Any = act, **kwargs: Any) -> Any:
             window = window_of(self)
             if window is not None:
-                window.end()
+                act(window)
             return original(self, *args, **kwargs)
 
         setattr(accelerator_class, name, after_step)

@@ -39,6 +39,10 @@ class _Clipped(Enum):
     """Its gradients were no numbers."""
 
 
+_MOST_DROPPED = 8
+"""ASSUMPTION: no script drops the gradients of so many windows before its first step."""
+
+
 class Window:
     """The backward passes of one engine between two steps of its optimizer.
 
@@ -70,6 +74,10 @@ class Window:
         """Whether a step was taken that the script did not ask for."""
         self.is_stepping = False
         """Whether the engine is stepping its optimizer now."""
+        self._has_stepped = False
+        """Whether any step was taken."""
+        self._num_dropped = 0
+        """Windows whose gradients the script dropped before any step."""
 
     def wait(self, run: Callable[[bool], None], *, loss: Any = None) -> None:
         """Let a backward pass wait for what the script does next; it runs now where accelerate is to step.
@@ -163,6 +171,9 @@ class Window:
             raise deepspeed_refusals.drops_a_clipped_step()
         self._clipped = _Clipped.NONE
         if (self._waiting or self._has_gradients) and self.script_steps:
+            self._num_dropped += not self._has_stepped
+            if self._num_dropped == _MOST_DROPPED:
+                raise deepspeed_refusals.never_steps()
             self._waiting = None
             self._settle(None)
             if self._has_gradients:
@@ -173,6 +184,16 @@ class Window:
         """Act on the script's looking at its weights: only a step that it leaves to accelerate is due."""
         if not self.script_steps:
             self._step_at_boundary()
+
+    def close(self) -> None:
+        """Act on the end of training.
+
+        Raises:
+            UserError: there were gradients, and no step ever.
+        """
+        self.end()
+        if (self._waiting or self._has_gradients or self._num_dropped) and not self._has_stepped:
+            raise deepspeed_refusals.never_steps()
 
     @property
     def script_steps(self) -> bool:
@@ -206,7 +227,7 @@ class Window:
             self._settle(None)
             deepspeed_engine.reduce_gradients(self.engine)
         self._has_gradients = self._is_reduced = False
-        self.is_stepping = True
+        self.is_stepping = self._has_stepped = True
         try:
             self.engine.step()
         finally:
