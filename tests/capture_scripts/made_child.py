@@ -86,8 +86,8 @@ def main() -> None:
     spec = json.loads((place / "spec.json").read_text())
     training = types.ModuleType("training")
 
-    def begin(answer: str = "traces") -> None:
-        _leave(place, "capture.json", capture_to_json(replace(_CAPTURE, target=tuple(target))))
+    def begin(answer: str = "traces", **fields: object) -> None:
+        _leave(place, "capture.json", capture_to_json(replace(_CAPTURE, target=tuple(target), **fields)))
         _serve(spec, answer)
         os._exit(0)
 

@@ -54,7 +54,7 @@ def plan_launch(monkeypatch: pytest.MonkeyPatch) -> Any:
         @contextmanager
         def captured(target: tuple[str, ...], *, limit_s: float, instead: str) -> Iterator[Any]:
             assert capture is not None, f"{target} was captured"
-            yield SimpleNamespace(capture=capture)
+            yield SimpleNamespace(capture=capture, is_kept=False)
 
         monkeypatch.setattr(launch_plan, "probe_machine", lambda **_: machine)
         for module in (launch_plan, follow_plan):
@@ -220,7 +220,10 @@ def test_gpus_of_another_machine_are_planned_for_and_rehearsed_on_the_cpu(plan_l
     assert fewer.plan.topology.world_size == 2
     with pytest.raises(UserError) as error:
         plan_launch("--cpu", "--gpus", "1xA100-40G", "--num-processes", "2", machine=_LAPTOP)
-    assert error.value.rule == "more-ranks-than-gpus"
+    assert (error.value.rule, error.value.fix) == (
+        "more-ranks-than-gpus",
+        "name more GPUs in --gpus, or set --num-processes to at most 1",
+    )
 
 
 def test_fp16_is_rehearsed_in_fp32(plan_launch: Any) -> None:

@@ -47,10 +47,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch) -> _Run:
     """Return a function that runs a verb in this process, with a capture in place of running the script."""
 
-    def in_process(module: Any, *words: str, capture: Capture = LOOP) -> int:
+    def in_process(module: Any, *words: str, capture: Capture = LOOP, is_kept: bool = False) -> int:
         @contextmanager
         def captured(target: tuple[str, ...], *, limit_s: float, instead: str) -> Iterator[Any]:
-            yield SimpleNamespace(capture=replace(capture, target=target))
+            yield SimpleNamespace(capture=replace(capture, target=target), is_kept=is_kept)
 
         monkeypatch.setattr(module, "captured", captured)
         verb = module.__name__.rpartition(".")[2]
@@ -165,8 +165,22 @@ def test_a_loop_that_counts_its_passes_is_told_so(run: _Run, capsys: pytest.Capt
 
 def test_where_nothing_fits_nothing_is_said_of_changes(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
     huge = replace(LOOP.model.facts, num_parameters=10**14, num_trainable_parameters=10**14)
-    assert run(plan_module, "--fast", *_GPUS, "train.py", capture=with_model(LOOP, facts=huge)) == 1
-    assert "script says" not in capsys.readouterr().out
+    capture = with_model(LOOP, facts=huge)
+    assert run(plan_module, "--fast", *_GPUS, "train.py", capture=capture) == 1
+    assert "script alone" not in capsys.readouterr().out
+    assert run(plan_module, "--fast", *_GPUS, "--json", "train.py", capture=capture) == 1
+    assert json.loads(capsys.readouterr().out)["plans"][0]["changes"] is None
+
+
+def test_a_capture_of_before_is_told_as_such(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(plan_module, "--fast", *_GPUS, "train.py", is_kept=True) == 0
+    assert "\n  captured earlier    took 11.5 s, 600.0 MiB of host memory\n" in capsys.readouterr().out
+
+
+def test_a_model_of_no_name_is_named_once(run: _Run, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = replace(LOOP.model.facts, name="GPT2LMHeadModel")
+    assert run(plan_module, "--fast", *_GPUS, "train.py", capture=with_model(LOOP, facts=facts)) == 0
+    assert "\nGPT2LMHeadModel (124 M parameters), sequence 128" in capsys.readouterr().out
 
 
 def test_a_check_with_a_capture_finds_what_the_source_does_not_show(

@@ -35,10 +35,12 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """Return what capture_script was asked for; its result is a captured script."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    told: dict[str, Any] = {"result": _Captured()}
+    told: dict[str, Any] = {"result": _Captured(), "result_is_kept": False}
 
     def capture_script(target: tuple[str, ...], **more: Any) -> Any:
         told.update(target=target, **more)
+        if not told["result_is_kept"]:
+            more["on_start"](False)
         more["on_progress"]("tokenizing 3 of 4")
         if isinstance(told["result"], UserError):
             raise told["result"]
@@ -61,6 +63,19 @@ def test_without_a_terminal_one_line_says_what_runs(
     assert asked["cache_folder"] == tmp_path / "cache" / "zerofit"
     assert not asked["result"].is_open
     assert capsys.readouterr().err == "zerofit: /here/out was made on the way\n"
+
+
+def test_nothing_is_looked_at_where_the_cache_has_it(
+    asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked["result_is_kept"] = True
+    with captured(LOOP.target, limit_s=7, instead="leave it"):
+        assert capsys.readouterr().err == ""
+        asked["on_start"](True)
+        assert capsys.readouterr().err == (
+            "zerofit: train.py runs again up to its first step: what it trains is known from before, and its "
+            "model is needed once more ...\n"
+        )
 
 
 def test_the_process_ends_where_planning_fails(asked: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ def test_other_runs_are_left_with_all_gpus(
     to_launch = _plan_launch(monkeypatch, "--no-capture", *flags)
     assert to_launch.rendezvous.gpu_ids is None
     _tell(to_launch)
-    assert "alone" not in capsys.readouterr().err
+    assert "uses GPU" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,12 @@ def test_another_global_batch_is_refused_where_the_script_makes_it() -> None:
         captured_problem(request=Request(global_batch_size=128))
     assert str(caught.value) == (
         "error[global-batch-is-the-scripts]: the global batch of this script is made in the script\n"
-        "  found: --global-batch 128, and the script's is 8 x 2 x 4 = 64   "
+        "  found: --global-batch-size 128, and the script's is 8 x 2 x 4 = 64   "
         "(samples x accumulation x ranks)\n"
         "  why:   its DataLoader and the steps that it counts are its own, and zerofit leaves them as they "
         "are\n"
-        "  fix:   leave out --global-batch, or set in the script its DataLoader's batch_size to 16 or its "
-        "gradient_accumulation_steps to 4"
+        "  fix:   leave out --global-batch-size, or set in the script its DataLoader's batch_size to 16 "
+        "or its gradient_accumulation_steps to 4"
     )
 
 
@@ -75,9 +75,9 @@ def test_another_global_batch_names_the_count_of_a_loop_that_accumulates_by_hand
     with pytest.raises(UserError) as caught:
         captured_problem(by_hand, request=Request(global_batch_size=128))
     assert (caught.value.found, caught.value.fix) == (
-        "--global-batch 128, and the script's is 8 x 2 x 4 = 64   (samples x accumulation x ranks)",
-        "leave out --global-batch, or set in the script its DataLoader's batch_size to 16 or the number of "
-        "passes after which it steps to 4",
+        "--global-batch-size 128, and the script's is 8 x 2 x 4 = 64   (samples x accumulation x ranks)",
+        "leave out --global-batch-size, or set in the script its DataLoader's batch_size to 16 or the number "
+        "of passes after which it steps to 4",
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -30,7 +31,13 @@ class Workplace:
         (self.cwd / name).parent.mkdir(exist_ok=True)
         (self.cwd / name).write_text(textwrap.dedent(text))
 
-    def capture(self, *arguments: str, limit_s: float = 30, name: str = "train.py") -> CapturedScript:
+    def capture(
+        self,
+        *arguments: str,
+        limit_s: float = 30,
+        name: str = "train.py",
+        on_start: Callable[[bool], None] = lambda _: None,
+    ) -> CapturedScript:
         return capture_script(
             (name, *arguments),
             environment=self.environment,
@@ -38,6 +45,7 @@ class Workplace:
             limit_s=limit_s,
             cache_folder=self.cache,
             on_progress=lambda _: None,
+            on_start=on_start,
             command=self.command,
         )
 

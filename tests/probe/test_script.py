@@ -122,6 +122,44 @@ def test_a_trace_comes_from_the_process_that_holds_the_model_and_then_from_the_c
     assert workplace.processes() == []
 
 
+_DRAWN = """
+    import time, training
+    now = time.time()
+    training.begin(seed=int(now * 1e6), trainer_arguments={"output_dir": str(now), "data_seed": now})
+"""
+
+
+def test_a_capture_of_before_stays_where_the_script_runs_again_for_its_model(workplace) -> None:
+    started = []
+    workplace.write_counted(_DRAWN)
+    with workplace.capture(on_start=started.append) as script:
+        first = script.capture
+        assert not script.is_kept
+    with workplace.capture(on_start=started.append) as script:
+        assert (script.capture, script.is_kept, started) == (first, True, [False])
+        script.trace(_REQUEST)
+        assert (script.capture, started) == (first, [False, True])
+    with workplace.capture() as script:
+        assert script.capture == first
+
+
+def test_a_script_that_trains_another_model_the_second_time_is_not_planned_for(workplace) -> None:
+    workplace.write("import time, training\ntraining.begin(micro_batch_size=time.time_ns() % 10**9)\n")
+    with workplace.capture() as script:
+        first = script.capture
+    with workplace.capture() as script:
+        with pytest.raises(UserError) as error:
+            script.trace(_REQUEST)
+        assert script.capture == first
+    assert (error.value.rule, error.value.found) == (
+        "script-trains-another",
+        "same arguments and files, but not the same micro batch size",
+    )
+    assert workplace.processes() == []
+    with workplace.capture() as script:  # the run of now is kept in place of the first
+        assert script.capture != first
+
+
 _ANSWERS = [
     (
         "dies",
@@ -130,14 +168,14 @@ _ANSWERS = [
         "  found: at the end it printed\n"
         "         | tracing\n"
         "  why:   the model's own code runs there on tensors without values, which not all code survives\n"
-        "  fix:   say what it trains: `--model DIR --seq-len N --global-batch N`",
+        "  fix:   say what it trains: `--model DIR --seq-len N --global-batch-size N`",
     ),
     (
         "hangs",
         "error[capture-trace-slow]: working out the memory of the model of train.py takes too long\n"
         "  found: no answer from the process that holds it in 0.3 s\n"
         "  why:   the model's own code runs there on tensors without values\n"
-        "  fix:   say what it trains: `--model DIR --seq-len N --global-batch N`",
+        "  fix:   say what it trains: `--model DIR --seq-len N --global-batch-size N`",
     ),
     ("refuses", "error[trace-odd]: it can't\n  found: this\n  why:   that\n  fix:   so"),
 ]
@@ -261,7 +299,7 @@ def test_weights_that_do_not_fit_are_not_loaded(workplace, monkeypatch) -> None:
         "  found: it failed   (train.py:1)\n"
         "  why:   zerofit runs it without loading weights; they take 6.0 GiB, and 8.0 GiB of host "
         "memory are free\n"
-        "  fix:   say what it trains: `--model DIR --seq-len N --global-batch N`"
+        "  fix:   say what it trains: `--model DIR --seq-len N --global-batch-size N`"
     )
     assert workplace.runs() == 1
 

@@ -207,6 +207,6 @@ def test_a_script_that_fills_host_memory_is_ended_before_the_kernel_does(workpla
         "  why:   8.0 GiB were free when it started; weights of transformers' models take none of it, but "
         "data and models of other kinds do\n"
         "  fix:   let it load less data or stream it; or say what it trains: "
-        "`--model DIR --seq-len N --global-batch N`"
+        "`--model DIR --seq-len N --global-batch-size N`"
     )
     assert workplace.processes() == []

@@ -326,9 +326,9 @@ def test_the_table() -> None:
         Row(what="engine", script_says="DDP", runs="DeepSpeed ZeRO-2", why="the fastest that fits"),
     )
     assert applied_table(rows) == (
-        "                    script says  runs              why\n"
-        "batch on each rank  8 x 2        2 x 8             the largest that fits\n"
-        "engine              DDP          DeepSpeed ZeRO-2  the fastest that fits"
+        "                    script alone  runs              why\n"
+        "batch on each rank  8 x 2         2 x 8             the largest that fits\n"
+        "engine              DDP           DeepSpeed ZeRO-2  the fastest that fits"
     )
 
 

@@ -53,7 +53,7 @@ def test_an_ordinary_loop() -> None:
         ),
         (
             replace(LOOP, target=("-m", "package.train", "--x")),
-            "-m package.train trains GPT2LMHeadModel of gpt2, 124 M parameters",
+            "module package.train trains GPT2LMHeadModel of gpt2, 124 M parameters",
         ),
         (with_model(LOOP, name="GPT2LMHeadModel"), "train.py trains GPT2LMHeadModel, 124 M parameters"),
     ],
@@ -62,9 +62,14 @@ def test_line(capture: Capture, line: str) -> None:
     assert line in capture_lines(capture)
 
 
+def test_a_capture_of_before_says_so() -> None:
+    line = "  captured earlier    took 11.5 s, 600.0 MiB of host memory"
+    assert capture_lines(LOOP, is_kept=True)[-1] == line
+
+
 def test_what_is_not_known_has_no_line() -> None:
     lines = capture_lines(replace(LOOP, lengths=None, wall_time_s=0.0))
-    assert [line for line in lines if line.startswith(("  tokens", "  captured in"))] == []
+    assert [line for line in lines if line.startswith(("  tokens", "  captured"))] == []
 
 
 def test_the_summary_is_json_and_short() -> None:

@@ -7,16 +7,16 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from zerofit.cli.parameters import Number
 from zerofit.errors import UserError
-from zerofit.render.capture_words import script_of
+from zerofit.render.capture_words import script_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from zerofit.probe.script import CapturedScript
 
@@ -71,14 +71,15 @@ def captured(target: tuple[str, ...], *, limit_s: float, instead: str) -> Iterat
     from zerofit.probe.cache_folder import cache_folder
     from zerofit.probe.script import capture_script
 
-    with _progress(f"looking at what {script_of(target)} trains, up to its first step") as tell:
+    with _Progress(script_words(target)) as progress:
         script = capture_script(
             target,
             environment=os.environ,
             cwd=Path.cwd(),
             limit_s=limit_s,
             cache_folder=cache_folder(os.environ, Path.home()),
-            on_progress=tell,
+            on_progress=progress.tell,
+            on_start=progress.start,
             instead=instead,
         )
     with script:
@@ -87,18 +88,44 @@ def captured(target: tuple[str, ...], *, limit_s: float, instead: str) -> Iterat
         click.echo(f"zerofit: {sentence}", err=True)
 
 
-@contextmanager
-def _progress(title: str) -> Iterator[Callable[[str], None]]:
-    """Show that something runs: a spinner on a terminal, one line elsewhere."""
-    if not sys.stderr.isatty():
-        click.echo(f"zerofit: {title} ...", err=True)
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.markup import escape
+class _Progress:
+    """Shows that a script runs, from when it starts: a spinner on a terminal, one line elsewhere.
 
-    started = time.monotonic()
-    with Console(stderr=True).status(f"{title} ...") as status:
-        yield lambda what: status.update(
-            f"{title} ({time.monotonic() - started:.0f} s): {escape(what[:_SHOWN])}"
-        )
+    Args:
+        script: its name.
+    """
+
+    def __init__(self, script: str) -> None:
+        self._script = script
+        self._title = f"looking at what {script} trains, up to its first step"
+        self._status: Any = None
+        self._started = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def start(self, is_again: bool) -> None:
+        """Say that the script runs, or that it does again for a model that the cache does not hold."""
+        if is_again:
+            why = "what it trains is known from before, and its model is needed once more"
+            click.echo(f"zerofit: {self._script} runs again up to its first step: {why} ...", err=True)
+        elif not sys.stderr.isatty():
+            click.echo(f"zerofit: {self._title} ...", err=True)
+        else:
+            from rich.console import Console
+
+            self._started = time.monotonic()
+            self._status = Console(stderr=True).status(f"{self._title} ...")
+            self._status.start()
+
+    def tell(self, what: str) -> None:
+        """Show what the script last printed."""
+        if self._status is not None:
+            from rich.markup import escape
+
+            seconds = time.monotonic() - self._started
+            self._status.update(f"{self._title} ({seconds:.0f} s): {escape(what[:_SHOWN])}")

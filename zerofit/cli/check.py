@@ -186,7 +186,7 @@ def _with_capture(
     without = "leave out --capture: the source alone is then read"
     with captured(target, limit_s=limit_s, instead=without) as run:
         capture = run.capture
-    click.echo("\n".join(capture_lines(capture)), err=True)
+    click.echo("\n".join(capture_lines(capture, is_kept=run.is_kept)), err=True)
     return lambda targets: replace(around(targets), capture=capture)
 
 

@@ -79,9 +79,11 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
         specified = SpecifiedMachine(machine=probe_machine(may_be_unreadable=True), assumptions=())
     if model_flags.model is not None:
         # only where it is needed: estimates are much code
-        from zerofit.cli.plan_first import check_plans_alone, named_model, plan_first
+        from zerofit.cli.plan_first import check_plans_alone, check_ranks, named_model, plan_first
 
-        check_plans_alone(model_flags, request, on_cpu=request.on_cpu)
+        check_plans_alone(model_flags, request, on_cpu=request.on_cpu, rehearses=False)
+        if machine_flags.gpus is not None:
+            check_ranks(request, specified.machine)
         subject = named_model(model_flags)
         request = plan_first(subject, request, specified, is_fast=model_flags.is_fast, is_here=False)
     plan = choose(machine=specified.machine, versions=probe_versions(), request=request)

@@ -64,7 +64,12 @@ from zerofit.targets import Targets
     help="Folder of all run folders.",
 )
 @no_check_option
-@click.option("--dry-run", is_flag=True, help="Print what would be written and run, and do nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print what would be written and run, and train nothing; to plan, SCRIPT still runs up to its "
+    "training, but with --no-capture.",
+)
 @click.argument("script")
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
 def launch(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.cli.capturing import check_limit
 from zerofit.cli.plan_options import check_none_ignored
+from zerofit.cli.script import put_before
 from zerofit.errors import UserError
 from zerofit.render.capture_words import script_of
 
@@ -72,7 +73,8 @@ def _check_gpus(asked: Asked) -> None:
             "a launch is on the GPUs that are here",
             found=f"--gpus {asked.gpus} without --cpu",
             why="GPUs of another machine can be planned for, and their ranks rehearsed on the CPU",
-            fix="add --cpu for the rehearsal, or use `zerofit plan --gpus`",
+            fix=put_before("--cpu", asked.target)
+            or "add --cpu for the rehearsal, or use `zerofit plan --gpus`",
         )
     if not asked.makes_a_plan or asked.brings_a_strategy:
         other = asked.why_unplanned

@@ -173,7 +173,7 @@ def _planned(asked: Asked) -> tuple[Request, Capture | None]:
         raise no_micro_batch(asked, found="--no-capture")
     without = "give --micro-batch-size, for which nothing has to be looked at"
     with captured(asked.target, limit_s=asked.capture_limit_s, instead=without) as run:
-        click.echo("\n".join(capture_lines(run.capture)), err=True)
+        click.echo("\n".join(capture_lines(run.capture, is_kept=run.is_kept)), err=True)
         return _with_micro_batch(asked, run.capture), run.capture
 
 
@@ -182,7 +182,7 @@ def _planned_for_model(asked: Asked, specified: SpecifiedMachine) -> Request:
     from zerofit.cli.plan_first import check_plans_alone, named_model, plan_first
 
     is_here = asked.gpus is None
-    check_plans_alone(asked.model, asked.request, on_cpu=asked.request.on_cpu and is_here)
+    check_plans_alone(asked.model, asked.request, on_cpu=asked.request.on_cpu and is_here, rehearses=True)
     named = named_model(asked.model, script=None if asked.target[0] == "-m" else asked.target[0])
     request = plan_first(named, asked.request, specified, is_fast=asked.model.is_fast, is_here=is_here)
     return _rehearsable(request)
@@ -196,8 +196,8 @@ def _planned_for_script(asked: Asked, specified: SpecifiedMachine) -> tuple[Requ
     check_model_flags(asked.model)
     without = f"{INSTEAD}, or let the flags alone say how it runs: `--no-capture`"
     with captured(asked.target, limit_s=asked.capture_limit_s, instead=without) as run:
-        click.echo("\n".join(capture_lines(run.capture)), err=True)
         subject = CapturedRun(flags=asked.model, script=run)
+        click.echo("\n".join(subject.lines), err=True)
         is_fast, is_here = asked.model.is_fast, asked.gpus is None
         request = plan_first(subject, asked.request, specified, is_fast=is_fast, is_here=is_here)
         return _rehearsable(request), run.capture
@@ -222,12 +222,15 @@ def _specified(asked: Asked) -> SpecifiedMachine:
     """Return the machine that is planned for."""
     if asked.gpus is None:
         return SpecifiedMachine(machine=asked.machine, assumptions=())
+    from zerofit.cli.plan_first import check_ranks
     from zerofit.cli.plan_problem import machine_of
 
     flags = MachineFlags(
         gpus=asked.gpus, host_ram=None, nvme=None, cpu_cores=None, network=None, host_bandwidth=None
     )
-    return machine_of(flags, num_nodes=asked.request.num_nodes or 1)
+    specified = machine_of(flags, num_nodes=asked.request.num_nodes or 1)
+    check_ranks(asked.request, specified.machine)
+    return specified
 
 
 def _with_micro_batch(asked: Asked, capture: Capture) -> Request:

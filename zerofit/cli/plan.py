@@ -20,7 +20,7 @@ from zerofit.cli.plan_options import (
     take_machine_flags,
     take_model_flags,
 )
-from zerofit.cli.plan_problem import check_model_flags, machine_of, source_of
+from zerofit.cli.plan_problem import check_model_flags, check_named, machine_of, source_of
 from zerofit.cli.planner import DOES_NOT_FIT, Planner
 from zerofit.cli.script import check_script
 from zerofit.cli.subject import CapturedRun, NamedModel
@@ -30,7 +30,6 @@ from zerofit.plan import Topology, plan_from_json, plan_to_json
 from zerofit.probe.capture_errors import INSTEAD
 from zerofit.probe.versions import probe_versions
 from zerofit.render.applied_table import applied_rows, applied_table
-from zerofit.render.capture_words import capture_lines
 from zerofit.render.plan_compare import plan_comparison
 from zerofit.render.plan_json import plan_json
 from zerofit.render.plan_table import machine_words, plan_table
@@ -39,7 +38,6 @@ from zerofit.render.plan_why import plan_why
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.capture import Capture
     from zerofit.cli.plan_options import MachineFlags, ModelFlags
     from zerofit.cli.subject import Subject
     from zerofit.planning.answer import Answer
@@ -93,18 +91,19 @@ def plan(
     """Say what a run will need on each GPU and host, and choose the fastest strategy that fits.
 
     SCRIPT, with its arguments behind it, runs up to where its training would begin, and the plan is for what
-    it trains; or --model, --seq-len and --global-batch say it. Needs no GPU: --gpus describes the machine.
-    The flags of a strategy (--zero-stage 3, or --fix zero-stage=3) fix what the plan must keep to. Exits 1
-    where nothing fits.
+    it trains; or --model, --seq-len and --global-batch-size say it. Needs no GPU: --gpus describes the
+    machine. The flags of a strategy (--zero-stage 3, or --fix zero-stage=3) fix what the plan must keep to.
+    Exits 1 where nothing fits.
     """
     model_flags, machine_flags = take_model_flags(flags), take_machine_flags(flags)
     request = request_of(plan_file=None, **flags)
     _check_together(compare, machine_flags, output, plot)
     target = _target(script, script_args, module=module, model=model_flags.model)
     if target is None:
+        check_named(model_flags)
         check_limit(capture_limit_s, because="--model")
-    if target is None and request.global_batch_size is None:
-        raise _no_global_batch()
+        if request.global_batch_size is None:
+            raise _no_global_batch()
     if plot is not None:
         from zerofit.cli.draw_plot import check_can_plot
 
@@ -116,7 +115,7 @@ def plan(
     specs: list[str | None] = [None]
     if compare is not None:
         specs = [part.strip() for part in compare.split(",") if part.strip()]
-    machines = [machine_of(machine_flags, num_nodes=num_nodes, gpus=spec) for spec in specs]
+    machines = [machine_of(machine_flags, num_nodes=num_nodes, gpus=spec, target=target) for spec in specs]
     is_here = compare is None and machine_flags.gpus is None
     with _subject(model_flags, target, limit_s=capture_limit_s) as subject:
         answers = _answers(
@@ -136,8 +135,7 @@ def plan(
         from zerofit.render.plan_plot import plan_plot
 
         draw_plot(plan_plot(answers[0]), plot)
-    capture = subject.capture
-    click.echo(_text(answers, capture, as_json=as_json, why=why, is_comparison=compare is not None))
+    click.echo(_text(subject, answers, as_json=as_json, why=why, is_comparison=compare is not None))
     if output is not None and not answers[0].fits:
         click.echo(f"zerofit: nothing fits, so {output} is not written", err=True)
     elif output is not None:
@@ -150,6 +148,14 @@ def _target(
     script: str | None, arguments: tuple[str, ...], *, module: bool, model: str | None
 ) -> tuple[str, ...] | None:
     """Return the script or `-m module` with its arguments; None where --model says what is planned for."""
+    if script is None and module:
+        raise UserError(
+            "missing-argument",
+            "an argument is missing",
+            found="-m without SCRIPT",
+            why="-m says that SCRIPT is a module, as with python -m",
+            fix="name the module behind all flags: -m package.train",
+        )
     if script is None:
         return None
     if model is not None:
@@ -213,14 +219,12 @@ def _check_output(output: Path, target: tuple[str, ...] | None) -> None:
     raise file_exists(str(output), flag="--output FILE")
 
 
-def _text(
-    answers: list[Answer], capture: Capture | None, *, as_json: bool, why: bool, is_comparison: bool
-) -> str:
+def _text(subject: Subject, answers: list[Answer], *, as_json: bool, why: bool, is_comparison: bool) -> str:
     if as_json:
-        return plan_json(answers, capture)
-    parts = ["\n".join(capture_lines(capture))] if capture is not None else []
+        return plan_json(answers, subject.capture)
+    parts = ["\n".join(subject.lines)] if subject.lines else []
     parts += [plan_comparison(answers) if is_comparison else plan_table(answers[0])]
-    if capture is not None and not is_comparison and answers[0].fits:
+    if subject.capture is not None and not is_comparison and answers[0].fits:
         parts += [applied_table(applied_rows(answers[0].plan))]
     if why:
         parts += [plan_why(answer) for answer in answers]
@@ -254,7 +258,7 @@ def _no_global_batch() -> UserError:
     return UserError(
         "global-batch-missing",
         "a plan needs the global batch",
-        found="no --global-batch",
+        found="no --global-batch-size",
         why="it is what every strategy must make, in micro-batches times accumulation times ranks",
-        fix="give --global-batch with the samples of one optimizer step over all GPUs",
+        fix="give --global-batch-size with the samples of one optimizer step over all GPUs",
     )

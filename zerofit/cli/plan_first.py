@@ -23,6 +23,7 @@ from zerofit.request import Request
 if TYPE_CHECKING:
     from zerofit.cli.plan_options import ModelFlags
     from zerofit.cli.subject import Subject
+    from zerofit.facts import Machine
     from zerofit.probe.machine_spec import SpecifiedMachine
     from zerofit.script_facts import ScriptFacts
 
@@ -43,8 +44,14 @@ def named_model(flags: ModelFlags, *, script: str | None = None) -> NamedModel:
     return NamedModel(flags=flags, source=source_of(flags), script=facts)
 
 
-def check_plans_alone(flags: ModelFlags, request: Request, *, on_cpu: bool) -> None:
+def check_plans_alone(flags: ModelFlags, request: Request, *, on_cpu: bool, rehearses: bool) -> None:
     """Return where nothing stands beside --model that brings a strategy, or needs none.
+
+    Args:
+        flags: what was said of the model.
+        request: what was said of the strategy.
+        on_cpu: whether the ranks run on the CPU, and no GPUs are named to plan for.
+        rehearses: whether the verb runs on the CPU what is planned for GPUs that --gpus names.
 
     Raises:
         UserError: there is a preset or a plan, or the ranks run on the CPU.
@@ -56,7 +63,26 @@ def check_plans_alone(flags: ModelFlags, request: Request, *, on_cpu: bool) -> N
             "--model plans a strategy of its own",
             found=f"--model {flags.model} with {other or '--cpu'}",
             why="a preset or a plan brings a whole strategy" if other else "plans are for GPUs",
-            fix=f"leave out --model, or {other or '--cpu'}",
+            fix="name the GPUs to plan for, `--cpu --gpus SPEC`, or leave out --model"
+            if rehearses and not other
+            else f"leave out --model, or {other or '--cpu'}",
+        )
+
+
+def check_ranks(request: Request, machine: Machine) -> None:
+    """Return where a machine that --gpus names has a GPU for each rank.
+
+    Raises:
+        UserError: it has too few.
+    """
+    num_nodes, num_gpus = request.num_nodes or 1, len(machine.gpus)
+    if (request.num_processes or 0) > num_nodes * num_gpus:
+        raise UserError(
+            "more-ranks-than-gpus",
+            "there are fewer GPUs than ranks",
+            found=f"--num-processes {request.num_processes} on {num_nodes} x {num_gpus} GPUs",
+            why="each rank needs a GPU of its own",
+            fix=f"name more GPUs in --gpus, or set --num-processes to at most {num_nodes * num_gpus}",
         )
 
 
@@ -80,7 +106,8 @@ def plan_first(
     machine = specified.machine
     if not machine.gpus:
         raise no_gpus_here(
-            "leave out --model; --cpu rehearses, and `zerofit plan --gpus` plans for another machine"
+            "`--cpu --gpus SPEC` plans for the GPUs of another machine and rehearses that here; or leave out "
+            "--model"
         )
     ranks = Request(num_processes=request.num_processes, num_nodes=request.num_nodes)
     topology = choose(machine=machine, versions=probe_versions(), request=ranks).topology

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.batch import split_global_batch
 from zerofit.cli.plan_options import Loop
+from zerofit.cli.script import put_before
 from zerofit.command import Route
 from zerofit.errors import UserError
 from zerofit.estimate.zero_arrival import makes_model_first
@@ -32,22 +33,32 @@ def source_of(flags: ModelFlags) -> ModelSource:
     Raises:
         UserError: there is none, or it can't be planned with the lengths that the flags give.
     """
-    if flags.model is None:
-        raise UserError(
-            "model-missing",
-            "a plan needs a model",
-            found="neither a script nor --model",
-            why="its dimensions decide what fits",
-            fix="name the script that trains it, or give --model with a folder, a config.json, a hub id or a "
-            "name of the catalog",
-        )
+    name = check_named(flags)
     source = probe_model(
-        flags.model, task=flags.task, trust_remote_code=flags.trust_remote_code, is_fast=flags.is_fast
+        name, task=flags.task, trust_remote_code=flags.trust_remote_code, is_fast=flags.is_fast
     )
     if source.facts.vocab_size and flags.sequence_length is None:
-        raise _no_length(source.facts, flags.model)
+        raise _no_length(source.facts, name)
     check_sequence_length(source.facts, flags.sequence_length, flags.target_length)
     return source
+
+
+def check_named(flags: ModelFlags) -> str:
+    """Return the model that --model names.
+
+    Raises:
+        UserError: there is none.
+    """
+    if flags.model is not None:
+        return flags.model
+    raise UserError(
+        "model-missing",
+        "a plan needs a model",
+        found="neither a script nor --model",
+        why="its dimensions decide what fits",
+        fix="name the script that trains it, or give --model with a folder, a config.json, a hub id or a "
+        "name of the catalog",
+    )
 
 
 def workload_of(flags: ModelFlags, request: Request, facts: ModelFacts) -> Workload:
@@ -61,13 +72,16 @@ def workload_of(flags: ModelFlags, request: Request, facts: ModelFacts) -> Workl
     )
 
 
-def machine_of(flags: MachineFlags, *, num_nodes: int, gpus: str | None = None) -> SpecifiedMachine:
+def machine_of(
+    flags: MachineFlags, *, num_nodes: int, gpus: str | None = None, target: tuple[str, ...] | None = None
+) -> SpecifiedMachine:
     """Return the machine that the flags describe, or the one that is here.
 
     Args:
         flags: what was said of it.
         num_nodes: machines that take part.
         gpus: in place of --gpus.
+        target: the script with its arguments, among which --gpus may stand by mistake.
 
     Raises:
         UserError: no GPU is here, or a flag can't be read.
@@ -94,15 +108,19 @@ def machine_of(flags: MachineFlags, *, num_nodes: int, gpus: str | None = None) 
             "a machine that is not here needs its GPUs",
             found=f"{' '.join(said)} without --gpus",
             why="without --gpus the plan is for the machine that is here, as it is",
-            fix="add --gpus, such as --gpus 8xA100-80G, or leave the others out",
+            fix=put_before("--gpus", target)
+            or "add --gpus, such as --gpus 8xA100-80G, or leave the others out",
         )
     machine = probe_machine()
     if not machine.gpus:
-        raise no_gpus_here()
+        raise no_gpus_here(put_before("--gpus", target) or _SAY_GPUS)
     return SpecifiedMachine(machine=machine, assumptions=())
 
 
-def no_gpus_here(fix: str = "say which GPUs the run will have, such as --gpus 8xA100-80G") -> UserError:
+_SAY_GPUS = "say which GPUs the run will have, such as --gpus 8xA100-80G"
+
+
+def no_gpus_here(fix: str) -> UserError:
     """Return what is said where a plan has no GPU to be made for."""
     return UserError(
         "no-gpus-here",

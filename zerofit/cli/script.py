@@ -1,4 +1,4 @@
-"""Checks that the script or module to launch is there, before anything is written."""
+"""Checks that the script or module to launch is there, and whether its arguments hold flags of zerofit's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from zerofit.errors import UserError, nearest
+from zerofit.render.capture_words import script_of
 
 
 def check_script(script: str, *, module: bool) -> None:
@@ -32,6 +33,18 @@ def check_script(script: str, *, module: bool) -> None:
         why="it is a folder" if path.is_dir() else f"no file of that name stands in {folder.resolve()}",
         fix=f"did you mean {folder / near}?" if near else "name the script's file, or use -m for a module",
     )
+
+
+def put_before(flag: str, target: tuple[str, ...] | None) -> str | None:
+    """Return what to do where a flag of zerofit's stands behind a script; None where it does not.
+
+    Args:
+        flag: which zerofit lacks.
+        target: the script or `-m module`, and its arguments; None where there is none.
+    """
+    if target is None or not any(word.partition("=")[0] == flag for word in target[1:]):
+        return None
+    return f"flags behind {script_of(target)} are the script's: put {flag} before it"
 
 
 def _check_module(name: str) -> None:

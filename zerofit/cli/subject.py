@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from zerofit.capture import for_plan
 from zerofit.cli.plan_problem import captured_problem_of, problem_of
-from zerofit.render.capture_words import script_of
+from zerofit.render.capture_words import capture_lines, script_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +44,10 @@ class Subject(Protocol):
     @property
     def capture(self) -> Capture | None:
         """What a script was seen to train; None where no script was run."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What a script was seen to train, for a person; empty where no script was run."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -90,6 +94,11 @@ class NamedModel:
     def capture(self) -> None:
         """No script was run."""
         return
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """None: no script was run."""
+        return ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -150,6 +159,11 @@ class CapturedRun:
     def capture(self) -> Capture:
         """What the script was seen to train."""
         return self.script.capture
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What the script was seen to train, and whether a run of before saw it."""
+        return capture_lines(self.capture, is_kept=self.script.is_kept)
 
     @property
     def notes(self) -> tuple[str, ...]:

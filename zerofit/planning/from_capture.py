@@ -169,9 +169,9 @@ def _other_global_batch(capture: Capture, script: Script, asked: int, topology: 
     return UserError(
         "global-batch-is-the-scripts",
         "the global batch of this script is made in the script",
-        found=f"--global-batch {asked}, and the script's is {has}   (samples x accumulation x ranks)",
+        found=f"--global-batch-size {asked}, and the script's is {has}   (samples x accumulation x ranks)",
         why="its DataLoader and the steps that it counts are its own, and zerofit leaves them as they are",
-        fix="leave out --global-batch"
+        fix="leave out --global-batch-size"
         + (f", or set in the script {' or '.join(changes)}" if changes else ", or change it in the script"),
     )
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from zerofit.errors import EXIT_USAGE, UserError
 from zerofit.units import format_bytes
 
-INSTEAD = "say what it trains: `--model DIR --seq-len N --global-batch N`"
+INSTEAD = "say what it trains: `--model DIR --seq-len N --global-batch-size N`"
 """What does without a capture, where the verb says nothing else."""
 _SHOWN_LINES = 5
 _USAGE_CODE = "exit code 2"

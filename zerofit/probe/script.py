@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Self
 
-from zerofit.capture import Capture
+from zerofit.capture import Capture, for_plan
+from zerofit.errors import UserError
 from zerofit.probe.capture_cache import Run, before_run, load, store, trace_file
 from zerofit.probe.capture_errors import INSTEAD, Failure, Kind, error_of
 from zerofit.probe.capture_files import argument_paths
@@ -47,6 +48,7 @@ def capture_script(
     limit_s: float,
     cache_folder: Path | None,
     on_progress: Callable[[str], None],
+    on_start: Callable[[bool], None] = lambda _: None,
     instead: str = INSTEAD,
     command: Sequence[str] = _COMMAND,
 ) -> CapturedScript:
@@ -65,6 +67,7 @@ def capture_script(
         limit_s: how long it may take to come to its training.
         cache_folder: zerofit's (see cache_folder.cache_folder); None keeps nothing.
         on_progress: told what the script last printed.
+        on_start: told that the script is run, and whether it is for the model of a capture from the cache.
         instead: what an error says that the user can do in the place of a capture.
         command: what captures; takes a folder and the target.
 
@@ -78,13 +81,14 @@ def capture_script(
         limit_s=limit_s,
         cache_folder=cache_folder,
         on_progress=on_progress,
+        on_start=on_start,
         instead=instead,
         command=command,
     )
     captured.left = tuple(sentence for sentences in found.values() for sentence in sentences)
     stored = None if cache_folder is None else load(cache_folder, run)
     if stored is not None:
-        captured.capture, captured.key = stored.capture, stored.key
+        captured.capture, captured.key, captured.is_kept = stored.capture, stored.key, True
     else:
         try:
             captured.start()
@@ -105,6 +109,8 @@ class CapturedScript:
     capture: Capture
     key: str
     """Digest of all that decided the capture."""
+    is_kept: bool = False
+    """Whether the capture is from the cache, made by a run of before."""
     left: tuple[str, ...] = ()
     """After close(): sentences on what captures have left, such as folders that hold what nobody noted."""
 
@@ -115,6 +121,7 @@ class CapturedScript:
         limit_s: float,
         cache_folder: Path | None,
         on_progress: Callable[[str], None],
+        on_start: Callable[[bool], None],
         instead: str,
         command: Sequence[str],
     ) -> None:
@@ -122,6 +129,7 @@ class CapturedScript:
         self._limit_s = limit_s
         self._cache_folder = cache_folder
         self._on_progress = on_progress
+        self._on_start = on_start
         self._instead = instead
         self._command = command
         self._child: Child | None = None
@@ -164,9 +172,12 @@ class CapturedScript:
     def start(self) -> None:
         """Run the script to where its training would begin.
 
+        A capture from the cache stays what it is; the run then only brings the model to trace.
+
         Raises:
-            UserError: it does not come there.
+            UserError: it does not come there, or trains something else than the capture from the cache.
         """
+        self._on_start(self.is_kept)
         self._stack.enter_context(stopping_by_exception())
         self._folder = CaptureFolder(self._cache_folder)
         before = before_run(self._run)
@@ -193,14 +204,18 @@ class CapturedScript:
                 free_bytes=free_bytes,
                 instead=self._instead,
             )
-        self.capture = result
-        self.key = store(
+        if self.is_kept and _told(result) == _told(self.capture):
+            return
+        key = store(
             self._cache_folder,
             self._run,
             result,
             folder=self._folder.path,
             before=before,
         )
+        if self.is_kept:
+            raise _trains_another(self.capture, result)
+        self.capture, self.key = result, key
 
     def close(self) -> None:
         """End the script's processes and put the user's files back; safe to do again."""
@@ -223,6 +238,39 @@ class CapturedScript:
         assert self._folder is not None
         self._child = Child(self._run, folder=self._folder, weights=weights, command=self._command)
         return self._child.wait(until, self._on_progress)
+
+
+def _told(capture: Capture) -> Capture:
+    """Return what any two runs of one script that trains the same have in common.
+
+    What may differ is left out: time, memory, seeds, samples drawn at random, and texts such as a folder that
+    is named by the hour.
+    """
+    batches = tuple(
+        replace(batch, lengths=(), tensors=tuple(replace(one, shape=()) for one in batch.tensors))
+        for batch in capture.batches[:1]
+    )
+    arguments = {
+        name: value
+        for name, value in capture.trainer_arguments.items()
+        if not isinstance(value, str) and "seed" not in name
+    }
+    return replace(
+        for_plan(capture), batches=batches, lengths=None, notes=(), seed=None, trainer_arguments=arguments
+    )
+
+
+def _trains_another(kept: Capture, seen: Capture) -> UserError:
+    was, now = _told(kept), _told(seen)
+    differing = [field.name for field in fields(was) if getattr(was, field.name) != getattr(now, field.name)]
+    return UserError(
+        "script-trains-another",
+        "the script does not train the same each time",
+        found=f"same arguments and files, but not the same {', '.join(differing).replace('_', ' ')}",
+        why="what was said of it is from the run before, and the model at hand from this one",
+        fix="give the command again, to go by this run; if it ends so again, let the script take what it "
+        "trains from its arguments and files alone",
+    )
 
 
 def _weight_bytes(run: Run) -> int | None:

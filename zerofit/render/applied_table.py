@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OWN = "its own"
 """What stands for a setting of a script that was not captured."""
-_HEADER = ("", "script says", "runs", "why")
+_HEADER = ("", "script alone", "runs", "why")
 _NONE = OffloadDevice.NONE
 _LEFT_TO_THE_SCRIPT = {
     "attention": "not applied: pass attn_implementation to from_pretrained in the script",
@@ -41,6 +41,7 @@ class Row:
     what: str
     """Its name, as a person reads it."""
     script_says: str
+    """What the script says, or what it comes to where nothing else is said."""
     runs: str
     why: str
 

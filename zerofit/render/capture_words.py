@@ -15,9 +15,14 @@ if TYPE_CHECKING:
     from zerofit.capture import Capture
 
 
-def capture_lines(capture: Capture) -> tuple[str, ...]:
-    """Return the model in one line, the rest in one line each, and the notes."""
-    rows = [("", *pair) for pair in _pairs(capture)]
+def capture_lines(capture: Capture, *, is_kept: bool = False) -> tuple[str, ...]:
+    """Return the model in one line, the rest in one line each, and the notes.
+
+    Args:
+        capture: what was seen.
+        is_kept: whether a run of before saw it, and none of now.
+    """
+    rows = [("", *pair) for pair in (*_pairs(capture), *_taken(capture, is_kept=is_kept))]
     return (_head(capture), *table_lines(rows), *(f"  note: {note}" for note in capture.notes))
 
 
@@ -62,8 +67,13 @@ def capture_summary(capture: Capture) -> dict[str, Any]:
 
 
 def script_of(target: tuple[str, ...]) -> str:
-    """Return the script or module of a command line, without its arguments."""
+    """Return the script or module of a command line as it stands there, without its arguments."""
     return f"-m {target[1]}" if target[0] == "-m" else target[0]
+
+
+def script_words(target: tuple[str, ...]) -> str:
+    """Return the script or module of a command line as a sentence names it: "train.py", "module train"."""
+    return f"module {target[1]}" if target[0] == "-m" else target[0]
 
 
 def class_name(path: str) -> str:
@@ -79,7 +89,7 @@ def _head(capture: Capture) -> str:
     model = capture.model
     name = class_name(model.class_path)
     of = f" of {model.name}" if model.name and model.name != name else ""
-    return f"{script_of(capture.target)} trains {name}{of}, {parameters(model.facts)} parameters"
+    return f"{script_words(capture.target)} trains {name}{of}, {parameters(model.facts)} parameters"
 
 
 def _pairs(capture: Capture) -> Iterator[tuple[str, str]]:
@@ -93,11 +103,16 @@ def _pairs(capture: Capture) -> Iterator[tuple[str, str]]:
         shares = f"half up to {lengths.p50}, 90% up to {lengths.p90}, longest {lengths.longest}"
         yield "tokens", f"{shares} ({of})"
     yield "mixed precision", _precision(capture)
-    if capture.wall_time_s:
-        memory = (
-            f", {format_bytes(capture.peak_host_bytes)} of host memory" if capture.peak_host_bytes else ""
-        )
-        yield "captured in", f"{capture.wall_time_s:.1f} s{memory}"
+
+
+def _taken(capture: Capture, *, is_kept: bool) -> Iterator[tuple[str, str]]:
+    """Yield what the capture took."""
+    if not capture.wall_time_s:
+        return
+    took = f"{capture.wall_time_s:.1f} s"
+    if capture.peak_host_bytes:
+        took += f", {format_bytes(capture.peak_host_bytes)} of host memory"
+    yield ("captured earlier", f"took {took}") if is_kept else ("captured in", took)
 
 
 def _loop(capture: Capture) -> str:

@@ -66,7 +66,7 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
         ],
         "reasons": [dataclasses.asdict(reason) for reason in answer.plan.reasons],
         "changes": None
-        if capture is None
+        if capture is None or not answer.fits
         else [dataclasses.asdict(row) for row in applied_rows(answer.plan)],
         "suggestions": [
             {"change": one.change, **(_judged(answer, one.judged) or {})} for one in answer.suggestions

@@ -65,7 +65,9 @@ def _head(answer: Answer) -> Iterator[str]:
     problem = answer.problem
     model = problem.model
     kind = model.architecture or model.model_type
-    yield f"{model.name} ({kind}, {parameters(model)} parameters), {workload_words(problem.workload)}"
+    words = f"{parameters(model)} parameters"
+    words = words if kind == model.name else f"{kind}, {words}"
+    yield f"{model.name} ({words}), {workload_words(problem.workload)}"
     per_gpu = f"{format_bytes(problem.device_bytes)} of {format_bytes(problem.card_bytes)} to be used"
     yield f"on {machine_words(answer)}: {per_gpu} on each, {format_bytes(problem.host_bytes)} of host memory"
     if answer.is_fast:

@@ -155,5 +155,5 @@ def _packed(found: str) -> UserError:
         "samples are laid end to end in the script's batches",
         found=found,
         why="how memory grows with the samples can't be read off a row that holds several of them",
-        fix="plan with --model, --seq-len and --global-batch, or let the script pad its samples",
+        fix="plan with --model, --seq-len and --global-batch-size, or let the script pad its samples",
     )
