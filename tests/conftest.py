@@ -59,3 +59,21 @@ def run_zerofit() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+_BUILD = """
+from deepspeed.accelerator import get_accelerator
+for name in ("CPUAdamBuilder", "ShareMemCommBuilder"):
+    get_accelerator().create_op_builder(name).load(verbose=False)
+"""
+
+
+@pytest.fixture(scope="session")
+def built_ops() -> None:
+    """Build what DeepSpeed compiles at its first use on CPU ranks, outside of any run with a time limit.
+
+    A run that is ended in the middle of the build leaves a lock, on which every later run waits.
+    """
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # ninja
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PATH": path}
+    subprocess.run([sys.executable, "-c", _BUILD], env=environment, capture_output=True, check=True)

@@ -26,3 +26,8 @@ def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
     anew = request.config.getoption(_ANEW, default=False)
     with Runner(caches / "zerofit-evidence", anew=anew) as runner:
         yield runner
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ops(built_ops: None) -> None:
+    """Build DeepSpeed's ops first."""

@@ -28,3 +28,8 @@ def launch(tmp_path: Path) -> Callable[..., Run]:
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The examples' cache of tokenized text and untrained models, made once a session."""
     return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ops(built_ops: None) -> None:
+    """Build DeepSpeed's ops first."""

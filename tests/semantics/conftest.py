@@ -26,3 +26,8 @@ def by_itself(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Ended]:
         return known[key]
 
     return run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ops(built_ops: None) -> None:
+    """Build DeepSpeed's ops first."""
