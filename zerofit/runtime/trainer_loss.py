@@ -68,7 +68,9 @@ def _is_part_of_more(trainer: Any, model: Any, inputs: Any, num_items: Any) -> b
         return False
     if trainer.compute_loss_func is not None or trainer.label_smoother is not None or trainer.args.n_gpu > 1:
         return False
-    accumulates = model.training and trainer.current_gradient_accumulation_steps > 1
+    # A Trainer that only evaluates counts no steps, and DeepSpeed's engine may then be in training mode.
+    num_steps = getattr(trainer, "current_gradient_accumulation_steps", 1)
+    accumulates = model.training and num_steps > 1
     averages = trainer.args.average_tokens_across_devices and trainer.accelerator.num_processes > 1
     return bool(accumulates or averages)
 
