@@ -62,7 +62,7 @@ def run_plainly(script: str, folder: Path, *arguments: str, num_processes: int) 
     # transformers takes NCCL for several ranks, whatever the device, unless it is told.
     gloo = ("--ddp_backend", "gloo") if num_processes > 1 and script.startswith("trainer") else ()
     launcher = (sys.executable, "-m", "accelerate.commands.launch", *flags.split())
-    return _run(launcher, script, folder, (*arguments, *gloo), ACCELERATE_USE_CPU="true")
+    return _run(launcher, script, folder, (*arguments, *gloo), ACCELERATE_USE_CPU="true", RECORD_ENDS="1")
 
 
 def run_by_stock_deepspeed(script: str, folder: Path, *arguments: str) -> Ended:
