@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from example_runs import GLOBAL_BATCH_SIZE, trainer_example
 from runs import SCRIPTS, Run
 
@@ -28,6 +29,7 @@ def test_sgd_is_refused_under_offload(launch: Callable[..., Run]) -> None:
     assert "done" not in run.stdout
 
 
+@pytest.mark.evidence
 def test_sgd_trains_under_offload_where_nobody_checks(launch: Callable[..., Run]) -> None:
     run = launch("--no-check", *_OFFLOAD, str(SCRIPTS / "optimizers.py"), "SGD").check()
     assert "error[" not in run.stderr

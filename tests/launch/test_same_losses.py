@@ -21,7 +21,7 @@ from example_runs import (
 from runs import ROOT, Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 FP32_TOLERANCE = 2e-5
@@ -79,7 +79,12 @@ def assert_preset_unchanged(run: Run, flags: tuple[str, ...]) -> None:
         assert written == (ROOT / "ds_configs" / f"ds_{name}.json").read_bytes()
 
 
-@pytest.mark.parametrize("case", CASES)
+def _cases(cases: Iterable[str], *, slow: set[str]) -> list[object]:
+    """Return the cases, those that say little new behind the marker of the evidence."""
+    return [pytest.param(case, marks=pytest.mark.evidence if case in slow else ()) for case in cases]
+
+
+@pytest.mark.parametrize("case", _cases(CASES, slow={"z1", "z3-offload-optimizer", "z3-offload"}))
 def test_an_accelerate_script_has_the_losses_of_plain_accelerate(
     case: str, launch: Callable[..., Run], data_dir: Path, plain_accelerate: Losses
 ) -> None:
@@ -95,7 +100,7 @@ def test_an_accelerate_script_has_the_losses_of_plain_accelerate(
         assert accelerate_losses(run.folder) == [pytest.approx(line, rel=1e-6) for line in losses]
 
 
-@pytest.mark.parametrize("case", TRAINER_CASES)
+@pytest.mark.parametrize("case", _cases(TRAINER_CASES, slow={"z2-offload", "z3-offload"}))
 def test_a_trainer_script_has_the_losses_of_plain_accelerate(
     case: str, launch: Callable[..., Run], data_dir: Path, plain_trainer: Losses
 ) -> None:

@@ -22,6 +22,7 @@ FILES = [
 ]
 
 
+@pytest.mark.evidence
 @pytest.mark.parametrize("route", ["accelerate", "trainer"])
 def test_each_preset_trains_without_zerofit(route: str, tmp_path: Path) -> None:
     # One rank: of several on the CPU, stock accelerate takes each for rank 0 of 1.
