@@ -96,7 +96,7 @@ def test_clipping_what_no_accelerator_knows_is_torchs() -> None:
 def test_early_pieces_are_taken_back_before_torch_clips() -> None:
     accelerator, model, _, _ = hooked(None)
 
-    def settle() -> None:
+    def settle(*, except_for: Any | None = None) -> None:
         model.weight.grad -= torch.tensor([[3.0, 0.0]])
 
     accelerator._zerofit_splitter = SimpleNamespace(settle=settle)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from zerofit.capture import Capture, CapturedOptimizer
     from zerofit.plan import Topology
     from zerofit.request import Request
-    from zerofit.strategy import Strategy
 
 _LOOPS = ("train", "_inner_training_loop", "training_step")
 """Methods of Trainer that handle a batch whole: one that overrides them may look at all its samples."""
@@ -62,10 +61,6 @@ class Constraints:
     def allow(self, field: str, value: Any) -> bool:
         """Return whether a field can have a value."""
         return all(value in pin.values for pin in self.pins if pin.field == field)
-
-    def allow_all(self, strategy: Strategy) -> bool:
-        """Return whether every field of a strategy has a value that it can have."""
-        return all(getattr(strategy, pin.field) in pin.values for pin in self.pins)
 
     def among(self, field: str, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return those of the values that a field can have; where it can have none, the script's own."""

@@ -51,17 +51,6 @@ def install(accelerator_class: Any, settings: Settings, changes: Changes) -> Non
     )
 
 
-def settle(accelerator: Any) -> None:
-    """Take back what went backward early for losses whose backward never came; DeepSpeed's window does so.
-
-    Args:
-        accelerator: the script's; None does nothing.
-    """
-    splitter = getattr(accelerator, "_zerofit_splitter", None)
-    if splitter is not None and window_of(accelerator) is None:
-        splitter.settle()
-
-
 def _steps_within_backward() -> UserError:
     return UserError(
         "no-micro-batches-with-lomo",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.runtime.deepspeed_refusals import steps_unprepared_optimizer
 from zerofit.runtime.deepspeed_window import Window
+from zerofit.runtime.micro_batches import settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,13 +55,7 @@ def _watch_engine(engine: Any, accelerator: Any, changes: Changes) -> None:
 
 def _settling(accelerator: Any) -> Callable[[Any], None]:
     held = weakref.ref(accelerator)
-
-    def settle(loss: Any) -> None:
-        splitter = getattr(held(), "_zerofit_splitter", None)
-        if splitter is not None:
-            splitter.settle(except_for=loss)
-
-    return settle
+    return lambda loss: settle(held(), except_for=loss)
 
 
 def _hook_own_backward(engine: Any, window: Window) -> None:

@@ -6,10 +6,10 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from zerofit.runtime.backward import settle
 from zerofit.runtime.clipping import norm_instead, torch_norm
 from zerofit.runtime.deepspeed_refusals import clips_by_value
 from zerofit.runtime.deepspeed_step import window_of
+from zerofit.runtime.micro_batches import settle
 
 if TYPE_CHECKING:
     from types import ModuleType

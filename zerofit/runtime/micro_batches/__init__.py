@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerofit.runtime.micro_batches.installing import install
+from zerofit.runtime.micro_batches.installing import install, settle
 from zerofit.runtime.micro_batches.splitter import Splitter
 
-__all__ = ["Splitter", "install"]
+__all__ = ["Splitter", "install", "settle"]

@@ -95,12 +95,12 @@ def _hook_settling(accelerator_class: Any) -> None:
             # The wrapper's step begins with unscaling; a script may call that of its own optimizer, too.
             wrapper.step = MethodType(_settling_step(self, wrapper.step), wrapper)
             if hasattr(wrapper.optimizer, "register_step_pre_hook"):
-                wrapper.optimizer.register_step_pre_hook(lambda *_: _settle(self))
+                wrapper.optimizer.register_step_pre_hook(lambda *_: settle(self))
         return wrapper
 
     @functools.wraps(unscale)
     def unscale_gradients(self: Any, *args: Any, **kwargs: Any) -> None:
-        _settle(self)
+        settle(self)
         unscale(self, *args, **kwargs)
 
     accelerator_class.prepare_optimizer = prepare_optimizer
@@ -110,16 +110,22 @@ def _hook_settling(accelerator_class: Any) -> None:
 def _settling_step(accelerator: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: Any, closure: Any = None) -> Any:
         if accelerator.sync_gradients:
-            _settle(accelerator)
+            settle(accelerator)
         return original(closure)
 
     return step
 
 
-def _settle(accelerator: Any) -> None:
-    splitter = accelerator.__dict__.get("_zerofit_splitter")
+def settle(accelerator: Any, *, except_for: Any | None = None) -> None:
+    """Take back what went backward early for losses whose backward never came; see Waiting.settle.
+
+    Args:
+        accelerator: whose models may run in micro-batches; None does nothing.
+        except_for: a loss whose backward is about to come.
+    """
+    splitter = getattr(accelerator, "_zerofit_splitter", None)
     if splitter is not None:
-        splitter.settle()
+        splitter.settle(except_for=except_for)
 
 
 def _hook_free_memory(accelerator_class: Any) -> None:

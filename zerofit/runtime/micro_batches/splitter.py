@@ -153,8 +153,9 @@ class Splitter:
         with torch.set_grad_enabled(with_gradient):
             # DistributedDataParallel exchanges buffers in its forward: only those with a gradient count alike
             # on all ranks.
-            is_inner = self._parallel is not None and not with_gradient
-            forward = self._parallel.module if self._parallel is not None and is_inner else self._original
+            forward = self._original
+            if self._parallel is not None and not with_gradient:
+                forward = self._parallel.module
             outputs = forward(*inputs.args, **inputs.kwargs)
         if not with_gradient:
             torch.clear_autocast_cache()  # or weights cast here would have no gradient later
