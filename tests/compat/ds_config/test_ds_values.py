@@ -12,7 +12,7 @@ from zerofit.compat.engine import Verdict
 from zerofit.edits import SetValue
 
 _M = {"train_micro_batch_size_per_gpu": 4}
-_NO_EDIT = object()
+_NO_EDIT = ("no edit",)
 
 
 def _zero(**more: Any) -> dict[str, Any]:
