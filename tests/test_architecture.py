@@ -25,6 +25,8 @@ _VALUES = frozenset(
         "errors",
         "estimates",
         "facts",
+        "freezing",
+        "lengths",
         "plan",
         "rates",
         "request",
@@ -57,11 +59,13 @@ _PURE = frozenset(
     }
 )
 _EDGES = {
-    "probe": frozenset(),
+    "model_changes": frozenset(),
     "data": frozenset(),
-    "runtime": frozenset({"probe", "data"}),
+    "probe": frozenset({"model_changes"}),
+    "runtime": frozenset({"model_changes", "probe", "data"}),
     "launcher": frozenset({"probe", "data", "runtime"}),
-    "cli": frozenset({"probe", "data", "runtime", "launcher"}),
+    "ladder": frozenset({"model_changes", "probe", "data", "runtime"}),
+    "cli": frozenset({"probe", "data", "runtime", "launcher", "ladder"}),
     "__main__": frozenset({"cli"}),
 }
 """Each edge, and the edges that it may import beside everything further in."""

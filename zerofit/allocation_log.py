@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from zerofit.strategy import Lora, Precision
+from zerofit.strategy import Lora, Precision, Quantization
 
 
 class TensorKind(StrEnum):
@@ -155,6 +155,8 @@ class TraceRequest:
     autocast: Precision | None = None
     """Format of torch.autocast; None without it."""
     gradient_checkpointing: bool = False
+    checkpoint_every: int = 1
+    """Of the blocks that could, one in so many recomputes."""
     attention: str | None = None
     """transformers' attn_implementation; None leaves it to transformers (sdpa where the class has it)."""
     compute_capability: tuple[int, int] = (8, 0)
@@ -162,6 +164,8 @@ class TraceRequest:
     freeze: tuple[str, ...] = ()
     """Name patterns of the parameters that do not train."""
     lora: Lora | None = None
+    quantization: Quantization | None = None
+    """Format of the frozen weights of linear layers."""
     keeps_outputs: bool = True
     """Whether the loop holds the outputs through the backward pass, as a plain `outputs = model(**batch)`
     does; transformers' Trainer lets go of them once it has the loss."""

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from zerofit.plan import Plan
-    from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
+    from zerofit.strategy import (
+        Engine,
+        Lora,
+        OffloadDevice,
+        OptimizerName,
+        Precision,
+        Quantization,
+        ZeroStage,
+    )
 
 FLAGS = {
     "engine": "--engine",
@@ -20,9 +28,16 @@ FLAGS = {
     "gradient_accumulation_steps": "--gradient-accumulation-steps",
     "gradient_clipping": "--gradient-clipping",
     "gradient_checkpointing": "--gradient-checkpointing",
+    "checkpoint_every": "--checkpoint-every",
     "optimizer": "--optimizer",
     "attention": "--attention",
     "compile": "--compile",
+    "freeze": "--freeze",
+    "lora": "--lora",
+    "quantization": "--quantize",
+    "tf32": "--tf32",
+    "liger": "--liger",
+    "group_by_length": "--group-by-length",
 }
 """The command-line flag of each Strategy field that has one."""
 
@@ -45,9 +60,16 @@ class Request:
     gradient_accumulation_steps: int | None = None
     gradient_clipping: float | None = None
     gradient_checkpointing: bool | None = None
+    checkpoint_every: int | None = None
     optimizer: OptimizerName | None = None
     attention: str | None = None
     compile: bool | None = None
+    freeze: tuple[str, ...] | None = None
+    lora: Lora | None = None
+    quantization: Quantization | None = None
+    tf32: bool | None = None
+    liger: bool | None = None
+    group_by_length: bool | None = None
     global_batch_size: int | None = None
     """Samples per optimizer step over all ranks."""
     num_processes: int | None = None

@@ -45,9 +45,27 @@ class OptimizerName(StrEnum):
     """An optimizer that zerofit can put in the place of the script's."""
 
     ADAMW = "adamw"
+    """torch's, fused where there is a fused one."""
+    PAGED_ADAMW = "paged-adamw"
+    """bitsandbytes' 32-bit AdamW, whose states the GPU's driver moves to host memory when it is full."""
     ADAMW_8BIT = "adamw-8bit"
+    """bitsandbytes' AdamW with states of 8 bits; embeddings keep 32."""
+    PAGED_ADAMW_8BIT = "paged-adamw-8bit"
+    LION = "lion"
+    """bitsandbytes' Lion: one state; it wants a learning rate three to ten times smaller than AdamW's
+    (https://arxiv.org/abs/2302.06675, section 5)."""
+    LION_8BIT = "lion-8bit"
+    PAGED_LION_8BIT = "paged-lion-8bit"
     ADAFACTOR = "adafactor"
     SGD = "sgd"
+
+
+class Quantization(StrEnum):
+    """The format in which frozen weights of linear layers rest between their uses."""
+
+    NF4 = "nf4"
+    """bitsandbytes' 4-bit normal float with doubly quantized scales, the base of QLoRA
+    (https://arxiv.org/abs/2305.14314)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +156,8 @@ class Strategy:
     """Largest norm of all gradients together; 0 turns clipping off."""
     gradient_checkpointing: bool | None = None
     """Whether activations are recomputed in the backward pass instead of kept."""
+    checkpoint_every: int = 1
+    """Of the blocks of a model that recomputes activations, one in so many does: 1 is each, 2 each second."""
     optimizer: OptimizerName | None = None
     """The optimizer that takes the place of the script's."""
     attention: str | None = None
@@ -145,16 +165,24 @@ class Strategy:
     compile: bool = False
     """Whether the model goes through torch.compile."""
     freeze: tuple[str, ...] = ()
-    """Name patterns of the parameters that do not train."""
+    """Name patterns of the parameters that do not train, or words for them (zerofit/freezing.py)."""
     lora: Lora | None = None
     """Adapters that train in place of the weights."""
+    quantization: Quantization | None = None
+    """Format of the frozen weights beside adapters."""
+    tf32: bool | None = None
+    """Whether fp32 matrix products round their inputs to tf32 on tensor cores."""
+    liger: bool = False
+    """Whether Liger's kernels take the place of transformers' modules."""
+    group_by_length: bool = False
+    """Whether batches are made of samples of like length."""
     buckets: Buckets = field(default_factory=Buckets)
     """ZeRO's buffer sizes."""
 
     __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "micro_batch_size", "gradient_accumulation_steps")
+        check_at_least(self, 1, "micro_batch_size", "gradient_accumulation_steps", "checkpoint_every")
         check_at_least(self, 0, "gradient_clipping")
 
     @property

@@ -15,8 +15,10 @@ from zerofit.cli.usage import usage_error
 from zerofit.errors import EXIT_USAGE, UserError
 
 _VERBS = {
+    "bench": "Measure the ladder of memory strategies on this machine.",
     "check": "Say what would fail, or silently go wrong, before it runs.",
     "config": "Write DeepSpeed and accelerate files for a strategy.",
+    "data": "Report a dataset's lengths, and what padding wastes.",
     "doctor": "Check this machine and its tools.",
     "launch": "Train a script under the fastest strategy that fits.",
     "plan": "Say what a run needs, and choose the fastest strategy that fits.",

@@ -63,10 +63,12 @@ def trace_request_for(
         adapters=precision if casts_adapters else Precision.FP32,
         autocast=autocast,
         gradient_checkpointing=bool(strategy.gradient_checkpointing),
+        checkpoint_every=strategy.checkpoint_every if strategy.gradient_checkpointing else 1,
         attention=strategy.attention,
         compute_capability=gpu.compute_capability or OTHER_DEVICES,
         freeze=strategy.freeze,
         lora=strategy.lora,
+        quantization=strategy.quantization,
         keeps_outputs=workload.keeps_outputs,
         saves_linear_inputs=is_stage_3 and is_frozen,
     )

@@ -10,7 +10,7 @@ from zerofit.strategy import Engine
 
 if TYPE_CHECKING:
     from zerofit.plan import Plan
-    from zerofit.strategy import OptimizerName, Precision
+    from zerofit.strategy import Lora, OptimizerName, Precision, Quantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,24 @@ class Settings:
     """Largest norm of all gradients together; 0 turns clipping off."""
     gradient_checkpointing: bool | None
     """Whether activations are recomputed in the backward pass."""
+    checkpoint_every: int
+    """Of the blocks that could, one in so many recomputes."""
     optimizer: OptimizerName | None
     """What takes the place of the script's optimizer."""
+    attention: str | None
+    """transformers' attn_implementation."""
+    freeze: tuple[str, ...]
+    """What does not train."""
+    lora: Lora | None
+    """Adapters that train in place of the weights."""
+    quantization: Quantization | None
+    """Format of the frozen weights beside adapters."""
+    tf32: bool | None
+    """Whether fp32 matrix products may round their inputs to tf32."""
+    liger: bool
+    """Whether Liger's kernels take the place of transformers' modules."""
+    group_by_length: bool
+    """Whether batches are made of samples of like length."""
 
     @property
     def forced_accumulation(self) -> int | None:
@@ -71,6 +87,14 @@ def settings_of(plan: Plan) -> Settings:
         gradient_clipping=plan.strategy.gradient_clipping,
         gradient_checkpointing=plan.strategy.gradient_checkpointing,
         optimizer=plan.strategy.optimizer,
+        checkpoint_every=plan.strategy.checkpoint_every,
+        attention=plan.strategy.attention,
+        freeze=plan.strategy.freeze,
+        lora=plan.strategy.lora,
+        quantization=plan.strategy.quantization,
+        tf32=plan.strategy.tf32,
+        liger=plan.strategy.liger,
+        group_by_length=plan.strategy.group_by_length,
     )
 
 

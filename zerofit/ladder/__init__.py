@@ -1,0 +1,1 @@
+"""The ladder of memory strategies, measured: each rung in a process of its own."""

@@ -1,0 +1,1 @@
+"""Lengths: how many samples of a dataset have how many tokens."""
