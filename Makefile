@@ -14,8 +14,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt setup.sh
 demo: $(VENV)/.installed  ## train a real model under ZeRO-3 on two ranks, then in one process
 	@$(BIN)/python examples/demo.py
 
-test: $(VENV)/.installed  ## the test suite
-	@$(BIN)/python -m pytest
+test: $(VENV)/.installed  ## the test suite, on all cores; a file's tests stay in one process
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-nvme: $(VENV)/.installed  ## the tests of offload to NVMe; needs libaio-dev
 	@$(BIN)/python -m pytest -m nvme --timeout 1500

@@ -6,7 +6,7 @@ import difflib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,15 @@ def run_zerofit() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _no_overrides_left_behind() -> Iterator[None]:
+    """Forget bitsandbytes' overrides: it keeps them by place in the optimizer, for all that come later."""
+    yield
+    optimizers = sys.modules.get("bitsandbytes.optim")
+    if optimizers is not None:
+        optimizers.GlobalOptimManager.get_instance().initialize()
 
 
 _BUILD = """
