@@ -1,1 +1,0 @@
-"""Lengths: how many samples of a dataset have how many tokens."""
