@@ -1,0 +1,140 @@
+"""Each task has its collator, transformers' own where there is one; what does not fit is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from made_tokenizers import byte_level, english
+
+from zerofit.data.collators import CausalCollator, Task, collator_for
+from zerofit.data.padding import no_padding
+from zerofit.data.whole_words import WholeWordCollator
+from zerofit.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("sequence-classification", transformers.DataCollatorWithPadding),
+        ("token-classification", transformers.DataCollatorForTokenClassification),
+        ("multiple-choice", transformers.DataCollatorForMultipleChoice),
+        ("masked-lm", transformers.DataCollatorForLanguageModeling),
+        ("whole-word-masked-lm", WholeWordCollator),
+        ("causal-lm", CausalCollator),
+        ("seq2seq", transformers.DataCollatorForSeq2Seq),
+    ],
+)
+def test_a_task_has_its_collator(task: str, expected: type) -> None:
+    assert type(collator_for(task, english())) is expected
+
+
+def test_classification_pads_inputs_and_renames_the_label() -> None:
+    rows = [{**english()(text), "label": label} for text, label in (("york", 0), ("the bank of york", 1))]
+    batch = collator_for(Task.SEQUENCE_CLASSIFICATION, english())(rows)
+    assert batch["labels"].tolist() == [0, 1]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0, 0], [1] * 6]
+
+
+def test_token_labels_are_padded_by_what_the_loss_ignores() -> None:
+    rows = [
+        {"input_ids": [2, 9, 3], "labels": [-100, 1, -100]},
+        {"input_ids": [2, 3], "labels": [-100, -100]},
+    ]
+    assert collator_for(Task.TOKEN_CLASSIFICATION, english())(rows)["labels"].tolist() == [
+        [-100, 1, -100],
+        [-100, -100, -100],
+    ]
+
+
+def test_choices_of_a_sample_stay_together() -> None:
+    rows = [{"input_ids": [[2, 9, 3], [2, 3]], "attention_mask": [[1, 1, 1], [1, 1]], "label": 1}] * 2
+    batch = collator_for(Task.MULTIPLE_CHOICE, english())(rows)
+    assert batch["input_ids"].shape == (2, 2, 3)
+    assert batch["labels"].tolist() == [1, 1]
+
+
+def test_masks_of_a_seed_are_the_same() -> None:
+    rows = [dict(english()("the bank of york ; the walk", return_special_tokens_mask=True))] * 8
+    first, same, other = (
+        collator_for(Task.MASKED_LM, english(), seed=seed)(rows)["labels"] for seed in (2, 2, 3)
+    )
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    assert not (first[:, [0, -1]] != -100).any()
+
+
+def _two_epochs(collator: object) -> list[torch.Tensor]:
+    """Return the labels of two epochs, made by one worker that starts anew."""
+    torch.manual_seed(0)
+    rows = [dict(english()("the bank of york ; the walk", return_special_tokens_mask=True))] * 8
+    loader = torch.utils.data.DataLoader(rows, batch_size=8, num_workers=1, collate_fn=collator)
+    return [next(iter(loader))["labels"] for _ in range(2)]
+
+
+def test_workers_mask_other_tokens_in_each_epoch_unlike_those_of_transformers() -> None:
+    first, second = _two_epochs(collator_for(Task.MASKED_LM, english(), seed=2))
+    assert not torch.equal(first, second)
+    assert torch.equal(_two_epochs(collator_for(Task.MASKED_LM, english(), seed=2))[1], second)
+    first, second = _two_epochs(transformers.DataCollatorForLanguageModeling(english(), seed=2))
+    assert torch.equal(first, second)
+
+
+def test_a_causal_model_learns_to_end_though_the_end_also_pads() -> None:
+    end = byte_level().eos_token_id
+    rows = [{"input_ids": [5, 6, end]}, {"input_ids": [7, end]}]
+    batch = collator_for(Task.CAUSAL_LM, byte_level())(rows)
+    assert batch["labels"].tolist() == [[5, 6, end], [7, end, -100]]
+    assert batch["input_ids"].tolist() == [[5, 6, end], [7, end, end]]
+    theirs = transformers.DataCollatorForLanguageModeling(byte_level(), mlm=False)
+    assert theirs(rows)["labels"].tolist() == [[5, 6, -100], [7, -100, -100]]
+
+
+def test_labels_that_leave_the_prompt_out_are_kept() -> None:
+    rows = [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, {"input_ids": [8], "labels": [-100]}]
+    batch = collator_for(Task.CAUSAL_LM, byte_level())(rows)
+    assert batch["labels"].tolist() == [[-100, 6, 7], [-100, -100, -100]]
+
+
+def test_a_seq2seq_models_decoder_gets_its_inputs() -> None:
+    config = transformers.T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=100)
+    config.decoder_start_token_id = 0
+    model = transformers.T5ForConditionalGeneration(config)
+    rows = [{"input_ids": [5, 6], "labels": [7, 8, 9]}, {"input_ids": [5], "labels": [7]}]
+    batch = collator_for(Task.SEQ2SEQ, english(), model=model)(rows)
+    assert batch["labels"].tolist() == [[7, 8, 9], [7, -100, -100]]
+    assert batch["decoder_input_ids"].tolist() == [[0, 7, 8], [0, 7, 0]]
+
+
+def _without_padding() -> transformers.PreTrainedTokenizerBase:
+    tokenizer = transformers.TokenizersBackend(tokenizer_object=byte_level().backend_tokenizer)
+    assert tokenizer.pad_token is None
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("task", "tokenizer", "options", "expected"),
+    [
+        ("causal-ml", english, {}, "error[unknown-task]: there is no collator for causal-ml"),
+        ("causal-lm", _without_padding, {}, "error[tokenizer-without-padding]: the tokenizer has no token"),
+        ("masked-lm", byte_level, {}, "error[tokenizer-without-mask]: the tokenizer has no mask token"),
+        ("packed-causal-lm", english, {}, "error[packing-needs-model]: documents share rows"),
+        ("causal-lm", english, {"padding": no_padding()}, "error[packing-needs-model]: documents share rows"),
+        (
+            "masked-lm",
+            english,
+            {"padding": no_padding()},
+            "error[task-needs-padding]: rows of masked-lm must",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(task: str, tokenizer, options: dict, expected: str) -> None:
+    with pytest.raises(UserError) as caught:
+        collator_for(task, tokenizer(), **options)
+    assert str(caught.value).startswith(expected)
+
+
+def test_a_misspelt_task_gets_a_suggestion() -> None:
+    with pytest.raises(UserError) as caught:
+        collator_for("causal-ml", english())
+    assert caught.value.fix == "take causal-lm"

@@ -1,0 +1,74 @@
+"""How long rows become, as each collator makes them."""
+
+from __future__ import annotations
+
+import pytest
+from made_tokenizers import english
+
+from zerofit.data.collators import collator_for
+from zerofit.data.padding import Padding, dynamic_padding, fixed_padding, tensor_core_multiple
+from zerofit.errors import UserError
+from zerofit.strategy import Precision
+
+LENGTHS = (3, 5, 11)
+TASKS = (
+    "sequence-classification",
+    "token-classification",
+    "masked-lm",
+    "whole-word-masked-lm",
+    "causal-lm",
+    "seq2seq",
+)
+
+
+def _rows(task: str) -> list[dict]:
+    rows = []
+    for length in LENGTHS:
+        row = {"input_ids": [7] * length, "attention_mask": [1] * length}
+        if task == "sequence-classification":
+            row["labels"] = 1
+        elif task in ("token-classification", "seq2seq"):
+            row["labels"] = [1] * length
+        elif task == "whole-word-masked-lm":
+            row["word_ids"] = list(range(length))
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("padding", "expected"),
+    [
+        (dynamic_padding(), 11),
+        (dynamic_padding(multiple_of=8), 16),
+        (fixed_padding(20), 20),
+        (fixed_padding(24, multiple_of=8), 24),
+    ],
+    ids=["dynamic", "multiple of 8", "fixed", "fixed multiple"],
+)
+def test_rows_are_as_long_as_asked(task: str, padding: Padding, expected: int) -> None:
+    batch = collator_for(task, english(), padding=padding)(_rows(task))
+    assert batch["input_ids"].shape == (3, expected)
+    assert batch["attention_mask"].sum(1).tolist() == list(LENGTHS)
+    if task != "sequence-classification":
+        assert batch["labels"].shape == (3, expected)
+
+
+def test_a_fixed_length_is_not_rounded() -> None:
+    with pytest.raises(UserError) as caught:
+        fixed_padding(130, multiple_of=8)
+    assert "a fixed length of 130 tokens is not a multiple of 8" in str(caught.value)
+    assert "take 136 or 128" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("precision", "tf32", "expected"),
+    [
+        (Precision.BF16, False, 8),
+        (Precision.FP16, False, 8),
+        (Precision.FP32, True, 4),
+        (Precision.FP32, False, None),
+    ],
+)
+def test_tensor_cores_want_multiples(precision: Precision, tf32: bool, expected: int | None) -> None:
+    assert tensor_core_multiple(precision, tf32=tf32) == expected

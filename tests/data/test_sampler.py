@@ -1,0 +1,168 @@
+"""LengthGroupedBatches: all samples once, equal steps, the same anywhere, and resumed as if never stopped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from zerofit.data.sampler import LengthGroupedBatches
+from zerofit.errors import UserError
+
+NUM_RANKS = [1, 2, 3, 4]
+LENGTHS = st.lists(st.integers(1, 64), min_size=1, max_size=90)
+SIZES = st.one_of(
+    st.fixed_dictionaries({"batch_size": st.integers(1, 9)}),
+    st.fixed_dictionaries({"max_tokens": st.integers(64, 300)}),
+    st.fixed_dictionaries({"max_tokens": st.integers(64, 300), "batch_size": st.integers(1, 9)}),
+)
+
+
+def of_ranks(lengths: list[int], *, num_ranks: int, **wanted: Any) -> list[LengthGroupedBatches]:
+    return [
+        LengthGroupedBatches(lengths, num_ranks=num_ranks, rank=rank, **wanted) for rank in range(num_ranks)
+    ]
+
+
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+@given(lengths=LENGTHS, sizes=SIZES, epoch=st.integers(0, 3), seed=st.integers(0, 2**64 - 1))
+@settings(max_examples=60, deadline=None)
+def test_every_sample_comes_once_and_every_rank_has_as_many_batches(
+    num_ranks: int, lengths: list[int], sizes: dict[str, int], epoch: int, seed: int
+) -> None:
+    samplers = of_ranks(lengths, num_ranks=num_ranks, seed=seed, **sizes)
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    batches = [list(sampler) for sampler in samplers]
+    assert {len(ours) for ours in batches} == {len(samplers[0])}
+    assert all(batch for ours in batches for batch in ours)
+    seen = sorted(sample for ours in batches for batch in ours for sample in batch)
+    assert set(seen) == set(range(len(lengths)))
+    twice = len(seen) - len(lengths)
+    assert twice == samplers[0].num_repeated < num_ranks
+    if len(lengths) >= num_ranks and sizes.get("batch_size") != 1 and "max_tokens" not in sizes:
+        assert twice == 0
+    if "batch_size" in sizes:
+        assert max(len(batch) for ours in batches for batch in ours) <= sizes["batch_size"]
+    if "max_tokens" in sizes:
+        widths = [
+            -(-max(lengths[one] for one in batch) // 8) * 8 * len(batch) for ours in batches for batch in ours
+        ]
+        assert max(widths) <= sizes["max_tokens"]
+
+
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+@given(lengths=LENGTHS, sizes=SIZES)
+@settings(max_examples=40, deadline=None)
+def test_the_batches_of_all_ranks_are_theirs_in_turn_and_the_same_anywhere(
+    num_ranks: int, lengths: list[int], sizes: dict[str, int]
+) -> None:
+    apart = [list(sampler) for sampler in of_ranks(lengths, num_ranks=num_ranks, **sizes)]
+    together = LengthGroupedBatches(lengths, num_ranks=num_ranks, **sizes)
+    assert len(together) == num_ranks * len(apart[0])
+    assert list(together) == [batch for step in zip(*apart, strict=True) for batch in step]
+
+
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+@given(lengths=LENGTHS, sizes=SIZES, epoch=st.integers(0, 2), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_resumed_epoch_and_those_after_it_are_as_if_never_stopped(
+    num_ranks: int, lengths: list[int], sizes: dict[str, int], epoch: int, data: Any
+) -> None:
+    def sampler() -> LengthGroupedBatches:
+        return LengthGroupedBatches(lengths, num_ranks=num_ranks, rank=num_ranks - 1, seed=5, **sizes)
+
+    whole = sampler()
+    whole.set_epoch(epoch)
+    expected = [list(whole), list(whole)]
+    stopped = sampler()
+    stopped.set_epoch(epoch)
+    position = data.draw(st.integers(0, len(stopped)))
+    read = [batch for _, batch in zip(range(position), stopped, strict=False)]
+    state = stopped.state_dict()
+    assert state["position"] in (position, 0)
+    resumed = LengthGroupedBatches(lengths, num_ranks=num_ranks, rank=num_ranks - 1, seed=6, **sizes)
+    resumed.load_state_dict(state)
+    if position < len(stopped):
+        read += list(resumed)
+    assert read == expected[0]
+    assert list(resumed) == expected[1]
+
+
+@given(lengths=LENGTHS, batch_size=st.integers(1, 9), num_ranks=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_dropping_the_last_leaves_full_batches_alone(
+    lengths: list[int], batch_size: int, num_ranks: int
+) -> None:
+    samplers = of_ranks(lengths, num_ranks=num_ranks, batch_size=batch_size, drop_last=True)
+    batches = [batch for sampler in samplers for batch in sampler]
+    assert len(batches) == len(lengths) // (batch_size * num_ranks) * num_ranks
+    assert {len(batch) for batch in batches} <= {batch_size}
+    assert len({sample for batch in batches for sample in batch}) == len(batches) * batch_size
+
+
+def test_epochs_and_seeds_differ() -> None:
+    lengths = numpy.random.default_rng(0).integers(1, 60, 300)
+    sampler = LengthGroupedBatches(lengths, batch_size=8, seed=1)
+    orders = [list(sampler), list(sampler), list(LengthGroupedBatches(lengths, batch_size=8, seed=2))]
+    assert sampler.epoch == 2
+    assert orders[0] != orders[1]
+    assert orders[0] != orders[2]
+    sampler.set_epoch(0)
+    assert list(sampler) == orders[0]
+
+
+def test_what_is_dropped_is_not_always_the_same() -> None:
+    sampler = LengthGroupedBatches(range(1, 64), batch_size=8, drop_last=True)
+    dropped = [set(range(63)) - {one for batch in sampler for one in batch} for _ in range(3)]
+    assert [len(one) for one in dropped] == [7, 7, 7]
+    assert dropped[0] != dropped[1] != dropped[2]
+
+
+def test_an_epoch_that_was_left_begins_anew() -> None:
+    sampler = LengthGroupedBatches([3] * 40, batch_size=4)
+    first = next(iter(sampler))
+    assert next(iter(sampler)) == first
+    assert len(list(sampler)) == 10
+
+
+def test_workers_read_ahead_and_the_loops_own_count_is_what_counts() -> None:
+    data = [[number] for number in range(40)]
+    expected = list(LengthGroupedBatches(range(1, 41), batch_size=4))
+    sampler = LengthGroupedBatches(range(1, 41), batch_size=4)
+    loader = DataLoader(
+        data, batch_sampler=sampler, num_workers=2, collate_fn=lambda rows: [r[0] for r in rows]
+    )
+    read = [batch for _, batch in zip(range(3), loader, strict=False)]
+    assert sampler.state_dict()["position"] > 3
+    state = sampler.state_dict(epoch=0, position=3)
+    resumed = LengthGroupedBatches(range(1, 41), batch_size=4)
+    resumed.load_state_dict(state)
+    assert read + list(resumed) == expected
+
+
+def test_a_state_of_other_batches_is_refused() -> None:
+    state = LengthGroupedBatches([1] * 40, batch_size=4).state_dict()
+    with pytest.raises(UserError) as caught:
+        LengthGroupedBatches([1] * 40, batch_size=8).load_state_dict(state)
+    assert caught.value.found == "10 batches of 40 samples in the state, 5 batches of 40 samples here"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({}, "neither batch_size nor max_tokens"),
+        ({"batch_size": 0}, "batch_size=0, max_tokens=None, num_ranks=1"),
+        ({"batch_size": 4, "num_ranks": 2, "rank": 2}, "rank=2 of 2 ranks"),
+        ({"batch_size": 4, "num_ranks": 2, "rank": 0, "pack_last": True}, "pack_last with rank=0"),
+        ({"max_tokens": 40, "drop_last": True}, "drop_last or pack_last with max_tokens"),
+    ],
+)
+def test_arguments_that_say_nothing_are_refused(arguments: dict[str, Any], found: str) -> None:
+    with pytest.raises(UserError) as caught:
+        LengthGroupedBatches([1, 2, 3], **arguments)
+    assert (caught.value.rule, caught.value.found) == ("batches-undefined", found)

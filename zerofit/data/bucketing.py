@@ -1,0 +1,259 @@
+"""Which samples go together: an epoch cut into rounds of samples of like length, and dealt to the ranks.
+
+A round is what all ranks take in one step. Arrays hold one entry for each sample, so that ten million samples
+are some hundred MB and a few seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from zerofit.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Lengths = NDArray[numpy.int32]
+    """Tokens of each sample."""
+    Samples = NDArray[numpy.int32]
+    """Indices of samples."""
+
+MOST_ROUNDS_TOGETHER = 50
+"""Rounds that are shuffled as one and sorted by length within; at most a quarter of an epoch is. The same as
+transformers' LengthGroupedSampler (transformers/trainer_pt_utils.py, get_length_grouped_indices)."""
+_LEAST_PARTS = 4
+PAD_TO_MULTIPLE_OF = 8
+"""Widths are rounded up to it where batches are cut by tokens: the multiple that tensor cores ask for
+(https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """The sizes of an epoch's rounds: the same in every epoch, so that its number of steps is."""
+
+    sizes: NDArray[numpy.int64]
+    """Samples of each round over all ranks; one that is not full comes last."""
+    num_ranks: int
+    """Ranks that share a round."""
+    batch_size: int | None
+    """Samples of a full batch; None where batches are cut by tokens."""
+    num_samples: int
+    """Samples that there are."""
+    num_grouped: int
+    """Samples in rounds of like length; the others, drawn anew in each epoch, are in rounds that are not
+    full, or left out."""
+    packs_last: bool
+    """Whether the last round gives the first ranks full batches, and the last ranks none."""
+
+    @property
+    def num_repeated(self) -> int:
+        """Samples that come twice in an epoch, so that each rank has one in the last round."""
+        return max(0, int(self.sizes.sum()) - self.num_samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """The batches of one epoch, of all ranks."""
+
+    order: Samples
+    """The samples, batch after batch: a round's batches follow each other in the order of the ranks."""
+    starts: NDArray[numpy.int64]
+    """Where each batch starts in it, and at the end its length."""
+
+    def batch(self, number: int) -> list[int]:
+        """Return the samples of one batch."""
+        return self.order[self.starts[number] : self.starts[number + 1]].tolist()  # type: ignore[no-any-return]
+
+
+def as_lengths(lengths: Any) -> Lengths:
+    """Return lengths as an array.
+
+    Raises:
+        UserError: there are none.
+    """
+    found: Lengths = numpy.asarray(lengths, dtype=numpy.int32)
+    if found.ndim != 1 or not len(found):
+        raise UserError(
+            "no-lengths",
+            "batches of like length need the length of each sample",
+            found=f"lengths of shape {found.shape}",
+            why="samples are put together by their length",
+            fix="give one number of tokens for each sample",
+        )
+    return found
+
+
+def rounds_of_samples(
+    num_samples: int, *, batch_size: int, num_ranks: int, drop_last: bool = False, pack_last: bool = False
+) -> Rounds:
+    """Return rounds of a fixed number of samples.
+
+    Every sample comes once in an epoch, every rank has the same number of batches, and none is empty: what is
+    left for the last round is spread over the ranks, and where it is too little for them the round before
+    gives some of its own. Only where that can't be (one sample in a batch, or fewer samples than ranks) some
+    come twice.
+
+    Args:
+        num_samples: samples of an epoch.
+        batch_size: samples of one batch, on one rank.
+        num_ranks: ranks that share a round.
+        drop_last: whether samples that fill no round are left out.
+        pack_last: whether the last round is packed as torch's BatchSampler would: full batches first.
+    """
+    num_full, rest = divmod(num_samples, batch_size * num_ranks)
+    sizes = [batch_size * num_ranks] * num_full
+    num_grouped = num_samples - rest
+    if rest and not drop_last:
+        borrowed = 0 if pack_last else max(0, num_ranks - rest)
+        if borrowed and num_full and batch_size > 1:
+            sizes[-1] -= borrowed
+            num_grouped -= batch_size * num_ranks
+        sizes.append(rest + borrowed)
+    return Rounds(
+        sizes=numpy.asarray(sizes, dtype=numpy.int64),
+        num_ranks=num_ranks,
+        batch_size=batch_size,
+        num_samples=num_samples,
+        num_grouped=num_grouped,
+        packs_last=pack_last,
+    )
+
+
+def rounds_of_tokens(
+    lengths: Lengths, *, max_tokens: int, num_ranks: int, most_samples: int | None = None
+) -> Rounds:
+    """Return rounds of batches that hold so many tokens at most, with their padding.
+
+    Args:
+        lengths: tokens of each sample.
+        max_tokens: most tokens of one batch on one rank: its samples times the width of the longest one,
+            rounded up to PAD_TO_MULTIPLE_OF.
+        num_ranks: ranks that share a round.
+        most_samples: most samples of one batch.
+
+    Raises:
+        UserError: a sample is longer than that.
+    """
+    widths = numpy.sort(widths_of(lengths))[::-1]
+    if widths[0] > max_tokens:
+        raise UserError(
+            "sample-longer-than-batch",
+            "a sample does not fit into a batch",
+            found=f"a sample of {int(lengths.max())} tokens, {int(widths[0])} with padding, and "
+            f"max_tokens={max_tokens}",
+            why="a batch holds one sample at least",
+            fix=f"give max_tokens of {int(widths[0])} or more, or cut the samples",
+        )
+    sizes, start = [], 0
+    while start < len(widths):
+        per_rank = int(max_tokens // max(1, widths[start]))
+        sizes.append(min(per_rank, most_samples or per_rank) * num_ranks)
+        start += sizes[-1]
+    sizes[-1] -= start - len(widths)
+    missing = num_ranks - sizes[-1]
+    if missing > 0:
+        sizes[-1] = num_ranks
+        if len(sizes) > 1 and sizes[-2] > num_ranks:
+            sizes[-2] -= missing
+    return Rounds(
+        sizes=numpy.asarray(sizes, dtype=numpy.int64),
+        num_ranks=num_ranks,
+        batch_size=None,
+        num_samples=len(lengths),
+        num_grouped=len(lengths),
+        packs_last=False,
+    )
+
+
+def widths_of(lengths: Lengths) -> Lengths:
+    """Return the widths of batches that hold these samples, where collators pad to a multiple."""
+    return -(-lengths // PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF
+
+
+def epoch_of(lengths: Lengths, rounds: Rounds, *, seed: int, epoch: int) -> Epoch:
+    """Return the batches of one epoch, shuffled within and between buckets.
+
+    Samples are shuffled, those of many rounds are sorted by length, and each round takes its neighbours. The
+    ranks are dealt a round's samples there and back, so that their tokens are alike. Then the rounds are
+    shuffled; in the first epoch the one with the longest sample is first, so that a lack of memory shows at
+    once.
+
+    Args:
+        lengths: tokens of each sample.
+        rounds: how the epoch is cut.
+        seed: the same on every rank.
+        epoch: counted from 0.
+    """
+    rng = numpy.random.default_rng((seed, epoch))
+    shuffled = rng.permutation(numpy.arange(len(lengths), dtype=numpy.int32))
+    if rounds.batch_size is None:
+        samples = shuffled[_from_the_longest(widths_of(lengths)[shuffled])]
+    else:
+        samples = _grouped(shuffled, lengths, rounds)
+    total = int(rounds.sizes.sum())
+    if total > len(samples):
+        samples = numpy.concatenate((samples, numpy.resize(shuffled, total - len(samples))))
+    return _dealt(samples, rounds, _places(samples, lengths, rounds, rng, is_first=epoch == 0))
+
+
+def _grouped(shuffled: Samples, lengths: Lengths, rounds: Rounds) -> Samples:
+    """Return the samples sorted from long to short within each part of the epoch, those of the tail last."""
+    size = (rounds.batch_size or 1) * rounds.num_ranks
+    num_together = max(1, min(rounds.num_grouped // size // _LEAST_PARTS, MOST_ROUNDS_TOGETHER))
+    together = size * num_together
+    num_even = rounds.num_grouped // together * together
+    parts = shuffled[:num_even].reshape(-1, together)
+    parts = numpy.take_along_axis(parts, _from_the_longest(lengths[parts]), axis=1)
+    rest = [shuffled[num_even : rounds.num_grouped]]
+    num_used = min(int(rounds.sizes.sum()), len(shuffled))
+    rest.append(shuffled[rounds.num_grouped : num_used])
+    sorted_rest = [part[_from_the_longest(lengths[part])] for part in rest]
+    return numpy.concatenate((parts.reshape(-1), *sorted_rest))
+
+
+def _from_the_longest(lengths: Lengths) -> NDArray[numpy.int64]:
+    """Return what sorts the last axis from long to short; samples of one length stay as they are shuffled."""
+    longest = int(lengths.max(initial=0))
+    # Numbers of 16 bits are sorted by their digits, which takes a tenth of the time.
+    keys = (longest - lengths).astype(
+        numpy.uint16 if longest <= numpy.iinfo(numpy.uint16).max else numpy.int32
+    )
+    return numpy.argsort(keys, axis=-1, kind="stable")
+
+
+def _places(
+    samples: Samples, lengths: Lengths, rounds: Rounds, rng: numpy.random.Generator, *, is_first: bool
+) -> NDArray[numpy.int64]:
+    """Return where each round comes in the epoch: those that are not full stay last."""
+    num_rounds = len(rounds.sizes)
+    size = (rounds.batch_size or 0) * rounds.num_ranks
+    num_shuffled = rounds.num_grouped // size if size else num_rounds
+    places = numpy.arange(num_rounds)
+    places[:num_shuffled] = rng.permutation(num_shuffled)
+    if is_first and num_shuffled:
+        longest = lengths[samples[_starts(rounds.sizes)[:num_shuffled]]]
+        first = int(longest.argmax())
+        other = int(numpy.flatnonzero(places == 0)[0])
+        places[[first, other]] = places[[other, first]]
+    return places
+
+
+def _dealt(samples: Samples, rounds: Rounds, places: NDArray[numpy.int64]) -> Epoch:
+    """Return a round's samples dealt to the ranks there and back, and the rounds in their places."""
+    num_ranks, num_rounds = rounds.num_ranks, len(rounds.sizes)
+    within = numpy.arange(len(samples)) - numpy.repeat(_starts(rounds.sizes)[:-1], rounds.sizes)
+    row, rank = numpy.divmod(within, num_ranks)
+    numpy.subtract(num_ranks - 1, rank, out=rank, where=row % 2 == 1)
+    if rounds.packs_last and rounds.batch_size is not None:
+        last = slice(rounds.num_grouped, None)
+        rank[last] = within[last] // rounds.batch_size
+    keys = numpy.repeat(places, rounds.sizes) * num_ranks + rank
+    sizes = numpy.bincount(keys, minlength=num_rounds * num_ranks)
+    return Epoch(order=samples[numpy.argsort(keys, kind="stable")], starts=_starts(sizes[sizes > 0]))
+
+
+def _starts(sizes: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
+    return numpy.concatenate((numpy.zeros(1, dtype=numpy.int64), numpy.cumsum(sizes)))

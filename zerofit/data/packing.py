@@ -1,0 +1,208 @@
+"""Packing for causal language models: whole documents in full rows, kept apart by positions that restart."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerofit.data.labels import IGNORED
+from zerofit.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+APART = frozenset(
+    {
+        "codegen",
+        "ctrl",
+        "gemma",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neo",
+        "gpt_neox",
+        "gptj",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "stablelm",
+    }
+)
+"""Families whose packed documents get the logits that they get alone, with eager attention and sdpa, where
+no cache is made: transformers 5.23, tests/data/test_packing.py."""
+MIXED = frozenset({"bert", "biogpt", "bloom", "falcon", "mamba", "mpt", "opt", "xlnet"})
+"""Families whose packed documents see each other all the same: they make an attention mask of their own, hand
+the common one no positions, or have none (the same test)."""
+_SAME = 1e-4
+_SAME_IN_HALF = 5e-2
+"""ASSUMPTION: how far logits may be apart, beside the largest, by rounding alone; a mixed document is off by
+some tenths in models that are trained."""
+
+
+def pack_lengths(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+    """Return which documents share a row: best-fit decreasing, the longest first, each where least is left.
+
+    It takes at most 11/9 of the fewest rows, plus four (Johnson, 1973); for token sequences see
+    https://arxiv.org/abs/2107.02027 and https://arxiv.org/abs/2404.10830.
+
+    Args:
+        lengths: tokens of each document, none above ``row_length``.
+        row_length: tokens of a row.
+
+    Returns:
+        Each row's documents, as indices into ``lengths``.
+    """
+    rows: list[list[int]] = []
+    spaces: list[int] = []
+    rows_with: dict[int, list[int]] = {}
+    for document in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        place = bisect_left(spaces, lengths[document])
+        if place == len(spaces):
+            row, space = len(rows), row_length
+            rows.append([])
+        else:
+            space = spaces[place]
+            row = rows_with[space].pop()
+            if not rows_with[space]:
+                del spaces[place], rows_with[space]
+        rows[row].append(document)
+        left = space - lengths[document]
+        if left and left not in rows_with:
+            insort(spaces, left)
+        if left:
+            rows_with.setdefault(left, []).append(row)
+    return rows
+
+
+def pack_documents(
+    examples: Mapping[str, Sequence[Sequence[int]]], *, row_length: int, pad_token_id: int
+) -> dict[str, list[list[int]]]:
+    """Pack a batch of documents into rows: for ``dataset.map(..., batched=True, remove_columns=...)``.
+
+    A batch is packed for itself, so a larger ``batch_size`` of map leaves less padding. A document longer
+    than a row becomes several. The padding at a row's end is a document of its own, without labels.
+
+    Args:
+        examples: a batch of a dataset, column by column: `input_ids`, and `labels` if they differ.
+        row_length: tokens of a row; all rows have as many.
+        pad_token_id: what fills a row's end.
+
+    Returns:
+        `input_ids`, `position_ids` that restart at 0 with each document, and `labels` that are -100 on the
+        first token of each: no document is asked to predict how the next begins. There is no
+        `attention_mask`: transformers looks at positions only where there is none.
+    """
+    documents = [
+        (tokens[begin : begin + row_length], labels[begin : begin + row_length])
+        for tokens, labels in zip(
+            examples["input_ids"], examples.get("labels", examples["input_ids"]), strict=True
+        )
+        for begin in range(0, len(tokens), row_length)
+    ]
+    packed: dict[str, list[list[int]]] = {"input_ids": [], "position_ids": [], "labels": []}
+    for row in pack_lengths([len(tokens) for tokens, _ in documents], row_length):
+        ids: list[int] = []
+        positions: list[int] = []
+        targets: list[int] = []
+        for tokens, labels in (documents[index] for index in row):
+            ids += tokens
+            positions += range(len(tokens))
+            targets += [IGNORED, *labels[1:]]
+        left = row_length - len(ids)
+        packed["input_ids"].append(ids + [pad_token_id] * left)
+        packed["position_ids"].append([*positions, *range(left)])
+        packed["labels"].append(targets + [IGNORED] * left)
+    return packed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRows:
+    """Makes batches of rows that `pack_documents` made."""
+
+    flat: bool = False
+    """Whether the batch is one long row, of shape (1, rows * row_length): flash attention looks at positions
+    only where there is one row (transformers/modeling_flash_attention_utils.py, _is_packed_sequence)."""
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return input_ids, position_ids and labels of a batch."""
+        from transformers import default_data_collator
+
+        batch = default_data_collator(list(features))
+        return {name: rows.reshape(1, -1) for name, rows in batch.items()} if self.flat else batch
+
+
+def keep_documents_apart(model: Any) -> tuple[str, ...]:
+    """Make sure that documents in one row do not see each other, by a forward pass of a few tokens.
+
+    transformers finds documents by their positions only where no cache is made, and a model in a loop of
+    one's own makes one unless its configuration says otherwise: it is switched off. (Trainer does so too.)
+
+    Args:
+        model: a causal language model of transformers, before it is wrapped for training.
+
+    Returns:
+        What was changed, or could not be looked at, in words for the user.
+
+    Raises:
+        UserError: documents see each other in this model.
+    """
+    notes = []
+    for config in {id(one): one for one in (model.config, model.config.get_text_config())}.values():
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
+            notes.append("the model's cache is off: with it, packed documents see each other")
+    family = model.config.model_type
+    if family in MIXED:
+        raise _mixes(model, "measured for its family")
+    if family in APART and _attends_as_measured(model):
+        return tuple(notes)
+    if any(not parameter.numel() or parameter.is_meta for parameter in model.parameters()):
+        return (*notes, f"nothing is known of packing with {family}: its weights are not there to try it")
+    if not _same_as_alone(model):
+        raise _mixes(model, "tried with two documents of a few tokens")
+    return tuple(notes)
+
+
+def is_flash(model: Any) -> bool:
+    """Whether a model's attention is one of the flash kinds, which take documents from one flat row."""
+    return "flash" in (model.config._attn_implementation or "")
+
+
+def _attends_as_measured(model: Any) -> bool:
+    return model.config._attn_implementation in ("eager", "sdpa")
+
+
+def _same_as_alone(model: Any) -> bool:
+    """Return whether a document's logits behind another are those that it has alone."""
+    import torch
+
+    device = next(model.parameters()).device
+    size = model.get_input_embeddings().num_embeddings
+    first, second = (torch.arange(length, device=device) * 7 % size for length in (6, 5))
+    ids, positions = torch.cat([first, second + 1]), torch.cat([torch.arange(6), torch.arange(5)])
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            packed = model(input_ids=ids[None], position_ids=positions[None].to(device)).logits[0, 6:].float()
+            alone = model(input_ids=ids[None, 6:]).logits[0]
+    finally:
+        model.train(was_training)
+    allowed = _SAME if alone.dtype is torch.float32 else _SAME_IN_HALF
+    return bool((packed - alone.float()).abs().max() <= allowed * alone.float().abs().max())
+
+
+def _mixes(model: Any, how: str) -> UserError:
+    return UserError(
+        "packing-mixes-documents",
+        f"packed documents see each other in {type(model).__name__}",
+        found=f"{model.config.model_type} with {model.config._attn_implementation} attention, {how}",
+        why="it does not cut its attention where positions restart",
+        fix="do not pack: pad by the batch, with batches of like length (--group-by-length)",
+        see="https://huggingface.co/blog/packing-with-FA2",
+    )
