@@ -53,7 +53,15 @@ def test_samples_are_the_size_that_all_tensors_share() -> None:
 
 
 def test_a_percentile_is_the_length_that_so_many_do_not_exceed() -> None:
-    expected = CapturedLengths(num_samples=100, is_whole=True, p50=50, p90=90, p99=99, longest=100)
+    expected = CapturedLengths(
+        num_samples=100,
+        is_whole=True,
+        p50=50,
+        p90=90,
+        p99=99,
+        longest=100,
+        counts=tuple((length, 1) for length in range(1, 101)),
+    )
     assert summary(range(100, 0, -1), is_whole=True) == expected
     assert summary([7], is_whole=False).p50 == 7
 

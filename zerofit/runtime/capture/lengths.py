@@ -7,6 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from zerofit.capture import CapturedLengths
+from zerofit.data.reading_arrow import list_lengths
+from zerofit.lengths import LengthHistogram
 from zerofit.runtime.capture.batches import LIMIT_S
 
 if TYPE_CHECKING:
@@ -45,13 +47,15 @@ def captured_lengths(
 
 def summary(lengths: Iterable[int], *, is_whole: bool) -> CapturedLengths:
     """Return the distribution; a percentile is the least length that so many do not exceed."""
-    ordered = sorted(int(length) for length in lengths)
-
-    def at(percent: int) -> int:
-        return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
-
+    histogram = LengthHistogram.of_lengths(int(length) for length in lengths)
     return CapturedLengths(
-        num_samples=len(ordered), is_whole=is_whole, p50=at(50), p90=at(90), p99=at(99), longest=ordered[-1]
+        num_samples=histogram.num_samples,
+        is_whole=is_whole,
+        p50=histogram.percentile(50),
+        p90=histogram.percentile(90),
+        p99=histogram.percentile(99),
+        longest=histogram.longest,
+        counts=histogram.counts,
     )
 
 
@@ -82,26 +86,11 @@ def _of_column(dataset: Any, name: str) -> tuple[list[int], bool]:
     rows = dataset.with_format("arrow", columns=[name])
     for start in range(0, len(dataset), _ROWS_AT_ONCE):
         part = rows[start : start + _ROWS_AT_ONCE].column(name)
-        lengths += _list_lengths(part, is_mask=name != "input_ids")
+        for chunk in part.chunks:
+            lengths += list_lengths(chunk, is_mask=name != "input_ids")
         if time.monotonic() - started > LIMIT_S:
             break
     return lengths, len(lengths) == len(dataset)
-
-
-def _list_lengths(column: Any, *, is_mask: bool) -> list[int]:
-    import numpy
-    import pyarrow.compute  # type: ignore[import-untyped]
-
-    lengths: list[int] = []
-    for chunk in column.chunks:
-        widths = numpy.asarray(pyarrow.compute.list_value_length(chunk))
-        if is_mask and len(widths):
-            values = numpy.asarray(chunk.flatten()) != 0
-            ends = numpy.cumsum(widths)
-            total = numpy.concatenate(([0], numpy.cumsum(values)))
-            widths = total[ends] - total[ends - widths]
-        lengths += widths.tolist()
-    return lengths
 
 
 def _of_list(dataset: Any) -> tuple[list[int], bool]:

@@ -1,0 +1,225 @@
+"""zerofit data: a dataset's lengths, what padding wastes, and what a maximum length would cut and save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zerofit.cli.capturing import capture_limit_option, check_limit
+from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
+from zerofit.cli.script import check_script
+from zerofit.cli.write_files import file_exists, write_files
+from zerofit.errors import UserError
+from zerofit.lengths.report import Unit, Workload, length_report
+from zerofit.probe.model_task import Task
+from zerofit.render.data_json import data_json
+from zerofit.render.data_table import data_table
+
+if TYPE_CHECKING:
+    from zerofit.capture import Capture
+    from zerofit.lengths.report import Measured
+
+DEFAULT_BATCH_SIZE = 8
+"""TrainingArguments' per_device_train_batch_size (transformers/training_args.py)."""
+_POSITIVE = Number(int, least=1)
+_FILE_FLAGS = {
+    "tokenizer": "--tokenizer",
+    "text": "--text",
+    "split": "--split",
+    "count": "--count",
+    "limit": "--limit",
+    "sample": "--sample",
+    "num_workers": "--num-workers",
+}
+"""What a script decides itself, by the name of the parameter."""
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""How transformers' classes of causal language models end."""
+
+
+class _Share(click.ParamType[float]):
+    """A share in percent."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        text = value.strip()
+        try:
+            share = float(text.removesuffix("%")) / 100
+        except ValueError:
+            share = -1.0
+        if text.endswith("%") and 0 < share <= 1:
+            return share
+        raise UserError(
+            "bad-value",
+            f"--sample can't be {value!r}",
+            found=f"--sample {value}",
+            why="it is a share of the rows, above 0% and up to 100%",
+            fix="write it like --sample 5%; --limit takes a number of rows",
+        )
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "SHARE"
+
+
+class _DataVerb(Verb):
+    """A verb whose flags may stand behind files, but not behind a script: there they are the script's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            values, rest, _ = self.make_parser(ctx).parse_args(list(args))
+        except click.UsageError as error:
+            error.ctx = ctx
+            raise
+        sources = values.get("sources")
+        first = next(iter(sources if isinstance(sources, tuple) else rest), "")
+        is_script = bool(values.get("module")) is True or first.endswith(".py")
+        ctx.allow_interspersed_args = not is_script
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_DataVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
+@click.option("--tokenizer", metavar="NAME", help="A model's folder, a tokenizer.json, or a cached hub id.")
+@click.option(
+    "--text",
+    metavar="COLUMN[,COLUMN]",
+    help="What is counted; two make a pair; guessed if left out.",
+)
+@click.option("--split", metavar="NAME", help="Of a DatasetDict that save_to_disk wrote; train if left out.")
+@click.option(
+    "--count",
+    type=Word("count", {unit.value: unit for unit in Unit}),
+    default=Unit.TOKENS.value,
+    show_default=True,
+    help="What a length is; words and characters need no tokenizer.",
+)
+@click.option("--max-length", type=_POSITIVE, help="Where samples are cut; recommended if left out.")
+@click.option(
+    "--batch-size",
+    type=_POSITIVE,
+    help=f"Samples of one forward pass on one rank; the script's, or {DEFAULT_BATCH_SIZE}.",
+)
+@click.option(
+    "--task",
+    type=Word("task", {task.value: task for task in Task}),
+    help="What is trained: causal-lm can pack its samples.",
+)
+@click.option("--limit", type=_POSITIVE, metavar="ROWS", help="Count the first rows only.")
+@click.option("--sample", type=_Share(), help="Count a share of the rows, drawn at random: 5%.")
+@click.option(
+    "--num-workers",
+    type=Number(int, least=0, most=256),
+    help="Processes that tokenize; 0, on all cores, for a fast tokenizer.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the JSON document into a file."
+)
+@click.option("--force", is_flag=True, help="Write over a file that differs.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw lengths and padding into a file."
+)
+@capture_limit_option
+@click.option("-m", "--module", is_flag=True, help="SOURCE is a module, as with python -m.")
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True, type=click.UNPROCESSED)
+def data(
+    sources: tuple[str, ...],
+    module: bool,
+    capture_limit_s: float,
+    max_length: int | None,
+    batch_size: int | None,
+    task: Task | None,
+    as_json: bool,
+    output: Path | None,
+    force: bool,
+    plot: Path | None,
+    **flags: Any,
+) -> None:
+    """Say how long a dataset's samples are, what padding wastes, and which maximum length to take.
+
+    SOURCE is a file (csv, tsv, json, jsonl, parquet, arrow, txt), several, a pattern, or a folder of
+    save_to_disk, read in pieces whatever its size. Or it is a training script (FILE.py, or -m MODULE) with
+    its arguments behind it, which runs up to where its training would begin. Nothing is written but what
+    --output and --plot name.
+    """
+    is_script = module or sources[0].endswith(".py")
+    if plot is not None:
+        from zerofit.cli.draw_plot import check_can_plot
+
+        check_can_plot(plot)
+    if output is not None and output.exists() and not force:
+        raise file_exists(str(output), flag="--output FILE")
+    if is_script:
+        measured, capture = _of_script(sources, module=module, flags=flags, limit_s=capture_limit_s)
+        batch_size = batch_size or capture.micro_batch_size
+        is_causal = _is_causal(capture)
+    else:
+        check_limit(capture_limit_s, because="files")
+        measured, is_causal = _of_files(sources, flags), False
+    workload = Workload(
+        batch_size=batch_size or DEFAULT_BATCH_SIZE,
+        is_causal=is_causal if task is None else task is Task.CAUSAL_LM,
+        max_length=max_length,
+    )
+    from zerofit.data.length_buckets import simulated_buckets
+
+    buckets = simulated_buckets(measured.histogram, workload.batch_size)
+    report = length_report(measured, workload, buckets)
+    if plot is not None:
+        from zerofit.cli.draw_lengths import draw_lengths
+        from zerofit.render.data_plot import data_plot
+
+        draw_lengths(data_plot(report), plot)
+    document = data_json(report)
+    if output is not None:
+        write_files({output: document + "\n"}, force=force, flag="--output FILE")
+    click.echo(document if as_json else data_table(report))
+
+
+def _of_files(sources: tuple[str, ...], flags: dict[str, Any]) -> Measured:
+    from zerofit.cli.measuring import FileFlags, measure_files
+    from zerofit.data.length_counts import Selection
+
+    text = tuple(name.strip() for name in (flags["text"] or "").split(",") if name.strip())
+    if len(text) > 2:
+        raise UserError(
+            "too-many-columns",
+            "a sample has one text, or two that make a pair",
+            found=f"--text {flags['text']}",
+            why="tokenizers take no more",
+            fix="name one column or two; or join them into one, as the model is given them",
+        )
+    file_flags = FileFlags(
+        tokenizer=flags["tokenizer"],
+        text=text,
+        split=flags["split"],
+        unit=flags["count"],
+        num_workers=flags["num_workers"],
+    )
+    selection = Selection(limit=flags["limit"], share=flags["sample"])
+    return measure_files(sources, file_flags, selection)
+
+
+def _of_script(
+    target: tuple[str, ...], *, module: bool, flags: dict[str, Any], limit_s: float
+) -> tuple[Measured, Capture]:
+    from zerofit.cli.measuring import measure_script
+
+    given = [flag for name, flag in _FILE_FLAGS.items() if flags[name] not in (None, Unit.TOKENS)]
+    if given:
+        raise UserError(
+            "flag-of-files",
+            "a flag for files, and a script is looked at",
+            found=f"{', '.join(given)} with {target[0]}",
+            why="the script shows its samples as it trains on them",
+            fix=f"leave out {', '.join(given)}, or name the files of the dataset",
+        )
+    check_script(target[0], module=module)
+    return measure_script((*(("-m",) if module else ()), *target), limit_s=limit_s)
+
+
+def _is_causal(capture: Capture) -> bool:
+    return capture.model.class_path.endswith(_CAUSAL)
