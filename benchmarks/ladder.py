@@ -8,22 +8,26 @@ measured/ladder.json.
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerofit.estimate.engine import Setup
-from zerofit.estimate.memory import estimate_memory
-from zerofit.facts import Versions, Workload
-from zerofit.plan import Topology
-from zerofit.planning.trace_request import trace_request_for
+from zerofit.facts import Versions
+from zerofit.ladder.predict import Predictor
+from zerofit.ladder.rungs import (
+    DEFAULT_RUNGS,
+    PUBLISHED_BATCH,
+    PUBLISHED_LENGTH,
+    PUBLISHED_MODEL,
+    Run,
+    baseline,
+    climb,
+    parse_rungs,
+    published_of,
+)
 from zerofit.probe.gpu_catalog import find_gpu
 from zerofit.probe.model import probe_model
 from zerofit.probe.model_task import Task
-from zerofit.probe.trace.cache import default_cache_folder
-from zerofit.probe.trace.source import trace_model
-from zerofit.strategy import OptimizerName, Precision, Strategy
 from zerofit.units import GIB
 
 _GPU = "V100-32G"
@@ -33,39 +37,32 @@ _VERSIONS = Versions(python="3", zerofit="0", torch="1.10")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
-    """One row of the ladder."""
+class Row:
+    """One rung of the published ladder."""
 
     name: str
-    strategy: Strategy
-    sequence_length: int
+    run: Run
     measured_g: float
     """As printed, in "G"."""
 
 
-def rungs() -> tuple[Rung, ...]:
+def rows() -> tuple[Row, ...]:
     """Return the ladder, each rung on top of the one before."""
-    baseline = Strategy(precision=Precision.FP32, micro_batch_size=32, attention="eager")
-    accumulation = replace(baseline, micro_batch_size=1, gradient_accumulation_steps=32)
-    checkpointing = replace(accumulation, gradient_checkpointing=True)
-    adafactor = replace(checkpointing, optimizer=OptimizerName.ADAFACTOR)
-    frozen = replace(adafactor, freeze=("bert.encoder.*",))
+    base = baseline(batch_size=PUBLISHED_BATCH, sequence_length=PUBLISHED_LENGTH, attention="eager")
+    steps = climb(parse_rungs(DEFAULT_RUNGS), base, is_cumulative=True)
+    published = [(step, published_of(PUBLISHED_MODEL, base, step.run)) for step in steps]
     return tuple(
-        Rung(name=name, strategy=strategy, sequence_length=length, measured_g=measured)
-        for name, strategy, length, measured in (
-            ("baseline", baseline, 128, 15.1),
-            ("+ accumulation, 1 x 32", accumulation, 128, 7.5),
-            ("+ gradient checkpointing", checkpointing, 128, 7.3),
-            ("+ Adafactor", adafactor, 128, 5.5),
-            ("+ frozen encoder", frozen, 128, 3.5),
-            ("+ length 64", frozen, 64, 3.4),
-        )
+        Row(name=step.label, run=step.run, measured_g=figures.memory_g)
+        for step, figures in published
+        if figures is not None
     )
 
 
 def main() -> None:
     """Print each rung with its terms, and write them down."""
-    table = [predict(rung) for rung in rungs()]
+    model = probe_model(PUBLISHED_MODEL, task=Task.SEQUENCE_CLASSIFICATION)
+    predictor = Predictor(model=model, gpu=find_gpu(_GPU), versions=_VERSIONS, keeps_outputs=True)
+    table = [predict(predictor, row) for row in rows()]
     for row in table:
         terms = ", ".join(f"{name} {gib}" for name, gib in row["terms"].items())
         print(
@@ -76,26 +73,14 @@ def main() -> None:
     (Path(__file__).parent / "measured" / "ladder.json").write_text(text, encoding="utf-8")
 
 
-def predict(rung: Rung) -> dict[str, Any]:
+def predict(predictor: Predictor, row: Row) -> dict[str, Any]:
     """Return one rung's prediction beside what was measured."""
-    gpu = find_gpu(_GPU)
-    model = probe_model("chinese-macbert-large", task=Task.SEQUENCE_CLASSIFICATION)
-    workload = Workload(sequence_length=rung.sequence_length, is_padded=True, keeps_outputs=True)
-    request = trace_request_for(rung.strategy, workload, gpu)
-    trace = trace_model(model, request, cache_folder=default_cache_folder(os.environ, Path.home()))
-    setup = Setup(
-        log=trace.log_for(rung.strategy.micro_batch_size or 1),
-        strategy=rung.strategy,
-        topology=Topology(),
-        versions=_VERSIONS,
-        keeps_outputs=True,
-    )
-    peak = estimate_memory(setup, gpu=gpu).peak
+    peak = predictor.estimate(row.run).peak
     return {
-        "rung": rung.name,
-        "measured_g": rung.measured_g,
+        "rung": row.name,
+        "measured_g": row.measured_g,
         "predicted_gib": round(peak.total_bytes / GIB, 2),
-        "error": round(peak.total_bytes / GIB / rung.measured_g - 1, 3),
+        "error": round(peak.total_bytes / GIB / row.measured_g - 1, 3),
         "phase": peak.phase.value,
         "terms": {
             term.name: round(term.num_bytes / GIB, 2) for term in peak.terms if term.num_bytes > GIB / 100

@@ -66,10 +66,11 @@ def _unknown_verb(error: click.exceptions.NoSuchCommand, help_line: str) -> User
     group = error.ctx.command if error.ctx else None
     verbs = group.list_commands(error.ctx) if isinstance(group, click.Group) and error.ctx else []
     near = nearest(error.command_name, verbs)
+    path = error.ctx.command_path if error.ctx else "zerofit"
     return UserError(
         "unknown-verb",
         f"there is no verb {error.command_name!r}",
-        found=f"zerofit {error.command_name}",
+        found=f"{path} {error.command_name}",
         why=f"the verbs are {', '.join(verbs)}",
-        fix=f"did you mean zerofit {near}?" if near else help_line,
+        fix=f"did you mean {path} {near}?" if near else help_line,
     )

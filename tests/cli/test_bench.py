@@ -1,0 +1,150 @@
+"""zerofit bench ladder, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from zerofit.ladder.rungs import DEFAULT_RUNGS
+from zerofit.ladder_results import Ladder, Measured, RungState, ladder_from_json
+
+_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
+
+_TINY = {
+    "model_type": "bert",
+    "architectures": ["BertForSequenceClassification"],
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+_SIZES = ("--model", "tiny", "--batch-size", "4", "--seq-len", "32", "--cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with the config of a tiny model."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(_TINY))
+    return tmp_path
+
+
+def _measured(ladder: Ladder) -> list[Measured]:
+    return [rung.measured for rung in ladder.rungs if rung.measured is not None]
+
+
+def test_dry_run_prints_the_rungs_and_what_each_changes(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    line = "bench ladder --dry-run --cpu --batch-size 4 --rungs baseline,micro-batch-2,length-16"
+    finished = run_zerofit(*line.split(), cwd=tmp_path)
+    assert finished.stdout == (
+        "all-minilm-l6-v2 (BertForSequenceClassification, 22.7 M parameters), batch 4, length 128\n"
+        "on CPU, 2 timed steps a rung\n"
+        "  baseline: changes nothing\n"
+        "  + micro-batches of 2: micro_batch_size 4 -> 2, gradient_accumulation_steps 1 -> 2\n"
+        "  + length 16: sequence_length 128 -> 16\n"
+    )
+    assert finished.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_rungs_run_and_one_that_cannot_is_left_out(run_zerofit: _RunZerofit, folder: Path) -> None:
+    line = "bench ladder --json --rungs tf32,accumulation,adafactor --steps 1 --output out"
+    finished = run_zerofit(*line.split(), *_SIZES, cwd=folder)
+    assert finished.returncode == 0, finished.stderr
+    ladder = ladder_from_json(finished.stdout, name="stdout")
+    tf32, accumulation, adafactor = ladder.rungs
+    assert tf32.outcome.state is RungState.CANNOT_RUN
+    assert (accumulation.strategy.tf32, accumulation.strategy.micro_batch_size) == (None, 1)
+    assert (folder / "out" / "ladder.json").read_text() == finished.stdout
+    adamw, factored = _measured(ladder)
+    assert adamw.losses[-1] < adamw.losses[0] == factored.losses[0]
+    assert adamw.counted.optimizer_states > 2 * adamw.counted.gradients > 0
+    assert factored.counted.optimizer_states < factored.counted.gradients / 10
+    assert accumulation.predicted is not None
+    assert adafactor.predicted is not None
+    assert adamw.counted.gradients == accumulation.predicted.parts.gradients
+    assert adamw.counted.weights == pytest.approx(accumulation.predicted.parts.weights, rel=0.01)
+    assert factored.counted.optimizer_states == pytest.approx(
+        adafactor.predicted.parts.optimizer_states, rel=0.05
+    )
+
+
+def test_ctrl_c_ends_the_rung_and_prints_what_there_is(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "zerofit", "bench", "ladder", "--cpu", "--rungs", "baseline,bf16"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "rung 1 of 2, baseline ..." in process.stderr.readline()
+    while not (children := psutil.Process(process.pid).children()):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert [line for line in output.splitlines() if "interrupted" in line] == [
+        "baseline: not run: interrupted",
+        "+ bf16: not run: interrupted",
+    ]
+    assert psutil.wait_procs(children, timeout=30)[1] == []
+
+
+def test_a_ladder_is_not_written_over(run_zerofit: _RunZerofit, folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "ladder.json").write_text("{}")
+    finished = run_zerofit("bench", "ladder", "--cpu", "--output", "out", cwd=folder)
+    assert finished.stderr == (
+        "error[file-exists]: a file of that name is there and differs\n"
+        "  found: out/ladder.json\n"
+        "  why:   it may hold work of yours\n"
+        "  fix:   write elsewhere with --output FOLDER, or overwrite with --force\n"
+    )
+    assert finished.returncode == 2
+
+
+def test_without_matplotlib_a_plot_is_refused_before_anything_runs(
+    run_zerofit: _RunZerofit, folder: Path
+) -> None:
+    (folder / "matplotlib").mkdir()
+    (folder / "matplotlib" / "__init__.py").write_text("raise ImportError")
+    finished = run_zerofit("bench", "ladder", *_SIZES, "--plot", "ladder.png", cwd=folder)
+    assert finished.stderr == (
+        "error[plots-missing]: plots need matplotlib\n"
+        "  found: --plot ladder.png, and no matplotlib in this environment\n"
+        "  why:   zerofit does not bring it, as only plots need it\n"
+        "  fix:   pip install 'zerofit[plots]', or leave out --plot\n"
+    )
+    assert finished.returncode == 2
+
+
+@pytest.mark.evidence
+@pytest.mark.timeout(3600)
+def test_every_rung_of_the_default_ladder_does_its_work(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    line = "bench ladder --cpu --json --attention eager"
+    finished = run_zerofit(*line.split(), cwd=tmp_path, timeout_s=3500)
+    ladder = ladder_from_json(finished.stdout, name="stdout")
+    assert [rung.name for rung in ladder.rungs] == DEFAULT_RUNGS.split(",")
+    base, accumulated, checkpointed, adafactor, frozen, short = _measured(ladder)
+    activations = [measured.counted.activations or 0 for measured in _measured(ladder)]
+    assert accumulated.process_bytes < base.process_bytes / 2
+    assert activations[1] < activations[0] / 30
+    assert activations[2] < activations[1] / 4
+    assert adafactor.counted.optimizer_states < checkpointed.counted.optimizer_states / 50
+    assert adafactor.process_bytes < 0.8 * checkpointed.process_bytes
+    assert frozen.counted.gradients < adafactor.counted.gradients * 0.6
+    assert short.step_time_s < frozen.step_time_s
+    assert short.process_bytes <= 1.05 * frozen.process_bytes
+    assert accumulated.losses == pytest.approx(base.losses, rel=1e-3)
+    assert checkpointed.losses == pytest.approx(accumulated.losses, rel=1e-5)

@@ -1,0 +1,54 @@
+"""Ladders to JSON and back, and files that are none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ladders import on_cpu, on_gpu
+
+from zerofit.errors import UserError
+from zerofit.ladder_results import ladder_from_json, ladder_to_json, peak_of
+
+
+def test_a_ladder_comes_back_from_its_json_as_it_was() -> None:
+    for ladder in (on_cpu(), on_gpu()):
+        assert ladder_from_json(ladder_to_json(ladder), name="ladder.json") == ladder
+
+
+def test_rungs_are_compared_by_torchs_peak_on_a_gpu_and_by_the_process_elsewhere() -> None:
+    for ladder, field in ((on_cpu(), "process_bytes"), (on_gpu(), "allocated_bytes")):
+        measured = ladder.rungs[0].measured
+        assert measured is not None
+        assert peak_of(measured) == getattr(measured, field)
+
+
+_PLAIN = json.loads(ladder_to_json(on_cpu()))
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "why"),
+    [
+        (
+            "{",
+            "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+            "it is not whole JSON",
+        ),
+        ("[]", "version None", "this zerofit reads ladders of version 1"),
+        (json.dumps({**_PLAIN, "version": 2}), "version 2", "this zerofit reads ladders of version 1"),
+        (
+            json.dumps({**_PLAIN, "note": ""}),
+            "note: Unexpected keyword argument",
+            "every field must be known and of its type",
+        ),
+    ],
+)
+def test_a_file_that_is_no_ladder(text: str, found: str, why: str) -> None:
+    with pytest.raises(UserError) as raised:
+        ladder_from_json(text, name="ladder.json")
+    assert str(raised.value) == (
+        "error[ladder-file-broken]: the file of a ladder can't be read\n"
+        f"  found: {found}   (ladder.json)\n"
+        f"  why:   {why}\n"
+        "  fix:   measure it anew: zerofit bench ladder --json"
+    )

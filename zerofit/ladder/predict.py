@@ -1,0 +1,124 @@
+"""What zerofit's estimator says of a rung: a trace of the model, and the native engine's memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerofit.allocation_log import Event, TensorKind
+from zerofit.estimate.engine import Setup
+from zerofit.estimate.memory import estimate_memory
+from zerofit.estimate.native import BUFFERS, WEIGHTS
+from zerofit.estimate.optimizers import STATES
+from zerofit.estimates import Holder, RunPhase
+from zerofit.facts import Versions, Workload
+from zerofit.ladder_results import Parts, Predicted
+from zerofit.plan import Topology
+from zerofit.planning.trace_request import trace_request_for
+from zerofit.probe.gpu_catalog import find_gpu
+from zerofit.probe.trace.cache import default_cache_folder
+from zerofit.probe.trace.source import trace_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerofit.allocation_log import AllocationLog
+    from zerofit.estimates import MemoryEstimate
+    from zerofit.facts import GpuSpec
+    from zerofit.ladder.rungs import Run
+    from zerofit.probe.model_source import ModelSource
+
+STAND_IN = "A100-80G"
+"""ASSUMPTION: the GPU whose kernels are traced where none is named; weights, gradients and states do not
+depend on it."""
+_KEPT = (TensorKind.ACTIVATION, TensorKind.OUTPUT)
+"""What a forward pass leaves, beside the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictor:
+    """Estimates the rungs of one model."""
+
+    model: ModelSource
+    gpu: GpuSpec | None
+    """None where there is no GPU to predict for: then tensors alone are."""
+    versions: Versions
+    keeps_outputs: bool = False
+    """Whether the loop holds a micro-batch's outputs while the next one runs forward."""
+
+    def estimate(self, run: Run, *, tell: Callable[[str], None] | None = None) -> MemoryEstimate:
+        """Return the GPU memory of a run, phase by phase.
+
+        Raises:
+            UserError: the model can't be traced.
+        """
+        return self._memory(run, self._log(run, tell))
+
+    def predict(self, run: Run, *, tell: Callable[[str], None] | None = None) -> Predicted | None:
+        """Return the figures that stand beside a measurement; None for a compiled model, which is not traced.
+
+        Raises:
+            UserError: the model can't be traced.
+        """
+        if run.strategy.compile:
+            return None
+        log = self._log(run, tell)
+        memory = self._memory(run, log)
+        parts = Parts(
+            weights=_term(memory, WEIGHTS) + _term(memory, BUFFERS),
+            gradients=_term(memory, TensorKind.GRADIENT.value),
+            optimizer_states=_term(memory, STATES),
+            activations=kept_bytes(log, run.strategy.micro_batch_size or 1),
+        )
+        if self.gpu is None:
+            return Predicted(parts=parts)
+        return Predicted(
+            parts=parts,
+            allocated_bytes=max(phase.held_by(Holder.TENSORS) for phase in memory.phases),
+            reserved_bytes=max(phase.held_by(Holder.TENSORS, Holder.CACHE) for phase in memory.phases),
+            device_bytes=memory.peak_bytes,
+        )
+
+    def _log(self, run: Run, tell: Callable[[str], None] | None) -> AllocationLog:
+        workload = Workload(
+            sequence_length=run.sequence_length, is_padded=True, keeps_outputs=self.keeps_outputs
+        )
+        request = trace_request_for(run.strategy, workload, self._gpu)
+        folder = default_cache_folder(os.environ, Path.home())
+        trace = trace_model(self.model, request, cache_folder=folder, on_progress=tell)
+        return trace.log_for(run.strategy.micro_batch_size or 1)
+
+    def _memory(self, run: Run, log: AllocationLog) -> MemoryEstimate:
+        setup = Setup(
+            log=log,
+            strategy=run.strategy,
+            topology=Topology(),
+            versions=self.versions,
+            keeps_outputs=self.keeps_outputs,
+        )
+        return estimate_memory(setup, gpu=self._gpu)
+
+    @property
+    def _gpu(self) -> GpuSpec:
+        return self.gpu or find_gpu(STAND_IN)
+
+
+def kept_bytes(log: AllocationLog, micro_batch_size: int) -> int:
+    """Return what is alive of a forward pass when it ends, without the batch."""
+    storages, alive = log.storages, set()
+    for code, argument in zip(log.codes, log.arguments, strict=True):
+        if code == Event.ALLOCATE and storages.kinds[argument] in _KEPT:
+            alive.add(argument)
+        elif code == Event.FREE:
+            alive.discard(argument)
+        elif code == Event.FORWARD_ENDS:
+            break
+    return sum(storages.fixed_bytes[one] + storages.bytes_per_sample[one] * micro_batch_size for one in alive)
+
+
+def _term(memory: MemoryEstimate, name: str) -> int:
+    """Return the bytes of a term at the optimizer's step."""
+    step = memory.of(RunPhase.STEP)
+    return sum(term.num_bytes for term in step.terms if term.name == name) if step else 0

@@ -1,0 +1,84 @@
+"""A ladder as the content of a plot: for each rung its memory, measured, counted and predicted, and time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.ladder_results import peak_of
+from zerofit.render.ladder_table import PARTS, head_words, not_done_words, unit_of
+from zerofit.units import GIB
+
+if TYPE_CHECKING:
+    from zerofit.ladder_results import Ladder, RungResult
+
+_MOST_REASON = 72
+"""Characters of the reason that fit beside a bar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LadderBar:
+    """One rung; sizes in the plot's unit."""
+
+    label: str
+    measured: float | None
+    """Peak; None where the rung did not run to its end."""
+    parts: tuple[float, ...]
+    """What its tensors hold, one number for each of PARTS; empty where not measured."""
+    predicted: float | None
+    published: float | None
+    step_time_s: float | None
+    losses: str
+    """The first and the last; empty where not measured."""
+    note: str
+    """Why it is not done; empty where it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LadderPlot:
+    """All that is drawn."""
+
+    title: str
+    unit: str
+    measured_words: str
+    """What the measured bars are."""
+    predicted_words: str
+    bars: tuple[LadderBar, ...]
+    """From top to bottom."""
+
+
+PART_WORDS = tuple(words for _, words, _ in PARTS)
+
+
+def ladder_plot(ladder: Ladder) -> LadderPlot:
+    """Return a ladder as a plot."""
+    unit, num_bytes = unit_of(ladder)
+    on = f"{ladder.device}, torch {ladder.versions.torch}"
+    return LadderPlot(
+        title=f"{head_words(ladder)}\n{on}",
+        unit=unit,
+        measured_words="measured: process, over imports" if ladder.on_cpu else "measured: torch, allocated",
+        predicted_words=f"predicted for {ladder.predicted_for}" if ladder.on_cpu else "predicted",
+        bars=tuple(_bar(ladder, rung, num_bytes) for rung in ladder.rungs),
+    )
+
+
+def _bar(ladder: Ladder, rung: RungResult, unit: int) -> LadderBar:
+    measured, predicted = rung.measured, rung.predicted
+    counted: tuple[float, ...] = ()
+    if measured:
+        counted = tuple((getattr(measured.counted, field) or 0) / unit for _, _, field in PARTS)
+    expected = None
+    if predicted:
+        expected = predicted.device_bytes if ladder.on_cpu else predicted.allocated_bytes
+    note = not_done_words(rung)
+    return LadderBar(
+        label=rung.label,
+        measured=peak_of(measured) / unit if measured else None,
+        parts=counted,
+        predicted=None if expected is None else expected / unit,
+        published=rung.published.memory_g * GIB / unit if rung.published else None,
+        step_time_s=measured.step_time_s if measured else None,
+        losses=f"loss {measured.losses[0]:.3f} to {measured.losses[-1]:.3f}" if measured else "",
+        note=note if len(note) <= _MOST_REASON else f"{note[: _MOST_REASON - 3]}...",
+    )
