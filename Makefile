@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-accuracy bench-fuzz bench-capture bench-real-scripts bench-split bench-overhead clean
+.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-accuracy bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-overhead clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -49,6 +49,9 @@ bench-real-scripts: $(VENV)/.installed  ## run others' training scripts plainly 
 
 bench-split: $(VENV)/.installed  ## micro-batches by splitting the forward pass against smaller batches of the DataLoader
 	@$(BIN)/python benchmarks/split_forward.py
+
+bench-bucketing: $(VENV)/.installed  ## real tokens a second on ragged data: fixed padding, dynamic padding, bucketed batches
+	@$(BIN)/python benchmarks/bucketing.py
 
 bench-overhead: $(VENV)/.installed  ## what `zerofit launch` adds to plain `accelerate launch`
 	@$(BIN)/python benchmarks/launch_overhead.py

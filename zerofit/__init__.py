@@ -20,17 +20,19 @@ __all__ = [
     "Versions",
     "Workload",
     "accelerator",
+    "accumulation_windows",
+    "apply_strategy",
     "trainer",
     "training_arguments",
 ]
 
-_EXPLICIT = ("accelerator", "trainer", "training_arguments")
+_EXPLICIT = ("accelerator", "apply_strategy", "trainer", "training_arguments")
 """What a script calls to apply a plan itself: imported when it does, as that takes time."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _EXPLICIT:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from zerofit.runtime import explicit
+    from zerofit.runtime import by_hand, explicit
 
-    return getattr(explicit, name)
+    return getattr(by_hand if name == "apply_strategy" else explicit, name)

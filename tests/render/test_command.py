@@ -92,6 +92,11 @@ def test_arguments(plan: Plan, rendezvous: Rendezvous, target: tuple[str, ...], 
             },
         ),
         (
+            replace(_PLAN, strategy=Strategy(engine=Engine.DEEPSPEED, compile=True)),
+            {},
+            {"OMP_NUM_THREADS": "8", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"},
+        ),
+        (
             replace(_PLAN, topology=Topology(on_cpu=True), strategy=Strategy()),
             {"OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "ACTIVE", "CUDA_VISIBLE_DEVICES": "0"},
             {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"},

@@ -14,7 +14,7 @@ import zerofit
 from zerofit.errors import UserError
 from zerofit.facts import Machine, Versions
 from zerofit.plan import Plan, Topology, plan_to_json
-from zerofit.strategy import Strategy
+from zerofit.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -168,12 +168,46 @@ def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
     assert args.per_device_train_batch_size == 2
 
 
+def two_blocks() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+
+    set_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=19, **sizes))
+
+
+def test_a_plan_may_be_a_strategy_for_the_ranks_that_there_are(tmp_path: Path) -> None:
+    strategy = Strategy(
+        gradient_checkpointing=True, checkpoint_every=2, attention="eager", micro_batch_size=2, tf32=False
+    )
+    data = [{"input_ids": [3, 4, 5], "labels": [3, 4, 5]}] * 4
+    accelerator = zerofit.accelerator(plan=strategy)
+    by_loop = accelerator.prepare(two_blocks())
+    assert accelerator._zerofit_splitter is not None
+    reset_state()
+    args = zerofit.training_arguments(plan=strategy, output_dir=str(tmp_path), max_steps=1, **QUIET)
+    trainer = zerofit.trainer(model=two_blocks(), args=args, train_dataset=data)
+    trainer.train()
+    for model in (by_loop, trainer.model):
+        assert [layer.gradient_checkpointing for layer in model.model.layers] == [True, False]
+        assert model.config._attn_implementation == "eager"
+    assert args._zerofit_plan.topology == Topology(on_cpu=True)
+
+
+def test_a_strategy_that_can_not_work_is_refused() -> None:
+    strategy = Strategy(
+        engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS, param_offload=OffloadDevice.CPU
+    )
+    with pytest.raises(UserError, match="parameter offload needs ZeRO-3"):
+        zerofit.accelerator(plan=strategy)
+
+
 NO_PLAN = """\
 error[no-plan]: the script asks zerofit for its plan, and there is none
   found: no plan=, and no `zerofit launch` around the script
   why:   zerofit.accelerator() and zerofit.training_arguments() apply a plan and make none
-  fix:   write one with `zerofit plan SCRIPT --output plan.json` and give plan='plan.json', or start the \
-script with `zerofit launch`"""
+  fix:   write one with `zerofit plan SCRIPT --output plan.json` and give plan='plan.json', give \
+plan=zerofit.Strategy(...), or start the script with `zerofit launch`"""
 MISSING = """\
 error[plan-file-missing]: the plan file can't be read
   found: plan='nowhere.json': No such file or directory

@@ -103,6 +103,10 @@ def launch_environment(plan: Plan, *, inherited: Mapping[str, str]) -> dict[str,
             environment["DS_ACCELERATOR"] = "cpu"
         else:
             environment["ACCELERATE_USE_CPU"] = "true"
+    if plan.strategy.compile and plan.strategy.engine is Engine.DEEPSPEED:
+        # Its own --dynamo_backend does not reach the ranks there (accelerate/utils/launch.py,
+        # prepare_deepspeed_cmd_env, 1.15).
+        environment["ACCELERATE_DYNAMO_BACKEND"] = "INDUCTOR"
     return environment
 
 

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 from zerofit.runtime import (
     accelerate_hooks,
     backward,
-    checkpointing,
+    changed_model,
     clipping,
+    compiled_model,
     deepspeed_step,
+    grouped_batches,
     join_prepare,
     micro_batches,
     optimizer_check,
     optimizer_swap,
     partitioned_embeddings,
+    quantized_loading,
+    skipped_steps,
     torch_clipping,
     trainer_hooks,
 )
@@ -48,15 +52,23 @@ def install(plan: Plan, changes: Changes) -> None:
         "torch.nn.utils",
         lambda module: torch_clipping.install(module, changes, forced=settings.gradient_clipping),
     )
-    if plan.strategy.zero_stage is ZeroStage.PARAMETERS:
-        captured = plan.capture.model if plan.capture is not None else None
-        when_imported(
-            "transformers.modeling_utils",
-            lambda module: partitioned_embeddings.install(module.PreTrainedModel, changes, captured=captured),
-        )
+    when_imported(
+        "transformers.modeling_utils",
+        lambda module: _hook_model_class(module.PreTrainedModel, plan, settings, changes),
+    )
     when_imported("accelerate.accelerator", hook_accelerator)
     when_imported(
         "transformers.training_args", lambda module: trainer_hooks.install(module, settings, changes)
+    )
+
+
+def _hook_model_class(model_class: Any, plan: Plan, settings: Settings, changes: Changes) -> None:
+    captured = plan.capture.model if plan.capture is not None else None
+    is_partitioned = plan.strategy.zero_stage is ZeroStage.PARAMETERS
+    if is_partitioned:
+        partitioned_embeddings.install(model_class, changes, captured=captured)
+    quantized_loading.install(
+        model_class, settings, changes, captured=captured, partitions_parameters=is_partitioned
     )
 
 
@@ -71,12 +83,17 @@ def hook_accelerator_class(accelerator_class: Any, plan: Plan, settings: Setting
     """
     # Each prepare() stands around the one before: the last hook is the first to see what a script prepares.
     accelerate_hooks.install(accelerator_class, settings, changes)
+    if plan.strategy.compile:
+        compiled_model.install(accelerator_class)
     micro_batches.install(accelerator_class, settings, changes)
     if settings.uses_deepspeed and plan.is_checked:
         optimizer_check.install(accelerator_class, plan, changes)
-    for part in (checkpointing, optimizer_swap, join_prepare, backward):
+    for part in (optimizer_swap, join_prepare, backward, grouped_batches):
         part.install(accelerator_class, settings, changes)
     torch_clipping.watch(accelerator_class)
+    skipped_steps.install(accelerator_class, changes)
     clipping.install(accelerator_class, changes, forced=settings.gradient_clipping)
     if settings.uses_deepspeed:
         deepspeed_step.hook_ends(accelerator_class)
+    captured = plan.capture.model if plan.capture is not None else None
+    changed_model.install(accelerator_class, settings, changes, captured=captured)

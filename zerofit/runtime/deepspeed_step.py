@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.runtime.deepspeed_refusals import steps_unprepared_optimizer
 from zerofit.runtime.deepspeed_window import Window
 from zerofit.runtime.micro_batches import settle
+from zerofit.runtime.skipped_steps import watch_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,7 @@ def watch(accelerator: Any, changes: Changes) -> None:
 def _watch_engine(engine: Any, accelerator: Any, changes: Changes) -> None:
     window = Window(engine, accelerator.gradient_state, changes, settle=_settling(accelerator))
     engine._zerofit_window = window
+    watch_engine(engine, changes)
     engine.register_forward_pre_hook(_before_forward)
     _hook_own_backward(engine, window)
     for wrapper in accelerator._optimizers:

@@ -16,13 +16,15 @@ from zerofit.plan import Plan, plan_from_json
 from zerofit.render.command import MIXED_PRECISION
 from zerofit.render.deepspeed import deepspeed_config
 from zerofit.runtime import trainer_class
+from zerofit.runtime.accelerate_hooks import set_number_formats
 from zerofit.runtime.apply import hook_accelerator_class
 from zerofit.runtime.changes import Changes
 from zerofit.runtime.settings import settings_of
+from zerofit.runtime.strategy_plan import plan_of_strategy
 from zerofit.runtime.trainer_fields import script_batches
 from zerofit.runtime.trainer_hooks import hook_arguments
 from zerofit.runtime.trainer_methods import overridden
-from zerofit.strategy import Engine, ZeroStage
+from zerofit.strategy import Engine, Strategy, ZeroStage
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -35,11 +37,14 @@ _HOOKED_BY = ("zerofit.runtime.runner", "zerofit.runtime.capture")
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def accelerator(*, plan: Plan | str | os.PathLike[str] | None = None, **arguments: Any) -> Accelerator:
+def accelerator(
+    *, plan: Plan | Strategy | str | os.PathLike[str] | None = None, **arguments: Any
+) -> Accelerator:
     """Return an Accelerator under a plan.
 
     Args:
-        plan: a plan, or the path of a plan file; None takes that of `zerofit launch`.
+        plan: a plan, the path of a plan file, or a strategy for the ranks that there are; None takes the
+            plan of `zerofit launch`.
         arguments: those of Accelerator.
 
     Raises:
@@ -65,7 +70,7 @@ def accelerator(*, plan: Plan | str | os.PathLike[str] | None = None, **argument
 
 def training_arguments(
     *,
-    plan: Plan | str | os.PathLike[str] | None = None,
+    plan: Plan | Strategy | str | os.PathLike[str] | None = None,
     cls: type[TrainingArguments] | None = None,
     **fields: Any,
 ) -> TrainingArguments:
@@ -75,7 +80,8 @@ def training_arguments(
     script's batches back and splits its forward pass, unless both are known to be the same.
 
     Args:
-        plan: a plan, or the path of a plan file; None takes that of `zerofit launch`.
+        plan: a plan, the path of a plan file, or a strategy for the ranks that there are; None takes the
+            plan of `zerofit launch`.
         cls: TrainingArguments or a subclass.
         fields: those of the class.
 
@@ -177,6 +183,7 @@ def planned_trainer(base: Any, plan: Plan, settings: Settings, changes: Changes)
             super().create_accelerator_and_postprocess()
             self.accelerator.__class__ = planned
             self.accelerator._zerofit_by_script = False
+            set_number_formats(settings, changes)
 
     trainer_class.install(Planned, settings, changes)
     return _named_as(base, Planned)
@@ -241,16 +248,18 @@ def _changes() -> Changes:
     return Changes(announce=os.environ.get("RANK", "0") == "0")
 
 
-def _checked(plan: Plan | str | os.PathLike[str] | None) -> Plan:
+def _checked(plan: Plan | Strategy | str | os.PathLike[str] | None) -> Plan:
     if plan is None:
         raise UserError(
             "no-plan",
             "the script asks zerofit for its plan, and there is none",
             found="no plan=, and no `zerofit launch` around the script",
             why="zerofit.accelerator() and zerofit.training_arguments() apply a plan and make none",
-            fix="write one with `zerofit plan SCRIPT --output plan.json` and give plan='plan.json', or start "
-            "the script with `zerofit launch`",
+            fix="write one with `zerofit plan SCRIPT --output plan.json` and give plan='plan.json', give "
+            "plan=zerofit.Strategy(...), or start the script with `zerofit launch`",
         )
+    if isinstance(plan, Strategy):
+        return plan_of_strategy(plan)
     found = plan if isinstance(plan, Plan) else _read(Path(plan))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size != found.topology.world_size:

@@ -8,6 +8,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from zerofit.runtime.skipped_steps import of_this_process
+
 MESSAGE_CHARACTERS = 2000
 """An error's text is kept up to here: some carry whole tensors. ASSUMPTION: what matters stands in front."""
 
@@ -30,6 +32,10 @@ class RankRecord:
     """Largest memory PyTorch's allocator held on the GPU; None without one."""
     changes: tuple[str, ...]
     """What was changed in the script's settings, one sentence each."""
+    num_scaled_steps: int | None = None
+    """Optimizer steps with fp16's loss scaling, skipped ones among them; None without."""
+    num_skipped_steps: int | None = None
+    """Of these, the ones that were skipped as gradients were not finite; None without loss scaling."""
 
 
 def write_record(
@@ -37,6 +43,8 @@ def write_record(
 ) -> None:
     """Write this rank's record, whole or not at all."""
     allocated, reserved = _gpu_peaks()
+    steps = of_this_process()
+    is_scaled = steps.num_steps > 0
     record = RankRecord(
         rank=rank,
         exit_code=exit_code,
@@ -46,6 +54,8 @@ def write_record(
         peak_gpu_allocated_bytes=allocated,
         peak_gpu_reserved_bytes=reserved,
         changes=changes,
+        num_scaled_steps=steps.num_steps if is_scaled else None,
+        num_skipped_steps=steps.num_skipped if is_scaled else None,
     )
     folder.mkdir(parents=True, exist_ok=True)
     target = record_file(folder, rank)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.capture import has_even_epochs
 from zerofit.errors import UserError
-from zerofit.runtime import trainer_fields, trainer_loss, trainer_optimizer
-from zerofit.runtime.checkpointing import set_checkpointing
+from zerofit.model_changes.checkpointing import check_every, set_checkpointing
+from zerofit.runtime import changed_model, trainer_fields, trainer_loss, trainer_optimizer
 
 if TYPE_CHECKING:
     from zerofit.runtime.changes import Changes
@@ -23,6 +23,7 @@ def install(trainer_class: Any, settings: Settings, changes: Changes) -> None:
         settings: what to set.
         changes: where to note what was changed.
     """
+    changed_model.install_in_trainer(trainer_class, settings, changes)
     _look_again(trainer_class, settings, changes)
     trainer_loss.install(trainer_class, settings, changes)
     if settings.uses_deepspeed or settings.optimizer is not None:
@@ -44,13 +45,23 @@ def _look_again(trainer_class: Any, settings: Settings, changes: Changes) -> Non
             trainer_fields.apply(self.args, settings, changes)
             if name == "train" and settings.global_batch_size is None:
                 _check_epochs(self)
-            is_off = settings.gradient_checkpointing is False
-            if name == "train" and is_off and self.model is not None:
-                # The script may have called the model's own method, which TrainingArguments know nothing of.
-                set_checkpointing(self.model, changes, wanted=False)
+            if name == "train" and self.model is not None:
+                _set_checkpointing(self.model, self.args, settings, changes)
             return original(self, *args, **kwargs)
 
         setattr(trainer_class, name, with_arguments)
+
+
+def _set_checkpointing(model: Any, arguments: Any, settings: Settings, changes: Changes) -> None:
+    """Set what TrainingArguments, by which train() switches checkpointing on, know nothing of."""
+    if arguments.activation_checkpointing:
+        check_every(model, settings.checkpoint_every)
+        return
+    # The script may have called the model's own method.
+    for note in set_checkpointing(
+        model, wanted=settings.gradient_checkpointing, every=settings.checkpoint_every
+    ):
+        changes.add(note)
 
 
 def _check_epochs(trainer: Any) -> None:

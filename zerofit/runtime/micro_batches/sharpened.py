@@ -29,7 +29,8 @@ class LastLayer:
         """Note inside which layer runs last.
 
         Args:
-            model: the model itself, without wrappers; not compiled, for hooks would be compiled with it.
+            model: the model itself, without wrappers; what is compiled of it must run as it is written,
+                or the hooks would be compiled with it.
         """
 
         def note(layer: Any, _: Any, output: Any) -> None:
@@ -50,12 +51,7 @@ class LastLayer:
 
 
 def _layers(model: Any) -> list[Any]:
-    modules = list(model.modules())
-    is_compiled = any(
-        "_orig_mod" in one._modules or getattr(one, "_compiled_call_impl", None) is not None
-        for one in modules
-    )
-    return [] if is_compiled else [one for one in modules if any(True for _ in one.parameters(recurse=False))]
+    return [one for one in model.modules() if any(True for _ in one.parameters(recurse=False))]
 
 
 def _spread_of(output: Any) -> float:

@@ -195,7 +195,7 @@ class Splitter:
             can_split=batch.whole_because is None,
             model=self._base,
         )
-        with unchanged_random_state(self.devices), evaluation_mode(self._base):
+        with uncompiled(), unchanged_random_state(self.devices), evaluation_mode(self._base):
             found = check(
                 halves,
                 lambda some: self.call(some, with_gradient=False),
@@ -325,6 +325,17 @@ class Splitter:
             most, size = self._micro_batch_size, sum(piece.size for piece in pieces)
             of = f"of {most}" if size % most == 0 else f"of at most {most}"
             self._changes.add(f"each forward pass of {size} samples runs as {len(pieces)} micro-batches {of}")
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Inside, what torch.compile has compiled runs as it is written.
+
+    A check runs a few times in evaluation mode and with hooks: each would be compiled for itself.
+    """
+    import torch
+
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def unwrapped(model: Any) -> Any:

@@ -1,0 +1,26 @@
+"""The models of transformers in a module: itself, what peft wraps, the parts of a script's own class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def transformers_parts(module: Any) -> Iterator[Any]:
+    """Yield the outermost models of transformers in a torch.nn.Module."""
+    import transformers
+
+    if isinstance(module, transformers.PreTrainedModel):
+        yield module
+        return
+    for child in module.children():
+        yield from transformers_parts(child)
+
+
+def checkpointed_blocks(model: Any) -> tuple[Any, ...]:
+    """Return the blocks of a model that recompute by a switch of their own, in their order."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return tuple(one for one in model.modules() if isinstance(one, GradientCheckpointingLayer))

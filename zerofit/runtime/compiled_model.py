@@ -1,0 +1,61 @@
+"""Lets a model that the plan compiles be saved, loaded and unwrapped as the script's own.
+
+torch.compile wraps a model, whose weights are then called `_orig_mod.` and their name. A script that knows
+nothing of it would save them so, and what loads such a file leaves every weight newly made.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+_PREFIX = "_orig_mod."
+"""Source: torch/_dynamo/eval_frame.py, OptimizedModule (2.13)."""
+
+
+def install(accelerator_class: Any) -> None:
+    """Hook what compiles a model, and what takes the wrapper away.
+
+    Args:
+        accelerator_class: accelerate's Accelerator, or a subclass, that compiles as the plan says.
+    """
+    prepare_one, unwrap = accelerator_class.prepare_model, accelerator_class.unwrap_model
+
+    @functools.wraps(prepare_one)
+    def prepare_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = prepare_one(self, model, *args, **kwargs)
+        if _is_wrapper(prepared) and not _is_wrapper(model):
+            _keep_names(prepared)
+        return prepared
+
+    @functools.wraps(unwrap)
+    def unwrap_model(
+        self: Any, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False
+    ) -> Any:
+        return unwrap(self, model, keep_fp32_wrapper, keep_torch_compile)
+
+    accelerator_class.prepare_model = prepare_model
+    accelerator_class.unwrap_model = unwrap_model
+
+
+def _is_wrapper(model: Any) -> bool:
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return isinstance(model, OptimizedModule)
+
+
+def _keep_names(wrapper: Any) -> None:
+    """Let a wrapper's state_dict() have the names of what it wraps, and load_state_dict() take them."""
+
+    def without_prefix(_: Any, state: Any, prefix: str, __: Any) -> None:
+        for name in [name for name in state if name.startswith(prefix + _PREFIX)]:
+            state[prefix + name.removeprefix(prefix + _PREFIX)] = state.pop(name)
+
+    def with_prefix(_: Any, state: Any, prefix: str, *__: Any) -> None:
+        own = [name for name in state if name.startswith(prefix)]
+        for name in own:
+            if not name.startswith(prefix + _PREFIX):
+                state[prefix + _PREFIX + name.removeprefix(prefix)] = state.pop(name)
+
+    wrapper.register_state_dict_post_hook(without_prefix)
+    wrapper.register_load_state_dict_pre_hook(with_prefix)
