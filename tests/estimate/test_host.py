@@ -15,7 +15,7 @@ from zerofit.estimate.engine import Setup
 from zerofit.estimate.host import PROCESS, estimate_host_memory, nvme_bytes_needed
 from zerofit.estimates import Holder, MemoryEstimate, RunPhase
 from zerofit.facts import GpuSpec, Machine, ModelFacts
-from zerofit.strategy import Buckets, Lora, OffloadDevice, Strategy
+from zerofit.strategy import Buckets, Lora, OffloadDevice, OptimizerName, Strategy
 
 _MODEL = ModelFacts(
     name="made",
@@ -71,6 +71,28 @@ def test_what_the_step_holds_in_bytes_a_parameter(
     assert held[0] == pytest.approx(
         pinned * _NUM_ELEMENTS, abs=4 * 2 * _NUM_ELEMENTS if "p" in offload else 0
     )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "stage", "pages"),
+    [
+        # None of the log's tensors has the 100000 elements from which states are paged; flat ones have.
+        (OptimizerName.PAGED_ADAMW, None, 0),
+        (OptimizerName.PAGED_ADAMW, 2, 8),
+        (OptimizerName.PAGED_ADAMW, 3, 8),
+        (OptimizerName.PAGED_ADAMW_8BIT, 2, 2),
+        (OptimizerName.PAGED_LION_8BIT, 3, 1),
+        (OptimizerName.ADAMW_8BIT, 2, 0),
+    ],
+)
+def test_pages_may_all_come_to_the_host(optimizer: OptimizerName, stage: int | None, pages: int) -> None:
+    setup = setup_of(_LOG, stage or 0, ranks=4, optimizer=optimizer)
+    if stage is None:
+        setup = replace(setup, strategy=Strategy(optimizer=optimizer))
+    found = _estimate(setup).of(RunPhase.STEP)
+    assert found is not None
+    held = sum(term.num_bytes for term in found.terms if term.name == "optimizer states")
+    assert held == pages * _NUM_ELEMENTS
 
 
 def _held(setup: Setup, phase: RunPhase, *, dtype: str, machine: Machine = _MACHINE) -> dict[str, float]:

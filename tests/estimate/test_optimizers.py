@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -142,35 +143,81 @@ def test_states_and_the_steps_largest_moment_are_those_of_the_real_class(
     assert _told(name, dtype.itemsize) == _measure(make, dtype)
 
 
-@pytest.mark.parametrize(("num_elements", "bits"), [(4095, 32), (4096, 32), (4095, 8), (4096, 8), (4097, 8)])
-def test_8_bit_states_are_those_of_bitsandbytes(num_elements: int, bits: int) -> None:
-    from bitsandbytes.optim import AdamW8bit
-    from bitsandbytes.optim.optimizer import GlobalOptimManager
+_CLASSES = {
+    OptimizerName.PAGED_ADAMW: "PagedAdamW",
+    OptimizerName.ADAMW_8BIT: "AdamW8bit",
+    OptimizerName.PAGED_ADAMW_8BIT: "PagedAdamW8bit",
+    OptimizerName.LION: "Lion",
+    OptimizerName.LION_8BIT: "Lion8bit",
+    OptimizerName.PAGED_LION_8BIT: "PagedLion8bit",
+    OneState.EIGHT_BIT: "RMSprop8bit",
+}
 
-    parameter = torch.nn.Parameter(torch.zeros(num_elements))
-    GlobalOptimManager.get_instance().override_config([parameter], "optim_bits", bits)
-    optimizer = AdamW8bit([parameter])
-    optimizer.init_state(optimizer.param_groups[0], parameter, 0, 0)
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("num_elements", "is_embedding"),
+    [(4095, False), (4096, True), (4096, False), (4097, False), (99_999, False)],
+)
+@pytest.mark.parametrize("name", _CLASSES)
+def test_states_are_those_of_bitsandbytes(
+    name: Stepper, num_elements: int, is_embedding: bool, dtype: torch.dtype
+) -> None:
+    import bitsandbytes
+
+    parameter = torch.nn.Parameter(torch.zeros(num_elements, dtype=dtype))
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    manager.initialize()  # it knows parameters by their address, which may be used again
+    if is_embedding:
+        manager.override_config([parameter], "optim_bits", 32)
+    optimizer = getattr(bitsandbytes.optim, _CLASSES[name])([parameter])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pages are for GPUs
+        optimizer.init_state(optimizer.param_groups[0], parameter, 0, 0)
     state = optimizer.state[parameter]
-    real = [state[key].nbytes for key in ("state1", "state2", "absmax1", "absmax2") if key in state]
+    real = [state[key].nbytes for key in _STATES if key in state]
     shared = [state[key].nbytes for key in ("qmap1", "qmap2") if key in state]
-    told = Optimizer(name=OptimizerName.ADAMW_8BIT)
-    tensor = Stepped(num_elements=num_elements, is_embedding=bits == 32)
+    tensor = Stepped(num_elements=num_elements, is_embedding=is_embedding, bytes_per_element=dtype.itemsize)
+    told = Optimizer(name=name)
     assert list(told.states_of(tensor)) == real
-    if bits == 8:
+    assert told.pages_of(tensor) == 0
+    if not is_embedding and dtype is torch.float32:
         assert _born(told, [num_elements])[STATES] == real + shared
 
 
-@pytest.mark.parametrize("num_elements", [4095, 4096, 4097])
-def test_one_8_bit_state_is_that_of_bitsandbytes(num_elements: int) -> None:
-    from bitsandbytes.optim import Lion8bit
+_STATES = ("state1", "state2", "absmax1", "absmax2")
 
-    parameter = torch.nn.Parameter(torch.zeros(num_elements))
-    optimizer = Lion8bit([parameter])
+
+@pytest.mark.parametrize("name", [name for name, made in _CLASSES.items() if made.startswith("Paged")])
+@pytest.mark.parametrize("is_embedding", [True, False])
+def test_pages_are_the_states_that_bitsandbytes_asks_to_be_paged(name: Stepper, is_embedding: bool) -> None:
+    """The very tensors that get_state_buffer() makes, which on a GPU are pages from 1e5 elements on."""
+    import bitsandbytes
+
+    asked: list[int] = []
+
+    class Watched(getattr(bitsandbytes.optim, _CLASSES[name])):
+        def get_state_buffer(self, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            asked.append(p.numel() * dtype.itemsize)
+            return torch.zeros_like(p, dtype=dtype)
+
+    parameter = torch.nn.Parameter(torch.zeros(100_000))
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    manager.initialize()
+    if is_embedding:
+        manager.override_config([parameter], "optim_bits", 32)
+    optimizer = Watched([parameter])
     optimizer.init_state(optimizer.param_groups[0], parameter, 0, 0)
-    state = optimizer.state[parameter]
-    real = [state[key].nbytes for key in ("state1", "absmax1", "qmap1") if key in state]
-    assert _born(Optimizer(name=OneState.EIGHT_BIT), [num_elements])[STATES] == real
+    scales = [
+        optimizer.state[parameter][key].nbytes for key in _STATES[2:] if key in optimizer.state[parameter]
+    ]
+    told = Optimizer(name=name)
+    tensor = Stepped(num_elements=100_000, is_embedding=is_embedding)
+    assert told.pages_of(tensor) == sum(asked)
+    assert list(told.states_of(tensor)) == scales
+    tape = Tape()
+    told.step(tape, [tensor, tensor], is_first=False)
+    assert tape.sizes == [sum(asked)]  # one tensor's at a time
 
 
 @pytest.mark.parametrize(
@@ -179,6 +226,11 @@ def test_one_8_bit_state_is_that_of_bitsandbytes(num_elements: int) -> None:
         (None, [4000, 4000, 40_000, 40_000], [4000, 40_000]),
         (OptimizerName.ADAMW, [4, 4000, 4000, 4, 40_000, 40_000], []),
         (OptimizerName.ADAMW_8BIT, [4000, 4000, 10_000, 10_000, 160, 160, 1024, 1024], []),
+        (OptimizerName.PAGED_ADAMW, [4000, 4000, 40_000, 40_000], []),
+        (OptimizerName.PAGED_ADAMW_8BIT, [4000, 4000, 10_000, 10_000, 160, 160, 1024, 1024], []),
+        (OptimizerName.LION, [4000, 40_000], []),
+        (OptimizerName.LION_8BIT, [4000, 10_000, 160, 1024], []),
+        (OptimizerName.PAGED_LION_8BIT, [4000, 10_000, 160, 1024], []),
         (OptimizerName.ADAFACTOR, [4000, 4, 40_000, 4], [4000] * 4 + [40_000] * 4),
         (OptimizerName.SGD, [], []),
         (OneState.FULL, [4000, 40_000], [4000, 40_000]),

@@ -15,6 +15,8 @@ from zerofit.errors import UserError
 from zerofit.runtime import optimizer_swap
 from zerofit.strategy import OptimizerName
 
+pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
+
 VOCABULARY, WIDTH = 80, 64
 WEIGHT = VOCABULARY * WIDTH
 """Elements of each matrix below; 8-bit states need 4096 at least (bitsandbytes, min_8bit_size)."""
@@ -55,27 +57,32 @@ def test_groups_and_schedulers_are_the_scripts(name: OptimizerName) -> None:
     assert all(ours is theirs for ours, theirs in zip(new.param_groups, held, strict=True))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns of a scheduler whose optimizer does not step
+        warnings.filterwarnings("ignore", "Paged optimizers are not supported on CPU")
         step(net, new)
         scheduler.step()
     assert scheduler.optimizer is new
     assert [group["lr"] for group in new.param_groups] == [0.005, 0.01]
     assert [group["weight_decay"] for group in new.param_groups] == [0.1, 0.0]
     assert new.param_groups[0]["name"] == "the script's own"
-    adam = name in (OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT)
-    assert (new.param_groups[0].get("betas") == (0.8, 0.9)) is adam
+    assert (new.param_groups[0].get("betas") == (0.8, 0.9)) is ("adamw" in name)
+    assert "lion" not in name or new.param_groups[0]["betas"] == (0.9, 0.99)
     assert "amsgrad" in new.param_groups[0] or name is not OptimizerName.ADAMW
+
+
+EIGHT_BIT = WEIGHT + FP32 * WEIGHT // 256 + FP32 * 256
+"""A byte for each element, a scale for each 256 of them, and a table of 256 values."""
 
 
 @pytest.mark.parametrize(
     ("name", "matrix", "embedding"),
     [
         (OptimizerName.ADAMW, 2 * FP32 * WEIGHT, 2 * FP32 * WEIGHT),
-        # A byte for each of two states, a scale for each 256 of them, and two tables of 256 values.
-        (
-            OptimizerName.ADAMW_8BIT,
-            2 * (WEIGHT + FP32 * WEIGHT // 256 + FP32 * 256),
-            2 * FP32 * WEIGHT,
-        ),
+        (OptimizerName.PAGED_ADAMW, 2 * FP32 * WEIGHT, 2 * FP32 * WEIGHT),
+        (OptimizerName.ADAMW_8BIT, 2 * EIGHT_BIT, 2 * FP32 * WEIGHT),
+        (OptimizerName.PAGED_ADAMW_8BIT, 2 * EIGHT_BIT, 2 * FP32 * WEIGHT),
+        (OptimizerName.LION, FP32 * WEIGHT, FP32 * WEIGHT),
+        (OptimizerName.LION_8BIT, EIGHT_BIT, FP32 * WEIGHT),
+        (OptimizerName.PAGED_LION_8BIT, EIGHT_BIT, FP32 * WEIGHT),
         (OptimizerName.ADAFACTOR, FP32 * (VOCABULARY + WIDTH), FP32 * (VOCABULARY + WIDTH)),
         (OptimizerName.SGD, 0, 0),
     ],
@@ -87,6 +94,12 @@ def test_the_states_are_what_was_promised(name: OptimizerName, matrix: int, embe
         step(net, new)
     assert state_bytes(new, net[1].weight) == matrix
     assert state_bytes(new, net[0].weight) == embedding
+    assert getattr(new, "is_paged", False) is ("paged" in name)
+
+
+def test_of_every_optimizer_the_states_are_known() -> None:
+    mark = test_the_states_are_what_was_promised.pytestmark[0]
+    assert {name for name, *_ in mark.args[1]} == set(OptimizerName)
 
 
 @pytest.mark.parametrize("name", OptimizerName)
@@ -124,7 +137,7 @@ def test_what_means_nothing_to_the_new_one_is_dropped(make: Any, name: Optimizer
     new = optimizer_swap.swap(make(net), name, modules=net.modules())
     step(net, new)
     assert not {"alpha", "d", "lr_decay", "initial_accumulator_value"} & new.param_groups[0].keys() or (
-        name is OptimizerName.ADAMW_8BIT  # has an alpha of its own
+        "adamw" in name  # that of bitsandbytes has an alpha of its own
     )
     assert new.param_groups[0]["lr"] == 0.1
 
@@ -216,6 +229,69 @@ def test_what_is_dropped_is_named_and_what_is_alike_stays(make: Any, line: str |
     prepared = accelerator_class().prepare(own)
     assert (prepared.optimizer is own) is (line is None)
     assert changes.lines == ((line,) if line else ())
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "stays"),
+    [
+        ("AdamW8bit", OptimizerName.ADAMW_8BIT, True),
+        ("PagedAdamW8bit", OptimizerName.ADAMW_8BIT, True),
+        ("AdamW8bit", OptimizerName.PAGED_ADAMW_8BIT, False),
+        ("AdamW", OptimizerName.ADAMW_8BIT, False),
+        ("PagedAdamW", OptimizerName.PAGED_ADAMW, True),
+        ("PagedAdamW32bit", OptimizerName.PAGED_ADAMW, True),
+        ("PagedLion", OptimizerName.LION, True),
+        ("Lion8bit", OptimizerName.LION, False),
+        ("AdamW8bit", OptimizerName.LION_8BIT, False),
+    ],
+)
+def test_bitsandbytes_own_stays_where_it_is_as_small(own: str, name: OptimizerName, stays: bool) -> None:
+    import bitsandbytes
+
+    optimizer = getattr(bitsandbytes.optim, own)(model().parameters())
+    assert (optimizer_swap.swap(optimizer, name) is optimizer) is stays
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "betas"),
+    [
+        ("AdamW", OptimizerName.LION_8BIT, (0.9, 0.99)),
+        ("Lion", OptimizerName.LION_8BIT, (0.7, 0.8)),
+        ("Lion", OptimizerName.ADAMW_8BIT, (0.9, 0.999)),
+        ("AdamW", OptimizerName.PAGED_ADAMW, (0.7, 0.8)),
+    ],
+)
+def test_lions_betas_are_no_adamws(own: str, name: OptimizerName, betas: tuple[float, float]) -> None:
+    import bitsandbytes
+
+    optimizer = getattr(bitsandbytes.optim, own)(model().parameters(), betas=(0.7, 0.8))
+    assert optimizer_swap.swap(optimizer, name).param_groups[0]["betas"] == betas
+
+
+def test_lion_keeps_the_learning_rate_and_says_so() -> None:
+    accelerator_class, changes = own_class(), quiet()
+    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.LION), changes)
+    own = torch.optim.AdamW(model().parameters(), lr=0.002, betas=(0.8, 0.999))
+    LambdaLR(own, lambda number: 0.0)  # a warm-up begins at nothing
+    prepared = accelerator_class().prepare(own)
+    assert prepared.param_groups[0]["initial_lr"] == 0.002
+    assert changes.lines == (
+        "the optimizer is bitsandbytes's Lion; the script says torch's AdamW; betas=(0.8, 0.999) of the "
+        "script's has no place in it",
+        "Lion trains at the script's learning rate of 0.002; it steps by signs, and its authors take 3 to 10 "
+        "times less than with AdamW, with as many times the weight decay "
+        "(https://arxiv.org/abs/2302.06675, section 5)",
+    )
+
+
+def test_embeddings_keep_whole_states_though_the_optimizer_comes_alone() -> None:
+    accelerator_class = own_class()
+    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.LION_8BIT), quiet())
+    net = model()
+    optimizer = accelerator_class().prepare(torch.optim.AdamW(net.parameters(), lr=0.01))
+    step(net, optimizer)
+    assert optimizer.state[net[0].weight]["state1"].dtype is torch.float32
+    assert optimizer.state[net[1].weight]["state1"].dtype is torch.uint8
 
 
 @pytest.mark.parametrize("switch", ["amsgrad", "maximize"])

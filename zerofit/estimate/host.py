@@ -53,8 +53,10 @@ _EXPLANATIONS = {
     ),
     MASTER: ("4 P / N a rank; 8 P / N while stage 3 makes it", f"{_STAGE12}:565; {_STAGE3}:1159"),
     STATES: (
-        "8 P / N a rank with the optimizer on the host; else one state on its way to the disk",
-        "deepspeed 0.19.8, ops/adam/cpu_adam.py:161; torch.save copies one storage at a time",
+        "8 P / N a rank with the optimizer on the host, or the pages of a paged one; else one state on its"
+        " way to the disk",
+        "deepspeed 0.19.8, ops/adam/cpu_adam.py:161; bitsandbytes/optim/optimizer.py, get_state_buffer;"
+        " torch.save copies one storage at a time",
     ),
     GRADIENTS: ("4 P / N a rank, fp32 gradients that the host steps on", f"{_STAGE12}:940; {_STAGE3}:1340"),
     GRADIENT_BUFFER: (

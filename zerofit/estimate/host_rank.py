@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from zerofit.estimate.host_ledger import CHECKPOINT, HostLedger
+from zerofit.estimate.optimizers import Stepped, make_optimizer
 from zerofit.estimate.zero_engine import FP32
 from zerofit.estimate.zero_flat import FlatGroup, flattens_on_gpu, sub_groups
 from zerofit.estimates import RunPhase
@@ -229,7 +230,12 @@ class HostRank:
                 self.ledger.pin(size, GRADIENT_BUFFER, pins=self._pins)
 
     def _first_step(self) -> None:
-        """DeepSpeedCPUAdam makes two pageable states (ops/adam/cpu_adam.py:161)."""
+        """DeepSpeedCPUAdam makes two pageable states (ops/adam/cpu_adam.py:161).
+
+        Pages of bitsandbytes' are all counted here, though the GPU holds those that it has room for.
+        """
+        if self._offload is OffloadDevice.NONE:
+            self.ledger.take(self._page_bytes, STATES)
         if self._offload is not OffloadDevice.CPU:
             return
         if self._stage is ZeroStage.PARAMETERS:
@@ -240,6 +246,19 @@ class HostRank:
                     self._convert(size)
         else:
             self._make_states(self._group.partition_elements)
+
+    @property
+    def _page_bytes(self) -> int:
+        optimizer = make_optimizer(self._strategy, self._setup.own_optimizer)
+        parameters = [self._setup.log.parameters[number] for number in self._trained]
+        stepped = [(one.num_elements, one.is_embedding) for one in parameters]
+        if self._stage is not ZeroStage.NOTHING:  # flat tensors, embeddings by themselves
+            parts = [(-(-size // self._num_ranks), is_embedding) for size, is_embedding in stepped]
+            stepped = [(sum(size for size, of in parts if of is kind), kind) for kind in (False, True)]
+        return sum(
+            optimizer.pages_of(Stepped(num_elements=elements, is_embedding=is_embedding))
+            for elements, is_embedding in stepped
+        )
 
     def _make_states(self, elements: int) -> None:
         for _ in range(2):

@@ -27,19 +27,46 @@ _LEAST_8_BIT = 4096
 """Smaller tensors keep fp32 states (bitsandbytes/optim/optimizer.py, min_8bit_size)."""
 _QUANTILE_MAP_BYTES = 256 * 4
 """One of the two tables that all 8-bit states share (bitsandbytes/optim/optimizer.py, fill_qmap)."""
+_LEAST_PAGED = 100_000
+"""A paged optimizer pages the states of no smaller tensor (bitsandbytes/optim/optimizer.py,
+get_state_buffer)."""
 
 
 class OneState(StrEnum):
     """Optimizers of a script's own that keep one state beside each parameter."""
 
     FULL = "one state"
-    """As wide as the parameter: SGD with momentum, RMSprop, Adagrad, Lion."""
+    """As wide as the parameter: SGD with momentum, RMSprop, Adagrad."""
     EIGHT_BIT = "one state in 8 bit"
     """Those of bitsandbytes."""
 
 
 Stepper = OptimizerName | OneState | None
 """What an optimizer costs, be it zerofit's or the script's own; None for torch's foreach AdamW."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BitsAndBytes:
+    """What a class of bitsandbytes keeps of each parameter."""
+
+    num_states: int
+    has_8_bit: bool = False
+    is_paged: bool = False
+
+
+_BITSANDBYTES: dict[Stepper, _BitsAndBytes] = {
+    OptimizerName.PAGED_ADAMW: _BitsAndBytes(num_states=2, is_paged=True),
+    OptimizerName.ADAMW_8BIT: _BitsAndBytes(num_states=2, has_8_bit=True),
+    OptimizerName.PAGED_ADAMW_8BIT: _BitsAndBytes(num_states=2, has_8_bit=True, is_paged=True),
+    OptimizerName.LION: _BitsAndBytes(num_states=1),
+    OptimizerName.LION_8BIT: _BitsAndBytes(num_states=1, has_8_bit=True),
+    OptimizerName.PAGED_LION_8BIT: _BitsAndBytes(num_states=1, has_8_bit=True, is_paged=True),
+    OneState.EIGHT_BIT: _BitsAndBytes(num_states=1, has_8_bit=True),
+}
+_PAGES = (
+    "; of tensors from 100000 elements on they lie in unified memory, in pages that the driver moves to the "
+    "host when the GPU is full: those of one tensor at a time are counted"
+)
 
 FORMULAS: dict[Stepper, tuple[str, str]] = {
     None: ("2 b P", "torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq like each parameter"),
@@ -50,6 +77,23 @@ FORMULAS: dict[Stepper, tuple[str, str]] = {
     OptimizerName.ADAMW_8BIT: (
         "2 P + 8 P / 256; 8 P for embeddings and tensors below 4096 elements",
         "bitsandbytes/optim/optimizer.py, init_state; transformers/trainer.py, create_optimizer",
+    ),
+    OptimizerName.PAGED_ADAMW: (
+        f"8 P{_PAGES}",
+        "bitsandbytes/optim/optimizer.py, get_state_buffer; ASSUMPTION: the driver makes room in time",
+    ),
+    OptimizerName.PAGED_ADAMW_8BIT: (
+        f"as 8-bit AdamW{_PAGES}",
+        "bitsandbytes/optim/optimizer.py, get_state_buffer; ASSUMPTION: the driver makes room in time",
+    ),
+    OptimizerName.LION: ("4 P", "bitsandbytes/optim/optimizer.py, Optimizer1State.init_state"),
+    OptimizerName.LION_8BIT: (
+        "P + 4 P / 256; 4 P for embeddings and tensors below 4096 elements",
+        "bitsandbytes/optim/optimizer.py, Optimizer1State.init_state",
+    ),
+    OptimizerName.PAGED_LION_8BIT: (
+        f"as 8-bit Lion{_PAGES}",
+        "bitsandbytes/optim/optimizer.py, get_state_buffer; ASSUMPTION: the driver makes room in time",
     ),
     OptimizerName.ADAFACTOR: (
         "4 (rows + columns) a matrix, 4 P of a vector",
@@ -105,20 +149,41 @@ class Optimizer:
             return tensor.num_bytes, tensor.num_bytes
         if self.name is OptimizerName.ADAMW:
             return 4, tensor.num_bytes, tensor.num_bytes
-        if self.name is OptimizerName.ADAMW_8BIT:
-            if tensor.is_embedding or tensor.num_elements < _LEAST_8_BIT:
-                return 4 * tensor.num_elements, 4 * tensor.num_elements
-            scales = 4 * -(-tensor.num_elements // _BLOCK)
-            return tensor.num_elements, tensor.num_elements, scales, scales
         if self.name is OptimizerName.ADAFACTOR:
             return *_second_moments(tensor), 4
         if self.name is OneState.FULL:
             return (tensor.num_bytes,)
-        if self.name is OneState.EIGHT_BIT:
-            if tensor.is_embedding or tensor.num_elements < _LEAST_8_BIT:
-                return (4 * tensor.num_elements,)
-            return tensor.num_elements, 4 * -(-tensor.num_elements // _BLOCK)
-        return ()
+        kind = _BITSANDBYTES.get(self.name)
+        if kind is None:
+            return ()
+        states = () if self.pages_of(tensor) else self._moments(tensor)
+        scales = 4 * -(-tensor.num_elements // _BLOCK)
+        return *states, *((scales,) * kind.num_states if self._is_8_bit(tensor) else ())
+
+    @property
+    def has_8_bit(self) -> bool:
+        """Whether any of its states are in 8 bit."""
+        kind = _BITSANDBYTES.get(self.name)
+        return kind is not None and kind.has_8_bit
+
+    def pages_of(self, tensor: Stepped) -> int:
+        """Return the bytes of a tensor's states that are the driver's to move between GPU and host."""
+        kind = _BITSANDBYTES.get(self.name)
+        if kind is None or not kind.is_paged or tensor.num_elements < _LEAST_PAGED:
+            return 0
+        return sum(self._moments(tensor))
+
+    def _moments(self, tensor: Stepped) -> tuple[int, ...]:
+        """Return the sizes of bitsandbytes' states of one tensor, without the scales of those in 8 bit."""
+        width = 1 if self._is_8_bit(tensor) else 4
+        return (width * tensor.num_elements,) * _BITSANDBYTES[self.name].num_states
+
+    def _is_8_bit(self, tensor: Stepped) -> bool:
+        return (
+            _BITSANDBYTES[self.name].has_8_bit
+            and not tensor.is_embedding
+            and tensor.num_elements >= _LEAST_8_BIT
+        )
 
     def step(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
         """Note what one optimizer step over these tensors allocates and frees.
@@ -135,6 +200,9 @@ class Optimizer:
                     tape.allocate(num_bytes, STATES)
             for num_bytes in self._shared(tensors):
                 tape.allocate(num_bytes, STATES)
+        pages = max((self.pages_of(tensor) for tensor in tensors), default=0)
+        if pages:
+            tape.free(tape.allocate(pages, TEMPORARIES))
         # torch/optim/adam.py, _multi_tensor_adam: the square roots of all at once; sgd.py, _multi_tensor_sgd:
         # the gradients with the weights' decay, and rmsprop.py and adagrad.py roots as well.
         if self.name in (None, OneState.FULL):
@@ -144,9 +212,10 @@ class Optimizer:
 
     def _shared(self, tensors: Sequence[Stepped]) -> list[int]:
         """Return the tables of an 8-bit optimizer, one a state, which exist once any state is in 8 bit."""
-        states = {OptimizerName.ADAMW_8BIT: 2, OneState.EIGHT_BIT: 1}.get(self.name, 0) if self.name else 0
-        has_8_bit = any(len(self.states_of(tensor)) == 2 * states for tensor in tensors)
-        return [_QUANTILE_MAP_BYTES] * states if has_8_bit else []
+        kind = _BITSANDBYTES.get(self.name)
+        if kind is None or not any(self._is_8_bit(tensor) for tensor in tensors):
+            return []
+        return [_QUANTILE_MAP_BYTES] * kind.num_states
 
     def _step_adafactor(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
         """Go tensor by tensor; the names in its loop hold the last one's until they are given anew."""

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 _STEP_BYTES: dict[Stepper, int] = {
     None: 80,
     OptimizerName.ADAMW: 28,
+    OptimizerName.PAGED_ADAMW: 28,
     OptimizerName.ADAMW_8BIT: 16,
+    OptimizerName.PAGED_ADAMW_8BIT: 16,
+    OptimizerName.LION: 20,
+    OptimizerName.LION_8BIT: 14,
+    OptimizerName.PAGED_LION_8BIT: 14,
     OptimizerName.ADAFACTOR: 60,
     OptimizerName.SGD: 12,
     OneState.FULL: 36,
@@ -31,8 +36,9 @@ _STEP_BYTES: dict[Stepper, int] = {
 }
 """Bytes read and written for each element stepped, fp32 weights and gradients. Fused AdamW reads weight,
 gradient and two moments and writes three; foreach AdamW makes eight passes (torch/optim/adamw.py,
-_multi_tensor_adam); 8-bit moments take one byte each way each; ASSUMPTION for Adafactor: five passes, and for
-foreach with one state three."""
+_multi_tensor_adam); 8-bit moments take one byte each way each; Lion
+has one moment. ASSUMPTION for Adafactor: five passes, for foreach with one state three, and that pages stay
+on the GPU from step to step: each that the driver has moved takes longer, by how much was not measured."""
 _DEEPSPEED_16BIT_BYTES = 12
 """A 16-bit gradient read and written as fp32, the fp32 weight read and written in 16 bit.
 Source: deepspeed/runtime/zero/stage_1_and_2.py, step (0.19.8)."""

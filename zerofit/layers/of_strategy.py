@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 OPTIMIZER_IDS = {
     OptimizerName.ADAMW: "torch.AdamW",
+    # AdamW(is_paged=True): PagedAdamW is the same, and accelerate does not take it for an AdamW.
+    OptimizerName.PAGED_ADAMW: "bitsandbytes.AdamW",
     OptimizerName.ADAMW_8BIT: "bitsandbytes.AdamW8bit",
+    OptimizerName.PAGED_ADAMW_8BIT: "bitsandbytes.PagedAdamW8bit",
+    OptimizerName.LION: "bitsandbytes.Lion",
+    OptimizerName.LION_8BIT: "bitsandbytes.Lion8bit",
+    OptimizerName.PAGED_LION_8BIT: "bitsandbytes.PagedLion8bit",
     OptimizerName.ADAFACTOR: "transformers.Adafactor",
     OptimizerName.SGD: "torch.SGD",
 }
@@ -68,6 +74,7 @@ def situation_of_strategy(
             optimizer=optimizer,
             force_cpu_optimizer=Said(value=True, text="no zero_force_ds_cpu_optimizer"),
         ),
+        strategy=strategy,
         launcher=launcher,
         topology=topology,
         machine=machine,

@@ -14,6 +14,23 @@ if TYPE_CHECKING:
 _TWO_STATES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta")
 _ONE_STATE = ("SGD", "RMSprop", "Adagrad", "Lion", "Muon", "ASGD", "LARS")
 """Classes by name, those of torch and of bitsandbytes; their step() shows what they keep of a parameter."""
+_TWO = {
+    (False, False): OptimizerName.ADAMW,
+    (False, True): OptimizerName.PAGED_ADAMW,
+    (True, False): OptimizerName.ADAMW_8BIT,
+    (True, True): OptimizerName.PAGED_ADAMW_8BIT,
+}
+_BITSANDBYTES = {
+    "Adam": _TWO,
+    "AdamW": _TWO,
+    "Lion": {
+        (False, False): OptimizerName.LION,
+        (False, True): OptimizerName.LION,
+        (True, False): OptimizerName.LION_8BIT,
+        (True, True): OptimizerName.PAGED_LION_8BIT,
+    },
+}
+"""bitsandbytes' families: what each is in (8 bit, paged)."""
 
 
 def own_stepper(optimizer: CapturedOptimizer | None) -> tuple[Stepper, str]:
@@ -40,15 +57,21 @@ def own_stepper(optimizer: CapturedOptimizer | None) -> tuple[Stepper, str]:
         return None, f"{shown} is counted as AdamW: what it keeps is not known"
     if family == "Adafactor":
         kind = OptimizerName.ADAFACTOR
+    elif library == "bitsandbytes" and family in _BITSANDBYTES:
+        kind = _BITSANDBYTES[family][has_8_bit, is_paged]
     elif family in _TWO_STATES:
-        is_single = library == "bitsandbytes" or settings.get("fused") is True
-        kind = OptimizerName.ADAMW_8BIT if has_8_bit else OptimizerName.ADAMW if is_single else None
+        kind = OptimizerName.ADAMW if settings.get("fused") is True else None
     elif family == "SGD" and not settings.get("momentum"):
         kind = OptimizerName.SGD
     else:
         kind = OneState.EIGHT_BIT if has_8_bit else OneState.FULL
     if settings.get("amsgrad"):
         return kind, f"{name} is counted without the third state that amsgrad keeps"
+    if is_paged and kind is OptimizerName.LION:
+        return kind, "the pages of PagedLion are counted as if they stayed on the GPU"
     if is_paged:
-        return kind, f"the pages of Paged{name} are counted as if they stayed on the GPU"
+        return (
+            kind,
+            f"the pages of Paged{name} are counted on the host, where the driver may move them",
+        )
     return kind, ""

@@ -37,22 +37,24 @@ def install(accelerator_class: Any, plan: Plan, changes: Changes) -> None:
 
         for optimizer in objects:
             if isinstance(optimizer, Optimizer):
-                check_optimizer(type(optimizer), plan, changes)
+                check_optimizer(optimizer, plan, changes)
         return original(self, *objects, **kwargs)
 
     accelerator_class.prepare = prepare
 
 
-def check_optimizer(optimizer_class: type, plan: Plan, changes: Changes) -> None:
-    """Print what the rules warn of, where an optimizer of this class trains under the plan.
+def check_optimizer(optimizer: Any, plan: Plan, changes: Changes) -> None:
+    """Print what the rules warn of, where this optimizer trains under the plan.
 
     Raises:
         UserError: they say that it can't work.
     """
-    path = f"{optimizer_class.__module__}.{optimizer_class.__qualname__}"
+    name = type(optimizer).__name__
+    if getattr(getattr(optimizer, "args", None), "optim_bits", None) == 8 and not name.endswith("8bit"):
+        name += "8bit"  # bitsandbytes' AdamW(optim_bits=8), as Trainer makes it
     situation = situation_of_strategy(plan.strategy, topology=plan.topology, versions=plan.versions)
-    optimizer = Said(value=optimizer_of_class(path), text=f"the script's {optimizer_class.__name__}")
-    situation = replace(situation, settings=replace(situation.settings, optimizer=optimizer))
+    said = Said(value=optimizer_of_class(f"{type(optimizer).__module__}.{name}"), text=f"the script's {name}")
+    situation = replace(situation, settings=replace(situation.settings, optimizer=said))
     verdict = check(situation, rules=OPTIMIZER_RULES)
     for finding in verdict.of(Severity.WARNING):
         changes.warn(finding.as_text())

@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
+from zerofit.runtime.optimizer_kinds import KINDS, is_lion, lion_advice, make
 from zerofit.runtime.schedulers import lead_schedulers, live_objects
-from zerofit.strategy import OptimizerName
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zerofit.runtime.changes import Changes
     from zerofit.runtime.settings import Settings
+    from zerofit.strategy import OptimizerName
 
 _KEPT = frozenset({"params", "lr", "initial_lr", "weight_decay"})
 """Keys of a parameter group that mean the same to every optimizer, and to schedulers."""
-_KEPT_BY = {
-    OptimizerName.ADAMW: frozenset({"betas", "eps"}),
-    OptimizerName.ADAMW_8BIT: frozenset({"betas", "eps"}),
-    OptimizerName.ADAFACTOR: frozenset[str](),
-    OptimizerName.SGD: frozenset({"momentum", "dampening", "nesterov"}),
-}
-"""What each takes over from an optimizer of its own kind."""
-_ALIKE = {
-    OptimizerName.ADAMW: ("torch.optim.adamw", "AdamW"),
-    OptimizerName.ADAMW_8BIT: ("bitsandbytes.optim.adamw", "AdamW8bit"),
-    OptimizerName.ADAFACTOR: ("transformers.optimization", "Adafactor"),
-    OptimizerName.SGD: ("torch.optim.sgd", "SGD"),
-}
-"""Module and class of what each name stands for."""
 _OTHER_MATHEMATICS = ("amsgrad", "maximize")
 """Switches of torch's optimizers that no other takes over, and without which the script trains otherwise."""
 _IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Switches that say how an optimizer computes, not what."""
-_EMBEDDING_BITS = 32
-"""Embeddings keep whole states: with 8 bits they are unstable, says bitsandbytes
-(https://huggingface.co/docs/bitsandbytes/main/en/optimizers), and Trainer keeps them so too
-(transformers/trainer_optimizer.py)."""
 
 
 def install(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
@@ -71,6 +53,8 @@ def _with_swapped(
     accelerator: Any, objects: tuple[Any, ...], name: OptimizerName, changes: Changes
 ) -> tuple[Any, ...]:
     """Return what a script prepares, with its one optimizer swapped."""
+    import torch
+
     own = [item for item in objects if is_plain_optimizer(item) and not hasattr(item, "_zerofit_swapped")]
     if not own:
         return objects
@@ -84,14 +68,33 @@ def _with_swapped(
     if why_not:
         changes.add(f"the script's optimizers stay; {name} does not take their place: {why_not}")
         return objects
-    modules = [module for item in objects if hasattr(item, "modules") for module in item.modules()]
-    lost = dropped(own[0], name)
-    new = swap(own[0], name, modules=modules)
+    embeddings = live_objects(torch.nn.Embedding)  # the optimizer may come without its model
+    new = swap_and_note(own[0], name, changes, modules=embeddings, said="the script says")
     if new is own[0]:
         return objects
-    without = f"; {lost} of the script's has no place in it" if lost else ""
-    changes.add(f"the optimizer is {_said(new)}; the script says {_said(own[0])}{without}")
     return tuple(new if item is own[0] else item for item in objects)
+
+
+def swap_and_note(
+    optimizer: Any, name: OptimizerName, changes: Changes, *, modules: Iterable[Any], said: str
+) -> Any:
+    """Swap an optimizer, and note what became of it.
+
+    Args:
+        optimizer: the script's; see swap.
+        name: the kind of the new one.
+        changes: where to note it.
+        modules: those of the model.
+        said: the words before the old one's name: "the script says".
+    """
+    lost, was_lion = dropped(optimizer, name), is_lion(optimizer)
+    new = swap(optimizer, name, modules=modules)
+    if new is not optimizer:
+        without = f"; {lost} of the script's has no place in it" if lost else ""
+        changes.add(f"the optimizer is {_said(new)}; {said} {_said(optimizer)}{without}")
+        if is_lion(new) and not was_lion:
+            changes.add(lion_advice(new.param_groups[0].get("initial_lr", new.param_groups[0]["lr"])))
+    return new
 
 
 def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) -> Any:
@@ -111,12 +114,12 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
     Raises:
         UserError: the script's does what the new one can't.
     """
-    if _is_alike(optimizer, name):
+    if KINDS[name].is_alike(optimizer):
         return optimizer
     for switch in _OTHER_MATHEMATICS:
         if any(group.get(switch) for group in optimizer.param_groups):
             raise _not_taken_over(optimizer, switch, name)
-    kept = _KEPT | _KEPT_BY[name]
+    kept = _KEPT | _kept_by(optimizer, name)
     stale = optimizer.defaults.keys() - kept
     for group in optimizer.param_groups:
         for key in stale & group.keys():
@@ -124,7 +127,7 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
         for key in ("betas", "eps"):
             if key in group and not _fits_adam(key, group[key]):
                 del group[key]
-    new = _MAKERS[name](optimizer.param_groups, tuple(modules))
+    new = make(name, optimizer.param_groups, modules)
     new._zerofit_swapped = optimizer._zerofit_swapped = True
     lead_schedulers(optimizer, new)
     return new
@@ -138,7 +141,7 @@ def dropped(optimizer: Any, name: OptimizerName) -> str:
         name: the kind of the new one.
     """
     defaults = inspect.signature(type(optimizer)).parameters
-    kept = _KEPT | _KEPT_BY[name] | _IMPLEMENTATION
+    kept = _KEPT | _kept_by(optimizer, name) | _IMPLEMENTATION
     said = {
         f"{key}={group[key]}": None
         for group in optimizer.param_groups
@@ -148,8 +151,10 @@ def dropped(optimizer: Any, name: OptimizerName) -> str:
     return ", ".join(said)
 
 
-def _is_alike(optimizer: Any, name: OptimizerName) -> bool:
-    return (type(optimizer).__module__, type(optimizer).__name__) == _ALIKE[name]
+def _kept_by(optimizer: Any, name: OptimizerName) -> frozenset[str]:
+    """Return what means the same to the new one: Lion's betas are no AdamW's, nor AdamW's Lion's."""
+    keeps = KINDS[name].keeps
+    return keeps if is_lion(optimizer) == is_lion(name.value) else keeps - {"betas"}
 
 
 def _not_taken_over(optimizer: Any, switch: str, name: OptimizerName) -> UserError:
@@ -166,46 +171,6 @@ def _fits_adam(key: str, value: Any) -> bool:
     if key == "eps":
         return isinstance(value, float)  # Adafactor has two
     return isinstance(value, tuple | list) and len(value) == 2
-
-
-def _adamw(groups: list[Any], modules: tuple[Any, ...]) -> Any:
-    import torch
-
-    devices = {parameter.device.type for group in groups for parameter in group["params"]}
-    fused = devices <= {"cuda", "cpu"}  # torch/utils/_foreach_utils.py, _get_fused_kernels_supported_devices
-    return torch.optim.AdamW(groups, fused=fused)
-
-
-def _adamw_8bit(groups: list[Any], modules: tuple[Any, ...]) -> Any:
-    import torch
-
-    optimizers: Any = importlib.import_module("bitsandbytes.optim")  # it comes without types
-    manager = optimizers.GlobalOptimManager.get_instance()
-    for module in modules:
-        if isinstance(module, torch.nn.Embedding):
-            manager.register_module_override(module, "weight", {"optim_bits": _EMBEDDING_BITS})
-    return optimizers.AdamW8bit(groups)
-
-
-def _adafactor(groups: list[Any], modules: tuple[Any, ...]) -> Any:
-    from transformers.optimization import Adafactor
-
-    # As Trainer makes it: the learning rate is the script's, not Adafactor's own.
-    return Adafactor(groups, lr=groups[0]["lr"], scale_parameter=False, relative_step=False)
-
-
-def _sgd(groups: list[Any], modules: tuple[Any, ...]) -> Any:
-    import torch
-
-    return torch.optim.SGD(groups)
-
-
-_MAKERS = {
-    OptimizerName.ADAMW: _adamw,
-    OptimizerName.ADAMW_8BIT: _adamw_8bit,
-    OptimizerName.ADAFACTOR: _adafactor,
-    OptimizerName.SGD: _sgd,
-}
 
 
 def is_plain_optimizer(item: Any) -> bool:

@@ -115,6 +115,21 @@ def drop_empty_groups(objects: Iterable[Any]) -> None:
         _keep(optimizer.param_groups, kept)
 
 
+def repeat_entry(optimizer: Any, index: int) -> None:
+    """Give the schedulers of an optimizer one more entry for a group that was split off another.
+
+    Args:
+        optimizer: its new group is the last one.
+        index: of the group that the new one was split off.
+    """
+    num_before = len(optimizer.param_groups) - 1
+    for scheduler in schedulers_of(optimizer):
+        for name in _PER_GROUP:
+            entries = getattr(scheduler, name, None)
+            if isinstance(entries, list) and len(entries) == num_before:
+                entries.append(entries[index])
+
+
 def _keep(entries: Any, kept: list[bool]) -> None:
     if isinstance(entries, list) and len(entries) == len(kept):
         entries[:] = [entry for entry, is_kept in zip(entries, kept, strict=True) if is_kept]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
 from zerofit.runtime import schedulers
-from zerofit.runtime.optimizer_swap import dropped, is_plain_optimizer, swap
+from zerofit.runtime.optimizer_swap import is_plain_optimizer, swap_and_note
 from zerofit.runtime.trainer_methods import is_transformers_own
 
 if TYPE_CHECKING:
@@ -134,9 +134,4 @@ def _swap(trainer: Any, name: OptimizerName, changes: Changes, *, said: str) -> 
     own = trainer.optimizer
     if not is_plain_optimizer(own) or hasattr(own, "_zerofit_swapped"):
         return
-    lost = dropped(own, name)
-    trainer.optimizer = swap(own, name, modules=trainer.model.modules())
-    if trainer.optimizer is not own:
-        without = f"; {lost} of the script's has no place in it" if lost else ""
-        runs, own_name = type(trainer.optimizer).__name__, type(own).__name__
-        changes.add(f"the optimizer is {runs}; {said} {own_name}{without}")
+    trainer.optimizer = swap_and_note(own, name, changes, modules=trainer.model.modules(), said=said)
