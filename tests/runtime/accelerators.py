@@ -22,7 +22,15 @@ NOTHING = Settings(
     gradient_accumulation_steps=None,
     gradient_clipping=None,
     gradient_checkpointing=None,
+    checkpoint_every=1,
     optimizer=None,
+    attention=None,
+    freeze=(),
+    lora=None,
+    quantization=None,
+    tf32=None,
+    liger=False,
+    group_by_length=False,
 )
 """A plan that leaves everything to the script."""
 

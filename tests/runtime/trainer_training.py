@@ -70,6 +70,7 @@ def train_in(
     base: Any = None,
     arguments: dict[str, Any] | None = None,
     optimizers: Callable[[Any], tuple[Any, Any]] = lambda model: (None, None),
+    collate: Any = None,
     resume: bool = False,
     **more: Any,
 ) -> Trained:
@@ -120,7 +121,7 @@ def train_in(
         args=made,
         train_dataset=TOKENS["samples"](24),
         eval_dataset=TOKENS["samples"](6),
-        data_collator=TOKENS["collator"](),
+        data_collator=collate or TOKENS["collator"](),
         optimizers=optimizers(model),
         callbacks=[Count()],
         **more,

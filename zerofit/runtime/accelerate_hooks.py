@@ -7,10 +7,12 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
+from zerofit.model_changes.number_formats import set_tf32
 from zerofit.render.command import MIXED_PRECISION
-from zerofit.runtime import deepspeed_step, schedulers
+from zerofit.runtime import deepspeed_step, schedulers, state_overrides
 from zerofit.runtime.optimizer_swap import is_plain_optimizer
 from zerofit.runtime.settings import check_batch
+from zerofit.runtime.window_weights import WindowWeights
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -64,11 +66,23 @@ def _hook_init(accelerator_class: Any, settings: Settings, changes: Changes) -> 
         self._zerofit_by_script = not _is_called_by_trainer()
         if self._zerofit_by_script:
             _set_precision(arguments, settings, changes)
-            _set_accumulation(arguments, settings, changes)
+            if _set_accumulation(arguments, settings, changes):
+                self._zerofit_weights = WindowWeights(self, changes)
             _set_deepspeed(arguments, settings, changes)
         original(**arguments)
+        set_number_formats(settings, changes)
 
     accelerator_class.__init__ = init
+
+
+def set_number_formats(settings: Settings, changes: Changes) -> None:
+    """Set tf32 as the plan says.
+
+    To be called after accelerate, which allows it beside torch.compile (accelerate/state.py).
+    """
+    if settings.tf32 is not None:
+        for note in set_tf32(settings.tf32):
+            changes.add(note)
 
 
 def _is_called_by_trainer() -> bool:
@@ -95,12 +109,13 @@ def _set_precision(arguments: dict[str, Any], settings: Settings, changes: Chang
         arguments["mixed_precision"] = wanted
 
 
-def _set_accumulation(arguments: dict[str, Any], settings: Settings, changes: Changes) -> None:
+def _set_accumulation(arguments: dict[str, Any], settings: Settings, changes: Changes) -> bool:
+    """Set the plan's accumulation, and return whether it is another than the script's."""
     steps = settings.forced_accumulation
     plugin = arguments.get("gradient_accumulation_plugin")
     own = plugin.num_steps if plugin is not None else arguments.get("gradient_accumulation_steps", 1)
     if steps is None or own == steps:
-        return
+        return False
     changes.add(
         f"gradient accumulation is {steps} steps; the script says {own}, and if it counts its steps with that"
         " number, it needs the new one too"
@@ -109,6 +124,7 @@ def _set_accumulation(arguments: dict[str, Any], settings: Settings, changes: Ch
         plugin.num_steps = steps
     else:
         arguments["gradient_accumulation_steps"] = steps
+    return True
 
 
 def _set_deepspeed(arguments: dict[str, Any], settings: Settings, changes: Changes) -> None:
@@ -137,6 +153,7 @@ def _hook_prepare(accelerator_class: Any, settings: Settings, changes: Changes) 
             return original(self, *args, **kwargs)
         _fill_auto(self, plugin.hf_ds_config.config, settings, args)
         schedulers.drop_empty_groups(args)
+        state_overrides.keep_overrides(args, changes)
         prepared = original(self, *args, **kwargs)
         schedulers.lead_to_live_optimizers(self._optimizers)
         deepspeed_step.watch(self, changes)
@@ -198,6 +215,8 @@ def _hook_accumulation(accelerator_class: Any, steps: int | None) -> None:
     @functools.wraps(original_accumulate)
     def accumulate(self: Any, *models: Any) -> Any:
         self._zerofit_accumulates = True
+        if (weights := getattr(self, "_zerofit_weights", None)) is not None:
+            weights.begin_batch()
         return original_accumulate(self, *models)
 
     @functools.wraps(original_backward)

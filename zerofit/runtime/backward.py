@@ -29,6 +29,9 @@ def install(accelerator_class: Any, settings: Settings, changes: Changes) -> Non
 
     @functools.wraps(original)
     def backward(self: Any, loss: Any, **kwargs: Any) -> None:
+        weights = getattr(self, "_zerofit_weights", None)
+        if weights is not None and getattr(self, "_zerofit_accumulates", False):
+            loss = weights.weighted(loss)
         window = window_of(self)
         if window is not None:
             _under_deepspeed(self, window, loss, kwargs)

@@ -67,6 +67,35 @@ def clipping_to(engine: Any, max_norm: float) -> Iterator[None]:
             setattr(holder, name, value)
 
 
+@contextlib.contextmanager
+def multiplying_gradients(engine: Any, factor: float) -> Iterator[None]:
+    """Let a step inside see all gradients multiplied with a factor, their norm too.
+
+    ZeRO optimizers divide by the scale of the loss as they step, and a script may set another
+    (deepspeed/runtime/zero/stage_1_and_2.py, override_loss_scale); without ZeRO the parameters have them.
+
+    Args:
+        engine: a DeepSpeedEngine, whose gradients are reduced.
+        factor: above 0.
+    """
+    optimizer = engine.optimizer
+    if factor == 1.0:
+        yield
+    elif not engine.zero_optimization():
+        for parameter in engine.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+        yield
+    else:
+        before = optimizer.custom_loss_scaler, optimizer.external_loss_scale
+        optimizer.external_loss_scale = optimizer.loss_scale / factor
+        optimizer.custom_loss_scaler = True
+        try:
+            yield
+        finally:
+            optimizer.custom_loss_scaler, optimizer.external_loss_scale = before
+
+
 def norm_of_last_step(engine: Any) -> Any:
     """Return the norm of all gradients in the last step, a tensor; not finite where that was skipped."""
     import torch

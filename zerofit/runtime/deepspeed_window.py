@@ -78,6 +78,8 @@ class Window:
         """Whether any step was taken."""
         self._num_dropped = 0
         """Windows whose gradients the script dropped before any step."""
+        self.gradient_factor = 1.0
+        """What the window's gradients are multiplied with before its step; see window_weights.py."""
 
     def wait(self, run: Callable[[bool], None], *, loss: Any = None) -> None:
         """Let a backward pass wait for what the script does next; it runs now where accelerate is to step.
@@ -229,6 +231,7 @@ class Window:
         self._has_gradients = self._is_reduced = False
         self.is_stepping = self._has_stepped = True
         try:
-            self.engine.step()
+            with deepspeed_engine.multiplying_gradients(self.engine, self.gradient_factor):
+                self.engine.step()
         finally:
-            self.is_stepping = False
+            self.is_stepping, self.gradient_factor = False, 1.0

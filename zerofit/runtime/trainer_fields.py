@@ -8,7 +8,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from zerofit.render.trainer import OPTIM_ALIKE, training_arguments
+from zerofit.render.trainer import LION_BETAS, OPTIM_ALIKE, training_arguments
+from zerofit.runtime.optimizer_kinds import is_lion, lion_advice
 from zerofit.runtime.trainer_batches import Batches, batches_under
 from zerofit.strategy import Strategy
 
@@ -54,6 +55,8 @@ def apply(arguments: Any, settings: Settings, changes: Changes) -> None:
             setattr(arguments, _RENAMED[name], value)
         record[name] = (said[name], value)
     setattr(arguments, _RECORD, record)
+    if settings.optimizer is not None and is_lion(settings.optimizer) and not is_lion(str(said["optim"])):
+        changes.add(lion_advice(arguments.learning_rate))
 
 
 def script_batches(arguments: Any) -> Batches | None:
@@ -69,6 +72,8 @@ _FIELDS = (
     "accelerator_config",
     "activation_checkpointing",
     "activation_checkpointing_kwargs",
+    "adam_beta1",
+    "adam_beta2",
     "auto_find_batch_size",
     "bf16",
     "fp16",
@@ -105,13 +110,32 @@ def _decided(said: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     )
     decided = training_arguments(strategy, deepspeed_file=None)
     if settings.optimizer and said["optim"] in OPTIM_ALIKE[settings.optimizer]:
-        del decided["optim"]
-    if settings.gradient_checkpointing and not said["activation_checkpointing_kwargs"]:
-        # Gradients reach the adapters of a frozen model, and one forward pass may go backward in pieces.
-        decided["activation_checkpointing_kwargs"] = {"use_reentrant": False}
+        for name in ("optim", *LION_BETAS):
+            decided.pop(name, None)
+    own_kwargs = _dictionary(said["activation_checkpointing_kwargs"])
+    kwargs = _checkpointing_kwargs(own_kwargs, settings)
+    if decided.get("activation_checkpointing", said["activation_checkpointing"]) and kwargs != own_kwargs:
+        decided["activation_checkpointing_kwargs"] = kwargs
     if batches and said["auto_find_batch_size"]:
         decided["auto_find_batch_size"] = False
     return decided
+
+
+def _checkpointing_kwargs(own: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return how activations are recomputed: as the script says, which stays reentrant where it is so."""
+    kwargs = dict(own)
+    if not own and settings.gradient_checkpointing:
+        kwargs["use_reentrant"] = False
+    if settings.checkpoint_every > 1:
+        kwargs["every_n_layers"] = settings.checkpoint_every
+    return kwargs
+
+
+def _dictionary(value: Any) -> dict[str, Any]:
+    """Return a field that TrainingArguments also take as a JSON text."""
+    if isinstance(value, str):
+        value = json.loads(value)
+    return dict(value or {})
 
 
 def _batches(said: Mapping[str, Any], settings: Settings) -> Batches | None:
