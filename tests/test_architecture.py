@@ -26,6 +26,7 @@ _VALUES = frozenset(
         "estimates",
         "facts",
         "freezing",
+        "ladder_results",
         "lengths",
         "plan",
         "rates",

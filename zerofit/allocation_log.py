@@ -63,6 +63,8 @@ class TracedParameter:
     """Its dimensions; empty where they are not known."""
     is_embedding: bool = False
     """Whether an nn.Embedding holds it, be it alone or with a head that shares it."""
+    is_packed: bool = False
+    """Whether its elements are bytes that hold several quantized weights each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

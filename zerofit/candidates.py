@@ -7,6 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from zerofit.batch import split_global_batch
+from zerofit.choose import fields_said
 from zerofit.compat import ALL_RULES
 from zerofit.compat.engine import check
 from zerofit.compat.rule import Severity
@@ -14,7 +15,6 @@ from zerofit.errors import UserError
 from zerofit.layers.of_strategy import situation_of_strategy
 from zerofit.planning.freezing import FREEZES
 from zerofit.planning.problem import Allow
-from zerofit.request import FLAGS
 from zerofit.said import Said
 from zerofit.strategy import (
     Buckets,
@@ -44,6 +44,14 @@ SMALL_BUCKETS = Buckets(
 """ASSUMPTION: messages of 20 MB still use most of a link; a tenth of the default frees up to 10 GB."""
 DEFAULT_NVME_PATH = "/local_nvme"
 """Stands in a plan for the folder on another machine's disk, until --nvme-path names it."""
+
+_AS_SAID: dict[str, Any] = {
+    "gradient_checkpointing": None,
+    "buckets": Buckets(),
+    "lora": None,
+    "freeze": (),
+}
+"""What no rule forbids unless the user says it, so that each kind is checked once."""
 
 _NONE, _CPU, _NVME = OffloadDevice.NONE, OffloadDevice.CPU, OffloadDevice.NVME
 _Kind = tuple[Engine, ZeroStage, OffloadDevice, OffloadDevice]
@@ -89,12 +97,12 @@ def candidates(problem: Problem) -> Candidates:
         UserError: the ranks, or the batch sizes that the user fixed, do not make the global batch, or the
             script leaves none of those that do.
     """
-    batches = tuple(_batches(problem))
+    batches, said = tuple(_batches(problem)), fields_said(problem.request)
     strategies: list[Strategy] = []
     dropped: list[Dropped] = []
     verdicts: dict[Strategy, tuple[Finding, ...]] = {}
     for strategy in _without_batches(problem):
-        checked = replace(strategy, gradient_checkpointing=None, buckets=Buckets(), lora=None, freeze=())
+        checked = replace(strategy, **{name: value for name, value in _AS_SAID.items() if name not in said})
         if checked not in verdicts:
             verdicts[checked] = _errors(checked, problem)
             if verdicts[checked]:
@@ -174,7 +182,7 @@ def _batches_made(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
 
 def _without_batches(problem: Problem) -> Iterator[Strategy]:
     fixed = problem.request
-    pinned = {name: value for name in FLAGS if (value := getattr(fixed, name)) is not None}
+    pinned = fields_said(fixed)
     settled = {name: pin.values[0] for name, pin in problem.constraints.settled().items()}
     pinned = {**settled, **pinned}
     pinned |= {"nvme_path": None, "micro_batch_size": None, "gradient_accumulation_steps": None}
@@ -259,13 +267,16 @@ def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | No
 
 def _trained(problem: Problem) -> tuple[tuple[tuple[str, ...], Lora | None], ...]:
     """Return what may train: everything, and what the user allows in place of it."""
-    choices: list[tuple[tuple[str, ...], Lora | None]] = [((), None)]
-    if problem.script is not None:
-        return tuple(choices)  # what trains is the script's to choose
+    request = problem.request
+    choices = [(request.freeze or (), request.lora)]
+    if request.freeze is not None or request.lora is not None:
+        return tuple(choices)
+    allow = problem.constraints.allow
     if Allow.FREEZE in problem.allow and problem.model.vocab_size:
-        choices += [(patterns, None) for patterns in FREEZES]
-    if Allow.LORA in problem.allow:
-        choices.append(((), Lora(rank=problem.lora_rank, alpha=2 * problem.lora_rank)))
+        choices += [(freeze, None) for freeze in FREEZES if allow("freeze", freeze)]
+    lora = request.allowed_lora or Lora()
+    if Allow.LORA in problem.allow and allow("lora", lora):
+        choices.append(((), lora))
     return tuple(choices)
 
 

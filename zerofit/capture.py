@@ -60,6 +60,8 @@ class CapturedLengths:
     p90: int
     p99: int
     longest: int
+    counts: tuple[tuple[int, int], ...] = ()
+    """(length, samples of it), the shortest first; empty in a plan and in a capture of before."""
 
     __pydantic_config__ = STRICT
 
@@ -102,6 +104,8 @@ class CapturedModel:
     adapters: tuple[str, ...] = ()
     """Kinds of peft's adapters: "LORA"."""
     is_quantized: bool = False
+    loads_weights: bool = True
+    """Whether from_pretrained() made it, or nothing shows how it was made."""
     can_checkpoint: bool = False
     """Whether it has gradient checkpointing of transformers."""
     checkpoints: bool = False
@@ -269,9 +273,6 @@ class Capture:
         It does where the loss of the whole window is divided by its number of items, where a batch's
         collation is known to draw no random numbers, where its loop is transformers' own, and where no epoch
         ends within an optimizer step in another way.
-
-        Args:
-            data_parallel_size: ranks that each take their own samples.
         """
         return (
             self.route is Route.TRAINER
@@ -311,9 +312,10 @@ class Capture:
 def for_plan(capture: Capture) -> Capture:
     """Return the capture as a plan holds it.
 
-    Its secret arguments are masked; its time and its memory, by which two of the same script differ, are 0.
+    Without secret arguments, counts of lengths, and time and memory, by which two of the same script differ.
     """
-    return dataclasses.replace(_masked(capture), wall_time_s=0.0, peak_host_bytes=0)
+    lengths = None if capture.lengths is None else dataclasses.replace(capture.lengths, counts=())
+    return dataclasses.replace(_masked(capture), lengths=lengths, wall_time_s=0.0, peak_host_bytes=0)
 
 
 def has_even_epochs(
@@ -334,7 +336,7 @@ def has_even_epochs(
         num_samples: of the dataset; None where it has no length.
         max_steps: optimizer steps of the training; 0 or less where epochs are counted.
         drops_last: whether the DataLoader leaves out what makes no whole batch.
-        data_parallel_size: ranks that each take their own samples.
+        data_parallel_size: as in Capture.global_batch_size.
     """
     if num_samples is None or num_samples % global_batch_size == 0:
         return True
@@ -370,11 +372,7 @@ def _masked_word(last: str, word: str) -> str:
 
 
 def capture_from_json(text: str, *, name: str) -> Capture:
-    """Return the capture that a text holds.
-
-    Args:
-        text: the file's text.
-        name: the file's name, for the message.
+    """Return the capture that a text holds; name is its file's, for the message.
 
     Raises:
         UserError: the text is no capture, or one of another version.

@@ -11,7 +11,7 @@ from zerofit.facts import Machine, Versions, Workload
 from zerofit.plan import Origin, Plan, Reason, Topology
 from zerofit.presets import find_preset
 from zerofit.request import FLAGS
-from zerofit.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
+from zerofit.strategy import Engine, Lora, OffloadDevice, Precision, Strategy, ZeroStage
 
 if TYPE_CHECKING:
     from zerofit.estimates import Estimate
@@ -30,12 +30,12 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
         raise _plan_and_preset(request.preset)
     topology = _topology(machine, request)
     strategy, reasons = _base(machine, topology, request)
-    overrides = _overrides(request)
+    overrides = fields_said(request)
     strategy = replace(strategy, **overrides)
     if not strategy.uses_nvme and request.nvme_path is None:
         strategy = replace(strategy, nvme_path=None)  # a preset's, whose offload a flag took away
     reasons = [reason for reason in reasons if reason.field not in overrides]
-    reasons += [_by_flag(name, value) for name, value in overrides.items()]
+    reasons += reasons_by_flag(request)
     if request.on_cpu:
         reasons = [reason for reason in reasons if reason.field != "on_cpu"] + [_CPU_REASON]
     workload = _workload(request)
@@ -222,12 +222,22 @@ def _precision_reason(strategy: Strategy, machine: Machine) -> Reason:
     return _reason(strategy, "precision", Origin.DEFAULT, why)
 
 
-def _overrides(request: Request) -> dict[str, Any]:
+def reasons_by_flag(request: Request) -> list[Reason]:
+    """Return a reason for each field that the user's flags say."""
+    return [
+        Reason(field=name, value=show(value), origin=Origin.FLAG, why=f"{_flag(name, request)} says so")
+        for name, value in fields_said(request).items()
+    ]
+
+
+def _flag(name: str, request: Request) -> str:
+    is_implied = name == "gradient_checkpointing" and request.checkpoint_every is not None
+    return FLAGS["checkpoint_every" if is_implied else name]
+
+
+def fields_said(request: Request) -> dict[str, Any]:
+    """Return what the user's flags say, by field of Strategy."""
     return {name: value for name in FLAGS if (value := getattr(request, name)) is not None}
-
-
-def _by_flag(name: str, value: object) -> Reason:
-    return Reason(field=name, value=show(value), origin=Origin.FLAG, why=f"{FLAGS[name]} says so")
 
 
 def _with_global_batch(
@@ -253,4 +263,20 @@ def show(value: object) -> str:
     """Return a field's value as a person reads it."""
     if isinstance(value, ZeroStage):
         return str(value.value)
+    if isinstance(value, Lora):
+        return adapter_words(value)
+    if isinstance(value, tuple):
+        return ", ".join(value) or "nothing"
     return "on" if value is True else "off" if value is False else str(value)
+
+
+def adapter_words(lora: Lora) -> str:
+    """Return how adapters look: "rank 16, alpha 32, in q_proj, v_proj"."""
+    words = [f"rank {lora.rank}", f"alpha {lora.alpha}"]
+    if lora.dropout:
+        words.append(f"dropout {lora.dropout:g}")
+    if lora.target_modules:
+        words.append(f"in {', '.join(lora.target_modules)}")
+    if lora.modules_to_save:
+        words.append(f"and {', '.join(lora.modules_to_save)} whole")
+    return ", ".join(words)

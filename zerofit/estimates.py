@@ -145,6 +145,8 @@ class Estimate:
     """None where the machine's rates are not known."""
     tokens_per_step: int
     """Over all ranks; 0 for a model without tokens."""
+    num_trained: int = 0
+    """Elements of the parameters that train; 0 where they are not counted."""
 
     __pydantic_config__ = STRICT
 

@@ -70,6 +70,8 @@ class Request:
     tf32: bool | None = None
     liger: bool | None = None
     group_by_length: bool | None = None
+    allowed_lora: Lora | None = None
+    """How adapters look where the user allows them and does not ask for them."""
     global_batch_size: int | None = None
     """Samples per optimizer step over all ranks."""
     num_processes: int | None = None

@@ -39,6 +39,8 @@ print(json.dumps([name for name in slow if name in sys.modules]))
         "plan --fast --model llama-3-8b --seq-len 512 --global-batch 8 --gpus 8xA100-80G",
         "doctor --help",
         "check --help",
+        "bench --help",
+        "bench ladder --dry-run --cpu",
         "check ds_config.json",
         "check --rules",
         "config --dry-run --preset z3 --num-processes 8",

@@ -47,6 +47,20 @@ _FILES = {
     "twice.txt": f"{_HOST} slots=2\n{_HOST} slots=2\n",
     "two_nodes.txt": f"{_HOST} slots=2\nnode1.example slots=2\n",
     "empty.txt": "\n# none yet\n",
+    "reviews.csv": "id,sentence,label\n1,good enough,0\n",
+    "numbers.csv": "id,label\n1,0\n",
+    "header.csv": "id,sentence,label\n",
+    "pairs.jsonl": '{"query": "a b", "answer": "c d"}\n',
+    "broken.jsonl": '{"text": "a"}\n' * 6 + '{"text": "a" "b"}\n',
+    "broken.json": '[{"text": "a"},\n {"text": "b"}\n',
+    "nested.jsonl": '{"messages": [{"role": "user"}]}\n',
+    "broken.parquet": "PAR1, and nothing else that parquet has",
+    "broken.jsonl.gz": '{"text": "a"}\n',
+    "table.xlsx": "",
+    "empty.jsonl": "",
+    "folder/reviews.csv": "id,sentence\n",
+    "tokenizer.json": "{}",
+    "splits/dataset_dict.json": '{"splits": ["validation", "test"]}',
 }
 
 

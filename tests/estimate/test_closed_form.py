@@ -51,6 +51,7 @@ _REQUESTS = st.builds(
     weights=st.sampled_from((Precision.FP32, _BF16)),
     autocast=st.sampled_from((None, _BF16)),
     gradient_checkpointing=st.booleans(),
+    checkpoint_every=st.integers(1, 3),
     attention=st.sampled_from((None, "eager")),
     lora=st.sampled_from((None, Lora(rank=8))),
     freeze=st.sampled_from(((), FROZEN_EMBEDDINGS, FROZEN_LAYERS)),
@@ -87,6 +88,18 @@ def test_more_samples_tokens_or_no_checkpointing_never_need_less(model: str, req
     assert _peak_bytes(closed_form_of(model, longer), 1) >= peak
     assert all(cost.count >= 0 and cost.flops_per_sample >= 0 for cost in log.costs)
     assert any(cost.during is Pass.RECOMPUTATION for cost in log.costs) == request.gradient_checkpointing
+
+
+@pytest.mark.parametrize("model", ["gpt2", "t5-small", "qwen3-4b"])
+def test_every_second_block_costs_half_the_recomputation_and_keeps_between(model: str) -> None:
+    request = TraceRequest(sequence_length=512, weights=_BF16, gradient_checkpointing=True)
+    each, second = (closed_form_of(model, replace(request, checkpoint_every=every)) for every in (1, 2))
+    off = closed_form_of(model, replace(request, gradient_checkpointing=False))
+    again = [
+        sum(cost.count for cost in log.costs if cost.during is Pass.RECOMPUTATION) for log in (each, second)
+    ]
+    assert again[1] == pytest.approx(again[0] / 2)
+    assert _peak_bytes(each, 4) < _peak_bytes(second, 4) < _peak_bytes(off, 4)
 
 
 @pytest.mark.parametrize("name", sorted(catalog_models()))

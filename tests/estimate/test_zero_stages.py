@@ -139,6 +139,21 @@ def test_the_optimizer_decides_states_and_temporaries(
     assert peaks(tape, "optimizer states")[RunPhase.STEP] == pytest.approx(states * _NUM_ELEMENTS // 2, abs=8)
 
 
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize(
+    ("optimizer", "states"), [(OptimizerName.ADAMW_8BIT, 2), (OptimizerName.LION_8BIT, 1)]
+)
+def test_embeddings_keep_32_bit_states(stage: int, optimizer: OptimizerName, states: int) -> None:
+    embedding, *others = _LOGS[2].parameters
+    log = replace(_LOGS[2], parameters=(replace(embedding, is_embedding=True), *others))
+    tape = played(setup_of(log, stage, optimizer=optimizer, buckets=_SMALL))
+    shared = 2 if stage else 1
+    whole = embedding.num_elements // shared
+    in_8_bit = _NUM_ELEMENTS // shared - whole
+    held = states * (4 * whole + in_8_bit + 4 * in_8_bit // 256)
+    assert peaks(tape, "optimizer states")[RunPhase.STEP] == pytest.approx(held, abs=states * 1024)
+
+
 def test_sub_groups_bound_the_step_of_stage_3() -> None:
     buckets = Buckets(sub_group_size=1 << 16, stage3_param_persistence_threshold=0)
     tape = played(setup_of(_LOGS[2], 3, ranks=1, buckets=buckets))

@@ -23,6 +23,7 @@ from zerofit.strategy import (
     OffloadDevice,
     OptimizerName,
     Precision,
+    Quantization,
     Strategy,
     ZeroStage,
 )
@@ -128,12 +129,26 @@ _FIXED: dict[str, Any] = {
     "optimizer": OptimizerName.ADAMW,
     "attention": "eager",
     "compile": True,
+    "checkpoint_every": 2,
+    "freeze": ("embeddings", "*.layers.0.*"),
+    "lora": Lora(rank=4, alpha=8),
+    "quantization": Quantization.NF4,
+    "tf32": True,
+    "liger": True,
+    "group_by_length": True,
 }
+_BESIDE: dict[str, dict[str, Any]] = {
+    "quantization": {"lora": Lora()},
+    "checkpoint_every": {"gradient_checkpointing": True},
+}
+"""What a flag needs beside it."""
 
 
 @pytest.mark.parametrize("field", _FIXED)
 def test_what_the_user_fixed_holds_in_every_candidate(field: str) -> None:
-    found = candidates(problem(request=Request(**{field: _FIXED[field]}))).strategies
+    found = candidates(
+        problem(request=Request(**{field: _FIXED[field]}, **_BESIDE.get(field, {})))
+    ).strategies
     assert {getattr(one, field) for one in found} == {_FIXED[field]}
 
 
@@ -219,7 +234,7 @@ def test_how_much_of_the_training_changes(strategy: Strategy, expected: int) -> 
 
 
 def test_a_fixed_optimizer_is_no_change_of_the_training() -> None:
-    assert tier(Strategy(optimizer=OptimizerName.ADAFACTOR), fixes_optimizer=True) == 0
+    assert tier(Strategy(optimizer=OptimizerName.ADAFACTOR), fixed={"optimizer"}) == 0
 
 
 def test_labels_tell_candidates_apart() -> None:

@@ -14,10 +14,19 @@ from zerofit.capture import Capture
 from zerofit.errors import UserError
 from zerofit.plan import Topology
 from zerofit.planning.constraints import constraints_of
+from zerofit.planning.freezing import FROZEN_EMBEDDINGS, FROZEN_LAYERS
 from zerofit.planning.order import kind_of
 from zerofit.planning.problem import Allow
 from zerofit.request import Request
-from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
+from zerofit.strategy import (
+    Engine,
+    Lora,
+    OffloadDevice,
+    OptimizerName,
+    Precision,
+    Quantization,
+    ZeroStage,
+)
 
 _SGD = optimizer("torch.optim.sgd.SGD", momentum=0.9)
 _DIVISORS = (8, 4, 2, 1)
@@ -196,19 +205,13 @@ assert _LOADER
             capture(model_is_quantized=True),
             "zero_stage",
             (ZeroStage.NOTHING, ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS),
-            "stage 3 can't partition quantized weights",
+            "of a quantized base at stage 3 nothing was measured on GPUs",
         ),
         (
             capture(model_is_quantized=True),
             "precision",
             (None,),
             "the base is quantized: its layers compute in the format that they were made for",
-        ),
-        (
-            capture(model_adapters=("LORA",)),
-            "lora",
-            (None,),
-            "the script has adapters of its own (LORA)",
         ),
         (trainer(max_grad_norm=0.0), "gradient_clipping", (0.0,), "the script's max_grad_norm is 0"),
     ],
@@ -222,25 +225,22 @@ def test_what_can_not_be_changed_is_pinned_with_a_reason(
     assert [(pin.values, pin.why) for pin in found] == [(values, why)]
 
 
-_ALWAYS = {"lora", "freeze", "attention"}
-
-
 @pytest.mark.parametrize(
     ("captured", "fields"),
     [
-        (capture(), _ALWAYS | {"micro_batch_size"}),
-        (trainer(), _ALWAYS),
-        (trainer(trainer_overrides=("compute_loss",)), _ALWAYS | {"micro_batch_size"}),
+        (capture(), {"micro_batch_size"}),
+        (trainer(), set()),
+        (trainer(trainer_overrides=("compute_loss",)), {"micro_batch_size"}),
         (
             capture(optimizers=(optimizer(num_parameters=_TRAINED, amsgrad=False, maximize=False),)),
-            _ALWAYS | {"micro_batch_size"},
+            {"micro_batch_size"},
         ),
         (
             capture(
                 model_facts=replace(model(), num_trainable_parameters=1000),
                 optimizers=(optimizer(num_parameters=model().num_parameters),),
             ),
-            _ALWAYS | {"micro_batch_size"},
+            {"micro_batch_size"},
         ),
     ],
 )
@@ -263,7 +263,15 @@ def test_a_batch_of_all_ranks_has_to_divide_over_them() -> None:
     ("captured", "request_", "found"),
     [
         (capture(), Request(micro_batch_size=16), "--micro-batch-size 16"),
-        (capture(), Request(attention="eager"), "--attention eager"),
+        (capture(model_is_transformers=False), Request(attention="eager"), "--attention eager"),
+        (capture(model_adapters=("LORA",)), Request(lora=Lora(rank=4)), "--lora rank 4, alpha 32"),
+        (capture(num_models=2), Request(freeze=("embeddings", "*.h.0.*")), "--freeze embeddings, *.h.0.*"),
+        (
+            capture(model_loads_weights=False),
+            Request(quantization=Quantization.NF4, lora=Lora()),
+            "--quantize nf4",
+        ),
+        (capture(lengths=None), Request(group_by_length=True), "--group-by-length on"),
         (
             capture(model_can_checkpoint=False),
             Request(gradient_checkpointing=True),
@@ -345,11 +353,11 @@ def test_a_habit_of_the_script_gives_way_to_a_flag(
         (capture(mixed_precision="fp16"), "precision", {Precision.FP16}),
         (capture(model_is_quantized=True), "zero_stage", {0, 1, 2}),
         (capture(model_can_checkpoint=False), "gradient_checkpointing", {False}),
-        (capture(), "gradient_checkpointing", {False, True}),
         (trainer(max_grad_norm=0.0), "gradient_clipping", {0.0}),
         (trainer(), "gradient_clipping", {None}),
-        (capture(), "lora", {None}),
-        (capture(), "freeze", {()}),
+        (capture(), "lora", {None, Lora()}),
+        (capture(), "freeze", {(), FROZEN_EMBEDDINGS, FROZEN_LAYERS}),
+        (capture(model_adapters=("LORA",)), "lora", {None}),
     ],
 )
 def test_every_candidate_keeps_to_the_constraints(captured: Capture, field: str, values: set[Any]) -> None:

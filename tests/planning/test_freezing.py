@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
 from planning_problems import made_trace, model
 
 from zerofit.allocation_log import TraceRequest
+from zerofit.freezing import frozen_names
 from zerofit.planning.freezing import FROZEN_EMBEDDINGS, FROZEN_LAYERS
 
 _T5 = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 50}
@@ -34,8 +34,8 @@ def test_embeddings_and_layers_are_told_apart_in_every_family(family: str, confi
     with torch.device("meta"):
         built = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(family, **config))
     names = {f"model.{name}" for name, _ in built.named_parameters()}
-    embeddings = {name for name in names if _matches(name, FROZEN_EMBEDDINGS)}
-    layers = {name for name in names if _matches(name, FROZEN_LAYERS)}
+    embeddings = frozen_names(names, FROZEN_EMBEDDINGS)
+    layers = frozen_names(names, FROZEN_LAYERS)
     of_embeddings = {
         f"model.{path}.{name}"
         for path, module in built.named_modules()
@@ -61,7 +61,3 @@ def test_closed_forms_freeze_it_too(freeze: tuple[str, ...], trained: set[str]) 
     log = trace(TraceRequest(sequence_length=8, freeze=freeze)).logs[0]
     names = {one.name.removeprefix("model.").partition(".")[0] for one in log.parameters if one.trains}
     assert names == trained
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)

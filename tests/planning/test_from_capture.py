@@ -204,8 +204,17 @@ def test_a_loop_holds_the_outputs_and_trainer_does_not(captured: Capture, keeps:
 
 def test_what_the_script_alone_can_do_is_left_out_of_what_is_allowed() -> None:
     problem = captured_problem(allow=frozenset(Allow))
-    assert problem.allow == {Allow.ADAFACTOR}
-    assert problem.notes == ("--allow freeze,length,lora is left out: it is the script's own to do",)
+    assert problem.allow == {Allow.ADAFACTOR, Allow.FREEZE, Allow.LORA}
+    assert problem.notes == (
+        "--allow length is left out: the length of its samples is the script's own to change",
+    )
+
+
+def test_what_the_model_rules_out_is_left_out_of_what_is_allowed() -> None:
+    problem = captured_problem(capture(model_adapters=("LORA",)), allow=frozenset({Allow.FREEZE, Allow.LORA}))
+    assert problem.allow == frozenset()
+    why = "the script has adapters of its own (LORA)"
+    assert problem.notes == (f"--allow freeze is left out: {why}", f"--allow lora is left out: {why}")
 
 
 def _states(captured: Capture, strategy: Strategy) -> int:
@@ -319,7 +328,7 @@ def test_more_gpus_mean_a_larger_global_batch_of_the_script() -> None:
     first = answer.suggestions[0]
     assert first.change == "4 x NVIDIA A100-SXM4-80GB in place of 1"
     assert (first.judged.strategy.micro_batch_size or 0) <= 2  # of each 8, on 4 ranks
-    assert not any("--allow" in one.change and "lora" in one.change for one in answer.suggestions)
+    assert "--allow lora" in [one.change for one in answer.suggestions]
 
 
 def test_the_models_own_dimensions_are_planned_with() -> None:

@@ -11,8 +11,18 @@ from captures import LOOP, TRAINER, with_model
 from zerofit.capture import Capture
 from zerofit.facts import Machine, Versions, Workload
 from zerofit.plan import Origin, Plan, Reason, Topology
-from zerofit.render.applied_table import Row, applied_rows, applied_table
-from zerofit.strategy import Engine, Lora, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.render.applied_row import Row
+from zerofit.render.applied_table import applied_rows, applied_table
+from zerofit.strategy import (
+    Engine,
+    Lora,
+    OffloadDevice,
+    OptimizerName,
+    Precision,
+    Quantization,
+    Strategy,
+    ZeroStage,
+)
 
 _MACHINE = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=2, host_memory_available_bytes=1)
 
@@ -244,21 +254,41 @@ _DS = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.GRADIENTS}
             _plan(attention="flash_attention_2", lora=Lora(rank=8)),
             LOOP,
             [
-                (
-                    "attention",
-                    "sdpa",
-                    "sdpa",
-                    "flash_attention_2 is not applied: pass attn_implementation to from_pretrained in "
-                    "the script",
-                ),
-                (
-                    "lora",
-                    "its own",
-                    "its own",
-                    "LoRA of rank 8 is not applied: wrap the model with peft in the script",
-                ),
+                ("what trains", "all parameters", "LoRA of rank 8, alpha 32", "the plan says so"),
+                ("attention", "sdpa", "flash_attention_2", "the plan says so"),
             ],
-            id="not applied",
+            id="attention and adapters",
+        ),
+        pytest.param(
+            _plan(freeze=("embeddings+2",)),
+            None,
+            [("what trains", "its own", "without embeddings+2", "the plan says so")],
+            id="frozen",
+        ),
+        pytest.param(
+            _plan(lora=Lora(target_modules=("c_attn",)), quantization=Quantization.NF4),
+            LOOP,
+            [
+                ("what trains", "all parameters", "LoRA of rank 16, alpha 32, in c_attn", "the plan says so"),
+                ("frozen weights", "float32", "nf4 in its linear layers", "the plan says so"),
+            ],
+            id="QLoRA",
+        ),
+        pytest.param(
+            _plan(gradient_checkpointing=True, checkpoint_every=3),
+            LOOP,
+            [("gradient checkpointing", "off", "of 1 block in 3", "the plan says so")],
+            id="some blocks checkpointed",
+        ),
+        pytest.param(
+            _plan(tf32=True, liger=True, group_by_length=True),
+            LOOP,
+            [
+                ("modules", "transformers' own", "Liger's kernels", "the plan says so"),
+                ("fp32 products", "its own", "tf32 on tensor cores", "the plan says so"),
+                ("batches", "in the order of its sampler", "of samples of like length", "the plan says so"),
+            ],
+            id="kernels and batches",
         ),
         pytest.param(_plan(attention="sdpa"), LOOP, [], id="attention as before"),
         pytest.param(

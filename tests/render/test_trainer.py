@@ -43,6 +43,16 @@ def test_text(plan_case: Any, golden: Callable[[str, str], None]) -> None:
         (Strategy(gradient_clipping=0.0), None, {"max_grad_norm": 0.0}),
         (Strategy(gradient_checkpointing=False), None, {"activation_checkpointing": False}),
         (
+            Strategy(gradient_checkpointing=True, checkpoint_every=3, tf32=True, liger=True),
+            None,
+            {
+                "activation_checkpointing": True,
+                "activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 3},
+                "tf32": True,
+                "use_liger_kernel": True,
+            },
+        ),
+        (
             _EVERYTHING,
             "ds.json",
             {

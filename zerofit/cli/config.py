@@ -39,6 +39,7 @@ from zerofit.render.command import (
 from zerofit.render.deepspeed import deepspeed_json
 from zerofit.render.report import plan_lines
 from zerofit.render.trainer import training_arguments_json
+from zerofit.request import FLAGS
 from zerofit.strategy import Engine
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
     --num-processes for its GPUs.
     """
     model_flags, machine_flags = take_model_flags(flags), take_machine_flags(flags)
-    request = request_of(elsewhere=True, **flags)
+    request = request_of(elsewhere=True, allow=model_flags.allow, **flags)
     if model_flags.model is None:
         check_none_ignored(
             model_flags, because="no --model", instead="name the model to plan for: --model MODEL"
@@ -98,7 +99,7 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
             click.echo(f"# {path}\n{text}")
         return 0
     write_files(files, force=force)
-    for line in plan_lines(plan):
+    for line in (*plan_lines(plan), *_left_out(plan)):
         click.echo(f"zerofit: {line}", err=True)
     for path in files:
         click.echo(str(path))
@@ -120,6 +121,21 @@ def _files(plan: Plan, folder: Path, *, auto: bool) -> dict[Path, str]:
     if deepspeed:
         files[deepspeed] = deepspeed_json(strategy, trains=plan.trains)
     return files
+
+
+_IN_NO_FILE = ("freeze", "lora", "quantization", "attention")
+"""What a script does itself, or `zerofit launch` in it: no file of accelerate's or DeepSpeed's says it."""
+
+
+def _left_out(plan: Plan) -> list[str]:
+    """Return what of the strategy no file can carry, as a line."""
+    flags = [FLAGS[name] for name in _IN_NO_FILE if getattr(plan.strategy, name)]
+    if not flags:
+        return []
+    return [
+        f"no file says {', '.join(flags)}: `zerofit launch` with the same flags does it to a script, and "
+        "zerofit.apply_strategy() in one"
+    ]
 
 
 _ONE_GPU = """\

@@ -127,12 +127,12 @@ def plan_launch(target: tuple[str, ...], flags: dict[str, Any]) -> Launch:
     nodes = Nodes(**{name: flags.pop(name) for name in _NODE_FLAGS})
     asked = Asked(
         target=target,
-        model=take_model_flags(flags),
+        model=(model := take_model_flags(flags)),
         gpus=flags.pop("gpus"),
         captures=not flags.pop("no_capture"),
         capture_limit_s=flags.pop("capture_limit_s"),
         plan_file=flags["plan_file"],
-        request=(request := request_of(**flags)),
+        request=(request := request_of(allow=model.allow, **flags)),
         machine=probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=asks_for_cpu(request)),
     )
     if isinstance(ranks_per_node, str):  # torchrun's word for one rank a GPU

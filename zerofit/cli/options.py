@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zerofit.cli.adapter_options import ADAPTER_OPTIONS, take_adapter_flags
 from zerofit.cli.parameters import Number, Word
 from zerofit.errors import UserError
 from zerofit.plan import Plan, plan_from_json
@@ -16,6 +17,8 @@ from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, Ze
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from zerofit.planning.problem import Allow
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
@@ -84,12 +87,25 @@ _FIELD_OPTIONS = (
         "--gradient-checkpointing/--no-gradient-checkpointing", default=None, help="Recompute activations."
     ),
     click.option(
+        "--checkpoint-every",
+        type=_POSITIVE,
+        help="Recompute the activations of one block in so many: 1 is each, 2 each second.",
+    ),
+    click.option(
         "--optimizer", type=Word("optimizer", _words(OptimizerName)), help="The optimizer to train with."
     ),
     click.option(
         "--attention", type=Word("attention", _ATTENTIONS), help="transformers' attention implementation."
     ),
     click.option("--compile", is_flag=True, default=None, help="Use torch.compile."),
+    *ADAPTER_OPTIONS,
+    click.option(
+        "--tf32/--no-tf32", default=None, help="Let fp32 matrix products round to tf32 on tensor cores."
+    ),
+    click.option("--liger", is_flag=True, default=None, help="Use Liger's kernels in the model."),
+    click.option(
+        "--group-by-length", is_flag=True, default=None, help="Make batches of samples of like length."
+    ),
 )
 _RANK_OPTIONS = (
     click.option(
@@ -116,13 +132,34 @@ def _with(command: _Command, *options: Callable[[_Command], _Command]) -> _Comma
     return command
 
 
-def request_of(*, plan_file: Path | None, **flags: Any) -> Request:
+def request_of(*, plan_file: Path | None, allow: frozenset[Allow] = frozenset(), **flags: Any) -> Request:
     """Return the flags as a Request.
 
+    Args:
+        plan_file: what --plan names.
+        allow: what the user allows the plan to change.
+        flags: all others, by the names of their parameters.
+
     Raises:
-        UserError: the plan file can't be read.
+        UserError: the plan file can't be read, or flags contradict each other.
     """
+    flags |= take_adapter_flags(flags, allow=allow)
+    if flags["checkpoint_every"] is not None:
+        flags["gradient_checkpointing"] = _checkpoints(flags["gradient_checkpointing"])
     return Request(plan=_read_plan(plan_file) if plan_file else None, **flags)
+
+
+def _checkpoints(said: bool | None) -> bool:
+    """Return that activations are recomputed, as --checkpoint-every says by itself."""
+    if said is not False:
+        return True
+    raise UserError(
+        "checkpoint-every-without-checkpointing",
+        "blocks can't be recomputed without gradient checkpointing",
+        found="--checkpoint-every with --no-gradient-checkpointing",
+        why="--checkpoint-every says which blocks recompute their activations",
+        fix="leave one of the two out",
+    )
 
 
 def _read_plan(path: Path) -> Plan:

@@ -96,7 +96,7 @@ def plan(
     Exits 1 where nothing fits.
     """
     model_flags, machine_flags = take_model_flags(flags), take_machine_flags(flags)
-    request = request_of(plan_file=None, **flags)
+    request = request_of(plan_file=None, allow=model_flags.allow, **flags)
     _check_together(compare, machine_flags, output, plot)
     target = _target(script, script_args, module=module, model=model_flags.model)
     if target is None:

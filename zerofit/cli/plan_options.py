@@ -86,7 +86,6 @@ class _ReserveType(click.ParamType[Reserve]):
 _DEFAULTS: dict[str, Any] = {
     "trust_remote_code": False,
     "allow": frozenset(),
-    "lora_rank": 16,
     "reserve": Reserve(share=DEFAULT_RESERVE),
     "expandable_segments": False,
     "is_fast": False,
@@ -132,13 +131,6 @@ _MODEL_OPTIONS = (
         type=_Allowed(),
         default=_DEFAULTS["allow"],
         help="What may change the training, if nothing else fits.",
-    ),
-    click.option(
-        "--lora-rank",
-        type=_POSITIVE,
-        default=_DEFAULTS["lora_rank"],
-        show_default=True,
-        help="Rank of adapters, under --allow lora.",
     ),
     click.option(
         "--reserve",
@@ -191,7 +183,6 @@ class ModelFlags:
     """None where it was not said."""
     trust_remote_code: bool
     allow: frozenset[Allow]
-    lora_rank: int
     reserve: Reserve
     expandable_segments: bool
     is_fast: bool
@@ -236,7 +227,6 @@ _ONLY_PLANNING = {
     "loop": "--loop",
     "trust_remote_code": "--trust-remote-code",
     "allow": "--allow",
-    "lora_rank": "--lora-rank",
     "reserve": "--reserve",
     "expandable_segments": "--expandable-segments",
     "is_fast": "--fast",
@@ -302,7 +292,14 @@ class FixingVerb(Verb):
 
 
 _ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
-_SWITCHES = {"--gradient-checkpointing": "--no-gradient-checkpointing", "--compile": None}
+_SWITCHES = {
+    "--gradient-checkpointing": "--no-gradient-checkpointing",
+    "--compile": None,
+    "--lora": None,
+    "--tf32": "--no-tf32",
+    "--liger": None,
+    "--group-by-length": None,
+}
 """Flags without a value, and what says the opposite; None: to leave it out."""
 
 

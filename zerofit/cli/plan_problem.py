@@ -171,7 +171,6 @@ def problem_of(
         versions=versions,
         request=request,
         allow=flags.allow,
-        lora_rank=flags.lora_rank,
         reserve=flags.reserve,
         makes_model_first=makes_model_first(script),
         expandable_segments=flags.expandable_segments,
@@ -211,7 +210,6 @@ def captured_problem_of(
         versions=versions,
         topology=topology,
         allow=flags.allow,
-        lora_rank=flags.lora_rank,
         reserve=flags.reserve,
         expandable_segments=flags.expandable_segments,
     )

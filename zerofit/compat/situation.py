@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from zerofit.said import Said
     from zerofit.schema import Schemas
     from zerofit.script_facts import ScriptFacts
-    from zerofit.strategy import Engine, OffloadDevice, Precision, ZeroStage
+    from zerofit.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
     from zerofit.trainer_settings import TrainerSettings
 
 T = TypeVar("T")
@@ -72,6 +72,8 @@ class Situation:
     """What a rule looks at. None stands for "not given"."""
 
     settings: Settings = field(default_factory=Settings)
+    strategy: Strategy | None = None
+    """zerofit's own, which says what it changes in the model; None where files alone make the run."""
     route: Route | None = None
     launcher: Launcher | None = None
     deepspeed: Document | None = None

@@ -43,6 +43,7 @@ class _Writer:
         self._events: list[tuple[Event, int]] = []
         self._gradients: dict[int, int] = {}
         self._kept: list[list[int]] = []
+        self._packed: set[str] = set()
 
     def write(self) -> AllocationLog:
         """Write both passes and return the log."""
@@ -59,7 +60,7 @@ class _Writer:
         self._note(Event.FORWARD_LEAVE, embedding)
         for number, module in enumerate(layers):
             self._forward(number, module, TensorKind.ACTIVATION)
-            if shape.request.gradient_checkpointing:
+            if shape.is_checkpointed(number):
                 self._free(*self._kept[number])
                 self._kept[number] = [self._allocate(TensorKind.ACTIVATION, module[0], self._stream(number))]
         outputs, losses = self._head_forward(head)
@@ -86,14 +87,16 @@ class _Writer:
         self._holders.append([])
         module = len(self._modules) - 1
         is_adapter = name.endswith("lora")
+        is_packed = name in self._packed
         parts = [part for one in elements for part in self._parts(name, one, is_adapter=is_adapter)]
         for number, (num_elements, trains) in enumerate(parts):
             self._holders[module].append(len(self._parameters))
             self._parameters.append(
                 TracedParameter(
                     name=f"{name}.weight{number or ''}",
-                    num_elements=num_elements,
-                    bytes_per_element=4 if is_adapter else self._shape.weight_bytes,
+                    num_elements=self._shape.bytes_at_rest(num_elements) if is_packed else num_elements,
+                    bytes_per_element=4 if is_adapter else 1 if is_packed else self._shape.weight_bytes,
+                    is_packed=is_packed,
                     trains=trains,
                     module=module,
                 )
@@ -119,6 +122,8 @@ class _Writer:
         name = f"model.layers.{number}"
         modules = [self._module(name), self._module(f"{name}.norms", shape.layer_rest(number))]
         for matrix in shape.matrices(number):
+            if shape.packed_elements:
+                self._packed.add(f"{name}.{matrix.name}")
             modules.append(self._module(f"{name}.{matrix.name}", matrix.num_elements))
             if lora is not None and matrix.name in shape.adapted:
                 down, up = lora.rank * matrix.rows, lora.rank * matrix.columns
@@ -199,6 +204,7 @@ class _Writer:
             )
         )
         kept.append(self._allocate(kind, layer, self._mlp_bytes(number)))
+        self._unpack(layer)
         self._note(Event.FORWARD_LEAVE, layer)
         if kind is TensorKind.ACTIVATION:
             self._kept.append(kept)
@@ -210,12 +216,13 @@ class _Writer:
         shape = self._shape
         layer, *inner = modules
         self._note(Event.BACKWARD_ENTER, layer)
-        if shape.request.gradient_checkpointing:
+        if shape.is_checkpointed(number):
             self._forward(number, modules, TensorKind.RECOMPUTED)
         uses = max(1, shape.facts.num_experts_per_token)
         width = uses * shape.compute_bytes * shape.inner_width * shape.tokens(number)
         wide = self._allocate(TensorKind.ACTIVATION_GRADIENT, layer, (2 + shape.facts.is_gated) * width)
         outgoing = self._allocate(TensorKind.ACTIVATION_GRADIENT, layer, self._stream(number))
+        self._unpack(layer)
         for module in reversed(inner):
             self._note(Event.BACKWARD_ENTER, module)
             self._gradients_of(module)
@@ -266,6 +273,12 @@ class _Writer:
                     TensorKind.GRADIENT, module, 0, fixed=one.num_elements * one.bytes_per_element
                 )
                 self._note(Event.GRADIENT_READY, parameter)
+
+    def _unpack(self, module: int) -> None:
+        """Write the largest matrix that rests in 4 bits as it stands while it is multiplied."""
+        num_bytes = self._shape.compute_bytes * self._shape.packed_elements
+        if num_bytes:
+            self._free(self._allocate(TensorKind.WORKSPACE, module, 0, fixed=num_bytes))
 
     def _note(self, event: Event, argument: int) -> None:
         self._events.append((event, argument))

@@ -62,7 +62,7 @@ def _of_layer(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
             fixed=fixed,
             backward_calls=2,
             # Recomputation stops at the last tensor that is needed, and this one's product is not.
-            is_checkpointed=matrix.name != "mlp.down",
+            recomputed=shape.recomputed_share(layer) if matrix.name != "mlp.down" else 0.0,
         )
     attentions = count * (2 if shape.is_decoder(layer) and shape.facts.num_decoder_layers else 1)
     costs += _of_eager_attention(shape, layer, attentions) or _of_fused_attention(shape, layer, attentions)
@@ -76,6 +76,7 @@ def _of_layer(shape: Shape, layer: int, count: int) -> list[OperatorCost]:
         "pointwise",
         CostKind.MEMORY,
         count * operators,
+        recomputed=shape.recomputed_share(layer),
         moved=moved,
         fixed=casts,
         backward_calls=_BACKWARD_OPERATORS,
@@ -94,6 +95,7 @@ def _of_fused_attention(shape: Shape, layer: int, count: int) -> list[OperatorCo
         "attention",
         CostKind.ATTENTION,
         count,
+        recomputed=shape.recomputed_share(layer),
         flops=flops,
         moved=width * tokens * 2 * (shape.query_width + shape.key_width),
         backward_flops=int(_ATTENTION_BACKWARD * flops),
@@ -111,12 +113,20 @@ def _of_eager_attention(shape: Shape, layer: int, count: int) -> list[OperatorCo
         "scores",
         CostKind.MATMUL,
         2 * count,
+        recomputed=shape.recomputed_share(layer),
         flops=2 * tokens * tokens * shape.query_width,
         moved=width * (scores + 2 * tokens * shape.query_width),
         backward_calls=2,
     )
     passes = _SCORE_PASSES if shape.has_dropout else _SCORE_PASSES - 2
-    softmax = _passes(shape, "softmax", CostKind.MEMORY, passes * count, moved=2 * width * scores)
+    softmax = _passes(
+        shape,
+        "softmax",
+        CostKind.MEMORY,
+        passes * count,
+        recomputed=shape.recomputed_share(layer),
+        moved=2 * width * scores,
+    )
     return [*products, *softmax]
 
 
@@ -143,7 +153,6 @@ def _of_head(shape: Shape) -> list[OperatorCost]:
         moved=width * tokens * (hidden + columns),
         fixed=width * hidden * columns,
         backward_calls=2,
-        is_checkpointed=False,
     )
     loss = _passes(
         shape,
@@ -152,7 +161,6 @@ def _of_head(shape: Shape) -> list[OperatorCost]:
         _STEP_PASSES,
         moved=4 * tokens * columns,
         backward_moved=4 * tokens * columns,
-        is_checkpointed=False,
     )
     return [*matmul, *loss]
 
@@ -169,9 +177,9 @@ def _passes(
     backward_calls: float = 1,
     backward_flops: int | None = None,
     backward_moved: int | None = None,
-    is_checkpointed: bool = True,
+    recomputed: float = 0.0,
 ) -> list[OperatorCost]:
-    """Return one operator's costs: forward, again forward where it is checkpointed, and backward."""
+    """Return one operator's costs: forward, again forward in the part that is recomputed, and backward."""
     precision = shape.precision if kind is not CostKind.MEMORY else Precision.FP32
 
     def cost(during: Pass, calls: int, flops: int, moved: int) -> OperatorCost:
@@ -188,8 +196,8 @@ def _passes(
         )
 
     costs = [cost(Pass.FORWARD, count, flops, moved)]
-    if shape.request.gradient_checkpointing and is_checkpointed:
-        costs.append(cost(Pass.RECOMPUTATION, count, flops, moved))
+    if again := round(count * recomputed):
+        costs.append(cost(Pass.RECOMPUTATION, again, flops, moved))
     # Of a frozen weight there is no gradient: one product backward, that of its input.
     trains = shape.trains("head.weight") if operator == "head" else shape.trains_layers
     frozen = kind is CostKind.MATMUL and not trains

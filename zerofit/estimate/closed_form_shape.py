@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from zerofit.freezing import frozen_names
 from zerofit.strategy import Precision
 
 if TYPE_CHECKING:
@@ -16,6 +16,21 @@ if TYPE_CHECKING:
 _LORA_TARGETS = ("query", "value")
 """What peft adapts in most families where nothing else is said.
 Source: peft/utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING (0.18)."""
+_ALL_LINEAR = ("all-linear",)
+"""peft's word for every linear layer but the head, which a quantized base takes where nothing is said."""
+_MATRICES = {
+    **dict.fromkeys(("query", "q_proj", "q_lin", "q", "wq"), ("attention.query",)),
+    **dict.fromkeys(("key", "k_proj", "k_lin", "k", "wk"), ("attention.key",)),
+    **dict.fromkeys(("value", "v_proj", "v_lin", "v", "wv"), ("attention.value",)),
+    **dict.fromkeys(("o_proj", "out_proj", "out_lin", "o"), ("attention.output",)),
+    **dict.fromkeys(
+        ("c_attn", "query_key_value", "qkv_proj"), ("attention.query", "attention.key", "attention.value")
+    ),
+    **dict.fromkeys(("gate_proj", "wi_0"), ("mlp.gate",)),
+    **dict.fromkeys(("up_proj", "fc1", "c_fc", "wi", "wi_1"), ("mlp.up",)),
+    **dict.fromkeys(("down_proj", "fc2", "wo"), ("mlp.down",)),
+}
+"""The matrices that families call so; of another name nothing is known, and nothing counted."""
 _RMS_NORM_FAMILIES = frozenset({"t5", "mt5", "longt5", "umt5"})
 """Families with RMS norms though their feed-forward blocks have no gate."""
 _GELU_NEW_FAMILIES = frozenset({"gpt2", "gpt_neo", "codegen", "gptj", "gpt_bigcode"})
@@ -144,12 +159,21 @@ class Shape:
     def trains(self, name: str) -> bool:
         """Return whether a parameter of this name trains, which is no adapter's."""
         request = self.request
-        return request.lora is None and not any(fnmatchcase(name, pattern) for pattern in request.freeze)
+        return request.lora is None and not frozen_names((name,), request.freeze, base_prefix="model")
 
     @cached_property
     def trains_layers(self) -> bool:
-        """Whether the matrices of the layers train."""
-        return self.trains("model.layers.0.mlp.up.weight")
+        """Whether the matrices of the last layer train; the first ones may be frozen all the same."""
+        return self.trains(f"model.layers.{max(1, self.facts.num_layers) - 1}.mlp.up.weight")
+
+    def is_checkpointed(self, layer: int) -> bool:
+        """Return whether a layer recomputes; a decoder's are counted on from the encoder's."""
+        return self.request.gradient_checkpointing and layer % self.request.checkpoint_every == 0
+
+    def recomputed_share(self, layer: int) -> float:
+        """Return which part of the layers of a layer's kind, encoder's or decoder's, recompute."""
+        kind = [one for one in range(self.facts.num_layers) if self.is_decoder(one) == self.is_decoder(layer)]
+        return sum(map(self.is_checkpointed, kind)) / len(kind)
 
     def is_decoder(self, layer: int) -> bool:
         """Return whether a layer attends to an encoder as well."""
@@ -218,7 +242,23 @@ class Shape:
     def adapted(self) -> frozenset[str]:
         """Names of the matrices that get a LoRA adapter."""
         lora = self.request.lora
-        return frozenset(f"attention.{name}" for name in _LORA_TARGETS) if lora else frozenset()
+        if lora is None:
+            return frozenset()
+        names = lora.target_modules or (() if self.request.quantization is None else _ALL_LINEAR)
+        if names == _ALL_LINEAR:
+            return frozenset(name for names in _MATRICES.values() for name in names)
+        return frozenset(one for name in names or _LORA_TARGETS for one in _MATRICES.get(name, ()))
+
+    @cached_property
+    def packed_elements(self) -> int:
+        """Elements of the largest matrix that rests in 4 bits; 0 without any."""
+        if self.request.quantization is None:
+            return 0
+        return max(matrix.rows * matrix.columns for matrix in self.matrices(self.facts.num_layers - 1))
+
+    def bytes_at_rest(self, num_elements: int) -> int:
+        """Return the bytes of a matrix in 4 bits, with its scales (zerofit/probe/trace/packed.py)."""
+        return num_elements // 2 + num_elements // 64 + num_elements // 4096
 
 
 def _matrix(name: str, rows: int, columns: int, *, experts: int = 1, uses: int = 1) -> Matrix:

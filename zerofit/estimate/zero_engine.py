@@ -37,13 +37,17 @@ class DeepSpeedEngine(Engine):
         self.trained = [number for number in everything if setup.trains and log.parameters[number].trains]
         self.elements = [parameter.num_elements for parameter in log.parameters]
         self.element_bytes = [parameter.bytes_per_element for parameter in log.parameters]
-        self.unit = min(self.element_bytes) if self.trained else FP32
+        numbers = [one.bytes_per_element for one in log.parameters if not one.is_packed]
+        self.unit = min(numbers) if self.trained else FP32
         """Bytes of an element of the run's format, in which gradients are reduced and parts kept. Adapters
         made beside a model under zero.Init are fp32 all the same: deepspeed 0.19.8, engine.py:1859."""
         self.num_ranks = setup.topology.data_parallel_size
         self.offloads_optimizer = strategy.optimizer_offload is not OffloadDevice.NONE
         self._optimizer = make_optimizer(strategy, setup.own_optimizer)
         self._stepped: set[str] = set()
+        trained = [log.parameters[number] for number in self.trained]
+        self._num_trained = sum(one.num_elements for one in trained)
+        self._num_embedded = sum(one.num_elements for one in trained if one.is_embedding)
         self._gradients: dict[int, int] = {}
 
     def explain(self, term: str) -> tuple[str, str] | None:
@@ -90,9 +94,18 @@ class DeepSpeedEngine(Engine):
     def run_optimizer(self, sizes: Sequence[int], *, key: str = "") -> None:
         """Note one step of the optimizer on flat fp32 tensors of these numbers of elements.
 
+        An 8-bit optimizer has embeddings in a flat tensor of their own (runtime/state_overrides.py): each
+        tensor is taken to hold as large a part of them as of all that trains.
+
         Args:
             key: names the tensors; their states are born when it comes first.
         """
-        tensors = [Stepped(num_elements=size, shape=(size,)) for size in sizes]
+        tensors = []
+        for size in sizes:
+            whole = size * self._num_embedded // self._num_trained if self._optimizer.has_8_bit else 0
+            for elements, is_embedding in ((size - whole, False), (whole, True)):
+                if elements:
+                    one = Stepped(num_elements=elements, shape=(elements,), is_embedding=is_embedding)
+                    tensors.append(one)
         self._optimizer.step(self.tape, tensors, is_first=key not in self._stepped)
         self._stepped.add(key)

@@ -19,14 +19,20 @@ if TYPE_CHECKING:
 STATE_BYTES: dict[Stepper, int] = {
     None: 8,
     OptimizerName.ADAMW: 8,
+    OptimizerName.PAGED_ADAMW: 0,
     OptimizerName.ADAMW_8BIT: 2,
+    OptimizerName.PAGED_ADAMW_8BIT: 0,
+    OptimizerName.LION: 4,
+    OptimizerName.LION_8BIT: 1,
+    OptimizerName.PAGED_LION_8BIT: 0,
     OptimizerName.ADAFACTOR: 0,
     OptimizerName.SGD: 0,
     OneState.FULL: 4,
     OneState.EIGHT_BIT: 1,
 }
 """Bytes of optimizer states a trained parameter has at least: two moments in fp32 or in 8 bit. Adafactor
-keeps sums over rows and columns, and SGD may have no momentum, so that nothing is certain of them."""
+keeps sums over rows and columns, SGD may have no momentum, and pages may leave the GPU, so that nothing is
+certain of them."""
 
 
 def least_gradient_bytes(strategy: Strategy, model: ModelFacts, *, weight_bytes: int = 4) -> int:
@@ -68,6 +74,8 @@ def least_state_bytes(
     weights = model.num_parameters
     trained = _trained(strategy, model)
     precision = strategy.precision or Precision.FP32
+    if strategy.quantization is not None:  # adapters train, whose bytes are not known here
+        return weights // 2
     states = STATE_BYTES[stepper_of(strategy, own_optimizer)]
     if strategy.engine is Engine.NATIVE:
         in_16_bit = precision is not Precision.FP32 and strategy.lora is not None

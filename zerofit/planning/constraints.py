@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.choose import show
 from zerofit.command import Route
 from zerofit.errors import UserError
 from zerofit.layers.optimizer_ids import optimizer_of_class
+from zerofit.planning.model_pins import pins_of_data, pins_of_model
+from zerofit.planning.pin import Pin, listed
 from zerofit.request import FLAGS
 from zerofit.strategy import Engine, OffloadDevice, Precision, ZeroStage
 
@@ -29,22 +32,6 @@ backward pass of their own (sentence_transformers 6.2, losses of its names that 
 _DROPPED = ("amsgrad", "maximize")
 """Settings of torch's optimizers that no optimizer in their place has: neither bitsandbytes' AdamW8bit nor
 DeepSpeedCPUAdam (deepspeed 0.19.8, ops/adam/cpu_adam.py: amsgrad is unsupported, maximize unknown)."""
-_SHOWN = 3
-"""Names that a reason lists."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pin:
-    """One field of a strategy and the values that it can have."""
-
-    field: str
-    """Name of the Strategy field."""
-    values: tuple[Any, ...]
-    """The first one is the script's own."""
-    why: str
-    """One phrase."""
-    is_habit: bool = False
-    """Whether a flag of the user's may say otherwise: it is the script's choice, and no limit of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +84,9 @@ def constraints_of(capture: Capture, *, topology: Topology) -> Constraints:
             *_of_engine(capture),
             *_of_optimizer(capture),
             *_of_precision(capture),
-            *_of_the_model(capture),
+            *_of_clipping(capture),
+            *pins_of_model(capture),
+            *pins_of_data(capture),
         )
     )
 
@@ -138,13 +127,13 @@ def _of_batches(capture: Capture, topology: Topology) -> Iterator[Pin]:
 def _why_whole(capture: Capture) -> str:
     """Return why a batch can't be split; empty where it can."""
     if capture.model.mixes_samples:
-        return f"{_listed(capture.model.mixes_samples)} of the model compute over all samples of a batch"
+        return f"{listed(capture.model.mixes_samples)} of the model compute over all samples of a batch"
     library, name = capture.trainer_class.partition(".")[0], capture.trainer_class.rpartition(".")[2]
     if _COMPARING in (library, capture.model.class_path.partition(".")[0]):
         return "the losses of sentence-transformers compare the samples of a batch with each other"
     handed_on = ("training_step",) if library == "trl" and name in _HANDING_ON else ()
     overridden = [one for one in capture.trainer_overrides if one in _LOOPS and one not in handed_on]
-    return f"{name} has its own {_listed(overridden)}" if overridden else ""
+    return f"{name} has its own {listed(overridden)}" if overridden else ""
 
 
 def _of_checkpointing(capture: Capture) -> Iterator[Pin]:
@@ -228,34 +217,10 @@ def _of_precision(capture: Capture) -> Iterator[Pin]:
         yield Pin(field=field, values=(capture.precision,), why=why, is_habit=True)
 
 
-def _of_the_model(capture: Capture) -> Iterator[Pin]:
-    if capture.model.is_quantized:
-        stages = tuple(stage for stage in ZeroStage if stage is not ZeroStage.PARAMETERS)
-        why = "stage 3 can't partition quantized weights"
-        yield Pin(field="zero_stage", values=stages, why=why)
-        yield Pin(field="param_offload", values=(OffloadDevice.NONE,), why=why)
-    own = f"the script has adapters of its own ({_listed(capture.model.adapters)})"
-    yield Pin(
-        field="lora",
-        values=(None,),
-        why=own if capture.model.adapters else "adapters are made in the script: zerofit adds none to it",
-    )
-    yield Pin(
-        field="freeze", values=((),), why="parameters are frozen in the script: zerofit freezes none in it"
-    )
-    if capture.model.is_transformers:
-        why = "the script has made its model: attn_implementation goes to its from_pretrained()"
-    else:
-        why = "the script's model has its own attention"
-    yield Pin(field="attention", values=(None,), why=why)
+def _of_clipping(capture: Capture) -> Iterator[Pin]:
     if capture.route is Route.TRAINER and capture.max_grad_norm == 0:
         why = "the script's max_grad_norm is 0"
         yield Pin(field="gradient_clipping", values=(0.0,), why=why, is_habit=True)
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
 def _asked(request: Request, field: str) -> Any:
@@ -264,8 +229,8 @@ def _asked(request: Request, field: str) -> Any:
 
 def _refused(pin: Pin, value: Any) -> UserError:
     flag = FLAGS[pin.field]
-    said = f"{flag} {value}" if not isinstance(value, bool) else f"{flag} {'on' if value else 'off'}"
-    open_ = [str(one) for one in pin.values if one is not None]
+    said = f"{flag} {show(value)}"
+    open_ = [show(one) for one in pin.values if one is not None]
     fix = f"leave out {flag}" + (f", or give it {' or '.join(open_)}" if len(open_) > 1 else "")
     return UserError(
         "script-cannot-take",

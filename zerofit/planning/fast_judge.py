@@ -54,6 +54,9 @@ class FastJudge(EstimatingJudge):
             return self.least_live_bytes(strategy)
         return super().least_played_bytes(strategy)
 
+    def _num_trained(self, strategy: Strategy) -> int:
+        return 0  # closed forms do not know each parameter
+
     def _estimate(self, setup: Setup) -> MemoryEstimate:
         engine = make_engine(setup, Tape())
         play(engine, sketch=True)

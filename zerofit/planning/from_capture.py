@@ -39,7 +39,6 @@ def problem_from_capture(
     versions: Versions,
     topology: Topology,
     allow: frozenset[Allow] = frozenset(),
-    lora_rank: int = 16,
     reserve: Reserve | None = None,
     makes_model_first: bool = False,
     expandable_segments: bool = False,
@@ -52,9 +51,7 @@ def problem_from_capture(
         machine: one node.
         versions: of what will run.
         topology: the ranks.
-        allow: what may change the training. Of it, a script's samples, adapters and frozen parameters are the
-            script's own to change.
-        lora_rank: of adapters; none are added to a script.
+        allow: what may change the training; the length of a script's samples is its own to change.
         reserve: what stays free of each GPU.
         makes_model_first: whether the script makes its model before anything that says "ZeRO stage 3".
         expandable_segments: whether the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
@@ -66,10 +63,8 @@ def problem_from_capture(
     script = script_of(capture, topology, request)
     constraints_of(capture, topology=topology).check(request)
     workload, notes = _workload(capture, _global_batch_size(capture, script, request, topology))
-    mine = {Allow.LENGTH, Allow.LORA, Allow.FREEZE}
-    left_out = sorted(allow & mine)
-    if left_out:
-        notes += (f"--allow {','.join(left_out)} is left out: it is the script's own to do",)
+    left_out = {one: why for one in sorted(allow) if (why := _why_left_out(one, script))}
+    notes += tuple(f"--allow {one} is left out: {why}" for one, why in left_out.items())
     return Problem(
         model=capture.model.facts,
         machine=machine,
@@ -77,8 +72,7 @@ def problem_from_capture(
         workload=workload,
         versions=versions,
         request=request,
-        allow=allow - mine,
-        lora_rank=lora_rank,
+        allow=allow - left_out.keys(),
         reserve=reserve or Reserve(share=DEFAULT_RESERVE),
         makes_model_first=makes_model_first or not capture.model.is_transformers,
         expandable_segments=expandable_segments,
@@ -87,10 +81,18 @@ def problem_from_capture(
     )
 
 
+def _why_left_out(allowed: Allow, script: Script) -> str:
+    """Return why something that the user allows can't be done to a script; empty where it can."""
+    if allowed is Allow.LENGTH:
+        return "the length of its samples is the script's own to change"
+    pins = (pin for pin in script.constraints.pins if pin.field == allowed.value)
+    return next((pin.why for pin in pins), "")
+
+
 def _notes(capture: Capture, script: Script) -> Iterator[str]:
     if script.optimizer_note:
         yield script.optimizer_note
-    if capture.model.is_quantized:
+    if capture.model.is_quantized and not _is_in_4_bit(capture):
         yield f"the weights of {capture.model.name} are counted as wide as they are before quantization"
     if capture.accumulates_by_hand:
         steps = capture.accumulates_by_hand
@@ -102,6 +104,12 @@ def _notes(capture: Capture, script: Script) -> Iterator[str]:
         yield f"of the {capture.num_models} models of the script only {capture.model.name} is counted"
     if script.micro_batch_size is None:
         yield "the script's first batch stands for all, as nothing shows how many samples one has"
+
+
+def _is_in_4_bit(capture: Capture) -> bool:
+    """Return whether the script loads its weights in bitsandbytes' 4 bits, which a trace knows."""
+    said = capture.model.config.get("quantization_config")
+    return isinstance(said, dict) and bool(said.get("load_in_4bit"))
 
 
 def script_of(capture: Capture, topology: Topology, request: Request) -> Script:

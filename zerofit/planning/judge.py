@@ -164,10 +164,14 @@ class EstimatingJudge:
                 host=host,
                 step_time=self._step_time(strategy),
                 tokens_per_step=_tokens(problem, strategy),
+                num_trained=self._num_trained(strategy),
             ),
             lacks="; ".join(lacks),
             excess=max(excess, default=0.0),
         )
+
+    def _num_trained(self, strategy: Strategy) -> int:
+        return sum(one.num_elements for one in self._log(strategy).parameters if one.trains)
 
     def _within(self, strategy: Strategy) -> MemoryEstimate | None:
         """Return what each GPU needs; None where that is more than a plan may take."""

@@ -8,6 +8,8 @@ from zerofit.planning.freezing import FROZEN_LAYERS
 from zerofit.strategy import Buckets, Engine, OffloadDevice, OptimizerName, ZeroStage
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from zerofit.strategy import Strategy
 
 SAME_TIME = 0.1
@@ -24,9 +26,14 @@ _OFFLOAD = {OffloadDevice.NONE: 0, OffloadDevice.CPU: 1, OffloadDevice.NVME: 2}
 _OPTIMIZER = {
     None: 0,
     OptimizerName.ADAMW: 1,
-    OptimizerName.ADAMW_8BIT: 2,
-    OptimizerName.ADAFACTOR: 3,
-    OptimizerName.SGD: 4,
+    OptimizerName.PAGED_ADAMW: 2,
+    OptimizerName.ADAMW_8BIT: 3,
+    OptimizerName.PAGED_ADAMW_8BIT: 4,
+    OptimizerName.ADAFACTOR: 5,
+    OptimizerName.LION: 6,
+    OptimizerName.LION_8BIT: 7,
+    OptimizerName.PAGED_LION_8BIT: 8,
+    OptimizerName.SGD: 9,
 }
 
 
@@ -35,7 +42,7 @@ def kind_of(strategy: Strategy) -> Kind:
     return strategy.engine, strategy.zero_stage, strategy.optimizer_offload, strategy.param_offload
 
 
-def tier(strategy: Strategy, *, fixes_optimizer: bool = False) -> int:
+def tier(strategy: Strategy, *, fixed: Collection[str] = ()) -> int:
     """Return how far a strategy goes; a lower one always comes first.
 
     0: all stays on the GPUs. OFFLOADED: something does not; the mathematics stays. 2: optimizer states in
@@ -43,15 +50,15 @@ def tier(strategy: Strategy, *, fixes_optimizer: bool = False) -> int:
 
     Args:
         strategy: what would run.
-        fixes_optimizer: whether the user chose the optimizer, so that it is no change.
+        fixed: names of the fields that the user chose, which are no change then.
     """
-    if strategy.lora is not None:
+    if strategy.lora is not None and "lora" not in fixed:
         return 6
-    if strategy.freeze:
+    if strategy.freeze and "freeze" not in fixed:
         return 5 if strategy.freeze == FROZEN_LAYERS else 4
-    if fixes_optimizer or strategy.optimizer in (None, OptimizerName.ADAMW):
+    if "optimizer" in fixed or strategy.optimizer in (None, OptimizerName.ADAMW, OptimizerName.PAGED_ADAMW):
         return OFFLOADED if strategy.offloads else 0
-    return 2 if strategy.optimizer is OptimizerName.ADAMW_8BIT else 3
+    return 2 if strategy.optimizer in (OptimizerName.ADAMW_8BIT, OptimizerName.PAGED_ADAMW_8BIT) else 3
 
 
 def simplicity(strategy: Strategy) -> tuple[int, ...]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from zerofit.candidates import DEFAULT_NVME_PATH
 from zerofit.capture import for_plan
-from zerofit.choose import show, why_precision
+from zerofit.choose import fields_said, reasons_by_flag, show, why_precision
 from zerofit.plan import Origin, Plan, Reason, Rejected
+from zerofit.planning.model_pins import UNCHANGED
 from zerofit.planning.order import OFFLOADED, SAME_TIME, kind_of, tier
 from zerofit.planning.search import RuledOut
 from zerofit.render.report import describe_strategy
@@ -30,8 +31,8 @@ _OPTIMIZER_REASONS = {
 }
 
 
-_IMPLIED = ("attention", "zero_stage", "optimizer_offload", "param_offload")
-"""What no script changes, and what the engine's reason tells."""
+_IMPLIED = ("zero_stage", "optimizer_offload", "param_offload", *UNCHANGED)
+"""What the engine's reason tells, and what changes only where the user says so."""
 
 
 def plan_of(found: Found, problem: Problem) -> Plan:
@@ -102,7 +103,7 @@ def why_it_loses(judged: Judged | RuledOut, chosen: Judged | None, problem: Prob
 
 
 def _tier(judged: Judged, problem: Problem) -> int:
-    return tier(judged.strategy, fixes_optimizer=problem.request.optimizer is not None)
+    return tier(judged.strategy, fixed=fields_said(problem.request))
 
 
 def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]:
@@ -113,9 +114,7 @@ def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]
     if request.zero_stage is None and request.engine is None and not is_settled:
         field = "engine" if strategy.engine is Engine.NATIVE else "zero_stage"
         yield _chosen(strategy, field, _why_kind(judged, found, problem))
-    for name in FLAGS:
-        if (value := getattr(request, name)) is not None:
-            yield Reason(field=name, value=show(value), origin=Origin.FLAG, why=f"{FLAGS[name]} says so")
+    yield from reasons_by_flag(request)
     for field in ("optimizer_offload", "param_offload"):
         device = getattr(strategy, field)
         if device is not OffloadDevice.NONE and getattr(request, field) is None:
@@ -136,11 +135,11 @@ def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]
         yield _chosen(strategy, "gradient_checkpointing", _why_checkpointing(judged, found, problem))
     if request.optimizer is None and strategy.optimizer is not None:
         yield _chosen(strategy, "optimizer", _OPTIMIZER_REASONS[strategy.optimizer])
-    if strategy.freeze:
+    if strategy.freeze and request.freeze is None:
         yield _chosen(
             strategy, "freeze", "nothing fits while every weight trains, and --allow freeze says so"
         )
-    if strategy.lora is not None:
+    if strategy.lora is not None and request.lora is None:
         yield _chosen(strategy, "lora", "nothing fits while every weight trains, and --allow lora says so")
     if strategy.buckets != Buckets():
         value = f"{strategy.buckets.reduce_bucket_size} elements"

@@ -83,7 +83,6 @@ class Problem:
     request: Request
     """What the user fixed: each field of a Strategy that is set there is a constraint."""
     allow: frozenset[Allow] = frozenset()
-    lora_rank: int = 16
     reserve: Reserve = field(default_factory=lambda: Reserve(share=DEFAULT_RESERVE))
     makes_model_first: bool = False
     """Whether the script makes its model before anything that says "ZeRO stage 3"."""

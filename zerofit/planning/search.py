@@ -15,7 +15,7 @@ from zerofit.planning.order import SAME_TIME, kind_of, simplicity, tier
 from zerofit.strategy import Strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from zerofit.planning.order import Kind
 
@@ -103,7 +103,7 @@ def search(
     *,
     judge: Judge,
     device_bytes: int,
-    fixes_optimizer: bool = False,
+    fixed: Collection[str] = (),
     compares: bool = True,
 ) -> Found:
     """Return the best strategy that fits, and the best of each other kind beside it.
@@ -112,10 +112,10 @@ def search(
         strategies: whole ones, with their micro-batch.
         judge: estimates them.
         device_bytes: what a plan may take of each GPU.
-        fixes_optimizer: whether the user chose the optimizer.
+        fixed: names of the fields that the user chose.
         compares: whether to look at the other kinds too; without, only the choice is looked for.
     """
-    hunt = _Hunt(strategies, judge=judge, device_bytes=device_bytes, fixes_optimizer=fixes_optimizer)
+    hunt = _Hunt(strategies, judge=judge, device_bytes=device_bytes, fixed=fixed)
     chosen = hunt.best(hunt.fitting)
     others: list[Judged] = []
     ruled_out: list[RuledOut] = []
@@ -148,7 +148,7 @@ class _Hunt:
     """Looks at candidates in order, and remembers what it has seen."""
 
     def __init__(
-        self, strategies: Sequence[Strategy], *, judge: Judge, device_bytes: int, fixes_optimizer: bool
+        self, strategies: Sequence[Strategy], *, judge: Judge, device_bytes: int, fixed: Collection[str]
     ) -> None:
         self._judge = judge
         self._device_bytes = device_bytes
@@ -160,7 +160,7 @@ class _Hunt:
         times = {one: judge.seconds(one) for one in self.fitting}
         known = None not in times.values()
         self._seconds = {one: (seconds or 0.0) if known else 0.0 for one, seconds in times.items()}
-        self._tiers = {one: tier(one, fixes_optimizer=fixes_optimizer) for one in self.fitting}
+        self._tiers = {one: tier(one, fixed=fixed) for one in self.fitting}
 
     def best(self, strategies: Iterable[Strategy]) -> Judged | None:
         """Return the best that fits: of the lowest tier, the simplest that nothing there clearly beats."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.candidates import DEFAULT_NVME_PATH, candidates
+from zerofit.choose import fields_said
 from zerofit.planning.answer import Answer
 from zerofit.planning.plan_of import plan_of
 from zerofit.planning.problem import Allow
@@ -92,6 +93,6 @@ def _search(problem: Problem, strategies: Sequence[Strategy], judge_of: JudgeOf,
         strategies,
         judge=judge_of(problem),
         device_bytes=problem.device_bytes,
-        fixes_optimizer=problem.request.optimizer is not None,
+        fixed=fields_said(problem.request),
         compares=compares,
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.plan import Origin
 from zerofit.planning.constraints import constraints_of
-from zerofit.planning.freezing import FREEZES
+from zerofit.render.applied_row import OWN, Row, why_of
 from zerofit.render.capture_words import batch_words, class_name
+from zerofit.render.changed_model_rows import changed_model_rows
 from zerofit.render.plan_table import table_lines
 from zerofit.render.plan_words import OPTIMIZER_WORDS
 from zerofit.strategy import Engine, OffloadDevice, Precision
@@ -19,35 +18,15 @@ if TYPE_CHECKING:
     from zerofit.capture import Capture
     from zerofit.plan import Plan
 
-OWN = "its own"
-"""What stands for a setting of a script that was not captured."""
 _HEADER = ("", "script alone", "runs", "why")
 _NONE = OffloadDevice.NONE
-_LEFT_TO_THE_SCRIPT = {
-    "attention": "not applied: pass attn_implementation to from_pretrained in the script",
-    "freeze": "not applied: freeze in the script",
-    "lora": "not applied: wrap the model with peft in the script",
-}
-"""Fields of Strategy that do not reach a script, and what its author does instead."""
 _CPU_ADAM = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
 """What accelerate maps to DeepSpeed's CPU Adam under offload (accelerate/utils/deepspeed.py,
 map_pytorch_optim_to_deepspeed)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One setting."""
-
-    what: str
-    """Its name, as a person reads it."""
-    script_says: str
-    """What the script says, or what it comes to where nothing else is said."""
-    runs: str
-    why: str
-
-
 def applied_rows(plan: Plan) -> tuple[Row, ...]:
-    """Return what of a script's settings a plan changes, and what it would change and must leave.
+    """Return what of a script's settings a plan changes, and what stays as nothing else can be applied.
 
     A script that was not captured only says "its own".
     """
@@ -62,8 +41,7 @@ def applied_rows(plan: Plan) -> tuple[Row, ...]:
             _checkpointing(plan, capture),
             _optimizer(plan, capture),
             _clipping(plan, capture),
-            _compile(plan),
-            _left_to_the_script(plan, capture),
+            changed_model_rows(plan, capture),
             _held(plan, capture),
         )
         for row in rows
@@ -76,13 +54,6 @@ def applied_table(rows: tuple[Row, ...]) -> str:
         return "runs as the script says, without any change"
     cells = [(row.what, row.script_says, row.runs, row.why) for row in rows]
     return "\n".join(table_lines([_HEADER, *cells]))
-
-
-def _why(plan: Plan, *fields: str) -> str:
-    """Return the reason of the first of these fields that has one; that of a flag before all others."""
-    found = [reason for field in fields for reason in plan.reasons if reason.field == field]
-    by_flag = [reason for reason in found if reason.origin is Origin.FLAG and reason.why.startswith("--")]
-    return next((reason.why for reason in (*by_flag, *found)), "the plan says so")
 
 
 def _batch(plan: Plan, capture: Capture | None) -> Iterator[Row]:
@@ -102,7 +73,7 @@ def _batch(plan: Plan, capture: Capture | None) -> Iterator[Row]:
         own += " of all ranks" if capture.splits_batches else ""
     if runs == own:
         return
-    why = _why(plan, "micro_batch_size", "gradient_accumulation_steps")
+    why = why_of(plan, "micro_batch_size", "gradient_accumulation_steps")
     if said is not None and said == asked:
         why += f"; global batch {said} as before"
     elif capture is None and micro is None:
@@ -123,7 +94,7 @@ def _engine(plan: Plan) -> Iterator[Row]:
     if strategy.engine is Engine.DEEPSPEED:
         says = _plain(plan)
         runs = f"DeepSpeed ZeRO-{strategy.zero_stage.value}"
-        yield Row(what="engine", script_says=says, runs=runs, why=_why(plan, "zero_stage", "engine"))
+        yield Row(what="engine", script_says=says, runs=runs, why=why_of(plan, "zero_stage", "engine"))
 
 
 def _plain(plan: Plan) -> str:
@@ -138,7 +109,7 @@ def _offload(plan: Plan) -> Iterator[Row]:
         device = getattr(plan.strategy, field)
         if device is not _NONE:
             place = "in host memory" if device is OffloadDevice.CPU else f"on NVMe, {plan.strategy.nvme_path}"
-            yield Row(what=what, script_says=here, runs=place, why=_why(plan, field))
+            yield Row(what=what, script_says=here, runs=place, why=why_of(plan, field))
 
 
 def _precision(plan: Plan, capture: Capture | None) -> Iterator[Row]:
@@ -152,18 +123,18 @@ def _precision(plan: Plan, capture: Capture | None) -> Iterator[Row]:
     runs = precision.value
     if capture is None and plan.is_default("precision"):
         runs += ", where it names none"
-    yield Row(what="precision", script_says=says, runs=runs, why=_why(plan, "precision"))
+    yield Row(what="precision", script_says=says, runs=runs, why=why_of(plan, "precision"))
 
 
 def _checkpointing(plan: Plan, capture: Capture | None) -> Iterator[Row]:
-    wanted = plan.strategy.gradient_checkpointing
-    if wanted is None or (capture is not None and wanted == capture.model.checkpoints):
+    wanted, every = plan.strategy.gradient_checkpointing, plan.strategy.checkpoint_every
+    if wanted is None or (capture is not None and wanted == capture.model.checkpoints and every == 1):
         return
     yield Row(
         what="gradient checkpointing",
         script_says=OWN if capture is None else _switch(capture.model.checkpoints),
-        runs=_switch(wanted),
-        why=_why(plan, "gradient_checkpointing"),
+        runs=_switch(wanted) if every == 1 else f"of 1 block in {every}",
+        why=why_of(plan, "gradient_checkpointing"),
     )
 
 
@@ -177,7 +148,7 @@ def _optimizer(plan: Plan, capture: Capture | None) -> Iterator[Row]:
     own = OWN if made is None else class_name(made.class_path)
     if strategy.optimizer is not None:
         runs = OPTIMIZER_WORDS[strategy.optimizer]
-        yield Row(what="optimizer", script_says=own, runs=runs, why=_why(plan, "optimizer"))
+        yield Row(what="optimizer", script_says=own, runs=runs, why=why_of(plan, "optimizer"))
     elif strategy.optimizer_offload is not _NONE and made is not None and made.class_path in _CPU_ADAM:
         why = "states in host memory are stepped there; the same mathematics"
         yield Row(what="optimizer", script_says=own, runs="DeepSpeed's CPU Adam", why=why)
@@ -190,27 +161,7 @@ def _clipping(plan: Plan, capture: Capture | None) -> Iterator[Row]:
         return
     says = OWN if own is None else f"norm {own:g}" if own else "off"
     runs = f"norm {norm:g}" if norm else "off"
-    yield Row(what="gradient clipping", script_says=says, runs=runs, why=_why(plan, "gradient_clipping"))
-
-
-def _compile(plan: Plan) -> Iterator[Row]:
-    if plan.strategy.compile:
-        yield Row(what="torch.compile", script_says="off", runs="on", why=_why(plan, "compile"))
-
-
-def _left_to_the_script(plan: Plan, capture: Capture | None) -> Iterator[Row]:
-    strategy = plan.strategy
-    wanted = {
-        "attention": strategy.attention,
-        "freeze": FREEZES.get(strategy.freeze, ", ".join(strategy.freeze)),
-        "lora": f"LoRA of rank {strategy.lora.rank}" if strategy.lora else None,
-    }
-    own = {"attention": capture.model.attention} if capture is not None else {}
-    for field, value in wanted.items():
-        if value and value != own.get(field):
-            says = own.get(field) or OWN
-            why = f"{value} is {_LEFT_TO_THE_SCRIPT[field]}"
-            yield Row(what=field, script_says=says, runs=says, why=why)
+    yield Row(what="gradient clipping", script_says=says, runs=runs, why=why_of(plan, "gradient_clipping"))
 
 
 def _held(plan: Plan, capture: Capture | None) -> Iterator[Row]:

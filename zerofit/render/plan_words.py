@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zerofit.freezing import is_word
 from zerofit.planning.freezing import FREEZES
 from zerofit.strategy import Buckets, Engine, OffloadDevice, OptimizerName, Strategy
 from zerofit.units import GIB
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 
 OPTIMIZER_WORDS = {
     OptimizerName.ADAMW: "fused AdamW",
+    OptimizerName.PAGED_ADAMW: "paged AdamW",
     OptimizerName.ADAMW_8BIT: "8-bit AdamW",
+    OptimizerName.PAGED_ADAMW_8BIT: "paged 8-bit AdamW",
+    OptimizerName.LION: "Lion",
+    OptimizerName.LION_8BIT: "8-bit Lion",
+    OptimizerName.PAGED_LION_8BIT: "paged 8-bit Lion",
     OptimizerName.ADAFACTOR: "Adafactor",
     OptimizerName.SGD: "SGD",
 }
@@ -34,18 +40,33 @@ def label(strategy: Strategy, topology: Topology) -> str:
     if strategy.param_offload is not OffloadDevice.NONE:
         words.append(f"weights on {strategy.param_offload.value}")
     if strategy.gradient_checkpointing:
-        words.append("checkpointing")
+        every = strategy.checkpoint_every
+        words.append("checkpointing" if every == 1 else f"checkpointing 1 block in {every}")
     if strategy.optimizer is not None:
         words.append(OPTIMIZER_WORDS[strategy.optimizer])
     if strategy.lora is not None:
         words.append(f"LoRA {strategy.lora.rank}")
+    if strategy.quantization is not None:
+        words.append(f"{strategy.quantization} base")
     if strategy.freeze:
-        words.append(FREEZES.get(strategy.freeze, "frozen weights"))
+        words.append(frozen_words(strategy.freeze))
     if strategy.buckets != Buckets():
         words.append("small buckets")
+    if strategy.attention is not None:
+        words.append(f"{strategy.attention} attention")
+    if strategy.liger:
+        words.append("Liger")
     if strategy.compile:
         words.append("compiled")
     return ", ".join(words)
+
+
+def frozen_words(freeze: tuple[str, ...]) -> str:
+    """Return what is frozen: "frozen embeddings", "frozen embeddings+6", "frozen weights" for patterns."""
+    if freeze in FREEZES:
+        return FREEZES[freeze]
+    are_words = all(is_word(one) for one in freeze)
+    return f"frozen {', '.join(freeze)}" if are_words else "frozen weights"
 
 
 def kind_label(strategy: Strategy, topology: Topology) -> str:

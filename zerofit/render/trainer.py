@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 OPTIM = {
     OptimizerName.ADAMW: "adamw_torch_fused",
+    OptimizerName.PAGED_ADAMW: "paged_adamw_32bit",
     OptimizerName.ADAMW_8BIT: "adamw_bnb_8bit",
+    OptimizerName.PAGED_ADAMW_8BIT: "paged_adamw_8bit",
+    OptimizerName.LION: "lion_32bit",
+    OptimizerName.LION_8BIT: "lion_8bit",
+    OptimizerName.PAGED_LION_8BIT: "paged_lion_8bit",
     OptimizerName.ADAFACTOR: "adafactor",
     OptimizerName.SGD: "sgd",
 }
@@ -20,11 +25,19 @@ OPTIM = {
 
 OPTIM_ALIKE = {
     OptimizerName.ADAMW: frozenset({"adamw_torch", "adamw_torch_fused"}),
+    OptimizerName.PAGED_ADAMW: frozenset({"paged_adamw_32bit"}),
     OptimizerName.ADAMW_8BIT: frozenset({"adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"}),
+    OptimizerName.PAGED_ADAMW_8BIT: frozenset({"paged_adamw_8bit"}),
+    OptimizerName.LION: frozenset({"lion_32bit"}),
+    OptimizerName.LION_8BIT: frozenset({"lion_8bit", "paged_lion_8bit"}),
+    OptimizerName.PAGED_LION_8BIT: frozenset({"paged_lion_8bit"}),
     OptimizerName.ADAFACTOR: frozenset({"adafactor"}),
     OptimizerName.SGD: frozenset({"sgd"}),
 }
-"""All of transformers' names that compute the same, with states of the same size."""
+"""All of transformers' names that compute the same, with states of the same size, or less on the GPU."""
+LION_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.99}
+"""Trainer gives Lion the betas of AdamW (transformers/trainer_optimizer.py); these are its own
+(bitsandbytes/optim/lion.py; https://arxiv.org/abs/2302.06675)."""
 
 
 def training_arguments(strategy: Strategy, *, deepspeed_file: str | None) -> dict[str, Any]:
@@ -45,10 +58,22 @@ def training_arguments(strategy: Strategy, *, deepspeed_file: str | None) -> dic
         "gradient_accumulation_steps": strategy.gradient_accumulation_steps,
         "max_grad_norm": strategy.gradient_clipping,
         "activation_checkpointing": strategy.gradient_checkpointing,
+        "activation_checkpointing_kwargs": _checkpointing_kwargs(strategy),
         "optim": OPTIM[strategy.optimizer] if strategy.optimizer else None,
+        "tf32": strategy.tf32,
         "torch_compile": True if strategy.compile else None,
+        "use_liger_kernel": True if strategy.liger else None,
+        "train_sampling_strategy": "group_by_length" if strategy.group_by_length else None,
     }
+    if strategy.optimizer is not None and "lion" in strategy.optimizer:
+        decided |= LION_BETAS
     return arguments | {name: value for name, value in decided.items() if value is not None}
+
+
+def _checkpointing_kwargs(strategy: Strategy) -> dict[str, Any] | None:
+    if not strategy.gradient_checkpointing or strategy.checkpoint_every == 1:
+        return None
+    return {"use_reentrant": False, "every_n_layers": strategy.checkpoint_every}
 
 
 def training_arguments_json(strategy: Strategy, *, deepspeed_file: str | None) -> str:

@@ -20,13 +20,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 _PLAIN = TraceRequest(sequence_length=16, is_padded=False)
 _CHECKPOINTED = replace(_PLAIN, gradient_checkpointing=True)
+_SECOND = replace(_CHECKPOINTED, checkpoint_every=2)
 _LOW = replace(_PLAIN, weights=Precision.BF16)
 _ADAPTED = replace(_PLAIN, lora=Lora(rank=4, target_modules=("q_proj", "v_proj")))
 
-_FAST = [("bert", _PLAIN), ("llama", _CHECKPOINTED), ("vit", _PLAIN)]
+_FAST = [("bert", _PLAIN), ("llama", _SECOND), ("vit", _PLAIN)]
 _REST = [
     *((name, _PLAIN) for name in ("gpt2", "llama", "mixtral", "t5", "whisper", "roberta", "gemma3", "bart")),
-    *((name, _CHECKPOINTED) for name in ("bert", "gpt2", "t5", "mixtral")),
+    *((name, _CHECKPOINTED) for name in ("bert", "gpt2", "llama", "t5", "mixtral")),
+    ("t5", _SECOND),
     *((name, _PLAIN) for name in ("qwen3-moe", "deepseek-v2")),
     *((name, _LOW) for name in ("bert", "llama")),
     ("llama", _ADAPTED),

@@ -17,6 +17,7 @@ _PLAIN = TraceRequest(sequence_length=16)
 _LEAN = TraceRequest(
     sequence_length=16, is_padded=False, autocast=Precision.BF16, gradient_checkpointing=True
 )
+_SECOND = TraceRequest(sequence_length=16, is_padded=False, gradient_checkpointing=True, checkpoint_every=2)
 _ADAPTED = TraceRequest(
     sequence_length=16, weights=Precision.BF16, lora=Lora(rank=4, target_modules=("q_proj", "v_proj"))
 )
@@ -31,6 +32,9 @@ _REST = [
     *((name, _LEAN, 8) for name in ("qwen3-moe", "deepseek-v2")),
     *((name, _LEAN, 8) for name in ("llama", "bert", "t5", "mixtral")),
     ("gemma3", _LEAN, 14),
+    ("llama", _SECOND, 11),
+    ("bert", _SECOND, 11),
+    ("gemma3", _SECOND, 22),
     ("llama", _ADAPTED, 8),
     ("llama", _FROZEN, 8),
 ]

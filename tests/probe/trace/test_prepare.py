@@ -160,6 +160,16 @@ def test_only_checkpointing_recomputes(make_raw_log: Any, is_checkpointed: bool)
     assert (TensorKind.RECOMPUTED in log.kinds) is is_checkpointed
 
 
+def test_every_second_block_keeps_half_of_what_checkpointing_saves(
+    make_raw_log: Any, kept_bytes: Any
+) -> None:
+    on = replace(_PLAIN, gradient_checkpointing=True)
+    requests = (_PLAIN, on, replace(on, checkpoint_every=2))
+    off, each, second = (kept_bytes(make_raw_log("llama", one, num_layers=4)) for one in requests)
+    assert each < second < off
+    assert second - each == pytest.approx((off - each) / 2, rel=1e-3)
+
+
 @pytest.mark.evidence
 def test_a_trace_with_lora_is_silent_and_leaves_bitsandbytes_alone() -> None:
     program = (

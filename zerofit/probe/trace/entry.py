@@ -167,6 +167,7 @@ def describe(model: Any) -> Skeleton:
             module=holders[name],
             shape=tuple(parameter.shape),
             is_embedding=name in embeddings,
+            is_packed=not parameter.dtype.is_floating_point,
         )
         for name, parameter in model.named_parameters()
     )

@@ -11,6 +11,7 @@ from zerofit.errors import UserError
 from zerofit.probe.trace.entry import trace_made
 from zerofit.probe.trace.live_batch import live_batch
 from zerofit.probe.trace.nested import named_tensors
+from zerofit.probe.trace.packed import packed_as, packs_in_4_bit
 from zerofit.probe.trace.prepare import as_requested, torch_dtype
 from zerofit.strategy import Precision
 
@@ -77,13 +78,16 @@ def trace_live(
 
 def _check_plain(model: Any) -> None:
     """Check that the weights are numbers that a fake tensor can stand for."""
-    odd = {type(one).__name__ for one in model.parameters() if not _is_plain(one)}
-    if odd or getattr(model, "is_quantized", False):
+    packed = {id(one.weight) for one in model.modules() if packs_in_4_bit(one)}
+    others = (one for one in model.parameters() if id(one) not in packed)
+    odd = {type(one).__name__ for one in others if not _is_plain(one)}
+    if odd or (getattr(model, "is_quantized", False) and not packed):
         raise UserError(
             "trace-quantized",
             "a quantized model can't be run without its values",
             found=f"{type(model).__name__} with {', '.join(sorted(odd)) or 'quantized weights'}",
-            why="its layers unpack their weights in kernels that take no tensors without values",
+            why="its layers unpack their weights in kernels that take no tensors without values; of "
+            "bitsandbytes' 4 bits alone it is known what they do",
             fix="launch with a strategy of your own, such as --zero-stage 2 --micro-batch-size 1",
         )
 
@@ -101,8 +105,6 @@ def prepare_live(model: Any, request: TraceRequest) -> Any:
     if request.attention and hasattr(copied, "set_attn_implementation"):
         copied.set_attn_implementation(request.attention)
     was_training = {name: module.training for name, module in copied.named_modules()}
-    if not request.gradient_checkpointing and getattr(copied, "is_activation_checkpointing", False):
-        copied.activation_checkpointing_disable()
     copied = as_requested(copied, request)
     if model.training:
         for name, module in copied.named_modules():
@@ -130,6 +132,9 @@ def copy_without_values(model: Any, request: TraceRequest) -> Any:
         for name in _HOOKS:
             hooks = getattr(module, name)
             memo[id(hooks)] = OrderedDict((key, one) for key, one in hooks.items() if not _is_ours(one))
+    for module in model.modules():
+        if packs_in_4_bit(module):
+            memo[id(module)] = packed_as(module, memo.get(id(module.bias)))
     copied = copy.deepcopy(model, memo)
     for module in copied.modules():
         if "_original_forward" in vars(module):  # accelerate's autocast, as Accelerator.prepare_model sets it

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import fnmatch
 import sys
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
+from zerofit.model_changes.adapters import adapt
+from zerofit.model_changes.checkpointing import set_checkpointing
+from zerofit.model_changes.freezing import freeze
+from zerofit.model_changes.parts import transformers_parts
+from zerofit.probe.trace.packed import mend_adapters, pack_linear_layers
 from zerofit.strategy import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from zerofit.allocation_log import TraceRequest
-    from zerofit.strategy import Lora
 
 
 def torch_dtype(precision: Precision) -> Any:
@@ -54,47 +57,25 @@ def prepare_model(build: Callable[..., Any], config: Any, request: TraceRequest)
 
 
 def as_requested(model: Any, request: TraceRequest) -> Any:
-    """Return a model frozen, adapted and checkpointed as the request has it, in training mode."""
-    if request.freeze:
-        freeze(model, request.freeze)
+    """Return a model quantized, frozen, adapted and checkpointed as the request has it, in training mode."""
+    if request.quantization is not None:
+        pack_linear_layers(model)
+    freeze(model, request.freeze)
     if request.lora is not None:
-        model = adapt(model, request.lora, request.adapters)
-    model.train()
-    if request.gradient_checkpointing:
-        enable_checkpointing(model)
-    return model
-
-
-def freeze(model: Any, patterns: tuple[str, ...]) -> None:
-    """Let no parameter train whose name matches a pattern (as in a shell)."""
-    for name, parameter in model.named_parameters():
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-            parameter.requires_grad_(False)
-
-
-def adapt(model: Any, lora: Lora, adapters: Precision) -> Any:
-    """Return the model with peft's LoRA adapters, in fp32 or in the format of the weights beside them."""
-    try:
         with _without_bitsandbytes(), replaceable_parameters():
-            from peft import LoraConfig, get_peft_model
-
-            adapter = LoraConfig(
-                r=lora.rank,
-                lora_alpha=lora.alpha,
-                lora_dropout=lora.dropout,
-                target_modules=list(lora.target_modules) or None,
-                modules_to_save=list(lora.modules_to_save) or None,
-                init_lora_weights=False,
+            model = adapt(
+                model,
+                request.lora,
+                quantization=request.quantization,
+                adapters=request.adapters,
+                has_values=False,
             )
-            return get_peft_model(model, adapter, autocast_adapter_dtype=adapters is Precision.FP32)
-    except ValueError as error:
-        raise UserError(
-            "lora-targets-unknown",
-            "peft finds no modules to adapt",
-            found=f"{type(model).__name__}, targets {', '.join(lora.target_modules) or 'left to peft'}",
-            why=str(error).splitlines()[0],
-            fix="name the modules that get an adapter",
-        ) from error
+    if request.quantization is not None:
+        has_autocast = request.autocast is not None
+        mend_adapters(model, dtype=torch_dtype(request.adapters), has_autocast=has_autocast)
+    model.train()
+    checkpoint(model, request)
+    return model
 
 
 @contextmanager
@@ -115,18 +96,20 @@ def _without_bitsandbytes() -> Iterator[None]:
             known.is_bnb_4bit_available.cache_clear()
 
 
-def enable_checkpointing(model: Any) -> None:
-    """Turn gradient checkpointing on as transformers' Trainer does, without reentrance."""
-    try:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    except (ValueError, NotImplementedError) as error:
+def checkpoint(model: Any, request: TraceRequest) -> None:
+    """Switch gradient checkpointing on as the training process does, without reentrance, or off."""
+    able = any(part.supports_gradient_checkpointing for part in transformers_parts(model))
+    if request.gradient_checkpointing and not able:
         raise UserError(
             "no-gradient-checkpointing",
             "this model has no gradient checkpointing",
             found=type(model).__name__,
-            why=str(error).splitlines()[0],
+            why="its class says that it does not support it (supports_gradient_checkpointing)",
             fix="leave gradient checkpointing off",
-        ) from error
+        )
+    set_checkpointing(
+        model, wanted=request.gradient_checkpointing, every=request.checkpoint_every, allow_reentrant=False
+    )
 
 
 @contextmanager

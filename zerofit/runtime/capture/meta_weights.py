@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zerofit.runtime.capture.seen import Seen
 
+LOADED = "_zerofit_loaded"
+"""Marks a model that from_pretrained made."""
 _PLACES = ("device_map", "max_memory", "offload_folder", "offload_state_dict", "offload_buffers")
 """Arguments of from_pretrained that say where weights go."""
 
@@ -77,7 +79,9 @@ def _load_nothing(module: Any, seen: Seen) -> None:
     def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
         for place in _PLACES:
             kwargs.pop(place, None)
-        return original(cls, *args, **kwargs)
+        made = original(cls, *args, **kwargs)
+        setattr(made[0] if isinstance(made, tuple) else made, LOADED, True)
+        return made
 
     model_class.from_pretrained = classmethod(from_pretrained)
     module.is_deepspeed_zero3_enabled = lambda: False  # nothing is partitioned here, whatever the script says

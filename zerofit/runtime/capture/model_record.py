@@ -12,19 +12,23 @@ from zerofit.probe.model_dimensions import IncompleteConfigError, facts_of
 from zerofit.probe.model_source import ModelSizes
 from zerofit.probe.model_task import Task, task_of
 from zerofit.probe.trace.live import main_dtype
+from zerofit.runtime.capture.meta_weights import LOADED
 from zerofit.runtime.capture.mixing import mixing_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def captured_model(model: Any, *, passes_num_items: bool, quantized: bool) -> CapturedModel:
+def captured_model(
+    model: Any, *, passes_num_items: bool, quantized: bool, shows_loading: bool = False
+) -> CapturedModel:
     """Return what is known of a model.
 
     Args:
         model: the nn.Module that is trained, unwrapped.
         passes_num_items: whether its loss is divided by num_items_in_batch.
         quantized: whether the script asked for quantized weights.
+        shows_loading: whether a model that from_pretrained made is marked so.
     """
     from transformers import PreTrainedModel
 
@@ -44,6 +48,7 @@ def captured_model(model: Any, *, passes_num_items: bool, quantized: bool) -> Ca
         weight_dtype=dtype,
         adapters=_adapters(model),
         is_quantized=bool(getattr(base, "is_quantized", False)) or (quantized and is_transformers),
+        loads_weights=not shows_loading or hasattr(base, LOADED),
         can_checkpoint=bool(getattr(base, "supports_gradient_checkpointing", False)) and is_transformers,
         checkpoints=bool(getattr(base, "is_gradient_checkpointing", False)),
         attention=str(getattr(base.config, "_attn_implementation", None) or "") if is_transformers else "",

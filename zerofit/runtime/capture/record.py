@@ -166,7 +166,12 @@ def _capture(seen: Seen, found: _Found) -> Capture:
         target=seen.target,
         route=found.route,
         stopped_at=place_in_script(found.frame),
-        model=captured_model(model, passes_num_items=passes, quantized=seen.quantized),
+        model=captured_model(
+            model,
+            passes_num_items=passes,
+            quantized=seen.quantized,
+            shows_loading=seen.spec.weights == "meta",
+        ),
         optimizers=captured_optimizers(seen.optimizers(), prepared),
         schedulers=captured_schedulers(
             seen.schedulers(), scheduled, num_steps=_positive(getattr(trainer, "state", None))

@@ -1,0 +1,170 @@
+"""The flags of what trains: freezing, adapters and the format of what they stand beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from zerofit.cli.parameters import Number, Word
+from zerofit.errors import UserError, nearest
+from zerofit.freezing import WORDS, is_word
+from zerofit.planning.problem import Allow
+from zerofit.strategy import Lora, Quantization
+
+_ALL_LINEAR = "all-linear"
+"""peft's word for every linear layer but the head."""
+_ALPHA_PER_RANK = 2
+"""ASSUMPTION: adapters are scaled by alpha / rank; twice the rank is the habit of many recipes."""
+_IN_PATTERNS = "*?[."
+"""What patterns of parameters' names have in them, and words have not."""
+_SHAPE = {
+    "lora_rank": "--lora-rank",
+    "lora_alpha": "--lora-alpha",
+    "lora_dropout": "--lora-dropout",
+    "lora_targets": "--lora-targets",
+    "lora_saved": "--lora-modules-to-save",
+}
+"""What says how adapters look, by parameter."""
+
+
+class _Names(click.ParamType[tuple[str, ...]]):
+    """Names with commas between."""
+
+    name = "names"
+
+    def __init__(self, metavar: str) -> None:
+        self._metavar = metavar
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        if not isinstance(value, str):
+            return tuple(value)
+        names = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+        if names:
+            return names
+        flag = param.opts[0] if param else self.name
+        raise UserError(
+            "bad-value",
+            f"{flag} names nothing",
+            found=f"{flag} {value!r}",
+            why="it is one name, or several with commas between",
+            fix=f"name something, or leave out {flag}",
+        )
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return self._metavar
+
+
+ADAPTER_OPTIONS = (
+    click.option(
+        "--freeze",
+        multiple=True,
+        type=_Names("NAMES"),
+        help="What does not train, with commas between: embeddings, embeddings+N (and the first N blocks), "
+        "blocks, all-but-head, or patterns of parameters' names such as '*.layer.0.*'.",
+    ),
+    click.option("--lora", is_flag=True, help="Train adapters beside frozen weights (peft)."),
+    click.option("--qlora", is_flag=True, help="The same as --lora --quantize nf4."),
+    click.option(
+        "--lora-rank",
+        type=Number(int, least=1),
+        help=f"Rank of adapters, {Lora().rank} where it is left out; with --lora, --qlora or --allow lora.",
+    ),
+    click.option(
+        "--lora-alpha",
+        type=Number(int, least=1),
+        help="Adapters are scaled by this over their rank; twice the rank where it is left out.",
+    ),
+    click.option("--lora-dropout", type=Number(float, least=0, most=1), help="Of what goes into an adapter."),
+    click.option(
+        "--lora-targets",
+        type=_Names(f"NAMES|{_ALL_LINEAR}"),
+        help="Modules that get an adapter, with commas between; those that fit the family if left out.",
+    ),
+    click.option(
+        "--lora-modules-to-save",
+        "lora_saved",
+        type=_Names("NAMES"),
+        help="Modules that train whole beside the adapters, such as a new head.",
+    ),
+    click.option(
+        "--quantize",
+        "quantization",
+        type=Word("quantize", {one.value: one for one in Quantization}),
+        help="Format in which frozen weights of linear layers rest (bitsandbytes); with --lora.",
+    ),
+)
+
+
+def take_adapter_flags(flags: dict[str, Any], *, allow: frozenset[Allow]) -> dict[str, Any]:
+    """Return the fields of Request that these flags say, and remove the flags from the others.
+
+    Args:
+        flags: by the names of their parameters.
+        allow: what the user allows the plan to change.
+
+    Raises:
+        UserError: a word for what to freeze is not known, or a flag says how adapters look and there are
+            none.
+    """
+    shape = {name: flags.pop(name) for name in _SHAPE}
+    is_qlora = flags.pop("qlora")
+    wants = flags.pop("lora") or is_qlora
+    quantization = flags.pop("quantization")
+    frozen = tuple(dict.fromkeys(one for names in flags.pop("freeze") for one in names))
+    for one in frozen:
+        _check_frozen(one)
+    given = [flag for name, flag in _SHAPE.items() if shape[name] is not None]
+    if given and not wants and Allow.LORA not in allow:
+        raise _no_adapters(given)
+    adapters = _lora_of(**shape)
+    return {
+        "freeze": frozen or None,
+        "lora": adapters if wants else None,
+        "allowed_lora": adapters if given and not wants else None,
+        "quantization": Quantization.NF4 if is_qlora else quantization,
+    }
+
+
+def _lora_of(
+    *,
+    lora_rank: int | None,
+    lora_alpha: int | None,
+    lora_dropout: float | None,
+    lora_targets: tuple[str, ...] | None,
+    lora_saved: tuple[str, ...] | None,
+) -> Lora:
+    rank = lora_rank or Lora().rank
+    return Lora(
+        rank=rank,
+        alpha=lora_alpha or _ALPHA_PER_RANK * rank,
+        dropout=lora_dropout or 0.0,
+        target_modules=lora_targets or (),
+        modules_to_save=lora_saved or (),
+    )
+
+
+def _no_adapters(given: list[str]) -> UserError:
+    flags = ", ".join(given)
+    return UserError(
+        "adapter-flags-without-adapters",
+        "a flag says how adapters look, and there are none",
+        found=f"{flags} without --lora or --qlora",
+        why="every weight trains, and the flag would be ignored",
+        fix=f"add --lora, or --allow lora for adapters only where nothing else fits; or leave out {flags}",
+    )
+
+
+def _check_frozen(said: str) -> None:
+    if is_word(said) or any(sign in said for sign in _IN_PATTERNS):
+        return
+    near = nearest(said, WORDS)
+    raise UserError(
+        "unknown-freeze",
+        f"--freeze can't be {said!r}",
+        found=f"--freeze {said}",
+        why=f"it is {', '.join(WORDS)}, or a pattern of parameters' names with *, ? or a dot in it",
+        fix=f"did you mean --freeze {near}?" if near else f"write it as a pattern, --freeze '*{said}*'",
+    )
