@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from runs import ROOT, RUN_TIMEOUT_S, SCRIPTS, Run, environment, run_command
 
 from zerofit.probe.port import free_port
@@ -35,6 +36,7 @@ def test_a_taken_port_is_no_failure(launch: Callable[..., Run]) -> None:
     assert shards_read(run.folder) == list(range(32))
 
 
+@pytest.mark.evidence
 def test_the_recipe_for_one_node_runs(tmp_path: Path) -> None:
     recipe = str(ROOT / "launch" / "single_node.sh")
     run = run_command(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("route", ["accelerate", "trainer"])
+@pytest.mark.parametrize("route", ["accelerate", pytest.param("trainer", marks=pytest.mark.evidence)])
 def test_zero3_inference_gives_the_loss_of_one_process(route: str, launch: Callable[..., Run]) -> None:
     script = str(SCRIPTS / "infer.py")
     one = launch("--num-processes", "1", script, route, "one.json").check()

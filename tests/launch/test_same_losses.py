@@ -84,7 +84,9 @@ def _cases(cases: Iterable[str], *, slow: set[str]) -> list[object]:
     return [pytest.param(case, marks=pytest.mark.evidence if case in slow else ()) for case in cases]
 
 
-@pytest.mark.parametrize("case", _cases(CASES, slow={"z1", "z3-offload-optimizer", "z3-offload"}))
+@pytest.mark.parametrize(
+    "case", _cases(CASES, slow={"one process", "z1", "z2", "z3-offload-optimizer", "z3-offload"})
+)
 def test_an_accelerate_script_has_the_losses_of_plain_accelerate(
     case: str, launch: Callable[..., Run], data_dir: Path, plain_accelerate: Losses
 ) -> None:
@@ -100,7 +102,7 @@ def test_an_accelerate_script_has_the_losses_of_plain_accelerate(
         assert accelerate_losses(run.folder) == [pytest.approx(line, rel=1e-6) for line in losses]
 
 
-@pytest.mark.parametrize("case", _cases(TRAINER_CASES, slow={"z2-offload", "z3-offload"}))
+@pytest.mark.parametrize("case", _cases(TRAINER_CASES, slow={"one process", "z2-offload", "z3-offload"}))
 def test_a_trainer_script_has_the_losses_of_plain_accelerate(
     case: str, launch: Callable[..., Run], data_dir: Path, plain_trainer: Losses
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_trainer_script_has_the_losses_of_plain_accelerate(
         assert trainer_losses(run.folder) == [pytest.approx(line, rel=1e-6) for line in losses]
 
 
+@pytest.mark.evidence
 def test_an_accelerate_script_trains_in_bf16_when_the_launch_says_so(
     launch: Callable[..., Run], data_dir: Path, plain_accelerate: Losses
 ) -> None:
