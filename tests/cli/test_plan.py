@@ -230,6 +230,12 @@ def test_a_plot_is_drawn(run_zerofit: _RunZerofit, folder: Path) -> None:
     finished = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100, "--plot", "plan.png")
     assert finished.returncode == 0, finished.stderr
     assert (folder / "plan.png").read_bytes().startswith(b"\x89PNG")
+    again = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100, "--plot", "plan.png")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr.startswith("error[file-exists]: a file of that name is there and differs\n")
+    assert "overwrite with --force" in again.stderr
+    forced = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100, "--plot", "plan.png", "--force")
+    assert forced.returncode == 0, forced.stderr
 
 
 def test_without_matplotlib_a_plot_is_refused(run_zerofit: _RunZerofit, folder: Path) -> None:

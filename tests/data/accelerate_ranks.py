@@ -49,9 +49,14 @@ def own_batches(accelerator: Accelerator, **wanted: int) -> dict[str, Any]:
     """Read epochs of a sampler that the script itself makes."""
     batches = LengthGroupedBatches(lengths(), num_ranks=accelerator.num_processes, **wanted)
     loader = accelerator.prepare(loader_of(batches))
+    other = LengthGroupedBatches(lengths(), num_ranks=accelerator.num_processes, **wanted)
+    resumed = accelerator.prepare(loader_of(other))
+    trained = STOPPED_AFTER * accelerator.num_processes
+    other.load_state_dict(batches.state_dict(epoch=1, position=trained))
     return {
         "len": len(loader),
         "epochs": [read(loader) for _ in range(NUM_EPOCHS)],
+        "resumed": [read(resumed), read(resumed)],
         "skipped": read(accelerator.skip_first_batches(loader, 3)),
     }
 

@@ -14,7 +14,7 @@ from zerofit.data.sampler import LengthGroupedBatches
 
 SCRIPT = Path(__file__).parent / "accelerate_ranks.py"
 ROOT = Path(__file__).parents[2]
-NUM_SAMPLES, BATCH_SIZE = 203, 4
+NUM_SAMPLES, BATCH_SIZE, STOPPED_AFTER = 203, 4, 5
 """As in the script."""
 TIMEOUT_S = 240
 
@@ -41,6 +41,14 @@ def test_accelerate_deals_every_sample_once_in_equal_steps(ranks: list[dict[str,
     for epoch in range(3):
         assert samples_of(found, epoch) == list(range(NUM_SAMPLES))
     assert found[0]["epochs"][0] != found[0]["epochs"][1] != found[0]["epochs"][2]
+
+
+@pytest.mark.parametrize("kind", ["samples", "tokens"])
+def test_a_loaded_state_holds_under_accelerate_which_counts_epochs_from_0(
+    ranks: list[dict[str, Any]], kind: str
+) -> None:
+    for one in (found[kind] for found in ranks):
+        assert one["resumed"] == [one["epochs"][1][STOPPED_AFTER:], one["epochs"][2]]
 
 
 def test_accelerate_gives_each_rank_what_the_sampler_has_for_it(ranks: list[dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ MAX_TOKENS = 4096
 def ragged() -> numpy.ndarray:
     """Return lengths as texts have them: lognormal, the median at 55, cut at 512."""
     drawn = numpy.random.default_rng(0).lognormal(4, 0.8, NUM_SAMPLES)
-    return as_lengths(numpy.clip(drawn, 1, 512))
+    return as_lengths(numpy.clip(drawn, 1, 512).astype(int))
 
 
 def padding(lengths: numpy.ndarray, epoch: Epoch) -> float:
@@ -80,6 +80,19 @@ def test_the_first_batch_of_the_first_epoch_has_the_longest_sample() -> None:
     assert len(set(first)) == 3
 
 
+@pytest.mark.parametrize(("num_samples", "num_ranks"), [(31, 2), (33, 1), (70, 4)])
+def test_the_first_step_has_the_longest_sample_though_it_was_drawn_for_the_last(
+    num_samples: int, num_ranks: int
+) -> None:
+    rounds = rounds_of_samples(num_samples, batch_size=8, num_ranks=num_ranks)
+    for seed in range(20):
+        lengths = as_lengths(numpy.random.default_rng(seed).permutation(num_samples) + 1)
+        epoch = epoch_of(lengths, rounds, seed=seed, epoch=0)
+        first = [sample for number in range(num_ranks) for sample in epoch.batch(number)]
+        assert max(lengths[first]) == num_samples
+        assert sorted(epoch.order) == list(range(num_samples))
+
+
 def test_long_and_short_batches_come_in_any_order() -> None:
     lengths = ragged()
     epoch = epoch_of(
@@ -136,3 +149,32 @@ def test_a_sample_that_is_longer_than_a_batch_is_refused() -> None:
 def test_without_one_length_for_each_sample_nothing_is_made(lengths: list[object]) -> None:
     with pytest.raises(UserError, match="batches of like length need the length of each sample"):
         as_lengths(lengths)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "found"),
+    [
+        ([3, float("nan"), 4], "nan as length 1 of 3"),
+        ([3.0, 2.5], "2.5 as length 1 of 2"),
+        ([3, -1], "-1 as length 1 of 2"),
+        ([3, 2**40], "1099511627776 as length 1 of 2"),
+        ([3, 2**80], "1208925819614629174706176 as length 1 of 2"),
+        (["3", "4"], "'3' as length 0 of 2"),
+        ([3, None], "None as length 1 of 2"),
+        ([True, False], "True as length 0 of 2"),
+    ],
+)
+def test_lengths_that_count_nothing_are_refused(lengths: list[object], found: str) -> None:
+    with pytest.raises(UserError) as caught:
+        as_lengths(lengths)
+    assert (caught.value.rule, caught.value.found) == ("lengths-not-counts", found)
+
+
+def test_lengths_of_whole_floats_are_taken() -> None:
+    assert as_lengths([3.0, 0.0]).tolist() == [3, 0]
+
+
+def test_lists_in_place_of_lengths_are_told() -> None:
+    with pytest.raises(UserError) as caught:
+        as_lengths([[1], [2, 3]])
+    assert caught.value.found == "lists in place of numbers"

@@ -138,3 +138,15 @@ def test_a_misspelt_task_gets_a_suggestion() -> None:
     with pytest.raises(UserError) as caught:
         collator_for("causal-ml", english())
     assert caught.value.fix == "take causal-lm"
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_rows_that_are_padded_already_are_not_trained_on_their_padding(as_tensors: bool) -> None:
+    rows = [
+        {"input_ids": [5, 6, 0, 0], "attention_mask": [1, 1, 0, 0]},
+        {"input_ids": [0, 7, 8, 9], "attention_mask": [0, 1, 1, 1]},
+    ]
+    if as_tensors:
+        rows = [{name: torch.tensor(value) for name, value in row.items()} for row in rows]
+    batch = collator_for(Task.CAUSAL_LM, byte_level())(rows)
+    assert batch["labels"].tolist() == [[5, 6, -100, -100], [-100, 7, 8, 9]]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zerofit.data.columns import Columns, chosen_columns
+from zerofit.data.columns import Columns, chosen_columns, header_notes
 from zerofit.errors import UserError
 
 _TEXT, _NUMBERS, _WORDS, _IDS = ["some text"], ["12", "3.5"], [["some", "words"]], [[5, 6]]
@@ -18,6 +18,7 @@ _TEXT, _NUMBERS, _WORDS, _IDS = ["some text"], ["12", "3.5"], [["some", "words"]
         ({"id": _NUMBERS, "anything": _TEXT}, (), Columns(names=("anything",))),
         ({"title": _TEXT, "text": _TEXT}, (), Columns(names=("text",))),
         ({"text": _NUMBERS}, (), Columns(names=("text",))),
+        ({"text": ["", ""]}, (), Columns(names=("text",))),
         ({"text": [None, "", "late"]}, (), Columns(names=("text",))),
         ({"sentence1": _TEXT, "sentence2": _TEXT, "idx": [1]}, (), Columns(names=("sentence1", "sentence2"))),
         ({"tokens": _WORDS, "ner_tags": _IDS}, (), Columns(names=("tokens",))),
@@ -53,3 +54,26 @@ def test_columns_that_can_not_be_counted(
     with pytest.raises(UserError) as caught:
         chosen_columns(head, named=named, file="a.jsonl")
     assert caught.value.rule == rule
+
+
+@pytest.mark.parametrize("named", [(), ("messages",)])
+def test_of_chats_the_templates_text_is_asked_for(named: tuple[str, ...]) -> None:
+    with pytest.raises(UserError) as caught:
+        chosen_columns({"messages": [[{"role": "user"}]]}, named=named, file="a.jsonl")
+    assert "tokenizer.apply_chat_template(messages, tokenize=False)" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("id", "text"), ()),
+        (("id;text",), ("a.csv: its only column is called 'id;text': is ';' between values?",)),
+        (("5", "a text"), ("a.csv: its first line was taken for names of columns, '5' among them",)),
+        (
+            ("text", "text.1"),
+            ("a.csv: several columns are called text; the first of them goes by that name",),
+        ),
+    ],
+)
+def test_odd_headers_are_told(names: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    assert header_notes(names, file="a.csv") == expected

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
 from torch.utils.data import ConcatDataset, Subset
+from transformers import BatchEncoding
 
 from zerofit.data import sample_lengths
+from zerofit.errors import UserError
 
 IDS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
 
@@ -25,6 +28,10 @@ class Own:
 
 class OwnWithLengths(Own):
     lengths = (3, 1, 2, 4)
+
+
+class OwnWithWords(Own):
+    lengths = ("a", "b", "c", "d")
 
 
 class OwnWithTooFew(Own):
@@ -60,8 +67,25 @@ def unreadable() -> Dataset:
         (ConcatDataset([table(), Own()]), None),
         (Dataset.from_dict({"text": ["a", "b"]}), None),
         ([1, 2, 3], None),
+        ([BatchEncoding({"input_ids": ids}) for ids in IDS], [3, 1, 2, 4]),
+        ([{"input_ids": torch.tensor(ids)} for ids in IDS], [3, 1, 2, 4]),
+        ([{"input_ids": "a b"}], None),
+        ([{"input_ids": None}], None),
+        ([{"input_ids": [[1, 2], [3]]}], None),
+        ([{"input_ids": torch.ones(2, 5)}], None),
+        (Dataset.from_dict({"input_ids": ["a b", "c"]}), None),
+        (Dataset.from_dict({"input_ids": [[[1, 2], [3]], [[4], [5]]]}), None),
+        (Dataset.from_dict({"length": ["7", "9"]}), None),
+        (Dataset.from_dict({"length": [7, None]}), None),
+        (Dataset.from_dict({"length": [7.5, 9.0]}), None),
     ],
 )
 def test_lengths_are_told_without_reading_samples(dataset: Any, expected: list[int] | None) -> None:
     found = sample_lengths(dataset)
     assert (found if found is None else found.tolist()) == expected
+
+
+def test_a_field_of_lengths_that_are_none_is_told() -> None:
+    with pytest.raises(UserError) as caught:
+        sample_lengths(OwnWithWords())
+    assert caught.value.found == "'a' as length 0 of 4"

@@ -127,3 +127,87 @@ def test_a_slow_tokenizer_is_refused(tmp_path) -> None:
         tokenize_and_align(ENGLISH, slow, names=NAMES)
     with pytest.raises(UserError, match="does not say which word a token belongs to"):
         align_labels(slow(ENGLISH["tokens"], is_split_into_words=True), ENGLISH["ner_tags"], names=NAMES)
+
+
+_CUT = {"tokens": [["the", "bankers", "walks"]], "ner_tags": [[0, 1, 0]]}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [[-100, 0, 1, -100], [-100, 2, 2, -100], [-100, 0, 0, -100]]),
+        ({"pieces": Pieces.IGNORED}, [[-100, 0, 1, -100], [-100] * 4, [-100, 0, -100, -100]]),
+        # The second row begins with the last token of the first.
+        (
+            {"stride": 1},
+            [
+                [-100, 0, 1, -100],
+                [-100, 1, 2, -100],
+                [-100, 2, 2, -100],
+                [-100, 2, 0, -100],
+                [-100, 0, 0, -100],
+            ],
+        ),
+    ],
+)
+def test_a_word_that_is_cut_goes_on_inside_in_the_next_row(options: dict, expected: list) -> None:
+    done = tokenize_and_align(
+        _CUT, english(), names=NAMES, truncation=True, max_length=4, return_overflowing_tokens=True, **options
+    )
+    assert done["labels"] == expected
+
+
+def test_a_word_that_is_cut_on_its_left_does_not_begin_anew() -> None:
+    tokenizer = english()
+    tokenizer.truncation_side = "left"
+    try:
+        done = tokenize_and_align(_CUT, tokenizer, names=NAMES, truncation=True, max_length=6)
+    finally:
+        tokenizer.truncation_side = "right"
+    assert done["labels"] == [[-100, 2, 2, 0, 0, -100]]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("O", "B", "I"), [1, 2]),
+        (("O", "B_ORG", "I_ORG"), [1, 2]),
+        (("O", "ORG-B", "ORG-I"), [1, 2]),
+        (("O", "b-org", "i-org"), [1, 2]),
+        (("O", "vitamin-b"), [1, 1]),
+        (("O", "E-mail"), [1, 1]),
+    ],
+)
+def test_a_begin_in_any_spelling_goes_on_inside(names: tuple[str, ...], expected: list[int]) -> None:
+    row = {"tokens": [["banking"]], "ner_tags": [[1]]}
+    assert tokenize_and_align(row, english(), names=names)["labels"] == [[-100, *expected, -100]]
+
+
+@pytest.mark.parametrize(
+    ("names", "rule"),
+    [
+        (("O", "B"), "tag-without-inside"),
+        (("O", "B_ORG"), "tag-without-inside"),
+        (("O", "ORG-B", "PER-B", "PER-I"), "tag-without-inside"),
+        (("B", "M", "E", "S"), "tag-without-inside"),
+        (("B", "I", "E", "S"), "tag-ends-a-thing"),
+        (("O", "B-PER", "I-PER", "S-ORG"), "tag-ends-a-thing"),
+        (("O", "S-ORG"), "tag-ends-a-thing"),
+    ],
+)
+def test_a_scheme_that_can_not_be_carried_on_is_refused(names: tuple[str, ...], rule: str) -> None:
+    with pytest.raises(UserError) as caught:
+        tokenize_and_align({"tokens": [["banking"]], "ner_tags": [[1]]}, english(), names=names)
+    assert caught.value.rule == rule
+
+
+@pytest.mark.parametrize("tag", [-1, 5, "O", None, 1.5])
+@pytest.mark.parametrize("pieces", list(Pieces))
+def test_a_tag_that_is_no_tags_number_is_refused(tag: object, pieces: Pieces) -> None:
+    rows = {"tokens": [["york"], ["york"]], "ner_tags": [[0], [tag]]}
+    with pytest.raises(UserError) as caught:
+        tokenize_and_align(rows, english(), names=NAMES, pieces=pieces)
+    assert (caught.value.rule, caught.value.found) == (
+        "tag-unknown",
+        f"row 1 of the batch: {tag!r}, with 5 names",
+    )

@@ -10,6 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from zerofit.data.loading import LoadingFacts, choose_loading, measure_loading
+from zerofit.errors import UserError
 
 READY = LoadingFacts(cores_per_rank=8, on_gpu=True, decodes=False, num_epochs=3)
 
@@ -42,6 +43,12 @@ READY = LoadingFacts(cores_per_rank=8, on_gpu=True, decodes=False, num_epochs=3)
             7,
             "a batch takes 1,000.0 ms to make and 100.0 ms to train: "
             "15 workers would keep up, and 7 cores are left",
+        ),
+        (
+            {"batch_s": 20.0, "step_s": 0.1, "cores_per_rank": 400},
+            16,
+            "a batch takes 20,000.0 ms to make and 100.0 ms to train: "
+            "300 workers would keep up, and more than 16 are not chosen",
         ),
     ],
 )
@@ -110,3 +117,10 @@ def test_the_time_of_a_batch_is_measured_and_decides() -> None:
 
 def test_a_short_dataset_is_measured_as_far_as_it_goes() -> None:
     assert measure_loading([1, 2, 3], list, batch_size=2, num_batches=9).batch_s > 0
+
+
+def test_what_takes_no_time_is_refused() -> None:
+    with pytest.raises(UserError, match="there is no batch to measure"):
+        measure_loading([], list, batch_size=2)
+    with pytest.raises(UserError, match="takes some time"):
+        choose_loading(replace(READY, batch_s=0.1, step_s=0.0))

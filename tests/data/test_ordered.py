@@ -45,8 +45,13 @@ def test_results_that_are_missing_are_told() -> None:
     with pytest.raises(UserError) as caught:
         batches.in_input_order([[1, 2]])
     assert caught.value.found == "2 results of 3 samples"
+    assert "with several ranks give batch_size without max_tokens" in caught.value.fix
 
 
 def test_a_batch_needs_a_size() -> None:
-    with pytest.raises(UserError, match="these arguments say of no batch what it holds"):
+    with pytest.raises(UserError) as caught:
         LongestFirst([3, 9, 1])
+    assert caught.value.found == "neither batch_size nor max_tokens"
+    with pytest.raises(UserError) as caught:
+        LongestFirst([3, 9, 1], max_tokens=40.5)  # type: ignore[arg-type]
+    assert (caught.value.rule, caught.value.found) == ("batches-undefined", "max_tokens=40.5")

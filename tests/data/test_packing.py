@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from made_tokenizers import byte_level
-from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorWithFlattening
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from zerofit.data.collators import collator_for
+from zerofit.data.collators import FlatDocuments, collator_for
 from zerofit.data.packing import APART, MIXED, PackedRows, keep_documents_apart, pack_documents, pack_lengths
 from zerofit.data.padding import no_padding
 from zerofit.errors import UserError
@@ -147,7 +147,7 @@ def test_documents_in_one_row_without_padding_have_the_losses_that_they_have_alo
     model = _model(family, "sdpa")
     documents = _documents(9, 7, 12)
     collate = collator_for("causal-lm", byte_level(), padding=no_padding(), model=model)
-    assert isinstance(collate, DataCollatorWithFlattening)
+    assert isinstance(collate, FlatDocuments)
     losses = _losses(model, dict(collate([{"input_ids": ids} for ids in documents])))
     alone = [
         _losses(model, {"input_ids": torch.tensor([ids]), "labels": torch.tensor([ids])}) for ids in documents
@@ -228,3 +228,45 @@ def test_it_maps_over_a_dataset(streaming: bool) -> None:
         [0, 1, 2, 3, 4, 0, 1, 2],
         [0, 1, 2, 3, 0, 1, 2, 3],
     ]
+
+
+def test_documents_that_are_padded_lose_their_padding() -> None:
+    examples = {
+        "input_ids": [[11, 12, 13, 0, 0, 0], [0, 0, 21, 22, 23, 24]],
+        "attention_mask": [[1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1]],
+    }
+    packed = pack_documents(examples, row_length=8, pad_token_id=9)
+    assert packed["input_ids"] == [[21, 22, 23, 24, 11, 12, 13, 9]]
+    assert packed["labels"] == [[-100, 22, 23, 24, -100, 12, 13, -100]]
+    with_labels = pack_documents(
+        {**examples, "labels": [[-100, 12, 13, 7, 7, 7], [7, 7, 21, -100, 23, 24]]},
+        row_length=8,
+        pad_token_id=9,
+    )
+    assert with_labels["labels"] == [[-100, -100, 23, 24, -100, 12, 13, -100]]
+
+
+def test_documents_in_one_row_lose_their_padding() -> None:
+    collate = collator_for("causal-lm", byte_level(), padding=no_padding(), model=_model("gpt2"))
+    row = {"input_ids": [5, 6, 0, 0], "attention_mask": [1, 1, 0, 0]}
+    batch = collate([row, {"input_ids": [7, 8, 9]}])
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9]]
+    assert batch["labels"].tolist() == [[-100, 6, -100, 8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"row_length": 0}, "row-too-short"),
+        ({"row_length": -4}, "row-too-short"),
+        ({"row_length": 1}, "row-too-short"),
+        ({"pad_token_id": None}, "padding-token-missing"),
+        ({"examples": {"input_ids": [[1, 2, 3]], "labels": [[1, 2]]}}, "document-ragged"),
+        ({"examples": {"input_ids": [[1, 2, 3]], "attention_mask": [[1, 1]]}}, "document-ragged"),
+    ],
+)
+def test_what_can_not_be_packed_is_refused(changes: dict, rule: str) -> None:
+    arguments = {"examples": {"input_ids": [[1, 2, 3]]}, "row_length": 8, "pad_token_id": 0, **changes}
+    with pytest.raises(UserError) as caught:
+        pack_documents(**arguments)
+    assert caught.value.rule == rule

@@ -72,3 +72,34 @@ def test_a_fixed_length_is_not_rounded() -> None:
 )
 def test_tensor_cores_want_multiples(precision: Precision, tf32: bool, expected: int | None) -> None:
     assert tensor_core_multiple(precision, tf32=tf32) == expected
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_row_longer_than_the_fixed_length_is_refused(task: str) -> None:
+    with pytest.raises(UserError) as caught:
+        collator_for(task, english(), padding=fixed_padding(8))(_rows(task))
+    assert (caught.value.rule, caught.value.found) == ("row-too-long", "row 2 of the batch: 11 tokens")
+
+
+def test_choices_longer_than_the_fixed_length_are_refused() -> None:
+    rows = [{"input_ids": [[7] * 3, [7] * 9], "attention_mask": [[1] * 3, [1] * 9], "label": 1}]
+    collate = collator_for("multiple-choice", english(), padding=fixed_padding(8))
+    with pytest.raises(UserError, match="longer than the fixed length of 8"):
+        collate(rows)
+    shorter = [{name: [[1] * 3] * 2 if name != "label" else 1 for name in rows[0]}]
+    assert collate(shorter)["input_ids"].shape == (1, 2, 8)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fixed_padding(0),
+        lambda: fixed_padding(-5),
+        lambda: fixed_padding(8, multiple_of=0),
+        lambda: dynamic_padding(multiple_of=0),
+    ],
+)
+def test_a_length_is_positive(make) -> None:
+    with pytest.raises(UserError) as caught:
+        make()
+    assert caught.value.rule == "length-not-positive"

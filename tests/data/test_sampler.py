@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy
 import pytest
+from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -145,18 +146,109 @@ def test_workers_read_ahead_and_the_loops_own_count_is_what_counts() -> None:
     assert read + list(resumed) == expected
 
 
-def test_a_state_of_other_batches_is_refused() -> None:
-    state = LengthGroupedBatches([1] * 40, batch_size=4).state_dict()
+def prepared(sampler: LengthGroupedBatches) -> Any:
+    return Accelerator(cpu=True).prepare(DataLoader(range(40), batch_sampler=sampler))
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_loader_that_accelerate_prepared_resumes_though_it_counts_from_0(epoch: int) -> None:
+    whole = LengthGroupedBatches(range(1, 41), batch_size=4)
+    whole.set_epoch(epoch)
+    expected = [list(whole) for _ in range(3)]
+    state = LengthGroupedBatches(range(1, 41), batch_size=4).state_dict(epoch=epoch, position=4)
+    sampler = LengthGroupedBatches(range(1, 41), batch_size=4)
+    loader = prepared(sampler)
+    sampler.load_state_dict(state)
+    read = [[batch.tolist() for batch in loader] for _ in range(3)]
+    assert read == [expected[0][4:], *expected[1:]]
+
+
+def test_a_state_is_gone_back_to_in_the_same_process() -> None:
+    sampler = LengthGroupedBatches(range(1, 41), batch_size=4)
+    loader = prepared(sampler)
+    epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
+    sampler.load_state_dict(sampler.state_dict(epoch=0, position=4))
+    assert [batch.tolist() for batch in loader] == epochs[0][4:]
+
+
+def test_a_loader_that_accelerate_prepared_has_read_ahead_without_workers() -> None:
+    sampler = LengthGroupedBatches(range(1, 41), batch_size=4)
+    trained = [batch for _, batch in zip(range(3), prepared(sampler), strict=False)]
+    assert (len(trained), sampler.state_dict()["position"]) == (3, 4)
+
+
+def test_an_epoch_that_was_left_begins_anew_under_accelerate_unless_it_is_told() -> None:
+    loader = prepared(LengthGroupedBatches(range(1, 41), batch_size=4))
+    firsts = [next(iter(loader)).tolist() for _ in range(2)]
+    loader.set_epoch(1)
+    assert firsts[0] == firsts[1] != next(iter(loader)).tolist()
+
+
+def test_the_batches_of_one_rank_are_not_dealt_again() -> None:
     with pytest.raises(UserError) as caught:
-        LengthGroupedBatches([1] * 40, batch_size=8).load_state_dict(state)
-    assert caught.value.found == "10 batches of 40 samples in the state, 5 batches of 40 samples here"
+        prepared(LengthGroupedBatches(range(1, 41), batch_size=4, num_ranks=2, rank=0))
+    assert str(caught.value) == (
+        "error[batches-dealt-twice]: accelerate is given the batches of one rank\n"
+        "  found: rank=0 of 2 ranks, in a DataLoader for accelerate\n"
+        "  why:   it deals them to the ranks once more, and most samples would never be read\n"
+        "  fix:   leave rank out: LengthGroupedBatches(..., num_ranks=2)"
+    )
+
+
+def state_of(lengths: Any = (1,) * 64, **wanted: Any) -> dict[str, int]:
+    return LengthGroupedBatches(lengths, **{"batch_size": 4, **wanted}).state_dict(position=2)
+
+
+_HERE = "16 batches of 64 samples on 1 rank"
+
+
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [
+        (state_of(batch_size=8), f"8 batches of 64 samples on 1 rank in the state, {_HERE} here"),
+        (state_of(num_ranks=2), f"16 batches of 64 samples on 2 ranks in the state, {_HERE} here"),
+        (
+            state_of(batch_size=2, num_ranks=2, rank=0),
+            f"16 batches of 64 samples on 2 ranks in the state, {_HERE} here",
+        ),
+        (state_of([2, *[1] * 63]), f"{_HERE} in the state and here, but the samples have other lengths"),
+        (
+            state_of(batch_size=None, max_tokens=32),
+            f"{_HERE} in the state and here, but they are cut in another way",
+        ),
+        (state_of(pack_last=True), f"{_HERE} in the state and here, but they are cut in another way"),
+        ({**state_of(), "position": -1}, "position=-1 in the state"),
+        ({**state_of(), "position": 17}, "position=17 in the state, 16 batches here"),
+        ({**state_of(), "seed": None}, "seed=None in the state"),
+        ({"seed": 0, "epoch": 0, "position": 2}, "no num_batches in the state"),
+    ],
+)
+def test_a_state_of_other_batches_is_refused(state: dict[str, Any], found: str) -> None:
+
+    sampler = LengthGroupedBatches((1,) * 64, batch_size=4)
+    with pytest.raises(UserError) as caught:
+        sampler.load_state_dict(state)
+    assert (caught.value.rule, caught.value.found) == ("batches-differ", found)
+    assert sampler.state_dict() == LengthGroupedBatches((1,) * 64, batch_size=4).state_dict()
+
+
+def test_a_state_within_a_step_of_all_ranks_is_refused() -> None:
+    sampler = LengthGroupedBatches([1] * 64, batch_size=4, num_ranks=2)
+    with pytest.raises(UserError) as caught:
+        sampler.load_state_dict(sampler.state_dict(position=3))
+    assert caught.value.found == "position=3 in the state, 2 batches in a step of all ranks here"
 
 
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
         ({}, "neither batch_size nor max_tokens"),
-        ({"batch_size": 0}, "batch_size=0, max_tokens=None, num_ranks=1"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"max_tokens": "64"}, "max_tokens='64'"),
+        ({"batch_size": 4, "num_ranks": None}, "num_ranks=None"),
+        ({"batch_size": 4, "seed": -1}, "seed=-1"),
+        ({"batch_size": 4, "seed": None}, "seed=None"),
         ({"batch_size": 4, "num_ranks": 2, "rank": 2}, "rank=2 of 2 ranks"),
         ({"batch_size": 4, "num_ranks": 2, "rank": 0, "pack_last": True}, "pack_last with rank=0"),
         ({"max_tokens": 40, "drop_last": True}, "drop_last or pack_last with max_tokens"),

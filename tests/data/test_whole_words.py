@@ -43,6 +43,9 @@ def _rows(tokenizer: object, *texts: object, **options: object) -> list[dict]:
         (chinese, "今天 banking模型", _cut, [-1, 0, 0, 1, 2, 3, 3, -1]),
         (chinese, "今天 banking模型", lambda _: ["今天", "banking", "模型"], [-1, 0, 0, 1, 1, 2, 2, -1]),
         (chinese, "我 在 北京", lambda text: text.split(), [-1, 0, 1, 2, 2, -1]),
+        (english, "the banking walks", lambda text: re.findall(r"\s*\S+", text), [-1, 0, 1, 1, 2, 2, -1]),
+        (english, "the banking walks", lambda text: re.findall(r"\S+\s*", text), [-1, 0, 1, 1, 2, 2, -1]),
+        (byte_level, "the bank", lambda text: re.findall(r"\S+\s*", text), [0, 1]),
         (byte_level, "中国 talk", lambda _: ["中国", "talk"], [0, 0, 0, 0, 0, 0, 1]),
         (byte_level, "the banking", None, [0, 1, 1]),
     ],
@@ -181,3 +184,31 @@ def test_rows_without_words_are_refused() -> None:
 def test_a_segmenter_that_changes_the_text_is_refused() -> None:
     with pytest.raises(UserError, match="a word that the text does not have"):
         _rows(chinese(), "今天", segment=lambda _: ["明天"])
+
+
+def test_byte_level_tokens_are_said_to_take_chinese_for_one_word() -> None:
+    with pytest.warns(UserWarning, match="all characters of a Chinese text without spaces count as one word"):
+        (row,) = _rows(byte_level(), "中国人民")
+    assert set(row["word_ids"]) == {0}
+
+
+@pytest.mark.parametrize("value", [None, 5, ["york", None]])
+@pytest.mark.parametrize("first", ["york", ["york"]])
+def test_a_row_that_is_no_text_is_refused(first: object, value: object) -> None:
+    with pytest.raises(UserError) as caught:
+        _rows(english(), first, value)
+    assert (caught.value.rule, caught.value.found) == (
+        "row-without-text",
+        f"row 1 of the batch: text={value!r}",
+    )
+
+
+def test_a_row_without_tokens_pads_on_the_left_too() -> None:
+    tokenizer = english()
+    rows = [{"input_ids": [], "word_ids": []}, *_rows(tokenizer, "york")]
+    tokenizer.padding_side = "left"
+    try:
+        batch = WholeWordCollator(tokenizer=tokenizer, mlm_probability=1.0)(rows)
+    finally:
+        tokenizer.padding_side = "right"
+    assert (batch["labels"] != -100).tolist() == [[False] * 3, [False, True, False]]

@@ -44,7 +44,7 @@ _HALVES = {40: 5000, 300: 5000}
         (
             _RAGGED,
             {"max_length": 100},
-            (100, "as you set it: it cuts 50% of the samples and loses 25% of the tokens"),
+            (100, "as you set it: it cuts 50.0% of the samples and loses 25.1% of the tokens"),
         ),
         (_RAGGED, {"max_length": 512}, (512, "as you set it: it cuts nothing; the longest sample has 200")),
         (
@@ -52,8 +52,8 @@ _HALVES = {40: 5000, 300: 5000}
             {"model_max_length": 128},
             (
                 128,
-                "the tokenizer says that its model takes no more: it cuts 36% of the samples and loses 13% "
-                "of the tokens",
+                "the tokenizer says that its model takes no more: it cuts 36.0% of the samples and loses "
+                "13.1% of the tokens",
             ),
         ),
         (_RAGGED, {"model_max_length": 512}, (200, "it cuts nothing; the longest sample has 200")),
@@ -62,8 +62,8 @@ _HALVES = {40: 5000, 300: 5000}
             {},
             (
                 128,
-                "it cuts 0.02% of the samples and loses 1.4% of the tokens; the longest batch shrinks to 3% "
-                "of 5000 tokens, its attention to 0.066%",
+                "it cuts 0.02% of the samples and loses 1.4% of the tokens; the longest batch shrinks to "
+                "2.6% of 5000 tokens, its attention to 0.07%",
             ),
         ),
         ({64: 100}, {}, (64, "it cuts nothing; the longest sample has 64")),
@@ -113,7 +113,7 @@ def test_multiple_of_eight(counts: dict[int, int], expected: int | None) -> None
 def test_a_reason_names_what_it_weighs() -> None:
     choice = _report(_HALVES).choice
     assert choice.way_reason == (
-        "it computes 43% less than dynamic padding in random order, and 43% less than fixed padding"
+        "it computes 42.7% less than dynamic padding in random order, and 43.5% less than fixed padding"
     )
     assert choice.multiple_reason == "tensor cores like it in 16 bit, and it adds only 1.2% of tokens"
 
@@ -149,3 +149,9 @@ def test_a_longer_maximum_never_cuts_more_or_costs_less() -> None:
         assert shorter.tokens_lost >= longer.tokens_lost
         for way in ("fixed", "dynamic", "bucketed"):
             assert getattr(shorter, way).tokens <= getattr(longer, way).tokens
+
+
+def test_packed_rows_cost_eager_and_sdpa_their_whole_square() -> None:
+    report = _report(_HALVES, is_causal=True)
+    packed = next(row for row in report.padding if row.way is Way.PACKED)
+    assert packed.cost.attention == report.packed_rows * report.choice.max_length**2

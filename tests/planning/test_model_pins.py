@@ -13,7 +13,10 @@ from zerofit.plan import Topology
 from zerofit.planning.constraints import constraints_of
 
 _LOADER = capture().loader
+_LENGTHS = capture().lengths
 assert _LOADER
+assert _LENGTHS
+_NUM_SEEN = sum(len(batch.lengths) for batch in capture().batches)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,12 @@ assert _LOADER
             (False,),
             "the script does not shuffle: the order of its samples is its own (SequentialSampler)",
         ),
+        (
+            capture(lengths=replace(_LENGTHS, is_whole=False, num_samples=_NUM_SEEN)),
+            "group_by_length",
+            (False,),
+            "the script's dataset tells no lengths: it has no column input_ids or length, no field lengths",
+        ),
     ],
 )
 def test_what_can_not_be_changed_is_pinned_with_a_reason(
@@ -98,3 +107,9 @@ def test_what_can_not_be_changed_is_pinned_with_a_reason(
 ) -> None:
     pins = constraints_of(captured, topology=Topology(world_size=2)).pins
     assert [(pin.values, pin.why) for pin in pins if pin.field == field] == [(values, why)]
+
+
+def test_lengths_of_more_samples_than_were_seen_leave_batches_free() -> None:
+    captured = capture(lengths=replace(_LENGTHS, is_whole=False, num_samples=_NUM_SEEN + 1))
+    pins = constraints_of(captured, topology=Topology(world_size=2)).pins
+    assert "group_by_length" not in {pin.field for pin in pins}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from accelerators import own_class, quiet, settings
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from zerofit.runtime import grouped_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from zerofit.runtime.changes import Changes
 
@@ -103,6 +106,10 @@ _LEFT = [
         lambda: DataLoader(DATA, batch_size=4, sampler=RandomSampler(DATA, replacement=True)),
         "it does not read every sample once in an epoch",
     ),
+    (
+        lambda: DataLoader(DATA, batch_size=4, sampler=LengthGroupedSampler(4, lengths=LENGTHS)),
+        "the order of its samples comes from a sampler of its own (LengthGroupedSampler)",
+    ),
     (lambda: DataLoader(DATA, shuffle=True), "batches of one sample have no padding"),
     (
         lambda: DataLoader(torch.utils.data.TensorDataset(torch.arange(8)), batch_size=2, shuffle=True),
@@ -147,6 +154,65 @@ def test_an_epoch_that_the_script_leaves_early_is_not_read_again() -> None:
     firsts = [next(iter(loader)).tolist() for _ in range(3)]
     assert firsts[0] != firsts[1] != firsts[2]
     assert sorted(one for batch in numbers(loader) for one in batch) == list(range(61))
+
+
+def shuffled() -> DataLoader:
+    return DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate)
+
+
+def test_what_is_prepared_anew_after_free_memory_resumes_in_order(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    accelerator = hooked(quiet())
+    next(iter(accelerator.prepare(shuffled())))
+    accelerator.free_memory()  # as find_executable_batch_size() has it
+    torch.manual_seed(2)
+    loader = accelerator.prepare(shuffled())
+    numbers(loader)
+    accelerator.save_state(str(tmp_path))
+    expected = numbers(loader)
+    torch.manual_seed(3)
+    changes = quiet()
+    other = hooked(changes)
+    resumed = other.prepare(shuffled())
+    other.load_state(str(tmp_path))
+    assert numbers(resumed) == expected
+    assert len(changes.lines) == 1
+
+
+def test_a_state_of_another_number_of_loaders_is_left_and_told(tmp_path: Path) -> None:
+    accelerator = hooked(quiet())
+    accelerator.prepare(shuffled(), shuffled())
+    accelerator.save_state(str(tmp_path))
+    changes = quiet()
+    other = hooked(changes)
+    other.prepare(shuffled())
+    other.load_state(str(tmp_path))
+    assert changes.lines[1:] == (
+        f"batches do not go on in the order of {tmp_path}: it knows of 2 DataLoaders whose batches are "
+        "grouped, and the script has 1",
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_ranks"),
+    [({"dp_shard": 8}, 8), ({"dp_replicate": 2, "tp": 4}, 2), ({"cp": 2, "tp": 4}, 1), (None, 8)],
+)
+def test_ranks_that_read_the_same_count_as_one(sizes: dict[str, int] | None, num_ranks: int) -> None:
+    class Mesh(dict):
+        mesh_dim_names = tuple(sizes or ())
+
+    parts = {name: SimpleNamespace(size=lambda size=size: size) for name, size in (sizes or {}).items()}
+    mesh = None if sizes is None else Mesh(parts)
+    accelerator = SimpleNamespace(num_processes=8, torch_device_mesh=mesh)
+    assert grouped_batches._num_ranks(accelerator) == num_ranks
+
+
+def test_a_negative_seed_is_that_which_torch_takes_it_for() -> None:
+    accelerator = hooked(quiet())
+    accelerator.dataloader_config.data_seed = -1
+    loader = accelerator.prepare(shuffled())
+    assert loader.batch_sampler.seed == 2**64 - 1
+    assert len(numbers(loader)) == 16
 
 
 def test_without_the_flag_nothing_is_hooked() -> None:

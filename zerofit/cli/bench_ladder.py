@@ -115,7 +115,7 @@ _POSITIVE = Number(int, least=1)
     type=click.Path(path_type=Path, file_okay=False),
     help="Write ladder.json, ladder.txt and each rung's log into a folder.",
 )
-@click.option("--force", is_flag=True, help="Write over a ladder that is in that folder.")
+@click.option("--force", is_flag=True, help="Write over a ladder in that folder, or a plot.")
 @click.option("--dry-run", is_flag=True, help="Print the rungs and what each changes, and run nothing.")
 def ladder(
     *,
@@ -148,7 +148,7 @@ def ladder(
     if plot is not None:
         from zerofit.cli.draw_plot import check_can_plot
 
-        check_can_plot(plot)
+        check_can_plot(plot, force=force)
     if output is not None and not force and (output / "ladder.json").exists():
         raise file_exists(str(output / "ladder.json"), flag="--output FOLDER")
     here = () if on_cpu else probe_machine().gpus

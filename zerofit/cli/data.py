@@ -10,7 +10,7 @@ import click
 from zerofit.cli.capturing import capture_limit_option, check_limit
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.cli.script import check_script
-from zerofit.cli.write_files import file_exists, write_files
+from zerofit.cli.write_files import check_can_write, write_files
 from zerofit.errors import UserError
 from zerofit.lengths.report import Unit, Workload, length_report
 from zerofit.probe.model_task import Task
@@ -118,7 +118,7 @@ class _DataVerb(Verb):
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the JSON document into a file."
 )
-@click.option("--force", is_flag=True, help="Write over a file that differs.")
+@click.option("--force", is_flag=True, help="Write over files that are there.")
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw lengths and padding into a file."
 )
@@ -149,9 +149,9 @@ def data(
     if plot is not None:
         from zerofit.cli.draw_plot import check_can_plot
 
-        check_can_plot(plot)
-    if output is not None and output.exists() and not force:
-        raise file_exists(str(output), flag="--output FILE")
+        check_can_plot(plot, force=force)
+    if output is not None:
+        check_can_write(output, force=force, flag="--output FILE")
     if is_script:
         measured, capture = _of_script(sources, module=module, flags=flags, limit_s=capture_limit_s)
         batch_size = batch_size or capture.micro_batch_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.errors import UserError
+from zerofit.cli.draw_plot import save_figure
 from zerofit.render.ladder_plot import PART_WORDS
 
 if TYPE_CHECKING:
@@ -35,16 +35,7 @@ def draw_ladder(plot: LadderPlot, path: Path) -> None:
     figure.suptitle(plot.title, fontsize=10)
     handles, labels = memory.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise UserError(
-            "not-writable",
-            "a file can't be written",
-            found=f"{error.strerror}: {path}",
-            why="the folder or the file does not allow it",
-            fix="name a folder that can be written: --plot FILE",
-        ) from None
+    save_figure(figure, path, dpi=110)
 
 
 def _draw_memory(axes: Any, plot: LadderPlot) -> None:

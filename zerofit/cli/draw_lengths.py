@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.errors import UserError
+from zerofit.cli.draw_plot import save_figure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,16 +29,7 @@ def draw_lengths(plot: LengthPlot, path: Path) -> None:
     _draw_histogram(left, plot)
     _draw_bars(right, plot)
     figure.suptitle(plot.title, fontsize=10)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise UserError(
-            "not-writable",
-            "a file can't be written",
-            found=f"{error.strerror}: {path}",
-            why="the folder or the file does not allow it",
-            fix="name a folder that can be written: --plot FILE",
-        ) from None
+    save_figure(figure, path, dpi=150)
 
 
 def _draw_histogram(axes: Any, plot: LengthPlot) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+from typing import TYPE_CHECKING, Any
 
+from zerofit.cli.write_files import check_can_write, write_bytes
 from zerofit.errors import UserError
 from zerofit.render.plan_bars import GROUPS
 
@@ -13,11 +15,19 @@ if TYPE_CHECKING:
     from zerofit.render.plan_plot import Plot
 
 
-def check_can_plot(path: Path) -> None:
-    """Return when a plot can be drawn into a file of this name.
+_FLAG = "--plot FILE"
+
+
+def check_can_plot(path: Path, *, force: bool) -> None:
+    """Return when a plot can be drawn into a file of this name; to be asked before anything takes time.
+
+    Args:
+        path: the file.
+        force: whether to write over one that is there.
 
     Raises:
-        UserError: matplotlib is missing, or it does not know the file's ending.
+        UserError: matplotlib is missing, it does not know the file's ending, a file is there, or its folder
+            can't be written.
     """
     try:
         from matplotlib.backend_bases import FigureCanvasBase
@@ -38,6 +48,18 @@ def check_can_plot(path: Path) -> None:
             why=f"matplotlib writes {', '.join(endings)}",
             fix=f"name it {path.with_suffix('.png')}",
         )
+    check_can_write(path, force=force, flag=_FLAG)
+
+
+def save_figure(figure: Any, path: Path, *, dpi: int) -> None:
+    """Write a figure of matplotlib into a file, making its folder.
+
+    Raises:
+        UserError: the file can't be written.
+    """
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=dpi, format=path.suffix.lstrip(".").lower())
+    write_bytes(path, picture.getvalue(), flag=_FLAG)
 
 
 def draw_plot(plot: Plot, path: Path) -> None:
@@ -65,16 +87,7 @@ def draw_plot(plot: Plot, path: Path) -> None:
     axes.set_title(plot.title, fontsize=10)
     axes.set_ylim(bottom=0)
     figure.legend(loc="outside right center", fontsize=8)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise UserError(
-            "not-writable",
-            "a file can't be written",
-            found=f"{error.strerror}: {path}",
-            why="the folder or the file does not allow it",
-            fix="name a folder that can be written: --plot FILE",
-        ) from None
+    save_figure(figure, path, dpi=150)
 
 
 _COLOURS = {"W": "blue", "O": "purple", "G": "red", "A": "green", "B": "orange", "C": "gray"}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from zerofit.cli.capturing import captured
-from zerofit.data.columns import chosen_columns
+from zerofit.data.columns import chosen_columns, header_notes
 from zerofit.data.counting import Characters, Words
-from zerofit.data.files import data_files
+from zerofit.data.files import data_files, is_table
 from zerofit.data.length_counts import Counts, count_lengths
 from zerofit.errors import UserError
 from zerofit.lengths import LengthHistogram
@@ -56,6 +56,8 @@ def measure_files(sources: Sequence[str], flags: FileFlags, selection: Selection
     files, notes = data_files(sources, split=flags.split)
     subject = ", ".join(sources) if len(sources) < 4 else f"{len(files)} files, {sources[0]} first"
     first, head = _first_rows(files, subject)
+    if is_table(first):
+        notes = (*notes, *header_notes(tuple(head), file=str(first.path)))
     columns = chosen_columns(head, named=flags.text, file=str(first.path))
     counter, counted, loaded = _counter(flags, columns, head)
     if loaded is not None and loaded.warning:
@@ -176,10 +178,12 @@ def _counter(
 
 def _told(counts: Counts, columns: Columns) -> tuple[str, ...]:
     """Return what was odd, one sentence each."""
+    empty, value = ("no tokens", "no list of ids") if columns.is_tokenized else ("empty text", "no text")
+    names = columns.names[:1] if columns.is_tokenized else columns.names
     sentences = (
-        (counts.num_null, f"without a value in {' or '.join(columns.names)}: counted as empty text"),
-        (counts.num_other, "with a value that is no text: counted as empty text"),
-        (counts.num_empty, "of empty text"),
+        (counts.num_null, f"without a value in {' or '.join(names)}: counted as {empty}"),
+        (counts.num_other, f"with a value that is {value}: counted as {empty}"),
+        (counts.num_empty, f"of {empty}"),
     )
     return tuple(
         f"{number:,} {'sample' if number == 1 else 'samples'} {words}"

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the plan, for config --plan and launch --plan.",
 )
-@click.option("--force", is_flag=True, help="Write over a plan that differs.")
+@click.option("--force", is_flag=True, help="Write over a plan that differs, or a plot that is there.")
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw the strategies' memory into a file."
 )
@@ -107,7 +107,7 @@ def plan(
     if plot is not None:
         from zerofit.cli.draw_plot import check_can_plot
 
-        check_can_plot(plot)
+        check_can_plot(plot, force=force)
     if output is not None and not force:
         _check_output(output, target)
     if model_flags.is_fast:

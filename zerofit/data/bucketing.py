@@ -7,11 +7,14 @@ are some hundred MB and a few seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy
 
 from zerofit.errors import UserError
+from zerofit.lengths.report import MULTIPLE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,9 +28,7 @@ MOST_ROUNDS_TOGETHER = 50
 """Rounds that are shuffled as one and sorted by length within; at most a quarter of an epoch is. The same as
 transformers' LengthGroupedSampler (transformers/trainer_pt_utils.py, get_length_grouped_indices)."""
 _LEAST_PARTS = 4
-PAD_TO_MULTIPLE_OF = 8
-"""Widths are rounded up to it where batches are cut by tokens: the multiple that tensor cores ask for
-(https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/)."""
+_MOST_TOKENS = numpy.iinfo(numpy.int32).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,12 @@ class Rounds:
     full, or left out."""
     packs_last: bool
     """Whether the last round gives the first ranks full batches, and the last ranks none."""
+
+    @property
+    def checksum(self) -> int:
+        """The same for rounds that are cut and dealt alike; 32 bits."""
+        others = (self.batch_size, self.num_ranks, self.num_grouped, self.packs_last)
+        return crc32(self.sizes.tobytes(), crc32(" ".join(f"{one}" for one in others).encode()))
 
     @property
     def num_repeated(self) -> int:
@@ -72,18 +79,73 @@ def as_lengths(lengths: Any) -> Lengths:
     """Return lengths as an array.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or one is no number of tokens.
     """
-    found: Lengths = numpy.asarray(lengths, dtype=numpy.int32)
+    try:
+        found = numpy.asarray(lengths)
+        told = f"lengths of shape {found.shape}"
+    except ValueError:  # lists of lists that differ in length
+        found, told = numpy.empty(0), "lists in place of numbers"
     if found.ndim != 1 or not len(found):
         raise UserError(
             "no-lengths",
             "batches of like length need the length of each sample",
-            found=f"lengths of shape {found.shape}",
+            found=told,
             why="samples are put together by their length",
             fix="give one number of tokens for each sample",
         )
-    return found
+    odd = _not_counts(found)
+    if len(odd):
+        index = int(odd[0])
+        raise UserError(
+            "lengths-not-counts",
+            "a sample's length is no number of tokens",
+            found=f"{found[index : index + 1].tolist()[0]!r} as length {index} of {len(found)}",
+            why="a length is a whole number of tokens, and none is negative",
+            fix="give the len() of each sample's input_ids",
+        )
+    return found.astype(numpy.int32, copy=False)
+
+
+def _not_counts(found: NDArray[Any]) -> NDArray[numpy.int64]:
+    """Return the places of what is not a whole number from 0 to what an int32 holds."""
+    if found.dtype.kind not in "iuf":
+        fits = [is_whole(one, least=0) and one <= _MOST_TOKENS for one in found.tolist()]
+        return numpy.flatnonzero(~numpy.asarray(fits))
+    return numpy.flatnonzero(~((found >= 0) & (found <= _MOST_TOKENS) & (found == numpy.trunc(found))))
+
+
+def is_whole(number: Any, *, least: int) -> bool:
+    """Return whether something is a whole number that is large enough; True and False are not."""
+    return isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= least
+
+
+def check_sizes(*, batch_size: Any, max_tokens: Any) -> None:
+    """Refuse sizes that say of no batch what it holds.
+
+    Args:
+        batch_size: samples of one batch; None where it is not given.
+        max_tokens: tokens of one batch; None where it is not given.
+
+    Raises:
+        UserError: neither is given, or one is no whole number of 1 or more.
+    """
+    if batch_size is None and max_tokens is None:
+        raise batches_undefined("neither batch_size nor max_tokens", fix="give one of them")
+    for name, size in (("batch_size", batch_size), ("max_tokens", max_tokens)):
+        if size is not None and not is_whole(size, least=1):
+            raise batches_undefined(f"{name}={size!r}", fix="give a whole number of 1 or more")
+
+
+def batches_undefined(found: str, *, fix: str) -> UserError:
+    """Return the error of arguments that make no batches."""
+    return UserError(
+        "batches-undefined",
+        "these arguments say of no batch what it holds",
+        found=found,
+        why="a batch holds a number of samples, or samples of a number of tokens, of one rank or of all",
+        fix=fix,
+    )
 
 
 def rounds_of_samples(
@@ -130,7 +192,7 @@ def rounds_of_tokens(
     Args:
         lengths: tokens of each sample.
         max_tokens: most tokens of one batch on one rank: its samples times the width of the longest one,
-            rounded up to PAD_TO_MULTIPLE_OF.
+            rounded up to a multiple of 8.
         num_ranks: ranks that share a round.
         most_samples: most samples of one batch.
 
@@ -170,7 +232,7 @@ def rounds_of_tokens(
 
 def widths_of(lengths: Lengths) -> Lengths:
     """Return the widths of batches that hold these samples, where collators pad to a multiple."""
-    return -(-lengths // PAD_TO_MULTIPLE_OF) * PAD_TO_MULTIPLE_OF
+    return -(-lengths // MULTIPLE) * MULTIPLE
 
 
 def epoch_of(lengths: Lengths, rounds: Rounds, *, seed: int, epoch: int) -> Epoch:
@@ -192,11 +254,20 @@ def epoch_of(lengths: Lengths, rounds: Rounds, *, seed: int, epoch: int) -> Epoc
     if rounds.batch_size is None:
         samples = shuffled[_from_the_longest(widths_of(lengths)[shuffled])]
     else:
+        if epoch == 0:
+            _take_the_longest_in(shuffled, lengths, rounds)
         samples = _grouped(shuffled, lengths, rounds)
     total = int(rounds.sizes.sum())
     if total > len(samples):
         samples = numpy.concatenate((samples, numpy.resize(shuffled, total - len(samples))))
     return _dealt(samples, rounds, _places(samples, lengths, rounds, rng, is_first=epoch == 0))
+
+
+def _take_the_longest_in(shuffled: Samples, lengths: Lengths, rounds: Rounds) -> None:
+    """Change the longest sample's place, in the array itself, so that a full round has it."""
+    place = int(lengths[shuffled].argmax())
+    if place >= rounds.num_grouped > 0:
+        shuffled[[0, place]] = shuffled[[place, 0]]
 
 
 def _grouped(shuffled: Samples, lengths: Lengths, rounds: Rounds) -> Samples:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from zerofit.data.labels import IGNORED
 from zerofit.data.masks import MASKED_SHARE, SeededMasks
-from zerofit.data.packing import PackedRows, is_flash, keep_documents_apart
-from zerofit.data.padding import Padding, PadTo
+from zerofit.data.packing import PackedRows, is_flash, keep_documents_apart, without_padding
+from zerofit.data.padding import FixedRows, Padding, PadTo
 from zerofit.data.whole_words import WholeWordCollator
 from zerofit.errors import UserError, nearest
 
@@ -74,7 +75,7 @@ def collator_for(
         case Task.SEQ2SEQ:
             collator = transformers.DataCollatorForSeq2Seq(tokenizer, model=model, **arguments)
         case Task.MASKED_LM:
-            # It knows no fixed length; the next multiple of it is the same for rows that are not longer.
+            # It knows no fixed length; its multiple is the same for rows that are not longer, see FixedRows.
             collator = transformers.DataCollatorForLanguageModeling(
                 tokenizer,
                 mlm_probability=mlm_probability,
@@ -91,17 +92,21 @@ def collator_for(
             collator = PackedRows(flat=is_flash(model))
         case Task.CAUSAL_LM if padding.to is PadTo.NOTHING:
             _keep_apart(model)
-            collator = transformers.DataCollatorWithFlattening()
+            collator = FlatDocuments(flattens=transformers.DataCollatorWithFlattening())
         case Task.CAUSAL_LM:
             collator = CausalCollator(
                 pads=transformers.DataCollatorForTokenClassification(tokenizer, **arguments)
             )
+    if padding.max_length is not None and task is not Task.PACKED_CAUSAL_LM:
+        collator = FixedRows(makes=collator, max_length=padding.max_length)
     return collator  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalCollator:
     """Makes batches for causal language modelling: labels are the tokens, or the rows' own, padded by -100.
+
+    Rows that are padded already, as their attention_mask says, have no labels on that padding either.
 
     transformers' DataCollatorForLanguageModeling(mlm=False) also ignores every token that is spelt like the
     padding: with ``pad_token = eos_token`` a model never learns to end. And it overwrites the rows' labels.
@@ -112,9 +117,34 @@ class CausalCollator:
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return input_ids, attention_mask and labels of a batch, each of shape (rows, tokens)."""
-        rows = [row if "labels" in row else {**row, "labels": row["input_ids"]} for row in features]
+        rows = [row if "labels" in row else {**row, "labels": _own_labels(row)} for row in features]
         batch: Mapping[str, Any] = self.pads(rows)
         return batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatDocuments:
+    """Makes one row of a batch's documents, the padding that their attention_mask names left out."""
+
+    flattens: Any
+    """transformers' DataCollatorWithFlattening."""
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return input_ids, position_ids and labels of a batch, each of shape (1, tokens)."""
+        documents = (without_padding(row) for row in features)
+        batch: Mapping[str, Any] = self.flattens(
+            [{"input_ids": tokens, "labels": labels} for tokens, labels in documents]
+        )
+        return batch
+
+
+def _own_labels(row: Mapping[str, Any]) -> Sequence[int]:
+    """Return a row's tokens as labels, -100 on what its mask leaves out."""
+    tokens: Sequence[int] = row["input_ids"]
+    mask = row.get("attention_mask")
+    if mask is None or all(mask):
+        return tokens
+    return [int(token) if kept else IGNORED for token, kept in zip(tokens, mask, strict=True)]
 
 
 def _keep_apart(model: Any) -> None:

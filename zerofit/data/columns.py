@@ -20,7 +20,13 @@ _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "
 _NAMES = ("text", "content", "sentence", "document", "article", "review", "body")
 """What datasets most often call their text. ASSUMPTION."""
 _NUMBER = re.compile(r"\s*[-+]?[\d.,]+(e[-+]?\d+)?\s*", re.IGNORECASE)
+_CHATS = ("messages", "conversations", "conversation", "chat")
+"""What datasets most often call their chats. ASSUMPTION."""
+_OWN_COLUMN = "write the text that the model is given into a column of its own"
+_CHAT_FIX = f"{_OWN_COLUMN}: tokenizer.apply_chat_template(messages, tokenize=False)"
 _MOST_SHOWN = 12
+_LONGEST_NAME = 60
+"""Characters. ASSUMPTION: a longer name of a column is a text."""
 
 
 class Holds(Enum):
@@ -77,6 +83,8 @@ def chosen_columns(head: Mapping[str, Sequence[Any]], *, named: tuple[str, ...],
     known = next((name for name in _NAMES if found.get(name) in can_be_text), None)
     words = [name for name, held in found.items() if held is Holds.WORDS]
     only = (texts if len(texts) == 1 else []) or (words if not texts and len(words) == 1 else [])
+    if not only and len(found) == 1 and Holds.NOTHING in found.values():
+        only = list(found)  # such as a text file that begins with empty lines
     if known is not None or only:
         return Columns(names=(known or only[0],))
     if texts or words:
@@ -92,8 +100,33 @@ def chosen_columns(head: Mapping[str, Sequence[Any]], *, named: tuple[str, ...],
         "no column holds text",
         found=f"{file}: {_listed(found)}",
         why=f"lengths are counted of text, of lists of words, or of {IDS}",
-        fix="name another file, or with --text a column whose first rows are empty",
+        fix=_CHAT_FIX
+        if any(name in _CHATS for name in found)
+        else "name another file, or with --text a column whose first rows are empty",
     )
+
+
+def header_notes(names: Sequence[str], *, file: str) -> tuple[str, ...]:
+    """Return what is odd in the names of a table's columns, one sentence each.
+
+    Args:
+        names: of a csv or tsv file, as its first line gives them.
+        file: its name.
+    """
+    notes = []
+    parted = next((mark for mark in (";", "|", ",", "\t") if len(names) == 1 and mark in names[0]), None)
+    if parted is not None:
+        notes.append(
+            f"{file}: its only column is called {names[0]!r:.{_LONGEST_NAME}}: is {parted!r} between values?"
+        )
+    value = next((one for one in names if _NUMBER.fullmatch(one) or len(one) > _LONGEST_NAME), None)
+    if parted is None and value is not None:
+        shown = value if len(value) <= _LONGEST_NAME else value[:_LONGEST_NAME] + " ..."
+        notes.append(f"{file}: its first line was taken for names of columns, {shown!r} among them")
+    doubled = [name for name in names if f"{name}.1" in names]
+    if doubled:
+        notes.append(f"{file}: several columns are called {doubled[0]}; the first of them goes by that name")
+    return tuple(notes)
 
 
 def _named(found: Mapping[str, Holds], named: tuple[str, ...], file: str) -> Columns:
@@ -113,7 +146,7 @@ def _named(found: Mapping[str, Holds], named: tuple[str, ...], file: str) -> Col
                 "the column holds no text",
                 found=f"--text {name} with {file}",
                 why="it holds nested values; lengths are counted of text, of lists of words, or of ids",
-                fix="write the text that the model is given into a column of its own",
+                fix=_CHAT_FIX if name in _CHATS else _OWN_COLUMN,
             )
     if any(found[name] is Holds.IDS for name in named):
         if len(named) > 1:

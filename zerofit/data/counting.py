@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from zerofit.data.reading_arrow import list_lengths
+from zerofit.data.reading_arrow import holds_lists, list_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -102,19 +103,46 @@ class Characters:
             yield sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in sample)
 
 
-def lengths_of_ids(columns: Sequence[Any]) -> list[int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdLengths:
+    """What was counted of rows that are tokenized already."""
+
+    lengths: list[int]
+    """Of each sample; 0 for those below too."""
+    num_null: int
+    """Samples without a value."""
+    num_other: int
+    """Those with a value that is no list of ids."""
+
+
+def lengths_of_ids(columns: Sequence[Any]) -> IdLengths:
     """Return the length of each sample that is tokenized already.
 
     Args:
         columns: the ids, and their mask where there is one, which counts where samples are padded.
     """
-    column = columns[-1]
-    is_mask = len(columns) > 1
-    if not isinstance(column, list):
-        return list_lengths(column, is_mask=is_mask)
-    if is_mask:
-        return [sum(1 for one in mask or () if one) for mask in column]
-    return [len(ids) if isinstance(ids, list) else 0 for ids in column]
+    if not isinstance(columns[0], list):
+        return _lengths_of_arrays(columns)
+    lengths, num_null, num_other = [], 0, 0
+    for ids, mask in zip(columns[0], columns[-1], strict=True):
+        is_ids = isinstance(ids, list) and (not ids or isinstance(ids[0], int))
+        num_null += ids is None
+        num_other += ids is not None and not is_ids
+        if is_ids and len(columns) > 1 and isinstance(mask, list):
+            lengths.append(sum(1 for one in mask if one))
+        else:
+            lengths.append(len(ids) if is_ids else 0)
+    return IdLengths(lengths=lengths, num_null=num_null, num_other=num_other)
+
+
+def _lengths_of_arrays(columns: Sequence[Any]) -> IdLengths:
+    ids = columns[0]
+    num_null = ids.null_count
+    if not holds_lists(ids, of_ids=True):
+        return IdLengths(lengths=[0] * len(ids), num_null=num_null, num_other=len(ids) - num_null)
+    has_mask = len(columns) > 1 and holds_lists(columns[-1])
+    lengths = list_lengths(columns[-1] if has_mask else ids, is_mask=has_mask)
+    return IdLengths(lengths=lengths, num_null=num_null, num_other=0)
 
 
 def counted(counter: TextCounter, samples: Sequence[tuple[Text, ...]]) -> Counter[int]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.data.reading import broken
 from zerofit.data.reading_arrow import ArrowFile, ParquetFile
-from zerofit.data.reading_text import TextFile, csv_rows, json_rows, jsonl_rows, tsv_rows, txt_rows
+from zerofit.data.reading_csv import csv_rows, tsv_rows
+from zerofit.data.reading_text import TextFile, json_rows, jsonl_rows, txt_rows
 from zerofit.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -69,17 +70,32 @@ def data_files(sources: Sequence[str], *, split: str | None) -> tuple[tuple[Data
     return tuple(files), tuple(notes)
 
 
+def is_table(file: DataFile) -> bool:
+    """Return whether a file is text whose first line names its columns."""
+    return isinstance(file, TextFile) and file.rows in (csv_rows, tsv_rows)
+
+
 def _paths(source: str) -> list[Path]:
     path = Path(source)
-    if path.exists():
+    if path.is_file() or path.is_dir():
         return [path]
+    if path.exists() or path.is_symlink():
+        what = "a link to nothing" if path.is_symlink() else "a pipe or a device"
+        raise UserError(
+            "data-no-file",
+            "what is named is no file",
+            found=f"{source}: {what}",
+            why="files are read twice: their first rows, then all",
+            fix="name a file; what a pipe brings can be written into one first",
+        )
     if any(mark in source for mark in "*?["):
         found = [Path(name) for name in sorted(glob.glob(source, recursive=True))]
         if found:
             return found
     folder = path.parent
-    names = [other.name for other in folder.iterdir()] if folder.is_dir() else []
-    near = nearest(path.name, names)
+    others = sorted(folder.iterdir()) if folder.is_dir() else []
+    stems = {_stem(other): other.name for other in others if _reader(other) or other.is_dir()}
+    near = stems.get(nearest(_stem(path), stems) or "")
     raise UserError(
         "data-missing",
         "there is no such file",
@@ -90,11 +106,8 @@ def _paths(source: str) -> list[Path]:
 
 
 def _file(path: Path) -> DataFile:
-    kind = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
-    if kind.lower() in _TEXT:
-        return TextFile(path=path, rows=_TEXT[kind.lower()])
-    if path.suffix.lower() in _ARROW:
-        return _ARROW[path.suffix.lower()](path)
+    if (reader := _reader(path)) is not None:
+        return reader
     raise UserError(
         "data-kind-unknown",
         "the file's name does not say what it holds",
@@ -102,6 +115,20 @@ def _file(path: Path) -> DataFile:
         why=f"what is read ends in {', '.join(ENDINGS)}; text also with .gz behind it",
         fix="give the file the ending of what it is, or store the dataset as one of these",
     )
+
+
+def _reader(path: Path) -> DataFile | None:
+    """Return what reads a file, by its name; None where that says nothing."""
+    kind = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
+    if kind.lower() in _TEXT:
+        return TextFile(path=path, rows=_TEXT[kind.lower()])
+    make = _ARROW.get(path.suffix.lower())
+    return None if make is None else make(path)
+
+
+def _stem(path: Path) -> str:
+    """Return a file's name without its endings, which make unlike names look alike."""
+    return path.name.removesuffix("".join(path.suffixes))
 
 
 def _split_folder(folder: Path, split: str | None) -> tuple[Path, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -23,11 +24,15 @@ _ROWS_AT_ONCE = 100_000
 def sample_lengths(dataset: Any) -> Lengths | None:
     """Return the tokens of each sample; None where that takes reading them.
 
-    Known are tables of `datasets` with a column input_ids or length, lists of dicts, datasets with a field
-    `lengths`, and subsets and chains of these.
+    Known are tables of `datasets` with a column input_ids or length, lists of dicts or of encodings, datasets
+    with a field `lengths`, and subsets and chains of these. Columns that hold something else tell nothing:
+    text under input_ids, lists of choices, a length that is no whole number.
 
     Args:
         dataset: a dataset with indices.
+
+    Raises:
+        UserError: its field `lengths` has other things than numbers of tokens.
     """
     import torch
 
@@ -43,10 +48,10 @@ def sample_lengths(dataset: Any) -> Lengths | None:
     names = getattr(dataset, "column_names", None)
     if isinstance(names, list) and hasattr(dataset, "with_format"):
         found = _of_table(dataset, names)
-    elif isinstance(dataset, list) and all(isinstance(one, dict) and _TOKENS in one for one in dataset):
-        found = [len(one[_TOKENS]) for one in dataset]
     else:
-        found = getattr(dataset, "lengths", None)
+        found = _of_rows(dataset) if isinstance(dataset, list) else None
+        if found is None:
+            found = getattr(dataset, "lengths", None)
     return as_lengths(found) if _is_one_each(found, dataset) else None
 
 
@@ -54,15 +59,41 @@ def _is_one_each(lengths: Any, dataset: Any) -> bool:
     return hasattr(lengths, "__len__") and 0 < len(lengths) == len(dataset)
 
 
+def _of_rows(rows: list[Any]) -> list[int] | None:
+    """Return the lengths of rows; None where they are no tokens.
+
+    What tokenizers return is a Mapping, and no dict (transformers/tokenization_utils_base.py, BatchEncoding).
+    """
+    ids: list[Any] = [row.get(_TOKENS) if isinstance(row, Mapping) else None for row in rows]
+    return [len(one) for one in ids] if all(map(_are_tokens, ids)) else None
+
+
+def _are_tokens(ids: Any) -> bool:
+    """Return whether it is one list of tokens: no text, and no list of lists, one for each choice."""
+    if hasattr(ids, "ndim"):
+        return bool(ids.ndim == 1)
+    if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
+        return False
+    return not (ids and isinstance(ids[0], Sized))
+
+
 def _of_table(dataset: Any, names: list[str]) -> Any:
     """Return the lengths of a table of `datasets`, without making Python objects of its lists."""
+    import pyarrow  # type: ignore[import-untyped]
+
+    kinds = pyarrow.types
     if _TOKENS not in names:
-        return numpy.asarray(dataset.with_format(None)[_COUNTED][:]) if _COUNTED in names else None
+        if _COUNTED not in names:
+            return None
+        column = dataset.with_format("arrow", columns=[_COUNTED])[:].column(_COUNTED)
+        return numpy.asarray(column) if kinds.is_integer(column.type) and not column.null_count else None
+    lists = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
     rows = dataset.with_format("arrow", columns=[_TOKENS])
-    parts = [
-        as_lengths(list_lengths(chunk))
-        for start in range(0, len(dataset), _ROWS_AT_ONCE)
-        for chunk in rows[start : start + _ROWS_AT_ONCE].column(_TOKENS).chunks
-        if len(chunk)
-    ]
+    parts = []
+    for start in range(0, len(dataset), _ROWS_AT_ONCE):
+        column = rows[start : start + _ROWS_AT_ONCE].column(_TOKENS)
+        is_lists = any(is_kind(column.type) for is_kind in lists)
+        if not is_lists or not kinds.is_integer(column.type.value_type):
+            return None
+        parts += [as_lengths(list_lengths(chunk)) for chunk in column.chunks if len(chunk)]
     return numpy.concatenate(parts) if parts else None

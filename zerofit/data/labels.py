@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from zerofit.data.tag_schemes import insides
+from zerofit.data.tokenizers import check_knows_words
 from zerofit.errors import UserError
 
 if TYPE_CHECKING:
@@ -12,8 +15,6 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 """The label without a loss (torch.nn.CrossEntropyLoss's ignore_index)."""
-_OTHER_SCHEMES = frozenset("ELSU")
-"""First letters of IOBES and BILOU tags: end, last, single, unit."""
 
 
 class Pieces(StrEnum):
@@ -37,15 +38,21 @@ def align_labels(
         pieces: what a word's other tokens get.
 
     Raises:
-        UserError: the encodings know no words, words and tags differ in number, or a tag has no inside.
+        UserError: the encodings know no words, words and tags differ in number, a tag is none of the names
+            and not -100, or has no inside.
     """
-    if not getattr(encodings, "is_fast", False):
-        raise _knows_no_words(type(encodings).__name__)
-    inside = _insides(names) if pieces is Pieces.INSIDE else None
+    check_knows_words(encodings)
+    inside = insides(names) if pieces is Pieces.INSIDE else None
+    numbers = [_numbers(row, row_tags, names) for row, row_tags in enumerate(tags)]
     # A row that was too long may have become several: return_overflowing_tokens=True.
-    samples = encodings.get("overflow_to_sample_mapping", range(len(tags)))
+    samples = list(encodings.get("overflow_to_sample_mapping", range(len(tags))))
+    rows_of: dict[int, list[Any]] = {}
+    for sample, row in zip(samples, encodings.encodings, strict=True):
+        rows_of.setdefault(sample, []).extend((row, *row.overflowing))
+    begins = {sample: _begins(rows) for sample, rows in rows_of.items() if len(rows) > 1}
     return [
-        _row_labels(encodings.word_ids(row), tags[sample], inside, row) for row, sample in enumerate(samples)
+        _row_labels(row, numbers[sample], inside, begins.get(sample), number)
+        for number, (sample, row) in enumerate(zip(samples, encodings.encodings, strict=True))
     ]
 
 
@@ -74,10 +81,10 @@ def tokenize_and_align(
         What the tokenizer made, and `labels`.
 
     Raises:
-        UserError: the tokenizer is slow, words and tags differ in number, or a tag has no inside.
+        UserError: the tokenizer is slow, words and tags differ in number, a tag is none of the names and
+            not -100, or has no inside.
     """
-    if not tokenizer.is_fast:
-        raise _knows_no_words(type(tokenizer).__name__)
+    check_knows_words(tokenizer)
     for row, (row_words, row_tags) in enumerate(zip(examples[words], examples[tags], strict=True)):
         if len(row_words) != len(row_tags):
             raise _lengths_differ(
@@ -87,17 +94,44 @@ def tokenize_and_align(
     return {**encodings, "labels": align_labels(encodings, examples[tags], names=names, pieces=pieces)}
 
 
+_Piece = tuple[tuple[int, int], int]
+"""Where a token stands in its word, and which one it is."""
+
+
+def _pieces(row: Any) -> list[tuple[int | None, _Piece]]:
+    """Return the word of each token of a row, and which piece of it the token is."""
+    return list(zip(row.word_ids, zip(row.offsets, row.ids, strict=True), strict=True))
+
+
+def _begins(rows: Sequence[Any]) -> dict[int, _Piece]:
+    """Return the piece that each word begins with, of one sample's rows, which may be cut within a word.
+
+    Rows come from a text's end where the tokenizer cuts on the left, and may share tokens (stride).
+    """
+    pieces = [[(word, piece) for word, piece in _pieces(row) if word is not None] for row in rows]
+    begins: dict[int, _Piece] = {}
+    for row in sorted((row for row in pieces if row), key=lambda row: (row[0][0], row[0][1][0])):
+        for word, piece in row:
+            begins.setdefault(word, piece)
+    return begins
+
+
 def _row_labels(
-    word_ids: Sequence[int | None], tags: Sequence[int], inside: Sequence[int] | None, row: int
+    row: Any,
+    tags: Sequence[int],
+    inside: Sequence[int] | None,
+    begins: Mapping[int, _Piece] | None,
+    number: int,
 ) -> list[int]:
+    """Return the labels of a row; begins is None where it holds all of its sample."""
     labels = []
     previous = None
-    for word in word_ids:
+    for word, piece in _pieces(row):
         if word is None:
             labels.append(IGNORED)
         elif word >= len(tags):
-            raise _lengths_differ(row, f"at least {word + 1} words", f"{len(tags)} tags")
-        elif word != previous:
+            raise _lengths_differ(number, f"at least {word + 1} words", f"{len(tags)} tags")
+        elif word != previous and (begins is None or begins[word] == piece):
             labels.append(tags[word])
         else:
             labels.append(IGNORED if inside is None or tags[word] == IGNORED else inside[tags[word]])
@@ -105,49 +139,28 @@ def _row_labels(
     return labels
 
 
-def _insides(names: Sequence[str]) -> list[int]:
-    """Return, for each tag, the one that continues it.
+def _numbers(row: int, tags: Sequence[Any], names: Sequence[str]) -> list[int]:
+    """Return the tags of a row as numbers.
 
     Raises:
-        UserError: there is B-X and no I-X, or the tags also mark ends of things.
+        UserError: one of them is none.
     """
-    numbers = {name: number for number, name in enumerate(names)}
-    inside = []
-    for number, name in enumerate(names):
-        prefix, dash, thing = name.partition("-")
-        continued = f"I-{thing}"
-        if not dash:
-            inside.append(number)
-        elif prefix in _OTHER_SCHEMES and f"B-{thing}" in numbers:
+    numbers = []
+    for tag in tags:
+        try:
+            number = operator.index(tag)
+        except TypeError:
+            number = -1
+        if number != IGNORED and not 0 <= number < len(names):
             raise UserError(
-                "tag-ends-a-thing",
-                f"the tag {name} says where a thing ends, which its later tokens would say again",
-                found=f"names={list(names)}",
-                why="only B-, I- and O tags can be carried on inside a word",
-                fix="label first tokens only: pieces=Pieces.IGNORED; or turn the tags into B-, I- and O",
+                "tag-unknown",
+                "a word's tag is none of the tags' numbers",
+                found=f"row {row} of the batch: {tag!r}, with {len(names)} names",
+                why=f"a tag is an index into names, from 0 to {len(names) - 1}, or {IGNORED} for no loss",
+                fix="mend the row, or give all names; names.index(TAG) turns a tag's name into its number",
             )
-        elif prefix == "B" and continued not in numbers:
-            raise UserError(
-                "tag-without-inside",
-                f"the tag {name} has no {continued} for the later tokens of its words",
-                found=f"names={list(names)}",
-                why="a second B- inside a word would begin a second thing",
-                fix=f"add {continued} to the labels, or label first tokens only: pieces=Pieces.IGNORED",
-            )
-        else:
-            inside.append(numbers[continued] if prefix == "B" else number)
-    return inside
-
-
-def _knows_no_words(name: str) -> UserError:
-    return UserError(
-        "tokens-without-words",
-        "a slow tokenizer does not say which word a token belongs to",
-        found=name,
-        why="labels are aligned by word_ids(), which fast tokenizers alone have",
-        fix="load it by AutoTokenizer, or take zerofit.data.fast_tokenizer(tokenizer)",
-        see="https://huggingface.co/docs/transformers/fast_tokenizers",
-    )
+        numbers.append(number)
+    return numbers
 
 
 def _lengths_differ(row: int, words: str, tags: str) -> UserError:

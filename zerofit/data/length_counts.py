@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.data.counting import counted, lengths_of_ids
 from zerofit.data.reading import BATCH_ROWS
+from zerofit.data.reading_arrow import as_lists
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,9 +42,9 @@ class Counts:
     num_null: int = 0
     """Counted rows without a value in a counted column."""
     num_other: int = 0
-    """Those with a value that is no text."""
+    """Those with a value that is no text, or no list of ids."""
     num_empty: int = 0
-    """Those whose text is empty."""
+    """Those whose text or list is empty."""
     is_whole: bool = True
     """Whether every row was counted."""
 
@@ -87,10 +89,12 @@ def count_lengths(
     rows = _selected(files, columns, selection, counts)
     if columns.is_tokenized:
         for values, bytes_read in rows:
-            lengths = lengths_of_ids(values)
-            counts.lengths.update(lengths)
-            counts.num_counted += len(lengths)
-            counts.num_empty += lengths.count(0)
+            ids = lengths_of_ids(values)
+            counts.lengths.update(ids.lengths)
+            counts.num_counted += len(ids.lengths)
+            counts.num_null += ids.num_null
+            counts.num_other += ids.num_other
+            counts.num_empty += ids.lengths.count(0) - ids.num_null - ids.num_other
             on_progress(counts.num_counted, bytes_read)
         return counts
     with _executor(counter, num_workers) as executor:
@@ -149,10 +153,9 @@ def _pieces(
 ) -> Iterator[tuple[list[tuple[Text, ...]], int]]:
     """Yield samples that are few enough to be tokenized at once, and the bytes read of all files."""
     for columns, bytes_read in rows:
-        values = [column if isinstance(column, list) else column.to_pylist() for column in columns]
         samples: list[tuple[Text, ...]] = []
         characters = 0
-        for row in zip(*values, strict=True):
+        for row in itertools.chain.from_iterable(zip(*part, strict=True) for part in as_lists(columns)):
             sample = _sample(row, counts)
             samples.append(sample)
             characters += sum(map(len, sample))

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zerofit.errors import UserError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -24,6 +26,8 @@ _MARGIN = 1.5
 """ASSUMPTION: workers for half as much again as the mean: batches differ in length."""
 _MOST_UNMEASURED = 4
 """ASSUMPTION: enough where nothing was measured; more workers take memory, each as much as its dataset."""
+_MOST = 16
+"""ASSUMPTION: what so many can't keep up with wants its samples made ready once, not more processes."""
 _PREFETCH_FACTOR = 2
 """Batches that each worker has ready: torch's default (torch/utils/data/dataloader.py)."""
 _SHORT_EPOCH_S = 60.0
@@ -90,7 +94,19 @@ def choose_loading(facts: LoadingFacts) -> LoadingChoice:
 
     Args:
         facts: what it depends on.
+
+    Raises:
+        UserError: a time in them is none.
     """
+    for name, time_s in (("batch_s", facts.batch_s), ("step_s", facts.step_s)):
+        if time_s is not None and not 0 < time_s < math.inf:
+            raise UserError(
+                "time-not-positive",
+                "a batch or a step takes some time",
+                found=f"LoadingFacts({name}={time_s})",
+                why="workers are counted by how often a batch's time goes into a step's",
+                fix=f"measure it, or leave {name} out",
+            )
     num_workers, why_workers = _num_workers(facts)
     persistent, why_persistent = _persistent(facts, num_workers)
     pinned = "the copy to the GPU then runs beside the computation"
@@ -122,7 +138,18 @@ def measure_loading(
         collate: makes a batch of a list of samples.
         batch_size: samples in a batch.
         num_batches: how many are made; fewer if the dataset ends before.
+
+    Raises:
+        UserError: there is nothing to make of nothing.
     """
+    if not len(dataset) or batch_size < 1 or num_batches < 1:
+        raise UserError(
+            "nothing-to-measure",
+            "there is no batch to measure",
+            found=f"{len(dataset)} samples, batch_size={batch_size}, num_batches={num_batches}",
+            why="the time of a batch is that of those that are made",
+            fix="give a dataset with samples, and sizes of 1 at least",
+        )
     stride = max(1, len(dataset) // (batch_size * num_batches))
     places = iter(range(0, len(dataset), stride))
     collate([dataset[index] for index in range(min(batch_size, len(dataset)))])
@@ -147,11 +174,9 @@ def _num_workers(facts: LoadingFacts) -> tuple[int, str]:
         if facts.batch_s <= _HIDDEN_SHARE * facts.step_s:
             return 0, times
         wanted = math.ceil(round(_MARGIN * facts.batch_s / facts.step_s, 6))
-        if wanted > spare:
-            return (
-                spare,
-                f"{times}: {wanted} workers would keep up, and {spare} cores are left",
-            )
+        if wanted > min(spare, _MOST):
+            left = f"{spare} cores are left" if spare <= _MOST else f"more than {_MOST} are not chosen"
+            return min(spare, _MOST), f"{times}: {wanted} workers would keep up, and {left}"
         return wanted, f"{times}, and batches differ"
     if not facts.on_gpu and not facts.decodes:
         return 0, "the data is ready, and workers would take cores from the computation"

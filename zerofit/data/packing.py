@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from zerofit.data.labels import IGNORED
 from zerofit.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 APART = frozenset(
     {
@@ -80,7 +81,7 @@ def pack_lengths(lengths: Sequence[int], row_length: int) -> list[list[int]]:
 
 
 def pack_documents(
-    examples: Mapping[str, Sequence[Sequence[int]]], *, row_length: int, pad_token_id: int
+    examples: Mapping[str, Sequence[Sequence[int]]], *, row_length: int, pad_token_id: int | None
 ) -> dict[str, list[list[int]]]:
     """Pack a batch of documents into rows: for ``dataset.map(..., batched=True, remove_columns=...)``.
 
@@ -88,20 +89,23 @@ def pack_documents(
     than a row becomes several. The padding at a row's end is a document of its own, without labels.
 
     Args:
-        examples: a batch of a dataset, column by column: `input_ids`, and `labels` if they differ.
-        row_length: tokens of a row; all rows have as many.
+        examples: a batch of a dataset, column by column: `input_ids`, and `labels` if they differ. Tokens
+            that an `attention_mask` leaves out are padding, and dropped.
+        row_length: tokens of a row, two at least; all rows have as many.
         pad_token_id: what fills a row's end.
 
     Returns:
         `input_ids`, `position_ids` that restart at 0 with each document, and `labels` that are -100 on the
         first token of each: no document is asked to predict how the next begins. There is no
         `attention_mask`: transformers looks at positions only where there is none.
+
+    Raises:
+        UserError: rows can't be that long, nothing is to fill them, or a document's columns differ in length.
     """
+    pad = _checked(row_length, pad_token_id)
     documents = [
         (tokens[begin : begin + row_length], labels[begin : begin + row_length])
-        for tokens, labels in zip(
-            examples["input_ids"], examples.get("labels", examples["input_ids"]), strict=True
-        )
+        for tokens, labels in _documents(examples)
         for begin in range(0, len(tokens), row_length)
     ]
     packed: dict[str, list[list[int]]] = {"input_ids": [], "position_ids": [], "labels": []}
@@ -114,10 +118,62 @@ def pack_documents(
             positions += range(len(tokens))
             targets += [IGNORED, *labels[1:]]
         left = row_length - len(ids)
-        packed["input_ids"].append(ids + [pad_token_id] * left)
+        packed["input_ids"].append(ids + [pad] * left)
         packed["position_ids"].append([*positions, *range(left)])
         packed["labels"].append(targets + [IGNORED] * left)
     return packed
+
+
+def without_padding(row: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], Sequence[int]]:
+    """Return a row's tokens and its labels, the tokens themselves where it has none, without its padding.
+
+    Args:
+        row: has `input_ids`; `labels` and an `attention_mask`, which is 0 at padding, if it wants.
+    """
+    tokens, mask = row["input_ids"], row.get("attention_mask")
+    labels = row.get("labels", tokens)
+    if mask is None or all(mask):
+        return tokens, labels
+    return list(itertools.compress(tokens, mask)), list(itertools.compress(labels, mask))
+
+
+def _documents(
+    examples: Mapping[str, Sequence[Sequence[int]]],
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    names = [name for name in ("input_ids", "labels", "attention_mask") if name in examples]
+    for number, values in enumerate(zip(*(examples[name] for name in names), strict=True)):
+        row = dict(zip(names, values, strict=True))
+        if len({len(value) for value in values}) > 1:
+            raise UserError(
+                "document-ragged",
+                "a document's columns differ in length",
+                found=f"row {number} of the batch: "
+                + ", ".join(f"{len(value)} {name}" for name, value in row.items()),
+                why="each token has one label and one place in the mask",
+                fix="mend the row, or leave labels out: they are then the tokens",
+            )
+        yield without_padding(row)
+
+
+def _checked(row_length: int, pad_token_id: int | None) -> int:
+    """Return the token to fill rows with."""
+    if row_length < 2:
+        raise UserError(
+            "row-too-short",
+            f"rows of {row_length} tokens can't be packed",
+            found=f"row_length={row_length}",
+            why="a document's first token has no label, so that a row of fewer than two teaches nothing",
+            fix="give the length of the model's rows: row_length=512",
+        )
+    if pad_token_id is None:
+        raise UserError(
+            "padding-token-missing",
+            "there is no token to fill rows with",
+            found="pad_token_id=None",
+            why="all rows have the same length, and documents seldom fill them to the last token",
+            fix="take pad_token_id=tokenizer.eos_token_id: the end of a row has no labels",
+        )
+    return pad_token_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
 from zerofit.strategy import Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 _TENSOR_CORE_ROW_BYTES = 16
 """Tensor cores are at their best where the inner dimension of a matrix is a multiple of 16 bytes
@@ -54,8 +57,10 @@ def fixed_padding(max_length: int, *, multiple_of: int | None = None) -> Padding
         multiple_of: what it must be a multiple of.
 
     Raises:
-        UserError: it is not.
+        UserError: it is not, or one of the two is no number of tokens.
     """
+    _check_positive("a fixed length", max_length, f"fixed_padding({max_length})")
+    _check_positive("a multiple", multiple_of, f"fixed_padding({max_length}, multiple_of={multiple_of})")
     if multiple_of is not None and max_length % multiple_of:
         below = max_length // multiple_of * multiple_of
         raise UserError(
@@ -73,13 +78,63 @@ def dynamic_padding(*, multiple_of: int | None = None) -> Padding:
 
     Args:
         multiple_of: rounds that length up; `tensor_core_multiple` says when it pays.
+
+    Raises:
+        UserError: it is no number of tokens.
     """
+    _check_positive("a multiple", multiple_of, f"dynamic_padding(multiple_of={multiple_of})")
     return Padding(multiple_of=multiple_of)
 
 
 def no_padding() -> Padding:
     """Put a batch's documents one behind the other into one row without any padding: causal LM only."""
     return Padding(to=PadTo.NOTHING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedRows:
+    """Makes batches of rows that are all padded to one length, and refuses longer rows."""
+
+    makes: Any
+    """The collator."""
+    max_length: int
+    """Tokens of every row."""
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return what the collator makes.
+
+        Raises:
+            UserError: a row is longer.
+        """
+        for number, row in enumerate(features):
+            ids = row["input_ids"]
+            # Multiple choice has a list of rows in each.
+            length = max(map(len, ids)) if len(ids) and _is_row(ids[0]) else len(ids)
+            if length > self.max_length:
+                raise UserError(
+                    "row-too-long",
+                    f"a row is longer than the fixed length of {self.max_length} tokens",
+                    found=f"row {number} of the batch: {length} tokens",
+                    why="rows that are padded to one length are cut before, as the task wants it",
+                    fix=f"tokenize with truncation=True, max_length={self.max_length}",
+                )
+        batch: Mapping[str, Any] = self.makes(features)
+        return batch
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, list) or bool(getattr(value, "ndim", 0))
+
+
+def _check_positive(what: str, tokens: int | None, found: str) -> None:
+    if tokens is not None and tokens < 1:
+        raise UserError(
+            "length-not-positive",
+            f"{what} is one token at least",
+            found=found,
+            why="rows are padded to so many tokens",
+            fix="take another number; None is for no multiple, dynamic_padding() for no fixed length",
+        )
 
 
 def tensor_core_multiple(precision: Precision, *, tf32: bool = False) -> int | None:

@@ -16,6 +16,9 @@ HEAD_ROWS = 100
 """Rows that are looked at to tell what columns hold. ASSUMPTION: enough to meet each kind of value."""
 BATCH_ROWS = 1000
 """Rows that are handed on at once. ASSUMPTION: few enough to be small, enough to be fast."""
+BATCH_BYTES = 8 * 2**20
+"""Of rows that are handed on at once, where so many take more; of the file, unpacked. ASSUMPTION: as
+values of Python they take several times as much, and that is held once or twice."""
 MAX_ROW_BYTES = 64 * 2**20
 """ASSUMPTION: a longer line is a file without line ends, and holding it whole takes several times as much."""
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.data.reading import BATCH_ROWS, HEAD_ROWS, Batch, broken, without_column
+from zerofit.data.reading import BATCH_BYTES, BATCH_ROWS, HEAD_ROWS, Batch, broken, without_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,15 +45,28 @@ class ParquetFile:
             if not set(columns) <= set(file.schema_arrow.names):
                 raise without_column(self.path, columns, file.schema_arrow.names)
             done, total = 0, max(1, file.metadata.num_rows)
-            rows = file.iter_batches(
-                batch_size=_AT_ONCE * BATCH_ROWS, columns=list(columns), use_threads=False
-            )
-            for batch in rows:
+            for batch in self._pieces(file, columns):
                 done += batch.num_rows
                 yield Batch(
                     columns=tuple(batch.column(name) for name in columns),
                     bytes_read=self.size_bytes * done // total,
                 )
+
+    @staticmethod
+    def _pieces(file: Any, columns: Sequence[str]) -> Iterator[Any]:
+        """Yield all rows, so many at once as take BATCH_BYTES in the mean of their row group."""
+        for number in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(number)
+            held = (group.column(place) for place in range(group.num_columns))
+            num_bytes = sum(
+                one.total_uncompressed_size for one in held if one.path_in_schema.split(".")[0] in columns
+            )
+            yield from file.iter_batches(
+                batch_size=_rows_at_once(num_bytes, group.num_rows),
+                row_groups=[number],
+                columns=list(columns),
+                use_threads=False,
+            )
 
     def _opened(self) -> Any:
         import pyarrow.parquet  # type: ignore[import-untyped]
@@ -103,6 +116,24 @@ class ArrowFile:
                 yield iter(pyarrow.ipc.open_stream(file)), file
 
 
+def as_lists(columns: Sequence[Any]) -> Iterator[list[list[Any]]]:
+    """Yield columns as Python's values, so many rows at once as take BATCH_BYTES in the mean.
+
+    Args:
+        columns: lists, or arrays of pyarrow, all of one length.
+    """
+    size = len(columns[0])
+    num_bytes = sum(0 if isinstance(column, list) else column.nbytes for column in columns)
+    step = _rows_at_once(num_bytes, size)
+    for start in range(0, size, step):
+        parts = (column[start : start + step] for column in columns)
+        yield [part if isinstance(part, list) else part.to_pylist() for part in parts]
+
+
+def _rows_at_once(num_bytes: int, num_rows: int) -> int:
+    return max(1, min(_AT_ONCE * BATCH_ROWS, BATCH_BYTES * num_rows // max(1, num_bytes)))
+
+
 def list_lengths(column: Any, *, is_mask: bool = False) -> list[int]:
     """Return the length of each list of an Arrow array, without making Python objects of what is in them.
 
@@ -121,6 +152,16 @@ def list_lengths(column: Any, *, is_mask: bool = False) -> list[int]:
         widths = total[ends] - total[ends - widths]
     lengths: list[int] = widths.tolist()
     return lengths
+
+
+def holds_lists(column: Any, *, of_ids: bool = False) -> bool:
+    """Return whether an Arrow array holds lists, or, of_ids, lists of whole numbers or of nothing."""
+    from pyarrow import types
+
+    kind = column.type
+    if not any(is_it(kind) for is_it in (types.is_list, types.is_large_list, types.is_fixed_size_list)):
+        return False
+    return not of_ids or types.is_integer(kind.value_type) or types.is_null(kind.value_type)
 
 
 def _values(batch: Any) -> dict[str, list[Any]]:

@@ -1,9 +1,9 @@
-"""Readers of datasets that are text: csv, tsv, jsonl, json and txt, be they gzipped."""
+"""Readers of datasets that are text: jsonl, json and txt, be they gzipped; tables are in reading_csv.py."""
 
 from __future__ import annotations
 
-import csv
 import gzip
+import itertools
 import json
 import re
 import zlib
@@ -11,16 +11,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from zerofit.data.reading import BATCH_ROWS, HEAD_ROWS, MAX_ROW_BYTES, Batch, broken, row_too_long
+from zerofit.data.reading import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    HEAD_ROWS,
+    MAX_ROW_BYTES,
+    Batch,
+    broken,
+    row_too_long,
+    without_column,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from zerofit.errors import UserError
+
 _BOM = b"\xef\xbb\xbf"
 _CHUNK = 2**20
 _SHOWN = 60
 """Characters of a broken line that are shown."""
+_NAMED = 8
+"""Names that are shown of an object."""
 
 
 class RowsOf(Protocol):
@@ -40,6 +53,10 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.number = 0
+        self.num_bytes = 0
+        """Of the text that was read so far, unpacked."""
+        self.last = ""
+        """The last line."""
         self._raw: Any = None
         self._stream: Any = None
 
@@ -76,9 +93,11 @@ class Lines:
     def __iter__(self) -> Iterator[str]:
         while line := self._stream.readline(MAX_ROW_BYTES + 1):
             self.number += 1
+            self.num_bytes += len(line)
             if len(line) > MAX_ROW_BYTES:
                 raise row_too_long(self.path, self.number)
-            yield self._decoded(line.removeprefix(_BOM) if self.number == 1 else line)
+            self.last = self._decoded(line.removeprefix(_BOM) if self.number == 1 else line)
+            yield self.last
 
     def more_text(self) -> str:
         """Return the next MiB or so, whatever its lines; "" at the file's end."""
@@ -88,6 +107,7 @@ class Lines:
             if not more:
                 break
             data += more
+        self.num_bytes += len(data)
         return self._decoded(data.removeprefix(_BOM))
 
     def rewind(self) -> None:
@@ -113,7 +133,14 @@ class Lines:
             )
         return text
 
-    def invalid_json(self, reason: str, number: int, line: str) -> Exception:
+    def is_at_end(self) -> bool:
+        """Read what is left, and return whether it is blank."""
+        while text := self.more_text():
+            if not text.isspace():
+                return False
+        return True
+
+    def invalid_json(self, reason: str, number: int, line: str) -> UserError:
         """Return what is said of a line that is no row of JSON."""
         shown = line.strip()
         shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + " ..."
@@ -122,6 +149,15 @@ class Lines:
             f"line {number}: {reason}: {shown}",
             why="a dataset in JSON holds one object a line, or one list of objects",
             fix="mend that line, or store the dataset anew",
+        )
+
+    def one_object(self, found: str) -> UserError:
+        """Return what is said of a file that is one object, not a list of them."""
+        return broken(
+            self.path,
+            found,
+            why="it is one object, and a dataset in JSON holds one object a line, or one list of objects",
+            fix="store the list of its rows by itself, one object a line: datasets.Dataset.to_json does it",
         )
 
 
@@ -152,14 +188,32 @@ class TextFile:
         """Yield all rows; None stands where a row lacks a column."""
         with Lines(self.path).opened() as lines:
             values: tuple[list[Any], ...] = tuple([] for _ in columns)
-            for row in self.rows(lines):
+            begun_at = 0
+            for row in self._checked_rows(lines, columns):
                 for name, column in zip(columns, values, strict=True):
                     column.append(row.get(name))
-                if len(values[0]) == BATCH_ROWS:
+                if len(values[0]) == BATCH_ROWS or lines.num_bytes - begun_at > BATCH_BYTES:
                     yield Batch(columns=values, bytes_read=lines.bytes_read)
-                    values = tuple([] for _ in columns)
+                    values, begun_at = tuple([] for _ in columns), lines.num_bytes
             if values[0]:
                 yield Batch(columns=values, bytes_read=lines.bytes_read)
+
+    def _checked_rows(self, lines: Lines, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield all rows.
+
+        Raises:
+            UserError: none of the first ones has a column, which the first file has among as many.
+        """
+        missing, names, number = set(columns), dict[str, None](), 0
+        for number, row in enumerate(self.rows(lines), 1):
+            if missing and number <= HEAD_ROWS:
+                missing -= row.keys()
+                names |= dict.fromkeys(row)
+                if missing and number == HEAD_ROWS:
+                    break
+            yield row
+        if missing and number:
+            raise without_column(self.path, columns, tuple(names))
 
 
 def txt_rows(lines: Lines) -> Iterator[dict[str, Any]]:
@@ -168,44 +222,19 @@ def txt_rows(lines: Lines) -> Iterator[dict[str, Any]]:
         yield {"text": line.rstrip("\r\n")}
 
 
-def csv_rows(lines: Lines) -> Iterator[dict[str, Any]]:
-    """Yield the rows below a header, with commas between values."""
-    return _separated_rows(lines, ",")
-
-
-def tsv_rows(lines: Lines) -> Iterator[dict[str, Any]]:
-    """Yield the rows below a header, with tabs between values."""
-    return _separated_rows(lines, "\t")
-
-
-def _separated_rows(lines: Lines, delimiter: str) -> Iterator[dict[str, Any]]:
-    csv.field_size_limit(MAX_ROW_BYTES)
-    reader = csv.reader(iter(lines), delimiter=delimiter)
-    try:
-        header = next((row for row in reader if row), [])
-        for row in reader:
-            if row:
-                yield dict(zip(header, row, strict=False))
-    except csv.Error as error:
-        if "field limit" in str(error):
-            raise row_too_long(lines.path, lines.number) from None
-        raise broken(
-            lines.path,
-            f"line {lines.number}: {error}",
-            why="it is no table of values with commas or tabs between",
-            fix="store the dataset anew, with quotes around values that have line ends",
-        ) from None
-
-
 def jsonl_rows(lines: Lines) -> Iterator[dict[str, Any]]:
     """Yield the object of each line."""
+    is_first = True
     for line in lines:
         if line.isspace():
             continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
+            if is_first and _is_cut_object(line, error):
+                raise lines.one_object(f"line {lines.number} opens an object and does not close it") from None
             raise lines.invalid_json(_reason(error), lines.number, line) from None
+        is_first = False
         if not isinstance(row, dict):
             raise lines.invalid_json("no object", lines.number, line)
         yield row
@@ -219,7 +248,21 @@ def json_rows(lines: Lines) -> Iterator[dict[str, Any]]:
     if text.lstrip().startswith("["):
         return _listed_rows(lines, text)
     lines.rewind()
-    return jsonl_rows(lines)
+    return _unless_by_columns(lines)
+
+
+def _unless_by_columns(lines: Lines) -> Iterator[dict[str, Any]]:
+    """Yield the object of each line.
+
+    Raises:
+        UserError: there is one, which holds a dataset by columns, or its rows under a name.
+    """
+    rows = jsonl_rows(lines)
+    first = list(itertools.islice(rows, 2))
+    if len(first) == 1 and _holds_rows(first[0]):
+        raise lines.one_object(f"one object with {', '.join(list(first[0])[:_NAMED])}")
+    yield from first
+    yield from rows
 
 
 def _listed_rows(lines: Lines, text: str) -> Iterator[dict[str, Any]]:
@@ -231,7 +274,11 @@ def _listed_rows(lines: Lines, text: str) -> Iterator[dict[str, Any]]:
         assert found is not None
         comma, end = found[1], found.end()
         if end < len(text) and (text[end] == "]" or bool(comma) is is_first):
-            if text[end] == "]" and not (comma and is_first):
+            if text[end] == "]" and not comma:
+                behind = text[end + 1 :]
+                if (behind and not behind.isspace()) or not lines.is_at_end():
+                    line = lines_before + _line(text, end)
+                    raise lines.invalid_json("more stands behind the list", line, behind)
                 return
             raise lines.invalid_json("a comma stands wrong", lines_before + _line(text, end), text[place:])
         try:
@@ -266,6 +313,22 @@ def _can_be_cut(error: Exception, length: int) -> bool:
     if not isinstance(error, json.JSONDecodeError):
         return False
     return error.pos >= length - _SHORTEST_CUT or error.msg.startswith("Unterminated string")
+
+
+def _holds_rows(row: dict[str, Any]) -> bool:
+    """Return whether an object is a dataset, not a sample, which has a text beside its lists."""
+    values = list(row.values())
+    if values and all(isinstance(value, list | dict) for value in values):
+        return True
+    has_text = any(isinstance(value, str) and " " in value.strip() for value in values)
+    lists = (value for value in values if isinstance(value, list))
+    return not has_text and any(isinstance(one, dict) for value in lists for one in value[:1])
+
+
+def _is_cut_object(line: str, error: Exception) -> bool:
+    """Return whether a line is the beginning of an object that goes on in the next."""
+    is_end = isinstance(error, json.JSONDecodeError) and error.pos >= len(line.rstrip())
+    return is_end and line.lstrip().startswith("{")
 
 
 def _line(text: str, place: int) -> int:

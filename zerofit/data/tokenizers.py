@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.errors import format_message
+from zerofit.errors import UserError, format_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +58,26 @@ class SlowTokenizer:
             )
         why = "it runs in Python, one text after the other, and knows neither words nor offsets of its tokens"
         return format_message("warning[slow-tokenizer]: the tokenizer is slow", found=found, why=why, fix=fix)
+
+
+def check_knows_words(source: Any) -> None:
+    """Return where it is known which word a token belongs to.
+
+    Args:
+        source: a tokenizer of transformers, or what one made.
+
+    Raises:
+        UserError: it is a slow one, or was made by one.
+    """
+    if not getattr(source, "is_fast", False):
+        raise UserError(
+            "tokens-without-words",
+            "a slow tokenizer does not say which word a token belongs to",
+            found=type(source).__name__,
+            why="words are found by word_ids() and offsets, which fast tokenizers alone have",
+            fix="load it by AutoTokenizer, or take zerofit.data.fast_tokenizer(tokenizer)",
+            see="https://huggingface.co/docs/transformers/fast_tokenizers",
+        )
 
 
 def measure_tokenizer(tokenizer: Any, texts: Sequence[str] = _SAMPLE) -> TokenizerSpeed:

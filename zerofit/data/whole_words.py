@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.data.masks import MASKED_SHARE, seeded_generator
 from zerofit.data.padding import Padding
+from zerofit.data.tokenizers import check_knows_words
 from zerofit.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 WORD_IDS = "word_ids"
 """The column that says which word of its row each token belongs to; NO_WORD for special tokens."""
 NO_WORD = -1
-_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
-"""Chinese characters and Japanese syllables, which BERT's tokenizers cut into one token each."""
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]{2}")
+"""Two Chinese characters or Japanese syllables: BERT's tokenizers take each for a word, others both."""
 
 
 def add_word_ids(
@@ -43,19 +44,15 @@ def add_word_ids(
         What the tokenizer made, `special_tokens_mask` and `word_ids`.
 
     Raises:
-        UserError: the tokenizer is slow, or the segmenter changes the text.
+        UserError: the tokenizer is slow, a row is no text or some are texts and some are lists, or the
+            segmenter changes the text.
     """
-    if not tokenizer.is_fast:
-        raise UserError(
-            "tokens-without-words",
-            "a slow tokenizer does not say which word a token belongs to",
-            found=type(tokenizer).__name__,
-            why="whole words are found by word_ids() and offsets, which fast tokenizers alone have",
-            fix="load it by AutoTokenizer, or take zerofit.data.fast_tokenizer(tokenizer)",
-            see="https://huggingface.co/docs/transformers/fast_tokenizers",
-        )
+    check_knows_words(tokenizer)
     texts = list(examples[text])
     are_words = bool(texts) and not isinstance(texts[0], str)
+    for row, one in enumerate(texts):
+        if not (_is_words(one) if are_words else isinstance(one, str)):
+            raise _no_text(text, row, one, are_words=are_words)
     encodings = tokenizer(texts, is_split_into_words=are_words, return_special_tokens_mask=True, **options)
     rows = encodings.encodings
     if segment is not None and not are_words:
@@ -66,10 +63,8 @@ def add_word_ids(
             for sample, row in zip(samples, rows, strict=True)
         ]
     else:
-        if not are_words and any(_UNSPACED.search(one) for one in texts):
-            warnings.warn(
-                "every Chinese character counts as a word: pass segment=, or lists of words", stacklevel=2
-            )
+        if not are_words and (said := _said_of_unspaced(texts, rows)):
+            warnings.warn(f"{said}: pass segment=, or lists of words", stacklevel=2)
         word_ids = [[NO_WORD if word is None else word for word in row.word_ids] for row in rows]
     return {**encodings, WORD_IDS: word_ids}
 
@@ -123,7 +118,9 @@ class WholeWordCollator:
         words = torch.full(batch["input_ids"].shape, NO_WORD)
         for index, row in enumerate(features):
             length = len(row[WORD_IDS])
-            place = slice(-length, None) if self.tokenizer.padding_side == "left" else slice(length)
+            width = words.shape[1]
+            is_left = self.tokenizer.padding_side == "left"
+            place = slice(width - length, width) if is_left else slice(length)
             words[index, place] = torch.as_tensor(row[WORD_IDS])
         if self._generator is None and self.seed is not None:
             self._generator = seeded_generator(self.seed)
@@ -152,8 +149,9 @@ def _segmented(
     """Return each token's word: a token that begins strictly inside a word belongs to the token before it."""
     inside = bytearray(len(text) + 1)
     end = 0
-    for word in segment(text):
-        if not word.strip():
+    for piece in segment(text):
+        word = piece.strip()  # spaces are no part of a word, whichever side a segmenter leaves them on
+        if not word:
             continue
         begin = text.find(word, end)
         if begin < 0:
@@ -179,6 +177,36 @@ def _segmented(
         words.append(current)
         last_end = stop
     return words
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
+
+
+def _said_of_unspaced(texts: Sequence[str], rows: Sequence[Any]) -> str:
+    """Return what the tokenizer took for a word in texts without spaces; "" where there are none.
+
+    Args:
+        texts: of the samples.
+        rows: encodings in the same order; those behind the first ones are not looked at.
+    """
+    for text, row in zip(texts, rows, strict=False):
+        for found in _UNSPACED.finditer(text):
+            first, second = (row.char_to_word(place) for place in (found.start(), found.start() + 1))
+            if first is not None and second is not None:
+                whole = "all characters of a Chinese text without spaces count as one word"
+                return whole if first == second else "every Chinese character counts as a word"
+    return ""
+
+
+def _no_text(column: str, row: int, value: Any, *, are_words: bool) -> UserError:
+    return UserError(
+        "row-without-text",
+        "a row has no words" if are_words else "a row has no text",
+        found=f"row {row} of the batch: {column}={value!r:.60}",
+        why="all rows of a batch are texts, or all are lists of words, as the first one is",
+        fix="leave such rows out: dataset.filter(...), or mend them",
+    )
 
 
 def _no_word_ids(columns: Sequence[str]) -> UserError:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from zerofit.lengths.shares import percent
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -77,8 +79,8 @@ def choose_max_length(
         return whole, f"it cuts nothing; the longest sample has {histogram.longest}{shorter}"
     square = (least / longest) ** 2
     return least, (
-        f"{_cuts(histogram, least)}; the longest batch shrinks to {least / longest:.0%} of {longest} tokens, "
-        f"its attention to {_share(square)}"
+        f"{_cuts(histogram, least)}; the longest batch shrinks to {percent(least / longest)} of {longest} "
+        f"tokens, its attention to {percent(square)}"
     )
 
 
@@ -129,8 +131,8 @@ def choose_multiple(
         return multiple, f"every row has {length} tokens, a multiple of {multiple} already"
     more = at_multiple / tokens - 1 if tokens else 0.0
     if at_multiple <= tokens * _MOST_FOR_MULTIPLE:
-        return multiple, f"tensor cores like it in 16 bit, and it adds only {_share(more)} of tokens"
-    return None, f"samples are so short that a multiple of {multiple} would add {_share(more)} of tokens"
+        return multiple, f"tensor cores like it in 16 bit, and it adds only {percent(more)} of tokens"
+    return None, f"samples are so short that a multiple of {multiple} would add {percent(more)} of tokens"
 
 
 def _least(histogram: LengthHistogram) -> int:
@@ -158,25 +160,15 @@ def _cuts(histogram: LengthHistogram, length: int) -> str:
     cut = histogram.samples_above(length)
     if not cut:
         return f"it cuts nothing; the longest sample has {histogram.longest}"
-    samples = _share(cut / histogram.num_samples)
-    tokens = _share(histogram.tokens_above(length) / histogram.num_tokens)
+    samples = percent(cut / histogram.num_samples)
+    tokens = percent(histogram.tokens_above(length) / histogram.num_tokens)
     return f"it cuts {samples} of the samples and loses {tokens} of the tokens"
 
 
 def _less(tokens: float, than: float) -> str:
     share = 1 - tokens / than if than else 0.0
-    return f"{_share(share)} less" if share >= _LEAST_SHOWN else "no less"
+    return f"{percent(share)} less" if share >= _LEAST_SHOWN else "no less"
 
 
 def _waste(tokens: float, least: float) -> str:
-    return _share(1 - least / tokens) if tokens else "0%"
-
-
-def _share(share: float) -> str:
-    """Return a share in percent with two digits that say something: "12%", "0.41%", "<0.01%"."""
-    percent = share * 100
-    if percent == 0:
-        return "0%"
-    if percent < 0.01:
-        return "<0.01%"
-    return f"{percent:.0f}%" if percent >= 10 else f"{percent:.2g}%"
+    return percent(1 - least / tokens) if tokens else "0%"

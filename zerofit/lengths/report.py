@@ -7,13 +7,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from zerofit.lengths.advice import Choice, Way, choose_max_length, choose_multiple, choose_way
+from zerofit.lengths.histogram import LengthHistogram
 from zerofit.lengths.packing import least_rows, packed_rows
 from zerofit.lengths.padding import Cost, dynamic, fixed, unpadded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from zerofit.lengths.histogram import LengthHistogram
 
 PERCENTILES = (50, 90, 95, 99)
 MULTIPLE = 8
@@ -83,6 +82,8 @@ class PaddingRow:
     length: int
     """Where samples are cut; PACKED splits them there in place of that."""
     cost: Cost
+    """Of PACKED rows attention is that of eager and sdpa, which compute whole rows and mask other documents;
+    flash attention computes each document alone."""
     waste: float
     """Share of the tokens computed that is padding."""
     cost_at_multiple: Cost
@@ -180,11 +181,8 @@ def _padding_rows(
     }
     rows = packed_rows(histogram, max_length)
     if workload.is_causal and rows:
-        own = unpadded(histogram.split_at(max_length)).attention  # documents attend to themselves alone
-        costs[Way.PACKED] = (
-            Cost(tokens=rows * max_length, attention=own),
-            Cost(tokens=rows * row, attention=own),
-        )
+        packed = LengthHistogram.of({max_length: rows})
+        costs[Way.PACKED] = (fixed(packed, max_length), fixed(packed, row))
     for way, (cost, at_multiple) in costs.items():
         tokens = (histogram if way is Way.PACKED else cut).num_tokens
         waste = 1 - tokens / cost.tokens if cost.tokens else 0.0

@@ -73,6 +73,19 @@ def pins_of_data(capture: Capture) -> Iterator[Pin]:
     elif loader is not None and "Sequential" in loader.sampler:
         why = f"the script does not shuffle: the order of its samples is its own ({loader.sampler})"
         yield _unchanged(field, why)
+    elif not _tells_lengths(capture):
+        why = "the script's dataset tells no lengths: it has no column input_ids or length, no field lengths"
+        yield _unchanged(field, why)
+
+
+def _tells_lengths(capture: Capture) -> bool:
+    """Return whether lengths are known of more samples than the batches that were seen."""
+    known = capture.lengths
+    return (
+        known is None
+        or known.is_whole
+        or known.num_samples > sum(len(one.lengths) for one in capture.batches)
+    )
 
 
 def _unchanged(field: str, why: str) -> Pin:

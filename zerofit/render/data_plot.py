@@ -43,8 +43,9 @@ def data_plot(report: LengthReport) -> LengthPlot:
     measured, histogram = report.measured, report.measured.histogram
     most = max(row.cost.tokens for row in report.padding) or 1.0
     length = report.choice.max_length
+    samples = "sample" if histogram.num_samples == 1 else "samples"
     return LengthPlot(
-        title=f"{measured.subject}: {histogram.num_samples:,} samples, {histogram.num_tokens:,} "
+        title=f"{measured.subject}: {histogram.num_samples:,} {samples}, {histogram.num_tokens:,} "
         f"{measured.unit.value}\n{measured.counted}",
         unit=measured.unit.value,
         bins=bins(histogram, most=_BINS),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.lengths.bins import bins
 from zerofit.lengths.report import MULTIPLE, PERCENTILES, Unit
+from zerofit.lengths.shares import percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +33,8 @@ def _head(report: LengthReport) -> Iterator[str]:
     histogram = measured.histogram
     yield f"{measured.subject}: {measured.counted}"
     part = "" if measured.is_whole else ", a part of the data"
-    yield f"{histogram.num_samples:,} samples, {histogram.num_tokens:,} {measured.unit.value}{part}"
+    samples = "sample" if histogram.num_samples == 1 else "samples"
+    yield f"{histogram.num_samples:,} {samples}, {histogram.num_tokens:,} {measured.unit.value}{part}"
     yield from measured.notes
 
 
@@ -75,9 +77,10 @@ def _padding(report: LengthReport) -> list[str]:
         f"{padded:,} samples played through, seed {report.buckets.seed}"
     )
     if report.packed_rows and report.workload.is_causal:
+        hold = f"row of {length:,} holds" if report.packed_rows == 1 else f"rows of {length:,} hold"
         lines.append(
-            f"packed: {report.packed_rows:,} rows of {length:,} hold all samples, each in one row where it "
-            f"fits; {report.concatenated_rows:,} if they may be split anywhere"
+            f"packed: {report.packed_rows:,} {hold} all samples, each in one row where it fits; "
+            f"{report.concatenated_rows:,} if they may be split anywhere; attention as eager and sdpa have it"
         )
     return lines
 
@@ -160,16 +163,6 @@ def _no_advice(report: LengthReport) -> list[str]:
         f"These are {unit}, not tokens: the shares are near to those of tokens, the lengths are not.",
         "Give --tokenizer for a maximum length and a recommendation.",
     ]
-
-
-def percent(share: float) -> str:
-    """Return a share of 0 or more in percent, with two digits at least that say something."""
-    value = share * 100
-    if value == 0:
-        return "0%"
-    if value < 0.01:
-        return "<0.01%"
-    return f"{value:.2f}%" if value < 1 else f"{value:.1f}%"
 
 
 def _aligned(rows: Sequence[Sequence[str]], *, left: set[int], indent: str = "") -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from zerofit.runtime.settings import Settings
 
 _GROUPED = "_zerofit_grouped"
-"""Field of an Accelerator: the batch samplers of its DataLoaders."""
+"""Field of an Accelerator: whether batches of a DataLoader of its were ever grouped."""
 _WHY_NOT = "_zerofit_why_not_grouped"
 """Field of an Accelerator: why DataLoaders keep their batches; emptied when it was said."""
 _STATE_FILE = "zerofit_batches.json"
@@ -49,7 +50,7 @@ def install(accelerator_class: Any, settings: Settings, changes: Changes) -> Non
         if prepared.batch_sampler is not batches:
             # accelerate, and Trainer as it resumes, tell the epoch to the sampler that they find here.
             prepared.batch_sampler.sampler = batches
-        _keep(self, batches)
+        _keep(self, changes)
         changes.add("batches are made of samples of like length, in a new order in each epoch")
         return prepared
 
@@ -85,7 +86,8 @@ class _ScriptBatches(LengthGroupedBatches):
 
 def _batches_for(accelerator: Any, loader: Any) -> _ScriptBatches | None:
     """Return the batches that take the place of a DataLoader's own; None where they stay."""
-    why = _why_not(loader, num_ranks=accelerator.num_processes)
+    num_ranks = _num_ranks(accelerator)
+    why = _why_not(loader, num_ranks=num_ranks)
     lengths, seed = None, 0
     if why is None:
         lengths, seed = _agreed(accelerator, loader)
@@ -99,24 +101,35 @@ def _batches_for(accelerator: Any, loader: Any) -> _ScriptBatches | None:
     return _ScriptBatches(
         lengths,
         batch_size=loader.batch_size,
-        num_ranks=1 if accelerator.split_batches else accelerator.num_processes,
+        num_ranks=1 if accelerator.split_batches else num_ranks,
         seed=seed,
         drop_last=loader.drop_last,
         pack_last=not loader.drop_last,
     )
 
 
+def _num_ranks(accelerator: Any) -> int:
+    """Return the ranks that read batches of their own: those that share the parts of one tensor, or of one
+    sequence, read the same (accelerate/data_loader.py, prepare_data_loader)."""
+    mesh: Any = getattr(accelerator, "torch_device_mesh", None)
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    num_alike = math.prod(int(mesh[name].size()) for name in ("tp", "cp") if name in names)
+    return int(accelerator.num_processes) // num_alike
+
+
 def _why_not(loader: Any, *, num_ranks: int) -> str | None:
     """Return why a DataLoader's batches are not to be touched; None where they may be."""
-    from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+    from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
     sampler = loader.sampler
     if isinstance(loader.dataset, IterableDataset):
         return "its samples come as a stream"
     if type(loader.batch_sampler) is not BatchSampler:
         return f"its batches are the script's own ({type(loader.batch_sampler).__name__})"
+    if isinstance(sampler, SequentialSampler):
+        return "it does not shuffle: the order of its samples is the script's (SequentialSampler)"
     if not isinstance(sampler, RandomSampler):
-        return f"it does not shuffle: the order of its samples is the script's ({type(sampler).__name__})"
+        return f"the order of its samples comes from a sampler of its own ({type(sampler).__name__})"
     if sampler.replacement or sampler.num_samples != len(loader.dataset):
         return "it does not read every sample once in an epoch"
     if loader.batch_size == 1 and num_ranks == 1:
@@ -158,7 +171,7 @@ def _seed(accelerator: Any, loader: Any) -> int:
     if generator is not None:
         return int(generator.initial_seed())
     own = accelerator.dataloader_config.data_seed
-    return int(torch.initial_seed() if own is None else own)
+    return int(torch.initial_seed() if own is None else own) % 2**64  # torch takes a negative one for this
 
 
 def _with_batches(loader: Any, batches: LengthGroupedBatches) -> Any:
@@ -171,26 +184,42 @@ def _with_batches(loader: Any, batches: LengthGroupedBatches) -> Any:
     return changed
 
 
-def _keep(accelerator: Any, batches: _ScriptBatches) -> None:
-    """Let save_state() and load_state() know of the batches."""
-    kept: list[_ScriptBatches] = accelerator.__dict__.setdefault(_GROUPED, [])
-    kept.append(batches)
-    if len(kept) > 1:
+def _keep(accelerator: Any, changes: Changes) -> None:
+    """Let save_state() and load_state() know of the batches of the DataLoaders that it has then."""
+    if accelerator.__dict__.get(_GROUPED):
         return
+    accelerator.__dict__[_GROUPED] = True
 
     def save(models: Any, weights: Any, folder: Any) -> None:
         if accelerator.is_main_process:
-            state = [{"seed": one.seed, "epoch": _epoch_under_way(accelerator, one)} for one in kept]
+            state = [
+                {"seed": one.seed, "epoch": _epoch_under_way(accelerator, one)} for one in _kept(accelerator)
+            ]
             Path(folder, _STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
 
     def load(models: Any, folder: Any) -> None:
         path = Path(folder, _STATE_FILE)
-        if path.exists():
-            for one, state in zip(kept, json.loads(path.read_text(encoding="utf-8")), strict=False):
-                one.go_on(**state)
+        if not path.exists():
+            return
+        states, kept = json.loads(path.read_text(encoding="utf-8")), _kept(accelerator)
+        if len(states) != len(kept):
+            changes.add(
+                f"batches do not go on in the order of {folder}: it knows of {len(states)} DataLoaders whose "
+                f"batches are grouped, and the script has {len(kept)}"
+            )
+            return
+        for one, state in zip(kept, states, strict=True):
+            one.go_on(**state)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
+
+
+def _kept(accelerator: Any) -> list[_ScriptBatches]:
+    """Return the batches of the DataLoaders that are prepared now: free_memory() drops those of before."""
+    found = (_sampler_in(loader) for loader in accelerator._dataloaders)
+    # One that accelerate prepared twice, after skip_first_batches() say, has its batches still.
+    return list({id(one): one for one in found if isinstance(one, _ScriptBatches)}.values())
 
 
 def _epoch_under_way(accelerator: Any, batches: _ScriptBatches) -> int:

@@ -134,6 +134,9 @@ _COLLATORS = {
     "a function of the script's": None,
     "a subclass of the script's": None,
     "behind Trainer's": True,
+    "packed rows of zerofit.data": False,
+    "fixed padding of zerofit.data": False,
+    "fixed padding of masks": True,
 }
 
 
@@ -141,6 +144,9 @@ def _collators() -> dict[str, Any]:
     import torch
     import transformers
     from transformers.trainer_utils import RemoveColumnsCollator
+
+    from zerofit.data.packing import PackedRows
+    from zerofit.data.padding import FixedRows
 
     class Tokenizer:
         mask_token = "[MASK]"
@@ -162,6 +168,11 @@ def _collators() -> dict[str, Any]:
         "a function of the script's": lambda rows: rows,
         "a subclass of the script's": Own(tokenizer),
         "behind Trainer's": RemoveColumnsCollator(masked, []),
+        "packed rows of zerofit.data": PackedRows(),
+        "fixed padding of zerofit.data": FixedRows(
+            makes=transformers.DataCollatorWithPadding(tokenizer), max_length=8
+        ),
+        "fixed padding of masks": FixedRows(makes=masked, max_length=8),
     }
 
 
@@ -181,6 +192,17 @@ def test_lengths_of_lists_and_subsets() -> None:
     rows = [{"input_ids": [1] * n} for n in (4, 6, 5)]
     assert _longest(rows) == (3, 6, True)
     assert _longest(torch.utils.data.Subset(rows, [0, 2])) == (2, 5, True)
+
+
+class _Told(list):
+    lengths = [4, 9, 5]
+
+
+def test_a_field_of_lengths_tells_those_of_samples_of_any_kind() -> None:
+    import torch
+
+    assert _longest(_Told("abc")) == (3, 9, True)
+    assert _longest(torch.utils.data.ConcatDataset([_Told("abc"), _Told("abc")])) == (6, 9, True)
 
 
 @pytest.mark.parametrize("dataset", [None, [b"no sample"], "text"])

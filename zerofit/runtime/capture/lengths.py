@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from zerofit.capture import CapturedLengths
+from zerofit.data.known_lengths import sample_lengths
 from zerofit.data.reading_arrow import list_lengths
 from zerofit.lengths import LengthHistogram
 from zerofit.runtime.capture.batches import LIMIT_S
@@ -70,8 +72,11 @@ def _of_dataset(dataset: Any, seen: Sequence[int]) -> tuple[list[int], bool]:
         lengths, is_whole = _of_dataset(dataset.dataset, seen)
         return [lengths[index] for index in dataset.indices if index < len(lengths)], is_whole
     names = getattr(dataset, "column_names", None)
-    if not isinstance(names, list) or not hasattr(dataset, "with_format"):
+    if isinstance(dataset, list) and dataset and isinstance(dataset[0], Mapping):
         return _of_list(dataset)
+    if not isinstance(names, list) or not hasattr(dataset, "with_format"):
+        known = sample_lengths(dataset)
+        return ([], False) if known is None else (known.tolist(), True)
     if "length" in names:
         lengths = list(dataset.with_format(None)["length"])
         if Counter(seen) <= Counter(lengths):
@@ -93,11 +98,9 @@ def _of_column(dataset: Any, name: str) -> tuple[list[int], bool]:
     return lengths, len(lengths) == len(dataset)
 
 
-def _of_list(dataset: Any) -> tuple[list[int], bool]:
+def _of_list(dataset: list[Any]) -> tuple[list[int], bool]:
     """Return the lengths of a plain list of samples, each a dict with input_ids."""
     started, lengths = time.monotonic(), []
-    if not isinstance(dataset, list):
-        return [], False
     for sample in dataset:
         mask = sample.get("attention_mask")
         lengths.append(len(sample["input_ids"]) if mask is None else int(sum(int(one) for one in mask)))

@@ -16,9 +16,11 @@ _STEPS = ("total_steps", "T_max", "total_iters")
 _RANDOM_COLLATORS = frozenset(
     {
         "transformers.DataCollatorForPermutationLanguageModeling",
+        "zerofit.SeededMasks",
+        "zerofit.WholeWordCollator",
     }
 )
-"""Collators that mask at random (transformers 5.23, data/data_collator.py)."""
+"""Collators that mask at random (transformers 5.23, data/data_collator.py; zerofit/data/)."""
 _FIXED_COLLATORS = frozenset(
     {
         "torch.default_collate",
@@ -30,9 +32,12 @@ _FIXED_COLLATORS = frozenset(
         "transformers.DataCollatorForTokenClassification",
         "transformers.DataCollatorForSeq2Seq",
         "transformers.DataCollatorForMultipleChoice",
+        "zerofit.CausalCollator",
+        "zerofit.FlatDocuments",
+        "zerofit.PackedRows",
     }
 )
-"""Collators that draw no random numbers (torch/utils/data/_utils/collate.py, and the same file)."""
+"""Collators that draw no random numbers (torch/utils/data/_utils/collate.py, and the same files)."""
 
 
 def captured_optimizers(
@@ -134,6 +139,8 @@ def _draws_random(collator: Any) -> bool | None:
     name = f"{package}.{_name_of(collator)}"
     if name == "transformers.DataCollatorForLanguageModeling":
         return bool(collator.mlm)
+    if name == "zerofit.FixedRows":
+        return _draws_random(collator.makes)
     return False if name in _FIXED_COLLATORS else True if name in _RANDOM_COLLATORS else None
 
 
