@@ -70,6 +70,16 @@ def _no_overrides_left_behind() -> Iterator[None]:
         optimizers.GlobalOptimManager.get_instance().initialize()
 
 
+@pytest.fixture(autouse=True)
+def _no_accelerators_left_behind() -> Iterator[None]:
+    """Forget accelerate's state: the first Accelerator of a process decides for all that come later."""
+    yield
+    states = sys.modules.get("accelerate.state")
+    if states is not None:
+        states.AcceleratorState._reset_state(reset_partial_state=True)
+        states.GradientState._reset_state()
+
+
 _BUILD = """
 from deepspeed.accelerator import get_accelerator
 for name in ("CPUAdamBuilder", "ShareMemCommBuilder"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.strategy import Engine, OffloadDevice, Strategy, ZeroStage
+from zerofit.strategy import Engine, Lora, OffloadDevice, Strategy, ZeroStage
 
 _NONE, _CPU, _NVME = OffloadDevice.NONE, OffloadDevice.CPU, OffloadDevice.NVME
 
@@ -55,3 +55,9 @@ def test_gradients_are_clipped_unless_that_is_switched_off(
     gradient_clipping: float | None, clips: bool
 ) -> None:
     assert Strategy(gradient_clipping=gradient_clipping).clips_gradients is clips
+
+
+@pytest.mark.parametrize(("field", "number"), [("rank", 0), ("alpha", 0), ("dropout", -0.1)])
+def test_adapters_without_a_rank_are_refused(field: str, number: float) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: {number} is not a number of at least"):
+        Lora(**{field: number})  # type: ignore[arg-type]

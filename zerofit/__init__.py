@@ -26,13 +26,14 @@ __all__ = [
     "training_arguments",
 ]
 
-_EXPLICIT = ("accelerator", "apply_strategy", "trainer", "training_arguments")
+_ON_DEMAND = ("accelerator", "accumulation_windows", "apply_strategy", "trainer", "training_arguments")
 """What a script calls to apply a plan itself: imported when it does, as that takes time."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPLICIT:
+    if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from zerofit.runtime import by_hand, explicit
+    from zerofit.runtime import accumulation_windows, by_hand, explicit
 
-    return getattr(by_hand if name == "apply_strategy" else explicit, name)
+    homes = {"accumulation_windows": accumulation_windows, "apply_strategy": by_hand}
+    return getattr(homes.get(name, explicit), name)

@@ -129,6 +129,10 @@ class Lora:
 
     __pydantic_config__ = STRICT
 
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "rank", "alpha")
+        check_at_least(self, 0, "dropout")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:

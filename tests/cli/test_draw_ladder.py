@@ -22,15 +22,23 @@ def test_a_ladder_is_drawn(tmp_path: Path, ladder: Ladder) -> None:
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_its_folder_is_made(tmp_path: Path) -> None:
     from zerofit.cli.draw_ladder import draw_ladder
 
+    draw_ladder(ladder_plot(on_cpu()), tmp_path / "none" / "ladder.png")
+    assert [path.name for path in (tmp_path / "none").iterdir()] == ["ladder.png"]
+
+
+def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
+    from zerofit.cli.draw_ladder import draw_ladder
+
+    (tmp_path / "none").write_text("")
     path = tmp_path / "none" / "ladder.png"
     with pytest.raises(UserError) as raised:
         draw_ladder(ladder_plot(on_cpu()), path)
     assert str(raised.value) == (
         "error[not-writable]: a file can't be written\n"
-        f"  found: No such file or directory: {path}\n"
+        f"  found: File exists: {path}\n"
         "  why:   the folder or the file does not allow it\n"
         "  fix:   name a folder that can be written: --plot FILE"
     )

@@ -35,8 +35,10 @@ def check_saved(run: Run, folder: Path) -> None:
     assert model(torch.ones(1, 4, dtype=torch.long)).logits.shape == (1, 2)
 
 
-def test_qlora_trains_adapters_beside_a_base_in_4_bit(launch: Callable[..., Run], tmp_path: Path) -> None:
-    run, (facts,) = facts_of(launch, tmp_path, "accelerate", "--num-processes", "1", "--qlora")
+def test_qlora_trains_adapters_beside_a_base_in_4_bit_and_the_scripts_variable_saves_them(
+    launch: Callable[..., Run], tmp_path: Path
+) -> None:
+    run, (facts,) = facts_of(launch, tmp_path, "own-variable", "--num-processes", "1", "--qlora")
     assert "zerofit: BertForSequenceClassification is loaded in nf4 (bitsandbytes)" in run.stderr
     assert facts["dtypes"] == ["float32", "uint8"]
     assert facts["trains"] == facts["moved"] == facts["gradients"]

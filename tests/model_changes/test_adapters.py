@@ -177,8 +177,70 @@ def test_adapters_of_the_scripts_own_are_refused() -> None:
 
 def test_modules_that_are_not_there_are_refused() -> None:
     with pytest.raises(UserError) as refused:
-        adapt(LlamaForCausalLM(LLAMA), Lora(target_modules=("query",)))
-    assert refused.value.rule == "lora-targets-unknown"
+        adapt(LlamaForCausalLM(LLAMA), Lora(target_modules=("q_prj",)))
+    assert (refused.value.rule, refused.value.fix) == ("lora-targets-unknown", "give q_proj")
+
+
+def test_a_module_to_save_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError) as refused:
+        adapt(BertForSequenceClassification(BERT), Lora(modules_to_save=("poler",)))
+    assert (refused.value.rule, refused.value.fix) == ("lora-modules-to-save-unknown", "give pooler")
+
+
+def with_head(name: str, head: Any) -> Any:
+    """Return a model of a script's own class whose head has a name."""
+    model = OwnClass(BERT)
+    del model.top
+    setattr(model, name, head)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "rule"),
+    [
+        ("dense", lambda: torch.nn.Linear(16, 2), "lora-head-name-taken"),
+        ("output", lambda: torch.nn.Linear(16, 2), "lora-head-name-taken"),
+        ("LayerNorm", lambda: torch.nn.LayerNorm(16), "lora-head-name-taken"),
+        ("mix", lambda: torch.nn.Parameter(torch.zeros(2)), "lora-bare-parameter"),
+    ],
+)
+def test_heads_that_peft_could_not_train_alone_are_refused(name: str, make: Any, rule: str) -> None:
+    with pytest.raises(UserError) as refused:
+        adapt(with_head(name, make()), Lora(rank=2))
+    assert refused.value.rule == rule
+
+
+def test_each_head_of_a_list_trains_whole() -> None:
+    heads = torch.nn.ModuleList([torch.nn.Linear(16, 2), torch.nn.ReLU(), torch.nn.Linear(16, 3)])
+    model = adapt(with_head("heads", heads), Lora(rank=2))
+    assert "and heads.0, heads.2 whole" in adapted_words(model)
+
+
+def test_heads_beside_the_base_in_an_inner_module_train_whole() -> None:
+    model = adapt(torch.nn.ModuleDict({"inner": OwnClass(BERT), "last": torch.nn.Linear(2, 2)}), Lora(rank=2))
+    assert "and inner.top, last whole" in adapted_words(model)
+
+
+def test_what_the_script_froze_gets_no_adapters_unless_it_froze_all_of_the_base() -> None:
+    model = BertForSequenceClassification(BERT)
+    model.bert.encoder.layer[0].requires_grad_(False)
+    model.classifier.requires_grad_(False)
+    trained = {name for name, one in adapt(model, Lora(rank=2)).named_parameters() if one.requires_grad}
+    assert {name.split(".")[2:6] == ["bert", "encoder", "layer", "1"] for name in trained} == {True}
+    whole = BertForSequenceClassification(BERT)
+    whole.bert.requires_grad_(False)
+    assert "on 4 modules (query, value), and classifier whole" in adapted_words(adapt(whole, Lora(rank=2)))
+
+
+@pytest.mark.parametrize(("is_encoder_decoder", "task"), [(False, "CAUSAL_LM"), (True, "SEQ_2_SEQ_LM")])
+def test_the_task_of_what_generates_follows_its_configuration(is_encoder_decoder: bool, task: str) -> None:
+    class SmallForConditionalGeneration(LlamaForCausalLM):
+        pass
+
+    model = SmallForConditionalGeneration(LLAMA)
+    model.config = deepcopy(LLAMA)
+    model.config.is_encoder_decoder = is_encoder_decoder
+    assert lora_config(model, Lora()).task_type == task
 
 
 def test_adapters_can_be_left_in_the_format_of_the_weights() -> None:

@@ -146,6 +146,14 @@ def test_the_scripts_own_checkpointing_takes_every_second_block_too() -> None:
     )
 
 
+def test_every_second_block_asks_for_checkpointing() -> None:
+    model = llama()
+    assert set_checkpointing(model, wanted=None, every=2)[0] == (
+        "gradient checkpointing is on in LlamaForCausalLM"
+    )
+    assert [layer.gradient_checkpointing for layer in model.model.layers] == [True, False, True, False]
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_a_scripts_reentrant_kind_stays_where_it_can(allowed: bool) -> None:
     model = llama()

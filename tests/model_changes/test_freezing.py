@@ -132,6 +132,15 @@ def test_what_can_not_be_frozen_is_refused(make: Any, pattern: str, message: str
     assert all(one.requires_grad for one in model.parameters())
 
 
+def test_all_parameters_are_never_what_is_recommended() -> None:
+    with pytest.raises(UserError) as refused:
+        freeze(torch.nn.ParameterDict({"one": torch.nn.Parameter(torch.zeros(2))}), ("embeddings",))
+    assert refused.value.fix.startswith("give a pattern such as 'one'")
+    with pytest.raises(UserError) as refused:
+        freeze(torch.nn.Linear(4, 4), ("embeddings",))
+    assert "'*'" not in refused.value.fix
+
+
 @pytest.mark.parametrize(
     ("make", "prefix"),
     [(bert, "bert"), (lambda: bert(BertModel), ""), (OwnClass, None), (gpt2, "transformer")],

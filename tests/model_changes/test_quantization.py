@@ -9,6 +9,7 @@ import torch
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BitsAndBytesConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -124,9 +125,29 @@ def test_a_base_made_from_a_configuration_is_refused(has_adapters: bool, rule: s
     assert refused.value.rule == rule
 
 
+def test_a_quantized_head_is_refused_with_how_to_load_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    Classifier(BertConfig(vocab_size=32, **SMALL)).save_pretrained(tmp_path)
+
+    def loaded_with(**options: Any) -> Any:
+        config = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, **options
+        )
+        return Classifier.from_pretrained(tmp_path, quantization_config=config, device_map={"": "cpu"})
+
+    model = loaded_with(llm_int8_skip_modules=["bert.pooler"])  # all else, the classifier too
+    with pytest.raises(UserError) as refused:
+        check_quantized(model, has_adapters=True)
+    assert refused.value.rule == "quantized-head"
+    assert "llm_int8_skip_modules=['classifier']" in refused.value.fix
+    check_quantized(loaded_with(llm_int8_skip_modules=["classifier"]), has_adapters=True)
+
+
 def test_frozen_weights_lie_in_16_bit_and_packed_ones_stay(tmp_path: Path) -> None:
     model = adapt(llama(tmp_path), Lora(rank=2), quantization=Quantization.NF4)
-    assert store_frozen_in(model, Precision.BF16) == ("the frozen weights lie in bf16, as autocast computes",)
+    assert store_frozen_in(model, Precision.BF16) == (
+        "the frozen weights, embeddings and norms too, lie in bf16",
+    )
     assert {one.dtype for one in model.parameters() if not one.requires_grad} == {torch.bfloat16, torch.uint8}
     assert {one.dtype for one in model.parameters() if one.requires_grad} == {torch.float32}
     assert store_frozen_in(model, Precision.BF16) == ()

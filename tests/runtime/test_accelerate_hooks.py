@@ -22,6 +22,14 @@ def hooked(**wanted: Any) -> tuple[Any, Any]:
     return accelerator_class, changes
 
 
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_no_test_inherits_the_accelerator_of_another(precision: str) -> None:
+    """accelerate keeps the first one's precision for the process, and refuses another: tests/conftest.py."""
+    from accelerate import Accelerator
+
+    assert Accelerator(cpu=True, mixed_precision=precision).mixed_precision == precision
+
+
 def parts() -> tuple[Any, Any, Any]:
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ import zerofit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,3 +69,43 @@ def test_what_has_no_weights_is_refused(batches: list[Any], steps: int, rule: st
     with pytest.raises(zerofit.UserError) as refused:
         list(zerofit.accumulation_windows(batches, steps))
     assert refused.value.rule == rule
+
+
+def _on_rank(rank: int, file: str, sizes: list[list[int]], found: Any) -> None:
+    group = torch.distributed
+    group.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=len(sizes))
+    weights: list[Any] = []
+    try:
+        for window in zerofit.accumulation_windows([torch.zeros(one) for one in sizes[rank]], 2):
+            weights.append([weight for _, weight in window])
+    except zerofit.UserError as refused:
+        weights.append(refused.rule)
+    found.put((rank, weights))
+    group.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weights"),
+    [
+        ([[1, 2, 3], [4, 1, 1]], [[[0.25, 0.5], [1.5]], [[1.0, 0.25], [0.5]]]),
+        ([[1, 2, 3], [4, 1]], [[[0.25, 0.5], "unlike-windows"], [[1.0, 0.25], "unlike-windows"]]),
+    ],
+)
+def test_ranks_count_together_and_need_as_many_windows(
+    sizes: list[list[int]], weights: list[Any], tmp_path: Path
+) -> None:
+    """DistributedDataParallel averages: a window's weights of two ranks sum to 2."""
+    context = multiprocessing.get_context("fork")
+    found = context.Queue()
+    ranks = [
+        context.Process(target=_on_rank, args=(rank, str(tmp_path / "meeting"), sizes, found))
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        rank.start()
+    try:
+        assert sorted(found.get(timeout=60) for _ in ranks) == list(enumerate(weights))
+    finally:
+        for rank in ranks:
+            rank.join(10)
+            rank.kill()

@@ -66,6 +66,7 @@ def test_what_was_done_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (Strategy(micro_batch_size=2), "Strategy(micro_batch_size=2)"),
         (Strategy(precision=Precision.BF16), "Strategy(precision=Precision.BF16)"),
         (Strategy(compile=True), "Strategy(compile=True)"),
+        (Strategy(gradient_clipping=0.0), "Strategy(gradient_clipping=0.0)"),
         (Strategy(group_by_length=True), "Strategy(group_by_length=True)"),
     ],
 )
@@ -87,3 +88,47 @@ def test_what_the_model_can_not_take_is_refused(strategy: Strategy, rule: str) -
     with pytest.raises(UserError) as refused:
         zerofit.apply_strategy(strategy, bert())
     assert refused.value.rule == rule
+
+
+def test_a_swap_is_told_as_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    model = bert()
+    own = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    assert zerofit.apply_strategy(Strategy(optimizer=OptimizerName.SGD), model, own)[1] is own
+    assert capsys.readouterr().err == ""
+    zerofit.apply_strategy(Strategy(optimizer=OptimizerName.ADAMW), model, own)
+    assert capsys.readouterr().err == (
+        "zerofit: the optimizer is torch's AdamW; the loop makes torch's SGD; momentum=0.9 of the script's "
+        "has no place in it\n"
+        "zerofit: the learning rate of 0.1 is the script's, for SGD; at the same rate AdamW takes steps of "
+        "another size, and may need another\n"
+    )
+
+
+def stepped(model: Any) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(input_ids=TOKENS, labels=torch.tensor([0, 1])).loss.backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "rule"),
+    [
+        (stepped, OptimizerName.SGD, "optimizer-has-stepped"),
+        (stepped, OptimizerName.ADAMW, None),
+        (stepped, None, None),
+        (lambda _: torch.optim.SGD(bert().parameters()), None, "optimizer-of-another-model"),
+    ],
+)
+def test_an_optimizer_that_can_not_be_taken_over_is_refused(
+    make: Any, name: OptimizerName | None, rule: str | None
+) -> None:
+    model = bert()
+    optimizer = make(model)
+    if rule is None:
+        assert zerofit.apply_strategy(Strategy(optimizer=name), model, optimizer)[1] is optimizer
+        return
+    with pytest.raises(UserError) as refused:
+        zerofit.apply_strategy(Strategy(optimizer=name, freeze=("embeddings",)), model, optimizer)
+    assert refused.value.rule == rule
+    assert all(one.requires_grad for one in model.parameters())

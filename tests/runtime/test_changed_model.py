@@ -11,18 +11,14 @@ import torch
 from accelerators import own_class, quiet, settings
 from transformers import (
     BertConfig,
-    BertForMaskedLM,
     BertForSequenceClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
     Trainer,
     TrainingArguments,
 )
 
 from zerofit.errors import UserError
-from zerofit.runtime import changed_model, optimizer_swap, quantized_loading
-from zerofit.strategy import Lora, OptimizerName, Quantization
+from zerofit.runtime import changed_model, optimizer_swap
+from zerofit.strategy import Lora, OptimizerName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,6 +147,80 @@ def test_a_teacher_stays_as_it_is() -> None:
     assert any("lora" in name for name, _ in prepared[0].named_parameters())
 
 
+@pytest.mark.parametrize(
+    "wanted", [{"lora": Lora(rank=2)}, {"freeze": ("embeddings",)}, {"attention": "eager"}]
+)
+def test_a_teacher_that_comes_first_stays_as_it_is(wanted: dict[str, Any]) -> None:
+    own, model, teacher = accelerator(**wanted), bert(), bert()
+    attention = teacher.config._attn_implementation
+    teacher, model, optimizer = own.prepare(teacher, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert type(teacher) is BertForSequenceClassification
+    assert all(one.requires_grad for one in teacher.parameters())
+    assert teacher.config._attn_implementation == attention
+    assert "attention" not in wanted or model.config._attn_implementation == "eager"
+    assert len(optimizer.param_groups[0]["params"]) == sum(one.requires_grad for one in model.parameters())
+
+
+@pytest.mark.parametrize("wanted", [{"lora": Lora(rank=2)}, {"freeze": ("embeddings",)}])
+def test_a_model_that_was_taken_for_a_teacher_does_not_train_whole(wanted: dict[str, Any]) -> None:
+    own = accelerator(**wanted)
+    first = optimizer_made_late(own)
+    model = own.prepare(bert())
+    with pytest.raises(UserError) as refused:
+        own.prepare(adamw(model))
+    assert refused.value.rule == "model-taken-for-teacher"
+    assert any("taken for a teacher" in line for line in own.changes.lines)
+    again, _ = in_one_call(accelerator(**wanted))  # as the message says
+    assert sum(one.requires_grad for one in again.parameters()) == sum(
+        one.requires_grad for one in first[0].parameters()
+    )
+
+
+def test_where_nothing_is_frozen_a_model_of_a_later_fold_is_changed_before_its_optimizer_is_made() -> None:
+    own = accelerator(attention="eager")
+    model, optimizer = optimizer_made_late(own)
+    model(TOKENS, labels=LABELS).loss.backward()
+    optimizer.step()
+    assert own.prepare(bert()).config._attn_implementation == "eager"
+
+
+def test_the_model_that_was_captured_is_the_one_and_another_with_an_optimizer_stays() -> None:
+    planned = own_class()
+    captured: Any = SimpleNamespace(
+        class_path="transformers.models.bert.modeling_bert.BertForSequenceClassification"
+    )
+    changed_model.install(planned, settings(freeze=("embeddings",)), quiet(), captured=captured)
+    model, other = bert(), torch.nn.Linear(4, 4)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, other)]
+    planned().prepare(other, model, *optimizers)
+    assert all(one.requires_grad for one in other.parameters())
+    assert not model.bert.embeddings.word_embeddings.weight.requires_grad
+
+
+def test_a_model_that_comes_again_is_the_adapted_one() -> None:
+    own, model = accelerator(lora=Lora(rank=2)), bert()
+    adapted = own.prepare(model)
+    assert own.prepare(model) is adapted
+    assert accelerator(lora=Lora(rank=2)).prepare(model) is adapted
+
+
+def test_a_model_without_an_optimizer_is_changed_and_that_is_said() -> None:
+    own = accelerator(lora=Lora(rank=2))
+    own.prepare(bert())
+    assert "BertForSequenceClassification has no optimizer yet: it is taken for the model that trains" in (
+        own.changes.lines
+    )
+
+
+def test_a_moving_average_without_the_adapters_is_refused() -> None:
+    own, model = accelerator(lora=Lora(rank=2)), bert()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    with pytest.raises(UserError) as refused:
+        own.prepare(model, adamw(model))
+    assert refused.value.rule == "lora-average-made-before"
+    assert type(average.module) is type(model)
+
+
 def test_an_optimizer_of_what_is_frozen_alone_is_refused() -> None:
     own, model = accelerator(freeze=("embeddings",)), bert()
     optimizer = torch.optim.SGD(model.bert.embeddings.parameters(), lr=0.1)
@@ -179,10 +249,15 @@ def test_attention_and_checkpointing_are_set_beside_adapters() -> None:
 def test_under_16_bit_autocast_the_frozen_weights_lie_in_16_bit() -> None:
     planned, changes = own_class(), quiet()
     changed_model.install(planned, settings(lora=Lora(rank=2)), changes, captured=None)
-    model = planned(mixed_precision="bf16").prepare(bert())
+    own = planned(mixed_precision="bf16")
+    model = own.prepare(bert())
     assert {one.dtype for one in model.parameters() if one.requires_grad} == {torch.float32}
     assert {one.dtype for one in model.parameters() if not one.requires_grad} == {torch.bfloat16}
     model(input_ids=TOKENS, labels=LABELS).loss.backward()
+    plain = own.unwrap_model(model, keep_fp32_wrapper=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert plain(TOKENS).logits.shape == (2, 2)
+    assert plain.float()(TOKENS).logits.dtype is torch.float32  # as docs/strategies.md has it
 
 
 def test_nothing_to_change_sets_no_hook() -> None:
@@ -235,6 +310,17 @@ def test_a_trainers_model_is_adapted_saved_and_resumed(way: str, tmp_path: Path)
             torch.testing.assert_close(mine, other)
 
 
+def test_a_second_trainer_takes_the_adapted_model_and_the_scripts_variable_saves_it(tmp_path: Path) -> None:
+    model = bert()
+    first = own_trainer(lora=Lora(rank=2))(model, arguments(tmp_path), train_dataset=DATA)
+    second = own_trainer(lora=Lora(rank=2))(model, arguments(tmp_path), eval_dataset=DATA)
+    assert second.model is first.model
+    model.save_pretrained(tmp_path / "own")
+    names = {one.name for one in (tmp_path / "own").iterdir()}
+    assert "adapter_model.safetensors" in names
+    assert "model.safetensors" not in names
+
+
 def test_an_optimizer_handed_to_a_trainer_holds_what_trains(tmp_path: Path) -> None:
     model = bert()
     optimizer = adamw(model)
@@ -247,75 +333,3 @@ def test_an_optimizer_handed_to_a_trainer_holds_what_trains(tmp_path: Path) -> N
         "classifier.weight",
         "classifier.bias",
     }
-
-
-@pytest.fixture
-def loading() -> Iterator[Any]:
-    """Return a function that hooks from_pretrained under a plan for QLoRA; it is taken off again."""
-    original = vars(PreTrainedModel)["from_pretrained"]
-
-    def install(**options: Any) -> Any:
-        wanted = settings(quantization=Quantization.NF4, lora=Lora(rank=2))
-        changes = quiet()
-        options = {"captured": None, "partitions_parameters": False, **options}
-        quantized_loading.install(PreTrainedModel, wanted, changes, **options)
-        return changes
-
-    yield install
-    PreTrainedModel.from_pretrained = original  # type: ignore[method-assign]
-
-
-def llama(folder: Path) -> None:
-    LlamaForCausalLM(LlamaConfig(vocab_size=32, **SMALL)).save_pretrained(folder)
-
-
-def test_the_first_model_that_is_loaded_is_quantized_and_its_teacher_is_not(
-    loading: Any, tmp_path: Path
-) -> None:
-    changes = loading()
-    llama(tmp_path)
-    model, teacher = (LlamaForCausalLM.from_pretrained(tmp_path) for _ in range(2))
-    assert model.is_loaded_in_4bit
-    assert not getattr(teacher, "is_loaded_in_4bit", False)
-    assert changes.lines == ("LlamaForCausalLM is loaded in nf4 (bitsandbytes), with quantized scales",)
-    own = accelerator(lora=Lora(rank=2), quantization=Quantization.NF4)
-    prepared, optimizer = own.prepare(model, adamw(model))
-    prepared.train()
-    prepared(input_ids=TOKENS, labels=TOKENS).loss.backward()
-    optimizer.step()
-    assert {name.split(".")[-3] for name, one in prepared.named_parameters() if one.requires_grad} == {
-        "lora_A",
-        "lora_B",
-    }
-
-
-def test_the_captured_model_is_quantized_and_no_other(loading: Any, tmp_path: Path) -> None:
-    path = "transformers.models.llama.modeling_llama.LlamaForCausalLM"
-    loading(captured=SimpleNamespace(class_path=path, name=str(tmp_path)))
-    llama(tmp_path)
-    BertForMaskedLM(BertConfig(vocab_size=32, **SMALL)).save_pretrained(tmp_path / "other")
-    other = BertForMaskedLM.from_pretrained(tmp_path / "other")
-    assert not getattr(other, "is_loaded_in_4bit", False)
-    assert LlamaForCausalLM.from_pretrained(tmp_path).is_loaded_in_4bit
-
-
-def test_a_trainer_that_makes_its_model_again_gets_it_quantized_again(loading: Any, tmp_path: Path) -> None:
-    loading()
-    llama(tmp_path / "base")
-    planned = own_trainer(lora=Lora(rank=2), quantization=Quantization.NF4)
-    data = [{"input_ids": row, "labels": row} for row in TOKENS] * 8
-    trainer = planned(
-        model_init=lambda: LlamaForCausalLM.from_pretrained(tmp_path / "base"),
-        args=arguments(tmp_path),
-        train_dataset=data,
-    )
-    trainer.train()
-    assert trainer.model.get_base_model().is_loaded_in_4bit
-
-
-def test_zero_3_is_refused_before_anything_is_loaded(loading: Any, tmp_path: Path) -> None:
-    loading(partitions_parameters=True)
-    llama(tmp_path)
-    with pytest.raises(UserError) as refused:
-        LlamaForCausalLM.from_pretrained(tmp_path)
-    assert refused.value.rule == "quantized-base-not-partitioned"

@@ -9,12 +9,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from accelerators import quiet
 
 import zerofit
 from zerofit.errors import UserError
 from zerofit.facts import Machine, Versions
 from zerofit.plan import Plan, Topology, plan_to_json
-from zerofit.strategy import Engine, OffloadDevice, Strategy, ZeroStage
+from zerofit.runtime import explicit
+from zerofit.strategy import Engine, Lora, OffloadDevice, Strategy, ZeroStage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,12 +179,15 @@ def two_blocks() -> Any:
 
 
 def test_a_plan_may_be_a_strategy_for_the_ranks_that_there_are(tmp_path: Path) -> None:
+    import torch
+
     strategy = Strategy(
         gradient_checkpointing=True, checkpoint_every=2, attention="eager", micro_batch_size=2, tf32=False
     )
     data = [{"input_ids": [3, 4, 5], "labels": [3, 4, 5]}] * 4
     accelerator = zerofit.accelerator(plan=strategy)
-    by_loop = accelerator.prepare(two_blocks())
+    by_loop = two_blocks()
+    by_loop, _ = accelerator.prepare(by_loop, torch.optim.SGD(by_loop.parameters()))
     assert accelerator._zerofit_splitter is not None
     reset_state()
     args = zerofit.training_arguments(plan=strategy, output_dir=str(tmp_path), max_steps=1, **QUIET)
@@ -192,6 +197,17 @@ def test_a_plan_may_be_a_strategy_for_the_ranks_that_there_are(tmp_path: Path) -
         assert [layer.gradient_checkpointing for layer in model.model.layers] == [True, False]
         assert model.config._attn_implementation == "eager"
     assert args._zerofit_plan.topology == Topology(on_cpu=True)
+
+
+def test_what_a_plain_trainer_leaves_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = quiet()
+    monkeypatch.setattr(explicit, "_changes", lambda: changes)
+    strategy = Strategy(lora=Lora(rank=2), freeze=("embeddings",), gradient_checkpointing=True)
+    zerofit.training_arguments(plan=strategy, output_dir=str(tmp_path), **QUIET)
+    assert changes.lines[0] == (
+        "freeze, lora: zerofit.trainer(args=...) applies that to the model; a plain Trainer(args=...) leaves "
+        "the model as it is"
+    )
 
 
 def test_a_strategy_that_can_not_work_is_refused() -> None:

@@ -208,27 +208,31 @@ def test_an_optimizer_with_states_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "line"),
+    ("make", "lines"),
     [
         (
             lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=False),
-            "the optimizer is torch's AdamW; the script says torch's SGD; momentum=0.9 of the script's has "
-            "no place in it",
+            (
+                "the optimizer is torch's AdamW; the script says torch's SGD; momentum=0.9 of the script's "
+                "has no place in it",
+                "the learning rate of 0.1 is the script's, for SGD; at the same rate AdamW takes steps of "
+                "another size, and may need another",
+            ),
         ),
         (
             lambda net: torch.optim.Adam(net.parameters(), lr=0.1, betas=(0.8, 0.9)),
-            "the optimizer is torch's AdamW; the script says torch's Adam",
+            ("the optimizer is torch's AdamW; the script says torch's Adam",),
         ),
-        (lambda net: torch.optim.AdamW(net.parameters(), lr=0.1, amsgrad=True), None),
+        (lambda net: torch.optim.AdamW(net.parameters(), lr=0.1, amsgrad=True), ()),
     ],
 )
-def test_what_is_dropped_is_named_and_what_is_alike_stays(make: Any, line: str | None) -> None:
+def test_what_is_dropped_is_named_and_what_is_alike_stays(make: Any, lines: tuple[str, ...]) -> None:
     accelerator_class, changes = own_class(), quiet()
     optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.ADAMW), changes)
     own = make(model())
     prepared = accelerator_class().prepare(own)
-    assert (prepared.optimizer is own) is (line is None)
-    assert changes.lines == ((line,) if line else ())
+    assert (prepared.optimizer is own) is (not lines)
+    assert changes.lines == lines
 
 
 @pytest.mark.parametrize(
@@ -292,6 +296,16 @@ def test_embeddings_keep_whole_states_though_the_optimizer_comes_alone() -> None
     step(net, optimizer)
     assert optimizer.state[net[0].weight]["state1"].dtype is torch.float32
     assert optimizer.state[net[1].weight]["state1"].dtype is torch.uint8
+
+
+def test_an_optimizer_that_finds_its_own_rate_has_none_to_hand_on() -> None:
+    from transformers.optimization import Adafactor
+
+    own = Adafactor(model().parameters())
+    with pytest.raises(UserError) as refused:
+        optimizer_swap.swap(own, OptimizerName.ADAMW)
+    assert refused.value.rule == "optimizer-without-rate"
+    assert optimizer_swap.swap(own, OptimizerName.ADAFACTOR) is own
 
 
 @pytest.mark.parametrize("switch", ["amsgrad", "maximize"])

@@ -70,7 +70,14 @@ CASES = [
         "activation_checkpointing_kwargs",
         {"use_reentrant": True, "every_n_layers": 2},
     ),
-    ({"checkpoint_every": 2}, {}, "activation_checkpointing_kwargs", None),
+    (
+        {"checkpoint_every": 2},
+        {},
+        "activation_checkpointing_kwargs",
+        {"use_reentrant": False, "every_n_layers": 2},
+    ),
+    ({"checkpoint_every": 2}, {}, "activation_checkpointing", True),
+    ({"checkpoint_every": 2, "gradient_checkpointing": False}, {}, "activation_checkpointing_kwargs", None),
     (
         {"gradient_checkpointing": True},
         {"activation_checkpointing_kwargs": {"use_reentrant": True}},
@@ -111,6 +118,38 @@ def test_what_is_changed_is_said() -> None:
         "TrainingArguments.gradient_accumulation_steps is 2; the script says 1",
         "TrainingArguments.auto_find_batch_size is False; the script says True, which would change the "
         "global batch",
+    )
+
+
+OWN_BETAS = {"adam_beta1": 0.95, "adam_beta2": 0.98}
+
+
+@pytest.mark.parametrize(
+    ("optim", "name", "betas"),
+    [
+        ("adamw_torch", OptimizerName.LION, (0.9, 0.99)),
+        ("adamw_torch", OptimizerName.ADAMW_8BIT, (0.95, 0.98)),
+        ("lion_32bit", OptimizerName.LION_8BIT, (0.95, 0.98)),
+        ("lion_32bit", OptimizerName.LION, (0.95, 0.98)),
+        ("lion_32bit", OptimizerName.ADAMW, (0.9, 0.999)),
+    ],
+)
+def test_betas_go_to_an_optimizer_of_their_own_kind(
+    optim: str, name: OptimizerName, betas: tuple[float, float], under: Callable[..., Made]
+) -> None:
+    """As in a loop, where the swap decides: test_lions_betas_are_no_adamws."""
+    made, _, wanted = under(optimizer=name)
+    arguments = made(optim=optim, **OWN_BETAS)
+    apply(arguments, wanted, quiet())
+    assert (arguments.adam_beta1, arguments.adam_beta2) == betas
+
+
+def test_a_learning_rate_of_another_kind_is_told(under: Callable[..., Made]) -> None:
+    made, changes, _ = under(optimizer=OptimizerName.ADAMW)
+    made(optim="sgd", learning_rate=0.1)
+    assert changes.lines[-1] == (
+        "the learning rate of 0.1 is the script's, for sgd; at the same rate adamw_torch_fused takes steps "
+        "of another size, and may need another"
     )
 
 

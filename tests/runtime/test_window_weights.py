@@ -99,12 +99,12 @@ def windows(
 ) -> tuple[list[torch.Tensor], tuple[str, ...]]:
     """Return the weights after a script's loop with accumulate(), and what was noted."""
     accelerator_class, changes = own_class(), quiet()
-    plan = settings(gradient_accumulation_steps=STEPS)
+    plan = settings(gradient_accumulation_steps=STEPS if set_by_plan else None)
     for part in (accelerate_hooks, backward):
         part.install(accelerator_class, plan, changes)
     clipping.install(accelerator_class, changes, forced=None)
-    own_steps = 1 if set_by_plan else STEPS
-    accelerator = accelerator_class(gradient_accumulation_steps=own_steps, **arguments)
+    own = {"gradient_accumulation_steps": 1 if set_by_plan else STEPS}
+    accelerator = accelerator_class(**{**own, **arguments})
     make, collate, loss_of = KINDS[kind]
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -188,6 +188,13 @@ def test_a_loss_scale_and_its_skipped_step_go_with_the_weights() -> None:
         torch.testing.assert_close(before - net.weight, step, rtol=1e-4, atol=1e-7)
 
 
+def test_a_number_that_the_script_has_too_is_weighted_all_the_same() -> None:
+    ours, lines = windows("classification", gradient_accumulation_steps=STEPS)
+    start = list(KINDS["classification"][0]().parameters())
+    assert distance(ours, big_batches("classification"), start) < SAME
+    assert len(lines) == 1
+
+
 @pytest.mark.parametrize("kind", ["classification", "causal language model"])
 def test_accelerate_by_itself_does_not(kind: str) -> None:
     """What the script sets itself stays as accelerate has it, and is what these tests can see."""
@@ -244,3 +251,45 @@ def test_two_losses_of_one_batch_count_alike() -> None:
             accelerator.backward(model(-inputs[rows]).abs().mean())
     for ours, theirs in zip(net.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=SAME, atol=1e-8)
+
+
+@pytest.mark.parametrize("left_out", [0, 1, 3])
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_backward_pass_that_a_script_leaves_out_changes_its_own_window_alone(
+    left_out: int, clips: bool
+) -> None:
+    """As where a loss is no number: the step is that of the batches that went backward."""
+    accelerator_class, changes = own_class(), quiet()
+    for part in (accelerate_hooks, backward):
+        part.install(accelerator_class, settings(gradient_accumulation_steps=2), changes)
+    accelerator = accelerator_class()
+    net = torch.nn.Linear(4, 1)
+    model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=1.0))
+    sizes = [4, 2, 3, 1, 4, 4]
+    batches = torch.split(torch.randn(sum(sizes), 4), sizes)
+    for number, batch in enumerate(batches):
+        with accelerator.accumulate(model):
+            loss = model(batch).square().mean()
+            if number != left_out:
+                accelerator.backward(loss)
+            if not accelerator.sync_gradients:
+                continue
+            whole = [batches[one] for one in (number - 1, number) if one != left_out]
+            expected = torch.autograd.grad(net(torch.cat(whole)).square().mean(), net.weight)[0]
+            if clips:
+                norm = accelerator.clip_grad_norm_(net.parameters(), 1e-3)
+                assert float(norm) >= float(expected.norm()) * (1 - SAME)
+                expected = expected * 1e-3 / norm
+            before = net.weight.detach().clone()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.testing.assert_close(before - net.weight, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_an_accumulation_that_the_script_sets_later_gives_way() -> None:
+    accelerator_class, changes = own_class(), quiet()
+    accelerate_hooks.install(accelerator_class, settings(gradient_accumulation_steps=4), changes)
+    accelerator = accelerator_class(gradient_accumulation_steps=4)
+    accelerator.gradient_accumulation_steps = 2
+    assert accelerator.gradient_accumulation_steps == 4
+    assert changes.lines == ("gradient accumulation stays 4 steps; the script sets it to 2 later",)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from zerofit.errors import UserError
@@ -33,13 +35,63 @@ def write_files(
             raise file_exists(", ".join(map(str, differing)), flag=flag)
         _write({path: text for path, text in files.items() if path not in same}, is_private=is_private)
     except OSError as error:
-        raise UserError(
-            "not-writable",
-            "a file can't be written",
-            found=f"{error.strerror}: {error.filename}",
-            why="the folder or the file does not allow it",
-            fix=f"name a folder that can be written: {flag}",
-        ) from None
+        raise not_writable(f"{error.strerror}: {error.filename}", flag=flag) from None
+
+
+def check_can_write(path: Path, *, force: bool, flag: str) -> None:
+    """Return where a file can be written later, in a folder that is there or can be made.
+
+    Args:
+        path: the file.
+        force: whether to write over one that is there.
+        flag: what named it.
+
+    Raises:
+        UserError: a file is there, or its folder can't be written.
+    """
+    if path.is_dir():
+        raise not_writable(f"{os.strerror(errno.EISDIR)}: {path}", flag=flag)
+    if path.exists() and not force:
+        raise file_exists(str(path), flag=flag)
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise not_writable(f"{os.strerror(errno.ENOTDIR)}: {folder}", flag=flag)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise not_writable(f"{os.strerror(errno.EACCES)}: {folder}", flag=flag)
+
+
+def write_bytes(path: Path, content: bytes, *, flag: str) -> None:
+    """Write a file whole, making its folder, over one that is there.
+
+    Raises:
+        UserError: the folder can't be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError as error:
+        raise not_writable(f"{error.strerror}: {path}", flag=flag) from None
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def not_writable(found: str, *, flag: str) -> UserError:
+    """Return what is said where a file can't be written.
+
+    Args:
+        found: what the system says, and the path.
+        flag: what says where to write.
+    """
+    return UserError(
+        "not-writable",
+        "a file can't be written",
+        found=found,
+        why="the folder or the file does not allow it",
+        fix=f"name a folder that can be written: {flag}",
+    )
 
 
 def file_exists(found: str, *, flag: str) -> UserError:

@@ -122,9 +122,9 @@ RULES = (
     Rule(
         id="freeze-beside-lora",
         severity=Severity.WARNING,
-        summary="freezing changes nothing beside adapters",
-        why="adapters freeze every weight that they stand beside, and a head trains as a copy of its own",
-        fix="leave out --freeze, or --lora",
+        summary="freezing takes adapters away, and saves little more",
+        why="adapters freeze every weight as it is; modules that are frozen by name get none",
+        fix="leave out --freeze, or --lora, or name the modules that get adapters by --lora-targets",
         see="https://huggingface.co/docs/peft/en/package_reference/lora",
         find=_frozen_beside_adapters,
         bad=Example(strategy=Strategy(freeze=("embeddings",), lora=Lora()), topology=_TWO),

@@ -9,16 +9,18 @@ adapted in every linear layer but the head, as QLoRA needs it to reach full fine
 
 from __future__ import annotations
 
+import re
 import warnings
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from zerofit.errors import UserError
+from zerofit.errors import UserError, nearest
 from zerofit.model_changes.freezing import base_prefix_of, num_elements
 from zerofit.model_changes.parts import transformers_parts
 from zerofit.strategy import Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from zerofit.strategy import Lora, Quantization
@@ -34,6 +36,8 @@ _TASKS = {
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
 }
 """peft's task of a class of transformers, by the end of its name."""
+_WITH_HEAD = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
+"""Tasks whose classes in peft train the head by themselves."""
 _TEXT = "input_ids"
 """The main input of models that peft's classes for tasks hand it to by this name."""
 
@@ -61,11 +65,13 @@ def adapt(
         peft's model around it.
 
     Raises:
-        UserError: it has adapters already, or peft finds no modules to adapt.
+        UserError: it has adapters already, peft finds no modules to adapt, or not the head by its name.
     """
     from peft import get_peft_model
 
     _check_unadapted(model)
+    _check_heads(model, head_modules(model))
+    _check_saved_names(model, lora)
     config = lora_config(model, lora, quantization=quantization, has_values=has_values)
     try:
         with _own_random_numbers(model) if has_values else nullcontext(), warnings.catch_warnings():
@@ -78,11 +84,21 @@ def adapt(
             "peft finds no modules to adapt",
             found=f"{type(model).__name__}, targets {', '.join(lora.target_modules) or 'left to peft'}",
             why=str(error).splitlines()[0],
-            fix="name the modules that get an adapter",
+            fix=_targets_fix(model, lora),
         ) from error
     if adapters is Precision.FP32:
         _train_in_fp32(adapted)
     return adapted
+
+
+def _targets_fix(model: Any, lora: Lora) -> str:
+    import torch
+
+    linear = {
+        name.rpartition(".")[2] for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)
+    }
+    near = [found for one in lora.target_modules if (found := nearest(one, sorted(linear)))]
+    return f"give {', '.join(near)}" if near else "name the modules that get an adapter"
 
 
 def lora_config(
@@ -99,13 +115,16 @@ def lora_config(
     from peft import LoraConfig
     from transformers.pytorch_utils import Conv1D
 
-    task = _task_of(model)
+    task, heads, frozen = _task_of(model), head_modules(model), _frozen_modules(model)
+    if task in _WITH_HEAD and not heads:
+        task = None  # the script froze the head, which peft's class for the task would train
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=_targets(model, lora, is_quantized=quantization is not None),
-        modules_to_save=list(dict.fromkeys([*lora.modules_to_save, *head_modules(model)])) or None,
+        modules_to_save=list(dict.fromkeys([*lora.modules_to_save, *heads])) or None,
+        exclude_modules="|".join(map(re.escape, frozen)) or None,
         task_type=task,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         init_lora_weights=has_values,
@@ -115,22 +134,125 @@ def lora_config(
 def head_modules(model: Any) -> tuple[str, ...]:
     """Return the modules beside the base of a model whose head is new with each task, and so trains whole.
 
-    The head of a language model is as well trained as its base, and is none of these.
+    The head of a language model is as well trained as its base, and is none of these. Of a list or a dict of
+    modules it is each one. What the script has frozen is left out.
 
     Args:
         model: one of transformers, or of a script's own class that is made of one.
     """
+    beside = (pair for holder in _holders(model) for pair in _beside_base(*holder))
+    return tuple(name for name, module in beside if any(_trains(one) for one in module.parameters()))
+
+
+def _holders(model: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the modules that hold a base, or a module with one, and heads beside it, each with its name."""
     from transformers import PreTrainedModel
 
     if isinstance(model, PreTrainedModel):
-        prefix = base_prefix_of(model)
-        if not prefix or model.get_output_embeddings() is not None:
-            return ()
-        bases = {id(model._modules[prefix])}
-    else:
-        bases = {id(child) for child in model.children() if any(True for _ in transformers_parts(child))}
-    beside = (pair for pair in model.named_children() if bases and id(pair[1]) not in bases)
-    return tuple(name for name, module in beside if any(True for _ in module.parameters()))
+        if base_prefix_of(model) and model.get_output_embeddings() is None:
+            yield name, model
+    elif any(True for _ in transformers_parts(model)):
+        yield name, model
+        for own, child in model.named_children():
+            yield from _holders(child, f"{name}.{own}" if name else own)
+
+
+def _beside_base(name: str, holder: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the modules beside the base in one that holds it, with their names; of a list, each one."""
+    from torch.nn import ModuleDict, ModuleList
+
+    base = getattr(holder, "base_model_prefix", None)
+    for own, child in holder.named_children():
+        inner = f"{name}.{own}" if name else own
+        if own == base or any(True for _ in transformers_parts(child)):
+            continue
+        if isinstance(child, ModuleList | ModuleDict):
+            yield from _beside_base(inner, child)
+        else:
+            yield inner, child
+
+
+def _trains(parameter: Any) -> bool:
+    """Return whether a weight is not frozen; quantized ones have no gradients by themselves."""
+    return bool(parameter.requires_grad) or not parameter.is_floating_point()
+
+
+def _check_heads(model: Any, heads: tuple[str, ...]) -> None:
+    """Check that peft can train and save what stands beside the base: modules that it finds by their name.
+
+    Raises:
+        UserError: there is a bare parameter, or other modules have such a name.
+    """
+    bare = [
+        f"{name}.{own}" if name else own
+        for name, holder in _holders(model)
+        for own, one in holder.named_parameters(recurse=False)
+        if one.requires_grad
+    ]
+    if bare:
+        raise UserError(
+            "lora-bare-parameter",
+            "a parameter that stands in no module would neither train nor be saved",
+            found=f"--lora, and {type(model).__name__} with {', '.join(bare)} beside its base",
+            why="peft trains adapters and whole modules, and saves no other parameters",
+            fix="put it in a torch.nn.Module of its own, whose forward() uses it, or freeze it",
+        )
+    for name in heads:
+        alike = [
+            own
+            for own, _ in model.named_modules()
+            if own.endswith(name) and not any(own == head or own.startswith(f"{head}.") for head in heads)
+        ]
+        if alike:
+            raise UserError(
+                "lora-head-name-taken",
+                "the head has the name of modules in the base",
+                found=f"--lora, and {type(model).__name__} with its head {name} and {alike[0]}",
+                why=f"peft finds what trains whole by the end of its name: {len(alike)} modules of the base "
+                "would train whole along with the head",
+                fix="give the head a name of its own in the class, such as self.head",
+            )
+
+
+def _check_saved_names(model: Any, lora: Lora) -> None:
+    """Check that modules which a user wants to train whole are there.
+
+    Raises:
+        UserError: one is not.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    for wanted in lora.modules_to_save:
+        if any(name.endswith(wanted) for name in names):
+            continue
+        near = nearest(wanted, sorted({name.rpartition(".")[2] for name in names}))
+        raise UserError(
+            "lora-modules-to-save-unknown",
+            "no module has such a name",
+            found=f"--lora-modules-to-save {wanted}, and {type(model).__name__}",
+            why="it is to train whole, and peft says nothing where it finds none",
+            fix=f"give {near}" if near else "give the name of a module, as model.named_modules() has it",
+        )
+
+
+def _frozen_modules(model: Any) -> list[str]:
+    """Return the modules whose weight is frozen before adapters come: they get none.
+
+    None where that is all that could have one: a script that froze its whole base by hand made it ready for
+    adapters.
+    """
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    able = (torch.nn.Linear, Conv1D, torch.nn.Embedding, torch.nn.Conv1d, torch.nn.Conv2d)
+    heads = head_modules(model)
+    inner = {
+        name: module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, able) and not any(name == one or name.startswith(f"{one}.") for one in heads)
+    }
+    frozen = [name for name, weight in inner.items() if not _trains(weight)]
+    linear = [name for name in inner if isinstance(model.get_submodule(name), torch.nn.Linear | Conv1D)]
+    return [] if set(linear) <= set(frozen) else frozen
 
 
 def adapted_words(model: Any) -> str:
@@ -216,6 +338,8 @@ def _task_of(model: Any) -> str | None:
     if getattr(model, "main_input_name", "") != _TEXT:
         return None
     name = type(model).__name__
+    if name.endswith("ForConditionalGeneration") and not model.config.is_encoder_decoder:
+        return "CAUSAL_LM"  # images and text in, text out
     return next((task for end, task in _TASKS.items() if name.endswith(end)), None)
 
 

@@ -23,8 +23,8 @@ def set_checkpointing(
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
-        wanted: whether to checkpoint; None leaves that to the script.
-        every: the first of each so many blocks recomputes, in their order, where the model checkpoints.
+        wanted: whether to checkpoint; None leaves that to the script, unless only some blocks are to.
+        every: the first of each so many blocks recomputes, in their order; more than 1 asks for it.
         allow_reentrant: whether what the script switched on may stay reentrant.
 
     Returns:
@@ -33,6 +33,8 @@ def set_checkpointing(
     Raises:
         UserError: only some of the blocks are to recompute, and the model has no switch in each.
     """
+    if wanted is None and every > 1:
+        wanted = True
     parts = tuple(transformers_parts(model))
     able = [part for part in parts if part.supports_gradient_checkpointing]
     if wanted and not able:

@@ -99,9 +99,11 @@ def _near(pattern: str, names: tuple[str, ...]) -> str:
     plain = pattern.strip("*.")
     inner = sorted((one for one in modules if one.endswith(plain)), key=len)
     found = inner[0] if plain and inner else nearest(plain, sorted(modules))
-    if found:
-        return f"'{found}.*', or one of the words {', '.join(WORDS)}"
-    return f"a pattern such as '{_modules(names)[0]}', or one of the words {', '.join(WORDS)}"
+    shown = f"{found}.*" if found else _modules(names)[0]
+    if shown == "*":  # parameters without a module around them, all of which must not be frozen
+        shown = names[0]
+    pattern_said = f"'{shown}'" if found else f"a pattern such as '{shown}'"
+    return f"{pattern_said}, or one of the words {', '.join(WORDS)}"
 
 
 def _modules(names: Iterable[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
@@ -15,6 +16,7 @@ from zerofit.runtime.settings import check_batch
 from zerofit.runtime.window_weights import WindowWeights
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from zerofit.runtime.changes import Changes
@@ -53,6 +55,9 @@ def install(accelerator_class: Any, settings: Settings, changes: Changes) -> Non
     _hook_prepare(accelerator_class, settings, changes)
     if (settings.forced_accumulation or 1) > 1:
         _hook_accumulation(accelerator_class, settings.forced_accumulation)
+        _hook_steps(accelerator_class)
+    if settings.forced_accumulation is not None:
+        _keep_accumulation(accelerator_class, settings.forced_accumulation, changes)
 
 
 def _hook_init(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
@@ -66,7 +71,8 @@ def _hook_init(accelerator_class: Any, settings: Settings, changes: Changes) -> 
         self._zerofit_by_script = not _is_called_by_trainer()
         if self._zerofit_by_script:
             _set_precision(arguments, settings, changes)
-            if _set_accumulation(arguments, settings, changes):
+            if settings.forced_accumulation is not None:
+                _set_accumulation(arguments, settings.forced_accumulation, changes)
                 self._zerofit_weights = WindowWeights(self, changes)
             _set_deepspeed(arguments, settings, changes)
         original(**arguments)
@@ -109,13 +115,12 @@ def _set_precision(arguments: dict[str, Any], settings: Settings, changes: Chang
         arguments["mixed_precision"] = wanted
 
 
-def _set_accumulation(arguments: dict[str, Any], settings: Settings, changes: Changes) -> bool:
-    """Set the plan's accumulation, and return whether it is another than the script's."""
-    steps = settings.forced_accumulation
+def _set_accumulation(arguments: dict[str, Any], steps: int, changes: Changes) -> None:
+    """Set the plan's accumulation."""
     plugin = arguments.get("gradient_accumulation_plugin")
     own = plugin.num_steps if plugin is not None else arguments.get("gradient_accumulation_steps", 1)
-    if steps is None or own == steps:
-        return False
+    if own == steps:
+        return
     changes.add(
         f"gradient accumulation is {steps} steps; the script says {own}, and if it counts its steps with that"
         " number, it needs the new one too"
@@ -124,7 +129,6 @@ def _set_accumulation(arguments: dict[str, Any], settings: Settings, changes: Ch
         plugin.num_steps = steps
     else:
         arguments["gradient_accumulation_steps"] = steps
-    return True
 
 
 def _set_deepspeed(arguments: dict[str, Any], settings: Settings, changes: Changes) -> None:
@@ -234,3 +238,54 @@ def _hook_accumulation(accelerator_class: Any, steps: int | None) -> None:
 
     accelerator_class.accumulate = accumulate
     accelerator_class.backward = backward
+
+
+def _hook_steps(accelerator_class: Any) -> None:
+    """Let the weights of a window be known before a script clips its gradients or steps."""
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        original_clip = getattr(accelerator_class, name)
+
+        @functools.wraps(original_clip)
+        def clip(self: Any, *args: Any, original: Any = original_clip, **kwargs: Any) -> Any:
+            if (weights := getattr(self, "_zerofit_weights", None)) is not None:
+                weights.before_step()
+            return original(self, *args, **kwargs)
+
+        setattr(accelerator_class, name, clip)
+    original = accelerator_class.prepare_optimizer
+
+    @functools.wraps(original)
+    def prepare_optimizer(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = original(self, optimizer, *args, **kwargs)
+        weights = getattr(self, "_zerofit_weights", None)
+        if weights is not None and "_zerofit_weighs" not in vars(prepared):
+            prepared._zerofit_weighs = True
+            # A bound method: a scheduler made of the wrapper later reads the function behind its step().
+            prepared.step = MethodType(_after(weights.before_step, type(prepared).step), prepared)
+        return prepared
+
+    accelerator_class.prepare_optimizer = prepare_optimizer
+
+
+def _after(act: Callable[[], None], step: Any) -> Any:
+    """Return an optimizer's step() that comes after something else."""
+
+    @functools.wraps(step)
+    def after(self: Any, *args: Any, **kwargs: Any) -> Any:
+        act()
+        return step(self, *args, **kwargs)
+
+    return after
+
+
+def _keep_accumulation(accelerator_class: Any, steps: int, changes: Changes) -> None:
+    """Let a script's later setting of the accumulation give way to the plan's, as that of the start does."""
+    own = accelerator_class.gradient_accumulation_steps
+
+    def change(self: Any, value: int) -> None:
+        if self._zerofit_by_script and value != steps:
+            changes.add(f"gradient accumulation stays {steps} steps; the script sets it to {value} later")
+            value = steps
+        own.fset(self, value)
+
+    accelerator_class.gradient_accumulation_steps = property(own.fget, change, doc=own.__doc__)

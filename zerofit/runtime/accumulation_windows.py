@@ -46,7 +46,8 @@ def accumulation_windows(
             transformers' causal language models do.
 
     Raises:
-        UserError: gradient_accumulation_steps is below 1, or a batch's items can't be counted.
+        UserError: gradient_accumulation_steps is below 1, a batch's items can't be counted, or one rank runs
+            out of batches before another.
     """
     if gradient_accumulation_steps < 1:
         raise UserError(
@@ -66,26 +67,37 @@ def accumulation_windows(
 def _windows(
     batches: Iterator[Batch], steps: int, items: Callable[[Batch], float]
 ) -> Iterator[tuple[tuple[Batch, float], ...]]:
-    while window := tuple(islice(batches, steps)):
+    while True:
+        window = tuple(islice(batches, steps))
         counts = [float(items(batch)) for batch in window]
-        total, ranks = _over_ranks(sum(counts))
+        total, ranks, num_windows = _over_ranks(sum(counts), 1 if window else 0)
+        if not num_windows:
+            return
+        if num_windows < ranks:
+            raise UserError(
+                "unlike-windows",
+                "some ranks have batches left and others have none",
+                found=f"{num_windows} of {ranks} ranks with a further window",
+                why="each backward pass exchanges gradients: the others would be waited for without end",
+                fix="give each rank as many batches, as DistributedSampler and accelerate's even_batches do",
+            )
         yield tuple(
             (batch, count * ranks / total if total else 0.0)
             for batch, count in zip(window, counts, strict=True)
         )
 
 
-def _over_ranks(count: float) -> tuple[float, int]:
-    """Return the sum of a count over all ranks, and how many there are."""
+def _over_ranks(count: float, num_windows: int) -> tuple[float, int, int]:
+    """Return the sum of a count over all ranks, how many ranks there are, and how many have a window."""
     import torch
 
     group = torch.distributed
     if not (group.is_available() and group.is_initialized()) or group.get_world_size() == 1:
-        return count, 1
+        return count, 1, num_windows
     device = "cuda" if group.get_backend() == "nccl" else "cpu"
-    total = torch.tensor(count, dtype=torch.float64, device=device)
-    group.all_reduce(total)
-    return total.item(), group.get_world_size()
+    sums = torch.tensor([count, num_windows], dtype=torch.float64, device=device)
+    group.all_reduce(sums)
+    return sums[0].item(), group.get_world_size(), int(sums[1].item())
 
 
 def _items(batch: Any, *, shifts_labels: bool) -> float:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from zerofit.errors import UserError
 from zerofit.runtime.changed_model import changed
 from zerofit.runtime.changes import Changes
-from zerofit.runtime.optimizer_swap import swap
-from zerofit.runtime.trained_groups import hold_what_trains
-from zerofit.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
+from zerofit.runtime.optimizer_swap import is_alike, swap_and_note
+from zerofit.runtime.trained_groups import hold_what_trains, holds
+from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -49,9 +49,12 @@ def apply_strategy(
         The model that trains, and its optimizer. Schedulers of the one given lead the one returned.
 
     Raises:
-        UserError: the strategy has something that a loop must see to itself, or the model can't take it.
+        UserError: the strategy has something that a loop must see to itself, the model can't take it, or the
+            optimizer is of another model, or has made steps already and another is to take its place.
     """
     _check_possible(strategy, optimizer)
+    if optimizer is not None:
+        _check_optimizer(optimizer, model, strategy)
     changes = Changes(announce=os.environ.get("RANK", "0") == "0")
     notes: list[str] = []
     if strategy.tf32 is not None:
@@ -59,15 +62,14 @@ def apply_strategy(
 
         notes += set_tf32(strategy.tf32)
     model, others = changed(model, strategy, precision=None)
-    notes += others
+    for note in (*notes, *others):
+        changes.add(note)
     if optimizer is not None:
         hold_what_trains(model, [optimizer])
         if strategy.optimizer is not None:
-            own = type(optimizer).__name__
-            optimizer = swap(optimizer, strategy.optimizer, modules=model.modules())
-            notes.append(f"the optimizer is {type(optimizer).__name__}, on the groups of {own}")
-    for note in notes:
-        changes.add(note)
+            optimizer = swap_and_note(
+                optimizer, strategy.optimizer, changes, modules=model.modules(), said="the loop makes"
+            )
     return model, optimizer
 
 
@@ -75,7 +77,7 @@ def _check_possible(strategy: Strategy, optimizer: Any) -> None:
     nothing = Strategy(precision=Precision.FP32)
     for field, why in _NOT_BY_HAND.items():
         value = getattr(strategy, field)
-        if value in (getattr(nothing, field), None, False):
+        if value is None or value == getattr(nothing, field):
             continue
         raise UserError(
             "not-in-a-plain-loop",
@@ -94,6 +96,26 @@ def _check_possible(strategy: Strategy, optimizer: Any) -> None:
         )
 
 
+def _check_optimizer(optimizer: Optimizer, model: Module, strategy: Strategy) -> None:
+    name, own = strategy.optimizer, type(optimizer).__name__
+    if not holds(optimizer, model):
+        raise UserError(
+            "optimizer-of-another-model",
+            "the optimizer trains nothing of this model",
+            found=f"{own}, and {type(model).__name__}, none of whose parameters are in its groups",
+            why="its groups are to hold what trains of the model",
+            fix="make the optimizer of the model that is given here",
+        )
+    if name is not None and optimizer.state and not is_alike(optimizer, name):
+        raise UserError(
+            "optimizer-has-stepped",
+            "the loop's optimizer has made steps already",
+            found=f"{own} with states, and Strategy(optimizer={_said(name)})",
+            why="its states mean nothing to another optimizer, and would be lost",
+            fix="call apply_strategy() before the first step, and before the optimizer loads a checkpoint",
+        )
+
+
 def _said(value: Any) -> str:
-    is_enum = isinstance(value, Engine | OffloadDevice | ZeroStage | Precision)
+    is_enum = isinstance(value, Engine | OffloadDevice | OptimizerName | ZeroStage | Precision)
     return f"{type(value).__name__}.{value.name}" if is_enum else str(value)

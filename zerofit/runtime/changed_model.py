@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from zerofit.errors import UserError
 from zerofit.runtime.capture.model_record import class_path
 from zerofit.runtime.optimizer_swap import live_optimizers
 from zerofit.runtime.quantized_loading import for_trainer
-from zerofit.runtime.trained_groups import hold_what_trains, holds
+from zerofit.runtime.schedulers import live_objects
+from zerofit.runtime.trained_groups import hold_what_trains, holds, parameters_of
 from zerofit.strategy import Precision
 
 if TYPE_CHECKING:
@@ -129,18 +131,22 @@ def changed(model: Any, wanted: Settings | Strategy, *, precision: Precision | N
     Raises:
         UserError: one of the changes can't be made.
     """
+    from zerofit.model_changes.adapted_saving import lead_to
     from zerofit.model_changes.adapters import adapt, adapted_words
     from zerofit.model_changes.attention import set_attention
     from zerofit.model_changes.checkpointing import set_checkpointing
     from zerofit.model_changes.freezing import freeze
     from zerofit.model_changes.liger import use_liger
-    from zerofit.model_changes.quantization import check_quantized, store_frozen_in
+    from zerofit.model_changes.quantization import check_quantized, make_trainable, store_frozen_in
 
     notes = [*freeze(model, wanted.freeze)]
     if wanted.quantization is not None:
         check_quantized(model, has_adapters=wanted.lora is not None)
+        make_trainable(model)
     if wanted.lora is not None:
-        model = adapt(model, wanted.lora, quantization=wanted.quantization)
+        _check_no_average(model)
+        base, model = model, adapt(model, wanted.lora, quantization=wanted.quantization)
+        lead_to(base, model)
         notes.append(adapted_words(model))
         if precision in (Precision.BF16, Precision.FP16):
             notes += store_frozen_in(model, precision)
@@ -167,6 +173,7 @@ class _Hook:
         self._captured = captured
         self._changed: WeakSet[Any] = WeakSet()
         self._trained: WeakSet[Any] = WeakSet()
+        self._left: WeakSet[Any] = WeakSet()
 
     def change_given(self, accelerator: Any, given: inspect.BoundArguments) -> None:
         """Change the models among what a script prepares, and the optimizers of them."""
@@ -192,39 +199,104 @@ class _Hook:
             precision: format of autocast.
             trains: whether it is known to be the one that trains.
         """
+        from zerofit.model_changes.adapted_saving import adapted_of
+
+        known = adapted_of(model)  # another Trainer or Accelerator may have changed it
+        if known is not None:
+            self._changed.update((model, known))
+            self._trained.add(known)
+            return known
         if model in self._changed or not any(one.requires_grad for one in model.parameters()):
             return model
-        wanted: Any = self._settings
         if not trains and not self._is_the_one(model):
-            wanted = replace(wanted, freeze=(), lora=None, quantization=None)
+            return model
         precision = None if self._settings.uses_deepspeed else precision
-        made, notes = changed(model, wanted, precision=precision)
+        made, notes = changed(model, self._settings, precision=precision)
         for note in notes:
             self._changes.add(note)
         self._changed.update((model, made))
-        if wanted is self._settings:
-            self._trained.add(made)
+        self._trained.add(made)
         return made
 
     def _is_the_one(self, model: Any) -> bool:
-        """Return whether a model is the one that trains, and no teacher that a script leaves unfrozen.
+        """Return whether a model is one that trains, and no teacher that a script leaves unfrozen.
 
-        It is one that an optimizer holds; where none does yet, the first one, of the class that was captured.
+        It is one that an optimizer holds, of the class that was captured where such a model lives. Where no
+        optimizer lives yet, it is the first one. A model that comes without its own beside those of others
+        is taken for a teacher. Once steps were made, it may as well be the next of a loop over folds: that
+        matters where adapters are put on, or something is frozen, which can't be done later.
         """
+        name = type(model).__name__
+        if self._moves_groups and self._is_beside_captured(model):
+            self._changes.add(f"{name} is left as it is: the plan is for another model of the script")
+            return False
+        optimizers = [one for one in live_optimizers() if any(True for _ in parameters_of(one))]
+        if any(holds(one, model) for one in optimizers):
+            return True
         if not self._moves_groups:
-            return True
-        if any(holds(optimizer, model) for optimizer in live_optimizers()):
-            return True
-        is_known = self._captured is None or self._captured.class_path == class_path(type(model))
-        return is_known and not self._trained
+            return not optimizers or any(one.state for one in optimizers)
+        if optimizers or self._trained:
+            self._changes.add(f"{name} without an optimizer is left as it is: it is taken for a teacher")
+            self._left.add(model)
+            return False
+        self._changes.add(f"{name} has no optimizer yet: it is taken for the model that trains")
+        return True
+
+    def _is_beside_captured(self, model: Any) -> bool:
+        """Return whether another model lives that is of the captured class, and this one is not."""
+        from torch.nn import Module
+
+        wanted = self._captured.class_path if self._captured is not None else None
+        if wanted is None or any(class_path(type(one)) == wanted for one in model.modules()):
+            return False
+        return any(class_path(type(one)) == wanted for one in live_objects(Module))
 
     @property
     def _moves_groups(self) -> bool:
         return bool(self._settings.freeze or self._settings.lora)
 
     def hold_what_trains(self) -> None:
-        """Look at all optimizers again: a script may have made one since."""
-        if self._moves_groups and self._trained:
-            optimizers = live_optimizers()
+        """Look at all optimizers again: a script may have made one since.
+
+        Raises:
+            UserError: one is of a model that was taken for a teacher.
+        """
+        if not self._moves_groups:
+            return
+        optimizers = live_optimizers() if self._trained or self._left else []
+        for model in self._left:
+            if any(holds(optimizer, model) for optimizer in optimizers):
+                raise _decided_too_late(model)
+        if self._trained:
             for model in self._trained:
                 hold_what_trains(model, optimizers)
+
+
+def _decided_too_late(model: Any) -> UserError:
+    name = type(model).__name__
+    return UserError(
+        "model-taken-for-teacher",
+        "a model trains that was taken for a teacher",
+        found=f"prepare() of {name} before its optimizer was made, while another model had one",
+        why="the model that trains is frozen or adapted in prepare(), and this one was left as it is",
+        fix="make the optimizer first and give both to one call: "
+        "model, optimizer = accelerator.prepare(model, optimizer)",
+    )
+
+
+def _check_no_average(model: Any) -> None:
+    """Check that no moving average was made of a model without its adapters.
+
+    Raises:
+        UserError: there is one.
+    """
+    from torch.optim.swa_utils import AveragedModel
+
+    if any(type(one.module) is type(model) for one in live_objects(AveragedModel)):
+        raise UserError(
+            "lora-average-made-before",
+            "a moving average was made before the adapters",
+            found=f"--lora, and AveragedModel of {type(model).__name__} before prepare()",
+            why="it has other parameters than the model that trains, and can't follow it",
+            fix="make it of what accelerator.prepare() returns",
+        )

@@ -36,6 +36,9 @@ _HOOKED_BY = ("zerofit.runtime.runner", "zerofit.runtime.capture")
 """Modules that run a script with hooks of their own: a plan is there already, or made from what they see."""
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
+_OF_THE_MODEL = ("freeze", "lora", "quantization", "attention", "liger")
+"""Fields of Strategy that TrainingArguments can't say: a Trainer class has to apply them."""
+
 
 def accelerator(
     *, plan: Plan | Strategy | str | os.PathLike[str] | None = None, **arguments: Any
@@ -94,6 +97,11 @@ def training_arguments(
     if _is_hooked():
         return base(**fields)
     found = _checked(plan)
+    if model_changes := [name for name in _OF_THE_MODEL if getattr(found.strategy, name)]:
+        _changes().add(
+            f"{', '.join(model_changes)}: zerofit.trainer(args=...) applies that to the model; a plain "
+            "Trainer(args=...) leaves the model as it is"
+        )
     _prepare_process(found)
     if found.strategy.compile:
         fields.setdefault("torch_compile", True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MEAN = 1
-"""The reduction of torch's losses that divides by the items (ATen/core/Reduction.h)."""
+_NONE, _MEAN = 0, 1
+"""Reductions of torch's losses: one number for each item, or their mean (ATen/core/Reduction.h)."""
 _BY_LABEL = ("NllLoss",)
 _BY_ELEMENT = ("MseLoss", "BinaryCrossEntropy", "SmoothL1Loss", "HuberLoss", "SoftMarginLoss")
 _KEEPS_THE_MEAN = (
@@ -22,6 +22,32 @@ _KEEPS_THE_MEAN = (
 _SUMS = ("Add", "Sub")
 _DATA_PARALLEL = "_DDPSink"
 """DistributedDataParallel's, around all outputs at once where it looks for unused parameters."""
+_BY_ENTRY = frozenset(
+    (
+        *_KEEPS_THE_MEAN,
+        *_SUMS,
+        *("Abs", "Pow", "Sqrt", "Rsqrt", "Exp", "Expm1", "Log", "Log1p", "Log2", "Sin", "Cos", "Sgn"),
+        *("Relu", "LeakyRelu", "Elu", "Gelu", "Silu", "Tanh", "Sigmoid", "LogSigmoid", "Softplus"),
+        *("Clamp", "ClampMin", "ClampMax", "Minimum", "Maximum", "Where", "MaskedFill", "NativeDropout"),
+        *("Index", "MaskedSelect", "Slice", "UnsafeView", "Expand", "Xlogy", "Addcmul", "Lerp"),
+        *("Stack", "Cat", "Split"),
+    )
+)
+"""Operators whose every number follows from one of each input, so that a batch's numbers stay its own."""
+_OF_A_ROW = frozenset(
+    ("Mean", "Sum", "Logsumexp", "Amax", "Amin", "Max", "Min", "LinalgVectorNorm", "Norm", "Std", "Var")
+)
+"""Operators that put dimensions together: of each sample by itself unless the first is among them."""
+_MOVES = frozenset(("Permute", "Transpose", "T"))
+_WHOLE_ROWS = frozenset(
+    (
+        "",  # AccumulateGrad: a parameter
+        _DATA_PARALLEL,
+        *("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "MkldnnLinear", "Convolution", "Embedding", "Gather"),
+        *("NativeLayerNorm", "FusedRmsNorm", "LogSoftmax", "Softmax"),
+    )
+)
+"""Operators below which a model computes its outputs, a row or more for each sample."""
 
 
 def items_of(loss: Any) -> Any:
@@ -36,12 +62,16 @@ def items_of(loss: Any) -> Any:
     """
     import torch
 
-    found = [_items(node) for node in _terms(loss.grad_fn, loss.output_nr)]
+    items = _common(loss.grad_fn, loss.output_nr)
+    return None if items is None else torch.as_tensor(items, dtype=torch.float32, device=loss.device)
+
+
+def _common(node: Any, place: int) -> Any:
+    """Return the number of items of each term of a loss; None where they differ or one does not tell."""
+    found = [_items(term) for term in _terms(node, place)]
     if not found or any(items is None for items in found):
         return None
-    if any(float(items) != float(found[0]) for items in found[1:]):
-        return None
-    return torch.as_tensor(found[0], dtype=torch.float32, device=loss.device)
+    return found[0] if all(float(items) == float(found[0]) for items in found) else None
 
 
 def _terms(node: Any, place: int) -> Iterator[Any]:
@@ -52,10 +82,10 @@ def _terms(node: Any, place: int) -> Iterator[Any]:
         if node is None:
             continue
         kind, following = _kind(node), node.next_functions
-        held = [(one, at) for one, at in following if one is not None]
+        held = _held(node)
         if kind == _DATA_PARALLEL and place < len(following):
             waiting.append(following[place])
-        elif kind in _SUMS or (len(held) == 1 and (kind in _KEEPS_THE_MEAN or _is_mean_of_one_mean(node))):
+        elif kind in _SUMS or (len(held) == 1 and (kind in _KEEPS_THE_MEAN or _is_mean_of_one(node))):
             waiting += held
         else:
             yield node
@@ -64,7 +94,7 @@ def _terms(node: Any, place: int) -> Iterator[Any]:
 def _items(node: Any) -> Any:
     kind = _kind(node)
     if kind == "Mean":
-        return node._saved_self_sym_numel
+        return _items_of_mean(node)
     if getattr(node, "_saved_reduction", None) != _MEAN:
         return None
     if kind.startswith(_BY_LABEL):
@@ -77,12 +107,71 @@ def _items(node: Any) -> Any:
     return None
 
 
-def _is_mean_of_one_mean(node: Any) -> bool:
-    """Return whether a node takes the mean of a single number that is one already: loss.mean()."""
-    if _kind(node) != "Mean" or node._saved_self_sym_numel != 1:
-        return False
+def _is_mean_of_one(node: Any) -> bool:
+    """Return whether a node takes the mean of a single number without dimensions: loss.mean()."""
+    return _kind(node) == "Mean" and not node._saved_self_sym_sizes
+
+
+def _items_of_mean(node: Any) -> Any:
+    """Return the number of items of a mean over all that is below it; None where they are no batch's."""
+    count = node._saved_self_sym_numel
     ((below, _),) = node.next_functions
-    return below is not None and _items(below) is not None
+    if below is None:
+        return None
+    while _kind(below) in _KEEPS_THE_MEAN and len(held := _held(below)) == 1:
+        ((below, _),) = held
+    kind = _kind(below)
+    if kind in ("Stack", "Cat") and count == len(below.next_functions):  # several losses, one number each
+        each = [_common(one, at) for one, at in below.next_functions]
+        if all(items is not None for items in each):
+            return each[0] if all(float(items) == float(each[0]) for items in each) else None
+    if count == 1 and getattr(below, "_saved_reduction", None) == _MEAN:  # loss[None].mean()
+        return _items(below)
+    if kind == "Mean" and _reduces_the_batch(below):  # the same as one mean over both
+        ((inner, _),) = below.next_functions
+        return below._saved_self_sym_numel if _has_rows(inner, may_move=True) else None
+    return count if _has_rows(below, may_move=True) else None
+
+
+def _has_rows(node: Any, *, may_move: bool) -> bool:
+    """Return whether there are as many numbers as the batch is large, times something."""
+    waiting, seen = [(node, may_move)], set()
+    while waiting:
+        node, may_move = waiting.pop()
+        if node is None or (node, may_move) in seen:
+            continue
+        seen.add((node, may_move))
+        kind = _kind(node)
+        if kind in _WHOLE_ROWS or getattr(node, "_saved_reduction", None) == _NONE:
+            continue
+        if kind in _OF_A_ROW:
+            if _reduces_the_batch(node):
+                return False
+            may_move = False
+        elif kind == "Select":
+            if node._saved_dim == 0:
+                return False
+        elif not (kind in _BY_ENTRY or (kind in _MOVES and may_move)):
+            return False
+        waiting += [(one, may_move) for one, _ in _held(node)]
+    return True
+
+
+def _reduces_the_batch(node: Any) -> bool:
+    """Return whether the first dimension is among those that a node puts together, or it does not tell."""
+    dims = getattr(node, "_saved_dim", None)
+    if dims is None:
+        return True
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    num_dims = None if sizes is None else len(sizes)
+    found = [_signed(dim) for dim in (dims if isinstance(dims, tuple) else (dims,))]
+    # Where the sizes are not kept, only the last dimension of several is sure to be another than the first.
+    return not found or any(dim == 0 or (num_dims is not None and dim + num_dims == 0) for dim in found)
+
+
+def _held(node: Any) -> list[tuple[Any, int]]:
+    """Return what a node was computed from, without constants."""
+    return [(one, at) for one, at in node.next_functions if one is not None]
 
 
 def _kind(node: Any) -> str:

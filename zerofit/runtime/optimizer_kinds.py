@@ -97,13 +97,33 @@ def is_lion(item: Any) -> bool:
     return "lion" in (item if isinstance(item, str) else type(item).__name__).lower()
 
 
-def lion_advice(learning_rate: float) -> str:
-    """Return what to think of where Lion steps at a learning rate that was another optimizer's."""
+def rate_advice(own: str, new: str, learning_rate: float) -> str | None:
+    """Return what to think of where an optimizer steps at a learning rate that was another one's.
+
+    Args:
+        own: name of the script's.
+        new: name of the one that takes its place.
+        learning_rate: the script's.
+
+    Returns:
+        One sentence; None where the rate means about the same to both.
+    """
+    if is_lion(new) == is_lion(own) and _is_sgd(new) == _is_sgd(own):
+        return None
+    if not is_lion(new):
+        return (
+            f"the learning rate of {learning_rate:g} is the script's, for {own}; at the same rate {new} "
+            "takes steps of another size, and may need another"
+        )
     return (
         f"Lion trains at the script's learning rate of {learning_rate:g}; it steps by signs, and its authors "
         "take 3 to 10 times less than with AdamW, with as many times the weight decay "
         "(https://arxiv.org/abs/2302.06675, section 5)"
     )
+
+
+def _is_sgd(name: str) -> bool:
+    return "sgd" in name.lower()
 
 
 def _keep_embeddings_whole(optimizers: Any, modules: Iterable[Any]) -> None:

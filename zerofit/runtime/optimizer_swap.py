@@ -8,7 +8,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
-from zerofit.runtime.optimizer_kinds import KINDS, is_lion, lion_advice, make
+from zerofit.runtime.optimizer_kinds import KINDS, is_lion, make, rate_advice
 from zerofit.runtime.schedulers import lead_schedulers, live_objects
 
 if TYPE_CHECKING:
@@ -87,13 +87,14 @@ def swap_and_note(
         modules: those of the model.
         said: the words before the old one's name: "the script says".
     """
-    lost, was_lion = dropped(optimizer, name), is_lion(optimizer)
+    lost = dropped(optimizer, name)
     new = swap(optimizer, name, modules=modules)
     if new is not optimizer:
         without = f"; {lost} of the script's has no place in it" if lost else ""
         changes.add(f"the optimizer is {_said(new)}; {said} {_said(optimizer)}{without}")
-        if is_lion(new) and not was_lion:
-            changes.add(lion_advice(new.param_groups[0].get("initial_lr", new.param_groups[0]["lr"])))
+        rate = new.param_groups[0].get("initial_lr", new.param_groups[0]["lr"])
+        if (advice := rate_advice(type(optimizer).__name__, type(new).__name__, rate)) is not None:
+            changes.add(advice)
     return new
 
 
@@ -112,10 +113,12 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
         The new one; the script's own where it is of that kind already.
 
     Raises:
-        UserError: the script's does what the new one can't.
+        UserError: the script's does what the new one can't, or has no learning rate to take over.
     """
-    if KINDS[name].is_alike(optimizer):
+    if is_alike(optimizer, name):
         return optimizer
+    if any(group["lr"] is None for group in optimizer.param_groups):
+        raise _has_no_rate(optimizer, name)
     for switch in _OTHER_MATHEMATICS:
         if any(group.get(switch) for group in optimizer.param_groups):
             raise _not_taken_over(optimizer, switch, name)
@@ -131,6 +134,16 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
     new._zerofit_swapped = optimizer._zerofit_swapped = True
     lead_schedulers(optimizer, new)
     return new
+
+
+def is_alike(optimizer: Any, name: OptimizerName) -> bool:
+    """Return whether an optimizer is of a kind already, and stays.
+
+    Args:
+        optimizer: the script's.
+        name: the kind.
+    """
+    return KINDS[name].is_alike(optimizer)
 
 
 def dropped(optimizer: Any, name: OptimizerName) -> str:
@@ -164,6 +177,16 @@ def _not_taken_over(optimizer: Any, switch: str, name: OptimizerName) -> UserErr
         found=f"{type(optimizer).__name__}({switch}=True), and --optimizer {name}",
         why=f"another optimizer has no {switch}, and without it the script would train otherwise",
         fix=f"leave out --optimizer, or take {switch} out of the script",
+    )
+
+
+def _has_no_rate(optimizer: Any, name: OptimizerName) -> UserError:
+    return UserError(
+        "optimizer-without-rate",
+        f"{name} needs a learning rate, and the script gives none",
+        found=f"{type(optimizer).__name__}(lr=None), and {name} to take its place",
+        why="an optimizer that finds its own rate leaves none to the one that takes over its groups",
+        fix="give the script's optimizer a learning rate, or leave it in place",
     )
 
 

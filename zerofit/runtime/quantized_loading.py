@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from zerofit.errors import UserError
 from zerofit.runtime.capture.model_record import class_path
+from zerofit.runtime.optimizer_swap import live_optimizers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,11 +94,16 @@ class _Choice:
         self.quantized: WeakSet[Any] = WeakSet()
 
     def is_the_one(self, model_class: Any, name: Any) -> bool:
-        """Return whether a model about to be loaded is; a second one of the kind is its teacher."""
+        """Return whether a model about to be loaded is; a second one of the kind is its teacher.
+
+        Once an optimizer has made a step, it is no teacher but the next of a loop over folds or seeds.
+        """
         own = (class_path(model_class), str(name))
         if self._wanted is None:
             self._wanted = own
-        return own == self._wanted and (_making_again or not self.quantized)
+        if own != self._wanted:
+            return False
+        return _making_again or not self.quantized or any(one.state for one in live_optimizers())
 
 
 def _not_partitioned() -> UserError:

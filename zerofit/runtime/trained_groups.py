@@ -30,30 +30,31 @@ def hold_what_trains(model: Any, optimizers: Iterable[Any]) -> None:
     ids = {id(one) for one in model.parameters()}
     replaced = _replacements(model)
     own = [optimizer for optimizer in optimizers if holds(optimizer, model)]
-    held = {id(one) for optimizer in own for one in _parameters_of(optimizer)}
+    held = {id(one) for optimizer in own for one in parameters_of(optimizer)}
     orphans = [
         new for old, news in replaced.items() for new in news if old not in held and id(new) not in held
     ]
     for place, optimizer in enumerate(own):
         _update(optimizer, ids, replaced, () if place else orphans)
-        if not any(True for _ in _parameters_of(optimizer)):
+        if not any(True for _ in parameters_of(optimizer)):
             raise _holds_nothing(optimizer, model)
 
 
 def holds(optimizer: Any, model: Any) -> bool:
     """Return whether an optimizer holds any parameter of a model."""
     ids = {id(one) for one in model.parameters()}
-    return any(id(one) in ids for one in _parameters_of(optimizer))
+    return any(id(one) in ids for one in parameters_of(optimizer))
 
 
-def _parameters_of(optimizer: Any) -> Iterator[Any]:
+def parameters_of(optimizer: Any) -> Iterator[Any]:
+    """Yield all parameters that an optimizer holds."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
 def _update(optimizer: Any, ids: set[int], replaced: dict[int, list[Any]], orphans: Sequence[Any]) -> None:
     groups = [group["params"] for group in optimizer.param_groups]
-    held = {id(one) for one in _parameters_of(optimizer)}
+    held = {id(one) for one in parameters_of(optimizer)}
     largest = max(groups, key=lambda group: sum(one.numel() for one in group))
     for group in groups:
         kept: list[Any] = []

@@ -8,8 +8,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from zerofit.render.trainer import LION_BETAS, OPTIM_ALIKE, training_arguments
-from zerofit.runtime.optimizer_kinds import is_lion, lion_advice
+from zerofit.render.trainer import LION_BETAS, OPTIM, OPTIM_ALIKE, training_arguments
+from zerofit.runtime.optimizer_kinds import is_lion, rate_advice
 from zerofit.runtime.trainer_batches import Batches, batches_under
 from zerofit.strategy import Strategy
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from zerofit.runtime.changes import Changes
     from zerofit.runtime.settings import Settings
+    from zerofit.strategy import OptimizerName
 
 _RECORD = "_zerofit_said"
 """Attribute of TrainingArguments: what the script says in each field that was set, and what it was set to."""
@@ -26,6 +27,8 @@ _RENAMED = {
     "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
 }
 """Fields with an older name that stands for them until TrainingArguments are made (transformers 5.23)."""
+_ADAM_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.999}
+"""Those of AdamW (torch/optim/adamw.py; transformers/training_args.py)."""
 _WHY = {"auto_find_batch_size": ", which would change the global batch"}
 
 
@@ -55,8 +58,10 @@ def apply(arguments: Any, settings: Settings, changes: Changes) -> None:
             setattr(arguments, _RENAMED[name], value)
         record[name] = (said[name], value)
     setattr(arguments, _RECORD, record)
-    if settings.optimizer is not None and is_lion(settings.optimizer) and not is_lion(str(said["optim"])):
-        changes.add(lion_advice(arguments.learning_rate))
+    if settings.optimizer is not None:
+        advice = rate_advice(str(said["optim"]), OPTIM[settings.optimizer], arguments.learning_rate)
+        if advice is not None:
+            changes.add(advice)
 
 
 def script_batches(arguments: Any) -> Batches | None:
@@ -105,13 +110,12 @@ def _decided(said: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
         micro_batch_size=batches.batch_size if batches else None,
         gradient_accumulation_steps=batches.gradient_accumulation_steps if batches else None,
         gradient_clipping=settings.gradient_clipping,
-        gradient_checkpointing=settings.gradient_checkpointing,
+        gradient_checkpointing=_wants_checkpointing(settings),
         optimizer=settings.optimizer,
     )
     decided = training_arguments(strategy, deepspeed_file=None)
-    if settings.optimizer and said["optim"] in OPTIM_ALIKE[settings.optimizer]:
-        for name in ("optim", *LION_BETAS):
-            decided.pop(name, None)
+    if settings.optimizer is not None:
+        _keep_betas(decided, str(said["optim"]), settings.optimizer)
     own_kwargs = _dictionary(said["activation_checkpointing_kwargs"])
     kwargs = _checkpointing_kwargs(own_kwargs, settings)
     if decided.get("activation_checkpointing", said["activation_checkpointing"]) and kwargs != own_kwargs:
@@ -121,10 +125,27 @@ def _decided(said: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     return decided
 
 
+def _keep_betas(decided: dict[str, Any], own: str, name: OptimizerName) -> None:
+    """Leave the script's betas to an optimizer of their own kind, and to no other, as a loop's are left."""
+    if own in OPTIM_ALIKE[name]:
+        del decided["optim"]
+    if is_lion(own) and is_lion(name.value):
+        for field in LION_BETAS:
+            del decided[field]
+    elif is_lion(own) and "adamw" in name:
+        decided.update(_ADAM_BETAS)
+
+
+def _wants_checkpointing(settings: Settings) -> bool | None:
+    """Return whether the plan checkpoints: some of the blocks are to without more words, too."""
+    is_implied = settings.gradient_checkpointing is None and settings.checkpoint_every > 1
+    return True if is_implied else settings.gradient_checkpointing
+
+
 def _checkpointing_kwargs(own: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """Return how activations are recomputed: as the script says, which stays reentrant where it is so."""
     kwargs = dict(own)
-    if not own and settings.gradient_checkpointing:
+    if not own and _wants_checkpointing(settings):
         kwargs["use_reentrant"] = False
     if settings.checkpoint_every > 1:
         kwargs["every_n_layers"] = settings.checkpoint_every

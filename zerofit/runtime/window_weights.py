@@ -45,12 +45,27 @@ class WindowWeights:
         self._weight: Any = None
         """What this batch's losses count; None before its first backward pass."""
         self._is_closed = False
+        """Whether the window's gradients are put right."""
 
     def begin_batch(self) -> None:
-        """Act on the script's entering accumulate()."""
+        """Act on the script's entering accumulate(); the Accelerator still tells of the batch before."""
         self._weight = None
-        if self._is_closed:
+        if self._accelerator.sync_gradients:
             self._total, self._num_batches, self._is_closed = 0, 0, False
+
+    def before_step(self) -> None:
+        """Put the gradients right that the script is to step with, or to clip.
+
+        The backward pass of the window's last batch has done it, unless the script left that out, as it may
+        where a loss is no number.
+        """
+        import torch
+
+        is_due = self._is_on and self._num_batches and self._accelerator.sync_gradients
+        # DeepSpeed steps only after a backward pass of the last batch.
+        if is_due and not self._is_closed and window_of(self._accelerator) is None:
+            with torch.no_grad():
+                self._close()
 
     def weighted(self, loss: Any) -> Any:
         """Return what is to go backward, and to be divided by the accumulation steps, in the loss's place."""
@@ -130,7 +145,8 @@ class WindowWeights:
         for parameter in set(self._parameters()):
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
-        self._weight = self._weight * factor
+        if self._weight is not None:
+            self._weight = self._weight * factor
 
     def _parameters(self) -> Iterator[Any]:
         """Yield what the script's optimizers step."""

@@ -1,6 +1,7 @@
 """Trains a classifier for three steps, saves it, and writes down what of it trained.
 
-changed.py ROUTE MODEL    ROUTE: accelerate, late (the optimizer is made after prepare) or trainer.
+changed.py ROUTE MODEL    ROUTE: accelerate, late (the optimizer is made after prepare), trainer, or
+own-variable (a Trainer, after which the script saves the model by its own variable).
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Facts:
             },
             "dtypes": sorted({str(one.dtype).removeprefix("torch.") for one in model.parameters()}),
         }
-        Path(f"facts{os.environ['RANK']}.json").write_text(json.dumps(facts))
+        Path(f"facts{os.environ.get('RANK', '0')}.json").write_text(json.dumps(facts))
 
 
 def by_accelerate(*, is_late: bool) -> None:
@@ -143,7 +144,7 @@ class Watch(TrainerCallback):
         self.facts.look_at_gradients(model)
 
 
-def by_trainer() -> None:
+def by_trainer(*, saves_by_own_variable: bool) -> None:
     args = TrainingArguments(
         output_dir="out",
         per_device_train_batch_size=BATCH_SIZE,
@@ -155,15 +156,19 @@ def by_trainer() -> None:
         disable_tqdm=True,
     )
     watch = Watch()
-    trainer = Trainer(make_model(), args, train_dataset=samples(), callbacks=[watch])
+    model = make_model()
+    trainer = Trainer(model, args, train_dataset=samples(), callbacks=[watch])
     trainer.train()
     watch.facts.show(trainer.model, trainer.optimizer)
-    trainer.save_model("saved")
+    if saves_by_own_variable:
+        model.save_pretrained("saved")
+    else:
+        trainer.save_model("saved")
 
 
 if __name__ == "__main__":
     route = sys.argv[1]
-    if route == "trainer":
-        by_trainer()
+    if route in ("trainer", "own-variable"):
+        by_trainer(saves_by_own_variable=route == "own-variable")
     else:
         by_accelerate(is_late=route == "late")
