@@ -11,7 +11,7 @@ from zerofit.errors import UserError
 from zerofit.facts import GpuSpec, Machine, Versions, Workload
 from zerofit.plan import Origin, Plan, Topology
 from zerofit.request import Request
-from zerofit.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
+from zerofit.strategy import Engine, Lora, OffloadDevice, Precision, Quantization, Strategy, ZeroStage
 from zerofit.units import GIB
 
 _H100 = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_capability=(9, 0))
@@ -119,3 +119,25 @@ def test_a_plan_for_inference_stays_one() -> None:
     plan = _choose(_EIGHT_NEW, Request(preset="z3-inference"))
     assert (plan.trains, _choose(_EIGHT_NEW, Request(plan=plan)).trains) == (False, False)
     assert _choose(_EIGHT_NEW, Request(preset="z3")).trains
+
+
+def test_blocks_of_a_plan_that_recompute_are_gone_with_checkpointing() -> None:
+    plan = _choose(_EIGHT_NEW, Request(gradient_checkpointing=True, checkpoint_every=2))
+    again = _choose(_EIGHT_NEW, Request(plan=plan, gradient_checkpointing=False))
+    assert (again.strategy.gradient_checkpointing, again.strategy.checkpoint_every) == (False, 1)
+    whys = {reason.field: reason.why for reason in again.reasons}
+    assert whys["gradient_checkpointing"] == "--no-gradient-checkpointing says so"
+    assert "checkpoint_every" not in whys
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (Request(tf32=False), "--no-tf32 says so"),
+        (Request(lora=Lora()), "--lora says so"),
+        (Request(lora=Lora(), quantization=Quantization.NF4, says_qlora=True), "--qlora says so"),
+    ],
+)
+def test_a_reason_names_the_flag_as_it_was_typed(request_: Request, why: str) -> None:
+    fields = {"tf32", "lora", "quantization"}
+    assert {one.why for one in _choose(_EIGHT_NEW, request_).reasons if one.field in fields} == {why}

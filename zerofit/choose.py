@@ -31,6 +31,8 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
     topology = _topology(machine, request)
     strategy, reasons = _base(machine, topology, request)
     overrides = fields_said(request)
+    if request.gradient_checkpointing is False:
+        overrides["checkpoint_every"] = 1  # a plan's own says which blocks recompute, and none does now
     strategy = replace(strategy, **overrides)
     if not strategy.uses_nvme and request.nvme_path is None:
         strategy = replace(strategy, nvme_path=None)  # a preset's, whose offload a flag took away
@@ -231,8 +233,12 @@ def reasons_by_flag(request: Request) -> list[Reason]:
 
 
 def _flag(name: str, request: Request) -> str:
-    is_implied = name == "gradient_checkpointing" and request.checkpoint_every is not None
-    return FLAGS["checkpoint_every" if is_implied else name]
+    if name == "gradient_checkpointing" and request.checkpoint_every is not None:
+        return FLAGS["checkpoint_every"]
+    if name in ("lora", "quantization") and request.says_qlora:
+        return "--qlora"
+    flag = FLAGS[name]
+    return flag.replace("--", "--no-", 1) if getattr(request, name) is False else flag
 
 
 def fields_said(request: Request) -> dict[str, Any]:

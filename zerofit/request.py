@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ class Request:
     tf32: bool | None = None
     liger: bool | None = None
     group_by_length: bool | None = None
+    says_qlora: bool = field(default=False, compare=False)
+    """Whether adapters and quantization were said as --qlora, which means the same."""
     allowed_lora: Lora | None = None
     """How adapters look where the user allows them and does not ask for them."""
     global_batch_size: int | None = None

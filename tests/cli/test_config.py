@@ -163,6 +163,11 @@ def test_launch_script_for_several_nodes_takes_the_node_as_the_shipped_recipe_do
     ]
 
 
+def test_launch_script_tells_deepspeeds_ranks_to_compile(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    _config(run_zerofit, tmp_path, *_EIGHT, "--zero-stage", "2", "--compile")
+    assert "\nACCELERATE_DYNAMO_BACKEND=INDUCTOR accelerate launch" in (tmp_path / "launch.sh").read_text()
+
+
 @pytest.mark.parametrize(
     ("flags", "setting"),
     [

@@ -255,3 +255,11 @@ def test_every_number_of_the_table_has_its_uncertainty(run_zerofit: _RunZerofit,
     finished = _plan(run_zerofit, folder, "--fast", *_BERT, *_A100)
     choice = next(line for line in finished.stdout.splitlines() if line.startswith(">"))
     assert len(re.findall(r"±\d+%", choice)) == 3
+
+
+def test_fast_says_that_names_were_not_looked_up(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    line = "plan --model bert-base-uncased --seq-len 128 --global-batch-size 8 --gpus 1xA100-80G --fast"
+    flags = ("--freeze", "*nomatch*", "--lora", "--lora-targets", "foo")
+    finished = run_zerofit(*line.split(), *flags, cwd=tmp_path)
+    said = "--freeze *nomatch* and --lora-targets foo is in the model: --fast does not look"
+    assert said in finished.stderr

@@ -172,6 +172,7 @@ def test_what_has_one_right_answer_is_put_right(
     [
         (OptimizerName.ADAMW, None),
         (OptimizerName.SGD, "offload-needs-adam"),
+        (OptimizerName.PAGED_ADAMW, "offload-needs-adam"),
         (OptimizerName.ADAMW_8BIT, "offload-needs-adam"),
         (OptimizerName.ADAFACTOR, "offload-swap-fails-in-step"),
     ],

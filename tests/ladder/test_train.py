@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,14 @@ import torch
 
 from zerofit.errors import UserError
 from zerofit.ladder.made import make_model, make_samples, without_dropout
-from zerofit.ladder.memory import LiveTensors, gradient_bytes, process_bytes, state_bytes, weight_bytes
+from zerofit.ladder.memory import (
+    LiveTensors,
+    forget_making,
+    gradient_bytes,
+    process_bytes,
+    state_bytes,
+    weight_bytes,
+)
 from zerofit.ladder.refusals import check_can_run
 from zerofit.ladder.rungs import baseline, climb, parse_rungs
 from zerofit.ladder.spec import Spec
@@ -103,6 +111,16 @@ def test_tensors_that_died_and_views_of_known_ones_are_not_counted() -> None:
         del product
         kept = (batch @ weight.t()).exp()  # exp() keeps its result; the product dies
     assert live.num_bytes() == kept.nbytes == 400
+
+
+def test_what_making_a_model_took_is_forgotten() -> None:
+    whole = torch.ones(64, 2**20)
+    with_it = process_bytes("VmHWM")
+    del whole
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("this kernel keeps a process's peak")
+    forget_making("cpu")
+    assert process_bytes("VmHWM") < with_it - 128 * 2**20
 
 
 def test_the_kernels_figures_are_read() -> None:

@@ -181,6 +181,20 @@ def test_modules_that_are_not_there_are_refused() -> None:
     assert (refused.value.rule, refused.value.fix) == ("lora-targets-unknown", "give q_proj")
 
 
+def test_one_of_several_modules_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError) as refused:
+        adapt(LlamaForCausalLM(LLAMA), Lora(target_modules=("q_proj", "nothing")))
+    assert "--lora-targets nothing," in refused.value.found
+
+
+def test_modules_that_are_all_frozen_are_named_so() -> None:
+    model = LlamaForCausalLM(LLAMA)
+    model.model.requires_grad_(False)
+    with pytest.raises(UserError) as refused:
+        adapt(model, Lora())
+    assert refused.value.rule == "lora-targets-frozen"
+
+
 def test_a_module_to_save_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError) as refused:
         adapt(BertForSequenceClassification(BERT), Lora(modules_to_save=("poler",)))

@@ -78,3 +78,11 @@ def test_a_bound_is_never_above_the_estimate(
         )
         bounds = (_JUDGE.least_bytes, _JUDGE.least_live_bytes, _JUDGE.least_played_bytes)
         assert all(bound(strategy) <= _peak(strategy) for bound in bounds)
+
+
+def test_the_closed_forms_are_less_sure_of_what_trains_in_part() -> None:
+    whole, partly = Strategy(), Strategy(freeze=("all-but-head",))
+    assert [_JUDGE.judge(one).estimate.device.uncertainty for one in (whole, partly)] == [0.2, 0.6]
+    packed = _JUDGE.judge(Strategy(lora=_LORA, quantization=Quantization.NF4)).estimate.step_time
+    assert packed is not None
+    assert packed.uncertainty == 2.0

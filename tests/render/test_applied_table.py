@@ -181,6 +181,16 @@ _DS = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.GRADIENTS}
             id="offload",
         ),
         pytest.param(
+            _plan(**_DS, optimizer_offload=OffloadDevice.CPU, optimizer=OptimizerName.ADAMW),
+            LOOP,
+            [
+                ("engine", "DDP", "DeepSpeed ZeRO-2", "the plan says so"),
+                ("optimizer states", "on the GPU", "in host memory", "the plan says so"),
+                ("optimizer", "AdamW", "DeepSpeed's CPU Adam", "the plan says so"),
+            ],
+            id="an optimizer that was asked for, under offload",
+        ),
+        pytest.param(
             _plan(precision=Precision.BF16, reasons=[("precision", Origin.PLANNER, "every GPU has bf16")]),
             LOOP,
             [("precision", "none, weights in float32", "bf16", "every GPU has bf16")],

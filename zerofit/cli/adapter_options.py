@@ -119,12 +119,14 @@ def take_adapter_flags(flags: dict[str, Any], *, allow: frozenset[Allow]) -> dic
     given = [flag for name, flag in _SHAPE.items() if shape[name] is not None]
     if given and not wants and Allow.LORA not in allow:
         raise _no_adapters(given)
+    _check_targets(shape["lora_targets"] or ())
     adapters = _lora_of(**shape)
     return {
         "freeze": frozen or None,
         "lora": adapters if wants else None,
         "allowed_lora": adapters if given and not wants else None,
         "quantization": Quantization.NF4 if is_qlora else quantization,
+        "says_qlora": is_qlora,
     }
 
 
@@ -143,6 +145,18 @@ def _lora_of(
         dropout=lora_dropout or 0.0,
         target_modules=lora_targets or (),
         modules_to_save=lora_saved or (),
+    )
+
+
+def _check_targets(targets: tuple[str, ...]) -> None:
+    if _ALL_LINEAR not in targets or len(targets) == 1:
+        return
+    raise UserError(
+        "lora-targets-mixed",
+        f"{_ALL_LINEAR} stands alone",
+        found=f"--lora-targets {','.join(targets)}",
+        why="it is every linear layer but the head, and peft would look for a module of that name",
+        fix=f"give --lora-targets {_ALL_LINEAR}, or name modules alone",
     )
 
 

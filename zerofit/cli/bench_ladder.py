@@ -40,7 +40,7 @@ from zerofit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from zerofit.facts import GpuSpec
+    from zerofit.facts import GpuSpec, ModelFacts
     from zerofit.ladder.rungs import Step
     from zerofit.ladder_results import Ladder, Predicted
 
@@ -154,8 +154,9 @@ def ladder(
     here = () if on_cpu else probe_machine().gpus
     said_model = model or (PUBLISHED_MODEL if here else _CPU_MODEL)
     source = probe_model(said_model, task=task)
-    for length in {step.run.sequence_length for step in steps} | {sequence_length}:
-        check_sequence_length(source.facts, length, None)
+    check_sequence_length(source.facts, sequence_length, None)
+    for step in steps:
+        _check_length(source.facts, step)
     order = Order(
         said_model=said_model,
         model=source,
@@ -168,17 +169,19 @@ def ladder(
         limit_s=limit_s,
         versions=probe_versions(),
     )
-    gpu = machine_of_spec(gpus).machine.gpus[0] if gpus else next(iter(here), None)
+    gpu = _one_gpu(gpus) if gpus else next(iter(here), None)
     if dry_run:
         click.echo(_dry_run(order, as_json=as_json))
         return 0
     with _folder(output) as folder:
         measured, is_interrupted = _measure(order, folder)
     steps = tuple(step for step, _ in measured)
-    predicted = _no_prediction(steps) if is_interrupted else _predict(order, steps, gpu)
+    predicted = _no_prediction(steps)
+    if not is_interrupted:
+        is_interrupted = _predict(order, steps, gpu, predicted)
     result = order.ladder(measured, predicted, predicted_for=gpu)
-    _write(result, output=output, plot=plot)
     click.echo(ladder_to_json(result).rstrip() if as_json else ladder_table(result))
+    _write(result, output=output, plot=plot)
     if is_interrupted:
         return _INTERRUPTED
     return 0 if any(outcome.measured for _, outcome in measured) else 1
@@ -210,20 +213,50 @@ def _said(outcome: Outcome) -> str:
     return f"{format_bytes(peak_of(measured))}, {measured.step_time_s:.3g} s a step"
 
 
-def _predict(order: Order, steps: Sequence[Step], gpu: GpuSpec | None) -> list[Predicted | None]:
-    """Return what the estimator says of each rung; None where it can't."""
+def _predict(
+    order: Order, steps: Sequence[Step], gpu: GpuSpec | None, predicted: list[Predicted | None]
+) -> bool:
+    """Put in what the estimator says of each rung, where it can; return whether Ctrl-C ended the rest."""
     from zerofit.ladder.predict import Predictor
 
     click.echo("zerofit: predicting ...", err=True)
     predictor = Predictor(model=order.model, gpu=gpu, versions=order.versions)
-    predicted: list[Predicted | None] = []
-    for step in steps:
+    for index, step in enumerate(steps):
         try:
-            predicted.append(predictor.predict(step.run))
+            predicted[index] = predictor.predict(step.run)
         except UserError as error:
             click.echo(f"zerofit: no prediction for {step.label}: {error.summary}: {error.found}", err=True)
-            predicted.append(None)
-    return predicted
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+def _one_gpu(said: str) -> GpuSpec:
+    """Return the GPU of --gpus; more than one is refused, as a rung trains on one."""
+    gpus = machine_of_spec(said).machine.gpus
+    if len(gpus) > 1:
+        raise UserError(
+            "ladder-on-one-gpu",
+            "a rung trains on one GPU",
+            found=f"--gpus {said}",
+            why="the ladder is of strategies for a single GPU",
+            fix="name one, such as --gpus A100-80G",
+        )
+    return gpus[0]
+
+
+def _check_length(facts: ModelFacts, step: Step) -> None:
+    """Check that the model has positions for a rung's samples, and name the rung where it has not."""
+    try:
+        check_sequence_length(facts, step.run.sequence_length, None)
+    except UserError as error:
+        raise UserError(
+            error.rule,
+            error.summary,
+            found=f"--rungs with {step.rung.name} and --model {facts.name}",
+            why=error.why,
+            fix=f"name length-{facts.max_sequence_length} or less",
+        ) from None
 
 
 @contextmanager

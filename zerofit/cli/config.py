@@ -32,6 +32,7 @@ from zerofit.render.accelerate import accelerate_yaml
 from zerofit.render.command import (
     Rendezvous,
     accelerate_launch_arguments,
+    compile_environment,
     launch_environment,
     needs_one_gpu,
     shell_command,
@@ -155,7 +156,8 @@ def _launch_script(plan: Plan, accelerate: Path) -> str:
         target=(),
     )
     # For GPUs the file may go to another machine, whose cores are not ours to count.
-    environment = launch_environment(plan, inherited=os.environ) if plan.topology.on_cpu else {}
+    on_cpu = plan.topology.on_cpu
+    environment = launch_environment(plan, inherited=os.environ) if on_cpu else compile_environment(plan)
     command = shell_command(arguments, environment=environment)
     # The machine that it goes to may have more GPUs, over all of which Trainer would spread its only rank.
     one_gpu = _ONE_GPU if needs_one_gpu(plan) else ""

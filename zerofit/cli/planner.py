@@ -74,8 +74,21 @@ class Planner:
             else lambda one: FastJudge(one, trace=self._closed_form, rates=rates),
             gpus=tuple(gpu.spec for gpu in load_gpus()),
             is_fast=self._is_fast,
-            notes=(*notes, *self._subject.notes),
+            notes=(*notes, *self._subject.notes, *self._unchecked(problem)),
         )
+
+    def _unchecked(self, problem: Problem) -> tuple[str, ...]:
+        """Return what of the request names parts of the model, which closed forms do not know."""
+        request = problem.request
+        lora = request.lora or request.allowed_lora
+        said = [f"--freeze {','.join(request.freeze)}"] if request.freeze else []
+        if lora is not None and lora.target_modules:
+            said.append(f"--lora-targets {','.join(lora.target_modules)}")
+        if lora is not None and lora.modules_to_save:
+            said.append(f"--lora-modules-to-save {','.join(lora.modules_to_save)}")
+        if not self._is_fast or not said:
+            return ()
+        return (f"{' and '.join(said)} is in the model: --fast does not look, and a plan without it does",)
 
     def _judge(self, problem: Problem, rates: Rates) -> Judge:
         if self._is_fast:

@@ -36,12 +36,6 @@ def _quantized_at_stage_3(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"--quantize {strategy.quantization} with --zero-stage 3")
 
 
-def _frozen_beside_adapters(situation: Situation) -> Iterator[Hit]:
-    strategy = situation.strategy
-    if strategy is not None and strategy.freeze and strategy.lora is not None:
-        yield Hit(found=f"--freeze {','.join(strategy.freeze)} with --lora")
-
-
 def _liger_without_gpu(situation: Situation) -> Iterator[Hit]:
     strategy = situation.strategy
     if strategy is None or not strategy.liger:
@@ -50,12 +44,19 @@ def _liger_without_gpu(situation: Situation) -> Iterator[Hit]:
         yield Hit(found="--liger with ranks on the CPU")
 
 
+def _tf32_on_cpu(situation: Situation) -> Iterator[Hit]:
+    strategy = situation.strategy
+    if strategy is None or not strategy.tf32:
+        return
+    if known(situation.topology, "whether the ranks run on GPUs").on_cpu:
+        yield Hit(found="--tf32 with ranks on the CPU")
+
+
 def _tf32_before_ampere(situation: Situation) -> Iterator[Hit]:
     strategy = situation.strategy
     if strategy is None or not strategy.tf32:
         return
     if situation.topology is not None and situation.topology.on_cpu:
-        yield Hit(found="--tf32 with ranks on the CPU")
         return
     gpus = known(situation.machine, "the GPUs that will run it").gpus
     old = [gpu for gpu in gpus if gpu.compute_capability and gpu.compute_capability < _AMPERE]
@@ -120,20 +121,6 @@ RULES = (
         evidence=Evidence(outcome=Outcome.FAILS, not_reproduced=_NO_CHECKPOINT),
     ),
     Rule(
-        id="freeze-beside-lora",
-        severity=Severity.WARNING,
-        summary="freezing takes adapters away, and saves little more",
-        why="adapters freeze every weight as it is; modules that are frozen by name get none",
-        fix="leave out --freeze, or --lora, or name the modules that get adapters by --lora-targets",
-        see="https://huggingface.co/docs/peft/en/package_reference/lora",
-        find=_frozen_beside_adapters,
-        bad=Example(strategy=Strategy(freeze=("embeddings",), lora=Lora()), topology=_TWO),
-        good=Example(strategy=Strategy(lora=Lora()), topology=_TWO),
-        evidence=Evidence(
-            outcome=Outcome.IGNORED, not_reproduced="the harness's reference trains whole weights"
-        ),
-    ),
-    Rule(
         id="liger-needs-gpu",
         severity=Severity.ERROR,
         summary="Liger's kernels need a GPU",
@@ -144,6 +131,20 @@ RULES = (
         bad=Example(strategy=Strategy(liger=True), topology=_ON_CPU),
         good=Example(strategy=Strategy(), topology=_ON_CPU),
         evidence=Evidence(outcome=Outcome.FAILS, says="error[liger-"),
+    ),
+    Rule(
+        id="tf32-on-cpu",
+        severity=Severity.WARNING,
+        summary="on the CPU --tf32 changes nothing",
+        why="the setting is for products on tensor cores of GPUs; on the CPU fp32 stays fp32",
+        fix="leave out --tf32",
+        see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
+        find=_tf32_on_cpu,
+        bad=Example(strategy=Strategy(tf32=True), topology=_ON_CPU),
+        good=Example(strategy=Strategy(), topology=_ON_CPU),
+        evidence=Evidence(
+            outcome=Outcome.IGNORED, not_reproduced="the harness's observations have no format of products"
+        ),
     ),
     Rule(
         id="tf32-needs-ampere",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,13 @@ from zerofit.probe.model_task import Task
 from zerofit.probe.trace.batches import make_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from zerofit.ladder.spec import Spec
 
 SEED = 42
+PADDING = 0
+"""The token that stands for padding where a config names none."""
 
 
 def make_model(spec: Spec, device: str) -> Any:
@@ -37,26 +40,35 @@ def make_model(spec: Spec, device: str) -> Any:
         if part is not None and hasattr(part, "use_cache"):
             part.use_cache = False
     if getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = 0  # a batch of a decoder with a classifying head needs one
+        config.pad_token_id = PADDING  # a batch of a decoder with a classifying head needs one
     auto_class: Any = getattr(transformers, Task(spec.task).auto_class)
-    torch.manual_seed(SEED)
-    with torch.device(device):
-        model = auto_class.from_config(config, dtype=torch.float32)
-    if spec.strategy.quantization is not None:
-        model = _quantized(model, spec, device)
+
+    def whole() -> Any:
+        torch.manual_seed(SEED)
+        with torch.device(device):
+            return auto_class.from_config(config, dtype=torch.float32)
+
+    model = whole() if spec.strategy.quantization is None else _quantized(whole, spec, device)
     model.train()
     return model
 
 
-def _quantized(model: Any, spec: Spec, device: str) -> Any:
-    """Return a model in 4 bit: saved and loaded, as weights are quantized while they are loaded."""
+def _quantized(whole: Callable[[], Any], spec: Spec, device: str) -> Any:
+    """Return a model in 4 bit: saved and loaded, as weights are quantized while they are loaded.
+
+    The whole one is gone before the other is loaded.
+    """
     from zerofit.model_changes.quantization import quantization_config, whole_heads
 
     with tempfile.TemporaryDirectory() as folder, whole_heads():
+        model = whole()
         model.save_pretrained(folder)
-        return type(model).from_pretrained(
+        kind, dtype = type(model), model.dtype
+        del model
+        gc.collect()
+        return kind.from_pretrained(
             folder,
-            dtype=model.dtype,
+            dtype=dtype,
             quantization_config=quantization_config(spec.strategy.precision),
             device_map={"": device},
         )

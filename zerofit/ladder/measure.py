@@ -13,6 +13,7 @@ from zerofit.ladder.memory import (
     LiveTensors,
     device_bytes,
     device_used_bytes,
+    forget_making,
     forget_peak,
     gradient_bytes,
     process_bytes,
@@ -53,6 +54,7 @@ def measure(spec: Spec, *, tell: Callable[[str], None]) -> Measured:
     imported = process_bytes("VmRSS")
     tell("making the model")
     model = make_model(spec, device)
+    forget_making(device)
     samples = make_samples(model, spec)
     trainee = make_trainee(model, samples, spec, device)
     del model
@@ -116,6 +118,8 @@ def _import_all(spec: Spec) -> None:
     for name in names:
         import_module(name)
     getattr(transformers, Task(spec.task).auto_class)
+    if strategy.quantization is not None:
+        _import_for_4_bit("cpu" if spec.on_cpu else "cuda")
     layer = torch.nn.Linear(64, 64)
     for optimizer in (
         torch.optim.AdamW(layer.parameters(), foreach=True),
@@ -124,6 +128,18 @@ def _import_all(spec: Spec) -> None:
         layer(torch.ones(64, 64)).sum().backward()
         optimizer.step()
     gc.collect()
+
+
+def _import_for_4_bit(device: str) -> None:
+    """Import what saving a model and computing in 4 bit load at their first use."""
+    import torch
+    from transformers.integrations import deepspeed
+
+    if deepspeed.is_deepspeed_available():
+        import_module("deepspeed")  # accelerate does, to save a model (accelerate/utils/other.py)
+    layers: Any = import_module("bitsandbytes.nn")
+    layer = layers.Linear4bit(64, 64, compress_statistics=True, quant_type="nf4").to(device)
+    layer(torch.ones(64, 64, device=device, requires_grad=True)).sum().backward()
 
 
 def _activation_bytes(trainee: Trainee) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +34,23 @@ def forget_peak() -> None:
     """
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def forget_making(device: str) -> None:
+    """Give back what making a model has left free, and let all peaks begin anew at what it holds itself.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
+    import torch
+
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # of glibc, which keeps freed memory for later
+    forget_peak()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def device_used_bytes() -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +14,14 @@ from zerofit.estimate.native import BUFFERS, WEIGHTS
 from zerofit.estimate.optimizers import STATES
 from zerofit.estimates import Holder, RunPhase
 from zerofit.facts import Versions, Workload
+from zerofit.ladder.made import PADDING
 from zerofit.ladder_results import Parts, Predicted
 from zerofit.plan import Topology
 from zerofit.planning.trace_request import trace_request_for
 from zerofit.probe.gpu_catalog import find_gpu
+from zerofit.probe.model_meta import transformers_config
+from zerofit.probe.model_source import LocatedConfig
+from zerofit.probe.model_task import Task
 from zerofit.probe.trace.cache import default_cache_folder
 from zerofit.probe.trace.source import trace_model
 
@@ -87,7 +91,7 @@ class Predictor:
         )
         request = trace_request_for(run.strategy, workload, self._gpu)
         folder = default_cache_folder(os.environ, Path.home())
-        trace = trace_model(self.model, request, cache_folder=folder, on_progress=tell)
+        trace = trace_model(_with_padding(self.model), request, cache_folder=folder, on_progress=tell)
         return trace.log_for(run.strategy.micro_batch_size or 1)
 
     def _memory(self, run: Run, log: AllocationLog) -> MemoryEstimate:
@@ -103,6 +107,17 @@ class Predictor:
     @property
     def _gpu(self) -> GpuSpec:
         return self.gpu or find_gpu(STAND_IN)
+
+
+def _with_padding(model: ModelSource) -> ModelSource:
+    """Return a model as the rungs make it: with a token of padding, which a classifying decoder needs."""
+    if model.task is not Task.SEQUENCE_CLASSIFICATION or model.config.get("pad_token_id") is not None:
+        return model
+    located = LocatedConfig(name=model.name, config=model.config, origin=model.origin, place=model.place)
+    config = transformers_config(located, trust_remote_code=model.trust_remote_code)
+    if getattr(config, "pad_token_id", None) is not None:
+        return model
+    return replace(model, config={**model.config, "pad_token_id": PADDING})
 
 
 def kept_bytes(log: AllocationLog, micro_batch_size: int) -> int:

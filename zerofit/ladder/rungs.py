@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
+from zerofit.freezing import BLOCKS
 from zerofit.ladder_results import Published
 from zerofit.strategy import Lora, OptimizerName, Precision, Quantization, Strategy
 
@@ -19,8 +20,6 @@ BASELINE = "baseline"
 DEFAULT_RUNGS = "baseline,accumulation,checkpointing,adafactor,freeze-blocks,length-64"
 """The published ladder."""
 PUBLISHED_MODEL, PUBLISHED_BATCH, PUBLISHED_LENGTH = "chinese-macbert-large", 32, 128
-BLOCKS = "*.[0-9]*.*"
-"""The parameters of every numbered part: of each transformer block, whatever its family calls it."""
 _NEAR = 3
 """Names that a message offers for a wrong one."""
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 OPTIMIZER_IDS = {
     OptimizerName.ADAMW: "torch.AdamW",
-    # AdamW(is_paged=True): PagedAdamW is the same, and accelerate does not take it for an AdamW.
-    OptimizerName.PAGED_ADAMW: "bitsandbytes.AdamW",
+    # Made as AdamW(is_paged=True), for which accelerate puts CPU Adam under offload: nothing would be paged.
+    OptimizerName.PAGED_ADAMW: "bitsandbytes.PagedAdamW",
     OptimizerName.ADAMW_8BIT: "bitsandbytes.AdamW8bit",
     OptimizerName.PAGED_ADAMW_8BIT: "bitsandbytes.PagedAdamW8bit",
     OptimizerName.LION: "bitsandbytes.Lion",

@@ -20,7 +20,7 @@ from zerofit.model_changes.parts import transformers_parts
 from zerofit.strategy import Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from zerofit.strategy import Lora, Quantization
@@ -79,25 +79,38 @@ def adapt(
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
             adapted = get_peft_model(model, config, autocast_adapter_dtype=adapters is Precision.FP32)
     except ValueError as error:
+        if "excluded" in str(error) and (frozen := _frozen_modules(model)):
+            raise _targets_frozen(model, lora, frozen) from error
         raise UserError(
             "lora-targets-unknown",
             "peft finds no modules to adapt",
             found=f"{type(model).__name__}, targets {', '.join(lora.target_modules) or 'left to peft'}",
             why=str(error).splitlines()[0],
-            fix=_targets_fix(model, lora),
+            fix=_targets_fix(model, lora.target_modules),
         ) from error
     if adapters is Precision.FP32:
         _train_in_fp32(adapted)
     return adapted
 
 
-def _targets_fix(model: Any, lora: Lora) -> str:
+def _targets_frozen(model: Any, lora: Lora, frozen: list[str]) -> UserError:
+    return UserError(
+        "lora-targets-frozen",
+        "every module that would get an adapter is frozen",
+        found=f"{type(model).__name__}, targets {', '.join(lora.target_modules) or 'left to peft'}, and "
+        f"{len(frozen)} frozen modules such as {frozen[0]}",
+        why="what --freeze or the script freezes before adapters come gets none",
+        fix="leave out --freeze, which adapters do by themselves, or freeze less",
+    )
+
+
+def _targets_fix(model: Any, targets: Iterable[str]) -> str:
     import torch
 
     linear = {
         name.rpartition(".")[2] for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)
     }
-    near = [found for one in lora.target_modules if (found := nearest(one, sorted(linear)))]
+    near = [found for one in targets if (found := nearest(one, sorted(linear)))]
     return f"give {', '.join(near)}" if near else "name the modules that get an adapter"
 
 
@@ -303,9 +316,28 @@ def _targets(model: Any, lora: Lora, *, is_quantized: bool) -> list[str] | str:
     if lora.target_modules == (ALL_LINEAR,):
         return _all_linear(model)
     if lora.target_modules:
+        _check_targets(model, lora)
         return list(lora.target_modules)
     table = None if is_quantized else _of_family(model)
     return table or _all_linear(model)
+
+
+def _check_targets(model: Any, lora: Lora) -> None:
+    """Check that modules which a user wants to adapt are there, each of them.
+
+    Raises:
+        UserError: one is not.
+    """
+    ends = [f".{name}" for name, _ in model.named_modules() if name]
+    lost = [one for one in lora.target_modules if not any(end.endswith(f".{one}") for end in ends)]
+    if lost:
+        raise UserError(
+            "lora-targets-unknown",
+            "no module has such a name",
+            found=f"--lora-targets {','.join(lost)}, and {type(model).__name__}",
+            why="peft adapts the modules that it finds, and says nothing of the others",
+            fix=_targets_fix(model, lost),
+        )
 
 
 def _of_family(model: Any) -> list[str] | str | None:

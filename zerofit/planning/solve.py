@@ -15,6 +15,8 @@ from zerofit.planning.suggestions import Suggestion, suggestions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from zerofit.candidates import Dropped
+    from zerofit.compat.engine import Finding
     from zerofit.facts import GpuSpec
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import Found, Judge, Judged
@@ -50,7 +52,7 @@ def solve(
     notes = (*notes, *problem.notes)
     space = candidates(problem)
     if not space.strategies:
-        findings = dict.fromkeys(finding for dropped in space.dropped for finding in dropped.findings)
+        findings = _findings(space.dropped)
         raise ExceptionGroup("combinations that do not work", [finding.as_error() for finding in findings])
     found = _search(problem, space.strategies, judge_of, compares=True)
     may_cut = found.chosen is None and Allow.LENGTH in problem.allow
@@ -81,6 +83,14 @@ def solve(
         suggestions=helps,
         notes=notes,
     )
+
+
+def _findings(dropped: Sequence[Dropped]) -> tuple[Finding, ...]:
+    """Return why no candidate can run: what holds for each of them, and all of it where nothing does."""
+    rules = [{finding.rule for finding in one.findings} for one in dropped]
+    common = set.intersection(*rules)
+    every = dict.fromkeys(finding for one in dropped for finding in one.findings)
+    return tuple(finding for finding in every if not common or finding.rule in common)
 
 
 def best_of(problem: Problem, judge_of: JudgeOf) -> Judged | None:

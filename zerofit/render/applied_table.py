@@ -147,7 +147,8 @@ def _optimizer(plan: Plan, capture: Capture | None) -> Iterator[Row]:
     made = capture.optimizer if capture is not None else None
     own = OWN if made is None else class_name(made.class_path)
     if strategy.optimizer is not None:
-        runs = OPTIMIZER_WORDS[strategy.optimizer]
+        is_offloaded = strategy.optimizer_offload is not _NONE
+        runs = "DeepSpeed's CPU Adam" if is_offloaded else OPTIMIZER_WORDS[strategy.optimizer]
         yield Row(what="optimizer", script_says=own, runs=runs, why=why_of(plan, "optimizer"))
     elif strategy.optimizer_offload is not _NONE and made is not None and made.class_path in _CPU_ADAM:
         why = "states in host memory are stepped there; the same mathematics"

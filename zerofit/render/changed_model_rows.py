@@ -33,7 +33,8 @@ def _what_trains(plan: Plan, capture: Capture | None) -> Iterator[Row]:
     if strategy.freeze:
         runs.append(f"without {show(strategy.freeze)}")
     if strategy.lora is not None:
-        runs.append(f"LoRA of {show(strategy.lora)}")
+        beside = f", none in {show(strategy.freeze)}" if strategy.freeze else ""
+        runs = [f"LoRA of {show(strategy.lora)}{beside}"]
     if runs and plan.estimate is not None and plan.estimate.num_trained:
         runs.append(f"{plan.estimate.num_trained:,} parameters")
     if runs:
@@ -60,6 +61,8 @@ def _code(plan: Plan, capture: Capture | None) -> Iterator[Row]:
         yield Row(what="modules", script_says="transformers' own", runs=runs, why=why_of(plan, "liger"))
     if strategy.tf32 is not None:
         runs = "tf32 on tensor cores" if strategy.tf32 else "full precision"
+        if plan.topology.on_cpu:
+            runs = "full precision, as ever on the CPU"
         yield Row(what="fp32 products", script_says=OWN, runs=runs, why=why_of(plan, "tf32"))
     if strategy.compile:
         yield Row(what="torch.compile", script_says="off", runs="on", why=why_of(plan, "compile"))

@@ -103,11 +103,18 @@ def launch_environment(plan: Plan, *, inherited: Mapping[str, str]) -> dict[str,
             environment["DS_ACCELERATOR"] = "cpu"
         else:
             environment["ACCELERATE_USE_CPU"] = "true"
+    return environment | compile_environment(plan)
+
+
+def compile_environment(plan: Plan) -> dict[str, str]:
+    """Return what says to DeepSpeed's ranks that they compile, on whichever machine they run.
+
+    accelerate's own --dynamo_backend does not reach them (accelerate/utils/launch.py,
+    prepare_deepspeed_cmd_env, 1.15).
+    """
     if plan.strategy.compile and plan.strategy.engine is Engine.DEEPSPEED:
-        # Its own --dynamo_backend does not reach the ranks there (accelerate/utils/launch.py,
-        # prepare_deepspeed_cmd_env, 1.15).
-        environment["ACCELERATE_DYNAMO_BACKEND"] = "INDUCTOR"
-    return environment
+        return {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
+    return {}
 
 
 def shell_command(arguments: Sequence[str], *, environment: Mapping[str, str]) -> str:

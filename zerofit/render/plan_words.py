@@ -42,7 +42,7 @@ def label(strategy: Strategy, topology: Topology) -> str:
     if strategy.gradient_checkpointing:
         every = strategy.checkpoint_every
         words.append("checkpointing" if every == 1 else f"checkpointing 1 block in {every}")
-    if strategy.optimizer is not None:
+    if strategy.optimizer is not None and strategy.optimizer_offload is OffloadDevice.NONE:
         words.append(OPTIMIZER_WORDS[strategy.optimizer])
     if strategy.lora is not None:
         words.append(f"LoRA {strategy.lora.rank}")
