@@ -85,7 +85,7 @@ def _cases(cases: Iterable[str], *, slow: set[str]) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    "case", _cases(CASES, slow={"one process", "z1", "z2", "z3-offload-optimizer", "z3-offload"})
+    "case", _cases(CASES, slow={"one process", "z1", "z2", "z3", "z3-offload-optimizer", "z3-offload"})
 )
 def test_an_accelerate_script_has_the_losses_of_plain_accelerate(
     case: str, launch: Callable[..., Run], data_dir: Path, plain_accelerate: Losses
