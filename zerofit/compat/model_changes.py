@@ -38,18 +38,20 @@ def _quantized_at_stage_3(situation: Situation) -> Iterator[Hit]:
 
 def _liger_without_gpu(situation: Situation) -> Iterator[Hit]:
     strategy = situation.strategy
-    if strategy is None or not strategy.liger:
-        return
-    if known(situation.topology, "whether the ranks run on GPUs").on_cpu:
-        yield Hit(found="--liger with ranks on the CPU")
+    if strategy is not None and strategy.liger:
+        yield from _on_cpu(situation, "--liger")
 
 
 def _tf32_on_cpu(situation: Situation) -> Iterator[Hit]:
     strategy = situation.strategy
-    if strategy is None or not strategy.tf32:
-        return
+    if strategy is not None and strategy.tf32:
+        yield from _on_cpu(situation, "--tf32")
+
+
+def _on_cpu(situation: Situation, flag: str) -> Iterator[Hit]:
+    """Yield a hit where what a flag asks for needs a GPU, and the ranks run on the CPU."""
     if known(situation.topology, "whether the ranks run on GPUs").on_cpu:
-        yield Hit(found="--tf32 with ranks on the CPU")
+        yield Hit(found=f"{flag} with ranks on the CPU")
 
 
 def _tf32_before_ampere(situation: Situation) -> Iterator[Hit]:

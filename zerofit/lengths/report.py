@@ -45,8 +45,6 @@ class Measured:
     """Whether every sample was counted."""
     model_max_length: int | None = None
     """Most tokens that the tokenizer says its model takes; None where it does not say."""
-    cut_at: int | None = None
-    """Where the script itself cuts its samples; None where that is not known."""
     notes: tuple[str, ...] = ()
     """What was assumed, left out or odd, one sentence each."""
 
