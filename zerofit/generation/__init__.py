@@ -1,0 +1,1 @@
+"""Generation with every rank in step: models of any kind, prompts spread over ranks, results in order."""
