@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerofit.generation_calls import Asked, make_batches, make_steps
@@ -17,6 +17,7 @@ def _asked(lengths: list[tuple[int, int]]) -> list[Asked]:
     ]
 
 
+@settings(deadline=None)
 @given(lengths=_LENGTHS, batch_size=st.integers(1, 9), world_size=st.integers(1, 5))
 def test_every_prompt_is_generated_once_on_any_number_of_ranks(
     lengths: list[tuple[int, int]], batch_size: int, world_size: int
@@ -29,6 +30,7 @@ def test_every_prompt_is_generated_once_on_any_number_of_ranks(
     assert all(len(step.batches) == world_size and step.batches[0] is not None for step in steps)
 
 
+@settings(deadline=None)
 @given(lengths=_LENGTHS, batch_size=st.integers(1, 9), world_size=st.integers(1, 5))
 def test_no_rank_outgrows_the_model_while_it_waits_for_the_others(
     lengths: list[tuple[int, int]], batch_size: int, world_size: int

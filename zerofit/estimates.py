@@ -21,6 +21,10 @@ class RunPhase(StrEnum):
     """Clipping, the optimizer's step, and gathering what it changed."""
     SAVE = "save"
     """A checkpoint is written."""
+    PREFILL = "prefill"
+    """A batch of prompts goes through the model, which fills the cache of keys and values."""
+    DECODE = "decode"
+    """The last token of a batch is generated: the cache is at its largest."""
 
 
 class Holder(StrEnum):

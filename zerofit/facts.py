@@ -53,8 +53,8 @@ class ModelFacts:
     """Elements of the largest single parameter: the token embedding, or all experts of a layer where
     transformers keeps them in one; 0 where it is not known."""
     checkpoint_dtype: str = ""
-    """Data type of the published weights as config.json says it, such as "bfloat16": transformers loads a
-    model in it unless told otherwise; empty where nothing is said."""
+    """Data type of the published weights as config.json says it, or the weights beside it: "bfloat16", say.
+    transformers loads a model in it unless told otherwise; empty where nothing is said."""
 
     __pydantic_config__ = STRICT
 

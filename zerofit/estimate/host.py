@@ -106,7 +106,7 @@ def estimate_host_memory(setup: Setup, *, model: ModelFacts, machine: Machine) -
         played = HostRank(setup, rank=rank, loaded_bytes_per_element=loaded).play()
         for phase, held in played.largest.items():
             totals.setdefault(phase, Counter()).update(held)
-    process = _process_term(setup.topology.ranks_per_node, on_gpu=on_gpu)
+    process = process_term(setup.topology.ranks_per_node, on_gpu=on_gpu)
     for held in totals.values():
         _leave_room(held, machine.host_memory_available_bytes - process.num_bytes)
     return MemoryEstimate(
@@ -160,7 +160,8 @@ def _terms(held: Counter[tuple[str, Holder]]) -> tuple[Term, ...]:
     )
 
 
-def _process_term(num_ranks: int, *, on_gpu: bool) -> Term:
+def process_term(num_ranks: int, *, on_gpu: bool) -> Term:
+    """Return what the ranks of a node and their launcher hold before they have a tensor."""
     each = _PROCESS_BYTES + (_CUDA_BYTES if on_gpu else 0)
     return Term(
         name=PROCESS,

@@ -14,7 +14,7 @@ from zerofit.probe.model_files import locate_config
 from zerofit.probe.model_formula import closed_form_sizes
 from zerofit.probe.model_source import LocatedConfig, ModelOrigin, ModelSizes, ModelSource
 from zerofit.probe.model_task import Task, task_of
-from zerofit.probe.model_weights import num_elements, stored_shapes
+from zerofit.probe.model_weights import num_elements, stored_dtype, stored_shapes
 
 
 def probe_model(
@@ -86,6 +86,8 @@ def _source(located: LocatedConfig, task: Task, reason: str, sizes: ModelSizes) 
             fix="write the key into config.json; without --fast, transformers fills in its defaults",
         ) from error
     check_size(facts)
+    if not facts.checkpoint_dtype:
+        facts = dataclasses.replace(facts, checkpoint_dtype=_stored_dtype(located))
     model = catalog_model(located.name) if located.origin is ModelOrigin.CATALOG else None
     return ModelSource(
         name=located.name,
@@ -145,6 +147,15 @@ def _fast_sizes(located: LocatedConfig, task: Task) -> ModelSizes:
         num_largest_layer_parameters=0,
         largest_parameter=max(elements),
     )
+
+
+def _stored_dtype(located: LocatedConfig) -> str:
+    if located.origin is not ModelOrigin.FOLDER:
+        return ""
+    try:
+        return stored_dtype(Path(located.place))
+    except (OSError, ValueError):
+        return ""
 
 
 def _shapes(located: LocatedConfig) -> dict[str, tuple[int, ...]]:

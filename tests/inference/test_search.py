@@ -1,0 +1,222 @@
+"""Which layout, ranks and batch are chosen on which machine, under which flags, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from inference_facts import GPU_24, GPU_80, facts, machine, plan, workload
+
+from zerofit.inference.planned import InferencePlan
+from zerofit.inference.search import MAX_BATCH, batch_sizes
+from zerofit.inference.words import layout_words
+from zerofit.plan import Origin
+from zerofit.strategy import Engine, OffloadDevice, Precision, ZeroStage
+
+_CPU = machine(host_gib=32)
+_ONE_24 = machine(GPU_24, host_gib=64)
+_TWO_80 = machine(GPU_80, GPU_80, host_gib=256)
+_EIGHT_80 = machine(*(GPU_80,) * 8, host_gib=1024)
+_SMALL_HOST = machine(GPU_24, host_gib=48)
+
+
+def _layout(found: InferencePlan) -> str:
+    assert found.fits
+    return f"{layout_words(found.strategy, found.topology)}, batch {found.batch_size}"
+
+
+_CHOICES: list[tuple[str, Any, dict[str, int], dict[str, Any], str]] = [
+    # What fits whole stays whole, on as many GPUs as there are prompts.
+    ("llama-3-8b", _ONE_24, {}, {}, "whole model on one GPU, batch 16"),
+    ("llama-3-8b", _EIGHT_80, {}, {}, "whole model on each of 8 GPUs, batch 13"),
+    ("llama-3-8b", _EIGHT_80, {"num_prompts": 1}, {}, "whole model on one GPU, batch 1"),
+    ("llama-3-8b", _EIGHT_80, {"num_prompts": 3}, {}, "whole model on each of 3 GPUs, batch 1"),
+    (
+        "llama-3-8b",
+        _EIGHT_80,
+        {"num_prompts": 10_000},
+        {},
+        f"whole model on each of 8 GPUs, batch {MAX_BATCH}",
+    ),
+    ("llama-3-8b", _EIGHT_80, {}, {"num_nodes": 2}, "whole model on each of 16 GPUs of 2 nodes, batch 7"),
+    ("llama-3-8b", _EIGHT_80, {}, {"num_processes": 2}, "whole model on each of 2 GPUs, batch 32"),
+    # What does not is partitioned over all GPUs, however few the prompts are.
+    ("llama-3-70b", _EIGHT_80, {}, {}, "ZeRO-3 over 8 GPUs, batch 13"),
+    ("llama-3-70b", _EIGHT_80, {"num_prompts": 1}, {}, "ZeRO-3 over 8 GPUs, batch 1"),
+    ("llama-3-70b", _TWO_80, {}, {}, "ZeRO-3 over 2 GPUs, batch 1"),
+    ("llama-3-70b", _TWO_80, {}, {"num_nodes": 2}, "ZeRO-3 over 4 GPUs of 2 nodes, batch 25"),
+    ("llama-2-13b", _ONE_24, {}, {}, "ZeRO-3 on one GPU, weights in host memory, batch 8"),
+    (
+        "llama-3-70b",
+        _SMALL_HOST,
+        {},
+        {"nvme_path": "/nvme"},
+        "ZeRO-3 on one GPU, weights on NVMe, batch 16",
+    ),
+    # On the CPU one process has the whole model; more only as asked.
+    ("llama-3-8b", _CPU, {}, {}, "whole model on the CPU, batch 32"),
+    (
+        "gpt2",
+        _CPU,
+        {"longest_prompt": 512},
+        {"num_processes": 2},
+        "whole model on each of 2 ranks on the CPU, batch 32",
+    ),
+    ("gpt2", _EIGHT_80, {"longest_prompt": 512}, {"on_cpu": True}, "whole model on the CPU, batch 32"),
+    # What a flag says is kept.
+    ("llama-3-8b", _ONE_24, {}, {"batch_size": 3}, "whole model on one GPU, batch 3"),
+    ("llama-3-8b", _TWO_80, {}, {"zero_stage": ZeroStage.PARAMETERS}, "ZeRO-3 over 2 GPUs, batch 32"),
+    (
+        "llama-3-8b",
+        _ONE_24,
+        {},
+        {"param_offload": OffloadDevice.CPU},
+        "ZeRO-3 on one GPU, weights in host memory, batch 32",
+    ),
+    (
+        "gpt2",
+        _CPU,
+        {"longest_prompt": 512},
+        {"zero_stage": ZeroStage.PARAMETERS, "num_processes": 2},
+        "ZeRO-3 over 2 ranks on the CPU, batch 32",
+    ),
+    (
+        "gpt2",
+        _CPU,
+        {"longest_prompt": 512},
+        {"param_offload": OffloadDevice.CPU, "num_processes": 2},
+        "ZeRO-3 over 2 ranks on the CPU, weights in host memory, batch 32",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "node", "work", "request_", "expected"), _CHOICES)
+def test_the_first_layout_that_fits_is_chosen(
+    name: str, node: Any, work: dict[str, int], request_: dict[str, Any], expected: str
+) -> None:
+    assert _layout(plan(name, node, work=workload(**work), **request_)) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "num_ranks", "expected"),
+    [
+        (1, 1, [1]),
+        (0, 4, [1]),
+        (13, 1, [13, 8, 4, 2, 1]),
+        (16, 1, [16, 8, 4, 2, 1]),
+        (16, 5, [4, 2, 1]),
+        (1000, 2, [32, 16, 8, 4, 2, 1]),
+    ],
+)
+def test_batches_are_tried_from_all_that_a_rank_has(
+    num_prompts: int, num_ranks: int, expected: list[int]
+) -> None:
+    assert list(batch_sizes(num_prompts, num_ranks)) == expected
+
+
+def test_more_beams_leave_room_for_fewer_prompts() -> None:
+    sizes = [plan("llama-3-8b", _ONE_24, work=workload(num_beams=beams)).batch_size for beams in (1, 4, 16)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "dtype"),
+    [
+        ("llama-3-8b", None, "bfloat16"),
+        ("t5-base", None, "float32"),
+        ("llama-3-8b", Precision.FP16, "float16"),
+        ("t5-base", Precision.BF16, "bfloat16"),
+    ],
+)
+def test_weights_have_the_checkpoints_type_unless_a_flag_says_another(
+    name: str, said: Precision | None, dtype: str
+) -> None:
+    assert plan(name, _EIGHT_80, precision=said).dtype == dtype
+
+
+def test_every_value_has_its_reason() -> None:
+    found = plan("llama-3-70b", _EIGHT_80, batch_size=4)
+    assert [(one.field, one.value, one.origin, one.why) for one in found.reasons] == [
+        (
+            "zero_stage",
+            "3",
+            Origin.PLANNER,
+            "whole model on each of 8 GPUs needs 135.4 GiB of 76.0 GiB on each GPU",
+        ),
+        ("world_size", "8", Origin.PLANNER, "every GPU holds a part of the model"),
+        ("precision", "bf16", Origin.PLANNER, "the checkpoint's"),
+        ("micro_batch_size", "4", Origin.FLAG, "--batch-size says so"),
+    ]
+
+
+def test_every_other_layout_says_why_it_lost() -> None:
+    found = plan("llama-3-8b", _TWO_80)
+    assert [(layout_words(one.strategy, one.topology), why) for one, why in found.others] == [
+        ("ZeRO-3 over 2 GPUs", "fits; gathers every layer from all ranks for each token"),
+        (
+            "ZeRO-3 over 2 GPUs, weights in host memory",
+            "fits; brings every layer from host memory for each token",
+        ),
+        ("ZeRO-3 over 2 GPUs, weights on NVMe", "needs --nvme-path, a folder on an NVMe disk"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "request_", "lacks", "suggestions"),
+    [
+        (
+            "llama-3-70b",
+            _ONE_24,
+            {},
+            "needs 150.3 GiB of 64.0 GiB of host memory",
+            (
+                "--nvme-path with a folder on a local NVMe disk",
+                "8 x NVIDIA GeForce RTX 4090",
+                "256.0 GiB of host memory on each node",
+            ),
+        ),
+        (
+            "llama-3-8b",
+            _ONE_24,
+            {"precision": Precision.FP32, "zero_stage": ZeroStage.NOTHING},
+            "needs 31.0 GiB of 22.8 GiB on each GPU",
+            ("leave out --zero-stage", "--dtype bfloat16", "--cpu, far slower"),
+        ),
+        (
+            "llama-3-8b",
+            machine(host_gib=8),
+            {},
+            "needs 16.1 GiB of 8.0 GiB of host memory",
+            ("32.0 GiB of host memory on each node",),
+        ),
+    ],
+)
+def test_where_nothing_fits_the_nearest_and_what_would_help_are_named(
+    name: str, node: Any, request_: dict[str, Any], lacks: str, suggestions: tuple[str, ...]
+) -> None:
+    found = plan(name, node, **request_)
+    assert not found.fits
+    assert (found.chosen.lacks, found.suggestions) == (lacks, suggestions)
+
+
+def test_a_full_disk_is_no_place_for_weights() -> None:
+    node = machine(GPU_24, host_gib=48, nvme_gib=100)
+    found = plan("llama-3-70b", node, nvme_path="/nvme", param_offload=OffloadDevice.NVME)
+    assert found.chosen.lacks == "needs 131.4 GiB of 100.0 GiB on the NVMe disk"
+
+
+def test_buffers_for_nvme_hold_the_largest_part() -> None:
+    """DeepSpeed ends a run whose part is larger: "More elements than buffer size"."""
+    node = machine(GPU_24, host_gib=48)
+    found = plan("llama-3-70b", node, nvme_path="/nvme")
+    assert found.chosen.nvme_buffer_elements == facts("llama-3-70b").largest_parameter
+
+
+def test_the_launcher_gets_the_same_layout_without_training() -> None:
+    found = plan("llama-3-70b", _EIGHT_80)
+    launched = found.as_plan()
+    assert not launched.trains
+    assert (launched.strategy, launched.topology) == (found.strategy, found.topology)
+    assert launched.strategy.engine is Engine.DEEPSPEED
+    assert [one.strategy for one in launched.rejected] == [one.strategy for one, _ in found.others]

@@ -1,0 +1,75 @@
+"""What ZeRO-3 holds of the weights while it generates, against the real engine on two CPU ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inference_facts import weights
+from real_models import facts_of_model, real_model
+from zero3_rank import FAMILIES, LIVE, OFFLOADS, PERSISTENCE, PREFETCH
+
+from zerofit.inference.device import Weights
+from zerofit.strategy import Buckets, OffloadDevice, Precision
+
+_HERE = Path(__file__).parent
+_TIMEOUT_S = 280
+_BUCKETS = Buckets(
+    stage3_prefetch_bucket_size=PREFETCH,
+    stage3_param_persistence_threshold=PERSISTENCE,
+    stage3_max_live_parameters=LIVE,
+    stage3_max_reuse_distance=LIVE,
+)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> list[dict[str, Any]]:
+    """Return what each of two ranks held, by family and offload."""
+    folder = tmp_path_factory.mktemp("ranks")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = {
+        **os.environ,
+        "DS_ACCELERATOR": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
+        "PYTHONPATH": os.pathsep.join((str(_HERE), os.environ.get("PYTHONPATH", ""))),
+    }
+    subprocess.run(
+        [*launch, str(_HERE / "zero3_rank.py"), str(folder)],
+        env=environment,
+        check=True,
+        capture_output=True,
+        timeout=_TIMEOUT_S,
+    )
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def _planned(family: str, offload: str) -> Weights:
+    return weights(
+        facts_of_model(real_model(family)),
+        ranks=2,
+        stage=3,
+        precision=Precision.FP32,
+        offload=OffloadDevice(offload),
+        on_cpu=True,
+        buckets=_BUCKETS,
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("offload", OFFLOADS)
+def test_estimate_covers_what_the_engine_holds(
+    measured: list[dict[str, Any]], family: str, offload: str
+) -> None:
+    terms = {term.name: term.num_bytes for term in _planned(family, offload).generate}
+    gathered = terms["gathered weights"] + terms.get("all-gather buffer", 0)
+    for rank in measured:
+        held = rank[f"{family} {offload}"]
+        assert terms.get("weights", 0) == (held["parts"] if offload == "none" else 0)
+        assert 0.98 <= gathered / held["whole"] < 1.6

@@ -1,0 +1,63 @@
+"""plan_inference: a model, a machine and prompts to the layout that generates, its batch and the reasons."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.inference.planned import InferencePlan
+from zerofit.inference.reasons import reasons_of, why_it_loses
+from zerofit.inference.refusals import check_request
+from zerofit.inference.search import Question, best_candidates, excess, fits_at_all, is_close
+from zerofit.inference.suggestions import suggestions
+from zerofit.strategy import Precision
+
+if TYPE_CHECKING:
+    from zerofit.facts import Machine, ModelFacts, Versions
+    from zerofit.inference.asked import InferenceRequest, InferenceWorkload
+
+_PRECISIONS = {"float32": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
+
+
+def plan_inference(
+    *,
+    model: ModelFacts,
+    machine: Machine,
+    versions: Versions,
+    workload: InferenceWorkload,
+    request: InferenceRequest,
+) -> InferencePlan:
+    """Return the plan of a generation; where nothing fits, that of the nearest layout (`fits` is False).
+
+    The first layout that fits with a batch of one prompt is taken, in the order of time that a token takes:
+    the whole model on each rank, ZeRO-3 over all ranks, with the weights in host memory, with them on NVMe.
+
+    Raises:
+        UserError: the flags contradict each other, the machine, or what inference is.
+    """
+    check_request(machine, request)
+    precision = request.precision or _PRECISIONS.get(model.checkpoint_dtype, Precision.FP32)
+    question = Question(
+        model=model,
+        machine=machine,
+        versions=versions,
+        workload=workload,
+        request=request,
+        precision=precision,
+    )
+    candidates = best_candidates(question)
+    nearest = min(candidates, key=lambda one: excess(one, question))
+    chosen = next((one for one in candidates if one.fits), nearest)
+    return InferencePlan(
+        model=model,
+        machine=machine,
+        versions=versions,
+        workload=workload,
+        request=request,
+        chosen=chosen,
+        is_close=chosen.fits and is_close(chosen, question),
+        others=tuple((one, why_it_loses(one, chosen)) for one in candidates if one is not chosen),
+        device_bytes=question.device_bytes,
+        host_bytes=question.host_bytes,
+        reasons=reasons_of(chosen, candidates, question),
+        suggestions=() if chosen.fits else suggestions(question, fits=fits_at_all),
+    )

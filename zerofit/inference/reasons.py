@@ -1,0 +1,122 @@
+"""Why each value of a plan of inference was chosen, and why each other layout lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.choose import show
+from zerofit.inference.asked import FLAGS
+from zerofit.inference.search import MAX_BATCH, is_close
+from zerofit.inference.words import layout_words
+from zerofit.plan import Origin, Reason
+from zerofit.strategy import OffloadDevice, Precision, ZeroStage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerofit.inference.planned import Candidate
+    from zerofit.inference.search import Question
+
+_LATER = {
+    OffloadDevice.NONE: "fits; gathers every layer from all ranks for each token",
+    OffloadDevice.CPU: "fits; brings every layer from host memory for each token",
+    OffloadDevice.NVME: "fits; reads every layer from the disk for each token",
+}
+
+
+def why_it_loses(candidate: Candidate, chosen: Candidate) -> str:
+    """Return one phrase on why a layout was not chosen."""
+    if candidate.lacks:
+        return candidate.lacks
+    if candidate.strategy.zero_stage is ZeroStage.NOTHING:
+        return "fits"
+    return _LATER[candidate.strategy.param_offload]
+
+
+def reasons_of(chosen: Candidate, candidates: Sequence[Candidate], question: Question) -> tuple[Reason, ...]:
+    """Return the reason of each value, those that a flag says with the flag."""
+    strategy, request = chosen.strategy, question.request
+    found = [
+        _reason(
+            question,
+            "zero_stage",
+            show(strategy.zero_stage),
+            _why_layout(chosen, candidates),
+        )
+    ]
+    if strategy.param_offload is not OffloadDevice.NONE or request.param_offload is not None:
+        why = "nothing that stays on the GPUs fits" if chosen.fits else "this lacks least"
+        found.append(_reason(question, "param_offload", show(strategy.param_offload), why))
+    if strategy.nvme_path is not None:
+        found.append(_reason(question, "nvme_path", strategy.nvme_path, "the disk that takes the weights"))
+    world_size = str(chosen.topology.world_size)
+    found.append(_reason(question, "num_processes", world_size, _why_ranks(chosen, question)))
+    if chosen.topology.on_cpu:
+        why = "there is no GPU on this machine"
+        found.append(_reason(question, "on_cpu", "on", why, is_said=request.on_cpu))
+    found.append(_reason(question, "precision", str(question.precision), _why_precision(question)))
+    found.append(_reason(question, "batch_size", str(chosen.batch_size), _why_batch(chosen, question)))
+    return tuple(found)
+
+
+_FIELDS = {"num_processes": "world_size", "batch_size": "micro_batch_size"}
+"""Names of Strategy and Topology, where the request has others."""
+
+
+def _reason(question: Question, name: str, value: str, why: str, *, is_said: bool | None = None) -> Reason:
+    if is_said is None:
+        is_said = getattr(question.request, name) is not None
+    return Reason(
+        field=_FIELDS.get(name, name),
+        value=value,
+        origin=Origin.FLAG if is_said else Origin.PLANNER,
+        why=f"{FLAGS[name]} says so" if is_said else why,
+    )
+
+
+def _why_layout(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
+    if not chosen.fits:
+        return "nothing fits; this lacks least"
+    before = candidates[: candidates.index(chosen)]
+    if not before:
+        is_alone = chosen.topology.world_size == 1 or chosen.strategy.zero_stage is not ZeroStage.NOTHING
+        return "it fits" if is_alone else "the model fits whole, so that no rank waits for another"
+    last = before[-1]
+    return f"{layout_words(last.strategy, last.topology)} {last.lacks}"
+
+
+def _why_ranks(chosen: Candidate, question: Question) -> str:
+    topology, num_prompts = chosen.topology, question.workload.num_prompts
+    if topology.on_cpu:
+        return "one process computes with all cores"
+    if chosen.strategy.zero_stage is ZeroStage.PARAMETERS:
+        return "every GPU holds a part of the model"
+    if not topology.on_cpu and topology.ranks_per_node < len(question.machine.gpus):
+        return f"{num_prompts} prompt{'s' * (num_prompts != 1)}: another rank would have none"
+    return "each GPU generates for its own share of the prompts"
+
+
+def _why_precision(question: Question) -> str:
+    said = question.model.checkpoint_dtype
+    if not said:
+        return "neither config.json nor the weights name a type"
+    gpu = question.gpu
+    is_slow = gpu is not None and gpu.compute_capability is not None and not gpu.has_bf16
+    if question.precision is Precision.BF16 and is_slow:
+        return "the checkpoint's; this GPU computes bf16 slowly, and --dtype float16 where the model bears it"
+    return "the checkpoint's"
+
+
+def _why_batch(chosen: Candidate, question: Question) -> str:
+    size = chosen.batch_size
+    if not chosen.fits:
+        return "the smallest there is"
+    if size == -(-question.workload.num_prompts // chosen.topology.world_size):
+        return "all prompts that a rank has"
+    if size == MAX_BATCH:
+        return "the largest that zerofit chooses: more would pad more and lose more in a kill"
+    return (
+        "the smallest there is, and closely"
+        if is_close(chosen, question)
+        else "the largest power of two that fits"
+    )

@@ -1,0 +1,99 @@
+"""check_request: flags that contradict each other, the machine, or what inference is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.errors import UserError
+from zerofit.generated import Gather
+from zerofit.strategy import OffloadDevice, ZeroStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.facts import Machine
+    from zerofit.inference.asked import InferenceRequest
+
+
+def check_request(machine: Machine, request: InferenceRequest) -> None:
+    """Check that something can be planned for.
+
+    Raises:
+        UserError: the ranks can't be made, a stage brings nothing, or two flags contradict each other.
+    """
+    for error in (*_of_stage(request), *_of_offload(request), *_of_ranks(machine, request)):
+        raise error
+
+
+def _of_stage(request: InferenceRequest) -> Iterator[UserError]:
+    stage = request.zero_stage
+    if stage in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
+        yield UserError(
+            "generate-stage-pointless",
+            f"ZeRO stage {stage.value} partitions nothing that generation has",
+            found=f"--zero-stage {stage.value}",
+            why="stages 1 and 2 partition optimizer states and gradients; each rank would hold the whole"
+            " model, as with stage 0",
+            fix="give --zero-stage 0 for the whole model on each rank, 3 for a part of it, or leave it out",
+            see="https://www.deepspeed.ai/tutorials/zero/#zero-overview",
+        )
+
+
+def _of_offload(request: InferenceRequest) -> Iterator[UserError]:
+    offload = request.param_offload
+    is_offloaded = offload not in (None, OffloadDevice.NONE)
+    if request.zero_stage is ZeroStage.NOTHING and is_offloaded:
+        yield UserError(
+            "generate-offload-needs-zero3",
+            "parameter offload needs ZeRO-3",
+            found=f"--param-offload {offload} with --zero-stage 0",
+            why="only stage 3 partitions parameters, so that stage 0 has no part to move",
+            fix="leave out --zero-stage, or --param-offload",
+        )
+    if offload is OffloadDevice.NVME and request.nvme_path is None:
+        yield UserError(
+            "generate-nvme-path-missing",
+            "offload to NVMe needs a folder on the disk",
+            found="--param-offload nvme without --nvme-path",
+            why="zerofit does not choose a disk that it then fills",
+            fix="add --nvme-path with a folder on a local NVMe disk",
+        )
+    if request.nvme_path is not None and offload in (OffloadDevice.NONE, OffloadDevice.CPU):
+        yield UserError(
+            "generate-nvme-path-unused",
+            "a folder on NVMe is named, and nothing may go there",
+            found=f"--nvme-path {request.nvme_path} with --param-offload {offload}",
+            why="it is used by --param-offload nvme alone",
+            fix="leave one of the two out",
+        )
+    if request.zero_stage is ZeroStage.NOTHING and request.gather is Gather.ALWAYS:
+        yield UserError(
+            "generate-gather-needs-zero3",
+            "there are no weights to gather",
+            found="--gather always with --zero-stage 0",
+            why="each rank holds the whole model already",
+            fix="leave out --gather",
+        )
+
+
+def _of_ranks(machine: Machine, request: InferenceRequest) -> Iterator[UserError]:
+    ranks, nodes = request.num_processes, request.num_nodes or 1
+    on_cpu = request.on_cpu or not machine.gpus
+    if ranks is None:
+        return
+    if ranks % nodes:
+        yield UserError(
+            "ranks-not-divisible",
+            "the ranks do not divide over the nodes",
+            found=f"--num-processes {ranks} with --num-machines {nodes}",
+            why="--num-processes counts the ranks of all nodes together, and each node gets as many",
+            fix=f"set --num-processes to a multiple of {nodes}",
+        )
+    elif not on_cpu and ranks // nodes > len(machine.gpus):
+        yield UserError(
+            "more-ranks-than-gpus",
+            "there are fewer GPUs than ranks",
+            found=f"--num-processes {ranks} on {nodes} x {len(machine.gpus)} GPUs",
+            why="each rank needs a GPU of its own",
+            fix=f"set --num-processes to at most {nodes * len(machine.gpus)}, or rehearse with --cpu",
+        )
