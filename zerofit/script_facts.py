@@ -83,6 +83,15 @@ class Call:
     """Whether it stands under a condition on DeepSpeed, FSDP or the ZeRO stage, so that the author knew."""
     is_gathered: bool = False
     """Whether it stands inside `GatheredParameters()`."""
+    is_in_inference_mode: bool = False
+    """Whether it stands inside `torch.inference_mode()`."""
+    share: Sighting | None = None
+    """What says how often each rank gets here, where one may get here more often than another: the loop's
+    `prompts[rank::world_size]`, or a condition such as `number % world_size == rank`."""
+    trains_before: bool = False
+    """FORWARD, GENERATE, EVALUATE: whether the script has trained before it; unknown counts as trained."""
+    trains_after: bool = False
+    """FORWARD, GENERATE, EVALUATE: whether the script goes on to train after it."""
     every_few_steps: Sighting | None = None
     """The condition on a remainder, such as `step % 4 == 0`, under which it stands inside its loop."""
     loop: int | None = None
@@ -97,7 +106,12 @@ class Call:
     num_models: int = 0
     """PREPARE: how many different models it is given."""
     has_optimizer: bool = False
-    """PREPARE: whether it is given an optimizer, or something unknown."""
+    """PREPARE, INITIALIZE: whether it is given an optimizer, or something unknown."""
+    is_model_left_alone: bool = False
+    """FORWARD, GENERATE: whether the model was made by from_pretrained() or from_config() where transformers
+    knows the DeepSpeed configuration already, and has come to no engine so far."""
+    has_new_tokens: bool = False
+    """GATHER: whether it is given what a model generated, as it came."""
     forwards: tuple[Sighting, ...] = ()
     """BACKWARD: forward passes of one engine, with gradients, since the last backward in the loop."""
 

@@ -28,6 +28,8 @@ class Action(StrEnum):
     ACCUMULATE = "Accelerator.accumulate() or no_sync()"
     FORWARD = "model()"
     GENERATE = "generate()"
+    GENERATE_TOGETHER = "zerofit.generate()"
+    """Keeps the ranks in step by itself; every rank calls it."""
     BACKWARD = "backward()"
     BACKWARD_OF_LOSS = "loss.backward()"
     """Of a tensor, past the Accelerator and the engine."""

@@ -103,3 +103,41 @@ model = AutoModelForCausalLM.from_pretrained("model")
 """,
 )
 """The same with a model that is loaded."""
+
+INFERENCE = """\
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM, LlamaConfig, set_seed
+
+accelerator = Accelerator()
+set_seed(0)
+config = LlamaConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+)
+model = accelerator.prepare(AutoModelForCausalLM.from_config(config))
+prompts = torch.randint(0, 64, (3, 8), generator=torch.Generator().manual_seed(0))
+model.module.generate(prompts[:2], max_new_tokens=4, do_sample=False)
+"""
+"""A language model that generates and does not train."""
+
+EVALUATES = """\
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments, set_seed
+
+arguments = TrainingArguments(
+    "out", deepspeed="ds_config.json", per_device_train_batch_size=2, per_device_eval_batch_size=2,
+    max_steps=4, learning_rate=1e-2, lr_scheduler_type="constant", max_grad_norm=0.0,
+    train_sampling_strategy="sequential", save_strategy="no", report_to="none",
+)
+set_seed(0)
+config = LlamaConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+)
+tokens = torch.randint(0, 64, (16, 8), generator=torch.Generator().manual_seed(0))
+rows = [{"input_ids": row, "labels": row} for row in tokens]
+model = AutoModelForCausalLM.from_config(config)
+trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+trainer.train()
+trainer.evaluate()
+"""
+"""A Trainer that trains, and then evaluates."""

@@ -25,6 +25,11 @@ def hit(
     return Hit(found=f"{seen.text}{behind}", place=seen.place, confidence=confidence, fix=fix)
 
 
+def says_how_often(share: Sighting) -> str:
+    """Return the words behind a call that one rank may make more often than another."""
+    return f", on each rank as often as `{share.text}` says"
+
+
 def at_stages(
     *stages: ZeroStage,
 ) -> Callable[[Callable[[Situation], Iterable[Hit]]], Callable[[Situation], Iterator[Hit]]]:

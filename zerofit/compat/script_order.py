@@ -109,12 +109,17 @@ def _evaluates_only(situation: Situation) -> Iterator[Hit]:
     script = situation.script
     if script is None or script.find(Action.BACKWARD, Action.TRAIN) or script.optimizers:
         return
-    prepares = script.find(Action.PREPARE)
-    if any(call.has_optimizer for call in prepares):
+    makes = script.find(Action.PREPARE, Action.INITIALIZE)
+    if any(call.has_optimizer for call in makes) or _names_optimizer(situation):
         return
-    for call in prepares:
-        if call.num_models == 1 and not call.is_engine_checked:
+    for call in makes:
+        has_model = call.num_models == 1 or call.action is Action.INITIALIZE
+        if has_model and not call.is_engine_checked:
             yield hit(call.seen, f" without an optimizer, with {stage_of(situation).text}")
+
+
+def _names_optimizer(situation: Situation) -> bool:
+    return situation.deepspeed is not None and situation.deepspeed.at("optimizer") is not None
 
 
 _LOADS = 'model = AutoModelForCausalLM.from_pretrained("model")\n'
@@ -262,7 +267,7 @@ RULES = (
         severity=Severity.ERROR,
         summary="ZeRO-1 and ZeRO-2 need an optimizer",
         why="they partition the optimizer's states and gradients, and evaluation alone has none",
-        fix="set {zero_stage} to 0 or 3, or run without DeepSpeed",
+        fix="run without DeepSpeed, or set {zero_stage} to 3 where the model is too large for one GPU",
         see="https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/engine.py",
         find=_evaluates_only,
         bad=Example(deepspeed=zero(2), script=_EVALUATION),

@@ -9,7 +9,7 @@ from zerofit.compat.evidence import Evidence, Outcome
 from zerofit.compat.example import Example
 from zerofit.compat.example_scripts import LANGUAGE, SMALL, changed, ending, zero
 from zerofit.compat.rule import Hit, Rule, Severity
-from zerofit.compat.script_hits import EVERY_STAGE, at_stages, hit
+from zerofit.compat.script_hits import EVERY_STAGE, at_stages, hit, says_how_often
 from zerofit.said import Confidence
 from zerofit.script_words import Action, ModelState
 from zerofit.strategy import ZeroStage
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from zerofit.compat.situation import Situation
     from zerofit.script_facts import Call
 
-_WAITS = (Action.WAIT, Action.GATHER, Action.TRAIN, Action.EVALUATE)
+_WAITS = (Action.WAIT, Action.GATHER, Action.TRAIN, Action.EVALUATE, Action.GENERATE_TOGETHER)
 _CHECKPOINTS = (Action.SAVE_STATE, Action.SAVE_CHECKPOINT)
 _USES_WEIGHTS = (Action.FORWARD, Action.GENERATE, Action.GET_STATE_DICT, Action.SAVE_16BIT_MODEL)
+_RUNS = (Action.FORWARD, Action.GENERATE)
 _OF_ENGINE = (ModelState.ENGINE, ModelState.IN_ENGINE)
 _DOCS = "https://huggingface.co/docs/accelerate/v1.15.0"
 
@@ -41,6 +42,9 @@ def _under(call: Call) -> Hit:
 def _waits_on_one_rank(situation: Situation) -> Iterator[Hit]:
     for call in _on_one_rank(situation, *_WAITS):
         yield _under(call)
+    for call in situation.script.find(*_WAITS) if situation.script else ():
+        if call.share is not None and call.one_rank is None and not call.is_engine_checked:
+            yield hit(call.seen, says_how_often(call.share), Confidence.POSSIBLE)
 
 
 @at_stages(*EVERY_STAGE)
@@ -53,7 +57,8 @@ def _checkpoint_on_one_rank(situation: Situation) -> Iterator[Hit]:
 def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
     for call in _on_one_rank(situation, *_USES_WEIGHTS, Action.SAVE_MODEL, Action.GATHER_PARAMETERS):
         is_partitioned = call.state in _OF_ENGINE or call.action not in _USES_WEIGHTS
-        if is_partitioned and not call.is_gathered:
+        # Gathered or not: the engine's hooks release the weights again, and every rank must take part.
+        if is_partitioned and (not call.is_gathered or call.action in _RUNS):
             yield _under(call)
 
 

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 _ACTIONS = {
     "save_state": Action.SAVE_STATE,
     "wait_for_everyone": Action.WAIT,
-    "gather": Action.GATHER,
-    "gather_for_metrics": Action.GATHER,
     "reduce": Action.GATHER,
     "pad_across_processes": Action.GATHER,
 }
+_GATHERS = {"gather", "gather_for_metrics"}
 _MODEL_ACTIONS = {"save_model": Action.SAVE_MODEL, "get_state_dict": Action.GET_STATE_DICT}
 _PREPARE = {"prepare", "prepare_model", "prepare_optimizer", "prepare_scheduler"}
 
@@ -43,6 +42,9 @@ def call_accelerator(
     elif name in _MODEL_ACTIONS:
         reading.see(_MODEL_ACTIONS[name], node, model)
         return Thing(kind=Kind.STATE_DICT, node=node)
+    elif name in _GATHERS:
+        is_of_tensors = "use_gather_object" not in keywords
+        calls.see_gather(reading, node, (*arguments, *keywords.values()), is_of_tensors=is_of_tensors)
     elif name in _ACTIONS:
         reading.see(_ACTIONS[name], node)
     return None

@@ -9,6 +9,7 @@ from zerofit.script_facts import UsedOptimizer
 from zerofit.script_reading import expressions, names, parsers, walk
 from zerofit.script_reading.accelerator import call_accelerator, found_forwards
 from zerofit.script_reading.reading import wrapped
+from zerofit.script_reading.shares import own_or
 from zerofit.script_reading.values import (
     Constant,
     Dotted,
@@ -24,6 +25,8 @@ from zerofit.script_reading.values import (
 from zerofit.script_words import Action, ModelSource, ModelState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from zerofit.script_reading.reading import Reading
 
 _SAME_MODEL = {
@@ -45,6 +48,7 @@ _TRAINER_ACTIONS = {
     "train": Action.TRAIN,
     "evaluate": Action.EVALUATE,
     "predict": Action.EVALUATE,
+    "hyperparameter_search": Action.TRAIN,
     "save_model": Action.SAVE_MODEL,
 }
 _WRAPPERS = {
@@ -53,6 +57,11 @@ _WRAPPERS = {
     "peft.prepare_model_for_kbit_training",
     "peft.utils.prepare_model_for_kbit_training",
 }
+_SAME_TENSOR = {"to", "cpu", "cuda", "contiguous", "clone", "detach", "int", "long"}
+_SAME_LENGTH = {"min_new_tokens", "min_length"}
+"""Settings with which each rank may generate as many tokens as the others."""
+_GIVES_OPTIMIZER = {"optimizer", "model_parameters", "**"}
+"""Of deepspeed.initialize(): parameters come with an optimizer of the configuration."""
 _CLIP = {"torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_norm_"}
 _PLAIN_MODELS = {"torch.nn.Sequential", "torch.nn.Linear"}
 
@@ -81,6 +90,8 @@ def evaluate_call(reading: Reading, node: ast.Call) -> Value:
         case Dotted():
             return _call_dotted(reading, callee.name, node, arguments, keywords)
         case LocalFunction():
+            for place, argument in enumerate(node.args[: len(arguments)]):
+                arguments[place] = own_or(arguments[place], argument, reading.scope)
             return walk.run_function(reading, callee, arguments, keywords)
         case LocalClass():
             return walk.make_instance(reading, callee, node, arguments, keywords)
@@ -95,6 +106,7 @@ def evaluate_call(reading: Reading, node: ast.Call) -> Value:
 def _call_unknown(
     reading: Reading, node: ast.Call, arguments: list[Value], keywords: dict[str, Value]
 ) -> Value:
+    _hand_on((*arguments, *keywords.values()))
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if name in names.PARSE_CALLS or name == "parse_args_and_config":
         reading.see(Action.PARSE_ARGUMENTS, node)
@@ -154,6 +166,10 @@ def _call_dotted(
         return _initialize(reading, node, arguments, keywords)
     if name in names.PARSERS:
         return None
+    if name in names.GENERATES:
+        found, given = reading.keywords_of(node, keywords)
+        reading.see(Action.GENERATE_TOGETHER, node, keywords=found, given=given)
+        return None
     return _call_other(reading, name, node, arguments, keywords)
 
 
@@ -181,7 +197,9 @@ def _initialize(
     model = keywords.get("model") or (arguments[1] if len(arguments) > 1 else None)
     found, given = reading.keywords_of(node, keywords)
     made = model if isinstance(model, Thing) else None
-    reading.see(Action.INITIALIZE, node, made, keywords=found, given=given)
+    has_optimizer = len(arguments) > 2 or bool(given & _GIVES_OPTIMIZER)
+    more = {"has_optimizer": has_optimizer}
+    reading.see(Action.INITIALIZE, node, made, keywords=found, given=given, more=more)
     if not isinstance(model, Thing) or model.kind is not Kind.MODEL:
         model = Thing(kind=Kind.MODEL, node=node)
     model.root.is_trained = True
@@ -196,7 +214,9 @@ def _call_other(
     if name in names.BARRIERS:
         reading.see(Action.WAIT, node)
     elif name in names.REDUCTIONS:
-        reading.see(Action.GATHER, node)
+        see_gather(
+            reading, node, (*arguments, *keywords.values()), is_of_tensors=name in names.TENSOR_GATHERS
+        )
     elif name in names.GATHERED:
         reading.see(Action.GATHER_PARAMETERS, node)
     elif name in names.LEAF_MODULES:
@@ -208,8 +228,16 @@ def _call_other(
     elif names.is_scheduler(name):
         return _make_scheduler(reading, name, node)
     else:
+        _hand_on((*arguments, *keywords.values()))
         return _make_optimizer(reading, name, node, first, keywords)
     return None
+
+
+def _hand_on(values: Iterable[Value]) -> None:
+    """Note that code which is not read gets these values: it may prepare or train what is among them."""
+    for value in values:
+        if isinstance(value, Thing):
+            value.root.is_handed_on = True
 
 
 def _make_scheduler(reading: Reading, name: str, node: ast.Call) -> Thing:
@@ -254,6 +282,13 @@ def see_clip(reading: Reading, node: ast.Call, arguments: list[Value], keywords:
     reading.see(Action.CLIP, node, thing, keywords=found, given=given)
 
 
+def see_gather(reading: Reading, node: ast.Call, values: Iterable[Value], *, is_of_tensors: bool) -> None:
+    """Note a collective, and whether it takes new tokens as if all ranks had as many."""
+    items = [item for value in values for item in (value.values if isinstance(value, Several) else (value,))]
+    has_tokens = any(isinstance(item, Thing) and item.kind is Kind.TOKENS for item in items)
+    reading.see(Action.GATHER, node, more={"has_new_tokens": has_tokens and is_of_tensors})
+
+
 def make_trainer(
     reading: Reading, node: ast.expr, arguments: list[Value], keywords: dict[str, Value]
 ) -> Thing:
@@ -281,7 +316,9 @@ def _call_method(
     if thing.kind is Kind.PARSER:
         return parsers.call_parser(reading, thing, name, node, arguments, keywords)
     if thing.kind is Kind.TRAINER and name in _TRAINER_ACTIONS:
-        reading.see(_TRAINER_ACTIONS[name], node)
+        reading.see(_TRAINER_ACTIONS[name], node, thing)
+    if thing.kind is Kind.TOKENS and name in _SAME_TENSOR:
+        return thing
     if thing.kind is Kind.OPTIMIZER and name == "step":
         reading.see(Action.STEP, node)
     return None
@@ -298,10 +335,12 @@ def _call_model(
         return None
     if name in _MODEL_ACTIONS and method is None:
         reading.see(_MODEL_ACTIONS[name], node, thing, keywords=found, given=given)
-    elif name == "state_dict" and method is None:
+        is_ragged = name == "generate" and not given & _SAME_LENGTH
+        return Thing(kind=Kind.TOKENS, node=node) if is_ragged else None
+    if name == "state_dict" and method is None:
         reading.see(Action.STATE_DICT, node, thing)
         return Thing(kind=Kind.STATE_DICT, node=node)
-    elif thing.state is ModelState.ENGINE and name in _ENGINE_ACTIONS:
+    if thing.state is ModelState.ENGINE and name in _ENGINE_ACTIONS:
         reading.see(_ENGINE_ACTIONS[name], node, thing)
     elif thing.state is ModelState.ENGINE and name == "backward":
         reading.see(Action.BACKWARD, node, thing, forwards=found_forwards(reading))

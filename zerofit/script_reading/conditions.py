@@ -22,7 +22,7 @@ _ALONE = re.compile(r"is_initialized|is_available|world_size|num_processes|distr
 def rank_test(test: ast.expr, scope: Scope) -> RankTest | None:
     """Return which ranks alone pass a condition; None where it does not depend on the rank, or not surely."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        if _is_number_of_rank(test.operand, scope):
+        if is_number_of_rank(test.operand, scope):
             return RankTest(is_main=True)
         inner = rank_test(test.operand, scope)
         # "not (main and x)" holds on the main rank too.
@@ -38,7 +38,7 @@ def rank_test(test: ast.expr, scope: Scope) -> RankTest | None:
         return found[0] if is_sure else None
     if isinstance(test, ast.Compare):
         return _comparison(test, scope)
-    if _is_number_of_rank(test, scope):
+    if is_number_of_rank(test, scope):
         return RankTest(is_main=False)
     if isinstance(test, ast.Call):
         return rank_test(test.func, scope) if not test.args and not test.keywords else None
@@ -56,7 +56,7 @@ def _comparison(test: ast.Compare, scope: Scope) -> RankTest | None:
     if len(test.ops) != 1:
         return None
     left, operation, right = test.left, test.ops[0], test.comparators[0]
-    if not _is_rank(left, scope):
+    if not is_rank(left, scope):
         return None
     numbers = _numbers(right)
     if numbers is None or not numbers:
@@ -78,7 +78,7 @@ def _comparison(test: ast.Compare, scope: Scope) -> RankTest | None:
     return None
 
 
-def _is_number_of_rank(node: ast.expr, scope: Scope) -> bool:
+def is_number_of_rank(node: ast.expr, scope: Scope) -> bool:
     """Return whether an expression is surely the number of a rank, so that 0 alone counts as false.
 
     A bare name `rank` may be LoRA's, and what the environment holds is text.
@@ -87,16 +87,17 @@ def _is_number_of_rank(node: ast.expr, scope: Scope) -> bool:
         return isinstance(scope.look_up(node.id), Rank)
     if isinstance(node, ast.Attribute):
         return node.attr in _SURE_RANKS
-    return isinstance(node, ast.Call) and _is_rank(node, scope)
+    return isinstance(node, ast.Call) and is_rank(node, scope)
 
 
-def _is_rank(node: ast.expr, scope: Scope) -> bool:
+def is_rank(node: ast.expr, scope: Scope) -> bool:
+    """Return whether an expression is the number of a rank, by what it is or by its name."""
     if isinstance(node, ast.Call):
         value = dotted(node.func, scope)
         last = value.rpartition(".")[2] if value else ""
         if value in RANK_CALLS or last in ("get_rank", "get_global_rank", "get_local_rank"):
             return True
-        return last == "int" and len(node.args) == 1 and _is_rank(node.args[0], scope)
+        return last == "int" and len(node.args) == 1 and is_rank(node.args[0], scope)
     if isinstance(node, ast.Subscript):
         return isinstance(node.slice, ast.Constant) and node.slice.value in _RANKS
     if isinstance(node, ast.Name):
@@ -128,7 +129,7 @@ def dotted(node: ast.expr, scope: Scope) -> str | None:
 
 def rank_value(node: ast.expr, scope: Scope) -> Value:
     """Return what an expression tells of ranks, for the name that it is assigned to."""
-    if _is_rank(node, scope):
+    if is_rank(node, scope):
         return Rank()
     return rank_test(node, scope) if isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp)) else None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from zerofit.script_reading import calls, conditions
 from zerofit.script_reading.names import is_model_class
 from zerofit.script_reading.reading import Condition, wrapped
+from zerofit.script_reading.shares import is_share
 from zerofit.script_reading.values import (
     Constant,
     Dotted,
@@ -169,6 +170,7 @@ def _choice(reading: Reading, node: ast.IfExp) -> Value:
                 rank=rank,
                 is_about_framework=conditions.asks_for_framework(node.test),
                 has_remainder=False,
+                is_in_turn=False,
                 depth=len(reading.loops),
             )
         )
@@ -182,6 +184,8 @@ def _choice(reading: Reading, node: ast.IfExp) -> Value:
 def _item(reading: Reading, node: ast.Subscript) -> Value:
     value = evaluate(reading, node.value)
     evaluate(reading, node.slice)
+    if isinstance(value, Thing) and value.kind is Kind.TOKENS:
+        return value
     if (
         isinstance(value, Several)
         and isinstance(node.slice, ast.Constant)
@@ -210,6 +214,7 @@ def _comprehension(
 ) -> None:
     outer = reading.scope.names
     reading.scope.names = dict(outer)
+    shares = [generator.iter for generator in node.generators if is_share(generator.iter, reading.scope)]
     for generator in node.generators:
         evaluate(reading, generator.iter)
         for name in ast.walk(generator.target):
@@ -218,6 +223,8 @@ def _comprehension(
         for test in generator.ifs:
             evaluate(reading, test)
     parts = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
+    reading.shares += shares
     for part in parts:
         evaluate(reading, part)
+    del reading.shares[len(reading.shares) - len(shares) :]
     reading.scope.names = outer

@@ -20,6 +20,13 @@ REDUCTIONS = {
         "broadcast_object_list", "gather", "gather_object", "reduce",
     )
 }  # fmt: skip
+TENSOR_GATHERS = {
+    f"{package}.{name}"
+    for package in ("torch.distributed", "deepspeed.comm", "accelerate.utils")
+    for name in ("all_gather", "all_gather_into_tensor", "gather")
+}
+"""Want tensors of one shape from all ranks."""
+GENERATES = {"zerofit.generate", "zerofit.generation.generate.generate"}
 PARSERS = {"transformers.HfArgumentParser", "trl.TrlParser", "trl.scripts.TrlParser"}
 PARSE_CALLS = {"parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict"}
 PLUGINS = {f"accelerate.{module}DeepSpeedPlugin" for module in ("", "utils.", "utils.dataclasses.")}

@@ -14,11 +14,13 @@ from zerofit.script_reading.schedulers import is_counted_without_ranks
 from zerofit.script_reading.source import Source, parse, too_deep
 from zerofit.script_reading.values import Kind, LocalClass, LocalFunction, Scope, Thing
 from zerofit.script_reading.walk import MAX_NODES, make_instance, read_block, run_function
-from zerofit.script_words import Action, ModelSource
+from zerofit.script_words import Action, ModelSource, ModelState
 
 if TYPE_CHECKING:
     from zerofit.script_reading.reading import Condition, Seen
 
+_USES_MODEL = (Action.FORWARD, Action.GENERATE, Action.EVALUATE)
+_PARTITIONED_WHEN_MADE = (ModelSource.PRETRAINED, ModelSource.CONFIG)
 _SETS_UP = (
     Action.MAKE_ACCELERATOR,
     Action.MAKE_ARGUMENTS,
@@ -80,6 +82,7 @@ def _read_class(reading: Reading, cls: LocalClass) -> None:
     if this.kind is not Kind.OBJECT:
         # Nobody makes it here: what it is made with is not the script's.
         del reading.calls[num_calls:], reading.models[num_models:]
+    this.is_handed_on = True
     reading.is_in_foreign_trainer = this.kind is Kind.TRAINER
     for method in methods:
         if method not in reading.visited:
@@ -159,6 +162,11 @@ def _call(reading: Reading, seen: Seen) -> Call:
         is_otherwise=one_rank is not None and one_rank.is_else,
         is_engine_checked=any(condition.is_about_framework for condition in seen.conditions),
         is_gathered=seen.is_gathered,
+        is_in_inference_mode=seen.is_in_inference_mode,
+        share=reading.source.sight(seen.share) if seen.share else None,
+        trains_before=_trains(reading, seen, afterwards=False),
+        trains_after=_trains(reading, seen, afterwards=True),
+        is_model_left_alone=_is_left_alone(reading, seen),
         every_few_steps=reading.source.sight(every.test) if every else None,
         loop=seen.loops[-1] if seen.loops else None,
         keywords=seen.keywords,
@@ -187,3 +195,32 @@ def _is_counterpart(other: Seen, seen: Seen, condition: Condition) -> bool:
         and (mate.test is condition.test or seen.action in (Action.WAIT, Action.GATHER))
         for mate in other.conditions
     )
+
+
+def _trains(reading: Reading, seen: Seen, *, afterwards: bool) -> bool:
+    """Return whether the script trains before or after a call: its Trainer, or any loop of its own."""
+    if seen.action not in _USES_MODEL:
+        return False
+    place = reading.calls.index(seen)
+    others = reading.calls[place + 1 :] if afterwards else reading.calls[:place]
+    if seen.action is Action.EVALUATE:
+        may_have = seen.thing is not None and _trains_unseen(seen.thing) and not afterwards
+        return may_have or any(other.action is Action.TRAIN and other.thing is seen.thing for other in others)
+    in_same_loop = (other for other in reading.calls if set(other.loops) & set(seen.loops))
+    return any(other.action is Action.BACKWARD for other in (*others, *in_same_loop))
+
+
+def _trains_unseen(trainer: Thing) -> bool:
+    has_own_way = trainer.cls is not None and trainer.cls.method("train") is not None
+    return trainer.is_handed_on or has_own_way
+
+
+def _is_left_alone(reading: Reading, seen: Seen) -> bool:
+    """Return whether a call runs a model that ZeRO-3 partitions as it is made, and that no engine holds."""
+    model = seen.thing.root if seen.thing and seen.action in (Action.FORWARD, Action.GENERATE) else None
+    if model is None or seen.state is not ModelState.PLAIN or model.source not in _PARTITIONED_WHEN_MADE:
+        return False
+    sets_up = any(
+        other.action in _SETS_UP and other.root == seen.root for other in reading.calls[: model.order]
+    )
+    return sets_up and not (model.is_in_zero_init or model.is_under_zero_context or model.is_handed_on)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from zerofit.script_facts import Keyword
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
     from zerofit.script_reading.values import Value
 
 
+class Within(Enum):
+    """What a context or a decorator does to the code in it."""
+
+    GATHERED = auto()
+    NO_GRADIENTS = auto()
+    INFERENCE_MODE = auto()
+    ZERO_INIT = auto()
+    ZERO_CONTEXT = auto()
+    """Decides about ZeRO by code that is not read."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
     """One side of a condition."""
@@ -25,6 +37,8 @@ class Condition:
     rank: RankTest | None
     is_about_framework: bool
     has_remainder: bool
+    is_in_turn: bool
+    """Whether ranks pass in turn, each with its own part of the data."""
     depth: int
     """How many loops are around it."""
 
@@ -43,6 +57,9 @@ class Seen:
     """Number of the function that was read by itself; 0 for the module's body."""
     is_gathered: bool
     has_gradients: bool
+    is_in_inference_mode: bool
+    share: ast.expr | None
+    """What says how often a rank gets here, where that is not as often as the others."""
     keywords: tuple[Keyword, ...] = ()
     given: frozenset[str] = frozenset()
     more: dict[str, Any] = field(default_factory=dict)
@@ -71,9 +88,10 @@ class Reading:
     """Functions that are being read, the innermost last."""
     visited: set[ast.AST] = field(default_factory=set)
     root: int = 0
-    num_gathered: int = 0
-    num_without_gradients: int = 0
-    num_zero_init: int = 0
+    within: list[Within] = field(default_factory=list)
+    """What the contexts and decorators in force do."""
+    shares: list[ast.expr] = field(default_factory=list)
+    """What the loops run over that each rank has a part of its own of, the innermost last."""
     has_foreign_accelerator: bool = False
     """Whether the function that is read by itself was given an Accelerator made elsewhere."""
     num_nodes: int = 0
@@ -90,12 +108,18 @@ class Reading:
             conditions=tuple(self.conditions),
             loops=tuple(self.loops),
             root=self.root,
-            is_gathered=self.num_gathered > 0,
-            has_gradients=self.num_without_gradients == 0,
+            is_gathered=Within.GATHERED in self.within,
+            has_gradients=Within.NO_GRADIENTS not in self.within,
+            is_in_inference_mode=Within.INFERENCE_MODE in self.within,
+            share=self._share(),
             **more,
         )
         self.calls.append(seen)
         return seen
+
+    def _share(self) -> ast.expr | None:
+        in_turn = (condition.test for condition in self.conditions if condition.is_in_turn)
+        return self.shares[-1] if self.shares else next(in_turn, None)
 
     def make_model(self, node: ast.expr, **fields: Any) -> Thing:
         """Note a new model."""
@@ -104,7 +128,8 @@ class Reading:
             node=node,
             state=ModelState.PLAIN,
             order=len(self.calls),
-            is_in_zero_init=self.num_zero_init > 0,
+            is_in_zero_init=Within.ZERO_INIT in self.within,
+            is_under_zero_context=Within.ZERO_CONTEXT in self.within,
             **fields,
         )
         self.models.append(thing)

@@ -25,6 +25,8 @@ class Kind(Enum):
     PARSER = auto()
     """An argparse.ArgumentParser, or a group of one."""
     STATE_DICT = auto()
+    TOKENS = auto()
+    """What a model has generated."""
     OBJECT = auto()
     """An instance of a class of the script that is none of these."""
 
@@ -57,6 +59,10 @@ class Thing:
     """How many calls were seen before it was made."""
     is_trained: bool = False
     is_in_zero_init: bool = False
+    is_under_zero_context: bool = False
+    """A model: whether it is made inside a `with` that decides about ZeRO, which is not read."""
+    is_handed_on: bool = False
+    """Whether code that is not read was given it."""
 
     @property
     def root(self) -> Thing:
@@ -183,6 +189,11 @@ class Rank:
     """The number of a rank."""
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's own part of something, or what is made from one."""
+
+
 Value: TypeAlias = (
     Thing
     | Dotted
@@ -194,6 +205,7 @@ Value: TypeAlias = (
     | Method
     | RankTest
     | Rank
+    | Share
     | None
 )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from zerofit.script_reading import calls, conditions
 from zerofit.script_reading.expressions import evaluate
 from zerofit.script_reading.names import GATHERED, ZERO_INIT, is_trainer
-from zerofit.script_reading.reading import Condition
+from zerofit.script_reading.reading import Condition, Within
+from zerofit.script_reading.shares import comes_in_turn, own_or
 from zerofit.script_reading.values import (
     Dotted,
     Kind,
@@ -18,6 +20,7 @@ from zerofit.script_reading.values import (
     RankTest,
     Scope,
     Several,
+    Share,
     Thing,
     join,
 )
@@ -33,7 +36,12 @@ MAX_CALL_DEPTH = 12
 """Functions of the script within each other. ASSUMPTION: training scripts reach the loop in half of it."""
 MAX_NODES = 300_000
 """Statements that are read, functions counted at each call. ASSUMPTION: real scripts stay far below."""
-_NO_GRADIENTS = {"no_grad", "inference_mode"}
+_WITHOUT_GRADIENTS = {
+    "no_grad": (Within.NO_GRADIENTS,),
+    "inference_mode": (Within.NO_GRADIENTS, Within.INFERENCE_MODE),
+}
+_DECIDES_ABOUT_ZERO = re.compile(r"zero|deepspeed|ContextManagers", re.IGNORECASE)
+"""Such as accelerate's zero3_init_context_manager(), and what scripts of diffusers make of it."""
 _ON_MAIN = {"on_main_process", "on_local_main_process", "on_process", "on_local_process"}
 _EXITS = {"exit", "quit", "sys.exit", "os._exit"}
 
@@ -74,7 +82,7 @@ def _read_statement(reading: Reading, node: ast.stmt) -> bool:
             evaluate(reading, node.value)
             assign(reading, node.target, None, node.value)
         case ast.Return():
-            value = evaluate(reading, node.value) if node.value else None
+            value = own_or(evaluate(reading, node.value), node.value, reading.scope) if node.value else None
             returned = reading.scope.names.get("return")
             reading.scope.names["return"] = (
                 value if "return" not in reading.scope.names else join(returned, value)
@@ -103,6 +111,7 @@ def _condition(reading: Reading, test: ast.expr, *, is_else: bool) -> Condition:
         rank=rank,
         is_about_framework=conditions.asks_for_framework(test),
         has_remainder=conditions.has_remainder(test, reading.scope),
+        is_in_turn=bool(reading.loops) and comes_in_turn(test, reading.scope, is_else=is_else),
         depth=len(reading.loops),
     )
 
@@ -151,44 +160,47 @@ def _read_arms(reading: Reading, bodies: list[list[ast.stmt]]) -> None:
 
 
 def _read_loop(reading: Reading, node: ast.For | ast.AsyncFor | ast.While) -> None:
+    over = node.test if isinstance(node, ast.While) else node.iter
+    value = None if isinstance(node, ast.While) else evaluate(reading, over)
+    shares = [over] if isinstance(own_or(value, over, reading.scope), Share) else []
     if not isinstance(node, ast.While):
-        evaluate(reading, node.iter)
         assign(reading, node.target, None, node.iter)
     before = dict(reading.scope.names)
     num = len(reading.conditions)
     reading.loops.append(node.lineno)
+    reading.shares += shares
     if isinstance(node, ast.While):
         evaluate(reading, node.test)
     read_block(reading, node.body)
     reading.loops.pop()
+    del reading.shares[len(reading.shares) - len(shares) :]
     del reading.conditions[num:]
     _merge(reading, before)
     read_block(reading, node.orelse)
 
 
 def _read_with(reading: Reading, node: ast.With | ast.AsyncWith) -> bool:
-    gathered = without_gradients = zero_init = 0
+    num = len(reading.within)
     for item in node.items:
         value = evaluate(reading, item.context_expr)
         if item.optional_vars is not None:
             assign(reading, item.optional_vars, value, item.context_expr)
-        for part in ast.walk(item.context_expr):
-            name = (
-                conditions.dotted(part, reading.scope)
-                if isinstance(part, (ast.Attribute, ast.Name))
-                else None
-            )
-            gathered += name in GATHERED
-            zero_init += name == ZERO_INIT
-            without_gradients += (name or "").rpartition(".")[2] in _NO_GRADIENTS
-    reading.num_gathered += gathered
-    reading.num_zero_init += zero_init
-    reading.num_without_gradients += without_gradients
+        reading.within += _what_it_does(item.context_expr, reading.scope)
     ends = read_block(reading, node.body)
-    reading.num_gathered -= gathered
-    reading.num_zero_init -= zero_init
-    reading.num_without_gradients -= without_gradients
+    del reading.within[num:]
     return ends
+
+
+def _what_it_does(context: ast.expr, scope: Scope) -> list[Within]:
+    found: list[Within] = []
+    for part in ast.walk(context):
+        name = conditions.dotted(part, scope) if isinstance(part, (ast.Attribute, ast.Name)) else None
+        found += [Within.GATHERED] if name in GATHERED else []
+        found += [Within.ZERO_INIT] if name == ZERO_INIT else []
+        found += _WITHOUT_GRADIENTS.get((name or "").rpartition(".")[2], ())
+    if not found and _DECIDES_ABOUT_ZERO.search(ast.unparse(context)):
+        found.append(Within.ZERO_CONTEXT)
+    return found
 
 
 def _read_try(reading: Reading, node: ast.Try | ast.TryStar) -> bool:
@@ -220,7 +232,7 @@ def assign(reading: Reading, target: ast.expr, value: Value, expression: ast.exp
         case ast.Name():
             if value is None or isinstance(value, Method):  # such as accelerator.process_index
                 value = conditions.rank_value(expression, reading.scope) or value
-            bind(reading, target.id, value)
+            bind(reading, target.id, own_or(value, expression, reading.scope))
             reading.scope.expressions.setdefault(target.id, []).append(expression)
         case ast.Attribute():
             owner = evaluate(reading, target.value)
@@ -258,20 +270,20 @@ def run_function(
     reading.visited.add(node)
     scope = Scope(outer=function.scope)
     _bind_parameters(scope, function, arguments, keywords)
-    outer, num = reading.scope, len(reading.conditions)
+    outer, num, num_within = reading.scope, len(reading.conditions), len(reading.within)
     reading.scope = scope
     reading.functions.append(node)
     try:
         if isinstance(node, ast.Lambda):
             return evaluate(reading, node.body)
-        without_gradients = _enter_decorators(reading, node)
+        _enter_decorators(reading, node)
         read_block(reading, node.body)
-        reading.num_without_gradients -= without_gradients
         return scope.names.get("return") if reading.scope is scope else None
     finally:
         reading.functions.pop()
         reading.scope = outer
         del reading.conditions[num:]
+        del reading.within[num_within:]
 
 
 def _bind_parameters(
@@ -286,13 +298,12 @@ def _bind_parameters(
     scope.names.update(zip(positional, values, strict=False))
 
 
-def _enter_decorators(reading: Reading, node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Put a function's decorators into force; return by how many its gradients are off."""
-    without_gradients = 0
+def _enter_decorators(reading: Reading, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    """Put a function's decorators into force."""
     for decorator in node.decorator_list:
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
         last = (conditions.dotted(called, reading.scope) or "").rpartition(".")[2]
-        without_gradients += last in _NO_GRADIENTS
+        reading.within += _WITHOUT_GRADIENTS.get(last, ())
         if last in _ON_MAIN:
             reading.conditions.append(
                 Condition(
@@ -301,11 +312,10 @@ def _enter_decorators(reading: Reading, node: ast.FunctionDef | ast.AsyncFunctio
                     rank=RankTest(is_main=True),
                     is_about_framework=False,
                     has_remainder=False,
+                    is_in_turn=False,
                     depth=len(reading.loops),
                 )
             )
-    reading.num_without_gradients += without_gradients
-    return without_gradients
 
 
 def make_instance(

@@ -1,0 +1,229 @@
+"""The rules of generation and inference in scripts: each sign by itself, and where there is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from zerofit.compat import ALL_RULES
+from zerofit.compat.engine import check
+from zerofit.compat.example_scripts import EVALUATES, INFERENCE, LANGUAGE, changed, ending, zero
+from zerofit.compat.situation import Situation
+from zerofit.documents.read import read_document
+from zerofit.layers.of_files import settings_of_deepspeed
+from zerofit.plan import Topology
+from zerofit.script_reading.read import read_script
+
+
+def _situation(script: str, stage: int) -> Situation:
+    facts = read_script(script, name="train.py")
+    document = read_document(json.dumps(zero(stage)), name="ds_config.json")
+    settings = settings_of_deepspeed(document)
+    return Situation(script=facts, route=facts.route, deepspeed=document, settings=settings)
+
+
+def _found(script: str, stage: int = 3) -> list[str]:
+    return [finding.rule for finding in check(_situation(script, stage), rules=ALL_RULES).findings]
+
+
+_ONE_CALL = "model.module.generate(prompts[:2], max_new_tokens=4, do_sample=False)\n"
+_CALL = "model.module.generate(prompts[:1], max_new_tokens=4"
+
+
+def _doing(lines: str) -> str:
+    return changed(INFERENCE, _ONE_CALL, lines)
+
+
+_EQUALLY = "zero3-ranks-run-equally-often"
+_MEET = "all-ranks-must-meet"
+_OWN = "prompts[accelerator.process_index :: accelerator.num_processes]"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (f"for prompt in {_OWN}:\n    {_CALL})\n", [_EQUALLY]),
+        (f"for prompt in {_OWN}:\n    model(prompt)\n", [_EQUALLY]),
+        (f"for prompt in {_OWN}:\n    print(prompt)\n{_CALL})\n", []),
+        (f"if accelerator.is_main_process:\n    {_CALL})\n", ["zero3-weights-need-all-ranks"]),
+        (f"for prompt in prompts:\n    {_CALL})\n", []),
+        (f"{_CALL}, assistant_model=other)\n", ["zero3-no-assisted-generation"]),
+        (f"{_CALL}, assistant_early_exit=2)\n", ["zero3-no-assisted-generation"]),
+        (f"{_CALL}, assistant_model=None)\n", []),
+        (f"{_CALL}, prompt_lookup_num_tokens=3)\n", []),
+        (f"{_CALL}, prefill_chunk_size=64)\n", ["zero3-no-chunked-prefill"]),
+        (f"{_CALL}, prefill_chunk_size=None)\n", []),
+    ],
+)
+def test_ranks_that_generate(lines: str, expected: list[str]) -> None:
+    assert _found(_doing(lines)) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("zerofit.generate(model, prompts)\n", []),
+        ("generate(model, prompts)\n", []),
+        ("zerofit.generate(accelerator.unwrap_model(model), prompts, synced_gpus=False)\n", []),
+        ("if accelerator.is_main_process:\n    zerofit.generate(model, prompts)\n", [_MEET]),
+        ("if accelerator.is_main_process:\n    generate(model, prompts)\n", [_MEET]),
+        (f"for prompt in {_OWN}:\n    generate(model, [prompt])\n", [_MEET]),
+        (f"generate(model, {_OWN}, per_rank=True)\n", []),
+    ],
+)
+@pytest.mark.parametrize("stage", [0, 3])
+def test_zerofit_generate(lines: str, expected: list[str], stage: int) -> None:
+    script = f"import zerofit\nfrom zerofit import generate\n{_doing(lines)}"
+    assert _found(script, stage) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_found"),
+    [
+        (f"tokens = {_CALL})\naccelerator.gather(tokens)\n", True),
+        (f"accelerator.gather_for_metrics({_CALL}))\n", True),
+        (f"tokens = {_CALL})[:, 8:].cpu()\naccelerator.gather((tokens, prompts))\n", True),
+        (f"tokens = {_CALL})\ntorch.distributed.all_gather(parts, tokens)\n", True),
+        (f"tokens = {_CALL})\ntorch.distributed.all_gather_object(parts, tokens)\n", False),
+        (f"tokens = {_CALL})\naccelerator.gather_for_metrics(tokens, use_gather_object=True)\n", False),
+        (f"x = {_CALL})\nx = accelerator.pad_across_processes(x)\naccelerator.gather(x)\n", False),
+        (f"tokens = {_CALL})\ntokens = pad(tokens)\naccelerator.gather(tokens)\n", False),
+        (f"tokens = {_CALL}, min_new_tokens=4)\naccelerator.gather(tokens)\n", False),
+    ],
+)  # fmt: skip
+def test_tokens_that_ranks_gather(lines: str, is_found: bool) -> None:
+    assert _found(_doing(lines)) == (["gather-needs-padded-tokens"] if is_found else [])
+
+
+def test_one_rank_gathers_what_it_likes() -> None:
+    situation = _situation(_doing(f"accelerator.gather({_CALL}))\n"), 3)
+    alone = replace(situation, topology=Topology(world_size=1))
+    assert check(alone, rules=ALL_RULES).findings == ()
+
+
+_GATHERS = "import deepspeed\nwith deepspeed.zero.GatheredParameters(list(model.parameters())):\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [("model(**batch)", True), ("model.module.generate(x)", True), ("print(model.module.weight)", False)],
+)
+def test_gathered_weights_are_released_again_by_a_model_that_runs(line: str, is_found: bool) -> None:
+    script = ending(LANGUAGE, f"{_GATHERS}    if accelerator.is_main_process:\n        {line}")
+    assert _found(script) == (["zero3-weights-need-all-ranks"] if is_found else [])
+
+
+_LOOP = "    optimizer.zero_grad()\n"
+_MODE = "zero3-no-inference-mode"
+_WATCHES = "with torch.inference_mode():\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (changed(LANGUAGE, _LOOP, f"{_LOOP}    {_WATCHES}        model(**batch)\n"), [_MODE]),
+        (changed(LANGUAGE, "for batch", f"{_WATCHES}    model(1)\nfor batch"), [_MODE]),
+        (ending(LANGUAGE, f"{_WATCHES}    model(**batch)"), []),
+        (changed(LANGUAGE, _LOOP, f"{_LOOP}    {_WATCHES}        teacher(**batch)\n"), []),
+        (
+            changed(LANGUAGE, "for ba", "@torch.inference_mode()\ndef run():\n    model(1)\nrun()\nfor ba"),
+            [_MODE],
+        ),
+    ],
+)  # fmt: skip
+def test_inference_mode(script: str, expected: list[str]) -> None:
+    assert _found(script) == expected
+    assert _found(script, 2) == []
+
+
+_TEACHER = "teacher = AutoModelForCausalLM.from_config(config)\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_found"),
+    [
+        (f"{_TEACHER}teacher(1)", True),
+        (f"{_TEACHER}teacher.generate(1)", True),
+        (f"{_TEACHER}teacher = prepare(teacher)\nteacher(1)", False),
+        (f"{_TEACHER}wrap(teacher)\nteacher(1)", False),
+        (f"{_TEACHER}", False),
+        (f"with unset_deepspeed():\n    {_TEACHER}teacher(1)", False),
+        ("teacher = torch.nn.Linear(2, 2)\nteacher(1)", False),
+    ],
+)
+def test_a_model_beside_the_engine(lines: str, is_found: bool) -> None:
+    assert _found(ending(LANGUAGE, lines)) == (["zero3-model-needs-engine"] if is_found else [])
+    assert _found(ending(LANGUAGE, lines), 2) == []
+
+
+_PREPARES = "accelerator.prepare(AutoModelForCausalLM.from_config(config))"
+_UNPREPARED = changed(INFERENCE, _PREPARES, "AutoModelForCausalLM.from_config(config)").replace(".module", "")
+_NATIVE = (
+    "import deepspeed\nengine, *_ = deepspeed.initialize(model=model, config='ds_config.json'{})\nengine(1)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "stages", "expected"),
+    [
+        (_UNPREPARED, (0, 1, 2), ["inference-model-not-prepared"]),
+        (_UNPREPARED, (3,), ["zero3-model-needs-engine"]),
+        (_UNPREPARED.replace("model.generate(", "zerofit.generate(model, "), (0, 1, 2, 3), []),
+        (INFERENCE, (1, 2), ["zero12-needs-optimizer"]),
+        (INFERENCE, (0, 3), []),
+        (_NATIVE.format(""), (1, 2), ["zero12-needs-optimizer"]),
+        (_NATIVE.format(""), (0, 3), []),
+        (_NATIVE.format(", model_parameters=x"), (0, 1, 2, 3), []),
+        (_NATIVE.format("") + "engine.backward(loss)\n", (0, 1, 2, 3), []),
+    ],
+)
+def test_which_stage_an_inference_script_can_have(
+    script: str, stages: tuple[int, ...], expected: list[str]
+) -> None:
+    assert [_found(script, stage) for stage in stages] == [expected] * len(stages)
+
+
+_NEEDS_ZERO3 = "trainer-inference-needs-zero3"
+_BEFORE = "zero3-evaluate-before-train"
+_TRAINS = "trainer.train()\ntrainer.evaluate()\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "below", "at_zero3"),
+    [
+        ("trainer.predict(rows)\n", [_NEEDS_ZERO3], []),
+        ("trainer.evaluate()\ntrainer.train()\n", [_NEEDS_ZERO3], [_BEFORE]),
+        ("if first:\n    trainer.evaluate()\ntrainer.train()\n", [_NEEDS_ZERO3], [_BEFORE]),
+        ("if arguments.do_train:\n    trainer.train()\ntrainer.evaluate()\n", [], []),
+        ("run(trainer)\ntrainer.evaluate()\n", [], []),
+        ("if not arguments.deepspeed:\n    trainer.evaluate()\n", [], []),
+    ],
+)
+def test_a_trainer_that_evaluates(lines: str, below: list[str], at_zero3: list[str]) -> None:
+    script = changed(EVALUATES, _TRAINS, lines)
+    assert [_found(script, stage) for stage in (0, 2, 3)] == [below, below, at_zero3]
+
+
+_OWN_TRAINER = """\
+from transformers import Trainer, TrainingArguments
+class Mine(Trainer):
+    {}
+arguments = TrainingArguments("out")
+trainer = Mine(args=arguments)
+trainer.train()
+trainer.evaluate()
+"""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "def train(self):\n        return super().train()",
+        "def look(self):\n        self.evaluate()",
+        "def training_step(self):\n        pass",
+    ],
+)
+def test_a_trainer_of_the_script(method: str) -> None:
+    assert _found(_OWN_TRAINER.format(method), 2) == []

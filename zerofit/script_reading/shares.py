@@ -1,0 +1,90 @@
+"""A rank's own part of something, such as `prompts[rank::world_size]`: ranks' parts differ in length."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from zerofit.script_reading.conditions import is_rank
+from zerofit.script_reading.values import Scope, Share, Value
+
+_EVENS_OUT = re.compile(r"gather|reduce|broadcast|prepare|\bpad|_pad")
+"""Calls that leave no rank with another number than the others."""
+_SPLITS_BY_RANK = {"shard", "islice", "split_dataset_by_node"}
+_UNEVEN_SPLITS = {"array_split"}
+"""Calls whose result holds a part for each rank."""
+
+
+def is_share(node: ast.expr, scope: Scope) -> bool:
+    """Return whether an expression is a rank's own part of something, or is made from one."""
+    pending: list[ast.AST] = [node]
+    while pending:
+        part = pending.pop()
+        if _makes_share(part, scope):
+            return True
+        if isinstance(part, ast.Name) and isinstance(scope.look_up(part.id), Share):
+            return True
+        if not (isinstance(part, ast.Call) and _EVENS_OUT.search(_called(part))):
+            pending += ast.iter_child_nodes(part)
+    return False
+
+
+def own_or(value: Value, node: ast.expr, scope: Scope) -> Value:
+    """Return what an expression stands for: a rank's own part, where nothing else is known of it."""
+    return Share() if value is None and is_share(node, scope) else value
+
+
+def comes_in_turn(test: ast.expr, scope: Scope, *, is_else: bool) -> bool:
+    """Return whether ranks pass a condition in turn: `number % world_size == rank`."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return False
+    sides = (test.left, test.comparators[0])
+    has_remainder = any(isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mod) for side in sides)
+    passes = isinstance(test.ops[0], ast.NotEq if is_else else ast.Eq)
+    return has_remainder and passes and any(is_rank(side, scope) for side in sides)
+
+
+def _makes_share(node: ast.AST, scope: Scope) -> bool:
+    if isinstance(node, ast.Call):
+        return _splits(node, scope)
+    if not isinstance(node, ast.Subscript):
+        return False
+    if not isinstance(node.slice, ast.Slice):
+        return is_rank(node.slice, scope) and _is_split_unevenly(node.value, scope)
+    lower, upper, step = node.slice.lower, node.slice.upper, node.slice.step
+    if lower is None or (upper is None and step is None):
+        return False
+    if step is not None:
+        return is_rank(lower, scope)
+    return upper is not None and _depends_on_rank(lower, scope) and _depends_on_rank(upper, scope)
+
+
+def _splits(call: ast.Call, scope: Scope) -> bool:
+    name = _called(call)
+    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if name == "split_between_processes":
+        pads = next((keyword.value for keyword in call.keywords if keyword.arg == "apply_padding"), None)
+        return pads is None or (isinstance(pads, ast.Constant) and pads.value is False)
+    if name == "range":
+        return len(call.args) == 3 and is_rank(call.args[0], scope)
+    return name in _SPLITS_BY_RANK and any(is_rank(value, scope) for value in values)
+
+
+def _is_split_unevenly(node: ast.expr, scope: Scope) -> bool:
+    assigned = scope.assigned(node.id) if isinstance(node, ast.Name) else []
+    return any(isinstance(made, ast.Call) and _called(made) in _UNEVEN_SPLITS for made in (node, *assigned))
+
+
+def _depends_on_rank(node: ast.expr, scope: Scope) -> bool:
+    """Return whether an expression, or what is assigned to a name in it, names a rank."""
+    names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+    assigned = [expression for name in names for expression in scope.assigned(name)]
+    return any(
+        isinstance(part, ast.expr) and is_rank(part, scope)
+        for expression in (node, *assigned)
+        for part in ast.walk(expression)
+    )
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
