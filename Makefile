@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-accuracy bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-overhead clean
+.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-accuracy bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -52,6 +52,9 @@ bench-split: $(VENV)/.installed  ## micro-batches by splitting the forward pass 
 
 bench-bucketing: $(VENV)/.installed  ## real tokens a second on ragged data: fixed padding, dynamic padding, bucketed batches
 	@$(BIN)/python benchmarks/bucketing.py
+
+bench-generation: $(VENV)/.installed  ## new tokens a second under ZeRO-3: weights layer by layer against gathered once
+	@$(BIN)/python benchmarks/generation.py
 
 bench-overhead: $(VENV)/.installed  ## what `zerofit launch` adds to plain `accelerate launch`
 	@$(BIN)/python benchmarks/launch_overhead.py

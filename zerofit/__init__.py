@@ -22,17 +22,29 @@ __all__ = [
     "accelerator",
     "accumulation_windows",
     "apply_strategy",
+    "generate",
     "trainer",
     "training_arguments",
 ]
 
-_ON_DEMAND = ("accelerator", "accumulation_windows", "apply_strategy", "trainer", "training_arguments")
-"""What a script calls to apply a plan itself: imported when it does, as that takes time."""
+_ON_DEMAND = (
+    "accelerator",
+    "accumulation_windows",
+    "apply_strategy",
+    "generate",
+    "trainer",
+    "training_arguments",
+)
+"""What a script calls itself: imported when it does, as that takes time."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "generate":
+        from zerofit.generation.generate import generate
+
+        return generate
     from zerofit.runtime import accumulation_windows, by_hand, explicit
 
     homes = {"accumulation_windows": accumulation_windows, "apply_strategy": by_hand}

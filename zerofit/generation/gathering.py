@@ -1,0 +1,282 @@
+"""How a call of generate finds the weights that ZeRO-3 partitioned: all of them once, or layer by layer.
+
+Gathered once, every rank has all weights and ZeRO's hooks are off, so that ranks do not wait for one another.
+DeepSpeed's own records, such as the order of modules that it prefetches by, are not touched.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerofit.errors import UserError
+from zerofit.generated import Gather
+from zerofit.generation.room import free_bytes
+from zerofit.units import MIB, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch.nn import Module, Parameter
+
+_BUCKET_BYTES = 256 * MIB
+"""Weights gathered at a time: a bucket's shards lie on the GPU twice for a moment where they come from the
+CPU or from NVMe. ASSUMPTION: large against the latency of a collective, small against a GPU."""
+_RESERVE = 0.1
+"""Share of all that is to be allocated that fragments may cost: PyTorch's allocator rounds blocks to 2 MiB
+and shares segments of 20 MiB. ASSUMPTION.
+https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management"""
+_said: set[str] = set()
+"""What this process has said of gathering; a loop that generates at each step says it once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherCost:
+    """What gathering a model's weights takes on this rank, and what is there."""
+
+    added_bytes: int
+    """Of the weights that are not whole here now."""
+    free_bytes: int
+
+
+def gather_cost(model: Module) -> GatherCost:
+    """Return what gathering all weights of a partitioned model takes on this rank now."""
+    return GatherCost(added_bytes=sum(map(gathered_bytes, _missing(model))), free_bytes=free_bytes())
+
+
+def will_gather(model: Module, gather: Gather, *, needed_bytes: int) -> bool:
+    """Decide whether a call gathers the weights first, alike on all ranks; rank 0 says so, or why not.
+
+    A collective over all ranks, but for Gather.NEVER.
+
+    Args:
+        model: a module whose parameters ZeRO-3 partitions.
+        gather: what the user asked for, the same on every rank.
+        needed_bytes: what the call takes beside the weights on this rank.
+    """
+    if gather is Gather.NEVER:
+        return False
+    if any(offload.zenflow for offload in _offloads(model)):
+        return _refuse_zenflow(gather)
+    cost = gather_cost(model)
+    passing = max((sum(map(gathered_bytes, bucket)) for bucket in _buckets(_missing(model))), default=0)
+    taken = cost.added_bytes + passing + needed_bytes
+    taken, free = _worst(taken + int(taken * _RESERVE), cost.free_bytes)
+    fits = taken <= free
+    _say(
+        _sentence(gather, fits=fits, added=cost.added_bytes, taken=taken, free=free), once=f"{gather} {fits}"
+    )
+    return fits or gather is Gather.ALWAYS
+
+
+def _refuse_zenflow(gather: Gather) -> bool:
+    why = "ZenFlow keeps weights transposed, and its hooks turn them at each layer"
+    if gather is Gather.ALWAYS:
+        raise UserError(
+            "gather-under-zenflow",
+            "weights can't be gathered once for a call",
+            found="gather=always, and zenflow in the DeepSpeed configuration",
+            why=why,
+            fix="leave gather at auto, or take zenflow out of zero_optimization",
+        )
+    _say(f"weights come layer by layer for each token: {why}", once="zenflow")
+    return False
+
+
+def _worst(taken_bytes: int, free_bytes: int) -> tuple[int, int]:
+    """Return the most that a rank takes, and the least that is free on one."""
+    import torch
+    from deepspeed.accelerator import get_accelerator
+
+    device = get_accelerator().current_device_name()
+    least = torch.tensor([-taken_bytes, free_bytes], dtype=torch.int64, device=device)
+    torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN)
+    return -int(least[0]), int(least[1])
+
+
+def _sentence(gather: Gather, *, fits: bool, added: int, taken: int, free: int) -> str:
+    import torch
+
+    weights = f"{format_bytes(added)} of weights on each {'GPU' if torch.cuda.is_available() else 'rank'}"
+    room = f"{format_bytes(taken)} with cache, activations and a reserve, of {format_bytes(free)} free"
+    if fits:
+        return f"gathers {weights} once for the call: {room}"
+    if gather is Gather.ALWAYS:
+        return (
+            f"gathers {weights} once for the call, as gather=always says, and may run out of memory: {room}"
+        )
+    return f"weights come layer by layer for each token, as {weights} would be too much: {room}"
+
+
+def _say(line: str, *, once: str) -> None:
+    import torch
+
+    if once not in _said and torch.distributed.get_rank() == 0:
+        print(f"zerofit: {line}", file=sys.stderr, flush=True)
+    _said.add(once)
+
+
+def is_available(parameter: Parameter) -> bool:
+    """Return whether this rank holds the whole parameter now."""
+    status = getattr(parameter, "ds_status", None)
+    return status is None or status.name == "AVAILABLE"
+
+
+def partitioned_parameters(model: Module) -> tuple[Parameter, ...]:
+    """Return all parameters of a model that ZeRO-3 partitions, each once, in the same order on every rank."""
+    found = {}
+    for module in model.modules():
+        external: Iterable[Any] = getattr(module, "ds_external_parameters", tuple)()
+        for _, parameter in (*module.named_parameters(recurse=False), *external):
+            if hasattr(parameter, "ds_id"):
+                found[parameter.ds_id] = parameter
+    return tuple(found[number] for number in sorted(found))
+
+
+def _missing(model: Module) -> list[Parameter]:
+    return [each for each in partitioned_parameters(model) if not is_available(each)]
+
+
+def gathered_bytes(parameter: Parameter) -> int:
+    """Return what a partitioned parameter takes when whole: each rank's shard, the last one's padding too."""
+    shard = parameter.ds_tensor
+    is_quantized = hasattr(shard, "ds_quant_scale")
+    dtype = parameter.dtype if is_quantized else shard.dtype
+    return int(shard.ds_numel * parameter.ds_zero_partition_world_size * dtype.itemsize)
+
+
+@contextmanager
+def gathered_once(model: Module) -> Iterator[None]:
+    """Hold all weights whole on every rank, with ZeRO's hooks off; put all back as it was, also after errors.
+
+    A collective: all ranks of the model enter it. What was whole before, such as inside the caller's own
+    GatheredParameters, stays so afterwards.
+
+    Args:
+        model: a module whose parameters ZeRO-3 partitions, and that is not in the middle of a forward pass.
+    """
+    from deepspeed.runtime.zero import GatheredParameters
+
+    with ExitStack() as undo:
+        offloads = _offloads(model)
+        for offload in offloads:
+            _end_prefetches(offload)
+        for bucket in _buckets(_missing(model)):
+            undo.enter_context(GatheredParameters(bucket))
+            for parameter in filter(_is_on_nvme, bucket):
+                # The few buffers that shards are read into are needed for the next ones.
+                parameter.nvme_swapper.remove_partition_and_release_buffers([parameter])
+        undo.enter_context(_hooks_off(offloads))
+        yield
+
+
+@contextmanager
+def layer_by_layer(model: Module) -> Iterator[None]:
+    """Let ZeRO's hooks gather weights as they are needed; at the end, no more of them is whole than before.
+
+    After some training, DeepSpeed 0.19.8 keeps weights that a backward pass would need, where none follows:
+    it caches what to release by the order of modules in training.
+    Source: deepspeed/runtime/zero/partitioned_param_coordinator.py, __params_to_release.
+
+    Args:
+        model: a module whose parameters ZeRO-3 partitions.
+    """
+    partitioned = [each for each in partitioned_parameters(model) if each.ds_status.name == "NOT_AVAILABLE"]
+    try:
+        yield
+        for offload in _offloads(model):
+            _end_prefetches(offload)
+    finally:
+        for parameter in filter(is_available, partitioned):
+            parameter.ds_active_sub_modules.clear()  # an error leaves those in which it was raised
+            parameter.partition()
+
+
+def _is_on_nvme(parameter: Parameter) -> bool:
+    return bool(parameter.ds_tensor.final_location == "nvme")
+
+
+def _buckets(parameters: Iterable[Parameter]) -> Iterator[list[Parameter]]:
+    """Yield parameters to gather together; one by one from NVMe, whose buffers may be as few as one."""
+    bucket: list[Parameter] = []
+    num_bytes = 0
+    for parameter in parameters:
+        is_full = num_bytes + gathered_bytes(parameter) > _BUCKET_BYTES
+        if bucket and (is_full or _is_on_nvme(parameter) or _is_on_nvme(bucket[-1])):
+            yield bucket
+            bucket, num_bytes = [], 0
+        bucket.append(parameter)
+        num_bytes += gathered_bytes(parameter)
+    if bucket:
+        yield bucket
+
+
+def _offloads(model: Module) -> tuple[Any, ...]:
+    """Return the objects of DeepSpeed whose hooks gather a model's weights: its hooks hold them."""
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+
+    found = {}
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            for held in _held_by(hook, depth=3):
+                if isinstance(held, DeepSpeedZeRoOffload):
+                    found[id(held)] = held
+    return tuple(found.values())
+
+
+def _held_by(function: Any, *, depth: int) -> Iterator[Any]:
+    """Yield what a function's closure holds, and the closures of the functions in it."""
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:  # an empty cell
+            continue
+        yield held
+        if depth > 1 and callable(held):
+            yield from _held_by(held, depth=depth - 1)
+
+
+def _end_prefetches(offload: Any) -> None:
+    """Let weights arrive that the last forward pass asked for and did not use, and release them.
+
+    DeepSpeed does so when the whole model's next pass begins. An encoder's comes before that: what is still
+    noted as on its way by then, and was released since, can't be asked for again ("already in registry").
+    """
+    inflight = offload.module.ds_inflight_param_registry
+    for parameter, handle in inflight.items():
+        handle.wait()
+        if not parameter.ds_active_sub_modules:
+            parameter.partition()
+    inflight.clear()
+
+
+@contextmanager
+def _hooks_off(offloads: Iterable[Any]) -> Iterator[None]:
+    """Take ZeRO's hooks off their modules; put them back into their places among others' hooks."""
+    with ExitStack() as undo:
+        for hooks, taken in _hooks_of(offloads):
+            undo.callback(_put_back, hooks, dict(hooks), taken)
+            for number in taken:
+                del hooks[number]
+        yield
+
+
+def _hooks_of(offloads: Iterable[Any]) -> list[tuple[dict[int, Any], set[int]]]:
+    """Return each module's hooks of one kind, by number, and the numbers of those that are ZeRO's."""
+    found: dict[int, tuple[dict[int, Any], set[int]]] = {}
+    for offload in offloads:
+        for handle in (*offload.forward_hooks, *offload.backward_hooks, offload.fwd_pre_hook):
+            hooks = handle.hooks_dict_ref()
+            if hooks is not None and handle.id in hooks:
+                found.setdefault(id(hooks), (hooks, set()))[1].add(handle.id)
+    return list(found.values())
+
+
+def _put_back(hooks: dict[int, Any], before: dict[int, Any], taken: set[int]) -> None:
+    """Give a module the hooks that were taken, and leave those that others removed or added meanwhile so."""
+    now = dict(hooks)
+    hooks.clear()
+    hooks.update({number: hook for number, hook in before.items() if number in taken or number in now})
+    hooks.update(now)

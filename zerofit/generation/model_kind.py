@@ -1,0 +1,244 @@
+"""What a model that is to generate is: under its wrappers, where its weights are, how far it can count."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerofit.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """How many tokens a model may see, as its configuration says; None where it says nothing."""
+
+    num_prompt_tokens: int | None
+    """Of a prompt by itself: of an encoder."""
+    num_tokens: int | None
+    """Of what the decoder sees: prompt and completion together, or a completion alone after an encoder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelKind:
+    """A model as generation needs to know it."""
+
+    generator: Any
+    """What generate() is called of: a model of transformers, or peft's around one."""
+    model: Any
+    """The model of transformers itself."""
+    is_zero3: bool
+    """Whether ZeRO-3's hooks stand around its forward passes, and there are other ranks."""
+    is_partitioned: bool
+    """Whether ZeRO-3 partitioned its weights, so that each rank holds a part of them now."""
+    is_encoder_decoder: bool
+    takes_mask: bool
+    """Whether prompts of different lengths can be in one batch."""
+    positions: Positions
+    device: torch.device
+    """Where it takes its inputs."""
+    autocast_dtype: Any
+    """What DeepSpeed's torch_autocast computes in; None without."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context that DeepSpeed's engine puts around the forward pass."""
+        import torch
+
+        if self.autocast_dtype is None:
+            return nullcontext()
+        context: AbstractContextManager[Any] = torch.autocast(self.device.type, dtype=self.autocast_dtype)
+        return context
+
+
+def read_kind(wrapped: Any) -> ModelKind:
+    """Return what a script's model is.
+
+    Args:
+        wrapped: a model of transformers or peft, as it is or wrapped by DistributedDataParallel, DeepSpeed,
+            accelerate or torch.compile.
+
+    Raises:
+        UserError: it can't generate, or its weights are distributed in a way that this does not serve.
+    """
+    from zerofit.generation.gathering import is_available
+
+    generator = unwrapped(wrapped)
+    model = _transformers_model(generator)
+    _check_distribution(model)
+    parameters = _zero3_parameters(generator)
+    return ModelKind(
+        generator=generator,
+        model=model,
+        is_zero3=bool(parameters),
+        # Not while the script itself has gathered them all.
+        is_partitioned=not all(map(is_available, parameters)),
+        is_encoder_decoder=bool(model.config.is_encoder_decoder),
+        takes_mask="attention_mask" in inspect.signature(model.forward).parameters,
+        positions=_positions(model, num_virtual=_num_virtual_tokens(generator)),
+        device=_device(model),
+        autocast_dtype=_autocast_dtype(model),
+    )
+
+
+def unwrapped(wrapped: Any) -> Any:
+    """Return what generates in a script's model: a model of transformers, or peft's around one.
+
+    Raises:
+        UserError: there is none.
+    """
+    import torch
+
+    model = wrapped
+    for layer in _layers(wrapped):
+        model = layer
+    if not isinstance(model, torch.nn.Module) or not callable(getattr(model, "generate", None)):
+        is_trainer = isinstance(getattr(wrapped, "model", None), torch.nn.Module)
+        load = "load it with AutoModelForCausalLM or AutoModelForSeq2SeqLM"
+        raise UserError(
+            "generate-not-a-model",
+            "this can't generate",
+            found=type(model).__name__,
+            why="it is no model of transformers with a language modelling head",
+            fix="pass trainer.model" if is_trainer else load,
+        )
+    return model
+
+
+def _layers(wrapped: Any) -> Iterator[Any]:
+    """Yield what stands in a wrapper, and what stands in that, to the innermost."""
+    from torch.nn import DataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    model: Any = wrapped
+    while True:
+        own = getattr(model, "__dict__", {})
+        if "_orig_mod" in getattr(model, "_modules", {}) or "_orig_mod" in own:  # torch.compile, accelerate
+            model = model._orig_mod
+        elif isinstance(model, DistributedDataParallel | DataParallel) or _is_engine(model):
+            model = model.module
+        else:
+            return
+        yield model
+
+
+def _is_engine(model: Any) -> bool:
+    import sys
+
+    engines = sys.modules.get("deepspeed.runtime.engine")  # nothing is an engine before this is imported
+    return engines is not None and isinstance(model, engines.DeepSpeedEngine)
+
+
+def _transformers_model(generator: Any) -> Any:
+    inner = generator.get_base_model() if hasattr(generator, "get_base_model") else generator
+    if not hasattr(inner, "config") or not hasattr(inner, "generation_config"):
+        raise UserError(
+            "generate-not-a-model",
+            "this can't generate",
+            found=type(inner).__name__,
+            why="it has no configuration as models of transformers do",
+            fix="pass the model of transformers in it",
+        )
+    return inner
+
+
+def _check_distribution(model: Any) -> None:
+    from torch import distributed
+
+    if not distributed.is_available():
+        return
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor
+
+    is_fsdp = any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
+    if is_fsdp or any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        raise UserError(
+            "generate-not-under-fsdp",
+            "zerofit.generate serves whole models and those that DeepSpeed partitions",
+            found="weights that FSDP or tensor parallelism spreads over ranks",
+            why="such ranks gather weights by other rules, by which they would wait for one another",
+            fix="use DeepSpeed ZeRO-3, or load the trained model whole for generation",
+        )
+
+
+def _zero3_parameters(generator: Any) -> tuple[Any, ...]:
+    """Return the parameters for which ranks need one another."""
+    from torch import distributed
+
+    from zerofit.generation.gathering import partitioned_parameters
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return ()
+    parameters = partitioned_parameters(generator) if distributed.get_world_size() > 1 else ()
+    if parameters:
+        _check_group(parameters[0])
+    return parameters
+
+
+def _check_group(parameter: Any) -> None:
+    from torch import distributed
+
+    size, world_size = distributed.get_world_size(parameter.ds_process_group), distributed.get_world_size()
+    if size != world_size:
+        raise UserError(
+            "generate-in-a-sub-group",
+            "the weights are partitioned over a part of the ranks only",
+            found=f"{size} of {world_size} ranks hold a copy of the model together",
+            why="ranks that wait for each other, and those that share the prompts, must be the same",
+            fix="partition over all ranks (no mpu, no sub-groups), or load the model whole for generation",
+        )
+
+
+def _positions(model: Any, *, num_virtual: int) -> Positions:
+    config = model.config.get_text_config(decoder=True)
+    both = _limit(config, "max_position_embeddings")
+    if getattr(config, "alibi", False):
+        both = None
+    if not model.config.is_encoder_decoder:
+        return Positions(num_prompt_tokens=None, num_tokens=None if both is None else both - num_virtual)
+    encoder = model.config.get_text_config(encoder=True)
+    return Positions(
+        num_prompt_tokens=_limit(encoder, "max_encoder_position_embeddings") or both,
+        num_tokens=_limit(config, "max_decoder_position_embeddings") or both,
+    )
+
+
+def _limit(config: Any, name: str) -> int | None:
+    limit = getattr(config, name, None)
+    # XLNet says -1: it has no limit.
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _num_virtual_tokens(generator: Any) -> int:
+    """Return the tokens that an adapter of peft puts in front of each prompt."""
+    active = getattr(generator, "active_peft_config", None)
+    if active is None or not active.is_prompt_learning:
+        return 0
+    return int(active.num_virtual_tokens)
+
+
+def _device(model: Any) -> torch.device:
+    import torch
+
+    parameter = next(model.parameters())
+    if not hasattr(parameter, "ds_id"):
+        return torch.device("cpu" if parameter.device.type == "meta" else parameter.device)
+    from deepspeed.accelerator import get_accelerator
+
+    # A partitioned weight is a placeholder, and comes to the accelerator when it is used.
+    return torch.device(get_accelerator().current_device_name())
+
+
+def _autocast_dtype(model: Any) -> Any:
+    """Return what weights come in under DeepSpeed's torch_autocast, which only the engine puts around."""
+    import sys
+
+    engine_autocast = sys.modules.get("deepspeed.runtime.torch_autocast")
+    if engine_autocast is None or not engine_autocast.is_autocast_initialized():
+        return None
+    has_own = any(engine_autocast.has_comm_dtype(parameter) for parameter in model.parameters())
+    return engine_autocast.get_autocast_dtype() if has_own else None
