@@ -18,6 +18,11 @@ PLAN_VERSION = 1
 """Raised whenever a plan file of before can no longer be read as it was meant."""
 
 
+GENERATE_LIMIT_S = 300
+"""ASSUMPTION: ranks come to a call within minutes of each other; NCCL by itself gives up after 10
+(torch/distributed/constants.py, default_pg_nccl_timeout)."""
+
+
 class Origin(StrEnum):
     """Who chose a value."""
 
@@ -100,6 +105,9 @@ class Plan:
     """Whether there are gradients and an optimizer; without, the run only evaluates or generates."""
     is_checked: bool = True
     """Whether a broken rule ends the run."""
+    generate_limit_s: int = GENERATE_LIMIT_S
+    """How long a rank waits before model.generate until the others call it too, where ZeRO-3 partitions the
+    model; 0 does not wait."""
     reasons: tuple[Reason, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     estimate: Estimate | None = None

@@ -59,6 +59,14 @@ class _Case:
             id="an exception",
         ),
         pytest.param(
+            _Case(
+                {0: 2, 1: _TERM}, (_record(0, error="UserError", message="error[x]: y\n  found: z", code=2),)
+            ),
+            2,
+            "rank 0 exited with 2: error[x]: y",
+            id="an error of zerofit's own",
+        ),
+        pytest.param(
             _Case({1: _KILL}), 137, "rank 1 was killed by signal 9 (SIGKILL)", id="killed, no counter"
         ),
         pytest.param(

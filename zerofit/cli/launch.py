@@ -21,6 +21,7 @@ from zerofit.launcher.launch import Launch, launch_command, launch_files, prepar
 from zerofit.launcher.run_folder import run_folder
 from zerofit.layers.of_capture import with_capture
 from zerofit.layers.of_launch import situation_of_launch
+from zerofit.plan import GENERATE_LIMIT_S
 from zerofit.probe.catalog import load_schemas
 from zerofit.probe.checkpoint import probe_resumed
 from zerofit.render.applied_table import applied_rows, applied_table
@@ -55,6 +56,15 @@ from zerofit.targets import Targets
     "--no-capture", is_flag=True, help="Go by the flags alone, and do not look at what SCRIPT trains."
 )
 @capture_limit_option
+@click.option(
+    "--generate-limit",
+    "generate_limit_s",
+    metavar="SECONDS",
+    type=Number(int, least=0),
+    default=GENERATE_LIMIT_S,
+    show_default=True,
+    help="How long a rank may wait in model.generate until all call it, under ZeRO-3; 0 is for ever.",
+)
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
 @click.option(
     "--run-dir",
@@ -79,6 +89,7 @@ def launch(
     run_dir: Path,
     no_check: bool,
     dry_run: bool,
+    generate_limit_s: int,
     **flags: Any,
 ) -> int:
     """Train SCRIPT, unmodified, under the fastest memory strategy that fits, through `accelerate launch`.
@@ -92,7 +103,8 @@ def launch(
     """
     check_script(script, module=module)
     to_launch = plan_launch((*(("-m",) if module else ()), script, *script_args), flags)
-    to_launch = replace(to_launch, plan=replace(to_launch.plan, is_checked=not no_check))
+    plan = replace(to_launch.plan, is_checked=not no_check, generate_limit_s=generate_limit_s)
+    to_launch = replace(to_launch, plan=plan)
     _check_rules(to_launch, script=None if module else script, arguments=script_args)
     if dry_run:
         _print_dry_run(to_launch, run_folder(run_dir, target=script, at=datetime.now()))

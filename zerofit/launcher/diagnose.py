@@ -6,6 +6,8 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.errors import UserError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -75,8 +77,16 @@ def judge(
     if code < 0:
         return Verdict(exit_code=128 - code, cause=_killed(rank, -code, oom_kills))
     record = records.get(rank)
-    error = f": {record.error_type}" if record and record.error_type not in (None, "SystemExit") else ""
-    return Verdict(exit_code=code, cause=f"rank {rank} exited with {code}{error}")
+    return Verdict(exit_code=code, cause=f"rank {rank} exited with {code}{_error_said(record)}")
+
+
+def _error_said(record: RankRecord | None) -> str:
+    """Return a rank's error in a few words: of zerofit's own errors the headline, of others the type."""
+    if record is None or record.error_type in (None, "SystemExit"):
+        return ""
+    if record.error_type == UserError.__name__ and record.error_message:
+        return f": {record.error_message.splitlines()[0]}"
+    return f": {record.error_type}"
 
 
 def _likely_consequence(code: int, record: RankRecord | None) -> int:

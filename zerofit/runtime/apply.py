@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from zerofit.generation.meeting import watch
 from zerofit.runtime import (
     accelerate_hooks,
     backward,
@@ -11,6 +12,7 @@ from zerofit.runtime import (
     clipping,
     compiled_model,
     deepspeed_step,
+    generate_hooks,
     grouped_batches,
     join_prepare,
     micro_batches,
@@ -56,6 +58,13 @@ def install(plan: Plan, changes: Changes) -> None:
         "transformers.modeling_utils",
         lambda module: _hook_model_class(module.PreTrainedModel, plan, settings, changes),
     )
+    if plan.topology.world_size > 1:
+        if plan.generate_limit_s:
+            watch()
+        when_imported(
+            "transformers.generation.utils",
+            lambda module: generate_hooks.install(module, changes, limit_s=plan.generate_limit_s),
+        )
     when_imported("accelerate.accelerator", hook_accelerator)
     when_imported(
         "transformers.training_args", lambda module: trainer_hooks.install(module, settings, changes)

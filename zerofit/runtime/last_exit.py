@@ -25,9 +25,10 @@ class LastExit:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        atexit.register(self._leave)
+        atexit.register(self.leave)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """End the process now, with what it has printed."""
         if os.getpid() != self._pid:  # a child that the script forked ends in its own way
             return
         for stream in (sys.stdout, sys.stderr):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.errors import UserError
+from zerofit.generation.meeting import end_when_stuck, tell_ended
 from zerofit.plan import plan_from_json
 from zerofit.runtime.apply import install
 from zerofit.runtime.changes import Changes
@@ -32,6 +33,20 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(plan_file).parent
     tee_output(folder / "logs" / f"rank{rank}.log")
     changes = Changes(announce=rank == 0)
+
+    def end(exit_code: int, error: BaseException | None) -> None:
+        last_exit.exit_code = exit_code  # before the record: no trouble with that may change how it ended
+        try:
+            write_record(folder / "ranks", rank=rank, exit_code=exit_code, error=error, changes=changes.lines)
+        except OSError as unwritten:
+            print(f"zerofit: the record of rank {rank} can't be written: {unwritten}", file=sys.stderr)
+
+    def leave(stuck: UserError) -> None:
+        print(stuck, file=sys.stderr)
+        end(stuck.exit_code, stuck)
+        last_exit.leave()
+
+    end_when_stuck(leave)
     error: BaseException | None = None
     exit_code = 0
     try:
@@ -49,11 +64,8 @@ def main(arguments: Sequence[str]) -> int:
         exit_code, error = 1, failure
         failure = failure.with_traceback(script_frames(failure.__traceback__, caller=__file__))
         sys.excepthook(type(failure), failure, failure.__traceback__)
-    last_exit.exit_code = exit_code  # before the record: no trouble with that may change how the script ended
-    try:
-        write_record(folder / "ranks", rank=rank, exit_code=exit_code, error=error, changes=changes.lines)
-    except OSError as unwritten:
-        print(f"zerofit: the record of rank {rank} can't be written: {unwritten}", file=sys.stderr)
+    tell_ended(exit_code)
+    end(exit_code, error)
     return exit_code
 
 

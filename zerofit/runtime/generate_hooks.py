@@ -1,0 +1,120 @@
+"""Keeps model.generate from leaving ranks waiting under ZeRO-3: calls go in step, or end with an error."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any
+
+from zerofit.errors import UserError
+from zerofit.generation.meeting import arranged, is_arranged, meet, script_line
+
+if TYPE_CHECKING:
+    from inspect import BoundArguments
+    from types import ModuleType
+
+    from zerofit.runtime.changes import Changes
+
+_NAME = "model.generate"
+_SEE = "https://huggingface.co/docs/transformers/generation_strategies"
+_UNEVEN = {
+    "assistant_model": "another model drafts tokens, in passes of its own",
+    "assistant_early_exit": "the model's first layers draft tokens, in passes of their own",
+    "use_mtp": "the model's own heads draft tokens, in passes of their own",
+    "prefill_chunk_size": "a longer prompt goes through the model in more chunks",
+    "cache_implementation": "continuous batching makes as many passes as its own prompts take",
+}
+"""Settings under which ranks make different numbers of passes, whatever synced_gpus is
+(transformers/generation/utils.py, _assisted_decoding and _prefill, 5.23)."""
+
+
+def install(module: ModuleType, changes: Changes, *, limit_s: float) -> None:
+    """Hook model.generate of all of transformers' models.
+
+    Args:
+        module: transformers.generation.utils.
+        changes: where to note which calls were corrected.
+        limit_s: how long a rank waits for the others before a call; 0 does not wait.
+    """
+    original = module.GenerationMixin.generate
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_arranged() or not _has_other_ranks() or _belongs_to_hybrid_engine(self):
+            return original(self, *args, **kwargs)
+        call = signature.bind(self, *args, **kwargs)
+        said = call.arguments.get("synced_gpus")
+        by_itself = said is None and module.is_deepspeed_zero3_enabled()
+        if not (is_partitioned(self) or said or by_itself):
+            return original(self, *args, **kwargs)
+        line = script_line()
+        if is_partitioned(self):
+            _check_even(call, line)
+            if not (said or by_itself):
+                changes.add(_note(line, said))
+            call.arguments["synced_gpus"] = True
+        meet(_NAME, line=line, limit_s=limit_s)
+        with arranged():  # for what the call itself generates with: a draft, a retriever's generator
+            return original(*call.args, **call.kwargs)
+
+    module.GenerationMixin.generate = generate
+
+
+def is_partitioned(model: Any) -> bool:
+    """Return whether ZeRO-3 holds weights of a model in parts now, over all ranks.
+
+    A group of fewer ranks (MiCS, say) is not meant: synced_gpus asks all ranks.
+    """
+    from torch.distributed import get_world_size
+
+    for parameter in model.parameters():
+        status = getattr(parameter, "ds_status", None)
+        if status is not None and status.name != "AVAILABLE":
+            return bool(get_world_size(parameter.ds_process_group) == get_world_size())
+    return False
+
+
+def _has_other_ranks() -> bool:
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return bool(distributed.get_world_size() > 1)
+
+
+def _belongs_to_hybrid_engine(model: Any) -> bool:
+    """Return whether DeepSpeed's engine for RLHF has put its own generate in front (hybrid_engine.py)."""
+    owner = getattr(vars(model).get("generate"), "__self__", None)
+    return type(owner).__name__ == "DeepSpeedHybridEngine"
+
+
+def _note(line: str, said: bool | None) -> str:
+    call = "generate()" if said is None else f"generate(synced_gpus={said})"
+    return f"{line}: {call} under ZeRO-3 would leave ranks waiting for longer completions: synced_gpus=True"
+
+
+def _check_even(call: BoundArguments, line: str) -> None:
+    """Refuse settings under which the ranks fall out of step."""
+    for name, why in _UNEVEN.items():
+        value = _setting(call, name)
+        if value is None or value is False or (name == "cache_implementation" and value != "paged"):
+            continue
+        shown = value if isinstance(value, int | str) else type(value).__name__
+        raise UserError(
+            "generate-passes-differ",
+            f"{name} can't be used on a model that ZeRO-3 partitions",
+            found=f"{line}: generate({name}={shown})",
+            why=f"{why}, so that ranks make different numbers of passes, and each pass needs all ranks",
+            fix=f"leave out {name}, or generate without ZeRO-3",
+            see=_SEE,
+        )
+
+
+def _setting(call: BoundArguments, name: str) -> Any:
+    """Return a setting of the call, where it is None that of its generation_config, then of the model's."""
+    arguments = call.arguments
+    direct = arguments.get(name, arguments.get("kwargs", {}).get(name))
+    configs = (arguments.get("generation_config"), getattr(arguments["self"], "generation_config", None))
+    values = (direct, *(getattr(config, name, None) for config in configs))
+    return next((value for value in values if value is not None), None)
