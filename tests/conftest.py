@@ -46,13 +46,17 @@ def run_zerofit() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Return a function that runs `python -m zerofit ARGS` in a folder, and waits for its end."""
 
     def run(
-        *arguments: str, cwd: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 240
+        *arguments: str,
+        cwd: Path,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = 240,
+        stdin: str = "",
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "zerofit", *arguments],
             cwd=cwd,
             env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
-            stdin=subprocess.DEVNULL,
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=timeout_s,

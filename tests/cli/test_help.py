@@ -39,6 +39,8 @@ print(json.dumps([name for name in slow if name in sys.modules]))
         "plan --fast --model llama-3-8b --seq-len 512 --global-batch 8 --gpus 8xA100-80G",
         "doctor --help",
         "check --help",
+        "generate --help",
+        "generate --model gpt2 --prompts missing.jsonl --out out.jsonl",
         "bench --help",
         "bench ladder --dry-run --cpu",
         "check ds_config.json",
@@ -68,6 +70,7 @@ def test_no_slow_library_is_imported(tmp_path: Path, line: str) -> None:
         (["config"], "config"),
         (["doctor"], "doctor"),
         (["check"], "check"),
+        (["generate"], "generate"),
         (["plan"], "plan"),
     ],
 )

@@ -56,8 +56,8 @@ def load_tokenizer(name: str, *, texts: Sequence[str]) -> LoadedTokenizer:
     path = Path(name)
     if path.is_file():
         return _fast(name, path)
-    folder = path if path.is_dir() else _cached(name)
-    if folder is None or not any((folder / file).is_file() for file in (_FAST, *_SLOW)):
+    folder = tokenizer_folder(name)
+    if folder is None:
         raise UserError(
             "tokenizer-missing",
             "there is no such tokenizer",
@@ -70,6 +70,13 @@ def load_tokenizer(name: str, *, texts: Sequence[str]) -> LoadedTokenizer:
     if (folder / _FAST).is_file():
         return _fast(name, folder / _FAST)
     return _of_transformers(name, folder, texts)
+
+
+def tokenizer_folder(name: str) -> Path | None:
+    """Return the folder of a tokenizer that is here or in the hub's cache; None where there is none."""
+    folder = Path(name) if Path(name).is_dir() else _cached(name)
+    has_files = folder is not None and any((folder / file).is_file() for file in (_FAST, *_SLOW))
+    return folder if has_files else None
 
 
 def _cached(name: str) -> Path | None:

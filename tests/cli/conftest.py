@@ -1,0 +1,79 @@
+"""Folders in which `zerofit generate` finds models, whole and broken, and prompts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from made_folders import make_folder
+from random_cases import Family
+
+_FILES = {
+    "prompts.jsonl": '"hello"\n\n{"prompt": "good day", "id": 7}\n',
+    "prompts.txt": "hello\ngood day\n",
+    "chats.jsonl": '{"messages": [{"role": "user", "content": "hi"}]}\n',
+    "villains.jsonl": '"hi"\n{"messages": [{"role": "villain", "content": "hi"}]}\n',
+    "line7.jsonl": '"hello"\n' * 6 + '{"prompt": "cut\n',
+    "long.txt": "short\n" + "x" * 96 + "\n" + "y" * 200 + "\n",
+    "silent.jinja": "{{ '' }}",
+    "settings.json": '{"temprature": 0.5}',
+    "length.json": '{"max_length": 100}',
+    "list.json": "[1]",
+    "cut.json": '{"top_p": 0.5,\n',
+    "out_is_there.jsonl": "{}\n",
+}
+
+
+@pytest.fixture(scope="session")
+def generate_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with models: whole ones, and one for each way in which one can be broken."""
+    folder = tmp_path_factory.mktemp("models")
+    for family in (Family.GPT2, Family.T5):
+        make_folder(folder / family.value, family)
+    _break_models(folder)
+    return folder
+
+
+def _break_models(folder: Path) -> None:
+    broken = {
+        name: shutil.copytree(folder / "gpt2", folder / name)
+        for name in (
+            "no_config",
+            "no_weights",
+            "no_tokenizer",
+            "cut",
+            "lfs",
+            "shards",
+            "bert",
+            "plain",
+            "bad_tok",
+        )
+    }
+    (broken["no_config"] / "config.json").unlink()
+    (broken["no_weights"] / "model.safetensors").unlink()
+    for file in broken["no_tokenizer"].glob("*token*"):
+        file.unlink()
+    weights = broken["cut"] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    (broken["lfs"] / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    (broken["shards"] / "model.safetensors").unlink()
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    (broken["shards"] / "model.safetensors.index.json").write_text(json.dumps(index))
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    (broken["bert"] / "config.json").write_text(json.dumps(config))
+    (broken["plain"] / "chat_template.jinja").unlink()
+    (broken["bad_tok"] / "tokenizer.json").write_text("{}")
+
+
+@pytest.fixture
+def generate_folder(tmp_path: Path, generate_models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with prompts and links to the models, which is the working directory."""
+    for model in generate_models.iterdir():
+        (tmp_path / model.name).symlink_to(model)
+    for name, text in _FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path

@@ -1,0 +1,319 @@
+"""`zerofit generate` with every bad input: the whole message, exit code 2, and not one file changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from generate_runs import NUM_POSITIONS, make_model, write_prompts
+from runs import RUN_TIMEOUT_S, SCRIPTS, environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIVEN = {"--model": "model", "--prompts": "prompts.jsonl", "--out": "out.jsonl", "--max-new-tokens": "8"}
+
+BROKEN = """\
+error[prompts-broken]: the file of prompts has lines that are no prompts
+  found: {found}
+  why:   a line of JSONL is a string, or an object with "prompt" or "messages"
+  fix:   mend the lines, or give a file of plain text, one prompt a line, the ending .txt
+"""
+UNREADABLE = """\
+error[prompts-unreadable]: the file of prompts can't be read
+  found: --prompts {found}
+  why:   it is read before anything starts
+  fix:   {fix}
+"""
+EMPTY = """\
+error[prompts-empty]: there is no prompt
+  found: {found}
+  why:   there is nothing to generate from
+  fix:   name a file with one prompt a line
+"""
+NO_TEXT = """\
+error[prompts-no-text]: the file of prompts is no text in UTF-8
+  found: {found}
+  why:   prompts are read as UTF-8, and this file is binary or in another encoding
+  fix:   save it as UTF-8
+"""
+EXISTS = """\
+error[generate-out-exists]: the file for the results is there already
+  found: {found}
+  why:   it may hold results of yours, and they are never written over
+  fix:   write to another file, or move that one away
+"""
+BAD_VALUE = """\
+error[bad-value]: {flag} can't be '{value}'
+  found: {flag} {value}
+  why:   it is {what}
+  fix:   see zerofit generate --help
+"""
+
+AT_ONCE = {
+    "an empty file": ({"--prompts": "empty.jsonl"}, EMPTY.format(found="empty.jsonl: it is empty")),
+    "a file of blank lines": ({"--prompts": "blank.txt"}, EMPTY.format(found="blank.txt: only blank lines")),
+    "invalid JSON on line 7": (
+        {"--prompts": "seven.jsonl"},
+        BROKEN.format(found="seven.jsonl: line 7: invalid JSON: Expecting ',' delimiter at column 16"),
+    ),
+    "prompts under another name": (
+        {"--prompts": "texts.jsonl"},
+        BROKEN.format(found='texts.jsonl: line 1: no "prompt" and no "messages" among text'),
+    ),
+    "a misspelt file": (
+        {"--prompts": "promts.jsonl"},
+        UNREADABLE.format(
+            found="promts.jsonl: No such file or directory", fix="did you mean --prompts prompts.jsonl?"
+        ),
+    ),
+    "a file that can't be opened": (
+        {"--prompts": "loop.jsonl"},
+        UNREADABLE.format(
+            found="loop.jsonl: Too many levels of symbolic links", fix="name a file with one prompt a line"
+        ),
+    ),
+    "a folder of prompts": (
+        {"--prompts": "folder"},
+        UNREADABLE.format(found="folder: Is a directory", fix="name a file with one prompt a line"),
+    ),
+    "a binary file": ({"--prompts": "image.txt"}, NO_TEXT.format(found="image.txt: line 1")),
+    "a model without weights": (
+        {"--model": "no_weights"},
+        "error[model-folder-without-weights]: the model's folder has no weights\n"
+        "  found: --model no_weights, with config.json, generation_config.json, tokenizer.json, "
+        "tokenizer_config.json in it\n"
+        "  why:   they stand in model.safetensors or pytorch_model.bin, or in shards with an index beside "
+        "them\n"
+        "  fix:   name the folder that save_pretrained wrote; of a ZeRO checkpoint make one with "
+        "zero_to_fp32.py\n",
+    ),
+    "a model with half its weights": (
+        {"--model": "half"},
+        "error[model-weights-not-whole]: the model's weights are not whole\n"
+        "  found: {folder}/half/model.safetensors: it is no safetensors file, or only its beginning\n"
+        "  why:   a download or a copy was cut short\n"
+        "  fix:   fetch them again: hf download, git lfs pull, or copy the folder anew\n",
+    ),
+    "a model without config": (
+        {"--model": "no_config"},
+        "error[model-folder-without-config]: this folder has no config.json\n"
+        "  found: --model no_config, with generation_config.json, model.safetensors, tokenizer.json, "
+        "tokenizer_config.json in it\n"
+        "  why:   the model's dimensions stand in config.json\n"
+        "  fix:   name the folder that save_pretrained wrote, or the model's hub id\n",
+    ),
+    "a model without tokenizer": (
+        {"--model": "no_tokenizer"},
+        "error[tokenizer-missing]: there is no tokenizer\n"
+        "  found: --model no_tokenizer, without one beside it\n"
+        "  why:   it makes tokens of the prompts, and text of what the model makes\n"
+        "  fix:   --tokenizer DIR names a folder that tokenizer.save_pretrained() wrote, or a cached "
+        "hub id\n",
+    ),
+    "no such model": (
+        {"--model": "nobody/nothing"},
+        "error[model-unknown]: no such model\n"
+        "  found: --model nobody/nothing: no folder, none of the {num_models} models of the catalog, not in "
+        "the hub's cache\n"
+        "  why:   HF_HUB_OFFLINE is set, so the hub was not asked\n"
+        "  fix:   name a folder with a config.json, or a hub id while the hub can be reached\n",
+    ),
+    "results in a missing folder": (
+        {"--out": "missing/out.jsonl"},
+        "error[generate-out-folder-missing]: the folder for the results is not there\n"
+        "  found: --out missing/out.jsonl: no folder missing\n"
+        "  why:   zerofit makes no folders for results: a slip of the keys would hide them\n"
+        "  fix:   mkdir -p missing, or name a file in another folder\n",
+    ),
+    "results that are there": ({"--out": "mine.jsonl"}, EXISTS.format(found="mine.jsonl: a file")),
+    "results in place of a folder": ({"--out": "folder"}, EXISTS.format(found="folder: a folder")),
+    "no new token": (
+        {"--max-new-tokens": "0"},
+        BAD_VALUE.format(flag="--max-new-tokens", value="0", what="a whole number of at least 1"),
+    ),
+    "a temperature that is no number": (
+        {"--temperature": "nan"},
+        BAD_VALUE.format(flag="--temperature", value="nan", what="a number of at least 0"),
+    ),
+    "a misspelt flag": (
+        {"--max-tokens": "3"},
+        "error[unknown-flag]: zerofit generate has no flag --max-tokens\n"
+        "  found: --max-tokens\n"
+        "  why:   it is none of those that zerofit generate --help lists\n"
+        "  fix:   did you mean --max-new-tokens?\n",
+    ),
+}
+"""What is refused before transformers is imported."""
+
+WITH_TOKENIZER = {
+    "a prompt that is too long": (
+        {"--prompts": "long.jsonl"},
+        "error[prompt-too-long]: prompts are longer than the model's positions\n"
+        "  found: line 2: {num_long} tokens\n"
+        f"  why:   the model has {NUM_POSITIONS} positions, and fails or writes nonsense beyond them; one at "
+        "least is for the completion\n"
+        f"  fix:   shorten them to {NUM_POSITIONS - 1} tokens, or leave them out\n",
+    ),
+    "more new tokens than positions": (
+        {"--max-new-tokens": "95"},
+        "error[completion-too-long]: the model has no positions for completions of this length\n"
+        "  found: at most 95 new tokens, and a prompt of {num_short} tokens\n"
+        f"  why:   the model has {NUM_POSITIONS} positions, and fails or writes nonsense beyond them\n"
+        "  fix:   give --max-new-tokens {room} or less, or shorten the longest prompts\n",
+    ),
+    "chats without a template": (
+        {"--prompts": "chats.jsonl"},
+        "error[no-chat-template]: the tokenizer has no chat template\n"
+        '  found: "messages" on line 1; {tokenizer} of {folder}/model\n'
+        "  why:   the template says how messages become the text that the model was trained on\n"
+        "  fix:   give one with --chat-template FILE, or write the whole text as prompt\n"
+        "  see:   https://huggingface.co/docs/transformers/chat_templating\n",
+    ),
+    "an unknown setting": (
+        {"--generation-config": "unknown.json"},
+        "error[generate-unknown-setting]: transformers has no such generation setting\n"
+        '  found: "max_tokens"   (unknown.json)\n'
+        "  why:   it would change nothing\n"
+        '  fix:   did you mean "max_new_tokens"?\n'
+        "  see:   https://huggingface.co/docs/transformers/main_classes/text_generation\n",
+    ),
+}
+"""What is refused before there is a plan."""
+
+PLANNED = {
+    "unfinished results of other prompts": (
+        {"--out": "begun.jsonl"},
+        "error[generate-other-parts]: the unfinished results there are those of another run\n"
+        "  found: {folder}/begun.jsonl.parts: they were made with another model, other prompts or other "
+        "settings\n"
+        "  why:   a file would get results of two kinds\n"
+        "  fix:   write the results to another file, or, if you don't need the unfinished ones: "
+        "rm -r {folder}/begun.jsonl.parts\n",
+    ),
+}
+"""What is refused when the plan has been shown, and before the model is loaded."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that the command lines name."""
+    folder = tmp_path_factory.mktemp("inputs")
+    make_model(folder / "model")
+    _break_models(folder)
+    texts = {
+        "empty.jsonl": "",
+        "blank.txt": "\n\n",
+        "seven.jsonl": '"a"\n' * 6 + '{"prompt": "b" "c"}\n"d"\n',
+        "texts.jsonl": '{"text": "the cat"}\n',
+        "chats.jsonl": '{"messages": [{"role": "user", "content": "the cat"}]}\n',
+        "unknown.json": '{"max_tokens": 3}',
+        "mine.jsonl": "mine\n",
+        "begun.jsonl.parts/job.json": '{"version": 1, "fingerprint": "other"}\n',
+        "begun.jsonl.parts/start1-rank0.jsonl": '{"index": 0}\n',
+    }
+    (folder / "begun.jsonl.parts").mkdir()
+    (folder / "folder").mkdir()
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    (folder / "image.txt").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    (folder / "loop.jsonl").symlink_to("loop.jsonl")
+    write_prompts(folder / "prompts.jsonl", [{"prompt": "the cat"}, {"prompt": "sat"}])
+    write_prompts(folder / "long.jsonl", [{"prompt": "the cat"}, {"prompt": "the cat sat " * 40}])
+    return folder
+
+
+def _break_models(folder: Path) -> None:
+    broken = {
+        name: shutil.copytree(folder / "model", folder / name)
+        for name in ("no_weights", "half", "no_config", "no_tokenizer")
+    }
+    (broken["no_weights"] / "model.safetensors").unlink()
+    weights = broken["half"] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    (broken["no_config"] / "config.json").unlink()
+    for path in broken["no_tokenizer"].glob("tokenizer*"):
+        path.unlink()
+
+
+def _tree(folder: Path) -> dict[str, bytes | None]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder: Path) -> dict[str, dict[str, Any]]:
+    """How each command line ended; all of them are run one after the other, and leave the folder as it is."""
+    before = _tree(folder)
+    cases = AT_ONCE | WITH_TOKENIZER | PLANNED
+    lines = [
+        ["generate", "--cpu", *(word for flag in (GIVEN | given).items() for word in flag)]
+        for given, _ in cases.values()
+    ]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "many_command_lines.py")],
+        cwd=folder,
+        env=environment(),
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert _tree(folder) == before
+    return dict(zip(cases, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def numbers(folder: Path) -> dict[str, object]:
+    """What messages say of this model and its tokenizer."""
+    from transformers import AutoTokenizer
+
+    from zerofit.probe.model_catalog import catalog_models
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    num_short = len(tokenizer("the cat")["input_ids"])
+    return {
+        "folder": folder,
+        "num_long": len(tokenizer("the cat sat " * 40)["input_ids"]),
+        "num_models": len(catalog_models()),
+        "num_short": num_short,
+        "room": NUM_POSITIONS - num_short,
+        "tokenizer": type(tokenizer).__name__,
+    }
+
+
+@pytest.mark.parametrize("name", AT_ONCE | WITH_TOKENIZER)
+def test_a_bad_input_is_named_and_nothing_is_written(
+    name: str, outcomes: dict[str, dict[str, Any]], numbers: dict[str, object]
+) -> None:
+    _, message = (AT_ONCE | WITH_TOKENIZER)[name]
+    outcome = outcomes[name]
+    assert outcome["stderr"] == message.format(**numbers)
+    assert outcome["stdout"] == ""
+    assert outcome["exit_code"] == 2
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_what_is_refused_after_the_plan_is_named_below_it(
+    name: str, outcomes: dict[str, dict[str, Any]], numbers: dict[str, object]
+) -> None:
+    _, message = PLANNED[name]
+    outcome = outcomes[name]
+    plan, _, error = outcome["stderr"].partition("error")
+    assert plan.startswith("model: GPT2LMHeadModel")
+    assert f"error{error}" == message.format(**numbers)
+    assert outcome["exit_code"] == 2
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_what_needs_no_tokenizer_is_said_before_seconds_of_imports(
+    name: str, outcomes: dict[str, dict[str, Any]]
+) -> None:
+    assert outcomes[name]["imported"] == []

@@ -1,0 +1,297 @@
+"""zerofit generate: prompts in, completions out, under the fastest layout that fits this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zerofit.cli.generate_settings import SETTING_FLAGS
+from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
+from zerofit.errors import UserError
+from zerofit.generated import Gather
+from zerofit.inference.asked import InferenceRequest, InferenceWorkload
+from zerofit.strategy import Engine, OffloadDevice, Precision, ZeroStage
+
+if TYPE_CHECKING:
+    from zerofit.cli.generate_run import Run
+    from zerofit.inference.planned import InferencePlan
+    from zerofit.launcher.nodes import Nodes
+
+_POSITIVE = Number(int, least=1)
+_DTYPES = {precision.value: precision for precision in Precision} | {
+    "float32": Precision.FP32,
+    "float16": Precision.FP16,
+    "bfloat16": Precision.BF16,
+}
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_NODE_FLAGS = (
+    "num_nodes",
+    "num_processes",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+    "gpu_ids",
+)
+
+
+@click.command(cls=Verb, context_settings=CONTEXT)
+@click.option("--model", required=True, metavar="DIR", help="Folder of the model, or a cached hub id.")
+@click.option("--tokenizer", metavar="DIR", help="Folder of the tokenizer; the model's, if left out.")
+@click.option(
+    "--prompts",
+    required=True,
+    metavar="FILE",
+    help='.txt: a prompt a line. .jsonl: a string a line, or an object with "prompt" or "messages". - reads '
+    "JSONL from standard input.",
+)
+@click.option(
+    "--out", required=True, metavar="FILE", help="JSONL with the completions; - is standard output."
+)
+@click.option("--max-new-tokens", type=_POSITIVE, help="Tokens that a completion may have.")
+@click.option(
+    "--generation-config", type=_FILE, help="JSON file with settings of transformers' GenerationConfig."
+)
+@click.option(
+    "--do-sample/--greedy", default=None, help="Draw tokens at random, or take the likeliest each time."
+)
+@click.option("--temperature", type=Number(float, least=0), help="Above 1 is wilder; turns sampling on.")
+@click.option(
+    "--top-p", type=Number(float, least=0, most=1), help="Draw among the likeliest with this much in all."
+)
+@click.option("--top-k", type=Number(int, least=0), help="Draw among so many of the likeliest; 0 is all.")
+@click.option("--num-beams", type=_POSITIVE, help="Completions that are searched beside each other.")
+@click.option("--num-return-sequences", type=_POSITIVE, help="Completions of each prompt.")
+@click.option("--repetition-penalty", type=Number(float, least=0), help="Above 1 makes repeating unlikely.")
+@click.option("--seed", type=Number(int, least=0), default=0, show_default=True, help="What is drawn.")
+@click.option("--chat", is_flag=True, help="Plain prompts are what a user says in a chat.")
+@click.option("--chat-template", type=_FILE, help="Jinja file in place of the tokenizer's own template.")
+@click.option("--batch-size", type=_POSITIVE, help="Prompts in one call on one rank.")
+@click.option(
+    "--dtype",
+    "precision",
+    type=Word("dtype", _DTYPES),
+    metavar="[fp32|fp16|bf16]",
+    help="Format of the weights; the model's own, if left out.",
+)
+@click.option(
+    "--gather",
+    type=Word("gather", {gather.value: gather for gather in Gather}),
+    default=Gather.AUTO.value,
+    show_default=True,
+    help="Under ZeRO-3: bring the weights together once, or layer by layer for every token.",
+)
+@click.option(
+    "--zero-stage",
+    type=Word("zero-stage", {str(stage.value): stage for stage in ZeroStage}),
+    metavar="[0|3]",
+    help="0: the whole model on each rank. 3: a part of it on each.",
+)
+@click.option(
+    "--param-offload",
+    "--offload-param",
+    type=Word("offload", {device.value: device for device in OffloadDevice}),
+    help="Where the parts of the model rest under ZeRO-3.",
+)
+@click.option("--nvme-path", metavar="DIR", help="Folder on the NVMe disk, for offload to nvme.")
+@click.option("--num-processes", type=_POSITIVE, help="Ranks on all nodes together; one a GPU, if left out.")
+@click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Nodes that take part.")
+@click.option("--machine-rank", "--node-rank", type=Number(int, least=0), help="This node's number, from 0.")
+@click.option("--main-process-ip", "--master-addr", metavar="HOST", help="Address of node 0.")
+@click.option(
+    "--main-process-port",
+    "--master-port",
+    type=Number(int, least=0, most=65535),
+    help="Port on node 0; 0 finds one.",
+)
+@click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
+@click.option("--cpu", "on_cpu", is_flag=True, help="Leave GPUs alone, and generate on the CPU.")
+@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    default=Path("zerofit-runs"),
+    show_default=True,
+    help="Folder of all run folders.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be written and run, and load no weights.")
+def generate(run_dir: Path, dry_run: bool, **flags: Any) -> int:
+    """Write a completion for each prompt, with what this machine has.
+
+    The whole model on each GPU where it fits, else ZeRO-3 over all of them, else with parameters in host
+    memory or on NVMe. Each line of the results is the prompt's own line with "completions" added, in input
+    order.
+
+    Started again after a kill, the same command does only what is missing. The exit code is 0 when all is
+    done, 1 where nothing fits, 2 for a mistake in flags or files.
+    """
+    # Only here: they bring much code, which --help does not need.
+    from zerofit.cli.generate_run import (
+        STDOUT,
+        copy_to_stdout,
+        count_done,
+        made_folder,
+        planned_folder,
+        stdout_is_stderr,
+    )
+    from zerofit.launcher.launch import launch_command, start
+
+    run = _run_of(flags)
+    _say(f"generation: {run.settings.line(seed=run.seed)}")
+    if dry_run:
+        folder = planned_folder(run_dir)
+        for path, text in run.files(folder).items():
+            click.echo(f"# {path}\n{text}")
+        click.echo(launch_command(run.launch(folder), folder))
+        return 0
+    num_done = count_done(run)
+    folder = made_folder(run, run_dir)
+    launch = run.launch(folder)
+    _say(f"run folder {folder.path}", f"command: {launch_command(launch, folder)}")
+    if num_done:
+        _say(f"{num_done} of {len(run.prompts)} prompts are done already")
+    with stdout_is_stderr():
+        verdict = start(launch, folder)
+    if verdict.cause:
+        _say(f"{verdict.cause}; its log and record are in {folder.path}")
+    elif run.out == STDOUT:
+        copy_to_stdout(run.out_file(folder))
+    return verdict.exit_code
+
+
+def _run_of(flags: dict[str, Any]) -> Run:
+    """Return what the command line asks for, read, checked and planned.
+
+    Raises:
+        UserError: something of it is wrong, or nothing fits.
+    """
+    from zerofit.cli import generate_model as models
+    from zerofit.cli import generate_prompts as prompt_files
+    from zerofit.cli.generate_run import Run, check_out, meeting_place
+    from zerofit.cli.generate_settings import settings_said, whole_settings
+    from zerofit.launcher.nodes import Nodes
+
+    nodes = Nodes(**{name: flags[name] for name in _NODE_FLAGS})
+    _check_nodes(nodes, flags)
+    said = settings_said({name: flags[name] for name in SETTING_FLAGS}, file=flags["generation_config"])
+    check_out(flags["out"])
+    lines = prompt_files.read_prompts_file(flags["prompts"])
+    model = models.find_model(flags["model"])
+    place = models.find_tokenizer(flags["tokenizer"], model=model, model_text=flags["model"])
+    trusts = flags["trust_remote_code"]
+    facts, config = models.generating_facts(flags["model"], model, trust_remote_code=trusts)
+    tokenizer = models.load_tokenizer(place, chat_template=flags["chat_template"], trust_remote_code=trusts)
+    settings = whole_settings(said, folder=model, config=config, tokenizer=tokenizer)
+    prompts = prompt_files.tokenized(lines.lines, tokenizer, as_chat=flags["chat"])
+    prompt_files.check_lengths(
+        prompts,
+        max_new_tokens=settings.max_new_tokens,
+        max_positions=facts.max_sequence_length,
+        has_encoder=bool(config.is_encoder_decoder),
+    )
+    if lines.num_blank:
+        num, are = lines.num_blank, "line is" if lines.num_blank == 1 else "lines are"
+        _say(f"--prompts {flags['prompts']}: {num} blank {are} left out")
+    workload = InferenceWorkload(
+        num_prompts=len(prompts),
+        longest_prompt=max(len(prompt.tokens) for prompt in prompts),
+        max_new_tokens=settings.max_new_tokens,
+        num_beams=settings.num_beams,
+        num_return_sequences=settings.num_return_sequences,
+    )
+    plan = _plan(facts, workload, nodes, flags)
+    return Run(
+        model=model,
+        tokenizer=place,
+        trust_remote_code=trusts,
+        prompts=prompts,
+        settings=settings,
+        plan=plan,
+        gather=flags["gather"],
+        seed=flags["seed"],
+        out=flags["out"],
+        rendezvous=meeting_place(nodes, plan.as_plan()),
+    )
+
+
+def _plan(facts: Any, workload: InferenceWorkload, nodes: Nodes, flags: dict[str, Any]) -> InferencePlan:
+    """Plan, print the plan, and return it if it fits.
+
+    Raises:
+        UserError: nothing fits.
+    """
+    from zerofit.cli.launch_checks import check_nvme_path
+    from zerofit.cli.planner import DOES_NOT_FIT
+    from zerofit.inference.plan import plan_inference
+    from zerofit.probe.machine import probe_machine
+    from zerofit.probe.versions import probe_versions
+    from zerofit.render.generate_plan import generate_plan
+
+    request = InferenceRequest(
+        zero_stage=flags["zero_stage"],
+        param_offload=flags["param_offload"],
+        nvme_path=flags["nvme_path"],
+        num_processes=flags["num_processes"],
+        num_nodes=flags["num_nodes"],
+        batch_size=flags["batch_size"],
+        precision=flags["precision"],
+        gather=flags["gather"],
+        on_cpu=flags["on_cpu"],
+    )
+    plan = plan_inference(
+        model=facts,
+        machine=probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=flags["on_cpu"]),
+        versions=probe_versions(),
+        workload=workload,
+        request=request,
+    )
+    click.echo(f"{generate_plan(plan)}\n", err=True)
+    if not plan.fits:
+        raise UserError(
+            "nothing-fits",
+            "no layout fits",
+            found=f"--model {facts.name}: {plan.chosen.lacks}",
+            why="zerofit does not start what will run out of memory",
+            fix=plan.suggestions[0] if plan.suggestions else "take a smaller model, or a larger machine",
+            exit_code=DOES_NOT_FIT,
+        )
+    check_nvme_path(plan.as_plan())
+    _check_fp16(plan)
+    return plan
+
+
+def _check_fp16(plan: InferencePlan) -> None:
+    strategy = plan.strategy
+    if plan.topology.on_cpu and strategy.precision is Precision.FP16 and strategy.engine is Engine.DEEPSPEED:
+        raise UserError(
+            "fp16-needs-gpu",
+            "DeepSpeed has no fp16 on the CPU",
+            found="fp16 weights under ZeRO-3 with ranks on the CPU",
+            why="DeepSpeed refuses it there (deepspeed/runtime/engine.py, _do_sanity_check)",
+            fix="add --dtype bf16 or --dtype fp32",
+        )
+
+
+def _check_nodes(nodes: Nodes, flags: dict[str, Any]) -> None:
+    """Check that several nodes, each of which plans for itself, come to the same plan."""
+    open_flags = {
+        "zero_stage": "--zero-stage",
+        "param_offload": "--param-offload",
+        "batch_size": "--batch-size",
+        "precision": "--dtype",
+    }
+    missing = [flag for name, flag in open_flags.items() if flags[name] is None]
+    if (nodes.num_nodes or 1) > 1 and missing:
+        raise UserError(
+            "nodes-need-one-plan",
+            "several nodes need one plan",
+            found=f"--num-machines {nodes.num_nodes} without {', '.join(missing)}",
+            why="each node plans by itself, and nodes whose plans differ wait for each other forever",
+            fix=f"give {', '.join(missing)} on every node; `--dry-run` on one of them says what fits",
+        )
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        click.echo(f"zerofit: {line}", err=True)
