@@ -1,8 +1,8 @@
-"""Measures new tokens a second under ZeRO-3 on ranks on the CPU: weights layer by layer, or gathered once.
+"""Measures new tokens a second under ZeRO-3, on CPU or GPU ranks: weights layer by layer, or gathered once.
 
 Each round generates the same prompts in both ways, by turns: the speed of a machine drifts. Gathering counts.
-Each rank computes with one thread. Ranks on one machine exchange weights through its memory: between GPUs,
-and more so between nodes, the exchange costs another share of the time than here.
+On the CPU each rank computes with one thread, and ranks exchange weights through the machine's memory:
+between GPUs, and more so between nodes, the exchange costs another share of the time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ OUT = Path(__file__).parent / "measured" / "generation.json"
 PACKAGES = ("zerofit", "deepspeed", "torch", "transformers")
 WAYS = {"layer by layer": "never", "gathered once": "always"}
 """What is measured, and how zerofit.generate is asked for it."""
-NUM_RANKS = 2
 SIZES = {
     "vocab_size": 8192,
     "hidden_size": 512,
@@ -54,7 +53,7 @@ class Round:
     """New ones of each prompt."""
 
 
-def measure(*, num_rounds: int, max_new_tokens: int) -> dict[str, list[Round]]:
+def measure(*, num_rounds: int, max_new_tokens: int, on_gpus: bool) -> dict[str, list[Round]]:
     """Return the rounds of each way, on each of the ranks that run this; one before them is not counted."""
     import deepspeed
     import torch
@@ -62,7 +61,8 @@ def measure(*, num_rounds: int, max_new_tokens: int) -> dict[str, list[Round]]:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    deepspeed.init_distributed(dist_backend="gloo")
+    deepspeed.init_distributed(dist_backend="nccl" if on_gpus else "gloo")
+    num_ranks = torch.distributed.get_world_size()
     model = LlamaForCausalLM(LlamaConfig(**SIZES, eos_token_id=None))
     engine = deepspeed.initialize(model=model, config=DEEPSPEED)[0]
     prompts = [torch.randint(1, SIZES["vocab_size"], (length,)).tolist() for length in PROMPT_LENGTHS]
@@ -74,7 +74,7 @@ def measure(*, num_rounds: int, max_new_tokens: int) -> dict[str, list[Round]]:
                 engine,
                 prompts,
                 max_new_tokens=max_new_tokens,
-                batch_size=len(prompts) // NUM_RANKS,
+                batch_size=max(1, len(prompts) // num_ranks),
                 gather=WAYS[way],
                 do_sample=False,
             )
@@ -110,12 +110,14 @@ def measure_on_ranks(args: argparse.Namespace) -> dict[str, list[Round]]:
         found = Path(folder) / "rounds.json"
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc_per_node={NUM_RANKS}", __file__, "--rounds-to", str(found)),
+            *(f"--nproc_per_node={args.num_ranks}", __file__, "--rounds-to", str(found)),
             *("--num-rounds", str(args.num_rounds), "--max-new-tokens", str(args.max_new_tokens)),
+            *(["--gpus"] if args.gpus else []),
         ]
         on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        where = {} if args.gpus else on_cpu
         programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # ninja
-        subprocess.run(command, env={**os.environ, **on_cpu, "PATH": programs}, check=True)
+        subprocess.run(command, env={**os.environ, **where, "PATH": programs}, check=True)
         rounds = json.loads(found.read_text(encoding="utf-8"))
     return {way: [Round(**one) for one in measured] for way, measured in rounds.items()}
 
@@ -125,18 +127,20 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=keep_lines)
     parser.add_argument("--num-rounds", type=int, default=5, metavar="N", help="of both ways; default: 5")
     parser.add_argument("--max-new-tokens", type=int, default=32, metavar="N", help="default: 32")
+    parser.add_argument("--num-ranks", type=int, default=2, metavar="N", help="default: 2")
+    parser.add_argument("--gpus", action="store_true", help="a GPU for each rank, in place of the CPU")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"default: {OUT.name}")
     parser.add_argument("--rounds-to", type=Path, help=argparse.SUPPRESS)  # what each rank is started with
     args = parser.parse_args()
-    if min(args.num_rounds, args.max_new_tokens) < 1:
-        parser.error("--num-rounds and --max-new-tokens: one at least")
+    if min(args.num_rounds, args.max_new_tokens) < 1 or args.num_ranks < 2:
+        parser.error("--num-rounds and --max-new-tokens: one at least; --num-ranks: two at least")
     return args
 
 
 def main() -> int:
     args = parse_args()
     if args.rounds_to is not None:
-        measured = measure(num_rounds=args.num_rounds, max_new_tokens=args.max_new_tokens)
+        measured = measure(num_rounds=args.num_rounds, max_new_tokens=args.max_new_tokens, on_gpus=args.gpus)
         if os.environ["RANK"] == "0":
             text = {way: [asdict(one) for one in rounds] for way, rounds in measured.items()}
             args.rounds_to.write_text(json.dumps(text), encoding="utf-8")
@@ -152,7 +156,8 @@ def main() -> int:
     print(f"the same tokens in both ways: {'yes' if same else 'no'}")
     result = {
         "date": datetime.now(UTC).date().isoformat(),
-        "num_ranks": NUM_RANKS,
+        "num_ranks": args.num_ranks,
+        "on_gpus": args.gpus,
         "sizes": SIZES,
         "prompt_lengths": PROMPT_LENGTHS,
         "max_new_tokens": args.max_new_tokens,

@@ -11,7 +11,7 @@ from tiny_models import make_model
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 _TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'villain' %}{{ raise_exception('no villains') }}"
@@ -39,6 +39,20 @@ def make_tokenizer(*, is_for_chats: bool = True) -> PreTrainedTokenizerFast:
 
 def make_folder(folder: Path, family: Family, *, is_for_chats: bool = True) -> Path:
     """Write a model of a family and its tokenizer, and return the folder."""
-    make_model(family, is_tied=True, weight_seed=0).save_pretrained(folder)
+    model = make_model(family, is_tied=True, weight_seed=0)
+    if family is Family.T5:
+        _give_own_head(model)
+    model.save_pretrained(folder)
     make_tokenizer(is_for_chats=is_for_chats).save_pretrained(folder)
     return folder
+
+
+def _give_own_head(model: PreTrainedModel) -> None:
+    """Make a T5 one as flan-T5 is: its head has weights of its own, whatever its settings say."""
+    import torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model.get_output_embeddings().weight = torch.nn.Parameter(
+            torch.randn_like(model.get_input_embeddings().weight)
+        )

@@ -19,6 +19,7 @@ from zerofit.runtime import (
     optimizer_check,
     optimizer_swap,
     partitioned_embeddings,
+    partitioned_ties,
     quantized_loading,
     skipped_steps,
     torch_clipping,
@@ -56,7 +57,7 @@ def install(plan: Plan, changes: Changes) -> None:
     )
     when_imported(
         "transformers.modeling_utils",
-        lambda module: _hook_model_class(module.PreTrainedModel, plan, settings, changes),
+        lambda module: _hook_models(module, plan, settings, changes),
     )
     if plan.topology.world_size > 1:
         if plan.generate_limit_s:
@@ -71,11 +72,13 @@ def install(plan: Plan, changes: Changes) -> None:
     )
 
 
-def _hook_model_class(model_class: Any, plan: Plan, settings: Settings, changes: Changes) -> None:
+def _hook_models(module: ModuleType, plan: Plan, settings: Settings, changes: Changes) -> None:
+    model_class = module.PreTrainedModel
     captured = plan.capture.model if plan.capture is not None else None
     is_partitioned = plan.strategy.zero_stage is ZeroStage.PARAMETERS
     if is_partitioned:
         partitioned_embeddings.install(model_class, changes, captured=captured)
+        partitioned_ties.install(module, changes)
     quantized_loading.install(
         model_class, settings, changes, captured=captured, partitions_parameters=is_partitioned
     )
