@@ -124,6 +124,23 @@ def _topology(machine: Machine, request: Request) -> Topology:
         base.world_size if request.plan else max(1, 0 if on_cpu else num_gpus) * num_nodes
     )
     said = f"--num-processes {world_size}" if request.num_processes else f"{world_size} ranks in the plan"
+    have_gpus = not on_cpu and not request.elsewhere
+    check_ranks(world_size, num_nodes=num_nodes, num_gpus=num_gpus if have_gpus else None, said=said)
+    return Topology(num_nodes=num_nodes, world_size=world_size, on_cpu=on_cpu)
+
+
+def check_ranks(world_size: int, *, num_nodes: int, num_gpus: int | None, said: str) -> None:
+    """Check that ranks divide over the nodes, and that each finds a GPU.
+
+    Args:
+        world_size: ranks of all nodes together.
+        num_nodes: machines that take part.
+        num_gpus: of one node; None where ranks need none.
+        said: what tells the number of ranks, for messages.
+
+    Raises:
+        UserError: they do not.
+    """
     if world_size % num_nodes:
         raise UserError(
             "ranks-not-divisible",
@@ -132,7 +149,7 @@ def _topology(machine: Machine, request: Request) -> Topology:
             why="--num-processes counts the ranks of all nodes together, and each node gets as many",
             fix=f"set --num-processes to a multiple of {num_nodes}",
         )
-    if not on_cpu and not request.elsewhere and world_size // num_nodes > num_gpus:
+    if num_gpus is not None and world_size // num_nodes > num_gpus:
         raise UserError(
             "more-ranks-than-gpus",
             "there are fewer GPUs than ranks",
@@ -140,7 +157,6 @@ def _topology(machine: Machine, request: Request) -> Topology:
             why="each rank needs a GPU of its own",
             fix=f"set --num-processes to at most {num_nodes * num_gpus}, or rehearse with --cpu",
         )
-    return Topology(num_nodes=num_nodes, world_size=world_size, on_cpu=on_cpu)
 
 
 def _base(machine: Machine, topology: Topology, request: Request) -> tuple[Strategy, list[Reason]]:

@@ -19,9 +19,22 @@ if TYPE_CHECKING:
     from zerofit.inference.planned import InferencePlan
 
 VERSIONS = Versions(python="3.12.4", zerofit="0.1.0", torch="2.13.0", deepspeed="0.19.8")
-GPU_24 = GpuSpec(name="NVIDIA GeForce RTX 4090", memory_bytes=24 * GIB, compute_capability=(8, 9))
+GPU_24 = GpuSpec(
+    name="NVIDIA GeForce RTX 4090",
+    memory_bytes=24 * GIB,
+    compute_capability=(8, 9),
+    memory_bytes_per_s=1008e9,
+    peer_bytes_per_s=31.5e9,
+    host_bytes_per_s=31.5e9,
+)
 GPU_80 = GpuSpec(
-    name="NVIDIA A100-SXM4-80GB", memory_bytes=80 * GIB, compute_capability=(8, 0), has_fast_links=True
+    name="NVIDIA A100-SXM4-80GB",
+    memory_bytes=80 * GIB,
+    compute_capability=(8, 0),
+    has_fast_links=True,
+    memory_bytes_per_s=2039e9,
+    peer_bytes_per_s=300e9,
+    host_bytes_per_s=31.5e9,
 )
 
 

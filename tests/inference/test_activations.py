@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from inference_facts import workload
-from real_models import CONFIGS, real_model, shape_of_model
+from real_models import CONFIGS, MORE_CONFIGS, facts_of_model, real_model, shape_of_model
 
 from zerofit.estimates import Holder, Term
-from zerofit.inference.activations import LOGITS, decode_terms, prefill_terms
+from zerofit.inference.activations import LOGITS, SCORES, decode_terms, prefill_terms
+from zerofit.inference.attention_scores import EAGER_FAMILIES, FUSED_FAMILIES, LATENT_FAMILIES, scores_bytes
 from zerofit.inference.cache import cache_terms, cached_tokens
+from zerofit.inference.device import COMPARED_FAMILIES
+from zerofit.inference.passes import shape_of
+from zerofit.strategy import Precision
 
 _BATCH = 3
 
@@ -56,12 +62,35 @@ def _measured(family: str, *, prompt: int, new_tokens: int) -> int:
     return most
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize(("prompt", "new_tokens"), [(96, 2), (4, 40)])
+_SHORT, _LONG = (4, 40), (200, 2)
+"""Tokens of the prompt, and new ones."""
+_EVIDENCE = pytest.mark.evidence
+
+
+@pytest.mark.parametrize(
+    ("family", "prompt", "new_tokens"),
+    [
+        *((family, *_LONG) for family in CONFIGS),
+        *((family, *_SHORT) for family in ("gpt2", "llama", "t5")),
+        *(pytest.param(family, *_SHORT, marks=_EVIDENCE) for family in CONFIGS),
+    ],
+)
 def test_no_tensor_is_missing_and_not_much_is_too_much(family: str, prompt: int, new_tokens: int) -> None:
     estimated = _estimated(family, prompt=prompt, new_tokens=new_tokens)
     measured = _measured(family, prompt=prompt, new_tokens=new_tokens)
     assert 1 <= estimated / measured < 1.6
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("family", MORE_CONFIGS)
+@pytest.mark.parametrize(("prompt", "new_tokens"), [_SHORT, _LONG])
+def test_families_without_terms_of_their_own_are_near(family: str, prompt: int, new_tokens: int) -> None:
+    estimated = _estimated(family, prompt=prompt, new_tokens=new_tokens)
+    assert 0.99 <= estimated / _measured(family, prompt=prompt, new_tokens=new_tokens) < 2
+
+
+def test_families_that_say_they_were_compared_are() -> None:
+    assert {*CONFIGS, *MORE_CONFIGS} == COMPARED_FAMILIES
 
 
 def test_logits_are_of_the_last_token_alone() -> None:
@@ -73,3 +102,52 @@ def test_logits_are_of_the_last_token_alone() -> None:
         return _sum(*(term for term in terms if term.name == LOGITS))
 
     assert logits(10) == logits(1000) > 0
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("family", sorted(FUSED_FAMILIES | LATENT_FAMILIES | EAGER_FAMILIES))
+def test_transformers_says_which_families_have_a_fused_kernel(family: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    config = AutoConfig.for_model(family)
+    mappings = (AutoModelForCausalLM._model_mapping, AutoModelForSeq2SeqLM._model_mapping)
+    kinds = [mapping[type(config)] for mapping in mappings if type(config) in mapping]
+    assert kinds
+    assert all(kind._supports_sdpa == (family not in EAGER_FAMILIES) for kind in kinds)
+
+
+def _scores(family: str, *, heads: int = 16, key_value_heads: int = 16) -> int:
+    """Return the bytes a pair of query and key of attention scores in bf16, as published models have them."""
+    facts = replace(
+        facts_of_model(real_model("llama")),
+        model_type=family,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+    )
+    return scores_bytes(shape_of(facts, Precision.BF16))
+
+
+@pytest.mark.parametrize(
+    ("family", "heads", "key_value_heads", "expected"),
+    [
+        ("llama", 32, 8, 0),
+        ("gemma2", 16, 8, 16 * (2 + 4 + 2)),
+        ("bloom", 32, 32, 32 * (3 * 2 + 4 + 2)),
+        ("falcon", 71, 1, 71 * (4 + 4)),
+        ("falcon", 128, 8, 0),
+        ("never_heard_of", 16, 16, 16 * (3 * 2 + 4 + 2)),
+    ],
+)
+def test_scores_are_counted_where_no_kernel_is_known_to_spare_them(
+    family: str, heads: int, key_value_heads: int, expected: int
+) -> None:
+    assert _scores(family, heads=heads, key_value_heads=key_value_heads) == expected
+
+
+def test_an_unknown_family_says_that_its_scores_are_assumed() -> None:
+    facts = replace(facts_of_model(real_model("llama")), model_type="never_heard_of")
+    work = workload(longest_prompt=500)
+    terms = prefill_terms(shape_of(facts, Precision.BF16), work, batch_size=1, holder=Holder.TENSORS)
+    (scores,) = (term for term in terms if term.name == SCORES)
+    assert "this family is not known" in scores.formula
+    assert scores.source.startswith("ASSUMPTION")

@@ -75,6 +75,13 @@ def test_one_layers_keys_are_there_twice_while_they_grow() -> None:
     assert _bytes(facts("gpt2"), CACHE_COPY, batch_size=2, tokens=50) == 2 * 50 * 768 * 4
 
 
+def test_a_cache_of_latents_is_said_to_be_too_high() -> None:
+    for name, is_high in (("deepseek-v3", True), ("llama-3-8b", False)):
+        shape = shape_of(facts(name), Precision.BF16)
+        (cache, *_) = cache_terms(shape, workload(), batch_size=1, tokens=9, holder=Holder.TENSORS)
+        assert ("too high" in cache.formula) is is_high
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_terms_equal_the_tensors_of_a_real_cache(family: str, num_beams: int) -> None:

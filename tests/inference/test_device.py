@@ -96,11 +96,67 @@ def test_each_phase_is_the_sum_of_its_terms() -> None:
 
 
 def test_gathered_once_holds_the_whole_model_beside_the_parts() -> None:
+    """Nothing is gathered layer by layer then, and what stays for the whole call leaves no holes."""
     model = facts("llama-3-8b")
-    layer_by_layer = weights(model, ranks=8, stage=3)
     once = weights(model, ranks=8, stage=3, gather=Gather.ALWAYS)
-    difference = _weight_bytes(once) - _weight_bytes(layer_by_layer)
-    assert difference == 2 * model.num_parameters
+    assert {term.name: term.num_bytes for term in once.generate if "weights" in term.name} == {
+        "weights": pytest.approx(2 * model.num_parameters / 8, rel=1e-3),
+        GATHERED_ONCE: 2 * model.num_parameters,
+    }
+    assert all(term.name not in ("gathered weights", "all-gather buffer") for term in once.generate)
+    whole = _memory(weights(model), 4).of(RunPhase.DECODE)
+    found = _memory(once, 4).of(RunPhase.DECODE)
+    assert found is not None
+    assert whole is not None
+    assert found.held_by(Holder.CACHE) == whole.held_by(Holder.CACHE)
+
+
+def test_gathering_once_has_a_bucket_beside_all_weights() -> None:
+    once = weights(facts("llama-3-8b"), ranks=8, stage=3, gather=Gather.ALWAYS)
+    found = _memory(once).of(RunPhase.INITIALISE)
+    assert found is not None
+    buffer = sum(term.num_bytes for term in found.terms if term.name == "all-gather buffer")
+    assert buffer == 2 * facts("llama-3-8b").largest_parameter
+
+
+def test_one_rank_that_has_everything_gathers_nothing() -> None:
+    model = facts("llama-3-8b")
+    assert weights(model, stage=3, gather=Gather.ALWAYS).generate == weights(model, stage=3).generate
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # All experts' gate_up_proj and down_proj: two parameters of one module.
+        ("mixtral-8x7b", (2 * 8 * 4096 * 14336, 8 * 4096 * 14336)),
+        ("qwen3-30b-a3b", (2 * 128 * 2048 * 768, 128 * 2048 * 768)),
+        # gate_up_proj, a module of its own.
+        ("phi-3-mini-4k-instruct", (2 * 3072 * 8192,)),
+        # gate_proj, up_proj and down_proj are three.
+        ("llama-2-7b", (4096 * 11008,)),
+    ],
+)
+def test_matrices_come_as_transformers_keeps_them(name: str, expected: tuple[int, ...]) -> None:
+    log = pass_log(facts(name), Precision.BF16)
+    held = [tuple(log.parameters[one].num_elements for one in numbers) for numbers in log.module_parameters]
+    assert max(held[2:-1], key=sum) == expected
+
+
+def test_experts_of_a_layer_are_gathered_together_with_their_flat_buffer() -> None:
+    """Also where some layers have no experts, so that layers are cut evenly: 256 experts of DeepSeek-V3."""
+    model = facts("deepseek-v3")
+    experts = 2 * 256 * 3 * 7168 * 2048
+    held = {
+        term.name: term.num_bytes
+        for term in weights(model, ranks=8, stage=3, offload=OffloadDevice.CPU).generate
+    }
+    assert held["gathered weights"] > 0.9 * experts
+    assert held["all-gather buffer"] > 0.9 * experts
+
+
+@pytest.mark.parametrize(("name", "uncertainty"), [("llama-3-8b", 0.1), ("deepseek-v2-lite", 0.25)])
+def test_a_family_that_was_not_compared_is_less_certain(name: str, uncertainty: float) -> None:
+    assert _memory(weights(facts(name))).uncertainty == uncertainty
 
 
 def test_a_tied_head_keeps_the_embedding_through_the_pass() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from inference_facts import facts, machine, weights, workload
 
-from zerofit.estimate.host import PROCESS
+from zerofit.estimate.host import PROCESS, nvme_bytes_needed
 from zerofit.estimates import Holder, MemoryEstimate, RunPhase
 from zerofit.inference.device import Weights
-from zerofit.inference.host import host_memory, nvme_bytes, surely_bytes, swap_buffer_elements
+from zerofit.inference.host import host_memory, surely_bytes, swap_buffer_elements
 from zerofit.strategy import OffloadDevice, Precision
 
 _MODEL = facts("llama-3-8b")
@@ -70,13 +70,21 @@ def test_offloaded_parts_are_the_model_pinned(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_disks_hold_the_model_and_hosts_the_buffers(ranks: int) -> None:
     held = weights(_MODEL, ranks=ranks, stage=3, offload=OffloadDevice.NVME)
-    assert nvme_bytes(held) == pytest.approx(_WHOLE, rel=1e-3)
+    assert nvme_bytes_needed(held.setup) == pytest.approx(_WHOLE, rel=1e-3)
     elements = swap_buffer_elements(held)
     assert elements == max(100_000_000, -(-_MODEL.largest_parameter // ranks))
     found = _memory(held).of(RunPhase.LOAD)
     assert found is not None
     swap = [term for term in found.terms if term.name == "weight swap buffers"]
     assert [term.num_bytes for term in swap] == [ranks * 5 * elements * 2]
+
+
+def test_swap_buffers_are_locked_as_they_are() -> None:
+    """Not by torch's allocator, which rounds pinned blocks up to a power of two."""
+    for offload, is_rounded in ((OffloadDevice.NVME, False), (OffloadDevice.CPU, True)):
+        found = _memory(weights(_MODEL, stage=3, offload=offload))
+        names = {term.name for phase in found.phases for term in phase.terms}
+        assert ("pinned rounding" in names) is is_rounded
 
 
 def test_pages_that_the_kernel_may_drop_do_not_count_as_needed() -> None:

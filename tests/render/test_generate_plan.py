@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inference_facts import GPU_24, GPU_80, machine, plan, workload
 
+from zerofit.generated import Gather
 from zerofit.render.generate_plan import generate_plan
 from zerofit.strategy import ZeroStage
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _EIGHT = machine(*(GPU_80,) * 8, host_gib=1024)
 _CASES: dict[str, dict[str, Any]] = {
     "whole": {"name": "llama-3-8b", "node": _EIGHT},
+    "gather-ignored": {"name": "llama-3-8b", "node": machine(GPU_80, host_gib=64), "gather": Gather.ALWAYS},
     "zero3": {"name": "llama-3-70b", "node": _EIGHT, "num_nodes": 2},
     "nvme": {"name": "llama-3-70b", "node": machine(GPU_24, host_gib=48), "nvme_path": "/nvme"},
     "cpu": {"name": "gpt2", "node": machine(host_gib=4), "work": workload(num_prompts=1, longest_prompt=9)},

@@ -35,7 +35,8 @@ accelerate 1.15 and deepspeed 0.19.8: 496 MiB measured, 429 MiB where libraries 
 _CUDA_BYTES = 1 * GIB
 """ASSUMPTION: what the CUDA driver and libraries add on the host to each rank; not measured."""
 
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+"""Of the types that a checkpoint says."""
 _STAGE12 = "deepspeed 0.19.8, runtime/zero/stage_1_and_2.py"
 _STAGE3 = "deepspeed 0.19.8, runtime/zero/stage3.py"
 
@@ -99,7 +100,7 @@ def estimate_host_memory(setup: Setup, *, model: ModelFacts, machine: Machine) -
         model: tells the type of the weights in the checkpoint; fp32 where it does not.
         machine: the node.
     """
-    loaded = _ELEMENT_BYTES.get(model.checkpoint_dtype, 4)
+    loaded = ELEMENT_BYTES.get(model.checkpoint_dtype, 4)
     on_gpu = bool(machine.gpus) and not setup.topology.on_cpu
     totals: dict[RunPhase, Counter[tuple[str, Holder]]] = {}
     for rank in range(setup.topology.ranks_per_node):

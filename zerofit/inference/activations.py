@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.estimates import Term
+from zerofit.inference.attention_scores import EAGER_FAMILIES, is_eager, kept_scores_bytes, scores_bytes
+from zerofit.inference.passes import FUSED_GATE_FAMILIES
 
 if TYPE_CHECKING:
     from zerofit.estimate.closed_form_shape import Shape
@@ -12,11 +14,23 @@ if TYPE_CHECKING:
     from zerofit.inference.asked import InferenceWorkload
 
 ACTIVATIONS, MASK, LOGITS = "activations of one layer", "attention mask", "logits"
-ENCODER_OUTPUTS = "encoder outputs"
+ENCODER_OUTPUTS, SCORES = "encoder outputs", "attention scores"
 _FP32 = 4
 _POSITION_BIAS_FAMILIES = frozenset({"t5", "mt5", "umt5", "longt5"})
 """Families that add a bias of (heads, tokens, tokens) to the scores, so that the mask has the heads too.
 Source: transformers 5.23, integrations/sdpa_attention.py, create_position_bias_mask."""
+_FUSED_GATE_TENSORS = 4
+"""Of the inner width: gate and up as one product, the activated gate, and the product of the two."""
+_INNER_TENSORS = {"bloom": 5, "phi": 4, **dict.fromkeys(FUSED_GATE_FAMILIES, _FUSED_GATE_TENSORS)}
+"""Of the inner width, in families whose feed-forward block holds more than most: its activation is written
+out in Python, or gate and up are one product. Source: counted, tests/inference/test_activations.py."""
+_FP32_KEY_FAMILIES = frozenset({"codegen", "gpt_neo", "gptj"})
+"""Families that compute scores in fp32. Source: transformers 5.23, GPTJAttention._attn and its likes."""
+_TWO_MASK_FAMILIES = frozenset({"cohere2", "gemma2", "gemma3_text", "gpt_oss"})
+"""Families with a mask for all keys and one for a window. Source: transformers 5.23, config.layer_types."""
+_GATE_TENSORS = {"gpt_oss": 9}
+"""Of experts whose gate is written otherwise: with biases, bounds and a sigmoid of its own.
+Source: transformers 5.23, models/gpt_oss/modeling_gpt_oss.py, _apply_gate."""
 _LOGITS_COPIES = 4
 """ASSUMPTION: fp32 tensors of the logits' size that are alive together: their copy, the scores, and two of a
 sort or a softmax under sampling and beams."""
@@ -38,7 +52,7 @@ def prefill_terms(
     rows = batch_size if is_pair else batch_size * workload.sequences_per_prompt
     tokens = workload.longest_prompt
     return (
-        _layer_term(shape, rows, queries=tokens, keys=tokens, holder=holder),
+        *_layer_terms(shape, rows, queries=tokens, keys=tokens, holder=holder),
         _mask_term(shape, rows, queries=tokens, keys=tokens, holder=holder),
         _logits_term(shape, batch_size * workload.sequences_per_prompt, holder),
         *((_encoder_outputs(shape, workload, batch_size, holder),) if is_pair else ()),
@@ -60,14 +74,14 @@ def decode_terms(
     rows = batch_size * workload.sequences_per_prompt
     is_pair = bool(shape.facts.num_decoder_layers)
     return (
-        _layer_term(shape, rows, queries=1, keys=tokens, holder=holder),
+        *_layer_terms(shape, rows, queries=1, keys=tokens, holder=holder),
         _mask_term(shape, rows, queries=1, keys=tokens, holder=holder),
         _logits_term(shape, rows, holder),
         *((_encoder_outputs(shape, workload, batch_size, holder),) if is_pair else ()),
     )
 
 
-def _layer_term(shape: Shape, rows: int, *, queries: int, keys: int, holder: Holder) -> Term:
+def _layer_terms(shape: Shape, rows: int, *, queries: int, keys: int, holder: Holder) -> tuple[Term, ...]:
     """Return the largest of a layer's norm, attention and feed-forward block, with the streams beside it.
 
     Args:
@@ -77,20 +91,39 @@ def _layer_term(shape: Shape, rows: int, *, queries: int, keys: int, holder: Hol
         keys: tokens of each that they attend to.
         holder: who holds it.
     """
-    tokens, width = rows * queries, shape.compute_bytes
+    tokens, width, pairs = rows * queries, shape.compute_bytes, rows * queries * keys
+    scores = {"attention": pairs * scores_bytes(shape), "feed-forward": pairs * kept_scores_bytes(shape)}
     parts = {
         "norm": tokens * _norm_bytes(shape),
-        "attention": tokens * _attention_bytes(shape) + rows * queries * keys * _bias_bytes(shape),
+        "attention": tokens * _attention_bytes(shape)
+        + rows * _copied_keys_bytes(shape, queries=queries, keys=keys)
+        + pairs * _bias_bytes(shape),
         "feed-forward": tokens * _feed_forward_bytes(shape),
     }
-    largest = max(parts, key=lambda name: parts[name])
+    largest = max(parts, key=lambda name: parts[name] + scores.get(name, 0))
     streams = 2 if shape.has_rms_norm else 3  # the embeddings, the residual, and learned positions
-    return Term(
+    activations = Term(
         name=ACTIVATIONS,
         num_bytes=tokens * streams * shape.facts.hidden_size * width + parts[largest],
         holder=holder,
         formula=f"{tokens} tokens x ({streams} streams + {largest}, the largest part of a layer)",
         source="transformers' modeling files; tests/inference/test_activations.py compares it with tensors",
+    )
+    of_scores = _scores_term(shape, scores.get(largest, 0), f"{rows} rows x {queries} x {keys}", holder)
+    return (activations, of_scores) if of_scores.num_bytes else (activations,)
+
+
+def _scores_term(shape: Shape, num_bytes: int, pairs: str, holder: Holder) -> Term:
+    is_unknown = is_eager(shape) and shape.facts.model_type not in EAGER_FAMILIES
+    return Term(
+        name=SCORES,
+        num_bytes=num_bytes,
+        holder=holder,
+        formula=f"{pairs} x heads x their tensors, with the softmax in fp32"
+        + (", as this family is not known to have a fused kernel" if is_unknown else ""),
+        source="ASSUMPTION: as an unknown family's attention is eager"
+        if is_unknown
+        else "zerofit.inference.attention_scores; transformers 5.23, _supports_sdpa",
     )
 
 
@@ -102,12 +135,24 @@ def _norm_bytes(shape: Shape) -> int:
 def _attention_bytes(shape: Shape) -> int:
     """Return the bytes a token of attention: its input, query, key, value and result.
 
-    Where query heads share keys and values and a mask has padding, both are repeated for each query head.
-    Source: transformers 5.23, integrations/sdpa_attention.py, repeat_kv.
+    Eager code holds the one product that they come from as well.
     """
     query, key = shape.query_width, shape.key_width
-    repeated = 2 * query if key < query else 0
-    return shape.compute_bytes * (shape.facts.hidden_size + 2 * query + 2 * key + repeated)
+    product = query + 2 * key if shape.query_casts == 1 and is_eager(shape) else 0
+    return shape.compute_bytes * (shape.facts.hidden_size + 2 * query + 2 * key + product)
+
+
+def _copied_keys_bytes(shape: Shape, *, queries: int, keys: int) -> int:
+    """Return the bytes a sequence of keys and values that are repeated for each query head that shares them.
+
+    A fused kernel takes them unrepeated for a single query. Some families cast all keys to fp32.
+    Source: transformers 5.23, integrations/sdpa_attention.py, repeat_kv and pack_gqa; GPTJAttention._attn.
+    """
+    if shape.facts.model_type in _FP32_KEY_FAMILIES:
+        return keys * shape.query_width * _FP32
+    if shape.key_width >= shape.query_width or (queries == 1 and not scores_bytes(shape)):
+        return 0
+    return 2 * keys * shape.query_width * shape.compute_bytes
 
 
 def _bias_bytes(shape: Shape) -> int:
@@ -120,20 +165,33 @@ def _feed_forward_bytes(shape: Shape) -> int:
     """Return the bytes a token of a feed-forward block: residual, input, and what is alive inside.
 
     That is one tensor less than training keeps there: the gate once it is activated, or what activation took.
+    Where gate and up are one product, that stays until both are used.
     """
-    uses = max(1, shape.facts.num_experts_per_token)
-    inside = max(2 * shape.compute_bytes, shape.inner_bytes - shape.compute_bytes)
-    streams = 2 if shape.has_rms_norm else 3
-    return streams * shape.facts.hidden_size * shape.compute_bytes + uses * shape.inner_width * inside
+    width, inner = shape.compute_bytes, shape.inner_width
+    streams = (2 if shape.has_rms_norm else 3) * shape.facts.hidden_size * width
+    if shape.facts.num_experts > 1:
+        return streams + max(1, shape.facts.num_experts_per_token) * _expert_bytes(shape)
+    tensors = _INNER_TENSORS.get(shape.facts.model_type)
+    return streams + inner * (tensors * width if tensors else max(2 * width, shape.inner_bytes - width))
+
+
+def _expert_bytes(shape: Shape) -> int:
+    """Return the bytes of a token in one of its experts: beside the gate, or in the weighted sum at the end.
+
+    Beside the gate is the expert's input; at the end its input, result, that weighted and put in order.
+    Source: transformers 5.23, integrations/moe.py:424 (grouped_mm_experts_forward).
+    """
+    hidden, tensors = shape.facts.hidden_size, _GATE_TENSORS.get(shape.facts.model_type, _FUSED_GATE_TENSORS)
+    return shape.compute_bytes * max(hidden + tensors * shape.inner_width, 4 * hidden)
 
 
 def _mask_term(shape: Shape, rows: int, *, queries: int, keys: int, holder: Holder) -> Term:
-    width = shape.compute_bytes
+    each = (1 + shape.compute_bytes) * (2 if shape.facts.model_type in _TWO_MASK_FAMILIES else 1)
     return Term(
         name=MASK,
-        num_bytes=rows * queries * keys * (1 + width),
+        num_bytes=rows * queries * keys * each,
         holder=holder,
-        formula=f"{rows} rows x {queries} x {keys} x (1 + {width} B), as booleans and as numbers",
+        formula=f"{rows} rows x {queries} x {keys} x {each} B, as booleans and as numbers",
         source="ASSUMPTION: batches have padding; aten/src/ATen/native/transformers/attention.cpp,"
         " convert_boolean_attn_mask",
     )

@@ -8,6 +8,8 @@ from zerofit.generated import Gather
 from zerofit.strategy import OffloadDevice, Precision, ZeroStage
 from zerofit.strict import STRICT, check_at_least
 
+DTYPES = {"float32": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
+"""Precisions by their names in torch."""
 FLAGS = {
     "zero_stage": "--zero-stage",
     "param_offload": "--param-offload",

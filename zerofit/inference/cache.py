@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.estimates import Term
+from zerofit.inference.attention_scores import LATENT_FAMILIES
 
 if TYPE_CHECKING:
     from zerofit.estimate.closed_form_shape import Shape
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 CACHE = "key-value cache"
 CROSS_CACHE = "cross-attention cache"
 CACHE_COPY = "cache copy"
+_LATENT = "; too high: this family caches latents of all heads, whose width is not known here"
 _SOURCE = "transformers 5.23, cache_utils.py:136 (DynamicLayer.update)"
 
 
@@ -55,7 +57,8 @@ def cache_terms(
             name=CACHE,
             num_bytes=each * tokens * sequences,
             holder=holder,
-            formula=f"2 x layers x key-value heads x head width x b = {each} B, x {tokens} tokens x {rows}",
+            formula=f"2 x layers x key-value heads x head width x b = {each} B, x {tokens} tokens x {rows}"
+            + _LATENT * (shape.facts.model_type in LATENT_FAMILIES),
             source=_SOURCE,
         )
     ]

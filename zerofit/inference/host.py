@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.estimate.host import estimate_host_memory, process_term
-from zerofit.estimate.host_ledger import CHECKPOINT
+from zerofit.estimate.host import ELEMENT_BYTES, estimate_host_memory, process_term
+from zerofit.estimate.host_ledger import CHECKPOINT, ROUNDING
 from zerofit.estimate.host_rank import CAST, WEIGHT_SWAP, WEIGHTS
 from zerofit.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
 from zerofit.inference.device import generate_phases
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from zerofit.inference.asked import InferenceWorkload
     from zerofit.inference.device import Weights
 
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 _CASTS = (WEIGHTS, CAST)
 """What a script's model takes on its way: a whole model goes to its GPU one tensor at a time, mapped from the
 file (zerofit/generation/loading.py, device_map)."""
@@ -71,21 +70,17 @@ def swap_buffer_elements(weights: Weights) -> int:
     return max(NVME.weight_buffer_size, -(-largest // ranks))
 
 
-def nvme_bytes(weights: Weights) -> int:
-    """Return the space that one node's ranks fill on NVMe."""
-    setup = weights.setup
-    if setup.strategy.param_offload is not OffloadDevice.NVME:
-        return 0
-    ranks, on_node = setup.topology.data_parallel_size, setup.topology.ranks_per_node
-    return (
-        sum(-(-one.num_elements // ranks) * one.bytes_per_element for one in setup.log.parameters) * on_node
-    )
-
-
 def _terms_of(phase: PhaseMemory, weights: Weights) -> Iterator[Term]:
-    """Yield the terms of a phase of a script that hold here, with the swap buffers that this model takes."""
+    """Yield the terms of a phase of a script that hold here, with the swap buffers that this model takes.
+
+    These are locked, not pinned by torch's allocator, which would round them.
+    Source: deepspeed 0.19.8, partitioned_param_swapper.py:124 (new_cpu_locked_tensor).
+    """
     is_partitioned = weights.setup.strategy.zero_stage is ZeroStage.PARAMETERS
+    swaps = any(term.name == WEIGHT_SWAP for term in phase.terms)
     for term in phase.terms:
+        if swaps and term.name == ROUNDING:
+            continue
         if term.name == WEIGHT_SWAP:
             if term.holder is Holder.PINNED:  # what they are made of before is never touched
                 yield _swap_term(weights, term.holder)
@@ -113,7 +108,7 @@ def _on_cpu(
     stays = [process_term(num_ranks, on_gpu=False)]
     if setup.strategy.param_offload is OffloadDevice.NVME:
         stays.append(_swap_term(weights, Holder.PAGEABLE))
-    width = _ELEMENT_BYTES.get(model.checkpoint_dtype, 4)
+    width = ELEMENT_BYTES.get(model.checkpoint_dtype, 4)
     is_mapped = setup.strategy.zero_stage is ZeroStage.NOTHING and width == weights.shape.weight_bytes
     load = [*_of_all(weights.load, num_ranks, is_mapped=is_mapped), *stays]
     if not is_mapped:
@@ -138,7 +133,7 @@ def _of_all(terms: Iterable[Term], num_ranks: int, *, is_mapped: bool) -> Iterat
         terms: of one rank.
         num_ranks: of one node.
         is_mapped: whether the weights are the checkpoint's own pages, which the ranks share: so it is where
-            from_pretrained keeps the type (tests/inference/test_host.py).
+            from_pretrained keeps the type (tests/evidence/memory/test_checkpoint_load.py).
     """
     for term in terms:
         times = 1 if is_mapped and term.name == WEIGHTS else num_ranks

@@ -30,8 +30,8 @@ _KINDS = (
     (ZeroStage.PARAMETERS, OffloadDevice.CPU),
     (ZeroStage.PARAMETERS, OffloadDevice.NVME),
 )
-"""In the order of time that a token takes: nothing is sent, weights are gathered for every token, they come
-from host memory for every token, from the disk for every token."""
+"""In the order of time that a pass takes: nothing is sent, weights are gathered, they come from host memory,
+from the disk. A larger batch, for which a later one has room, may turn that over."""
 
 
 def layouts(

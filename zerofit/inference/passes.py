@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from zerofit.facts import ModelFacts
     from zerofit.strategy import Precision
 
+FUSED_GATE_FAMILIES = frozenset({"glm", "glm4", "phi3"})
+"""Families with gate and up in one matrix, gate_up_proj. Source: transformers 5.23, their MLP classes."""
+
 
 def shape_of(model: ModelFacts, precision: Precision) -> Shape:
     """Return the matrices of a model whose weights are loaded in this format."""
@@ -98,12 +101,36 @@ def _layer(shape: Shape, layer: int) -> Iterator[list[int]]:
     yield []
     yield [shape.layer_rest(layer)]
     block = ""
-    for matrix in shape.matrices(layer):
-        if matrix.name.partition(".")[0] != block:
-            block = matrix.name.partition(".")[0]
+    for name, sizes in _holders(shape, layer):
+        if name.partition(".")[0] != block:
+            block = name.partition(".")[0]
             yield []
-        yield [matrix.num_elements]
+        yield sizes
     yield []
+
+
+def _holders(shape: Shape, layer: int) -> Iterator[tuple[str, list[int]]]:
+    """Yield each module of a layer that has matrices, with the elements of its parameters.
+
+    Some families have query, key and value in one, or gate and up. The experts of a mixture are one module
+    with two parameters, which come together. Source: transformers 5.23, MixtralExperts, Phi3MLP.
+    """
+    is_mixture = shape.facts.num_experts > 1
+    fuses_gate = is_mixture or shape.facts.model_type in FUSED_GATE_FAMILIES
+    fused = {"query", "key", "value"} if shape.query_casts == 1 else set()
+    fused |= {"gate", "up"} if fuses_gate else set()
+    found: list[tuple[str, list[int]]] = []
+    for matrix in shape.matrices(layer):
+        block, _, part = matrix.name.partition(".")
+        before = found[-1] if found else ("", [])
+        was = before[0].rpartition(".")[2]
+        if part in fused and was in fused and before[0].startswith(f"{block}."):
+            before[1][-1] += matrix.num_elements
+        elif is_mixture and part == "down":
+            before[1].append(matrix.num_elements)
+        else:
+            found.append((matrix.name, [matrix.num_elements]))
+    yield from found
 
 
 def _elements(layers: list[list[list[int]]]) -> int:
@@ -118,5 +145,7 @@ def _even_layers(model: ModelFacts) -> list[list[list[int]]]:
     inside = max(0, model.num_parameters - 2 * model.vocab_size * model.hidden_size)
     each = inside // max(1, model.num_layers)
     third = each // 3
+    if model.num_experts > 1 and third:  # experts are one module: _holders
+        return [[[each - third, third]] for _ in range(model.num_layers)]
     sizes = [size for size in (third, third, each - 2 * third) if size]
     return [[[size] for size in sizes] for _ in range(model.num_layers)]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zerofit.inference.asked import DTYPES
 from zerofit.inference.planned import InferencePlan
 from zerofit.inference.reasons import reasons_of, why_it_loses
 from zerofit.inference.refusals import check_request
-from zerofit.inference.search import Question, best_candidates, excess, fits_at_all, is_close
+from zerofit.inference.search import Question, best_candidates, excess, fastest, fits_at_all, is_close
 from zerofit.inference.suggestions import suggestions
 from zerofit.strategy import Precision
 
 if TYPE_CHECKING:
     from zerofit.facts import Machine, ModelFacts, Versions
     from zerofit.inference.asked import InferenceRequest, InferenceWorkload
-
-_PRECISIONS = {"float32": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
 
 
 def plan_inference(
@@ -28,14 +27,15 @@ def plan_inference(
 ) -> InferencePlan:
     """Return the plan of a generation; where nothing fits, that of the nearest layout (`fits` is False).
 
-    The first layout that fits with a batch of one prompt is taken, in the order of time that a token takes:
-    the whole model on each rank, ZeRO-3 over all ranks, with the weights in host memory, with them on NVMe.
+    Of the layouts that fit, each with its largest batch, the one is taken that needs the least time to move
+    and read weights (zerofit.inference.seconds): computed, not measured. Where a rate is not known, it is the
+    first of them: the whole model on each rank, ZeRO-3 over all ranks, the weights in host memory, on NVMe.
 
     Raises:
         UserError: the flags contradict each other, the machine, or what inference is.
     """
     check_request(machine, request)
-    precision = request.precision or _PRECISIONS.get(model.checkpoint_dtype, Precision.FP32)
+    precision = request.precision or DTYPES.get(model.checkpoint_dtype, Precision.FP32)
     question = Question(
         model=model,
         machine=machine,
@@ -46,7 +46,7 @@ def plan_inference(
     )
     candidates = best_candidates(question)
     nearest = min(candidates, key=lambda one: excess(one, question))
-    chosen = next((one for one in candidates if one.fits), nearest)
+    chosen = fastest(candidates) or nearest
     return InferencePlan(
         model=model,
         machine=machine,

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from zerofit.estimates import Estimate
 from zerofit.facts import Workload
+from zerofit.inference.asked import DTYPES
 from zerofit.plan import Plan, Rejected
+from zerofit.strategy import Precision
 
 if TYPE_CHECKING:
     from zerofit.estimates import MemoryEstimate
@@ -15,9 +17,6 @@ if TYPE_CHECKING:
     from zerofit.inference.asked import InferenceRequest, InferenceWorkload
     from zerofit.plan import Reason, Topology
     from zerofit.strategy import Strategy
-
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-"""Precisions as torch names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +32,8 @@ class Candidate:
     """Of one node, all its ranks together."""
     nvme_buffer_elements: int
     """Elements of a buffer between NVMe and GPU: DeepSpeed's offload_param.buffer_size must not be less."""
+    seconds: float | None
+    """About how long all prompts take, as zerofit.inference.seconds computes it; None where it can't."""
     lacks: str
     """What there is too little of, in a phrase; empty where it fits."""
 
@@ -94,7 +95,8 @@ class InferencePlan:
     @property
     def dtype(self) -> str:
         """Format of the weights, as torch names it, such as "bfloat16"."""
-        return _DTYPES[self.strategy.precision.value] if self.strategy.precision else _DTYPES["fp32"]
+        precision = self.strategy.precision or Precision.FP32
+        return next(name for name, one in DTYPES.items() if one is precision)
 
     def as_plan(self) -> Plan:
         """Return what the launcher starts: the same strategy and ranks, without training."""

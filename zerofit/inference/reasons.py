@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from zerofit.choose import show
 from zerofit.inference.asked import FLAGS
 from zerofit.inference.search import MAX_BATCH, is_close
-from zerofit.inference.words import layout_words
+from zerofit.inference.words import duration, layout_words
 from zerofit.plan import Origin, Reason
 from zerofit.strategy import OffloadDevice, Precision, ZeroStage
 
@@ -28,9 +28,11 @@ def why_it_loses(candidate: Candidate, chosen: Candidate) -> str:
     """Return one phrase on why a layout was not chosen."""
     if candidate.lacks:
         return candidate.lacks
-    if candidate.strategy.zero_stage is ZeroStage.NOTHING:
-        return "fits"
-    return _LATER[candidate.strategy.param_offload]
+    is_whole = candidate.strategy.zero_stage is ZeroStage.NOTHING
+    words = "fits" if is_whole else _LATER[candidate.strategy.param_offload]
+    if candidate.seconds is None or not chosen.fits:
+        return words
+    return f"{words}: about {duration(candidate.seconds)}"
 
 
 def reasons_of(chosen: Candidate, candidates: Sequence[Candidate], question: Question) -> tuple[Reason, ...]:
@@ -45,7 +47,10 @@ def reasons_of(chosen: Candidate, candidates: Sequence[Candidate], question: Que
         )
     ]
     if strategy.param_offload is not OffloadDevice.NONE or request.param_offload is not None:
-        why = "nothing that stays on the GPUs fits" if chosen.fits else "this lacks least"
+        others = (one for one in candidates if one.strategy.param_offload is OffloadDevice.NONE)
+        is_faster = any(one.fits for one in others)
+        why = "larger batches fit" if is_faster else "nothing that stays on the GPUs fits"
+        why = why if chosen.fits else "this lacks least"
         found.append(_reason(question, "param_offload", show(strategy.param_offload), why))
     if strategy.nvme_path is not None:
         found.append(_reason(question, "nvme_path", strategy.nvme_path, "the disk that takes the weights"))
@@ -78,6 +83,12 @@ def _why_layout(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
     if not chosen.fits:
         return "nothing fits; this lacks least"
     before = candidates[: candidates.index(chosen)]
+    fitting = [one for one in before if one.fits and one.seconds is not None]
+    if fitting:
+        first = fitting[0]
+        about = "" if first.seconds is None else f" takes about {duration(first.seconds)}"
+        words = layout_words(first.strategy, first.topology)
+        return f"{words} with batch {first.batch_size}{about}, as computed"
     if not before:
         is_alone = chosen.topology.world_size == 1 or chosen.strategy.zero_stage is not ZeroStage.NOTHING
         return "it fits" if is_alone else "the model fits whole, so that no rank waits for another"
@@ -111,12 +122,14 @@ def _why_batch(chosen: Candidate, question: Question) -> str:
     size = chosen.batch_size
     if not chosen.fits:
         return "the smallest there is"
-    if size == -(-question.workload.num_prompts // chosen.topology.world_size):
+    each = -(-question.workload.num_prompts // chosen.topology.world_size)
+    if size >= each:
         return "all prompts that a rank has"
-    if size == MAX_BATCH:
-        return "the largest that zerofit chooses: more would pad more and lose more in a kill"
-    return (
-        "the smallest there is, and closely"
-        if is_close(chosen, question)
-        else "the largest power of two that fits"
-    )
+    calls = -(-each // size)
+    even = f"{calls} even calls for the {each} prompts of a rank"
+    stays = chosen.topology.on_cpu or chosen.strategy.zero_stage is ZeroStage.NOTHING
+    if stays and calls == -(-each // MAX_BATCH):
+        return f"{even}; more than {MAX_BATCH} prompts would lose more in a kill"
+    if size == 1 and is_close(chosen, question):
+        return "the smallest there is, and closely"
+    return f"{even}; the next larger batch that was tried does not fit"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zerofit.choose import check_ranks
 from zerofit.errors import UserError
 from zerofit.generated import Gather
 from zerofit.strategy import OffloadDevice, ZeroStage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from zerofit.facts import Machine
     from zerofit.inference.asked import InferenceRequest
 
@@ -21,14 +20,15 @@ def check_request(machine: Machine, request: InferenceRequest) -> None:
     Raises:
         UserError: the ranks can't be made, a stage brings nothing, or two flags contradict each other.
     """
-    for error in (*_of_stage(request), *_of_offload(request), *_of_ranks(machine, request)):
-        raise error
+    _check_stage(request)
+    _check_offload(request)
+    _check_ranks(machine, request)
 
 
-def _of_stage(request: InferenceRequest) -> Iterator[UserError]:
+def _check_stage(request: InferenceRequest) -> None:
     stage = request.zero_stage
     if stage in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
-        yield UserError(
+        raise UserError(
             "generate-stage-pointless",
             f"ZeRO stage {stage.value} partitions nothing that generation has",
             found=f"--zero-stage {stage.value}",
@@ -39,11 +39,11 @@ def _of_stage(request: InferenceRequest) -> Iterator[UserError]:
         )
 
 
-def _of_offload(request: InferenceRequest) -> Iterator[UserError]:
+def _check_offload(request: InferenceRequest) -> None:
     offload = request.param_offload
     is_offloaded = offload not in (None, OffloadDevice.NONE)
     if request.zero_stage is ZeroStage.NOTHING and is_offloaded:
-        yield UserError(
+        raise UserError(
             "generate-offload-needs-zero3",
             "parameter offload needs ZeRO-3",
             found=f"--param-offload {offload} with --zero-stage 0",
@@ -51,7 +51,7 @@ def _of_offload(request: InferenceRequest) -> Iterator[UserError]:
             fix="leave out --zero-stage, or --param-offload",
         )
     if offload is OffloadDevice.NVME and request.nvme_path is None:
-        yield UserError(
+        raise UserError(
             "generate-nvme-path-missing",
             "offload to NVMe needs a folder on the disk",
             found="--param-offload nvme without --nvme-path",
@@ -59,7 +59,7 @@ def _of_offload(request: InferenceRequest) -> Iterator[UserError]:
             fix="add --nvme-path with a folder on a local NVMe disk",
         )
     if request.nvme_path is not None and offload in (OffloadDevice.NONE, OffloadDevice.CPU):
-        yield UserError(
+        raise UserError(
             "generate-nvme-path-unused",
             "a folder on NVMe is named, and nothing may go there",
             found=f"--nvme-path {request.nvme_path} with --param-offload {offload}",
@@ -67,7 +67,7 @@ def _of_offload(request: InferenceRequest) -> Iterator[UserError]:
             fix="leave one of the two out",
         )
     if request.zero_stage is ZeroStage.NOTHING and request.gather is Gather.ALWAYS:
-        yield UserError(
+        raise UserError(
             "generate-gather-needs-zero3",
             "there are no weights to gather",
             found="--gather always with --zero-stage 0",
@@ -76,24 +76,12 @@ def _of_offload(request: InferenceRequest) -> Iterator[UserError]:
         )
 
 
-def _of_ranks(machine: Machine, request: InferenceRequest) -> Iterator[UserError]:
-    ranks, nodes = request.num_processes, request.num_nodes or 1
-    on_cpu = request.on_cpu or not machine.gpus
-    if ranks is None:
-        return
-    if ranks % nodes:
-        yield UserError(
-            "ranks-not-divisible",
-            "the ranks do not divide over the nodes",
-            found=f"--num-processes {ranks} with --num-machines {nodes}",
-            why="--num-processes counts the ranks of all nodes together, and each node gets as many",
-            fix=f"set --num-processes to a multiple of {nodes}",
-        )
-    elif not on_cpu and ranks // nodes > len(machine.gpus):
-        yield UserError(
-            "more-ranks-than-gpus",
-            "there are fewer GPUs than ranks",
-            found=f"--num-processes {ranks} on {nodes} x {len(machine.gpus)} GPUs",
-            why="each rank needs a GPU of its own",
-            fix=f"set --num-processes to at most {nodes * len(machine.gpus)}, or rehearse with --cpu",
+def _check_ranks(machine: Machine, request: InferenceRequest) -> None:
+    ranks, on_cpu = request.num_processes, request.on_cpu or not machine.gpus
+    if ranks is not None:
+        check_ranks(
+            ranks,
+            num_nodes=request.num_nodes or 1,
+            num_gpus=None if on_cpu else len(machine.gpus),
+            said=f"--num-processes {ranks}",
         )

@@ -6,17 +6,19 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from zerofit.estimate.host import nvme_bytes_needed
 from zerofit.inference.device import device_memory, weights_of
-from zerofit.inference.host import host_memory, nvme_bytes, surely_bytes, swap_buffer_elements
+from zerofit.inference.host import host_memory, surely_bytes, swap_buffer_elements
 from zerofit.inference.layouts import layouts
 from zerofit.inference.planned import Candidate
+from zerofit.inference.seconds import seconds_of
 from zerofit.inference.words import needs_words
 from zerofit.planning.problem import DEFAULT_RESERVE
 from zerofit.strategy import OffloadDevice
 from zerofit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from zerofit.estimates import MemoryEstimate
     from zerofit.facts import GpuSpec, Machine, ModelFacts, Versions
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
     from zerofit.strategy import Precision
 
 MAX_BATCH = 32
-"""The largest batch that is chosen. ASSUMPTION: beyond it a token costs little less, more prompts are padded
-to the longest one beside them, and more is lost when a run is killed within a call."""
+"""The largest batch that is chosen where the weights stay. ASSUMPTION: 32 rows already compute for a part of
+the time in which the weights are read, and a kill loses the call that it ends. Where weights are moved for
+each pass a call takes as long whatever its batch, so that the memory alone bounds that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +74,40 @@ def _best(question: Question, layout: Layout) -> Candidate:
     said = question.request.batch_size
     if said is not None:
         return weigh.candidate(said)
-    for size in batch_sizes(question.workload.num_prompts, layout.topology.world_size):
+    most = None if weigh.weights_move else MAX_BATCH
+    for size in batch_sizes(question.workload.num_prompts, layout.topology.world_size, most=most):
         candidate = weigh.candidate(size)
         if size == 1 or (candidate.fits and not is_close(candidate, question)):
             return candidate
     raise AssertionError("the smallest batch is 1")
 
 
-def batch_sizes(num_prompts: int, num_ranks: int) -> Iterator[int]:
-    """Yield the batches to try, falling: what each rank has, and powers of two below it."""
-    most = min(MAX_BATCH, max(1, -(-num_prompts // num_ranks)))
-    yield most
-    size = 1 << (most.bit_length() - 1)
-    if size == most:
-        size //= 2
+def batch_sizes(num_prompts: int, num_ranks: int, *, most: int | None = None) -> Iterator[int]:
+    """Yield the batches to try, falling: what each rank has, and powers of two below it, in even calls.
+
+    Of as many calls, the smallest batch that makes them: 17 and 16 of 33 prompts, not 32 and one.
+
+    Args:
+        num_prompts: of all ranks.
+        num_ranks: that share them.
+        most: the largest batch; None for no bound.
+    """
+    each = max(1, -(-num_prompts // num_ranks))
+    size, before = min(each, most or each), 0
     while size:
-        yield size
-        size //= 2
+        even = -(-each // -(-each // size))
+        if even != before:
+            yield even
+        before = even
+        size = 1 << ((size - 1).bit_length() - 1) if size > 1 else 0
+
+
+def fastest(candidates: Sequence[Candidate]) -> Candidate | None:
+    """Return what fits and takes the least time, or the first that fits where a time is not known."""
+    fitting = [one for one in candidates if one.fits]
+    if not fitting or any(one.seconds is None for one in fitting):
+        return next(iter(fitting), None)
+    return min(fitting, key=lambda one: one.seconds or 0)
 
 
 def fits_at_all(question: Question) -> bool:
@@ -133,6 +153,12 @@ class _Weigher:
             gpu=question.gpu,
         )
 
+    @property
+    def weights_move(self) -> bool:
+        """Whether weights come to the GPUs for each pass."""
+        weights = self._weights
+        return weights.is_in_parts and not weights.setup.topology.on_cpu and not weights.is_gathered_once
+
     def candidate(self, batch_size: int) -> Candidate:
         """Return the layout with this batch."""
         question = self._question
@@ -146,6 +172,13 @@ class _Weigher:
             device=device,
             host=host,
             nvme_buffer_elements=swap_buffer_elements(self._weights),
+            seconds=seconds_of(
+                self._weights,
+                question.workload,
+                batch_size=batch_size,
+                machine=question.machine,
+                gpu=question.gpu,
+            ),
             lacks="; ".join(self._lacks(device, host)),
         )
 
@@ -175,6 +208,6 @@ class _Weigher:
         if strategy.param_offload is OffloadDevice.NVME:
             if strategy.nvme_path is None:
                 yield "needs --nvme-path, a folder on an NVMe disk"
-            elif 0 < question.machine.nvme_bytes < (needed := nvme_bytes(self._weights)):
+            elif 0 < question.machine.nvme_bytes < (needed := nvme_bytes_needed(self._weights.setup)):
                 there = format_bytes(question.machine.nvme_bytes)
                 yield f"needs {format_bytes(needed)} of {there} on the NVMe disk"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.facts import AVAILABLE_SHARE
+from zerofit.generated import Gather
 from zerofit.inference.asked import FLAGS
 from zerofit.strategy import OffloadDevice, Precision, ZeroStage
 from zerofit.units import GIB, format_bytes
@@ -48,9 +49,11 @@ def _without_pins(question: Question) -> Iterator[tuple[str, Question]]:
     request = question.request
     for name, changed in (
         ("batch_size", replace(request, batch_size=None)),
+        ("gather", replace(request, gather=Gather.AUTO)),
         ("zero_stage", replace(request, zero_stage=None)),
         ("param_offload", replace(request, param_offload=None)),
         ("num_processes", replace(request, num_processes=None)),
+        ("on_cpu", replace(request, on_cpu=False)),
     ):
         if changed != request:
             yield f"leave out {FLAGS[name]}", replace(question, request=changed)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from zerofit.plan import Topology
     from zerofit.strategy import Strategy
 
+TIME_WORDS = "to read and move weights, at the peaks of memory and links: computed, not measured"
+"""What a plan's time is."""
 _OFFLOADED = {OffloadDevice.CPU: ", weights in host memory", OffloadDevice.NVME: ", weights on NVMe"}
 
 
@@ -37,3 +39,10 @@ def ranks_words(topology: Topology) -> str:
 def needs_words(estimate: MemoryEstimate, limit: int, where: str) -> str:
     """Return what is needed of what there is: "needs 31.4 GiB of 22.3 GiB on each GPU"."""
     return f"needs {format_bytes(estimate.peak_bytes)} of {format_bytes(limit)} {where}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person would say it: "40 s", "12 min", "3.1 h"."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

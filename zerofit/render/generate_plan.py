@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from zerofit.inference.words import layout_words
+from zerofit.generated import Gather
+from zerofit.inference.words import TIME_WORDS, duration, layout_words
 from zerofit.render.plan_table import table_lines
 from zerofit.render.plan_words import gib, memory, parameters
+from zerofit.strategy import ZeroStage
 from zerofit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -76,6 +78,10 @@ def _foot(plan: InferencePlan) -> Iterator[str]:
     ):
         reason = next(one for one in plan.reasons if one.field == field)
         yield f"{name}{value}: {reason.why}"
+    if plan.request.gather is Gather.ALWAYS and plan.strategy.zero_stage is ZeroStage.NOTHING:
+        yield "--gather always: nothing to gather, as each rank holds the whole model"
+    if plan.fits and plan.chosen.seconds is not None:
+        yield f"time: about {duration(plan.chosen.seconds)} {TIME_WORDS}"
     if plan.chosen.device is not None:
         yield _largest("GPU", plan.chosen.device)
     yield _largest("host", plan.chosen.host)
@@ -91,7 +97,10 @@ def _foot(plan: InferencePlan) -> Iterator[str]:
 def _largest(where: str, estimate: MemoryEstimate) -> str:
     """Return the terms of a phase that are worth a look: "GPU, most in decode: weights 15.0 GiB"."""
     peak = estimate.peak
-    terms = sorted(peak.terms, key=lambda term: -term.num_bytes)
-    shown = [term for term in terms if term.num_bytes >= _LEAST_SHOWN] or terms[:1]
-    words = ", ".join(f"{term.name} {gib(term.num_bytes)}" for term in shown)
+    sums: Counter[str] = Counter()
+    for term in peak.terms:
+        sums[term.name] += term.num_bytes
+    terms = sums.most_common()
+    shown = [term for term in terms if term[1] >= _LEAST_SHOWN] or terms[:1]
+    words = ", ".join(f"{name} {gib(num_bytes)}" for name, num_bytes in shown)
     return f"{where}, most in {peak.phase.value}: {words} GiB"
