@@ -89,9 +89,12 @@ class Call:
     """What says how often each rank gets here, where one may get here more often than another: the loop's
     `prompts[rank::world_size]`, or a condition such as `number % world_size == rank`."""
     trains_before: bool = False
-    """FORWARD, GENERATE, EVALUATE: whether the script has trained before it; unknown counts as trained."""
+    """FORWARD, GENERATE, EVALUATE: whether the script has trained before it; unknown counts as trained, and
+    so does a Trainer that trains in its place, on the other side of a condition."""
     trains_after: bool = False
     """FORWARD, GENERATE, EVALUATE: whether the script goes on to train after it."""
+    is_in_each_training: bool = False
+    """EVALUATE: whether each run of the script that trains makes it too, whatever its conditions are."""
     every_few_steps: Sighting | None = None
     """The condition on a remainder, such as `step % 4 == 0`, under which it stands inside its loop."""
     loop: int | None = None
@@ -110,8 +113,9 @@ class Call:
     is_model_left_alone: bool = False
     """FORWARD, GENERATE: whether the model was made by from_pretrained() or from_config() where transformers
     knows the DeepSpeed configuration already, and has come to no engine so far."""
-    has_new_tokens: bool = False
-    """GATHER: whether it is given what a model generated, as it came."""
+    new_tokens: Confidence | None = None
+    """GATHER: how sure it is that it is given what a model generated, as it came, of a length of its own on
+    each rank; None where it is not."""
     forwards: tuple[Sighting, ...] = ()
     """BACKWARD: forward passes of one engine, with gradients, since the last backward in the loop."""
 

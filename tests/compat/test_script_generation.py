@@ -48,6 +48,10 @@ _OWN = "prompts[accelerator.process_index :: accelerator.num_processes]"
         (f"for prompt in {_OWN}:\n    model(prompt)\n", [_EQUALLY]),
         (f"for prompt in {_OWN}:\n    print(prompt)\n{_CALL})\n", []),
         (f"if accelerator.is_main_process:\n    {_CALL})\n", ["zero3-weights-need-all-ranks"]),
+        (
+            f"match accelerator.process_index:\n    case 0:\n        {_CALL})\n",
+            ["zero3-weights-need-all-ranks"],
+        ),
         (f"for prompt in prompts:\n    {_CALL})\n", []),
         (f"{_CALL}, assistant_model=other)\n", ["zero3-no-assisted-generation"]),
         (f"{_CALL}, assistant_early_exit=2)\n", ["zero3-no-assisted-generation"]),
@@ -91,10 +95,30 @@ def test_zerofit_generate(lines: str, expected: list[str], stage: int) -> None:
         (f"x = {_CALL})\nx = accelerator.pad_across_processes(x)\naccelerator.gather(x)\n", False),
         (f"tokens = {_CALL})\ntokens = pad(tokens)\naccelerator.gather(tokens)\n", False),
         (f"tokens = {_CALL}, min_new_tokens=4)\naccelerator.gather(tokens)\n", False),
+        (f"tokens = {_CALL})\naccelerator.gather(tokens[0])\n", True),
+        (f"tokens = {_CALL})\naccelerator.gather(tokens[:, -1])\n", False),
+        (f"tokens = {_CALL})\naccelerator.gather((tokens[:, 0], tokens[:, :3]))\n", False),
+        (f"out = {_CALL}, return_dict_in_generate=True)\naccelerator.gather(out.sequences)\n", True),
+        ("accelerator.gather(model.module.generate(prompts, max_new_tokens=1))\n", False),
     ],
 )  # fmt: skip
 def test_tokens_that_ranks_gather(lines: str, is_found: bool) -> None:
     assert _found(_doing(lines)) == (["gather-needs-padded-tokens"] if is_found else [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "confidence"),
+    [
+        ("max_new_tokens=4", "likely"),
+        ("**inputs, max_new_tokens=4", "likely"),
+        ("**inputs", "possible"),
+        ("generation_config=GenerationConfig(min_new_tokens=4, max_new_tokens=4)", "possible"),
+    ],
+)
+def test_settings_from_elsewhere_may_make_all_tokens_as_many(settings: str, confidence: str) -> None:
+    lines = f"accelerator.gather(model.module.generate({settings}))\n"
+    (finding,) = check(_situation(_doing(lines), 3), rules=ALL_RULES).findings
+    assert (finding.rule, finding.confidence) == ("gather-needs-padded-tokens", confidence)
 
 
 def test_one_rank_gathers_what_it_likes() -> None:
@@ -138,6 +162,19 @@ def test_inference_mode(script: str, expected: list[str]) -> None:
     assert _found(script, 2) == []
 
 
+_OWN_MODULE = """\
+class Head(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+"""
+_OWN_OBJECT = """\
+class Judge:
+    def __init__(self, model):
+        self.model = model
+    def look(self):
+        self.model(1)
+"""
 _TEACHER = "teacher = AutoModelForCausalLM.from_config(config)\n"
 
 
@@ -151,6 +188,13 @@ _TEACHER = "teacher = AutoModelForCausalLM.from_config(config)\n"
         (f"{_TEACHER}", False),
         (f"with unset_deepspeed():\n    {_TEACHER}teacher(1)", False),
         ("teacher = torch.nn.Linear(2, 2)\nteacher(1)", False),
+        (f"{_TEACHER}{_OWN_MODULE}head = accelerator.prepare(Head(teacher))\nteacher.generate(1)", False),
+        (f"{_TEACHER}head = torch.nn.Sequential(teacher)\nteacher.generate(1)", False),
+        (f"{_TEACHER}for m in [model, teacher]:\n    accelerator.prepare(m)\nteacher(1)", False),
+        (f"{_TEACHER}[accelerator.prepare(m) for m in (teacher,)]\nteacher(1)", False),
+        (f"{_TEACHER}heads = wrap([teacher])\nteacher(1)", False),
+        (f"{_TEACHER}model.teacher = teacher\nteacher(1)", False),
+        (f"{_TEACHER}{_OWN_OBJECT}Judge(teacher).look()", True),
     ],
 )
 def test_a_model_beside_the_engine(lines: str, is_found: bool) -> None:
@@ -197,6 +241,23 @@ _TRAINS = "trainer.train()\ntrainer.evaluate()\n"
         ("trainer.evaluate()\ntrainer.train()\n", [_NEEDS_ZERO3], [_BEFORE]),
         ("if first:\n    trainer.evaluate()\ntrainer.train()\n", [_NEEDS_ZERO3], [_BEFORE]),
         ("if arguments.do_train:\n    trainer.train()\ntrainer.evaluate()\n", [], []),
+        ("if first:\n    trainer.evaluate()\n    sys.exit(0)\ntrainer.train()\n", [], []),
+        ("if first:\n    trainer.evaluate()\nelse:\n    trainer.train()\n", [], []),
+        ("if a.predict and not a.train:\n    trainer.predict(r)\nif a.train:\n    trainer.train()\n", [], []),
+        ('if m == "eval":\n    trainer.evaluate()\nif m == "train":\n    trainer.train()\n', [], []),
+        (
+            'match m:\n    case "eval" | "test":\n        trainer.evaluate()\n'
+            "    case _:\n        trainer.train()\n",
+            [],
+            [],
+        ),
+        (
+            'def run():\n    if m == "eval":\n        trainer.evaluate()\n        return\n'
+            '    elif m == "predict":\n        trainer.predict(r)\n        return\n'
+            "    trainer.train()\nrun()\n",
+            [],
+            [],
+        ),
         ("run(trainer)\ntrainer.evaluate()\n", [], []),
         ("if not arguments.deepspeed:\n    trainer.evaluate()\n", [], []),
     ],
@@ -204,6 +265,27 @@ _TRAINS = "trainer.train()\ntrainer.evaluate()\n"
 def test_a_trainer_that_evaluates(lines: str, below: list[str], at_zero3: list[str]) -> None:
     script = changed(EVALUATES, _TRAINS, lines)
     assert [_found(script, stage) for stage in (0, 2, 3)] == [below, below, at_zero3]
+
+
+@pytest.mark.parametrize(
+    ("lines", "confidence"),
+    [
+        ("trainer.evaluate()\ntrainer.train()\n", "likely"),
+        ("trainer.evaluate()\nif again:\n    trainer.train()\n", "likely"),
+        ("if first:\n    trainer.evaluate()\n    trainer.train()\n", "likely"),
+        ("if first:\n    trainer.evaluate()\ntrainer.train()\n", "possible"),
+        ("for n in x:\n    if n:\n        trainer.train()\n    else:\n        trainer.evaluate()\n", None),
+        (
+            "for n in x:\n    if n:\n        trainer.evaluate()\n    else:\n        trainer.train()\n",
+            "possible",
+        ),
+    ],
+)
+def test_how_sure_it_is_that_a_trainer_evaluates_before_it_trains(lines: str, confidence: str | None) -> None:
+    findings = check(_situation(changed(EVALUATES, _TRAINS, lines), 3), rules=ALL_RULES).findings
+    assert [(finding.rule, finding.confidence) for finding in findings] == (
+        [(_BEFORE, confidence)] if confidence else []
+    )
 
 
 _OWN_TRAINER = """\

@@ -9,6 +9,7 @@ from zerofit.script_words import Action
 
 _START = """\
 from accelerate import Accelerator, PartialState
+from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 accelerator = Accelerator()
 model = accelerator.prepare(AutoModelForCausalLM.from_pretrained("gpt2"))
@@ -47,12 +48,30 @@ def _shares(lines: str) -> list[str | None]:
         ),
         ("for x in prompts[rank::world]:\n    {call}", "prompts[rank::world]"),
         ("own = prompts[rank::world]\nfor x in DataLoader(own):\n    {call}", "DataLoader(own)"),
+        ("own = DataLoader(prompts[rank::world], 2)\nfor x in own:\n    {call}", "own"),
+        ("own = DataLoader(dataset=prompts[rank::world])\nfor x in tqdm(own):\n    {call}", "tqdm(own)"),
         ("for i in range(rank, len(prompts), world):\n    {call}", "range(rank, len(prompts), world)"),
         ("for x in islice(prompts, rank, None, world):\n    {call}", "islice(prompts, rank, None, world)"),
         ("for x in p[rank * size : (rank + 1) * size]:\n    {call}", "p[rank * size : (rank + 1) * size]"),
         (
             "start = rank * size\nend = start + size if rank else size\nfor x in p[start:end]:\n    {call}",
             "p[start:end]",
+        ),
+        (
+            "size = (len(p) + world - 1) // world\n"
+            "for x in p[rank * size : (rank + 1) * size]:\n    {call}",
+            "p[rank * size : (rank + 1) * size]",
+        ),
+        (
+            "size = len(p) // world\nend = (rank + 1) * size if rank < world - 1 else len(p)\n"
+            "for x in p[rank * size : end]:\n    {call}",
+            "p[rank * size : end]",
+        ),
+        ("for x in prompts[rank::world][8:]:\n    {call}", "prompts[rank::world][8:]"),
+        (
+            "for x in prompts[rank::world]:\n    {call}\n    for token in x:\n"
+            "        if token:\n            break",
+            "prompts[rank::world]",
         ),
         ("data = data.shard(num_shards=world, index=rank)\nfor x in data:\n    {call}", "data"),
         ("for x in numpy.array_split(p, world)[rank]:\n    {call}", "numpy.array_split(p, world)[rank]"),
@@ -81,6 +100,15 @@ def test_a_loop_over_a_rank_s_own_part(lines: str, share: str) -> None:
         "with state.split_between_processes(p) as own:\n    {call}",
         "with state.split_between_processes(p) as own:\n"
         "    found = gather_object(own)\nfor x in found:\n    {call}",
+        "own = DataLoader(prompts[rank::world])\nown = accelerator.prepare(own)\nfor x in own:\n    {call}",
+        "for x in DataLoader(prompts):\n    {call}",
+        "size = len(p) // world\nfor x in p[rank * size : (rank + 1) * size]:\n    {call}",
+        "size = len(p) // world\nstart = size * rank\nend = start + size\nfor x in p[start:end]:\n    {call}",
+        "most = -(-len(p) // world)\nfor i in range(rank, most * world, world):\n    {call}",
+        "p = p[: len(p) // world * world]\nfor x in p[rank::world]:\n    {call}",
+        "for x in prompts[rank::world][:8]:\n    {call}",
+        "own = prompts[rank::world]\nfor x in own[:8]:\n    {call}",
+        "for x in DataLoader(data.shard(world, rank)):\n    {call}\n    if step >= 9:\n        break",
         "own = accelerator.prepare(DataLoader(prompts[rank::world]))\nfor x in own:\n    {call}",
         "own = pad_to_longest(prompts[rank::world])\nfor x in own:\n    {call}",
         "for x in data.view(4, world, -1)[:, rank]:\n    {call}",

@@ -61,8 +61,8 @@ def _gathers_ragged(situation: Situation) -> Iterator[Hit]:
     if script is None or (situation.topology is not None and situation.topology.world_size == 1):
         return
     for call in script.find(Action.GATHER):
-        if call.has_new_tokens:
-            yield hit(call.seen, " of what generate() returned")
+        if call.new_tokens is not None:
+            yield hit(call.seen, " of what generate() returned", call.new_tokens)
 
 
 _ONE_CALL = "model.module.generate(prompts[:2], max_new_tokens=4, do_sample=False)\n"

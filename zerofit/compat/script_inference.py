@@ -11,6 +11,7 @@ from zerofit.compat.example_scripts import EVALUATES, INFERENCE, LANGUAGE, chang
 from zerofit.compat.rule import Hit, Rule, Severity
 from zerofit.compat.script_hits import EVERY_STAGE, at_stages, hit
 from zerofit.compat.situation import stage_of
+from zerofit.said import Confidence
 from zerofit.script_words import Action, ModelState
 from zerofit.strategy import ZeroStage
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.compat.situation import Situation
+    from zerofit.script_facts import Call
 
 _BELOW_ZERO3 = tuple(stage for stage in EVERY_STAGE if stage is not ZeroStage.PARAMETERS)
 _RUNS = (Action.FORWARD, Action.GENERATE)
@@ -55,14 +57,18 @@ def _inference_mode(situation: Situation) -> Iterator[Hit]:
 def _evaluates_untrained(situation: Situation) -> Iterator[Hit]:
     for call in situation.script.find(Action.EVALUATE) if situation.script else ():
         if not call.trains_before and not call.is_engine_checked:
-            yield hit(call.seen, f" before train(), with {stage_of(situation).text}")
+            yield hit(call.seen, f" before train(), with {stage_of(situation).text}", _how_sure(call))
 
 
 @at_stages(ZeroStage.PARAMETERS)
 def _trains_after_evaluating(situation: Situation) -> Iterator[Hit]:
     for call in situation.script.find(Action.EVALUATE) if situation.script else ():
         if call.trains_after and not call.trains_before and not call.is_engine_checked:
-            yield hit(call.seen, " before train()")
+            yield hit(call.seen, " before train()", _how_sure(call))
+
+
+def _how_sure(call: Call) -> Confidence:
+    return Confidence.LIKELY if call.is_in_each_training else Confidence.POSSIBLE
 
 
 _PREPARES = "model = accelerator.prepare(AutoModelForCausalLM.from_config(config))"

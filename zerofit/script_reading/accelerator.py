@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.script_reading import calls
 from zerofit.script_reading.reading import wrapped
+from zerofit.script_reading.sides import exclude
 from zerofit.script_reading.values import Constant, Kind, Several, Thing
 from zerofit.script_words import Action, ModelState
 
@@ -95,14 +96,5 @@ def found_forwards(reading: Reading) -> tuple[Seen, ...]:
         and seen.thing
         and last.thing
         and seen.thing.root is last.thing.root
-        and not _exclude(seen, last)
-    )
-
-
-def _exclude(first: Seen, second: Seen) -> bool:
-    """Return whether two calls stand on different sides of one condition."""
-    sides = {id(condition.test): condition.is_else for condition in first.conditions}
-    return any(
-        sides.get(id(condition.test), condition.is_else) != condition.is_else
-        for condition in second.conditions
+        and not exclude(seen.conditions, last.conditions)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from zerofit.said import Confidence
 from zerofit.script_facts import UsedOptimizer
 from zerofit.script_reading import expressions, names, parsers, walk
 from zerofit.script_reading.accelerator import call_accelerator, found_forwards
@@ -60,6 +61,8 @@ _WRAPPERS = {
 _SAME_TENSOR = {"to", "cpu", "cuda", "contiguous", "clone", "detach", "int", "long"}
 _SAME_LENGTH = {"min_new_tokens", "min_length"}
 """Settings with which each rank may generate as many tokens as the others."""
+_LONGEST = {"max_new_tokens", "max_length"}
+"""Settings beside which `**inputs` is what the tokenizer made, and no further settings."""
 _GIVES_OPTIMIZER = {"optimizer", "model_parameters", "**"}
 """Of deepspeed.initialize(): parameters come with an optimizer of the configuration."""
 _CLIP = {"torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_norm_"}
@@ -106,7 +109,7 @@ def evaluate_call(reading: Reading, node: ast.Call) -> Value:
 def _call_unknown(
     reading: Reading, node: ast.Call, arguments: list[Value], keywords: dict[str, Value]
 ) -> Value:
-    _hand_on((*arguments, *keywords.values()))
+    hand_on((*arguments, *keywords.values()))
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if name in names.PARSE_CALLS or name == "parse_args_and_config":
         reading.see(Action.PARSE_ARGUMENTS, node)
@@ -152,6 +155,7 @@ def _call_dotted(
     if names.is_model_class(name) and not names.is_auto_class(name):
         return reading.make_model(node, source=ModelSource.CLASS)
     if name in _PLAIN_MODELS:
+        hand_on(arguments)
         return reading.make_model(node, source=ModelSource.OWN_CLASS)
     if name in _WRAPPERS or name == "torch.compile":
         model = first or keywords.get("model")
@@ -228,16 +232,20 @@ def _call_other(
     elif names.is_scheduler(name):
         return _make_scheduler(reading, name, node)
     else:
-        _hand_on((*arguments, *keywords.values()))
+        hand_on((*arguments, *keywords.values()))
         return _make_optimizer(reading, name, node, first, keywords)
     return None
 
 
-def _hand_on(values: Iterable[Value]) -> None:
-    """Note that code which is not read gets these values: it may prepare or train what is among them."""
+def hand_on(values: Iterable[Value]) -> None:
+    """Note that these values go where they are not followed: they may be prepared or trained there."""
     for value in values:
         if isinstance(value, Thing):
             value.root.is_handed_on = True
+        elif isinstance(value, Several):
+            hand_on(value.values)
+        elif isinstance(value, Mapping):
+            hand_on(item for _, item in value.values)
 
 
 def _make_scheduler(reading: Reading, name: str, node: ast.Call) -> Thing:
@@ -285,8 +293,14 @@ def see_clip(reading: Reading, node: ast.Call, arguments: list[Value], keywords:
 def see_gather(reading: Reading, node: ast.Call, values: Iterable[Value], *, is_of_tensors: bool) -> None:
     """Note a collective, and whether it takes new tokens as if all ranks had as many."""
     items = [item for value in values for item in (value.values if isinstance(value, Several) else (value,))]
-    has_tokens = any(isinstance(item, Thing) and item.kind is Kind.TOKENS for item in items)
-    reading.see(Action.GATHER, node, more={"has_new_tokens": has_tokens and is_of_tensors})
+    tokens = [item for item in items if isinstance(item, Thing) and item.kind is Kind.TOKENS]
+    sure = Confidence.POSSIBLE if any(_has_open_length(item.given) for item in tokens) else Confidence.LIKELY
+    reading.see(Action.GATHER, node, more={"new_tokens": sure if tokens and is_of_tensors else None})
+
+
+def _has_open_length(given: frozenset[str]) -> bool:
+    """Return whether settings that are not seen here may give all completions one length."""
+    return "generation_config" in given or ("**" in given and not given & _LONGEST)
 
 
 def make_trainer(
@@ -335,8 +349,9 @@ def _call_model(
         return None
     if name in _MODEL_ACTIONS and method is None:
         reading.see(_MODEL_ACTIONS[name], node, thing, keywords=found, given=given)
-        is_ragged = name == "generate" and not given & _SAME_LENGTH
-        return Thing(kind=Kind.TOKENS, node=node) if is_ragged else None
+        is_one = any(keyword.name == "max_new_tokens" and keyword.value == 1 for keyword in found)
+        is_ragged = name == "generate" and not is_one and not given & _SAME_LENGTH
+        return Thing(kind=Kind.TOKENS, node=node, given=given) if is_ragged else None
     if name == "state_dict" and method is None:
         reading.see(Action.STATE_DICT, node, thing)
         return Thing(kind=Kind.STATE_DICT, node=node)

@@ -123,6 +123,8 @@ def _attribute_of_thing(reading: Reading, owner: Thing, node: ast.Attribute) -> 
             )
     if owner.kind is Kind.MODEL and node.attr == "module" and owner.state is ModelState.ENGINE:
         return wrapped(owner, node, ModelState.IN_ENGINE)
+    if owner.kind is Kind.TOKENS and node.attr == "sequences":
+        return owner
     method = owner.cls.method(node.attr) if owner.cls else None
     if method is not None and owner.cls and owner.kind is not Kind.MODEL:
         is_property = any(isinstance(item, ast.Name) for item in method.decorator_list)
@@ -185,7 +187,7 @@ def _item(reading: Reading, node: ast.Subscript) -> Value:
     value = evaluate(reading, node.value)
     evaluate(reading, node.slice)
     if isinstance(value, Thing) and value.kind is Kind.TOKENS:
-        return value
+        return value if _leaves_length_open(node.slice) else None
     if (
         isinstance(value, Several)
         and isinstance(node.slice, ast.Constant)
@@ -196,6 +198,12 @@ def _item(reading: Reading, node: ast.Subscript) -> Value:
     if isinstance(value, Mapping) and isinstance(node.slice, ast.Constant):
         return dict(value.values).get(str(node.slice.value))
     return None
+
+
+def _leaves_length_open(part: ast.expr) -> bool:
+    """Return whether a part of generated tokens is as long as they are: a row, or `[:, prompt_length:]`."""
+    last = part.elts[-1] if isinstance(part, ast.Tuple) and part.elts else None
+    return last is None or (isinstance(last, ast.Slice) and last.upper is None)
 
 
 def _negative(reading: Reading, node: ast.UnaryOp) -> Value:
@@ -216,7 +224,7 @@ def _comprehension(
     reading.scope.names = dict(outer)
     shares = [generator.iter for generator in node.generators if is_share(generator.iter, reading.scope)]
     for generator in node.generators:
-        evaluate(reading, generator.iter)
+        calls.hand_on((evaluate(reading, generator.iter),))
         for name in ast.walk(generator.target):
             if isinstance(name, ast.Name):
                 reading.scope.names[name.id] = None

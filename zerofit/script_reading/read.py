@@ -11,6 +11,7 @@ from zerofit.script_facts import Call, Model, Scheduler, ScriptFacts
 from zerofit.script_reading.experts import routed_experts
 from zerofit.script_reading.reading import Reading
 from zerofit.script_reading.schedulers import is_counted_without_ranks
+from zerofit.script_reading.sides import exclude, facts_of
 from zerofit.script_reading.source import Source, parse, too_deep
 from zerofit.script_reading.values import Kind, LocalClass, LocalFunction, Scope, Thing
 from zerofit.script_reading.walk import MAX_NODES, make_instance, read_block, run_function
@@ -166,6 +167,7 @@ def _call(reading: Reading, seen: Seen) -> Call:
         share=reading.source.sight(seen.share) if seen.share else None,
         trains_before=_trains(reading, seen, afterwards=False),
         trains_after=_trains(reading, seen, afterwards=True),
+        is_in_each_training=_is_in_each_training(reading, seen),
         is_model_left_alone=_is_left_alone(reading, seen),
         every_few_steps=reading.source.sight(every.test) if every else None,
         loop=seen.loops[-1] if seen.loops else None,
@@ -204,10 +206,33 @@ def _trains(reading: Reading, seen: Seen, *, afterwards: bool) -> bool:
     place = reading.calls.index(seen)
     others = reading.calls[place + 1 :] if afterwards else reading.calls[:place]
     if seen.action is Action.EVALUATE:
-        may_have = seen.thing is not None and _trains_unseen(seen.thing) and not afterwards
-        return may_have or any(other.action is Action.TRAIN and other.thing is seen.thing for other in others)
+        trains = _trainings(reading, seen)
+        instead = [other for other in trains if _comes_in_place(other, seen)]
+        if afterwards:
+            return any(other in others and other not in instead for other in trains)
+        may_have = seen.thing is not None and _trains_unseen(seen.thing)
+        return may_have or bool(instead) or any(other in others for other in trains)
     in_same_loop = (other for other in reading.calls if set(other.loops) & set(seen.loops))
     return any(other.action is Action.BACKWARD for other in (*others, *in_same_loop))
+
+
+def _trainings(reading: Reading, seen: Seen) -> list[Seen]:
+    """Return the calls that train the Trainer which a call evaluates."""
+    return [other for other in reading.calls if other.action is Action.TRAIN and other.thing is seen.thing]
+
+
+def _comes_in_place(first: Seen, second: Seen) -> bool:
+    """Return whether no run of the script makes both calls; in a loop a condition may change."""
+    sides = [[condition for condition in seen.conditions if condition.depth == 0] for seen in (first, second)]
+    return exclude(*sides)
+
+
+def _is_in_each_training(reading: Reading, seen: Seen) -> bool:
+    """Return whether each run of the script that trains a Trainer makes this call with it too."""
+    if seen.action is not Action.EVALUATE:
+        return False
+    needed = facts_of(seen.conditions)
+    return all(needed <= facts_of(other.conditions) for other in _trainings(reading, seen))
 
 
 def _trains_unseen(trainer: Thing) -> bool:

@@ -6,7 +6,8 @@ import ast
 import re
 
 from zerofit.script_reading.conditions import is_rank
-from zerofit.script_reading.values import Scope, Share, Value
+from zerofit.script_reading.equal_parts import is_cut_to_multiple, is_equal_part, is_multiple
+from zerofit.script_reading.values import Kind, Scope, Share, Thing, Value
 
 _EVENS_OUT = re.compile(r"gather|reduce|broadcast|prepare|\bpad|_pad")
 """Calls that leave no rank with another number than the others."""
@@ -24,14 +25,15 @@ def is_share(node: ast.expr, scope: Scope) -> bool:
             return True
         if isinstance(part, ast.Name) and isinstance(scope.look_up(part.id), Share):
             return True
-        if not (isinstance(part, ast.Call) and _EVENS_OUT.search(_called(part))):
+        if not _evens_out(part):
             pending += ast.iter_child_nodes(part)
     return False
 
 
 def own_or(value: Value, node: ast.expr, scope: Scope) -> Value:
-    """Return what an expression stands for: a rank's own part, where nothing else is known of it."""
-    return Share() if value is None and is_share(node, scope) else value
+    """Return what an expression stands for: a rank's own part, where it is no more than a loader of one."""
+    is_open = value is None or (isinstance(value, Thing) and value.kind is Kind.LOADER)
+    return Share() if is_open and is_share(node, scope) else value
 
 
 def comes_in_turn(test: ast.expr, scope: Scope, *, is_else: bool) -> bool:
@@ -55,8 +57,18 @@ def _makes_share(node: ast.AST, scope: Scope) -> bool:
     if lower is None or (upper is None and step is None):
         return False
     if step is not None:
-        return is_rank(lower, scope)
-    return upper is not None and _depends_on_rank(lower, scope) and _depends_on_rank(upper, scope)
+        return is_rank(lower, scope) and not is_cut_to_multiple(node.value, step, scope)
+    if upper is None or is_equal_part(lower, upper, scope):
+        return False
+    return _depends_on_rank(lower, scope) and _depends_on_rank(upper, scope)
+
+
+def _evens_out(node: ast.AST) -> bool:
+    """Return whether what is made has one length on all ranks, though parts of it do not: `own[:8]` too."""
+    if isinstance(node, ast.Call):
+        return _EVENS_OUT.search(_called(node)) is not None
+    cut = node.slice if isinstance(node, ast.Subscript) else None
+    return isinstance(cut, ast.Slice) and cut.lower is None and isinstance(cut.upper, ast.Constant)
 
 
 def _splits(call: ast.Call, scope: Scope) -> bool:
@@ -66,7 +78,8 @@ def _splits(call: ast.Call, scope: Scope) -> bool:
         pads = next((keyword.value for keyword in call.keywords if keyword.arg == "apply_padding"), None)
         return pads is None or (isinstance(pads, ast.Constant) and pads.value is False)
     if name == "range":
-        return len(call.args) == 3 and is_rank(call.args[0], scope)
+        is_own = len(call.args) == 3 and is_rank(call.args[0], scope)
+        return is_own and not is_multiple(call.args[1], call.args[2], scope)
     return name in _SPLITS_BY_RANK and any(is_rank(value, scope) for value in values)
 
 

@@ -64,7 +64,8 @@ def _read_statement(reading: Reading, node: ast.stmt) -> bool:
             return _read_try(reading, node)
         case ast.Match():
             evaluate(reading, node.subject)
-            _read_arms(reading, [case.body for case in node.cases])
+            tests = [_test_of(case, node.subject) for case in node.cases]
+            _read_arms(reading, [case.body for case in node.cases], tests)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             bind(reading, node.name, LocalFunction(node, reading.scope))
         case ast.ClassDef():
@@ -122,19 +123,22 @@ def _read_if(reading: Reading, node: ast.If) -> bool:
     num = len(reading.conditions)
     reading.conditions.append(_condition(reading, node.test, is_else=False))
     ends = read_block(reading, node.body)
+    of_body = reading.conditions[num:]
     del reading.conditions[num:]
     after_body, reading.scope.names = reading.scope.names, before
     reading.conditions.append(_condition(reading, node.test, is_else=True))
     ends_else = read_block(reading, node.orelse)
+    of_else = reading.conditions[num:]
     del reading.conditions[num:]
     if "return" in after_body:
         reading.scope.names.setdefault("return", after_body["return"])
     if ends and not ends_else:
-        # All that follows in this block is the other side: "if not is_main: return".
-        reading.conditions.append(_condition(reading, node.test, is_else=True))
+        # All that follows in this block is the other side: "if not is_main: return". What an early exit
+        # in there leaves stays too: "elif only_predict: return".
+        reading.conditions += of_else
     elif ends_else and not ends:
         reading.scope.names = after_body
-        reading.conditions.append(_condition(reading, node.test, is_else=False))
+        reading.conditions += of_body
     elif not ends:
         _merge(reading, after_body)
     return ends and ends_else
@@ -146,11 +150,21 @@ def _merge(reading: Reading, other: dict[str, Value]) -> None:
         names[name] = join(value, names[name]) if name in names else value
 
 
-def _read_arms(reading: Reading, bodies: list[list[ast.stmt]]) -> None:
+def _test_of(case: ast.match_case, subject: ast.expr) -> ast.expr:
+    """Return what an arm of `match` asks, as `if` would write it; where it is no value, its place."""
+    test: ast.expr = ast.Constant(f"case at line {case.pattern.lineno}")
+    if isinstance(case.pattern, ast.MatchValue) and case.guard is None:
+        test = ast.Compare(subject, [ast.Eq()], [case.pattern.value])
+    return ast.copy_location(test, subject)
+
+
+def _read_arms(reading: Reading, bodies: list[list[ast.stmt]], tests: Sequence[ast.expr] = ()) -> None:
     before = dict(reading.scope.names)
-    for body in bodies:
+    for number, body in enumerate(bodies):
         after, reading.scope.names = reading.scope.names, dict(before)
         num = len(reading.conditions)
+        for place, test in enumerate(tests[: number + 1]):
+            reading.conditions.append(_condition(reading, test, is_else=place < number))
         ends = read_block(reading, body)
         del reading.conditions[num:]
         if ends:
@@ -162,8 +176,10 @@ def _read_arms(reading: Reading, bodies: list[list[ast.stmt]]) -> None:
 def _read_loop(reading: Reading, node: ast.For | ast.AsyncFor | ast.While) -> None:
     over = node.test if isinstance(node, ast.While) else node.iter
     value = None if isinstance(node, ast.While) else evaluate(reading, over)
-    shares = [over] if isinstance(own_or(value, over, reading.scope), Share) else []
+    is_share = isinstance(own_or(value, over, reading.scope), Share) and not _ends_early(node)
+    shares = [over] if is_share else []
     if not isinstance(node, ast.While):
+        calls.hand_on((value,))
         assign(reading, node.target, None, node.iter)
     before = dict(reading.scope.names)
     num = len(reading.conditions)
@@ -177,6 +193,12 @@ def _read_loop(reading: Reading, node: ast.For | ast.AsyncFor | ast.While) -> No
     del reading.conditions[num:]
     _merge(reading, before)
     read_block(reading, node.orelse)
+
+
+def _ends_early(loop: ast.For | ast.AsyncFor | ast.While) -> bool:
+    """Return whether a loop ends at a condition of its own, such as `if step >= max_steps: break`."""
+    tests = [statement for statement in loop.body if isinstance(statement, ast.If)]
+    return any(isinstance(statement, ast.Break) for test in tests for statement in test.body)
 
 
 def _read_with(reading: Reading, node: ast.With | ast.AsyncWith) -> bool:
@@ -238,6 +260,8 @@ def assign(reading: Reading, target: ast.expr, value: Value, expression: ast.exp
             owner = evaluate(reading, target.value)
             if isinstance(owner, Thing):
                 owner.attributes[target.attr] = value
+                if owner.kind is Kind.MODEL:  # A module's modules go where it goes.
+                    calls.hand_on((value,))
             path = conditions.dotted(target, reading.scope)
             if path:
                 reading.scope.expressions.setdefault(path, []).append(expression)
@@ -328,6 +352,7 @@ def make_instance(
         thing.cls = cls
     elif any(base.endswith(("nn.Module", "PreTrainedModel")) for base in bases):
         thing = reading.make_model(node, source=ModelSource.OWN_CLASS, cls=cls)
+        calls.hand_on((*arguments, *keywords.values()))
     else:
         thing = Thing(kind=Kind.OBJECT, node=node, cls=cls)
     init = cls.method("__init__")
