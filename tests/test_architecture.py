@@ -67,7 +67,7 @@ _PURE = frozenset(
 _EDGES = {
     "model_changes": frozenset(),
     "data": frozenset(),
-    "generation": frozenset(),
+    "generation": frozenset({"probe"}),
     "probe": frozenset({"model_changes"}),
     "runtime": frozenset({"model_changes", "probe", "data", "generation"}),
     "launcher": frozenset({"probe", "data", "runtime"}),

@@ -44,6 +44,8 @@ class UserError(Exception):
         self.fix = fix
         self.see = see
         self.exit_code = exit_code
+        self.is_on_every_rank = False
+        """Whether each rank raises it, so that one may say it for all."""
 
     def __str__(self) -> str:
         return format_message(

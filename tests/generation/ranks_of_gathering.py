@@ -232,6 +232,23 @@ def inside_the_users_own():
     return {"same tokens": found == expected, "kept": kept, "as before": states(model) == before}
 
 
+def layer_by_layer_inside_the_users_own():
+    """What the user holds and has written stays whole, and reaches the weights as their context ends."""
+    model = engine_of(llama(), trains=False).module
+    before = states(model)
+    first = next(model.parameters())
+    with deepspeed.zero.GatheredParameters([first], modifier_rank=0):
+        held = states(model)
+        first.data.add_(1)
+        written = first.detach().clone()
+        with gathering.layer_by_layer(model):
+            generated(model, in_step=True)
+        kept = states(model) == held
+    as_before = states(model) == before
+    with deepspeed.zero.GatheredParameters([first]):
+        return {"kept": kept, "as before": as_before, "written": torch.equal(first, written)}
+
+
 def others_hooks():
     """Hooks of others run inside, keep their places, and come and go inside as they like."""
     model = engine_of(llama(), trains=False).module
@@ -270,6 +287,7 @@ def in_inference_mode():
 def choices():
     """All ranks decide alike, by the rank that has least."""
     model = engine_of(llama(), trains=False, dtype="bf16", threshold=40).module
+    another = engine_of(tied_gpt2(), trains=False, dtype="bf16").module
     cost = gathering.gather_cost(model)
     elements = sum(each.ds_numel for each in model.parameters() if not gathering.is_available(each))
     huge = 2**50 * torch.distributed.get_rank()  # rank 1 alone has no room
@@ -279,6 +297,8 @@ def choices():
         "auto, no room": gathering.will_gather(model, Gather.AUTO, needed_bytes=huge),
         "always, no room": gathering.will_gather(model, Gather.ALWAYS, needed_bytes=huge),
         "never": gathering.will_gather(model, Gather.NEVER, needed_bytes=0),
+        "auto, another model": gathering.will_gather(another, Gather.AUTO, needed_bytes=needed),
+        "auto, again": gathering.will_gather(model, Gather.AUTO, needed_bytes=needed),
     }
     with gathering.gathered_once(model):
         inside = gathering.gather_cost(model).added_bytes
@@ -332,6 +352,7 @@ CASES = {
     "layer by layer": layer_by_layer,
     "after an error": after_an_error,
     "inside the user's own": inside_the_users_own,
+    "layer by layer inside the user's own": layer_by_layer_inside_the_users_own,
     "others' hooks": others_hooks,
     "in inference mode": in_inference_mode,
     "choices": choices,

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from random_cases import Family
+from random_cases import VOCABULARY, Family
 from tiny_models import make_model
 
 PROMPTS = [[3 + (7 * index + place) % 50 for place in range(1 + index % 5)] for index in range(7)]
@@ -61,6 +61,12 @@ def shared() -> Any:
     return engine()
 
 
+@functools.cache
+def shared_t5() -> Any:
+    """Return one with an encoder."""
+    return engine(model(Family.T5))
+
+
 def tokens(of: Any, prompts: Any = PROMPTS, **settings: Any) -> list[Any]:
     """Return the tokens of each completion of each prompt."""
     import zerofit
@@ -80,6 +86,15 @@ def error_of(of: Any, prompts: Any = PROMPTS, **settings: Any) -> list[str]:
     except UserError as error:
         return [error.rule, error.found]
     return ["no error", ""]
+
+
+def said_by(of: Any, prompts: Any, **settings: Any) -> str:
+    """Return what a call ends with, whatever it is."""
+    try:
+        tokens(of, prompts, **settings)
+    except Exception as error:
+        return f"{type(error).__name__}: {getattr(error, 'found', error)}"
+    return "no error"
 
 
 def data_parallel(rank: int) -> Any:
@@ -115,7 +130,7 @@ def zero3_in_bf16_autocast(rank: int) -> Any:
 
 
 def zero3_encoder_decoder(rank: int) -> Any:
-    return tokens(engine(model(Family.T5)), num_beams=2, num_return_sequences=2)
+    return tokens(shared_t5(), num_beams=2, num_return_sequences=2)
 
 
 def zero3_sampling(rank: int) -> Any:
@@ -154,12 +169,56 @@ def other_settings_on_each_rank(rank: int) -> Any:
     return error_of(shared(), num_beams=1 + rank)
 
 
+def out_on_rank_0_alone(rank: int) -> Any:
+    return error_of(shared(), out=None if rank else "/results.jsonl", limit_s=9)
+
+
 def an_empty_prompt_on_rank_1(rank: int) -> Any:
     return error_of(shared(), [[3], []] if rank else [[3]], per_rank=True)
 
 
 def an_assistant_in_step(rank: int) -> Any:
-    return error_of(shared(), prompt_lookup_num_tokens=3, batch_size=1)
+    return error_of(shared(), assistant_early_exit=1, batch_size=1)
+
+
+def prompt_lookup_in_step(rank: int) -> Any:
+    # Ends early on one rank and not on the other, and leaves a rank without a prompt in the last step.
+    return tokens(shared(), prompt_lookup_num_tokens=3, batch_size=1, eos_token_id=list(range(0, 64, 3)))
+
+
+def an_assistant_in_parts(rank: int) -> Any:
+    return error_of(model(), assistant_model=shared().module, batch_size=1)
+
+
+def weights_of_one_rank_each(rank: int) -> Any:
+    import deepspeed
+    from torch import distributed
+
+    of, groups = model(), [distributed.new_group([each]) for each in range(distributed.get_world_size())]
+    deepspeed.zero.Init(module=of, data_parallel_group=groups[rank])
+    return error_of(of)
+
+
+def weights_of_fsdp(rank: int) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    of = model()
+    fully_shard(of, mesh=init_device_mesh("cpu", (2,)))
+    return error_of(of)
+
+
+def gathered_under_zenflow(rank: int) -> Any:
+    offload = shared().optimizer.parameter_offload
+    before, offload.zenflow = offload.zenflow, True
+    try:
+        return error_of(shared(), gather="always")
+    finally:
+        offload.zenflow = before
+
+
+def called_on_rank_0_alone(rank: int) -> Any:
+    return ["not called", ""] if rank else error_of(shared(), limit_s=1)
 
 
 def guidance_in_step(rank: int) -> Any:
@@ -179,18 +238,44 @@ def a_bad_temperature(rank: int) -> Any:
     return error_of(shared(), PROMPTS[:1], do_sample=True, temperature=0.0)[0]
 
 
+def a_bad_word(rank: int) -> Any:
+    return error_of(shared(), PROMPTS[:1], bad_words_ids=[[VOCABULARY + 50]])[0]
+
+
+def a_prefix_that_allows_nothing(rank: int) -> Any:
+    def allowed(batch: int, input_ids: Any) -> list[int]:
+        return [3] if len(input_ids) < 7 else []
+
+    return [
+        said_by(shared(), PROMPTS[4:5], prefix_allowed_tokens_fn=allowed).partition(":")[0],
+        tokens(shared(), PROMPTS[:1]),
+    ]
+
+
+def a_criterion_without_an_answer(rank: int) -> Any:
+    def forgets(input_ids: Any, scores: Any) -> Any:
+        return None if input_ids.shape[1] > 3 else False
+
+    said = error_of(shared_t5(), PROMPTS[:1], stopping_criteria=[forgets], num_beams=2)
+    return [*said, tokens(shared_t5(), PROMPTS[:1])]
+
+
+def a_processor_of_other_scores(rank: int) -> Any:
+    return error_of(shared(), PROMPTS[:1], logits_processor=[lambda input_ids, scores: scores[:, :5]])
+
+
+def scores_that_are_no_numbers(rank: int) -> Any:
+    of_nan = [lambda input_ids, scores: scores * float("nan")]
+    return error_of(shared(), PROMPTS[:1], logits_processor=of_nan, do_sample=True)
+
+
 def a_function_that_fails_in_step(rank: int) -> Any:
     def fail(input_ids: Any, scores: Any) -> Any:
         if input_ids.shape[1] > 6:
             raise RuntimeError("of the script")
         return scores
 
-    of = shared()
-    try:
-        tokens(of, PROMPTS[4:5], logits_processor=[fail])
-    except Exception as error:
-        said = f"{type(error).__name__}: {getattr(error, 'found', error)}"
-    return [said, tokens(of, PROMPTS[:1])]
+    return [said_by(shared(), PROMPTS[4:5], logits_processor=[fail]), tokens(shared(), PROMPTS[:1])]
 
 
 def a_rank_that_fails_alone(rank: int) -> Any:
@@ -199,11 +284,15 @@ def a_rank_that_fails_alone(rank: int) -> Any:
             raise RuntimeError("of the script")
         return scores
 
-    try:
-        tokens(model(), logits_processor=[fail])
-    except Exception as error:
-        return f"{type(error).__name__}: {getattr(error, 'found', error)}"
-    return "no error"
+    return said_by(model(), PROMPTS, logits_processor=[fail])
+
+
+def a_rank_that_is_silent(rank: int) -> Any:
+    def wait(input_ids: Any, scores: Any) -> Any:
+        time.sleep(2 * rank)
+        return scores
+
+    return error_of(model(), PROMPTS[:2], logits_processor=[wait], max_new_tokens=1, batch_size=1, limit_s=1)
 
 
 def a_rank_that_is_slow(rank: int) -> Any:
@@ -215,8 +304,18 @@ def a_rank_that_is_slow(rank: int) -> Any:
     return tokens(model(), PROMPTS[:2], logits_processor=[wait], max_new_tokens=40, batch_size=1, limit_s=3)
 
 
+def shared_in_pieces(rank: int) -> Any:
+    from zerofit.generation import ranks
+
+    ranks._LEAST_BYTES = ranks._BYTES_AT_A_TIME = 3
+    try:
+        return ranks.all_ranks().share_all([rank] * 5 * rank)
+    finally:
+        ranks._LEAST_BYTES = ranks._BYTES_AT_A_TIME = 2**20
+
+
 def written(rank: int) -> Any:
-    """A file for all results, in a folder that both ranks see."""
+    """A file for all results, in a folder that both ranks see: begun by whole models, continued by ZeRO-3."""
     from zerofit import UserError
 
     out, of = Path("results.jsonl"), shared()
@@ -225,7 +324,7 @@ def written(rank: int) -> Any:
         if done >= 4:
             raise UserError("of-the-test", "stop", found="", why="", fix="")
 
-    first = error_of(of, out=out, progress=stop)[0]
+    first = error_of(model(), out=out, progress=stop)[0]
     is_there = out.exists()
     seen: list[int] = []
     again = tokens(of, out=out, resume=True, progress=lambda done, total: seen.append(done))

@@ -26,6 +26,7 @@ FEW = (
     "layer by layer",
     "after an error",
     "inside the user's own",
+    "layer by layer inside the user's own",
     "others' hooks",
     "in inference mode",
 )
@@ -94,6 +95,8 @@ def test_ranks_gather_where_the_fullest_has_room_and_where_the_user_says_so(
         "auto, no room": [False, False],
         "always, no room": [True, True],
         "never": [False, False],
+        "auto, another model": [True, True],
+        "auto, again": [True, True],
         "bytes": [True, True],
         "free": [True, True],
         "nothing inside": [True, True],
@@ -104,9 +107,10 @@ def test_ranks_gather_where_the_fullest_has_room_and_where_the_user_says_so(
     "said",
     [
         "zerofit: gathers 52.4 KiB of weights on each rank once for the call: ",
+        "zerofit: gathers 59.8 KiB of weights on each rank once for the call: ",
         "zerofit: weights come layer by layer for each token, as 52.4 KiB of weights on each rank would be ",
         "zerofit: gathers 52.4 KiB of weights on each rank once for the call, as gather=always says, and ",
     ],
 )
-def test_rank_0_says_once_what_was_decided(said: str, few: tuple[dict[str, Answers], str]) -> None:
+def test_rank_0_says_once_a_model_what_was_decided(said: str, few: tuple[dict[str, Answers], str]) -> None:
     assert few[1].count(said) == 1

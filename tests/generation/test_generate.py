@@ -12,6 +12,7 @@ from made.tokenizers import gpt_tokenizer
 from random_cases import VOCABULARY, Family
 from ranks_of_generate import NEW, PROMPTS, model, tokens
 from runs import run_command
+from tiny_models import make_model
 
 import zerofit
 from zerofit.errors import UserError
@@ -20,33 +21,54 @@ from zerofit.generated import FinishReason
 _RANKS = Path(__file__).parent / "ranks_of_generate.py"
 _AS_ALONE = ("data_parallel", "zero2", "zero3", "zero3_gathered", "zero3_gathered_by_the_script")
 _OTHER_CASES = (
-    "zero3_in_bf16_autocast",
     "zero3_encoder_decoder",
     "zero3_sampling",
     "zero3_without_cache",
     "own_prompts",
-    "in_inference_mode",
     "other_prompts_on_each_rank",
     "other_settings_on_each_rank",
+    "out_on_rank_0_alone",
     "an_empty_prompt_on_rank_1",
     "an_assistant_in_step",
+    "prompt_lookup_in_step",
+    "an_assistant_in_parts",
+    "weights_of_one_rank_each",
+    "weights_of_fsdp",
+    "gathered_under_zenflow",
+    "called_on_rank_0_alone",
     "guidance_in_step",
     "experts_apart",
     "a_bad_temperature",
+    "a_bad_word",
+    "a_prefix_that_allows_nothing",
+    "a_criterion_without_an_answer",
+    "a_processor_of_other_scores",
+    "scores_that_are_no_numbers",
     "a_function_that_fails_in_step",
-    "a_rank_that_is_slow",
     "a_rank_that_fails_alone",
+    "a_rank_that_is_silent",
+    "shared_in_pieces",
     "written",
 )
+_SLOW_CASES = ("zero3_in_bf16_autocast", "in_inference_mode", "a_rank_that_is_slow")
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> dict[str, list[Any]]:
     """What each case gave on each of two ranks."""
-    folder = tmp_path_factory.mktemp("ranks")
+    return _run(tmp_path_factory.mktemp("ranks"), *_AS_ALONE, *_OTHER_CASES)
+
+
+@pytest.fixture(scope="module")
+def slow_ranks(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> dict[str, list[Any]]:
+    """What each case gave that takes long."""
+    return _run(tmp_path_factory.mktemp("slow_ranks"), *_SLOW_CASES)
+
+
+def _run(folder: Path, *cases: str) -> dict[str, list[Any]]:
     flags = "-m torch.distributed.run --standalone --nproc_per_node=2"
     on_cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *flags.split(), str(_RANKS), "out.json", *_AS_ALONE, *_OTHER_CASES]
+    command = [sys.executable, *flags.split(), str(_RANKS), "out.json", *cases]
     run_command(command, folder, **on_cpu).check()
     answers: dict[str, list[Any]] = json.loads((folder / "out.json").read_text())
     return answers
@@ -73,16 +95,23 @@ def test_settings_give_the_same_tokens_on_two_ranks_as_on_one(
     assert ranks[case] == [alone, alone]
 
 
+def test_prompt_lookup_in_step_gives_the_tokens_of_the_plain_model(ranks: dict[str, list[Any]]) -> None:
+    alone = tokens(model(), eos_token_id=list(range(0, 64, 3)))
+    assert ranks["prompt_lookup_in_step"] == [alone, alone]
+
+
 def test_each_rank_gets_the_results_of_its_own_prompts(ranks: dict[str, list[Any]]) -> None:
     assert ranks["own_prompts"] == [[], tokens(model())]
 
 
-def test_autocast_of_deepspeed_is_kept(ranks: dict[str, list[Any]]) -> None:
-    assert ranks["zero3_in_bf16_autocast"] == [[True, True]] * 2
+@pytest.mark.evidence
+def test_autocast_of_deepspeed_is_kept(slow_ranks: dict[str, list[Any]]) -> None:
+    assert slow_ranks["zero3_in_bf16_autocast"] == [[True, True]] * 2
 
 
-def test_training_goes_on_after_a_call_in_inference_mode(ranks: dict[str, list[Any]]) -> None:
-    assert ranks["in_inference_mode"] == [True, True]
+@pytest.mark.evidence
+def test_training_goes_on_after_a_call_in_inference_mode(slow_ranks: dict[str, list[Any]]) -> None:
+    assert slow_ranks["in_inference_mode"] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -93,12 +122,24 @@ def test_training_goes_on_after_a_call_in_inference_mode(ranks: dict[str, list[A
             "generate-prompts-differ",
             "7 on rank 0, 6 on rank 1, and not the same",
         ),
-        ("other_settings_on_each_rank", "generate-ranks-differ", None),
+        ("other_settings_on_each_rank", "generate-ranks-differ", "1 on rank 0, and 2 on rank 1"),
+        ("out_on_rank_0_alone", "generate-ranks-differ", "/results.jsonl on rank 0, and None on rank 1"),
+        (
+            "an_assistant_in_parts",
+            "generate-out-of-step",
+            None,
+        ),
+        ("weights_of_one_rank_each", "generate-in-a-sub-group", None),
+        ("weights_of_fsdp", "generate-not-under-fsdp", None),
+        ("gathered_under_zenflow", "gather-under-zenflow", None),
+        ("a_criterion_without_an_answer", "generate-bad-criterion", None),
+        ("a_processor_of_other_scores", "generate-bad-scores", None),
+        ("scores_that_are_no_numbers", "generate-nothing-to-draw", None),
         ("an_empty_prompt_on_rank_1", "generate-empty-prompt", None),
         (
             "an_assistant_in_step",
             "generate-out-of-step",
-            "prompt_lookup_num_tokens, and weights that ZeRO-3 partitions over the ranks",
+            "assistant_early_exit, and weights that ZeRO-3 partitions over the ranks",
         ),
         (
             "guidance_in_step",
@@ -127,7 +168,19 @@ def test_the_rank_with_an_empty_prompt_is_named_on_the_others(ranks: dict[str, l
 def test_settings_that_transformers_refuses_fail_on_ranks_without_prompts_too(
     ranks: dict[str, list[Any]],
 ) -> None:
-    assert ranks["a_bad_temperature"] == ["generate-settings-disagree"] * 2
+    assert ranks["a_bad_temperature"] == ranks["a_bad_word"] == ["generate-settings-disagree"] * 2
+
+
+def test_a_call_on_one_rank_alone_ends_with_the_error(ranks: dict[str, list[Any]]) -> None:
+    (rule, _), other = ranks["called_on_rank_0_alone"]
+    assert (rule, other) == ("generate-not-on-all-ranks", ["not called", ""])
+
+
+def test_what_fails_between_two_passes_leaves_no_rank_waiting(ranks: dict[str, list[Any]]) -> None:
+    after = tokens(model(), PROMPTS[:1])
+    assert ranks["a_prefix_that_allows_nothing"] == [["ValueError", after], ["UserError", after]]
+    after = tokens(model(Family.T5), PROMPTS[:1])
+    assert [each[2] for each in ranks["a_criterion_without_an_answer"]] == [after, after]
 
 
 def test_a_function_of_the_script_that_fails_leaves_no_rank_waiting(ranks: dict[str, list[Any]]) -> None:
@@ -137,9 +190,12 @@ def test_a_function_of_the_script_that_fails_leaves_no_rank_waiting(ranks: dict[
     assert after == after_second == tokens(model(), PROMPTS[:1])
 
 
-def test_a_rank_whose_calls_take_longer_than_the_limit_is_waited_for(ranks: dict[str, list[Any]]) -> None:
+@pytest.mark.evidence
+def test_a_rank_whose_calls_take_longer_than_the_limit_is_waited_for(
+    slow_ranks: dict[str, list[Any]],
+) -> None:
     alone = tokens(model(), PROMPTS[:2], max_new_tokens=40, batch_size=1)
-    assert ranks["a_rank_that_is_slow"] == [alone, alone]
+    assert slow_ranks["a_rank_that_is_slow"] == [alone, alone]
 
 
 def test_a_rank_that_fails_alone_fails_on_the_others(ranks: dict[str, list[Any]]) -> None:
@@ -149,7 +205,16 @@ def test_a_rank_that_fails_alone_fails_on_the_others(ranks: dict[str, list[Any]]
     ]
 
 
-def test_unfinished_results_are_continued(ranks: dict[str, list[Any]]) -> None:
+def test_a_rank_that_is_silent_is_given_up(ranks: dict[str, list[Any]]) -> None:
+    rules = [rule for rule, _ in ranks["a_rank_that_is_silent"]]
+    assert rules == ["generate-rank-silent", "generate-failed-on-a-rank"]
+
+
+def test_what_is_shared_in_pieces_is_put_together(ranks: dict[str, list[Any]]) -> None:
+    assert ranks["shared_in_pieces"] == [[[], [1] * 5]] * 2
+
+
+def test_unfinished_results_are_continued_at_another_stage(ranks: dict[str, list[Any]]) -> None:
     alone = tokens(model())
     # Four batches, two in a step: the second start makes the last three prompts.
     assert ranks["written"] == [["of-the-test", False, True, [7], alone]] * 2
@@ -185,6 +250,31 @@ def test_a_stopping_criterion_ends_each_row_where_it_says() -> None:
         assert with_it == without[: even[0] + 1 if even else NEW]
 
 
+def test_a_criterion_that_ends_the_last_token_is_what_ended_it() -> None:
+    def at_seven(input_ids: Any, scores: Any) -> bool:
+        return bool(input_ids.shape[1] >= 7)
+
+    (result,) = zerofit.generate(model(), [[3, 4, 5]], max_new_tokens=4, stopping_criteria=[at_seven])
+    assert result.completions[0].finish_reason is FinishReason.STOP
+
+
+def test_a_least_number_of_new_tokens_is_kept_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    (result,) = zerofit.generate(model(), [[3, 4, 5]], max_new_tokens=12, min_new_tokens=8)
+    assert (len(result.tokens), [str(each.message) for each in recwarn]) == (12, [])
+
+
+def test_unfinished_results_of_other_weights_are_not_continued(tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyError
+
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(KeyError):
+        tokens(model(), out=out, progress=stop)
+    with pytest.raises(UserError) as error:
+        tokens(make_model(Family.GPT2, is_tied=True, weight_seed=1), out=out, resume=True)
+    assert error.value.rule == "generate-other-parts"
+
+
 def test_stop_strings_end_a_completion() -> None:
     tokenizer, of = gpt_tokenizer(), _vocabulary_model()
     (free,) = zerofit.generate(of, ["the "], tokenizer=tokenizer, max_new_tokens=6)
@@ -195,8 +285,12 @@ def test_stop_strings_end_a_completion() -> None:
 
 
 def test_new_tokens_may_differ_from_prompt_to_prompt() -> None:
+    import torch
+
     lengths = [1, 3, 2, 9, 4, 1, 1]
-    assert [len(each[0]) for each in tokens(model(), max_new_tokens=lengths)] == lengths
+    for given in (lengths, torch.tensor(lengths)):
+        assert [len(each[0]) for each in tokens(model(), max_new_tokens=given)] == lengths
+    assert [len(each[0]) for each in tokens(model(), max_new_tokens=torch.tensor(2))] == [2] * 7
 
 
 def test_settings_are_read_from_an_object_a_mapping_a_file_and_a_folder(tmp_path: Path) -> None:
@@ -223,7 +317,18 @@ def test_settings_are_read_from_an_object_a_mapping_a_file_and_a_folder(tmp_path
         ({"num_return_sequences": 2}, "generate-settings-disagree", None),
         ({"max_new_tokens": None}, "generate-needs-max-new-tokens", None),
         ({"max_new_tokens": [3]}, "generate-max-new-tokens", "1 of them for 7 prompts"),
+        ({"max_new_tokens": 2.5}, "generate-max-new-tokens", "max_new_tokens=2.5"),
+        ({"max_new_tokens": True}, "generate-max-new-tokens", "max_new_tokens=True"),
         ({"batch_size": 0}, "generate-batch-size", "batch_size=0"),
+        ({"batch_size": "2"}, "generate-batch-size", "batch_size='2'"),
+        ({"limit_s": None}, "generate-limit", "limit_s=None"),
+        ({"num_beams": 0}, "generate-settings-disagree", "num_beams=0"),
+        ({"eos_token_id": "x"}, "generate-settings-disagree", "eos_token_id='x'"),
+        ({"generation_config": 5}, "generate-settings-disagree", "generation_config=5"),
+        ({"logits_processor": 5}, "generate-settings-disagree", None),
+        ({"bad_words_ids": [[VOCABULARY]]}, "generate-settings-disagree", None),
+        ({"stopping_criteria": [lambda *_, **__: None]}, "generate-bad-criterion", None),
+        ({"logits_processor": [lambda *_: None]}, "generate-bad-scores", None),
         ({"gather": "often"}, "generate-gather", "gather='often'"),
         ({"prompt_lookup_num_tokens": 2}, "generate-assisted-one-by-one", "batch_size=2"),
         ({"stop_strings": "x"}, "generate-needs-tokenizer", "stop_strings='x' and no tokenizer"),

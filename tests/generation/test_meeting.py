@@ -10,11 +10,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from zerofit.errors import UserError
+from zerofit.generation import meeting
 from zerofit.generation.board import Board
 from zerofit.generation.rank_meetings import RankMeetings
 
@@ -116,13 +118,19 @@ def ends(exit_code: int) -> Callable[[RankMeetings], None]:
 
 def error(found: str, *, waited: str = "", name: str = "model.generate") -> str:
     """Return the whole error."""
+    headline = f"error[generate-not-on-all-ranks]: {name}() was not called on all ranks\n  found: {found}\n"
+    if name == "zerofit.generate":
+        return (
+            f"{headline}"
+            f"  why:   all ranks share the work and the results{waited}\n"
+            "  fix:   call it equally often on all ranks, with per_rank=True and no prompts where one has "
+            "none; ranks that are only slow get longer by limit_s="
+        )
     return (
-        f"error[generate-not-on-all-ranks]: {name}() was not called on all ranks\n"
-        f"  found: {found}\n"
+        f"{headline}"
         f"  why:   each rank holds a part of the weights and must take part in every forward pass{waited}\n"
         "  fix:   call it equally often on all ranks, or zerofit.generate(), which takes any number of "
-        "prompts on each; ranks that are only slow get longer by --generate-limit SECONDS of zerofit launch, "
-        "or limit_s=\n"
+        "prompts on each; ranks that are only slow get longer by --generate-limit SECONDS of zerofit launch\n"
         "  see:   https://huggingface.co/docs/transformers/main_classes/deepspeed"
     )
 
@@ -310,3 +318,54 @@ def test_ranks_of_a_process_group_see_where_a_rank_is_stuck(tmp_path: Path) -> N
     )
     assert others == [None, None]
     assert nothing == [None, None, None]
+
+
+def test_a_second_process_group_does_not_find_the_firsts_calls_on_their_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch.distributed import PrefixStore, TCPStore
+
+    server = TCPStore("127.0.0.1", 0, is_master=True)
+    here = threading.local()  # each thread is a rank, in a process group with a source of its own
+    group = {"get_rank": lambda: here.rank, "get_world_size": lambda: 2, "get_backend": lambda: "gloo"}
+    store = SimpleNamespace(_get_default_store=lambda: here.source)
+    module = SimpleNamespace(
+        **group, is_initialized=lambda: True, distributed_c10d=store, PrefixStore=PrefixStore
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", module)
+    is_done = threading.Event()
+
+    def begin_group() -> None:
+        client = TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=20))
+        here.source = PrefixStore("default_pg", client)
+
+    def act(rank: int) -> str | None:
+        here.rank, this = rank, meeting._ThisRank()
+        begin_group()
+        this.meet("model.generate", line="train.py:83", limit_s=LONG_S)
+        begin_group()
+        if rank == 0:
+            try:
+                with pytest.raises(UserError) as error:
+                    this.meet("model.generate", line="train.py:95", limit_s=0.5)
+            finally:
+                is_done.set()
+            return error.value.found
+        while not is_done.wait(0.01):
+            this._opened().answer()
+        return None
+
+    with ThreadPoolExecutor(2) as pool:
+        found, _ = pool.map(act, range(2))
+    assert str(found).startswith("train.py:95 on rank 0 alone; rank 1 is at ")
+
+
+def test_a_store_that_has_gone_is_no_matter_to_a_script_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone(*_: object, **__: object) -> None:
+        raise RuntimeError("the connection is closed")
+
+    monkeypatch.setattr(meeting, "open_board", gone)
+    monkeypatch.setattr(meeting._this_rank, "_thread", threading.current_thread())
+    meeting.tell_ended(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,16 @@ def _config(name: str, **settings: Any) -> Any:
     return getattr(transformers, f"{name}Config")(**settings)
 
 
+_ROTARY = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 8,
+    "max_position_embeddings": 16,
+}
+_THETA = {"rope_theta": 10000.0, "original_max_position_embeddings": 16}
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "encoder", "decoder"),
     [
@@ -91,6 +102,14 @@ def _config(name: str, **settings: Any) -> Any:
             48,
             16,
         ),
+        ("Llama", {**_ROTARY, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, **_THETA}}, None, 64),
+        ("Llama", {**_ROTARY, "rope_parameters": {"rope_type": "linear", "factor": 2.0, **_THETA}}, None, 32),
+        (
+            "Llama",
+            {**_ROTARY, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, **_THETA}},
+            None,
+            None,
+        ),
         (
             "Falcon",
             {"alibi": True, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1},
@@ -109,6 +128,31 @@ def test_positions_are_those_of_the_architecture(
     assert read_kind(make.from_config(config)).positions == Positions(
         num_prompt_tokens=encoder, num_tokens=decoder
     )
+
+
+def test_one_rank_finds_its_weights_by_zeros_hooks_too() -> None:
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    model = _model()
+    for number, weight in enumerate(model.parameters()):
+        weight.ds_id, weight.ds_process_group = number, None
+        weight.ds_status = SimpleNamespace(name="NOT_AVAILABLE")
+    distributed.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        kind = read_kind(model)
+    finally:
+        distributed.destroy_process_group()
+    assert kind.is_zero3
+    assert kind.is_partitioned
+
+
+def test_drafted_tokens_take_positions_of_a_decoder_alone() -> None:
+    assert Positions(num_prompt_tokens=8, num_tokens=64).less(10) == Positions(
+        num_prompt_tokens=8, num_tokens=54
+    )
+    unlimited = Positions(num_prompt_tokens=None, num_tokens=None)
+    assert unlimited.less(10) == unlimited
 
 
 def test_what_can_not_generate_is_refused() -> None:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from zerofit.errors import UserError
-from zerofit.generation.part_folder import check_claim, claim, part_file, parts_folder, remove_parts
+from zerofit.generation.part_folder import (
+    check_claim,
+    claim,
+    kept_batch_size,
+    part_file,
+    parts_folder,
+    remove_parts,
+    whole_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +37,12 @@ def leave_result(out: Path, *, fingerprint: str = "F", job: str | None = None) -
     part_file(parts_folder(out), start=1, rank=0).write_text('{"index": 0}\n')
     if job is not None:
         (parts_folder(out) / "job.json").write_text(job)
+
+
+def leave_whole(out: Path) -> None:
+    """Leave what a run leaves that was killed before all its results got their name."""
+    leave_result(out)
+    whole_file(parts_folder(out)).write_text('{"index": 0}\n')
 
 
 def make_folder(out: Path, files: dict[str, str]) -> None:
@@ -63,7 +77,15 @@ error[generate-parts-not-zerofits]: the folder for unfinished results is another
 REFUSED = {
     "a file at OUT": (lambda out: out.write_text("mine"), EXISTS.format(found="a file")),
     "a folder at OUT": (lambda out: out.mkdir(), EXISTS.format(found="a folder")),
-    "a link to nothing at OUT": (lambda out: out.symlink_to("nowhere"), EXISTS.format(found="a file")),
+    "a link to nothing at OUT": (
+        lambda out: out.symlink_to("nowhere"),
+        EXISTS.format(found="a link to nothing"),
+    ),
+    "an empty file at OUT": (lambda out: out.touch(), EXISTS.format(found="a file")),
+    "a file at OUT, with results being put together beside it": (
+        lambda out: (leave_whole(out), out.write_text("mine")),
+        EXISTS.format(found="a file"),
+    ),
     "results of another job": (
         lambda out: leave_result(out, fingerprint="other"),
         OTHERS.format(found="they were made with another model, other prompts or other settings"),
@@ -124,7 +146,31 @@ def test_a_run_that_was_killed_before_its_first_result_is_in_nobodys_way(
     out = tmp_path / "out.jsonl"
     make_folder(out, files)
     take(out, resume=False)
-    assert tree(parts_folder(out)) == {"job.json": b'{"version": 1, "fingerprint": "F"}\n'}
+    assert tree(parts_folder(out)) == {
+        "job.json": b'{"version": 1, "fingerprint": "F", "batch_size": null}\n'
+    }
+
+
+def test_the_batches_that_results_were_made_in_are_known_as_long_as_there_are_results(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert kept_batch_size(out) is None
+    os.close(claim(out, fingerprint="F", resume=True, batch_size=6))
+    assert kept_batch_size(out) is None
+    part_file(parts_folder(out), start=1, rank=0).write_text('{"index": 0}\n')
+    assert kept_batch_size(out) == 6
+    os.close(claim(out, fingerprint="F", resume=True, batch_size=2))
+    assert kept_batch_size(out) == 6
+
+
+def test_a_name_that_a_killed_run_reserved_without_hard_links_is_in_nobodys_way(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    leave_whole(out)
+    out.touch()
+    before = tree(tmp_path)
+    check_claim(out, fingerprint="F", resume=True)
+    assert tree(tmp_path) == before
+    take(out)
+    assert not out.exists()
 
 
 HOLD = """

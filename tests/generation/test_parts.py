@@ -355,8 +355,12 @@ def test_a_run_killed_between_its_last_two_acts_is_said_to_be_whole(
         parts.assemble(1)
     with pytest.raises(UserError) as raised:
         begin(out)
-    assert raised.value.found == f"{out}: all results of an earlier run, killed at its very end"
-    assert os.listdir(tmp_path) == ["out.jsonl"]
+    assert str(raised.value) == (
+        "error[generate-out-exists]: all results are there already\n"
+        f"  found: {out}: whole; the run that wrote it was killed at its very end\n"
+        "  why:   nothing is left to do, and results are never written over\n"
+        f"  fix:   rm -r {out}.parts, which holds the same in parts; to do all anew, name another file"
+    )
     assert lines_of(out) == [document(0)]
 
 

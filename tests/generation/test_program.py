@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
+import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from zerofit.errors import UserError
 from zerofit.generated import Completion, FinishReason, Generated
-from zerofit.generation import shown_progress
+from zerofit.generation.memory_errors import memory_explained
 from zerofit.generation.program import explained, summary
+from zerofit.generation.ranks import Ranks
 from zerofit.generation.shown_progress import ShownProgress
 from zerofit.generation_job import GenerationJob
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _JOB = GenerationJob(
     model="m",
@@ -35,10 +43,6 @@ _JOB = GenerationJob(
             "start it again with --batch-size 3, having removed out.jsonl.parts: "
             "other batches draw other tokens",
         ),
-        (
-            dataclasses.replace(_JOB, batch_size=1),
-            "start it again with --param-offload cpu: it goes on where it stopped",
-        ),
     ],
 )
 @pytest.mark.parametrize("kind", ["torch", "python", "allocator"])
@@ -55,6 +59,95 @@ def test_memory_that_runs_out_is_said_in_words(job: GenerationJob, fix: str, kin
     assert (caught.value.rule, caught.value.exit_code) == ("generate-out-of-memory", 1)
     assert caught.value.found.startswith(f"{job.batch_size} prompts in a call: no room")
     assert caught.value.fix == fix
+
+
+_AGAIN = "start it again with"
+
+
+@pytest.mark.parametrize(
+    ("offload", "is_of_gpu", "is_loading", "fix"),
+    [
+        (None, True, False, f"{_AGAIN} --param-offload cpu: it goes on where it stopped"),
+        (None, True, True, f"{_AGAIN} --param-offload cpu: it goes on where it stopped"),
+        (
+            "cpu",
+            True,
+            True,
+            f"{_AGAIN} --param-offload nvme and --nvme-path DIR: it goes on where it stopped",
+        ),
+        ("nvme", True, False, f"{_AGAIN} a smaller --max-new-tokens, or with shorter prompts"),
+        (None, False, False, f"{_AGAIN} a smaller --max-new-tokens, or with shorter prompts"),
+        (
+            None,
+            False,
+            True,
+            "end what else runs there, or take fewer ranks with --num-processes, or a smaller --dtype",
+        ),
+    ],
+)
+def test_where_batches_are_no_way_out_the_advice_is_what_is_left(
+    tmp_path: Path, offload: str | None, is_of_gpu: bool, is_loading: bool, fix: str
+) -> None:
+    import torch
+
+    config = tmp_path / "deepspeed.json"
+    config.write_text(json.dumps({"zero_optimization": {"offload_param": {"device": offload}}}))
+    job = dataclasses.replace(_JOB, batch_size=1, deepspeed=str(config) if offload else None)
+    with pytest.raises(UserError) as caught, memory_explained(job, is_loading=is_loading):
+        raise torch.OutOfMemoryError("no room") if is_of_gpu else MemoryError("no room")
+    found = "loading the weights: no room" if is_loading else "1 prompt in a call: no room"
+    assert (caught.value.found, caught.value.fix) == (found, fix)
+
+
+def test_what_is_said_in_arguments_is_said_in_flags() -> None:
+    error = UserError(
+        "generate-out-of-step", "s", found="use_mtp", why="w", fix='gather once, with gather="always"'
+    )
+    with pytest.raises(UserError) as caught, explained(_JOB):
+        raise error
+    assert caught.value.fix == "add --gather always, or leave the setting out"
+
+
+@pytest.mark.parametrize(
+    ("rank", "rule", "ends_with"),
+    [
+        (0, "of-all", UserError),
+        (1, "of-all", SystemExit),
+        (0, "of-one", UserError),
+        (1, "of-one", UserError),
+    ],
+)
+def test_what_all_ranks_raise_rank_0_says_for_them(
+    rank: int, rule: str, ends_with: type[UserError | SystemExit]
+) -> None:
+    from torch import distributed
+    from torch.distributed.distributed_c10d import _get_default_store
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
+
+    assert FakeStore
+    distributed.init_process_group("fake", store=distributed.HashStore(), rank=rank, world_size=2)
+    if rank > 0:
+        _get_default_store().set("zerofit/generate/said-by-rank-0", "1")
+    error = UserError(rule, "s", found="f", why="w", fix="x", exit_code=7)
+    error.is_on_every_rank = rule == "of-all"
+    try:
+        with pytest.raises(ends_with) as caught, explained(_JOB):
+            raise error
+        has_said = _get_default_store().check(["zerofit/generate/said-by-rank-0"])
+    finally:
+        distributed.destroy_process_group()
+    ended: BaseException = caught.value
+    assert (ended.exit_code if isinstance(ended, UserError) else getattr(ended, "code", None)) == 7
+    assert has_said == (rank == 1 or rule == "of-all")
+
+
+def test_what_ranks_agree_on_is_raised_on_every_rank() -> None:
+    def refuse() -> None:
+        raise UserError("rule", "s", found="f", why="w", fix="x")
+
+    with pytest.raises(UserError) as caught:
+        Ranks(rank=0, size=1).agreed(refuse)
+    assert caught.value.is_on_every_rank
 
 
 def test_other_errors_stay_as_they_are() -> None:
@@ -103,14 +196,24 @@ def test_the_summary(made: tuple[int, ...], num_prompts: int, expected: str) -> 
     ],
 )
 def test_progress_without_a_terminal_is_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    is_shown: bool,
-    every_s: float,
-    expected: str,
+    capsys: pytest.CaptureFixture[str], is_shown: bool, every_s: float, expected: str
 ) -> None:
-    monkeypatch.setattr(shown_progress, "_LINE_EVERY_S", every_s)
-    with ShownProgress(is_shown=is_shown) as progress:
+    with ShownProgress(is_shown=is_shown, every_s=every_s) as progress:
         progress.show(1, 3)
         progress.show(2, 3)
     assert capsys.readouterr() == ("", expected)
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_begins_with_what_an_earlier_run_has_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its beginning, and not as a step: that would say that the rest takes no time."""
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with ShownProgress(is_shown=True, num_done=7):
+        pass
+    assert "7/?" in terminal.getvalue()

@@ -95,11 +95,17 @@ def test_texts_and_chats_are_tokenized_and_the_tokenizer_stays_as_it_is() -> Non
             "generate-from-tokens-alone",
             "batch 0 has pixel_values",
         ),
+        (
+            [{"input_ids": [[1]], "idx": [0], "image_sizes": [[2, 2]]}],
+            None,
+            "generate-from-tokens-alone",
+            "batch 0 has image_sizes",
+        ),
     ],
 )
 def test_what_is_no_prompt_is_named(prompts: Any, tokenizer: Any, rule: str, found: str | None) -> None:
     with pytest.raises(UserError) as error:
-        read_prompts(prompts, tokenizer and tokenizer())
+        read_prompts(prompts, tokenizer and tokenizer(), taken=("input_ids", "labels", "image_sizes"))
     assert error.value.rule == rule
     assert found in (None, error.value.found)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from zerofit.generation import room
 from zerofit.generation.room import cache_elements, working_bytes
+from zerofit.probe.cgroup import MemoryLimit
 
 NUM_SEQUENCES, NUM_PROMPT_TOKENS, NUM_NEW_TOKENS = 3, 5, 4
 CONFIGS = {
@@ -72,6 +76,20 @@ def test_the_cache_holds_what_is_counted_for_each_token(family: str) -> None:
         max_new_tokens=NUM_NEW_TOKENS,
     )
     assert needed > 4 * cached
+
+
+@pytest.mark.parametrize(("limit", "used", "per_rank"), [(40, 8, 16), (1000, 8, 50), (40, 48, 0)])
+def test_ranks_on_the_cpu_share_what_the_host_and_its_cgroup_have_left(
+    limit: int, used: int, per_rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psutil
+
+    limits = (MemoryLimit(limit_bytes=limit, used_bytes=used),)
+    monkeypatch.setattr(room, "memory_limits", lambda root: limits)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    assert room.free_bytes() == per_rank
 
 
 def test_a_model_without_attention_has_no_cache_of_tokens() -> None:

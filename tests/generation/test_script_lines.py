@@ -6,11 +6,13 @@ import functools
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import zerofit
 from zerofit.generation.meeting import script_line
 from zerofit.generation.script_lines import is_handled_by_main_thread, main_place
 
@@ -50,6 +52,26 @@ def test_a_script_elsewhere_has_its_whole_path() -> None:
     assert _run("line = script_line()", "/elsewhere/train.py")["line"].startswith("/elsewhere/train.py:1")
 
 
+def test_a_line_is_found_where_the_working_directory_has_been_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert _run("line = script_line()", "/elsewhere/train.py")["line"].startswith("/elsewhere/train.py:1")
+
+
+def test_a_program_of_zerofits_own_has_a_line_where_no_other_code_is() -> None:
+    program = str(Path(zerofit.__file__).parent / "generation" / "program.py")
+    space = _run("def main(): lines.append(script_line())", program, lines=[])
+    thread = threading.Thread(target=space["main"])
+    thread.start()
+    thread.join()
+    (line,) = space["lines"]
+    assert line.endswith("zerofit/generation/program.py:1")
+
+
 def test_libraries_are_passed_over() -> None:
     library = _run("def run(act): return act()", "/venv/lib/python3.11/site-packages/trl/run.py")
     name = str(Path("train.py").absolute())
@@ -59,11 +81,17 @@ def test_libraries_are_passed_over() -> None:
 
 def test_the_main_threads_place_is_seen_from_another_thread() -> None:
     seen: list[str] = []
-    thread = threading.Thread(target=lambda: seen.append(main_place()))
+
+    def look() -> None:
+        until = time.monotonic() + 10
+        while not seen or ("start()" in seen[-1] and time.monotonic() < until):
+            seen.append(main_place())
+
+    thread = threading.Thread(target=look)
     thread.start()
     thread.join()  # the main thread is here, in threading.py
-    assert seen[0].startswith(f"{_HERE}:{sys._getframe().f_lineno - 1}")
-    assert seen[0].endswith(": thread.join()  # the main thread is here, in threading.py")
+    assert seen[-1].startswith(f"{_HERE}:{sys._getframe().f_lineno - 1}")
+    assert seen[-1].endswith(": thread.join()  # the main thread is here, in threading.py")
 
 
 def test_an_error_is_handled_in_its_except_and_finally_and_not_behind_them() -> None:

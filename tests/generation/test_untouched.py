@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -51,6 +52,34 @@ def test_a_model_in_training_is_left_as_it_was() -> None:
     before = _state(model)
     generate(model, _PROMPTS, max_new_tokens=4, do_sample=True, cache_implementation="static")
     assert _state(model) == before
+
+
+def test_a_model_on_the_cpu_seeds_no_gpu_that_is_used_later() -> None:
+    import torch
+
+    model = _trained_model()
+    queued = list(torch.cuda._lazy_seed_tracker.get_calls())
+    generate(model, _PROMPTS, max_new_tokens=2, do_sample=True)
+    assert torch.cuda._lazy_seed_tracker.get_calls() == queued
+
+
+def test_every_device_of_an_accelerator_gets_its_random_state_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    states = [1, 2]
+    module = SimpleNamespace(
+        is_initialized=lambda: True,
+        get_rng_state_all=lambda: list(states),
+        set_rng_state_all=lambda found: states.__setitem__(slice(None), found),
+    )
+    monkeypatch.setattr(torch, "npu", module, raising=False)
+
+    def draw(input_ids: Any, scores: Any) -> Any:
+        states[:] = [8, 9]
+        return scores
+
+    generate(_trained_model(), _PROMPTS, max_new_tokens=2, logits_processor=[draw])
+    assert states == [1, 2]
 
 
 def test_a_model_is_left_as_it_was_after_an_error() -> None:

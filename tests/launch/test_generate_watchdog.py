@@ -59,6 +59,7 @@ def test_a_call_that_says_it_is_not_synced_goes_in_step_and_a_trainers_stays_as_
         assert [f"zerofit: {note}" for note in rank["changes"] if "synced_gpus" in note] == notes
 
 
+@pytest.mark.evidence
 def test_a_call_on_one_rank_ends_the_run_with_where_the_other_is(launch: Callable[..., Run]) -> None:
     run = launch(*WATCHED, str(GENERATES), "on_one_rank", "done")
     assert run.exit_code == 2, run.stderr
@@ -80,6 +81,7 @@ def test_a_script_that_catches_the_error_goes_on_in_step_until_a_rank_has_ended(
     assert run.exit_code == 2, run.stderr
     (before_training, none, chunked, num_tokens), (nothing, before_barrier, _, more_tokens) = _results(run)
     assert (none, nothing, num_tokens, more_tokens) == (None, None, 5, 11)
+    assert run.record()["cause"] == f"rank 0 exited with 2: {HEADLINE}"
     assert "on rank 0 alone; rank 1 is at " + TRAIN in str(before_training)
     wait = _line("accelerator.wait_for_everyone()")
     assert f"on rank 1 alone; rank 0 is at {wait}" in str(before_barrier)

@@ -24,12 +24,20 @@ class _Status(Enum):
     NOT_AVAILABLE = 2
 
 
-class _Parameter:
-    ds_process_group = None
+def _partitioned(status: _Status | None, *, has_hooks: bool) -> Any:
+    """Return a module with a weight as ZeRO-3 leaves it; status None is without ZeRO-3."""
+    import torch
 
-    def __init__(self, status: _Status | None) -> None:
-        if status is not None:
-            self.ds_status = status
+    module = torch.nn.Linear(1, 1, bias=False)
+    if status is not None:
+        weight: Any = module.weight
+        weight.ds_id, weight.ds_status, weight.ds_process_group = 0, status, None
+    if has_hooks:
+        from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+
+        offload = DeepSpeedZeRoOffload.__new__(DeepSpeedZeRoOffload)
+        module.register_forward_pre_hook(lambda *_: offload)
+    return module
 
 
 class DeepSpeedHybridEngine:
@@ -53,8 +61,12 @@ def two_ranks() -> Iterator[None]:
 def hooked() -> Callable[..., tuple[Any, Changes]]:
     """Return a function that makes a model whose hooked generate returns what it was given."""
 
-    def make(status: _Status | None, *, zero3_is_enabled: bool = False) -> tuple[Any, Changes]:
-        class Mixin:
+    import torch
+
+    def make(
+        status: _Status | None, *, zero3_is_enabled: bool = False, has_hooks: bool | None = None
+    ) -> tuple[Any, Changes]:
+        class Mixin(torch.nn.Module):
             generation_config = types.SimpleNamespace(prefill_chunk_size=None)
 
             def generate(
@@ -66,15 +78,15 @@ def hooked() -> Callable[..., tuple[Any, Changes]]:
             ) -> Any:
                 return synced_gpus
 
-            def parameters(self) -> list[_Parameter]:
-                return [_Parameter(_Status.AVAILABLE if status else None), _Parameter(status)]
-
         module: Any = types.ModuleType("utils")
         module.GenerationMixin = Mixin
         module.is_deepspeed_zero3_enabled = lambda: zero3_is_enabled
         changes = Changes(announce=False)
         install(module, changes, limit_s=30)
-        return Mixin(), changes
+        model = Mixin()
+        hooks = status is _Status.NOT_AVAILABLE if has_hooks is None else has_hooks
+        model.layer = _partitioned(status, has_hooks=hooks)
+        return model, changes
 
     return make
 
@@ -110,8 +122,10 @@ def _noted(call: str) -> str:
         ),
         pytest.param(_Status.NOT_AVAILABLE, True, (), {}, True, None, id="transformers sets it by itself"),
         pytest.param(_Status.NOT_AVAILABLE, False, (), {"synced_gpus": True}, True, None, id="said True"),
-        pytest.param(_Status.AVAILABLE, True, (), {"synced_gpus": False}, False, None, id="gathered"),
-        pytest.param(_Status.AVAILABLE, True, (), {}, None, None, id="gathered, nothing said"),
+        pytest.param(
+            _Status.AVAILABLE, True, (), {"synced_gpus": False}, False, None, id="gathered, hooks off"
+        ),
+        pytest.param(_Status.AVAILABLE, True, (), {}, None, None, id="gathered, hooks off, nothing said"),
         pytest.param(None, False, (), {"synced_gpus": False}, False, None, id="no ZeRO-3"),
         pytest.param(None, False, (), {}, None, None, id="no ZeRO-3, nothing said"),
     ],
@@ -166,6 +180,11 @@ def test_one_rank_is_left_alone(hooked: Callable[..., tuple[Any, Changes]]) -> N
         ({"assistant_early_exit": 2}, "generate(assistant_early_exit=2)"),
         ({"cache_implementation": "paged"}, "generate(cache_implementation=paged)"),
         ({"cache_implementation": "static"}, None),
+        ({"guidance_scale": 1.5}, "generate(guidance_scale=1.5)"),
+        ({"guidance_scale": 1}, None),
+        ({"token_healing": True}, "generate(token_healing=True)"),
+        ({"custom_generate": "a/repository"}, "generate(custom_generate=a/repository)"),
+        ({"generation_config": types.SimpleNamespace(penalty_alpha=0.6)}, "generate(penalty_alpha=0.6)"),
         ({"prompt_lookup_num_tokens": 3}, None),
         ({"generation_config": types.SimpleNamespace(use_mtp=False)}, None),
     ],
@@ -183,3 +202,26 @@ def test_settings_that_take_ranks_out_of_step_are_refused(
     assert refused.value.found.endswith(f": {found}")
     unpartitioned, _ = hooked(None)
     assert unpartitioned.generate(**settings) is None
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_weights_that_the_script_gathered_go_in_step_while_zeros_hooks_are_on(
+    hooked: Callable[..., tuple[Any, Changes]],
+) -> None:
+    model, changes = hooked(_Status.AVAILABLE, has_hooks=True)
+    assert model.generate(synced_gpus=False) is True
+    assert len(changes.lines) == 1
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_separate_experts_are_refused_by_the_line_of_the_call(
+    hooked: Callable[..., tuple[Any, Changes]],
+) -> None:
+    import torch
+
+    model, _ = hooked(_Status.NOT_AVAILABLE)
+    model.experts = torch.nn.ModuleDict({"first": torch.nn.Linear(1, 1)})
+    with pytest.raises(UserError) as refused:
+        model.generate()
+    assert refused.value.rule == "generate-experts-apart"
+    assert "test_generate_hooks.py:" in refused.value.found

@@ -40,11 +40,12 @@ class Board:
         return text.decode("utf-8")
 
 
-def open_board(before: Board | None) -> Board | None:
+def open_board(before: Board | None, *, number: int = 0) -> Board | None:
     """Return the board of the process group that there is; None without one, or with one rank.
 
     Args:
         before: what this function has returned last, which stays while the process group does, and after it.
+        number: of this process group: process groups may share a store, on which an earlier one's keys stay.
     """
     distributed: Any = sys.modules.get("torch.distributed")
     # A thread asks too, while the script may be importing torch, or destroying its process group.
@@ -62,4 +63,5 @@ def open_board(before: Board | None) -> Board | None:
     if before is not None and before.source is source:
         return before
     own = source.clone() if hasattr(source, "clone") else source  # older versions of torch have none
-    return Board(store=distributed.PrefixStore(_PREFIX, own), rank=rank, world_size=world_size, source=source)
+    store = distributed.PrefixStore(f"{_PREFIX}-{number}", own)
+    return Board(store=store, rank=rank, world_size=world_size, source=source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -12,8 +13,8 @@ from zerofit.errors import UserError, nearest
 
 _OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
 """Arguments of generate() that are not settings, and that a rank uses for its own prompts alone."""
-OWN_PASSES = ("assistant_model", "assistant_tokenizer", "custom_generate", "trust_remote_code")
-"""Arguments of generate() with which ranks make different numbers of forward passes."""
+_FURTHER = ("assistant_model", "assistant_tokenizer", "custom_generate", "trust_remote_code")
+"""Further arguments of generate() that are not settings; in_step.py says where they are refused."""
 _NOT_SERVED = {
     "streamer": ("it takes the tokens of one prompt, as one process makes them", "progress= or out="),
     "synced_gpus": ("it follows from the model: ZeRO-3 and more than one rank", "nothing: leave it out"),
@@ -73,13 +74,21 @@ def read_settings(model: Any, tokenizer: Any, *, given: Any, settings: Mapping[s
         settings: single ones, and further arguments of generate().
 
     Raises:
-        UserError: there is no such setting, or it has no meaning here.
+        UserError: there is no such setting, it has no meaning here, or is of another kind.
     """
     _check_names(settings)
+    try:
+        return _read_settings(model, tokenizer, given, settings)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _disagree({"generation_config": given, **settings}, error) from error
+
+
+def _read_settings(model: Any, tokenizer: Any, given: Any, settings: Mapping[str, Any]) -> CallSettings:
     config = _whole_config(model, given)
-    objects = {name: settings[name] for name in (*_OBJECTS, *OWN_PASSES) if settings.get(name) is not None}
-    plain = {name: value for name, value in settings.items() if name not in (*_OBJECTS, *OWN_PASSES)}
-    _update(config, plain)
+    objects = {name: settings[name] for name in (*_OBJECTS, *_FURTHER) if settings.get(name) is not None}
+    plain = {name: value for name, value in settings.items() if name not in (*_OBJECTS, *_FURTHER)}
+    config.update(**plain)
+    _check_counts(config)
     _check_min_length(config, model)
     max_new_tokens, config.max_new_tokens = _max_new_tokens(config, model), None
     config.max_length = None
@@ -123,7 +132,7 @@ def _check_names(settings: Mapping[str, Any]) -> None:
                 fix="leave it out; model.generate_batch() has it, on whole models",
             )
     known = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-    _check_known(settings, known | set(_OBJECTS) | set(OWN_PASSES) | set(_NOT_SERVED))
+    _check_known(settings, known | set(_OBJECTS) | set(_FURTHER) | set(_NOT_SERVED))
 
 
 def _check_known(names: Mapping[str, Any], known: set[str]) -> None:
@@ -176,17 +185,22 @@ def _from_file(path: Path) -> Any:
         ) from None
 
 
-def _update(config: Any, settings: Mapping[str, Any]) -> None:
-    try:
-        config.update(**settings)
-    except ValueError as error:
-        raise UserError(
-            "generate-settings-disagree",
-            "transformers does not take these generation settings",
-            found=", ".join(f"{name}={value!r}" for name, value in settings.items()),
-            why=" ".join(str(error).split()),
-            fix="change what it names",
-        ) from None
+def _disagree(settings: Mapping[str, Any], error: Exception) -> UserError:
+    said = (f"{name}={value!r}" for name, value in settings.items() if value is not None)
+    return UserError(
+        "generate-settings-disagree",
+        "transformers does not take these generation settings",
+        found=", ".join(said) or "the model's own",
+        why=" ".join(str(error).split()),
+        fix="change what it names",
+    )
+
+
+def _check_counts(config: Any) -> None:
+    for name in ("num_beams", "num_return_sequences"):
+        count = getattr(config, name)
+        if count is not None and operator.index(count) < 1:
+            raise ValueError(f"{name}={count} is less than 1")
 
 
 def _max_new_tokens(config: Any, model: Any) -> int | None:

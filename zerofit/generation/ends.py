@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zerofit.generation.guarded import Guard
+from zerofit.errors import UserError
 
 
 class Ends:
@@ -13,13 +13,11 @@ class Ends:
 
     Args:
         criteria: the others; end-of-sequence tokens and lengths are not among them.
-        guard: runs them; all sequences end when a function of the script's has failed.
         go_on: called after each token.
     """
 
-    def __init__(self, criteria: Sequence[Any], *, guard: Guard, go_on: Callable[[], None]) -> None:
+    def __init__(self, criteria: Sequence[Any], *, go_on: Callable[[], None]) -> None:
         self._criteria = criteria
-        self._guard = guard
         self._go_on = go_on
         self._lengths: Any = None
 
@@ -28,13 +26,12 @@ class Ends:
         import torch
 
         self._go_on()
-        nothing = torch.zeros(input_ids.shape[0], device=input_ids.device, dtype=torch.bool)
-        ended = nothing
+        ended = torch.zeros(input_ids.shape[0], device=input_ids.device, dtype=torch.bool)
         for criterion in self._criteria:
-            ended = ended | self._guard.run(criterion, input_ids, scores, otherwise=nothing, **kwargs)
+            ended = ended | _checked(criterion(input_ids, scores, **kwargs), ended, criterion)
         if self._criteria:
             self._note(ended, input_ids.shape[1])
-        return torch.ones_like(ended) if self._guard.has_failed else ended
+        return ended
 
     def lengths(self, num_sequences: int) -> list[int | None]:
         """Return each sequence's tokens with its prompt's; None where none of these criteria ended it.
@@ -53,3 +50,23 @@ class Ends:
         if self._lengths is None or self._lengths.shape != ended.shape:
             self._lengths = torch.full_like(ended, -1, dtype=torch.long)
         self._lengths[ended & (self._lengths < 0)] = length
+
+
+def _checked(answer: Any, ended: Any, criterion: Any) -> Any:
+    """Return a criterion's answer, where it is one: for all sequences together, or for each."""
+    import torch
+
+    if isinstance(answer, bool):
+        return answer
+    is_tensor = isinstance(answer, torch.Tensor)
+    if not is_tensor or answer.shape not in (ended.shape, torch.Size()) or answer.dtype != torch.bool:
+        what = f"{answer.dtype} of shape {list(answer.shape)}" if is_tensor else type(answer).__name__
+        name = getattr(criterion, "__name__", type(criterion).__name__)
+        raise UserError(
+            "generate-bad-criterion",
+            "a stopping criterion did not say which sequences end",
+            found=f"{name} returned {what}, for {len(ended)} sequences",
+            why="it is asked after each token, and each sequence goes on or ends",
+            fix="return a tensor of one bool for each sequence, or one bool for all",
+        )
+    return answer.to(ended.device)

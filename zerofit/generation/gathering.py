@@ -28,6 +28,9 @@ _RESERVE = 0.1
 """Share of all that is to be allocated that fragments may cost: PyTorch's allocator rounds blocks to 2 MiB
 and shares segments of 20 MiB. ASSUMPTION.
 https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management"""
+_HOLDER = -1
+"""Stands for a module that is in use, whose weights DeepSpeed does not release; its own count from 0 on.
+Source: deepspeed (0.19.8), runtime/zero/partitioned_param_coordinator.py, __release_param."""
 _said: set[str] = set()
 """What this process has said of gathering; a loop that generates at each step says it once."""
 
@@ -65,9 +68,9 @@ def will_gather(model: Module, gather: Gather, *, needed_bytes: int) -> bool:
     taken = cost.added_bytes + passing + needed_bytes
     taken, free = _worst(taken + int(taken * _RESERVE), cost.free_bytes)
     fits = taken <= free
-    _say(
-        _sentence(gather, fits=fits, added=cost.added_bytes, taken=taken, free=free), once=f"{gather} {fits}"
-    )
+    whole = sum(map(gathered_bytes, partitioned_parameters(model)))  # one model's, whatever is gathered now
+    said = _sentence(gather, fits=fits, added=cost.added_bytes, taken=taken, free=free)
+    _say(said, once=f"{gather} {fits} {whole}")
     return fits or gather is Gather.ALWAYS
 
 
@@ -97,9 +100,10 @@ def _worst(taken_bytes: int, free_bytes: int) -> tuple[int, int]:
 
 
 def _sentence(gather: Gather, *, fits: bool, added: int, taken: int, free: int) -> str:
-    import torch
+    from deepspeed.accelerator import get_accelerator
 
-    weights = f"{format_bytes(added)} of weights on each {'GPU' if torch.cuda.is_available() else 'rank'}"
+    place = "rank" if get_accelerator().device_name() == "cpu" else "GPU"
+    weights = f"{format_bytes(added)} of weights on each {place}"
     room = f"{format_bytes(taken)} with cache, activations and a reserve, of {format_bytes(free)} free"
     if fits:
         return f"gathers {weights} once for the call: {room}"
@@ -174,24 +178,51 @@ def gathered_once(model: Module) -> Iterator[None]:
 
 @contextmanager
 def layer_by_layer(model: Module) -> Iterator[None]:
-    """Let ZeRO's hooks gather weights as they are needed; at the end, no more of them is whole than before.
+    """Let ZeRO's hooks gather weights as they are needed; at the end, the same of them are whole as before.
 
-    After some training, DeepSpeed 0.19.8 keeps weights that a backward pass would need, where none follows:
-    it caches what to release by the order of modules in training.
+    What is whole before stays so: the script may hold it by a GatheredParameters of its own, with what it
+    has written there. What comes meanwhile goes: after some training, DeepSpeed 0.19.8 keeps weights that a
+    backward pass would need, where none follows: it caches what to release by the order of modules in
+    training.
     Source: deepspeed/runtime/zero/partitioned_param_coordinator.py, __params_to_release.
 
     Args:
         model: a module whose parameters ZeRO-3 partitions.
     """
-    partitioned = [each for each in partitioned_parameters(model) if each.ds_status.name == "NOT_AVAILABLE"]
+    every = partitioned_parameters(model)
+    partitioned = [each for each in every if each.ds_status.name == "NOT_AVAILABLE"]
+    held = [each for each in every if is_available(each)]
+    for parameter in held:
+        parameter.ds_active_sub_modules.add(_HOLDER)
     try:
         yield
         for offload in _offloads(model):
             _end_prefetches(offload)
     finally:
+        for parameter in held:
+            parameter.ds_active_sub_modules.discard(_HOLDER)
         for parameter in filter(is_available, partitioned):
             parameter.ds_active_sub_modules.clear()  # an error leaves those in which it was raised
             parameter.partition()
+
+
+def each_whole(model: Module) -> Iterator[Parameter]:
+    """Yield each parameter of a model, whole meanwhile; a collective where ZeRO-3 partitions them.
+
+    Args:
+        model: one that is not in the middle of a forward pass.
+    """
+    missing = {id(each) for each in _missing(model)}
+    if not missing:
+        yield from model.parameters()
+        return
+    from deepspeed.runtime.zero import GatheredParameters
+
+    for offload in _offloads(model):
+        _end_prefetches(offload)
+    for parameter in model.parameters():
+        with GatheredParameters([parameter], enabled=id(parameter) in missing):
+            yield parameter
 
 
 def _is_on_nvme(parameter: Parameter) -> bool:
@@ -211,6 +242,15 @@ def _buckets(parameters: Iterable[Parameter]) -> Iterator[list[Parameter]]:
         num_bytes += gathered_bytes(parameter)
     if bucket:
         yield bucket
+
+
+def has_hooks(model: Module) -> bool:
+    """Return whether ZeRO's hooks are on a model, which gather its weights and release them.
+
+    Args:
+        model: a module whose parameters ZeRO-3 partitions.
+    """
+    return bool(_offloads(model))
 
 
 def _offloads(model: Module) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from os import PathLike
@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.generated import Gather, Generated
-from zerofit.generation.asked import Question, read_question
+from zerofit.generation.asked import Question, check_limit, read_question
 from zerofit.generation.gathering import gathered_once, layer_by_layer, will_gather
-from zerofit.generation.in_step import settings_in_step
-from zerofit.generation.meeting import arranged, meet, script_line
+from zerofit.generation.in_step import settings_in_step, uncompiled
+from zerofit.generation.meeting import arranged, meet
 from zerofit.generation.one_call import Caller
 from zerofit.generation.ranks import Progress, Ranks, all_ranks
 from zerofit.generation.results import Results, open_results
 from zerofit.generation.room import working_bytes
+from zerofit.generation.script_lines import script_line
 from zerofit.generation.untouched import untouched
 from zerofit.generation_calls import Asked, Batch, Step, make_batches, make_steps
+from zerofit.plan import GENERATE_LIMIT_S
 
 if TYPE_CHECKING:
     from zerofit.generation.part_lines import Document
@@ -39,7 +41,7 @@ def generate(
     seed: int = 0,
     out: str | PathLike[str] | None = None,
     resume: bool = False,
-    limit_s: float = 300.0,
+    limit_s: float = GENERATE_LIMIT_S,
     progress: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> list[Generated]:
@@ -63,9 +65,9 @@ def generate(
             "never" layer by layer for each token, "auto" gathers where every rank has the memory for it.
         seed: of sampling; completions don't depend on the number of ranks.
         out: a JSONL file that gets all completions, which are kept on disk as they come; None for none.
-        resume: whether unfinished results of the same call at `out` are continued.
-        limit_s: how long to wait for a rank that does not come to this call, or makes no token; 0 is without
-            end.
+        resume: whether unfinished results of the same call, with the same weights, at `out` are continued.
+        limit_s: how long to wait for a rank that does not come to this call, or that makes no token where
+            ranks run apart; 0 is without end. Ranks in step wait for each other by the backend's own limit.
         progress: called after each step on each rank with the prompts that are done, and all of them.
         **settings: of transformers' GenerationConfig, and logits_processor, stopping_criteria and the like.
 
@@ -98,7 +100,6 @@ def generate_and_keep(
     resume: bool,
     limit_s: float,
     progress: Callable[[int, int], None] | None,
-    settings: Mapping[str, Any],
     fingerprint: str | None = None,
     describe: Callable[[dict[str, Any]], Document] | None = None,
     **options: Any,
@@ -106,13 +107,21 @@ def generate_and_keep(
     """Do what generate() does, for a caller that decides what its file holds.
 
     Args:
+        model: as generate() has it, and so are prompts, out, resume, limit_s and progress.
+        prompts: the same on every rank, or this rank's.
+        out: the file for all results.
+        resume: whether unfinished results there are continued.
+        limit_s: how long to wait for a rank.
+        progress: called after each step.
         fingerprint: of all that decides about the results; None for what is known of them here.
         describe: gives what `out` gets of a result's document; None for the document as it is.
+        **options: all others of generate(), and its settings as a mapping.
     """
     ranks = all_ranks()
+    check_limit(limit_s)
     if ranks.are_many:
         meet("zerofit.generate", line=script_line(), limit_s=limit_s)
-    question = read_question(ranks, model, prompts, settings=settings, **options)
+    question = read_question(ranks, model, prompts, out=out, resume=resume, **options)
     name = ranks.share(uuid.uuid4().hex)[0]
     beat = Progress(ranks, name=name, limit_s=limit_s)
     place = None if out is None else Path(out)
@@ -123,7 +132,9 @@ def generate_and_keep(
             beat.fail(error)
             raise
         beat.wait_for_all("generated")
-        return results.finish(describe)
+        generated = results.finish(describe)
+    beat.end("generated")
+    return generated
 
 
 def _generate(
@@ -139,20 +150,23 @@ def _generate(
     left = [batch for batch in batches if not results.has_all(batch.indices)]
     if not left:
         return
-    in_step = kind.is_partitioned and not will_gather(
+    by_layer = kind.is_partitioned and not will_gather(
         kind.generator, question.gather, needed_bytes=_needed_bytes(question, left)
     )
+    in_step = by_layer and ranks.are_many
+    settings = uncompiled(question.settings) if by_layer else question.settings
     caller = Caller(
         kind=kind,
-        settings=settings_in_step(question.settings, kind.model) if in_step else question.settings,
+        settings=ranks.agreed(lambda: settings_in_step(settings, kind.model)) if in_step else settings,
         tokenizer=question.tokenizer,
         seed=question.seed,
         in_step=in_step,
         go_on=go_on,
     )
     done, total = len(question.prompts) - sum(len(batch.indices) for batch in left), len(question.prompts)
-    with _ready(caller):
-        ranks.agreed(lambda: caller.rehearse(question.prompts[0][0]))
+    with _ready(caller, by_layer=by_layer):
+        longest = max(question.max_new_tokens)
+        ranks.agreed(lambda: caller.rehearse(question.prompts[0][0], max_new_tokens=longest))
         for step in _steps(caller, left, ranks):
             found = _take(caller, step, ranks.rank, question)
             done += sum(len(batch.indices) for batch in step.batches if batch is not None)
@@ -164,13 +178,13 @@ def _generate(
 
 
 @contextmanager
-def _ready(caller: Caller) -> Iterator[None]:
+def _ready(caller: Caller, *, by_layer: bool) -> Iterator[None]:
     """Let a model generate; put everything back at the end."""
     kind = caller.kind
     with ExitStack() as contexts:
         contexts.enter_context(arranged())
         if kind.is_zero3:
-            find_weights = layer_by_layer if caller.in_step else gathered_once
+            find_weights = layer_by_layer if by_layer else gathered_once
             contexts.enter_context(find_weights(kind.generator))
         contexts.enter_context(untouched(kind.generator, kind.model))
         yield

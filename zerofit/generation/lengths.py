@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from zerofit.errors import UserError
 from zerofit.generation.model_kind import Positions
@@ -31,7 +33,11 @@ def lengths_of(
             why="transformers would end each after 20 tokens, whatever the model had to say",
             fix="pass max_new_tokens=",
         )
-    lengths = (wanted,) * num_prompts if isinstance(wanted, int) else tuple(int(each) for each in wanted)
+    if isinstance(wanted, Iterable) and getattr(wanted, "ndim", 1) > 0:
+        lengths = numbers = tuple(map(_whole_number, wanted))
+    else:
+        numbers = (_whole_number(wanted),)
+        lengths = numbers * num_prompts
     if len(lengths) != num_prompts:
         raise UserError(
             "generate-max-new-tokens",
@@ -40,7 +46,7 @@ def lengths_of(
             why="they go together by their places",
             fix="pass one number for all prompts, or a list as long as theirs",
         )
-    shortest = min((wanted,) if isinstance(wanted, int) else lengths, default=1)
+    shortest = min(numbers, default=1)
     if shortest < 1:
         raise UserError(
             "generate-max-new-tokens",
@@ -50,6 +56,21 @@ def lengths_of(
             fix="pass 1 or more",
         )
     return lengths
+
+
+def _whole_number(value: Any) -> int:
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise UserError(
+        "generate-max-new-tokens",
+        "a number of tokens is a whole number",
+        found=f"max_new_tokens={value!r}",
+        why="it counts the new tokens of each completion",
+        fix="pass one number for all prompts, or a list as long as theirs",
+    )
 
 
 def check_lengths(
@@ -70,16 +91,42 @@ def check_lengths(
         UserError: it does not.
     """
     for index, (tokens, length) in enumerate(zip(prompts, lengths, strict=True)):
-        before, most = (1, positions.num_prompt_tokens) if is_encoder_decoder else (len(tokens), None)
-        if most is not None and len(tokens) > most:
+        most = positions.num_prompt_tokens
+        if is_encoder_decoder and most is not None and len(tokens) > most:
             raise _too_long(f"prompt {index} has {len(tokens)} tokens, the encoder {most} positions", None)
-        if positions.num_tokens is not None and before + length > positions.num_tokens:
+        before = _tokens_before(len(tokens), is_encoder_decoder=is_encoder_decoder)
+        room = room_for_new(len(tokens), positions, is_encoder_decoder=is_encoder_decoder)
+        if room is not None and length > room:
             what = "the decoder's start" if is_encoder_decoder else f"prompt {index}"
             found = (
                 f"{what} has {before} {'tokens' if before > 1 else 'token'}, and max_new_tokens={length}: "
                 f"{before + length} together, the model has {positions.num_tokens} positions"
             )
-            raise _too_long(found, positions.num_tokens - before)
+            raise _too_long(found, room)
+
+
+def room_for_new(num_prompt_tokens: int, positions: Positions, *, is_encoder_decoder: bool) -> int | None:
+    """Return the most new tokens for which a model has positions; None where nothing limits them.
+
+    Args:
+        num_prompt_tokens: of the prompt.
+        positions: what the model has.
+        is_encoder_decoder: whether prompt and completion are counted apart.
+    """
+    if positions.num_tokens is None:
+        return None
+    return positions.num_tokens - _tokens_before(num_prompt_tokens, is_encoder_decoder=is_encoder_decoder)
+
+
+def most_prompt_tokens(positions: Positions, *, is_encoder_decoder: bool) -> int | None:
+    """Return the tokens of the longest prompt that can have a completion; None where nothing limits them."""
+    if is_encoder_decoder:
+        return positions.num_prompt_tokens
+    return None if positions.num_tokens is None else positions.num_tokens - 1
+
+
+def _tokens_before(num_prompt_tokens: int, *, is_encoder_decoder: bool) -> int:
+    return 1 if is_encoder_decoder else num_prompt_tokens  # the decoder's start token
 
 
 def _too_long(found: str, most_new: int | None) -> UserError:

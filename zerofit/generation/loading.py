@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.generation.memory_errors import memory_explained
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -30,9 +32,8 @@ def joined_ranks(job: GenerationJob) -> Iterator[None]:
         # Nothing of the model goes between these ranks: results do, from the host's memory or the GPU's.
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo")
     yield
-    if (
-        torch.distributed.is_initialized()
-    ):  # not after an error: this would wait for ranks that wait elsewhere
+    # Not after an error: this would wait for ranks that wait elsewhere.
+    if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
@@ -44,14 +45,17 @@ def loaded_model(job: GenerationJob) -> Iterator[Any]:
 
         # To the GPU piece by piece: the host never holds the whole model.
         device_map = {"": torch.cuda.current_device()} if torch.cuda.is_available() else None
-        yield _from_pretrained(job, device_map=device_map).eval()
+        with memory_explained(job, is_loading=True):
+            model = _from_pretrained(job, device_map=device_map)
+        yield model.eval()
         return
     import deepspeed
     from transformers.integrations import HfDeepSpeedConfig
 
     config = json.loads(Path(job.deepspeed).read_text(encoding="utf-8"))
     living = HfDeepSpeedConfig(config)  # while it lives, from_pretrained partitions each weight as it is read
-    engine, *_ = deepspeed.initialize(model=_from_pretrained(job), config=config)
+    with memory_explained(job, is_loading=True):
+        engine, *_ = deepspeed.initialize(model=_from_pretrained(job), config=config)
     engine.module.eval()
     yield engine
     del living

@@ -8,6 +8,7 @@ rank waits in vain.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import threading
 import time
@@ -98,6 +99,7 @@ class _ThisRank:
         self._thread: threading.Thread | None = None
         self._board: Board | None = None
         self._meetings: RankMeetings | None = None
+        self._num_earlier = 0  # process groups in which the ranks have met: the same number on each rank
         self._raised: UserError | None = None
         self._ends_at = math.inf
         self.leave: Callable[[UserError], None] | None = None
@@ -116,9 +118,10 @@ class _ThisRank:
     def _opened(self) -> RankMeetings | None:
         """Return the meetings of the process group that there is; None without one, or with one rank."""
         with self._lock:
-            board = open_board(self._board)
+            number = self._num_earlier + (self._meetings is not None and self._meetings.have_met)
+            board = open_board(self._board, number=number)
             if board is not self._board:
-                self._board = board
+                self._num_earlier, self._board = number, board
                 self._meetings = RankMeetings(board, place=main_place) if board is not None else None
             return self._meetings
 
@@ -130,9 +133,10 @@ class _ThisRank:
             atexit.register(self._end_thread)
 
     def tell_ended(self, exit_code: int) -> None:
-        meetings = self._opened() if self._thread is not None else None
-        if meetings is not None:
-            meetings.tell_ended(exit_code)
+        with contextlib.suppress(RuntimeError):  # every error of torch's stores: the others have gone already
+            meetings = self._opened() if self._thread is not None else None
+            if meetings is not None:
+                meetings.tell_ended(exit_code)
 
     def _look(self) -> None:
         has_store = True

@@ -10,6 +10,18 @@ from zerofit.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+OURS = "zerofit.generate"
+"""The name of our own call, whatever the model is; every other is of transformers, and under ZeRO-3."""
+_OF_OURS = (
+    "all ranks share the work and the results",
+    "call it equally often on all ranks, with per_rank=True and no prompts where one has none; ranks that "
+    "are only slow get longer by limit_s=",
+)
+_OF_TRANSFORMERS = (
+    "each rank holds a part of the weights and must take part in every forward pass",
+    "call it equally often on all ranks, or zerofit.generate(), which takes any number of prompts on each; "
+    "ranks that are only slow get longer by --generate-limit SECONDS of zerofit launch",
+)
 _SEE = "https://huggingface.co/docs/transformers/main_classes/deepspeed"
 
 
@@ -35,15 +47,14 @@ def not_on_all_ranks(absence: Absence) -> UserError:
     """Return the error of a call that some ranks alone have made."""
     which = f"{ranks_said(absence.came)} alone" if len(absence.came) == 1 else f"{ranks_said(absence.came)}"
     waited = "" if absence.ended else f"; {ranks_said(absence.came)} waited {absence.limit_s:g} s"
+    why, fix = _OF_OURS if absence.name == OURS else _OF_TRANSFORMERS
     return UserError(
         "generate-not-on-all-ranks",
         f"{absence.name}() was not called on all ranks",
         found=f"{absence.line} on {which}; {'; '.join(_standing(absence))}",
-        why=f"each rank holds a part of the weights and must take part in every forward pass{waited}",
-        fix="call it equally often on all ranks, or zerofit.generate(), which takes any number of prompts "
-        "on each; ranks that are only slow get longer by --generate-limit SECONDS of zerofit launch, or "
-        "limit_s=",
-        see=_SEE,
+        why=f"{why}{waited}",
+        fix=fix,
+        see=None if absence.name == OURS else _SEE,
     )
 
 

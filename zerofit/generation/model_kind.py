@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
@@ -23,6 +23,11 @@ class Positions:
     num_tokens: int | None
     """Of what the decoder sees: prompt and completion together, or a completion alone after an encoder."""
 
+    def less(self, num_tokens: int) -> Positions:
+        """Return the positions that are left where so many tokens are put behind a completion."""
+        left = None if self.num_tokens is None else self.num_tokens - num_tokens
+        return replace(self, num_tokens=left)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelKind:
@@ -33,7 +38,8 @@ class ModelKind:
     model: Any
     """The model of transformers itself."""
     is_zero3: bool
-    """Whether ZeRO-3's hooks stand around its forward passes, and there are other ranks."""
+    """Whether ZeRO-3's hooks stand around its forward passes: with one rank too, whose weights may be on the
+    CPU or on NVMe."""
     is_partitioned: bool
     """Whether ZeRO-3 partitioned its weights, so that each rank holds a part of them now."""
     is_encoder_decoder: bool
@@ -79,10 +85,15 @@ def read_kind(wrapped: Any) -> ModelKind:
         is_partitioned=not all(map(is_available, parameters)),
         is_encoder_decoder=bool(model.config.is_encoder_decoder),
         takes_mask="attention_mask" in inspect.signature(model.forward).parameters,
-        positions=_positions(model, num_virtual=_num_virtual_tokens(generator)),
+        positions=positions_of(model.config, num_virtual=_num_virtual_tokens(generator)),
         device=_device(model),
         autocast_dtype=_autocast_dtype(model),
     )
+
+
+def inputs_of(model: Any) -> frozenset[str]:
+    """Return the names of what a model of transformers takes."""
+    return frozenset(inspect.signature(model.forward).parameters)
 
 
 def unwrapped(wrapped: Any) -> Any:
@@ -166,14 +177,14 @@ def _check_distribution(model: Any) -> None:
 
 
 def _zero3_parameters(generator: Any) -> tuple[Any, ...]:
-    """Return the parameters for which ranks need one another."""
+    """Return the parameters that ZeRO-3 partitions, over one rank or more."""
     from torch import distributed
 
     from zerofit.generation.gathering import partitioned_parameters
 
     if not (distributed.is_available() and distributed.is_initialized()):
         return ()
-    parameters = partitioned_parameters(generator) if distributed.get_world_size() > 1 else ()
+    parameters = partitioned_parameters(generator)
     if parameters:
         _check_group(parameters[0])
     return parameters
@@ -193,18 +204,37 @@ def _check_group(parameter: Any) -> None:
         )
 
 
-def _positions(model: Any, *, num_virtual: int) -> Positions:
-    config = model.config.get_text_config(decoder=True)
-    both = _limit(config, "max_position_embeddings")
+def positions_of(whole: Any, *, num_virtual: int = 0) -> Positions:
+    """Return how many tokens a model may see.
+
+    Args:
+        whole: transformers' config of it.
+        num_virtual: tokens that an adapter puts in front of each prompt.
+    """
+    config = whole.get_text_config(decoder=True)
+    both = _extended(config, _limit(config, "max_position_embeddings"))
     if getattr(config, "alibi", False):
         both = None
-    if not model.config.is_encoder_decoder:
+    if not whole.is_encoder_decoder:
         return Positions(num_prompt_tokens=None, num_tokens=None if both is None else both - num_virtual)
-    encoder = model.config.get_text_config(encoder=True)
+    encoder = whole.get_text_config(encoder=True)
     return Positions(
         num_prompt_tokens=_limit(encoder, "max_encoder_position_embeddings") or both,
         num_tokens=_limit(config, "max_decoder_position_embeddings") or both,
     )
+
+
+def _extended(config: Any, limit: int | None) -> int | None:
+    """Return how far rotary positions go that are stretched beyond those the model was made for."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if limit is None:
+        return None
+    for of_layers in [rope] if "rope_type" in rope else rope.values():  # one for all, or one a kind of layer
+        if of_layers.get("rope_type") == "dynamic":
+            return None
+        original = of_layers.get("original_max_position_embeddings") or limit
+        limit = max(limit, int(original * (of_layers.get("factor") or 1)))
+    return limit
 
 
 def _limit(config: Any, name: str) -> int | None:

@@ -12,9 +12,10 @@ from zerofit.errors import UserError
 from zerofit.generated import Completion, FinishReason
 from zerofit.generation.call_settings import CallSettings
 from zerofit.generation.ends import Ends
-from zerofit.generation.guarded import Guard
+from zerofit.generation.guarded import CheckedProcessor, GuardedLoop
 from zerofit.generation.model_kind import ModelKind
 from zerofit.generation.prompts import Tokens
+from zerofit.generation.untouched import seed_sampling
 from zerofit.generation_calls import Batch
 
 
@@ -39,30 +40,33 @@ class Caller:
             prompts: all prompts, of all batches.
 
         Returns:
-            A function that raises what a function of the script's raised meanwhile, when all ranks have ended
-            the call.
+            A function that raises what was raised between two passes, when all ranks have ended the call.
         """
-        import torch
-
         ids, mask = self._padded([prompts[index] for index in batch.indices])
-        guard = Guard()
-        ends = Ends(self.settings.criteria, guard=guard, go_on=self.go_on)
-        torch.manual_seed(_batch_seed(self.seed, batch.number))
-        found = self._call(ids, mask, self._config(batch.max_new_tokens), **self._objects(guard, ends))
+        ends, loop = Ends(self.settings.criteria, go_on=self.go_on), GuardedLoop()
+        objects = self._objects(ends)
+        if self.in_step:
+            objects["custom_generate"] = loop
+        seed_sampling(_batch_seed(self.seed, batch.number), self.kind.device)
+        found = self._call(ids, mask, self._config(batch.max_new_tokens), **objects)
+        self.go_on()  # a generation of the script's own may have asked no criterion
 
         def completions() -> list[tuple[Completion, ...]]:
-            guard.check()
+            loop.check()
             sequences = getattr(found, "sequences", found)  # custom_generate may return these alone
             begin = 1 if self.kind.is_encoder_decoder else ids.shape[1]
             of_beams = getattr(found, "beam_indices", None)
             if of_beams is not None:  # -1 behind the end
-                each_end = [begin + length for length in (of_beams >= 0).sum(dim=1).tolist()]
+                lengths = (of_beams >= 0).sum(dim=1).tolist()
+                each = [
+                    self._completion(row[begin : begin + length], batch.max_new_tokens)
+                    for row, length in zip(sequences.tolist(), lengths, strict=True)
+                ]
             else:
-                each_end = ends.lengths(len(sequences))
-            each = [
-                self._completion(row[begin:end], batch.max_new_tokens)
-                for row, end in zip(sequences.tolist(), each_end, strict=True)
-            ]
+                each = [
+                    self._completion(row[begin:end], batch.max_new_tokens, is_stopped=end is not None)
+                    for row, end in zip(sequences.tolist(), ends.lengths(len(sequences)), strict=True)
+                ]
             count = self.settings.num_return_sequences
             return [tuple(each[place : place + count]) for place in range(0, len(each), count)]
 
@@ -87,16 +91,19 @@ class Caller:
             decoder_start_token_id=own.decoder_start_token_id,
             use_cache=own.use_cache,
             disable_compile=True,
+            # Its loop asks before its first pass whether others go on, that of other settings after it.
+            prompt_lookup_num_tokens=own.prompt_lookup_num_tokens,
         )
         self._call(ids, mask, config)
 
-    def rehearse(self, token: int) -> None:
+    def rehearse(self, token: int, *, max_new_tokens: int) -> None:
         """Check the settings as model.generate does, which then makes no token.
 
         An encoder makes its pass: under ZeRO-3 all ranks do this together.
 
         Args:
             token: any that the model knows.
+            max_new_tokens: of the longest completion.
 
         Raises:
             UserError: transformers does not take the settings.
@@ -104,11 +111,10 @@ class Caller:
         if "custom_generate" in self.settings.objects:
             return
         ids, mask = self._padded([(token,)])
-        guard = Guard()
-        objects = self._objects(guard, Ends(self.settings.criteria, guard=guard, go_on=self.go_on))
         try:
-            self._call(ids, mask, self._config(1), **objects, custom_generate=_no_tokens)
-        except (TypeError, ValueError, NotImplementedError) as error:
+            objects = self._objects(Ends(self.settings.criteria, go_on=self.go_on))
+            self._call(ids, mask, self._config(max_new_tokens), **objects, custom_generate=_no_tokens)
+        except (TypeError, ValueError, ArithmeticError, IndexError, NotImplementedError) as error:
             raise UserError(
                 "generate-settings-disagree",
                 "transformers does not take these generation settings",
@@ -140,18 +146,17 @@ class Caller:
         config.return_dict_in_generate = True  # for beams' ends
         return config
 
-    def _objects(self, guard: Guard, ends: Ends) -> dict[str, Any]:
-        """Return the further arguments of a call, in which the script's functions are guarded."""
+    def _objects(self, ends: Ends) -> dict[str, Any]:
+        """Return the further arguments of a call."""
         from transformers import LogitsProcessorList, StoppingCriteriaList
 
         objects = dict(self.settings.objects)
         processors = objects.pop("logits_processor", ())
-        allowed = objects.pop("prefix_allowed_tokens_fn", None)
-        if allowed is not None:
-            objects["prefix_allowed_tokens_fn"] = guard.allowed(allowed, token=self.settings.pad_token)
+        # One of transformers' own stays itself: it takes the place of that which a setting asks for.
+        checked = [each if _is_of_transformers(each) else CheckedProcessor(each) for each in processors]
         return {
             **objects,
-            "logits_processor": LogitsProcessorList(guard.processors(processors)),
+            "logits_processor": LogitsProcessorList(checked),
             "stopping_criteria": StoppingCriteriaList([ends]),
         }
 
@@ -168,20 +173,41 @@ class Caller:
             mask[place, where] = 1
         return ids.to(self.kind.device), mask.to(self.kind.device)
 
-    def _completion(self, row: list[int], max_new_tokens: int) -> Completion:
+    def _completion(self, row: list[int], max_new_tokens: int, *, is_stopped: bool = False) -> Completion:
         eos_tokens = self.settings.eos_tokens
         end = next((place for place, token in enumerate(row) if token in eos_tokens), None)
         tokens = tuple(row if end is None else row[: end + 1])
-        is_cut = end is None and len(tokens) >= max_new_tokens
+        is_cut = end is None and not is_stopped and len(tokens) >= max_new_tokens
         text = None if self.tokenizer is None else self.tokenizer.decode(tokens, skip_special_tokens=True)
         return Completion(
             tokens=tokens, text=text, finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP
         )
 
 
-def _no_tokens(model: Any, input_ids: Any, **_: Any) -> Any:
-    """Stand for transformers' decoding loop, when all before it has been done."""
+def _no_tokens(model: Any, input_ids: Any, logits_processor: Any, **_: Any) -> Any:
+    """Stand for transformers' decoding loop, when all before it has been done.
+
+    Its logits processors look at some settings when they see scores; the script's own are left alone.
+    """
+    import torch
+
+    num_tokens = model.config.get_text_config(decoder=True).vocab_size
+    scores = torch.zeros((input_ids.shape[0], num_tokens), device=input_ids.device)
+    for processor in filter(_is_from_settings, logits_processor):
+        scores = processor(input_ids, scores)
     return input_ids
+
+
+def _is_from_settings(processor: Any) -> bool:
+    from transformers import PrefixConstrainedLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor
+
+    # The first calls a function of the script's, the second the model.
+    apart = PrefixConstrainedLogitsProcessor | UnbatchedClassifierFreeGuidanceLogitsProcessor
+    return _is_of_transformers(processor) and not isinstance(processor, apart)
+
+
+def _is_of_transformers(processor: Any) -> bool:
+    return type(processor).__module__.startswith("transformers.")
 
 
 def _batch_seed(seed: int, number: int) -> int:

@@ -14,21 +14,34 @@ _MOST_NAMED = 5
 """ASSUMPTION: so many prompts show which are missing; more would hide what to do."""
 
 
-def out_exists(out: Path, *, is_whole: bool = False) -> UserError:
+def out_exists(out: Path, *, whole_beside: Path | None = None) -> UserError:
     """Return what is said where there is something at the place of the results.
 
     Args:
         out: the place.
-        is_whole: whether an earlier run wrote it from the parts beside it, and was killed after that.
+        whole_beside: the folder of the parts from which an earlier run, killed after that, wrote it whole.
     """
-    found = "all results of an earlier run, killed at its very end" if is_whole else "a file"
+    if whole_beside is not None:
+        return UserError(
+            "generate-out-exists",
+            "all results are there already",
+            found=f"{out}: whole; the run that wrote it was killed at its very end",
+            why="nothing is left to do, and results are never written over",
+            fix=f"rm -r {whole_beside}, which holds the same in parts; to do all anew, name another file",
+        )
     return UserError(
         "generate-out-exists",
         "the file for the results is there already",
-        found=f"{out}: {'a folder' if out.is_dir() else found}",
+        found=f"{out}: {_kind(out)}",
         why="it may hold results of yours, and they are never written over",
         fix="write to another file, or move that one away",
     )
+
+
+def _kind(path: Path) -> str:
+    if path.is_dir():
+        return "a folder"
+    return "a link to nothing" if path.is_symlink() and not path.exists() else "a file"
 
 
 def not_ours(parts: Path) -> UserError:

@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.generation.part_errors import in_use, not_ours, other_job, out_exists, unfinished
 
@@ -26,7 +26,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 
 def parts_folder(out: Path) -> Path:
     """Return where the unfinished results of a run stand."""
-    return out.with_name(f"{out.name}.parts")
+    return out.parent / f"{out.name}.parts"
 
 
 def part_file(folder: Path, *, start: int, rank: int) -> Path:
@@ -48,6 +48,30 @@ def whole_file(folder: Path) -> Path:
     return folder / _WHOLE
 
 
+def kept_files(out: Path) -> list[Path]:
+    """Return the files with the results that earlier runs left of a file that is not whole yet."""
+    folder = parts_folder(out)
+    return list(part_files(folder).values()) if folder.is_dir() else []
+
+
+def kept_batch_size(out: Path) -> int | None:
+    """Return in what batches the results that earlier runs left were made; None where that is not known."""
+    if not _has_results(parts_folder(out)):
+        return None
+    size = _job(_read_job(parts_folder(out))).get("batch_size")
+    return size if type(size) is int and size > 0 else None
+
+
+def check_free(out: Path) -> None:
+    """Check that nothing of the user's has the name that the results are to get.
+
+    Raises:
+        UserError: something has.
+    """
+    if os.path.lexists(out) and not _is_reserved(out):
+        raise out_exists(out, whole_beside=parts_folder(out) if _is_whole(out) else None)
+
+
 def check_claim(out: Path, *, fingerprint: str, resume: bool) -> None:
     """Check that a run could claim the folder of its parts; nothing is written, nor locked.
 
@@ -61,19 +85,19 @@ def check_claim(out: Path, *, fingerprint: str, resume: bool) -> None:
         OSError: it can't be read.
     """
     _check(out, fingerprint=fingerprint, resume=resume)
-    job = parts_folder(out) / _JOB
-    if job.exists():
-        with job.open("rb") as file:
-            _lock(file.fileno(), parts_folder(out), how=fcntl.LOCK_SH)
+    folder = parts_folder(out)
+    with contextlib.suppress(FileNotFoundError), (folder / _JOB).open("rb") as file:
+        _lock(file.fileno(), folder, how=fcntl.LOCK_SH)
 
 
-def claim(out: Path, *, fingerprint: str, resume: bool) -> int:
+def claim(out: Path, *, fingerprint: str, resume: bool, batch_size: int | None = None) -> int:
     """Make or take over the folder of a run's parts.
 
     Args:
         out: the file that gets all results at the end.
         fingerprint: of all that decides about the results.
         resume: whether unfinished results of the same fingerprint are continued.
+        batch_size: prompts in one call, noted for a later run: when tokens are drawn, it decides about them.
 
     Returns:
         The open job file: as long as it is, no other run can claim the folder; the lock goes with the
@@ -84,9 +108,6 @@ def claim(out: Path, *, fingerprint: str, resume: bool) -> int:
         OSError: it can't be written.
     """
     folder = parts_folder(out)
-    if _is_whole(out, folder):
-        remove_parts(folder)
-        raise out_exists(out, is_whole=True)
     _check(out, fingerprint=fingerprint, resume=resume)
     folder.mkdir(exist_ok=True)
     lock = os.open(folder / _JOB, os.O_RDWR | os.O_CREAT, 0o666)
@@ -94,7 +115,9 @@ def claim(out: Path, *, fingerprint: str, resume: bool) -> int:
         _lock(lock, folder, how=fcntl.LOCK_EX)
         _check(out, fingerprint=fingerprint, resume=resume)  # again, as no other run changes it now
         if not is_claimed(folder, fingerprint=fingerprint):
-            _note_job(lock, folder, fingerprint)
+            _note_job(lock, folder, {"fingerprint": fingerprint, "batch_size": batch_size})
+        if _is_reserved(out):
+            out.unlink()
     except BaseException:
         os.close(lock)
         raise
@@ -103,7 +126,8 @@ def claim(out: Path, *, fingerprint: str, resume: bool) -> int:
 
 def is_claimed(folder: Path, *, fingerprint: str) -> bool:
     """Return whether the folder is there, and rank 0 has claimed it for a run of this fingerprint."""
-    return _read_job(folder) == _job_text(fingerprint)
+    job = _job(_read_job(folder))
+    return (job.get("version"), job.get("fingerprint")) == (_VERSION, fingerprint)
 
 
 def name_whole(whole: Path, out: Path) -> None:
@@ -142,24 +166,39 @@ def sync_folder(folder: Path) -> None:
 
 
 def _check(out: Path, *, fingerprint: str, resume: bool) -> None:
+    check_free(out)
     folder = parts_folder(out)
-    if os.path.lexists(out):
-        raise out_exists(out, is_whole=_is_whole(out, folder))
     if not os.path.lexists(folder):
         return
     if not _is_ours(folder):
         raise not_ours(folder)
-    has_results = any(path.stat().st_size for path in part_files(folder).values())
+    has_results = _has_results(folder)
     if has_results and not is_claimed(folder, fingerprint=fingerprint):
         raise other_job(folder, why=_difference(folder))
     if has_results and not resume:
         raise unfinished(folder)
 
 
-def _is_whole(out: Path, folder: Path) -> bool:
+def _has_results(folder: Path) -> bool:
+    return folder.is_dir() and any(path.stat().st_size for path in part_files(folder).values())
+
+
+def _is_whole(out: Path) -> bool:
     """Return whether a run that was killed at its end left all results at OUT, and the parts beside it."""
-    whole = whole_file(folder)
-    return whole.exists() and out.exists() and whole.samefile(out)
+    try:
+        return whole_file(parts_folder(out)).samefile(out)
+    except OSError:
+        return False
+
+
+def _is_reserved(out: Path) -> bool:
+    """Return whether a run that was killed in name_whole() left the name, and nothing in it."""
+    try:
+        has_whole = whole_file(parts_folder(out)).is_file()
+    except OSError:
+        return False
+    is_empty = not out.is_symlink() and out.is_file() and not out.stat().st_size
+    return has_whole and is_empty and not _is_whole(out)
 
 
 def _lock(lock: int, folder: Path, *, how: int) -> None:
@@ -176,12 +215,12 @@ def _lock(lock: int, folder: Path, *, how: int) -> None:
         raise in_use(folder)
 
 
-def _note_job(lock: int, folder: Path, fingerprint: str) -> None:
+def _note_job(lock: int, folder: Path, job: dict[str, Any]) -> None:
     """Write whose results will be there, in a folder that has none."""
     for path in part_files(folder).values():  # a killed run's rank may live on for a moment, and write there
         path.unlink()
     os.ftruncate(lock, 0)
-    os.pwrite(lock, _job_text(fingerprint).encode(), 0)
+    os.pwrite(lock, f"{json.dumps({'version': _VERSION, **job})}\n".encode(), 0)
     os.fsync(lock)
     sync_folder(folder)
 
@@ -191,27 +230,23 @@ def _is_ours(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     text = _read_job(folder)
-    return _version(text) is not None if text else os.listdir(folder) in ([], [_JOB])
+    return bool(_job(text)) if text else os.listdir(folder) in ([], [_JOB])
 
 
 def _difference(folder: Path) -> str:
-    if _version(_read_job(folder)) != _VERSION:
+    if _job(_read_job(folder)).get("version") != _VERSION:
         return "another version of zerofit wrote them"
     return "they were made with another model, other prompts or other settings"
 
 
-def _version(text: str | None) -> int | None:
-    """Return the version that a job file names; None where it is no job file."""
+def _job(text: str | None) -> dict[str, Any]:
+    """Return what a job file says; nothing where it is no job file."""
     try:
         document = json.loads(text or "")
     except ValueError:
-        return None
+        return {}
     is_job = isinstance(document, dict) and set(document) >= {"version", "fingerprint"}
-    return document["version"] if is_job else None
-
-
-def _job_text(fingerprint: str) -> str:
-    return json.dumps({"version": _VERSION, "fingerprint": fingerprint}) + "\n"
+    return document if is_job else {}
 
 
 def _read_job(folder: Path) -> str | None:

@@ -51,7 +51,16 @@ class Parts:
         self._held = [file] if lock is None else [file, lock]
 
     @classmethod
-    def open(cls, out: Path, *, fingerprint: str, rank: int, world_size: int, resume: bool) -> Parts:
+    def open(
+        cls,
+        out: Path,
+        *,
+        fingerprint: str,
+        rank: int,
+        world_size: int,
+        resume: bool,
+        batch_size: int | None = None,
+    ) -> Parts:
         """Return a rank's parts, to be written into a new file.
 
         Args:
@@ -60,6 +69,7 @@ class Parts:
             rank: this one, of world_size.
             world_size: ranks that write.
             resume: whether unfinished results of the same fingerprint are continued.
+            batch_size: prompts in one call, noted beside the results.
 
         Raises:
             UserError: something is at `out`; the unfinished results there are not of this fingerprint, not to
@@ -69,7 +79,7 @@ class Parts:
         lock = None
         try:
             if rank == 0:
-                lock = claim(out, fingerprint=fingerprint, resume=resume)
+                lock = claim(out, fingerprint=fingerprint, resume=resume, batch_size=batch_size)
             elif not is_claimed(folder, fingerprint=fingerprint):
                 raise not_shared(folder, rank=rank)
             start = max((start for start, _ in part_files(folder)), default=0) + (rank == 0)

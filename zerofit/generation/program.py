@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
 from zerofit.generation.loading import joined_ranks, loaded_model
-from zerofit.generation.part_folder import part_files, parts_folder
+from zerofit.generation.memory_errors import memory_explained
+from zerofit.generation.part_folder import kept_files
 from zerofit.generation.part_lines import PartLines
+from zerofit.generation.ranks import all_ranks
 from zerofit.generation.shown_progress import ShownProgress
 from zerofit.generation_job import GenerationJob, job_from_json
 from zerofit.prompt_lines import result_of
@@ -24,9 +27,19 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 1800.0
 """How long to wait for a rank. ASSUMPTION: with weights on NVMe a token takes minutes, not half an hour; a
-process group of torch waits as long (torch/distributed/constants.py, default_pg_timeout)."""
-_CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
-"""c10/core/impl/alloc_cpu.cpp: torch raises a bare RuntimeError."""
+process group of torch waits as long on gloo, and 10 minutes on NCCL (torch/distributed/constants.py)."""
+_FIXES = {
+    "generate-out-of-step": "add --gather always, or leave the setting out",
+    "generate-experts-apart": "add --gather always, or --zero-stage 0 where the model fits on one GPU",
+    "generate-rank-silent": "see its log; the same command started again goes on where this one stopped",
+    "generate-prompts-differ": "give the same --prompts on every node",
+    "generate-ranks-differ": "give the same flags and files on every node",
+    "generate-unknown-token": "leave out --tokenizer, or name the model's own",
+}
+"""What to do, in flags, where zerofit.generate names arguments, and the command line can't find it before."""
+_SAID = "zerofit/generate/said-by-rank-0"
+_FIRST_SAYS_WITHIN_S, _ENDS_AFTER_S = 10.0, 0.5
+"""ASSUMPTION: all ranks raise it within a moment, and rank 0 prints it in far less than the second."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -46,20 +59,38 @@ def main(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def explained(job: GenerationJob) -> Iterator[None]:
-    """Say what to do where memory runs out, in place of a traceback.
+    """Say what to do in the words of the command line, and once: what all ranks raise, rank 0 says.
 
     Raises:
-        UserError: it did.
+        UserError: memory has run out, or what was raised, in those words.
+        SystemExit: rank 0 says it.
     """
-    import torch
-
     try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not is_known and _CPU_OUT_OF_MEMORY not in str(error):
-            raise
-        raise _out_of_memory(job, error) from None
+        with memory_explained(job):
+            yield
+    except UserError as error:
+        error.fix = _FIXES.get(error.rule, error.fix)
+        if error.is_on_every_rank:
+            _let_first_say()
+            if all_ranks().rank > 0:
+                raise SystemExit(error.exit_code) from None
+        raise
+
+
+def _let_first_say() -> None:
+    """Wait until rank 0 says what all raise: the first that ends has its launcher end the others."""
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        return
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    with suppress(RuntimeError):  # the store goes with rank 0, which has then spoken
+        if distributed.get_rank() == 0:
+            _get_default_store().set(_SAID, "1")
+            return
+        _get_default_store().wait([_SAID], timedelta(seconds=_FIRST_SAYS_WITHIN_S))
+        time.sleep(_ENDS_AFTER_S)
 
 
 def summary(made: Sequence[Generated], *, num_prompts: int, took_s: float) -> str:
@@ -87,16 +118,16 @@ def _run(job: GenerationJob) -> None:
     is_first = not distributed.is_initialized() or distributed.get_rank() == 0
     if not (is_first and sys.stderr.isatty()):
         logging.disable_progress_bar()  # of loading weights
-    documents = _read_prompts(Path(job.prompts))
+    prompts, fields = _read_prompts(Path(job.prompts), with_fields=is_first)
     tokenizer = AutoTokenizer.from_pretrained(
         job.tokenizer, local_files_only=True, trust_remote_code=job.trust_remote_code
     )
-    earlier = _done_earlier(Path(job.out)) if is_first else frozenset()
-    with loaded_model(job) as model, ShownProgress(is_shown=is_first) as progress:
+    earlier = frozenset(PartLines(kept_files(Path(job.out)))) if is_first else frozenset()
+    with loaded_model(job) as model, ShownProgress(is_shown=is_first, num_done=len(earlier)) as progress:
         begin = time.perf_counter()
         results = generate_and_keep(
             model,
-            [document["tokens"] for document in documents],
+            prompts,
             tokenizer=tokenizer,
             max_new_tokens=job.max_new_tokens,
             generation_config=None,
@@ -110,7 +141,7 @@ def _run(job: GenerationJob) -> None:
             progress=progress.show,
             settings=job.generation,
             fingerprint=job.fingerprint,
-            describe=lambda document: result_of(documents[document["index"]]["fields"], document),
+            describe=lambda document: result_of(fields[document["index"]], document),
         )
         took_s = time.perf_counter() - begin
     if is_first:
@@ -118,32 +149,17 @@ def _run(job: GenerationJob) -> None:
         print(summary(made, num_prompts=len(results), took_s=took_s), file=sys.stderr)
 
 
-def _read_prompts(path: Path) -> list[dict[str, Any]]:
+def _read_prompts(path: Path, *, with_fields: bool) -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """Return each prompt's tokens, and what else its line says, which rank 0 alone needs."""
+    tokens: list[list[int]] = []
+    fields: list[dict[str, Any]] = []
     with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
-def _done_earlier(out: Path) -> frozenset[int]:
-    folder = parts_folder(out)
-    return frozenset(PartLines(list(part_files(folder).values()))) if folder.is_dir() else frozenset()
-
-
-def _out_of_memory(job: GenerationJob, error: BaseException) -> UserError:
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    fix = "start it again with --param-offload cpu: it goes on where it stopped"
-    if job.batch_size > 1:
-        fix = f"start it again with --batch-size {job.batch_size // 2}"
-        # Each batch has its own seed: other batches draw tokens that don't go with those that are there.
-        drawn = f", having removed {parts_folder(Path(job.out))}: other batches draw other tokens"
-        fix += drawn if job.generation.get("do_sample") else ": it goes on where it stopped"
-    return UserError(
-        "generate-out-of-memory",
-        "the memory has run out",
-        found=f"{job.batch_size} prompts in a call: {first}",
-        why="the weights, the cache of all prompts of a call and what is computed did not fit together",
-        fix=fix,
-        exit_code=1,
-    )
+        for line in lines:
+            document = json.loads(line)
+            tokens.append(document["tokens"])
+            if with_fields:
+                fields.append(document["fields"])
+    return tokens, fields
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from numbers import Integral
 from typing import Any, TypeAlias
 
@@ -20,24 +20,30 @@ _OTHER_INPUTS = (
     "past_key_values",
     "pixel_values",
 )
-"""Fields of a batch without which the model would be asked something else.
+"""Fields of a batch without which the model would be asked something else; some models take them unnamed.
 https://huggingface.co/docs/transformers/main_classes/text_generation"""
 
 
-def read_prompts(prompts: Any, tokenizer: Any) -> tuple[Tokens, ...]:
+_MAY_BE_LEFT_OUT = frozenset(("attention_mask", "input_ids", "labels", "position_ids", "token_type_ids"))
+"""Fields of a batch that a model takes, and that its tokens and their mask make up for."""
+
+
+def read_prompts(prompts: Any, tokenizer: Any, *, taken: Collection[str] = ()) -> tuple[Tokens, ...]:
     """Return the tokens of each prompt, in order; the tokenizer stays as it is.
 
     Args:
         prompts: texts, chats, token ids, or batches with "input_ids" and "attention_mask", whose rows are
             prompts.
         tokenizer: of transformers; None where all prompts are tokens already.
+        taken: names of what the model takes; others in a batch, such as a row's number, mean nothing to it.
 
     Raises:
         UserError: a prompt is none of these, or has no tokens; there is no tokenizer, or no chat template.
     """
+    needed = frozenset((*_OTHER_INPUTS, *taken)) - _MAY_BE_LEFT_OUT
     found: list[Tokens] = []
     for place, prompt in enumerate(_each(prompts)):
-        for tokens in _tokens_of(prompt, tokenizer, place):
+        for tokens in _tokens_of(prompt, tokenizer, place, needed):
             if not tokens:
                 raise _empty(len(found))
             found.append(tokens)
@@ -79,12 +85,12 @@ def _each(prompts: Any) -> Iterator[Any]:
     return each
 
 
-def _tokens_of(prompt: Any, tokenizer: Any, place: int) -> Iterator[Tokens]:
+def _tokens_of(prompt: Any, tokenizer: Any, place: int, needed: frozenset[str]) -> Iterator[Tokens]:
     """Yield the tokens of one prompt, or of each row of a batch."""
     if isinstance(prompt, str):
         yield _from_text(prompt, tokenizer, place)
     elif isinstance(prompt, Mapping):
-        yield from _from_batch(prompt, place)
+        yield from _from_batch(prompt, place, needed)
     elif _is_chat(prompt):
         yield _from_chat(prompt, tokenizer, place)
     else:
@@ -137,12 +143,12 @@ def _from_chat(chat: Any, tokenizer: Any, place: int) -> Tokens:
     return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def _from_batch(batch: Mapping[str, Any], place: int) -> Iterator[Tokens]:
+def _from_batch(batch: Mapping[str, Any], place: int, needed: frozenset[str]) -> Iterator[Tokens]:
     if "input_ids" not in batch:
         names = ", ".join(map(str, batch)) or "nothing"
         fix = 'a batch has "input_ids"; a chat is a list of messages'
         raise _not_prompts(f"item {place} has {names}", fix)
-    others = [name for name in _OTHER_INPUTS if batch.get(name) is not None]
+    others = [name for name, value in batch.items() if name in needed and value is not None]
     if others:
         raise UserError(
             "generate-from-tokens-alone",

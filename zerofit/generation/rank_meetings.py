@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections import Counter
@@ -64,6 +63,11 @@ class RankMeetings:
         self._numbers: Counter[str] = Counter()
         self._meeting: str | None = None
         self._answered = 0
+
+    @property
+    def have_met(self) -> bool:
+        """Whether all ranks have come to a call, so that this is so on each of them."""
+        return self._numbers.total() > 0
 
     def meet(self, name: str, *, line: str, limit_s: float) -> None:
         """Wait until all ranks have come to this call.
@@ -153,9 +157,8 @@ class RankMeetings:
         """
         if exit_code != 0:
             return
-        with contextlib.suppress(RuntimeError):  # the others have gone already
-            self._board.put(f"ended {self._board.rank}", "yes")
-            self._board.add("ended", 1)
+        self._board.put(f"ended {self._board.rank}", "yes")
+        self._board.add("ended", 1)
 
     def _ended(self) -> frozenset[int]:
         if self._board.count("ended") == 0:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+import pickle
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from zerofit.errors import UserError
+from zerofit.units import MIB
 
 T = TypeVar("T")
 
-_ITEMS_AT_A_TIME = 1024
-"""ASSUMPTION: so many prompts or results a rank are at most some megabytes, which NCCL needs on the GPU."""
+_BYTES_AT_A_TIME = 64 * MIB
+"""Of all ranks together, on each of them; NCCL needs it on the GPU. ASSUMPTION: small against a GPU."""
+_LEAST_BYTES = MIB // 16
+"""Of one rank, however many there are. ASSUMPTION: large against what a collective takes by itself."""
+_ALL_CAME = "all"
 _LOOKS_EVERY_S = 0.05
+_LOOKS_AFTER_A_PART = 0.02
+"""Of the time that it has waited, so that the store of many ranks is not asked for nothing."""
 _SAYS_EVERY_S = 1.0
 """How often a rank says that it goes on: far more often than the shortest sensible limit."""
 
@@ -42,16 +51,17 @@ class Ranks:
         return values
 
     def share_all(self, values: Sequence[T]) -> list[list[T]]:
-        """Return each rank's values, a limited number at a time; all ranks call this."""
+        """Return each rank's values, a limited number of bytes at a time; all ranks call this."""
         if not self.are_many:
             return [list(values)]
-        longest = max(self.share(len(values)))
-        gathered: list[list[T]] = [[] for _ in range(self.size)]
-        for begin in range(0, longest, _ITEMS_AT_A_TIME):
-            pieces = self.share(list(values[begin : begin + _ITEMS_AT_A_TIME]))
-            for mine, piece in zip(gathered, pieces, strict=True):
-                mine += piece
-        return gathered
+        mine = pickle.dumps(list(values))
+        longest = max(self.share(len(mine)))
+        piece = max(_LEAST_BYTES, _BYTES_AT_A_TIME // self.size)
+        gathered = [bytearray() for _ in range(self.size)]
+        for begin in range(0, longest, piece):
+            for whole, part in zip(gathered, self.share(mine[begin : begin + piece]), strict=True):
+                whole += part
+        return [pickle.loads(whole) for whole in gathered]
 
     def agreed(self, work: Callable[[], T]) -> T:
         """Return what this rank's work gives, or raise on every rank where that of one fails.
@@ -67,12 +77,12 @@ class Ranks:
             result = work()
         except Exception as raised:
             error = raised
-        told = self.share(_told(error))
-        if error is not None:
-            raise error
-        for rank, each in enumerate(told):
+        for rank, each in enumerate(self.share(_told(error))):
             if each is not None:
-                raise _raised_by(rank, each)
+                raised_here = error or _raised_by(rank, each)
+                if isinstance(raised_here, UserError):
+                    raised_here.is_on_every_rank = True
+                raise raised_here
         return result
 
 
@@ -111,7 +121,8 @@ class Progress:
     def fail(self, error: BaseException) -> None:
         """Say that this rank generates no more."""
         if self._ranks.are_many:
-            _store().set(self._key("failed", self._ranks.rank), f"{type(error).__name__}: {error}")
+            with suppress(RuntimeError):  # the store has gone with rank 0; the error matters more
+                self._decide(self._failure(error))
 
     def wait_for_all(self, name: str) -> None:
         """Return when every rank has come here.
@@ -124,23 +135,62 @@ class Progress:
         """
         if not self._ranks.are_many:
             return
-        store = _store()
-        store.set(self._key(name, self._ranks.rank), "1")
-        for rank in range(self._ranks.size):
-            heard, heard_at = b"", time.monotonic()
-            while not store.check([self._key(name, rank)]):
-                if store.check([self._key("failed", rank)]):
-                    raise _failed(rank, store.get(self._key("failed", rank)).decode())
-                said = self._last_said(store, rank)
-                if said != heard:
-                    heard, heard_at = said, time.monotonic()
-                elif time.monotonic() - heard_at > self._limit_s:
-                    raise _silent(rank, self._limit_s)
-                time.sleep(_LOOKS_EVERY_S)
+        store, begin = _store(), time.monotonic()
+        places = [self._key(name, rank) for rank in range(self._ranks.size)]
+        store.set(places[self._ranks.rank], "1")
+        heard = dict.fromkeys(range(self._ranks.size), (b"", begin))
+        in_turn = deque(range(self._ranks.size))
+        # Some requests a look, however many ranks there are: each of them looks.
+        while not store.check(places) and not store.check([self._verdict_key]):
+            if store.check([places[in_turn[0]]]):
+                in_turn.popleft()
+                continue
+            if self._is_silent(store, in_turn[0], heard):
+                self._give_up(_silent(in_turn[0], self._limit_s))
+                break
+            in_turn.rotate(-1)
+            time.sleep(min(max(_LOOKS_EVERY_S, _LOOKS_AFTER_A_PART * (time.monotonic() - begin)), 1.0))
+        verdict = self._decide(_ALL_CAME)
+        if verdict != _ALL_CAME:
+            raise _failed(*verdict.split(" ", 1))
+
+    def end(self, name: str) -> None:
+        """Take what this rank has said out of the store, when all have come from wait_for_all()."""
+        if self._ranks.are_many:
+            for what in (name, "goes-on"):
+                _store().delete_key(self._key(what, self._ranks.rank))
+            if self._ranks.rank == 0:
+                _store().delete_key(self._verdict_key)
+
+    def _give_up(self, error: UserError) -> None:
+        """Raise an error, unless another rank has decided otherwise meanwhile."""
+        failure = self._failure(error)
+        if self._decide(failure) == failure:
+            raise error
+
+    def _decide(self, verdict: str) -> str:
+        """Return what all ranks take for the end: the first verdict that one has given."""
+        return str(_store().compare_set(self._verdict_key, "", verdict).decode())
+
+    def _failure(self, error: BaseException) -> str:
+        said = error.summary if isinstance(error, UserError) else error
+        return f"{self._ranks.rank} {type(error).__name__}: {said}"
+
+    def _is_silent(self, store: Any, rank: int, heard: dict[int, tuple[bytes, float]]) -> bool:
+        """Return whether a rank has said nothing new within the limit; note when it has."""
+        said, (before, at) = self._last_said(store, rank), heard[rank]
+        if said != before:
+            heard[rank] = (said, time.monotonic())
+            return False
+        return time.monotonic() - at > self._limit_s
 
     def _last_said(self, store: Any, rank: int) -> bytes:
         key = self._key("goes-on", rank)
         return bytes(store.get(key)) if store.check([key]) else b""
+
+    @property
+    def _verdict_key(self) -> str:
+        return f"{self._prefix}/verdict"
 
     def _key(self, what: str, rank: int) -> str:
         return f"{self._prefix}/{what}/{rank}"
@@ -169,7 +219,7 @@ def _raised_by(rank: int, told: dict[str, Any]) -> UserError:
     return UserError(told.pop("rule"), told.pop("summary"), found=found, **told)
 
 
-def _failed(rank: int, text: str) -> UserError:
+def _failed(rank: int | str, text: str) -> UserError:
     return UserError(
         "generate-failed-on-a-rank",
         f"rank {rank} failed, so that the results are not complete",

@@ -94,10 +94,18 @@ def open_results(
     if out is None:
         yield Results(ranks, question, None, frozenset())
         return
-    text = fingerprint or question.fingerprint()
+    # Rank 0's counts: nodes with copies of the model have files of other times.
+    text = ranks.share(fingerprint or question.fingerprint())[0]
 
     def open_parts() -> Parts:
-        return Parts.open(out, fingerprint=text, rank=ranks.rank, world_size=ranks.size, resume=resume)
+        return Parts.open(
+            out,
+            fingerprint=text,
+            rank=ranks.rank,
+            world_size=ranks.size,
+            resume=resume,
+            batch_size=question.batch_size,
+        )
 
     first = ranks.agreed(lambda: open_parts() if ranks.rank == 0 else None)
     try:

@@ -59,20 +59,21 @@ def _main_frame() -> FrameType | None:
 
 
 def _script_frames(innermost: FrameType | None) -> list[FrameType]:
-    """Return the frames of the user's code, innermost first; of an installed script, where that runs."""
+    """Return the frames of the user's code, innermost first; of a script that is installed, or ours."""
     own: list[FrameType] = []
     installed: list[FrameType] = []
+    ours: list[FrameType] = []
     while innermost is not None:
         name = innermost.f_code.co_filename
+        is_run = innermost.f_globals.get("__name__") == "__main__"
         if name.startswith(_PACKAGE):
-            pass
+            ours += [innermost] if is_run else []
         elif any(part in name for part in _INSTALLED):
-            if innermost.f_globals.get("__name__") == "__main__":
-                installed.append(innermost)
+            installed += [innermost] if is_run else []
         elif not name.startswith(_STANDARD_LIBRARY):
             own.append(innermost)
         innermost = innermost.f_back
-    return own or installed
+    return own or installed or ours
 
 
 def _line_of(frames: Sequence[FrameType]) -> str:
@@ -85,5 +86,8 @@ def _line_of(frames: Sequence[FrameType]) -> str:
 
 def _place_of(frame: FrameType) -> str:
     path = frame.f_code.co_filename
-    relative = os.path.relpath(path)
+    try:
+        relative = os.path.relpath(path)
+    except FileNotFoundError:  # the working directory has been removed
+        relative = os.pardir
     return f"{path if relative.startswith(os.pardir) else relative}:{frame.f_lineno}"

@@ -20,10 +20,14 @@ class ShownProgress:
 
     Args:
         is_shown: whether this rank shows it.
+        every_s: seconds between lines where there is no bar.
+        num_done: prompts that an earlier run has done: they say nothing about the time that the others take.
     """
 
-    def __init__(self, *, is_shown: bool) -> None:
+    def __init__(self, *, is_shown: bool, num_done: int = 0, every_s: float = _LINE_EVERY_S) -> None:
         self._is_shown = is_shown
+        self._num_done = num_done
+        self._every_s = every_s
         self._bar: Any = None
         self._task: Any = None
         self._said_at = time.monotonic()
@@ -32,7 +36,7 @@ class ShownProgress:
         """Show that so many prompts of all are done."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total)
-        elif self._is_shown and time.monotonic() - self._said_at >= _LINE_EVERY_S:
+        elif self._is_shown and time.monotonic() - self._said_at >= self._every_s:
             self._said_at = time.monotonic()
             print(f"zerofit: {done} of {total} prompts are done", file=sys.stderr, flush=True)
 
@@ -50,7 +54,7 @@ class ShownProgress:
                 console=Console(stderr=True),
                 refresh_per_second=_REFRESHES_PER_S,
             )
-            self._task = self._bar.add_task("generating", total=None)
+            self._task = self._bar.add_task("generating", total=None, completed=self._num_done)
             self._bar.start()
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 _FLAGS = ("training", "gradient_checkpointing")
@@ -13,6 +13,8 @@ _FLAGS = ("training", "gradient_checkpointing")
 _LEFT_BEHIND = ("_cache", "_compiled_call", "_last_compile_config", "_previous_max_cache_length")
 """What generate() keeps on a model for its next call. Source: transformers (5.23), generation/utils.py,
 _prepare_static_cache, and modeling_utils.py, get_compiled_call; _cache is of older code from the hub."""
+_ACCELERATORS = ("cuda", "xpu", "npu")
+"""Modules of torch that keep random states as torch.cuda does, of each device of the process."""
 _MISSING = object()
 
 
@@ -80,15 +82,40 @@ def _random_states() -> Callable[[], None]:
     python, cpu = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     of_numpy = numpy.random.get_state() if numpy is not None else None
-    is_on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    gpu = torch.cuda.get_rng_state() if is_on_gpu else None
+    accelerators = [(module, module.get_rng_state_all()) for module in _accelerators()]
 
     def put_back() -> None:
         random.setstate(python)
         torch.set_rng_state(cpu)
         if numpy is not None:
             numpy.random.set_state(of_numpy)
-        if gpu is not None:
-            torch.cuda.set_rng_state(gpu)
+        for module, states in accelerators:
+            module.set_rng_state_all(states)
 
     return put_back
+
+
+def _accelerators() -> list[Any]:
+    """Return the modules of torch whose devices this process uses."""
+    import torch
+
+    modules = [getattr(torch, name, None) for name in _ACCELERATORS]
+    return [module for module in modules if module is not None and module.is_initialized()]
+
+
+def seed_sampling(seed: int, device: Any) -> None:
+    """Seed what the tokens of one model are drawn with, and no other device.
+
+    torch.manual_seed() would seed all, also those that this process begins to use later.
+
+    Args:
+        seed: of the next draws.
+        device: of the logits.
+    """
+    import torch
+
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        module = getattr(torch, device.type)
+        with module.device(device) if hasattr(module, "device") else nullcontext():  # MPS is one device
+            module.manual_seed(seed)

@@ -8,6 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
+from zerofit.generation.gathering import has_hooks, is_available, partitioned_parameters
+from zerofit.generation.in_step import OUT_OF_STEP, check_experts, goes_out_of_step
 from zerofit.generation.meeting import arranged, is_arranged, meet, script_line
 
 if TYPE_CHECKING:
@@ -18,15 +20,6 @@ if TYPE_CHECKING:
 
 _NAME = "model.generate"
 _SEE = "https://huggingface.co/docs/transformers/generation_strategies"
-_UNEVEN = {
-    "assistant_model": "another model drafts tokens, in passes of its own",
-    "assistant_early_exit": "the model's first layers draft tokens, in passes of their own",
-    "use_mtp": "the model's own heads draft tokens, in passes of their own",
-    "prefill_chunk_size": "a longer prompt goes through the model in more chunks",
-    "cache_implementation": "continuous batching makes as many passes as its own prompts take",
-}
-"""Settings under which ranks make different numbers of passes, whatever synced_gpus is
-(transformers/generation/utils.py, _assisted_decoding and _prefill, 5.23)."""
 
 
 def install(module: ModuleType, changes: Changes, *, limit_s: float) -> None:
@@ -47,11 +40,13 @@ def install(module: ModuleType, changes: Changes, *, limit_s: float) -> None:
         call = signature.bind(self, *args, **kwargs)
         said = call.arguments.get("synced_gpus")
         by_itself = said is None and module.is_deepspeed_zero3_enabled()
-        if not (is_partitioned(self) or said or by_itself):
+        needs_others = needs_all_ranks(self)
+        if not (needs_others or said or by_itself):
             return original(self, *args, **kwargs)
         line = script_line()
-        if is_partitioned(self):
+        if needs_others:
             _check_even(call, line)
+            check_experts(self, found_at=f"{line}: ")
             if not (said or by_itself):
                 changes.add(_note(line, said))
             call.arguments["synced_gpus"] = True
@@ -62,18 +57,18 @@ def install(module: ModuleType, changes: Changes, *, limit_s: float) -> None:
     module.GenerationMixin.generate = generate
 
 
-def is_partitioned(model: Any) -> bool:
-    """Return whether ZeRO-3 holds weights of a model in parts now, over all ranks.
+def needs_all_ranks(model: Any) -> bool:
+    """Return whether a model's forward passes need all ranks: ZeRO-3 partitions it, or its hooks are on.
 
-    A group of fewer ranks (MiCS, say) is not meant: synced_gpus asks all ranks.
+    Weights that the script has gathered itself are released by the hooks in the first pass, unless it has
+    taken them off. A group of fewer ranks (MiCS, say) is not meant: synced_gpus asks all ranks.
     """
     from torch.distributed import get_world_size
 
-    for parameter in model.parameters():
-        status = getattr(parameter, "ds_status", None)
-        if status is not None and status.name != "AVAILABLE":
-            return bool(get_world_size(parameter.ds_process_group) == get_world_size())
-    return False
+    parameters = partitioned_parameters(model)
+    if not parameters or get_world_size(parameters[0].ds_process_group) != get_world_size():
+        return False
+    return not all(map(is_available, parameters)) or has_hooks(model)
 
 
 def _has_other_ranks() -> bool:
@@ -96,11 +91,11 @@ def _note(line: str, said: bool | None) -> str:
 
 def _check_even(call: BoundArguments, line: str) -> None:
     """Refuse settings under which the ranks fall out of step."""
-    for name, why in _UNEVEN.items():
+    for name, why in OUT_OF_STEP.items():
         value = _setting(call, name)
-        if value is None or value is False or (name == "cache_implementation" and value != "paged"):
+        if not goes_out_of_step(name, value):
             continue
-        shown = value if isinstance(value, int | str) else type(value).__name__
+        shown = value if isinstance(value, int | float | str) else type(value).__name__
         raise UserError(
             "generate-passes-differ",
             f"{name} can't be used on a model that ZeRO-3 partitions",

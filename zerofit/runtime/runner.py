@@ -64,8 +64,8 @@ def main(arguments: Sequence[str]) -> int:
         exit_code, error = 1, failure
         failure = failure.with_traceback(script_frames(failure.__traceback__, caller=__file__))
         sys.excepthook(type(failure), failure, failure.__traceback__)
-    tell_ended(exit_code)
     end(exit_code, error)
+    tell_ended(exit_code)
     return exit_code
 
 
