@@ -33,6 +33,8 @@ def _read(text: str | bytes, form: PromptFormat) -> list[tuple[int, Any, dict[st
         ('"a string"\n', _JSONL, [(1, "a string", {"prompt": "a string"})]),
         ('{"prompt": "p", "id": 7}\n', _JSONL, [(1, "p", {"prompt": "p", "id": 7})]),
         (f'{{"messages": {_CHAT}}}', _JSONL, [(1, [{"role": "user", "content": "hi"}], None)]),
+        (f'{{"messages": {_CHAT}, "tools": []}}', _JSONL, [(1, [{"role": "user", "content": "hi"}], None)]),
+        ('{"prompt": "p", "tools": [1]}', _JSONL, [(1, "p", None)]),
         ('\ufeff"marked"\r\n\n"next"', _JSONL, [(1, "marked", None), (3, "next", None)]),
         ('"line\\nend"\n', _JSONL, [(1, "line\nend", None)]),
         # JSON allows these within a string, though str.splitlines() would cut there.
@@ -57,6 +59,15 @@ def test_blank_lines_are_counted_and_the_end_of_the_last_line_is_none() -> None:
         ('"a" "b"', "line 1: invalid JSON: Extra data at column 5"),
         ('{"prompt": "cut', "line 1: invalid JSON: Unterminated string starting at at column 12"),
         ('{"prompt": "p", "x": NaN}', "line 1: invalid JSON: NaN is no number of JSON"),
+        ('{"prompt": "p", "x": 1e400}', "line 1: 1e400 is too large a number, which no result can hold"),
+        (
+            f'{{"messages": {_CHAT}, "tools": [{{}}]}}',
+            'line 1: "tools" beside "messages": what a template gets is "messages" alone',
+        ),
+        (
+            '{"messages": [{"role": "user", "content": null}]}',
+            'line 1: message 1 has null as "content"',
+        ),
         ("[" * 100_000, "line 1: invalid JSON: brackets in brackets without end"),
         ("7", "line 1: a number, not a string or an object"),
         ("null", "line 1: null, not a string or an object"),

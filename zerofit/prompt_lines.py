@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import Enum
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError, nearest
@@ -15,11 +16,15 @@ if TYPE_CHECKING:
 COMPLETIONS = "completions"
 """The field of a result that no prompt may have."""
 _PROMPT, _MESSAGES = "prompt", "messages"
+_OF_TEMPLATES = ("tools", "documents", "chat_template_kwargs")
+"""What chat templates may be given beside messages (transformers, apply_chat_template), and these are not."""
 _BOM = "\ufeff"
 _NAMED = 8
 """Fields of an object that a finding names at most."""
 _SHOWN_FINDINGS = 5
 """Things, and lines of each, that an error names; how many more there are, it says."""
+_SHOWN_DIGITS = 20
+"""Of a number that a finding names."""
 _TOO_DEEP = "brackets in brackets without end"
 
 Chat = list[dict[str, Any]]
@@ -141,7 +146,7 @@ def _of_text(line: str) -> dict[str, Any]:
 
 def _of_json(line: str) -> dict[str, Any]:
     try:
-        value = json.loads(line, parse_constant=_no_number, object_pairs_hook=_once_each)
+        value = json.loads(line, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_once_each)
     except json.JSONDecodeError as error:
         raise _NoPromptError(f"invalid JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
@@ -163,6 +168,13 @@ _READERS: dict[PromptFormat, Callable[[str], dict[str, Any]]] = {
 
 def _no_number(word: str) -> Any:
     raise _NoPromptError(f"invalid JSON: {word} is no number of JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not isfinite(number):
+        raise _NoPromptError(f"{digits[:_SHOWN_DIGITS]} is too large a number, which no result can hold")
+    return number
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -197,7 +209,12 @@ def _prompt_of(fields: dict[str, Any]) -> str | Chat:
         json.dumps(fields[given[0]], ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         raise _NoPromptError(r"half of a character (such as \ud83d without its other half)") from None
-    return _text_of(fields[_PROMPT]) if given == [_PROMPT] else _chat_of(fields[_MESSAGES])
+    if given == [_PROMPT]:
+        return _text_of(fields[_PROMPT])
+    beside = [name for name in _OF_TEMPLATES if fields.get(name)]
+    if beside:
+        raise _NoPromptError(f'"{beside[0]}" beside "messages": what a template gets is "messages" alone')
+    return _chat_of(fields[_MESSAGES])
 
 
 def _text_of(value: Any) -> str:
@@ -215,6 +232,9 @@ def _chat_of(value: Any) -> Chat:
         role = message.get("role") if isinstance(message, dict) else None
         if not isinstance(role, str) or "content" not in message:
             raise _NoPromptError(f'message {number} is no object with "role" and "content"')
+        # A template may take a call of tools in its place; without one it writes "None".
+        if message["content"] is None and not message.get("tool_calls"):
+            raise _NoPromptError(f'message {number} has null as "content"')
     return value
 
 

@@ -15,14 +15,28 @@ _FILES = {
     "prompts.txt": "hello\ngood day\n",
     "chats.jsonl": '{"messages": [{"role": "user", "content": "hi"}]}\n',
     "villains.jsonl": '"hi"\n{"messages": [{"role": "villain", "content": "hi"}]}\n',
-    "line7.jsonl": '"hello"\n' * 6 + '{"prompt": "cut\n',
-    "long.txt": "short\n" + "x" * 96 + "\n" + "y" * 200 + "\n",
     "silent.jinja": "{{ '' }}",
     "settings.json": '{"temprature": 0.5}',
     "length.json": '{"max_length": 100}',
     "list.json": "[1]",
     "cut.json": '{"top_p": 0.5,\n',
-    "out_is_there.jsonl": "{}\n",
+    "deep.json": "[" * 100_000,
+    "nan.json": '{"top_p": NaN}',
+    "beams_word.json": '{"num_beams": "four"}',
+    "beams_0.json": '{"num_beams": 0}',
+    "length_text.json": '{"max_new_tokens": "8"}',
+    "length_half.json": '{"max_new_tokens": 8.5}',
+    "top_p_2.json": '{"top_p": 2}',
+    "sample_yes.json": '{"do_sample": "yes"}',
+    "eos_text.json": '{"eos_token_id": "x"}',
+    "eos_unknown.json": '{"eos_token_id": 99999}',
+    "mark.json": '{"watermarking_config": {"a": 1}}',
+    "cold.json": '{"do_sample": true, "temperature": 0}',
+    "groups.json": '{"num_beam_groups": 2, "num_beams": 4}',
+    "lookup.json": '{"prompt_lookup_num_tokens": 3}',
+    "guided.json": '{"guidance_scale": 2.0}',
+    "least.json": '{"min_length": 5}',
+    "custom.json": '{"custom_generate": "someone/some"}',
 }
 
 
@@ -30,7 +44,7 @@ _FILES = {
 def generate_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with models: whole ones, and one for each way in which one can be broken."""
     folder = tmp_path_factory.mktemp("models")
-    for family in (Family.GPT2, Family.T5):
+    for family in (Family.GPT2, Family.T5, Family.BART):
         make_folder(folder / family.value, family)
     _break_models(folder)
     return folder
@@ -41,20 +55,20 @@ def _break_models(folder: Path) -> None:
         name: shutil.copytree(folder / "gpt2", folder / name)
         for name in (
             "no_config",
-            "no_weights",
-            "no_tokenizer",
             "cut",
             "lfs",
             "shards",
             "bert",
             "plain",
             "bad_tok",
+            "bad_settings",
+            "odd_settings",
+            "empty",
+            "lfs_bin",
+            "cut_bin",
         )
     }
     (broken["no_config"] / "config.json").unlink()
-    (broken["no_weights"] / "model.safetensors").unlink()
-    for file in broken["no_tokenizer"].glob("*token*"):
-        file.unlink()
     weights = broken["cut"] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     (broken["lfs"] / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
@@ -65,6 +79,15 @@ def _break_models(folder: Path) -> None:
     (broken["bert"] / "config.json").write_text(json.dumps(config))
     (broken["plain"] / "chat_template.jinja").unlink()
     (broken["bad_tok"] / "tokenizer.json").write_text("{}")
+    (broken["bad_settings"] / "generation_config.json").write_text("{,")
+    (broken["odd_settings"] / "generation_config.json").write_text('{"num_beams": 0}')
+    (broken["empty"] / "model.safetensors").write_text("")
+    for name, text in (
+        ("lfs_bin", "version https://git-lfs.github.com/spec/v1\n"),
+        ("cut_bin", "PK\3\4 and no end"),
+    ):
+        (broken[name] / "model.safetensors").unlink()
+        (broken[name] / "pytorch_model.bin").write_text(text)
 
 
 @pytest.fixture

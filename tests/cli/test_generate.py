@@ -1,4 +1,4 @@
-"""zerofit generate up to its start: what a dry run shows, whose unfinished results are continued."""
+"""zerofit generate: what a dry run shows, and what one process and two ranks make of it."""
 
 from __future__ import annotations
 
@@ -6,39 +6,27 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from dry_runs import LINE as _LINE
+from dry_runs import dry_run as _run
+from dry_runs import error_of as _error
+from dry_runs import job_of as _job
+from dry_runs import leave_unfinished as _unfinished
+from dry_runs import written as _written
 
 from zerofit.cli.generate import generate
+from zerofit.cli.generate_model import find_model
+from zerofit.cli.generate_prompts import read_prompts_file, tokenized
 from zerofit.errors import UserError
-from zerofit.generation.parts import Parts
-
-_LINE = "--model gpt2 --prompts prompts.jsonl --out out.jsonl --max-new-tokens 8 --cpu"
+from zerofit.prompt_lines import PromptFormat, read_prompt_lines
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def _run(line: str, *more: str, stdin: str | None = None) -> Result:
-    arguments = [*line.split(), "--dry-run", *more]
-    return CliRunner().invoke(generate, arguments, input=stdin, standalone_mode=False)
-
-
-def _written(result: Result) -> dict[str, str]:
-    """Return the files that a dry run shows, by their names; its last line is the command."""
-    if result.exception is not None:
-        raise result.exception
-    shown, _, _ = result.stdout.rstrip("\n").rpartition("\n")
-    parts = re.split(r"^# (/.*)\n", shown, flags=re.MULTILINE)
-    return {Path(name).name: text for name, text in zip(parts[1::2], parts[2::2], strict=True)}
-
-
-def _job(line: str, *more: str, stdin: str | None = None) -> dict[str, Any]:
-    job: dict[str, Any] = json.loads(_written(_run(line, *more, stdin=stdin))["generation.json"])
-    return job
 
 
 def _tokens(line: str, *more: str, stdin: str | None = None) -> list[dict[str, Any]]:
@@ -47,6 +35,72 @@ def _tokens(line: str, *more: str, stdin: str | None = None) -> list[dict[str, A
         for row in _written(_run(line, *more, stdin=stdin))["prompts.jsonl"].splitlines()
         if row
     ]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            "--chat-template silent.jinja",
+            "--chat-template silent.jinja changes nothing: no prompt is a chat without --chat",
+        ),
+        ("--chat-template prompts.txt --chat", None),
+    ],
+)
+def test_a_flag_that_changes_nothing_is_said(generate_folder: Path, more: str, said: str | None) -> None:
+    lines = [line for line in _run(_LINE, *more.split()).stderr.splitlines() if "changes nothing" in line]
+    assert lines == ([f"zerofit: {said}"] if said else [])
+
+
+def test_a_closed_standard_input_is_named(generate_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError) as caught:
+        read_prompts_file("-")
+    assert caught.value.found == "--prompts -: standard input is closed"
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_weights_of_torch_save_are_taken(generate_folder: Path, generate_models: Path, is_zip: bool) -> None:
+    """As torch has written them since 1.6, and before."""
+    import torch
+
+    folder = generate_folder / "saved"
+    shutil.copytree(generate_models / "gpt2", folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"a": torch.zeros(3)}, folder / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
+    assert find_model(str(folder)) == folder
+
+
+def test_a_decoder_has_a_position_for_its_start(generate_folder: Path) -> None:
+    """So a completion has one less than there are, as the ranks count too."""
+    line = _LINE.replace("--model gpt2", "--model bart")
+    assert _job(line, "--max-new-tokens", "95")["max_new_tokens"] == 95
+    refused = _error(line, "--max-new-tokens", "96")
+    assert (refused.rule, refused.found) == (
+        "completion-too-long",
+        "at most 96 new tokens, and the decoder's start token",
+    )
+    assert refused.fix == "give --max-new-tokens 95 or less"
+
+
+def test_a_length_of_the_models_config_is_said_to_be_its(
+    generate_folder: Path, generate_models: Path
+) -> None:
+    """generation_config.json is not there."""
+    folder = generate_folder / "short"
+    shutil.copytree(generate_models / "t5", folder)
+    (folder / "generation_config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_new_tokens": 7}))
+    line = _LINE.replace("--model gpt2", "--model short").replace("--max-new-tokens 8", "")
+    assert "at most 7 new tokens (the model's config.json says so)" in _run(line).stderr
+
+
+def test_numbers_of_a_file_are_those_that_flags_give(generate_folder: Path) -> None:
+    """transformers refuses a temperature of 2: it wants 2.0."""
+    (generate_folder / "warm.json").write_text('{"do_sample": true, "temperature": 2, "top_k": 5}')
+    values = _job(f"{_LINE} --generation-config warm.json")["generation"]
+    assert json.dumps(values, sort_keys=True) == '{"do_sample": true, "temperature": 2.0, "top_k": 5}'
 
 
 def test_a_dry_run_shows_every_file_and_the_command_and_writes_nothing(generate_folder: Path) -> None:
@@ -90,6 +144,23 @@ def test_the_job_says_all_that_the_ranks_need(generate_folder: Path) -> None:
         "deepspeed": None,
         "generation": {"top_p": 0.9, "do_sample": True},
     }
+
+
+class _Numbers:
+    """A tokenizer of numbers, which takes so many at a time that not all are in memory twice."""
+
+    chat_template = None
+
+    def __call__(self, texts: list[str], **_: object) -> dict[str, list[list[int]]]:
+        assert len(texts) <= 1000
+        return {"input_ids": [[int(text)] for text in texts]}
+
+
+def test_many_prompts_keep_their_order() -> None:
+    text = "".join(f"{number}\n" for number in range(2500))
+    lines = read_prompt_lines(text.encode(), name="p.txt", form=PromptFormat.TEXT).lines
+    made = tokenized(lines, _Numbers(), as_chat=False)
+    assert [prompt.tokens.tolist() for prompt in made] == [[number] for number in range(2500)]
 
 
 def test_deepspeeds_file_leaves_nothing_to_a_script(generate_folder: Path) -> None:
@@ -244,28 +315,11 @@ def test_the_fingerprint_is_of_the_models_files(generate_folder: Path, generate_
     assert _job(line)["fingerprint"] != first
 
 
-def _unfinished(job: dict[str, Any], *, fingerprint: str) -> None:
-    """Leave what a killed run leaves that had done the second prompt."""
-    completion = {"text": "kept", "finish_reason": "stop", "num_new_tokens": 1, "tokens": [5]}
-    with Parts.open(Path(job["out"]), fingerprint=fingerprint, rank=0, world_size=1, resume=True) as parts:
-        parts.write([{"index": 1, "num_prompt_tokens": 8, "completions": [completion]}])
-
-
-def test_unfinished_results_of_another_kind_stop_the_run_before_it_starts(generate_folder: Path) -> None:
-    _unfinished(_job(_LINE), fingerprint="other")
-    for more, says_batch_size in (([], False), (["--do-sample"], True)):
-        result = CliRunner().invoke(generate, [*_LINE.split(), *more], standalone_mode=False)
-        assert isinstance(result.exception, UserError)
-        assert result.exception.rule == "generate-other-parts"
-        assert ("--batch-size" in result.exception.fix) is says_batch_size
-    assert not (generate_folder / "zerofit-runs").exists()
-
-
 def test_one_process_generates_goes_on_where_it_was_killed_and_writes_nothing_over(
     generate_folder: Path, run_zerofit: _RunZerofit
 ) -> None:
     job = _job(_LINE)
-    _unfinished(job, fingerprint=job["fingerprint"])
+    _unfinished(job)
     finished = run_zerofit("generate", *_LINE.split(), cwd=generate_folder)
     assert (finished.returncode, finished.stdout) == (0, "")
     assert "zerofit: 1 of 2 prompts are done already" in finished.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -126,6 +127,26 @@ def test_runs_killed_at_every_stage_give_what_one_run_gives(
     generate_run(folder, *asked).check()
     assert (folder / "out.jsonl").read_bytes() == uninterrupted(folder)
     assert not (folder / "out.jsonl.parts").exists()
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("out", ["out.jsonl", "-"])
+def test_a_run_that_was_interrupted_says_how_to_go_on(model: Path, folder: Path, out: str) -> None:
+    def parts() -> list[Path]:
+        return list(folder.glob("**/*.jsonl.parts/start*.jsonl"))
+
+    with started(folder, *arguments(model, out, *SAMPLED)) as process:
+        wait_for(lambda: any(path.stat().st_size for path in parts()), process, folder)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    results = parts()[0].parent.with_suffix("")
+    num_done = sum(path.read_bytes().count(b"\n") for path in parts())
+    goes_on = "the same command" if out != "-" else f"the same command with --out {results}"
+    assert (folder / "stderr").read_text().splitlines()[-1] == (
+        f"zerofit: {num_done} of {NUM_PROMPTS} prompts are done, and kept: {goes_on} goes on from them"
+    )
+    generate_run(folder, *arguments(model, str(results), *SAMPLED)).check()
+    assert names(results) == NAMES
 
 
 @pytest.mark.evidence

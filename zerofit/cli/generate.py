@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from zerofit.cli.generate_settings import SETTING_FLAGS
+from zerofit.cli.generation_values import NUMBERS
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.errors import UserError
 from zerofit.generated import Gather
-from zerofit.inference.asked import InferenceRequest, InferenceWorkload
+from zerofit.inference.asked import DTYPES, InferenceRequest, InferenceWorkload
+from zerofit.plan import Origin
 from zerofit.strategy import Engine, OffloadDevice, Precision, ZeroStage
 
 if TYPE_CHECKING:
     from zerofit.cli.generate_run import Run
     from zerofit.inference.planned import InferencePlan
     from zerofit.launcher.nodes import Nodes
+    from zerofit.prompt_lines import PromptLines
 
 _POSITIVE = Number(int, least=1)
-_DTYPES = {precision.value: precision for precision in Precision} | {
-    "float32": Precision.FP32,
-    "float16": Precision.FP16,
-    "bfloat16": Precision.BF16,
-}
+_DTYPES = {precision.value: precision for precision in Precision} | DTYPES
 _FILE = click.Path(path_type=Path, dir_okay=False)
+_MOST_SHOWN = 20
+"""Prompts that a dry run shows. ASSUMPTION: these show what they become; thousands would bury the command."""
 _NODE_FLAGS = (
     "num_nodes",
     "num_processes",
@@ -47,23 +49,30 @@ _NODE_FLAGS = (
     "JSONL from standard input.",
 )
 @click.option(
-    "--out", required=True, metavar="FILE", help="JSONL with the completions; - is standard output."
+    "--out",
+    required=True,
+    metavar="FILE",
+    help="JSONL with the completions; - is standard output, at the end.",
 )
-@click.option("--max-new-tokens", type=_POSITIVE, help="Tokens that a completion may have.")
+@click.option("--max-new-tokens", type=NUMBERS["max_new_tokens"], help="Tokens that a completion may have.")
 @click.option(
     "--generation-config", type=_FILE, help="JSON file with settings of transformers' GenerationConfig."
 )
 @click.option(
     "--do-sample/--greedy", default=None, help="Draw tokens at random, or take the likeliest each time."
 )
-@click.option("--temperature", type=Number(float, least=0), help="Above 1 is wilder; turns sampling on.")
+@click.option("--temperature", type=NUMBERS["temperature"], help="Above 1 is wilder; turns sampling on.")
+@click.option("--top-p", type=NUMBERS["top_p"], help="Draw among the likeliest with this much in all.")
+@click.option("--top-k", type=NUMBERS["top_k"], help="Draw among so many of the likeliest; 0 is all.")
 @click.option(
-    "--top-p", type=Number(float, least=0, most=1), help="Draw among the likeliest with this much in all."
+    "--num-beams", type=NUMBERS["num_beams"], help="Completions that are searched beside each other."
 )
-@click.option("--top-k", type=Number(int, least=0), help="Draw among so many of the likeliest; 0 is all.")
-@click.option("--num-beams", type=_POSITIVE, help="Completions that are searched beside each other.")
-@click.option("--num-return-sequences", type=_POSITIVE, help="Completions of each prompt.")
-@click.option("--repetition-penalty", type=Number(float, least=0), help="Above 1 makes repeating unlikely.")
+@click.option(
+    "--num-return-sequences", type=NUMBERS["num_return_sequences"], help="Completions of each prompt."
+)
+@click.option(
+    "--repetition-penalty", type=NUMBERS["repetition_penalty"], help="Above 1 makes repeating unlikely."
+)
 @click.option("--seed", type=Number(int, least=0), default=0, show_default=True, help="What is drawn.")
 @click.option("--chat", is_flag=True, help="Plain prompts are what a user says in a chat.")
 @click.option("--chat-template", type=_FILE, help="Jinja file in place of the tokenizer's own template.")
@@ -123,40 +132,40 @@ def generate(run_dir: Path, dry_run: bool, **flags: Any) -> int:
     memory or on NVMe. Each line of the results is the prompt's own line with "completions" added, in input
     order.
 
-    Started again after a kill, the same command does only what is missing. The exit code is 0 when all is
-    done, 1 where nothing fits, 2 for a mistake in flags or files.
+    Started again after a kill, the same command does only what is missing; with --out -, whose results are
+    kept in the run folder until the end, --out names that file then.
+
+    The exit code is 0 when all is done, 1 where nothing fits or a rank failed, 2 for a mistake in flags or
+    files, 128 + N where signal N ended it: 130 after Ctrl-C, 141 where what reads --out - has gone.
     """
     # Only here: they bring much code, which --help does not need.
-    from zerofit.cli.generate_run import (
-        STDOUT,
-        copy_to_stdout,
-        count_done,
-        made_folder,
-        planned_folder,
-        stdout_is_stderr,
-    )
+    from zerofit.cli import generate_out as outs
+    from zerofit.cli.generate_run import made_folder, planned_folder
     from zerofit.launcher.launch import launch_command, start
 
     run = _run_of(flags)
     _say(f"generation: {run.settings.line(seed=run.seed)}")
+    num_done = outs.count_done(run)
+    if num_done:
+        _say(f"{num_done} of {len(run.prompts)} prompts are done already")
     if dry_run:
         folder = planned_folder(run_dir)
         for path, text in run.files(folder).items():
-            click.echo(f"# {path}\n{text}")
+            click.echo(f"# {path}\n{_begin_of(text) if path.suffix == '.jsonl' else text}")
         click.echo(launch_command(run.launch(folder), folder))
         return 0
-    num_done = count_done(run)
     folder = made_folder(run, run_dir)
     launch = run.launch(folder)
     _say(f"run folder {folder.path}", f"command: {launch_command(launch, folder)}")
-    if num_done:
-        _say(f"{num_done} of {len(run.prompts)} prompts are done already")
-    with stdout_is_stderr():
+    with outs.stdout_is_stderr():
         verdict = start(launch, folder)
     if verdict.cause:
         _say(f"{verdict.cause}; its log and record are in {folder.path}")
-    elif run.out == STDOUT:
-        copy_to_stdout(run.out_file(folder))
+        named = run.out != outs.STDOUT
+        if kept := outs.kept_words(run.out_file(folder), num_prompts=len(run.prompts), is_named=named):
+            _say(kept)
+    elif run.out == outs.STDOUT:
+        outs.copy_to_stdout(run.out_file(folder))
     return verdict.exit_code
 
 
@@ -168,7 +177,8 @@ def _run_of(flags: dict[str, Any]) -> Run:
     """
     from zerofit.cli import generate_model as models
     from zerofit.cli import generate_prompts as prompt_files
-    from zerofit.cli.generate_run import Run, check_out, meeting_place
+    from zerofit.cli.generate_out import check_out, drawn_batch_size
+    from zerofit.cli.generate_run import Run, meeting_place
     from zerofit.cli.generate_settings import settings_said, whole_settings
     from zerofit.launcher.nodes import Nodes
 
@@ -183,11 +193,12 @@ def _run_of(flags: dict[str, Any]) -> Run:
     facts, config = models.generating_facts(flags["model"], model, trust_remote_code=trusts)
     tokenizer = models.load_tokenizer(place, chat_template=flags["chat_template"], trust_remote_code=trusts)
     settings = whole_settings(said, folder=model, config=config, tokenizer=tokenizer)
+    settings.check_batch_size(flags["batch_size"], num_prompts=len(lines.lines))
     prompts = prompt_files.tokenized(lines.lines, tokenizer, as_chat=flags["chat"])
     prompt_files.check_lengths(
         prompts,
         max_new_tokens=settings.max_new_tokens,
-        max_positions=facts.max_sequence_length,
+        positions=models.generating_positions(facts, config).less(settings.num_drafted),
         has_encoder=bool(config.is_encoder_decoder),
     )
     if lines.num_blank:
@@ -200,7 +211,16 @@ def _run_of(flags: dict[str, Any]) -> Run:
         num_beams=settings.num_beams,
         num_return_sequences=settings.num_return_sequences,
     )
-    plan = _plan(facts, workload, nodes, flags)
+    # Each batch has its own seed: tokens are drawn in the batches in which the first of them were.
+    drawn = drawn_batch_size(flags["out"]) if settings.samples and flags["batch_size"] is None else None
+    plan = _plan(facts, workload, nodes, flags, drawn_batch_size=drawn)
+    _say_unused_template(flags, lines)
+    if (
+        flags["gather"] is Gather.NEVER
+        and plan.strategy.engine is Engine.DEEPSPEED
+        and plan.topology.world_size > 1
+    ):
+        settings.check_in_step()
     return Run(
         model=model,
         tokenizer=place,
@@ -215,14 +235,29 @@ def _run_of(flags: dict[str, Any]) -> Run:
     )
 
 
-def _plan(facts: Any, workload: InferenceWorkload, nodes: Nodes, flags: dict[str, Any]) -> InferencePlan:
+def _plan(
+    facts: Any,
+    workload: InferenceWorkload,
+    nodes: Nodes,
+    flags: dict[str, Any],
+    *,
+    drawn_batch_size: int | None,
+) -> InferencePlan:
     """Plan, print the plan, and return it if it fits.
+
+    Args:
+        facts: of the model.
+        workload: what is to be generated.
+        nodes: of the run.
+        flags: of the command line.
+        drawn_batch_size: of unfinished results that were drawn at random; None where there are none.
 
     Raises:
         UserError: nothing fits.
     """
     from zerofit.cli.launch_checks import check_nvme_path
     from zerofit.cli.planner import DOES_NOT_FIT
+    from zerofit.generation.part_folder import parts_folder
     from zerofit.inference.plan import plan_inference
     from zerofit.probe.machine import probe_machine
     from zerofit.probe.versions import probe_versions
@@ -234,7 +269,7 @@ def _plan(facts: Any, workload: InferenceWorkload, nodes: Nodes, flags: dict[str
         nvme_path=flags["nvme_path"],
         num_processes=flags["num_processes"],
         num_nodes=flags["num_nodes"],
-        batch_size=flags["batch_size"],
+        batch_size=flags["batch_size"] or drawn_batch_size,
         precision=flags["precision"],
         gather=flags["gather"],
         on_cpu=flags["on_cpu"],
@@ -246,6 +281,8 @@ def _plan(facts: Any, workload: InferenceWorkload, nodes: Nodes, flags: dict[str
         workload=workload,
         request=request,
     )
+    if drawn_batch_size is not None:
+        plan = _drawn_before(plan, parts_folder(Path(flags["out"])))
     click.echo(f"{generate_plan(plan)}\n", err=True)
     if not plan.fits:
         raise UserError(
@@ -261,11 +298,31 @@ def _plan(facts: Any, workload: InferenceWorkload, nodes: Nodes, flags: dict[str
     return plan
 
 
+def _drawn_before(plan: InferencePlan, parts: Path) -> InferencePlan:
+    """Return the plan with what it says of --batch-size said of the unfinished results that decide it."""
+    why = f"that of the unfinished results in {parts}: other batches draw other tokens"
+    suggestions = {"leave out --batch-size": f"rm -r {parts}, to begin anew in smaller batches"}
+    return replace(
+        plan,
+        reasons=tuple(
+            replace(one, why=why, origin=Origin.PLANNER) if one.field == "micro_batch_size" else one
+            for one in plan.reasons
+        ),
+        suggestions=tuple(suggestions.get(words, words) for words in plan.suggestions),
+    )
+
+
+def _say_unused_template(flags: dict[str, Any], lines: PromptLines) -> None:
+    has_chats = flags["chat"] or any(not isinstance(line.prompt, str) for line in lines.lines)
+    if flags["chat_template"] and not has_chats:
+        _say(f"--chat-template {flags['chat_template']} changes nothing: no prompt is a chat without --chat")
+
+
 def _check_fp16(plan: InferencePlan) -> None:
     strategy = plan.strategy
     if plan.topology.on_cpu and strategy.precision is Precision.FP16 and strategy.engine is Engine.DEEPSPEED:
         raise UserError(
-            "fp16-needs-gpu",
+            "generate-fp16-on-cpu",
             "DeepSpeed has no fp16 on the CPU",
             found="fp16 weights under ZeRO-3 with ranks on the CPU",
             why="DeepSpeed refuses it there (deepspeed/runtime/engine.py, _do_sanity_check)",
@@ -274,7 +331,7 @@ def _check_fp16(plan: InferencePlan) -> None:
 
 
 def _check_nodes(nodes: Nodes, flags: dict[str, Any]) -> None:
-    """Check that several nodes, each of which plans for itself, come to the same plan."""
+    """Check that several nodes, each of which plans for itself, come to the same plan and one file."""
     open_flags = {
         "zero_stage": "--zero-stage",
         "param_offload": "--param-offload",
@@ -282,7 +339,17 @@ def _check_nodes(nodes: Nodes, flags: dict[str, Any]) -> None:
         "precision": "--dtype",
     }
     missing = [flag for name, flag in open_flags.items() if flags[name] is None]
-    if (nodes.num_nodes or 1) > 1 and missing:
+    if (nodes.num_nodes or 1) == 1:
+        return
+    if flags["out"] == "-":
+        raise UserError(
+            "generate-nodes-need-file",
+            "several nodes need a file for the results",
+            found=f"--out - with --num-machines {nodes.num_nodes}",
+            why="the ranks of all nodes keep their results beside it, until they are put together",
+            fix="name a file on a file system that all nodes share",
+        )
+    if missing:
         raise UserError(
             "nodes-need-one-plan",
             "several nodes need one plan",
@@ -290,6 +357,13 @@ def _check_nodes(nodes: Nodes, flags: dict[str, Any]) -> None:
             why="each node plans by itself, and nodes whose plans differ wait for each other forever",
             fix=f"give {', '.join(missing)} on every node; `--dry-run` on one of them says what fits",
         )
+
+
+def _begin_of(text: str) -> str:
+    """Return prompts, or the first of them and how many more there are."""
+    lines = text.splitlines(keepends=True)
+    num_more = len(lines) - _MOST_SHOWN
+    return text if num_more <= 0 else "".join(lines[:_MOST_SHOWN]) + f"# and {num_more} more lines\n"
 
 
 def _say(*lines: str) -> None:

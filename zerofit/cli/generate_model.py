@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from zerofit.probe.model_task import Task
 
 if TYPE_CHECKING:
     from zerofit.facts import ModelFacts
+    from zerofit.generation.model_kind import Positions
 
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 """Weights in one file, in the order in which transformers looks for them
@@ -26,6 +28,8 @@ _LENGTH_BYTES = 8
 """Of the length of a header, with which a safetensors file begins.
 https://huggingface.co/docs/safetensors/index#format"""
 _LFS = b"version https://git-lfs"
+_ZIP, _PICKLE = b"PK", b"\x80"
+"""With which files of torch.save begin, now and before torch 1.6; a zip's end says whether it is whole."""
 _MAX_LISTED = 6
 
 
@@ -127,6 +131,22 @@ def generating_facts(text: str, folder: Path, *, trust_remote_code: bool) -> tup
     )
 
 
+def generating_positions(facts: ModelFacts, config: Any) -> Positions:
+    """Return how many tokens a model may see, as the ranks read it.
+
+    Args:
+        facts: of the model.
+        config: transformers' config of it.
+    """
+    from zerofit.generation.model_kind import positions_of
+
+    positions, most = positions_of(config), facts.max_sequence_length
+    rows = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if config.is_encoder_decoder or most is None or rows is None:
+        return positions
+    return positions.less(max(rows - most, 0))  # RoBERTa's table has rows before that of the first token
+
+
 def _cached(name: str, text: str) -> Path:
     from huggingface_hub import try_to_load_from_cache
 
@@ -176,17 +196,20 @@ def _check_whole(files: list[Path], text: str) -> None:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise _not_whole(f"--model {text}: {', '.join(missing[:3])}{more} missing of {len(files)} shards")
     for file in files:
+        with file.open("rb") as stream:
+            begin = stream.read(len(_LFS))
+        if begin == _LFS:
+            raise _not_whole(f"{file}: a pointer of git LFS in place of the weights")
         if file.suffix == ".safetensors":
             _check_safetensors(file)
+        elif not (zipfile.is_zipfile(file) if begin.startswith(_ZIP) else begin.startswith(_PICKLE)):
+            raise _not_whole(f"{file}: it is no file of torch.save, or only its beginning")
 
 
 def _check_safetensors(file: Path) -> None:
     has_bytes = file.stat().st_size
     with file.open("rb") as stream:
-        begin = stream.read(_LENGTH_BYTES)
-        if _LFS.startswith(begin):
-            raise _not_whole(f"{file}: a pointer of git LFS in place of the weights")
-        length = int.from_bytes(begin, "little")
+        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if not 0 < length <= has_bytes - _LENGTH_BYTES:
             raise _not_whole(f"{file}: it is no safetensors file, or only its beginning")
         try:

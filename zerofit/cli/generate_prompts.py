@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError, nearest
+from zerofit.generation.lengths import most_prompt_tokens, room_for_new
 from zerofit.prompt_lines import PromptFormat, read_prompt_lines, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from zerofit.generation.model_kind import Positions
     from zerofit.prompt_lines import Chat, PromptLine, PromptLines
 
 STDIN = "-"
+_AT_A_TIME = 1000
+"""Texts that are encoded in one call. ASSUMPTION: enough for all cores, and megabytes of what it returns."""
 _FORMATS = {
     ".txt": PromptFormat.TEXT,
     ".jsonl": PromptFormat.JSONL,
@@ -30,7 +35,8 @@ class Prompt:
     """A prompt as the model gets it."""
 
     line: PromptLine
-    tokens: tuple[int, ...]
+    tokens: array[int]
+    """Four bytes each: of long prompts there may be many."""
 
 
 def read_prompts_file(name: str) -> PromptLines:
@@ -40,8 +46,7 @@ def read_prompts_file(name: str) -> PromptLines:
         UserError: it can't be read, or has lines that are no prompts.
     """
     if name == STDIN:
-        data = sys.stdin.buffer.read()
-        return read_prompt_lines(data, name="standard input", form=PromptFormat.JSONL)
+        return read_prompt_lines(_bytes_of_stdin(), name="standard input", form=PromptFormat.JSONL)
     path = Path(name)
     form = _FORMATS.get(path.suffix.lower())
     if form is None:
@@ -53,6 +58,20 @@ def read_prompts_file(name: str) -> PromptLines:
             fix="write them as one of these",
         )
     return read_prompt_lines(_bytes_of(path), name=name, form=form)
+
+
+def _bytes_of_stdin() -> bytes:
+    if sys.stdin is None:  # closed by the shell: <&-
+        raise UserError(
+            "prompts-unreadable",
+            "the prompts can't be read",
+            found="--prompts -: standard input is closed",
+            why="they are read before anything starts",
+            fix="give them with | or <, or name a file",
+        )
+    if sys.stdin.isatty():
+        print("zerofit: --prompts -: write prompts as JSONL, and end with Ctrl-D", file=sys.stderr)
+    return sys.stdin.buffer.read()
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -104,53 +123,48 @@ def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> 
     tokens: list[Any] = [None] * len(lines)
     for is_text in (True, False):
         places = [place for place, prompt in enumerate(prompts) if isinstance(prompt, str) is is_text]
-        if not places:
-            continue
-        # A template holds the special tokens; and the tokenizer's own maximum is not the model's.
-        encoded = tokenizer([texts[place] for place in places], add_special_tokens=is_text, verbose=False)
-        for place, ids in zip(places, encoded["input_ids"], strict=True):
-            tokens[place] = tuple(ids)
+        encoded = _encoded([texts[place] for place in places], tokenizer, add_special_tokens=is_text)
+        for place, ids in zip(places, encoded, strict=True):
+            tokens[place] = ids
     _check_none_empty(lines, tokens)
     return tuple(Prompt(line=line, tokens=ids) for line, ids in zip(lines, tokens, strict=True))
 
 
 def check_lengths(
-    prompts: Sequence[Prompt], *, max_new_tokens: int, max_positions: int | None, has_encoder: bool
+    prompts: Sequence[Prompt], *, max_new_tokens: int, positions: Positions, has_encoder: bool
 ) -> None:
-    """Check that the model has positions for each prompt and its completion.
+    """Check that the model has positions for each prompt and its completion, as the ranks will.
 
     Args:
         prompts: all of them.
         max_new_tokens: tokens that a completion may have.
-        max_positions: of the model; None where nothing limits it.
+        positions: of the model.
         has_encoder: whether an encoder reads the prompt, so that the decoder sees the completion alone.
 
     Raises:
         UserError: it has not.
     """
-    if max_positions is None:
-        return
-    longest = max(len(prompt.tokens) for prompt in prompts)
-    # After the last token that is made, nothing is asked of the model.
-    most = max_positions if has_encoder else max_positions - 1
-    long = [prompt for prompt in prompts if len(prompt.tokens) > most]
+    most = most_prompt_tokens(positions, is_encoder_decoder=has_encoder)
+    has = positions.num_prompt_tokens if has_encoder else positions.num_tokens
+    long = [prompt for prompt in prompts if most is not None and len(prompt.tokens) > most]
     if long:
         raise UserError(
             "prompt-too-long",
             "prompts are longer than the model's positions",
             found=shorten(f"line {prompt.line.number}: {len(prompt.tokens)} tokens" for prompt in long),
-            why=f"the model has {max_positions} positions, and fails or writes nonsense beyond them"
+            why=f"the model has {has} positions, and fails or writes nonsense beyond them"
             + ("" if has_encoder else "; one at least is for the completion"),
             fix=f"shorten them to {most} tokens, or leave them out",
         )
-    room = max_positions if has_encoder else max_positions - longest
-    if max_new_tokens > room:
-        with_prompt = "" if has_encoder else f", and a prompt of {longest} tokens"
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    room = room_for_new(longest, positions, is_encoder_decoder=has_encoder)
+    if room is not None and max_new_tokens > room:
+        before = "the decoder's start token" if has_encoder else f"a prompt of {longest} tokens"
         raise UserError(
             "completion-too-long",
             "the model has no positions for completions of this length",
-            found=f"at most {max_new_tokens} new tokens{with_prompt}",
-            why=f"the model has {max_positions} positions, and fails or writes nonsense beyond them",
+            found=f"at most {max_new_tokens} new tokens, and {before}",
+            why=f"the model has {positions.num_tokens} positions, and fails or writes nonsense beyond them",
             fix=f"give --max-new-tokens {room} or less"
             + ("" if has_encoder else ", or shorten the longest prompts"),
         )
@@ -167,6 +181,15 @@ def _templated(chat: Chat, tokenizer: Any) -> str:
     return text
 
 
+def _encoded(texts: Sequence[str], tokenizer: Any, *, add_special_tokens: bool) -> Iterator[array[int]]:
+    """Yield the tokens of texts; chats have the special ones from their template."""
+    for begin in range(0, len(texts), _AT_A_TIME):
+        some = texts[begin : begin + _AT_A_TIME]
+        # Not verbose: the tokenizer's own maximum, of which it warns, is not the model's.
+        encoded = tokenizer(some, add_special_tokens=add_special_tokens, verbose=False)
+        yield from (array("i", ids) for ids in encoded["input_ids"])
+
+
 def _no_template(line: PromptLine, tokenizer: Any, *, as_chat: bool) -> UserError:
     found = "--chat" if as_chat and isinstance(line.prompt, str) else f'"messages" on line {line.number}'
     return UserError(
@@ -179,7 +202,7 @@ def _no_template(line: PromptLine, tokenizer: Any, *, as_chat: bool) -> UserErro
     )
 
 
-def _check_none_empty(lines: Sequence[PromptLine], tokens: Sequence[tuple[int, ...]]) -> None:
+def _check_none_empty(lines: Sequence[PromptLine], tokens: Sequence[array[int]]) -> None:
     empty = [f"line {line.number}" for line, ids in zip(lines, tokens, strict=True) if not ids]
     if empty:
         raise UserError(

@@ -1,22 +1,17 @@
-"""A run of `zerofit generate`: its job, its files, its fingerprint, where its results go."""
+"""A run of `zerofit generate`: its job, its files, its fingerprint, where its ranks meet."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import sys
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.cli.write_files import not_writable
-from zerofit.errors import UserError
-from zerofit.generation.part_errors import out_exists
-from zerofit.generation.part_folder import claim, part_files, parts_folder
-from zerofit.generation.part_lines import PartLines
+from zerofit.cli.generate_out import STDOUT
 from zerofit.generation_job import GenerationJob, job_to_json
 from zerofit.launcher.launch import Launch, launch_files
 from zerofit.launcher.nodes import find_rendezvous
@@ -26,8 +21,6 @@ from zerofit.render.deepspeed import deepspeed_config
 from zerofit.strategy import Engine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from zerofit.cli.generate_prompts import Prompt
     from zerofit.cli.generate_settings import Settings
     from zerofit.generated import Gather
@@ -36,7 +29,6 @@ if TYPE_CHECKING:
     from zerofit.plan import Plan
     from zerofit.render.command import Rendezvous
 
-STDOUT = "-"
 _PROGRAM = "zerofit.generation.program"
 _NAME = "generate"
 """What run folders of this verb are named after."""
@@ -44,7 +36,7 @@ _DECIDING = frozenset({".json", ".safetensors", ".bin", ".model", ".txt", ".py",
 """Endings of the files of a model and a tokenizer that decide about what is generated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for the fingerprint to be computed once
 class Run:
     """What is to be generated, with what, and where to."""
 
@@ -61,16 +53,18 @@ class Run:
     rendezvous: Rendezvous
     """Where the ranks meet."""
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Of all that decides about the results; where, and on how many ranks, they are made does not."""
         settings = self.settings
         # Batches decide about what is drawn: each has its own seed.
         drawn = [self.seed, self.plan.batch_size] if settings.samples else None
-        prompts = [[prompt.line.fields, prompt.tokens] for prompt in self.prompts]
         folders = [_stamp(self.model), _stamp(self.tokenizer)]
-        whole = [folders, prompts, settings.whole, settings.max_new_tokens, self.plan.dtype, drawn]
-        return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
+        whole = [folders, settings.whole, settings.max_new_tokens, self.plan.dtype, drawn]
+        digest = hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode())
+        for prompt in self.prompts:
+            digest.update(f"\n{json.dumps([prompt.line.fields, prompt.tokens.tolist()])}".encode())
+        return digest.hexdigest()
 
     def files(self, folder: RunFolder) -> dict[Path, str]:
         """Return the text of each file that the run folder gets before the start."""
@@ -150,84 +144,6 @@ def meeting_place(nodes: Nodes, plan: Plan) -> Rendezvous:
     return replace(rendezvous, gpu_ids=first_gpu(nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-def check_out(out: str, *, flag: str = "--out FILE") -> None:
-    """Check, before anything slow is done, that results can be written where they should go.
-
-    Args:
-        out: the file, or "-".
-        flag: what names it.
-
-    Raises:
-        UserError: something is there, or the folder is not, or can't be written.
-    """
-    if out == STDOUT:
-        return
-    path = Path(out)
-    if os.path.lexists(path):
-        raise out_exists(path)
-    if not path.parent.is_dir():
-        raise UserError(
-            "generate-out-folder-missing",
-            "the folder for the results is not there",
-            found=f"--out {out}: no folder {path.parent}",
-            why="zerofit makes no folders for results: a slip of the keys would hide them",
-            fix=f"mkdir -p {path.parent}, or name a file in another folder",
-        )
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise not_writable(f"Permission denied: {path.parent}", flag=flag)
-
-
-def count_done(run: Run) -> int:
-    """Return how many prompts an earlier run of the same kind has done, and take over its results.
-
-    Raises:
-        UserError: unfinished results of another kind are there, or another run is writing them.
-    """
-    if run.out == STDOUT:
-        return 0
-    out = Path(run.out).absolute()
-    # The ranks claim it anew; here it is done because a refusal should come before a model is loaded.
-    try:
-        os.close(claim(out, fingerprint=run.fingerprint, resume=True))
-    except UserError as error:
-        raise _with_batch_size(error) if run.settings.samples else error from None
-    return len(PartLines(list(part_files(parts_folder(out)).values())))
-
-
-def _with_batch_size(error: UserError) -> UserError:
-    """Return the same of results for which tokens are drawn: each batch has its own seed."""
-    if error.rule != "generate-other-parts":
-        return error
-    return UserError(
-        error.rule,
-        error.summary,
-        found=error.found,
-        why=error.why,
-        fix=f"{error.fix}; if batches alone differ: --batch-size as in generation.json of that run's folder",
-    )
-
-
-@contextmanager
-def stdout_is_stderr() -> Iterator[None]:
-    """Let what the ranks and their libraries print go to standard error: standard output is for results."""
-    sys.stdout.flush()
-    own = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(own, 1)
-        os.close(own)
-
-
-def copy_to_stdout(path: Path) -> None:
-    """Write a file's content to standard output."""
-    with path.open("rb") as file:
-        for chunk in file:
-            sys.stdout.buffer.write(chunk)
-    sys.stdout.flush()
-
-
 def _prompts_file(folder: RunFolder) -> Path:
     return folder.path / "prompts.jsonl"
 
@@ -237,7 +153,7 @@ def _job_file(folder: RunFolder) -> Path:
 
 
 def _prompt_line(prompt: Prompt) -> str:
-    document = {"line": prompt.line.number, "tokens": prompt.tokens, "fields": prompt.line.fields}
+    document = {"line": prompt.line.number, "tokens": prompt.tokens.tolist(), "fields": prompt.line.fields}
     return json.dumps(document) + "\n"
 
 

@@ -62,6 +62,7 @@ class Number(click.ParamType[float | str]):
         kind: int for whole numbers, or float.
         least: smallest that is allowed.
         most: largest that is allowed; None for any.
+        without_least: whether it must be above the smallest.
         words: words that are taken as they are, in place of a number.
     """
 
@@ -71,13 +72,37 @@ class Number(click.ParamType[float | str]):
         *,
         least: int,
         most: int | None = None,
+        without_least: bool = False,
         words: tuple[str, ...] = (),
     ) -> None:
         self.name = "integer" if kind is int else "number"
         self._kind = kind
         self._least = least
         self._most = most
+        self._without_least = without_least
         self._words = words
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a number without a fraction."""
+        return self._kind is int
+
+    @property
+    def meaning(self) -> str:
+        """What it is to be, in words."""
+        kind = "whole number" if self.is_whole else "number"
+        least = f"above {self._least}" if self._without_least else f"of at least {self._least}"
+        both = f"{least} and at most" if self._without_least else f"from {self._least} to"
+        bounds = least if self._most is None else f"{both} {self._most}"
+        return f"{' or '.join([*self._words, ''])}a {kind} {bounds}"
+
+    def takes(self, number: float) -> bool:
+        """Return whether a number is within the bounds."""
+        is_enough = number > self._least if self._without_least else number >= self._least
+        try:
+            return math.isfinite(number) and is_enough and (self._most is None or number <= self._most)
+        except OverflowError:  # a whole number of hundreds of digits
+            return False
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
         if value in self._words:
@@ -86,20 +111,16 @@ class Number(click.ParamType[float | str]):
             number = self._kind(value)
         except ValueError:
             number = math.nan
-        if not (
-            math.isfinite(number) and number >= self._least and (self._most is None or number <= self._most)
-        ):
+        if not self.takes(number):
             raise self._wrong(str(value), param, ctx)
         return number
 
     def _wrong(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> UserError:
         flag = param.opts[0] if param else self.name
-        kind = "whole number" if self._kind is int else "number"
-        bounds = f"of at least {self._least}" if self._most is None else f"from {self._least} to {self._most}"
         return UserError(
             "bad-value",
             f"{flag} can't be {value!r}",
             found=f"{flag} {value}",
-            why=f"it is {' or '.join([*self._words, ''])}a {kind} {bounds}",
+            why=f"it is {self.meaning}",
             fix=f"see {ctx.command_path if ctx else 'zerofit'} --help",
         )
