@@ -62,7 +62,7 @@ def plan_launch(monkeypatch: pytest.MonkeyPatch) -> Any:
         plans = not {"--no-capture", "--preset", "--plan"} & {*flags} and (machine.gpus or "--gpus" in flags)
         is_fast = ["--fast"] if plans and ("--cpu" not in flags or "--gpus" in flags) else []
         parameters: dict[str, Any] = launch.make_context("launch", [*is_fast, *flags, "train.py"]).params
-        for name in ("script", "script_args", "module", "run_dir", "no_check", "dry_run"):
+        for name in ("script", "script_args", "module", "run_dir", "no_check", "generate_limit_s", "dry_run"):
             del parameters[name]
         return launch_plan.plan_launch(target, parameters)
 
