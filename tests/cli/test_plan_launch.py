@@ -33,7 +33,7 @@ def _plan_launch(monkeypatch: pytest.MonkeyPatch, *flags: str) -> Launch:
     monkeypatch.setattr(launch_plan, "probe_machine", lambda **_: _EIGHT)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     parameters: dict[str, Any] = launch.make_context("launch", [*flags, "train.py"]).params
-    for name in ("script", "script_args", "module", "run_dir", "no_check", "dry_run"):
+    for name in ("script", "script_args", "module", "run_dir", "no_check", "generate_limit_s", "dry_run"):
         del parameters[name]
     return launch_plan.plan_launch(("train.py",), parameters)
 
