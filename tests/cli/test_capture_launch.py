@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 from captures import LOOP, TRAINER, with_model
+from launch_flags import launch_flags
 
 from zerofit.capture import Capture, for_plan
 from zerofit.cli import follow_plan, launch_plan
-from zerofit.cli.launch import _check_rules, _tell, launch
+from zerofit.cli.launch import _check_rules, _tell
 from zerofit.errors import UserError
 from zerofit.facts import GpuSpec, Machine
 from zerofit.launcher.launch import Launch, launch_files
@@ -61,10 +62,7 @@ def plan_launch(monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setattr(module, "captured", captured)
         plans = not {"--no-capture", "--preset", "--plan"} & {*flags} and (machine.gpus or "--gpus" in flags)
         is_fast = ["--fast"] if plans and ("--cpu" not in flags or "--gpus" in flags) else []
-        parameters: dict[str, Any] = launch.make_context("launch", [*is_fast, *flags, "train.py"]).params
-        for name in ("script", "script_args", "module", "run_dir", "no_check", "generate_limit_s", "dry_run"):
-            del parameters[name]
-        return launch_plan.plan_launch(target, parameters)
+        return launch_plan.plan_launch(target, launch_flags(*is_fast, *flags, "train.py"))
 
     return made
 

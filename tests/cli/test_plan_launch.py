@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
+from launch_flags import launch_flags
 
 from zerofit.cli import launch_plan
-from zerofit.cli.launch import _tell, launch
+from zerofit.cli.launch import _tell
 from zerofit.errors import UserError
 from zerofit.facts import GpuSpec, Machine
 from zerofit.launcher.launch import Launch
@@ -32,10 +32,7 @@ def _plan_launch(monkeypatch: pytest.MonkeyPatch, *flags: str) -> Launch:
     """Return the launch that the flags make on a node with eight GPUs."""
     monkeypatch.setattr(launch_plan, "probe_machine", lambda **_: _EIGHT)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    parameters: dict[str, Any] = launch.make_context("launch", [*flags, "train.py"]).params
-    for name in ("script", "script_args", "module", "run_dir", "no_check", "generate_limit_s", "dry_run"):
-        del parameters[name]
-    return launch_plan.plan_launch(("train.py",), parameters)
+    return launch_plan.plan_launch(("train.py",), launch_flags(*flags, "train.py"))
 
 
 def test_a_lone_rank_gets_one_gpu_and_a_line_says_so(

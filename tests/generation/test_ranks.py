@@ -19,7 +19,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
     from torch.distributed import HashStore
 
     one = HashStore()
-    monkeypatch.setattr("zerofit.generation.ranks._store", lambda: one)
+    monkeypatch.setattr("zerofit.generation.ranks.all_ranks_store", lambda: one)
     return one
 
 

@@ -10,6 +10,7 @@ import click
 
 from zerofit.cli.generate_settings import SETTING_FLAGS
 from zerofit.cli.generation_values import NUMBERS
+from zerofit.cli.options import rendezvous_options, run_dir_option
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.errors import UserError
 from zerofit.generated import Gather
@@ -106,31 +107,18 @@ _NODE_FLAGS = (
 @click.option("--nvme-path", metavar="DIR", help="Folder on the NVMe disk, for offload to nvme.")
 @click.option("--num-processes", type=_POSITIVE, help="Ranks on all nodes together; one a GPU, if left out.")
 @click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Nodes that take part.")
-@click.option("--machine-rank", "--node-rank", type=Number(int, least=0), help="This node's number, from 0.")
-@click.option("--main-process-ip", "--master-addr", metavar="HOST", help="Address of node 0.")
-@click.option(
-    "--main-process-port",
-    "--master-port",
-    type=Number(int, least=0, most=65535),
-    help="Port on node 0; 0 finds one.",
-)
+@rendezvous_options
 @click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
 @click.option("--cpu", "on_cpu", is_flag=True, help="Leave GPUs alone, and generate on the CPU.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
-@click.option(
-    "--run-dir",
-    type=click.Path(path_type=Path),
-    default=Path("zerofit-runs"),
-    show_default=True,
-    help="Folder of all run folders.",
-)
+@run_dir_option
 @click.option("--dry-run", is_flag=True, help="Print what would be written and run, and load no weights.")
 def generate(run_dir: Path, dry_run: bool, **flags: Any) -> int:
     """Write a completion for each prompt, with what this machine has.
 
-    The whole model on each GPU where it fits, else ZeRO-3 over all of them, else with parameters in host
-    memory or on NVMe. Each line of the results is the prompt's own line with "completions" added, in input
-    order.
+    The fastest layout that fits, by an estimate: the whole model on each GPU, ZeRO-3 over all of them, or
+    ZeRO-3 with parameters in host memory or on NVMe. Each line of the results is the prompt's own line with
+    "completions" added, in input order.
 
     Started again after a kill, the same command does only what is missing; with --out -, whose results are
     kept in the run folder until the end, --out names that file then.

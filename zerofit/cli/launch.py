@@ -12,7 +12,7 @@ import click
 from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.checked import no_check_option, stop_at_errors
 from zerofit.cli.launch_plan import plan_launch
-from zerofit.cli.options import strategy_options
+from zerofit.cli.options import rendezvous_options, run_dir_option, strategy_options
 from zerofit.cli.parameters import CONTEXT, Number, Verb
 from zerofit.cli.plan_options import model_options
 from zerofit.cli.read_file import script_file
@@ -33,14 +33,7 @@ from zerofit.targets import Targets
 @click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
 @strategy_options
 @model_options
-@click.option("--machine-rank", "--node-rank", type=Number(int, least=0), help="This node's number, from 0.")
-@click.option("--main-process-ip", "--master-addr", metavar="HOST", help="Address of node 0.")
-@click.option(
-    "--main-process-port",
-    "--master-port",
-    type=Number(int, least=0, most=65535),
-    help="Port on node 0; 0 finds one.",
-)
+@rendezvous_options
 @click.option(
     "--nproc-per-node",
     "ranks_per_node",
@@ -66,13 +59,7 @@ from zerofit.targets import Targets
     help="How long a rank may wait in model.generate until all call it, under ZeRO-3; 0 is for ever.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
-@click.option(
-    "--run-dir",
-    type=click.Path(path_type=Path),
-    default=Path("zerofit-runs"),
-    show_default=True,
-    help="Folder of all run folders.",
-)
+@run_dir_option
 @no_check_option
 @click.option(
     "--dry-run",

@@ -114,6 +114,27 @@ _RANK_OPTIONS = (
     click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Nodes that take part."),
     click.option("--cpu", "on_cpu", is_flag=True, help="Leave GPUs alone: a rehearsal on the CPU."),
 )
+_RENDEZVOUS_OPTIONS = (
+    click.option(
+        "--machine-rank", "--node-rank", type=Number(int, least=0), help="This node's number, from 0."
+    ),
+    click.option("--main-process-ip", "--master-addr", metavar="HOST", help="Address of node 0."),
+    click.option(
+        "--main-process-port",
+        "--master-port",
+        type=Number(int, least=0, most=65535),
+        help="Port on node 0; 0 finds one.",
+    ),
+)
+
+run_dir_option = click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    default=Path("zerofit-runs"),
+    show_default=True,
+    help="Folder of all run folders.",
+)
+"""Where a command makes its run folder."""
 
 
 def strategy_options(command: _Command) -> _Command:
@@ -124,6 +145,11 @@ def strategy_options(command: _Command) -> _Command:
 def field_options(command: _Command) -> _Command:
     """Give a command the flags of a strategy's fields alone."""
     return _with(command, *_FIELD_OPTIONS)
+
+
+def rendezvous_options(command: _Command) -> _Command:
+    """Give a command the flags by which the nodes of a run meet."""
+    return _with(command, *_RENDEZVOUS_OPTIONS)
 
 
 def _with(command: _Command, *options: Callable[[_Command], _Command]) -> _Command:

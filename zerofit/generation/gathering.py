@@ -6,13 +6,13 @@ DeepSpeed's own records, such as the order of modules that it prefetches by, are
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
 from zerofit.generated import Gather
+from zerofit.generation.ranks import say
 from zerofit.generation.room import free_bytes
 from zerofit.units import MIB, format_bytes
 
@@ -115,10 +115,8 @@ def _sentence(gather: Gather, *, fits: bool, added: int, taken: int, free: int) 
 
 
 def _say(line: str, *, once: str) -> None:
-    import torch
-
-    if once not in _said and torch.distributed.get_rank() == 0:
-        print(f"zerofit: {line}", file=sys.stderr, flush=True)
+    if once not in _said:
+        say(line)
     _said.add(once)
 
 

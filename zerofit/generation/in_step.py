@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import sys
 from typing import Any
 
 from zerofit.errors import UserError
 from zerofit.generation.call_settings import CallSettings
+from zerofit.generation.ranks import say
 
 _ITS_OWN_LOOP = "its loop is not that of transformers, and makes passes of its own"
 OUT_OF_STEP = {
@@ -64,7 +64,7 @@ def settings_in_step(settings: CallSettings, model: Any) -> CallSettings:
     check_experts(model)
     config = copy.deepcopy(settings.config)
     if config.use_cache is False:
-        _say("use_cache=False is not kept: a rank that has ended goes on beside the others with its cache")
+        say("use_cache=False is not kept: a rank that has ended goes on beside the others with its cache")
     # Its passes feed its last token again; without a cache, all its tokens would no longer fit the mask,
     # which grows. The cache changes no result.
     config.use_cache = True
@@ -130,13 +130,6 @@ def check_assistant(settings: CallSettings, *, batch_size: int) -> None:
             why="it proposes as long as its rank has prompts, and no longer",
             fix="load the assistant before there is a DeepSpeed configuration, or leave it out",
         )
-
-
-def _say(line: str) -> None:
-    from torch import distributed
-
-    if distributed.get_rank() == 0:
-        print(f"zerofit: {line}", file=sys.stderr, flush=True)
 
 
 def _unlike(settings: CallSettings, model: Any) -> str | None:

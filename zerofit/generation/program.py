@@ -15,7 +15,7 @@ from zerofit.generation.loading import joined_ranks, loaded_model
 from zerofit.generation.memory_errors import memory_explained
 from zerofit.generation.part_folder import kept_files
 from zerofit.generation.part_lines import PartLines
-from zerofit.generation.ranks import all_ranks
+from zerofit.generation.ranks import all_ranks, all_ranks_store
 from zerofit.generation.shown_progress import ShownProgress
 from zerofit.generation_job import GenerationJob, job_from_json
 from zerofit.prompt_lines import result_of
@@ -79,17 +79,14 @@ def explained(job: GenerationJob) -> Iterator[None]:
 
 def _let_first_say() -> None:
     """Wait until rank 0 says what all raise: the first that ends has its launcher end the others."""
-    from torch import distributed
-
-    if not distributed.is_initialized():
+    ranks = all_ranks()
+    if not ranks.are_many:
         return
-    from torch.distributed.distributed_c10d import _get_default_store
-
     with suppress(RuntimeError):  # the store goes with rank 0, which has then spoken
-        if distributed.get_rank() == 0:
-            _get_default_store().set(_SAID, "1")
+        if ranks.rank == 0:
+            all_ranks_store().set(_SAID, "1")
             return
-        _get_default_store().wait([_SAID], timedelta(seconds=_FIRST_SAYS_WITHIN_S))
+        all_ranks_store().wait([_SAID], timedelta(seconds=_FIRST_SAYS_WITHIN_S))
         time.sleep(_ENDS_AFTER_S)
 
 

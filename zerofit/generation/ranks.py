@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -95,6 +96,12 @@ def all_ranks() -> Ranks:
     return Ranks(rank=distributed.get_rank(), size=distributed.get_world_size())
 
 
+def say(line: str) -> None:
+    """Print a line on standard error, on rank 0 alone."""
+    if all_ranks().rank == 0:
+        print(f"zerofit: {line}", file=sys.stderr, flush=True)
+
+
 class Progress:
     """How far each rank is, in the store of torch.distributed: waiting here has no NCCL time-out.
 
@@ -116,7 +123,7 @@ class Progress:
         if self._ranks.are_many and time.monotonic() - self._said_at > _SAYS_EVERY_S:
             self._said_at = time.monotonic()
             self._count += 1
-            _store().set(self._key("goes-on", self._ranks.rank), str(self._count))
+            all_ranks_store().set(self._key("goes-on", self._ranks.rank), str(self._count))
 
     def fail(self, error: BaseException) -> None:
         """Say that this rank generates no more."""
@@ -135,7 +142,7 @@ class Progress:
         """
         if not self._ranks.are_many:
             return
-        store, begin = _store(), time.monotonic()
+        store, begin = all_ranks_store(), time.monotonic()
         places = [self._key(name, rank) for rank in range(self._ranks.size)]
         store.set(places[self._ranks.rank], "1")
         heard = dict.fromkeys(range(self._ranks.size), (b"", begin))
@@ -158,9 +165,9 @@ class Progress:
         """Take what this rank has said out of the store, when all have come from wait_for_all()."""
         if self._ranks.are_many:
             for what in (name, "goes-on"):
-                _store().delete_key(self._key(what, self._ranks.rank))
+                all_ranks_store().delete_key(self._key(what, self._ranks.rank))
             if self._ranks.rank == 0:
-                _store().delete_key(self._verdict_key)
+                all_ranks_store().delete_key(self._verdict_key)
 
     def _give_up(self, error: UserError) -> None:
         """Raise an error, unless another rank has decided otherwise meanwhile."""
@@ -170,7 +177,7 @@ class Progress:
 
     def _decide(self, verdict: str) -> str:
         """Return what all ranks take for the end: the first verdict that one has given."""
-        return str(_store().compare_set(self._verdict_key, "", verdict).decode())
+        return str(all_ranks_store().compare_set(self._verdict_key, "", verdict).decode())
 
     def _failure(self, error: BaseException) -> str:
         said = error.summary if isinstance(error, UserError) else error
@@ -196,7 +203,8 @@ class Progress:
         return f"{self._prefix}/{what}/{rank}"
 
 
-def _store() -> Any:
+def all_ranks_store() -> Any:
+    """Return the store through which torch.distributed's ranks found one another."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()

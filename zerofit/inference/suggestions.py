@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.facts import AVAILABLE_SHARE
 from zerofit.generated import Gather
 from zerofit.inference.asked import FLAGS
+from zerofit.planning.larger_machines import GPUS_OF_A_NODE, with_more_host_memory
 from zerofit.strategy import OffloadDevice, Precision, ZeroStage
-from zerofit.units import GIB, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from zerofit.inference.search import Question
 
-_GPUS_OF_A_NODE = 8
 _MAX_NODES = 16
 """ASSUMPTION: what is looked at; who has more knows."""
 _LEAST_TOKENS = 32
@@ -86,11 +84,9 @@ def _more_gpus(question: Question) -> Iterator[tuple[str, Question]]:
     if question.gpu is None:
         return
     present, nodes = len(machine.gpus), question.request.num_nodes or 1
-    sizes = [(nodes, number) for number in range(present + 1, _GPUS_OF_A_NODE + 1)]
+    sizes = [(nodes, number) for number in range(present + 1, GPUS_OF_A_NODE + 1)]
     sizes += [
-        (factor * nodes, max(present, _GPUS_OF_A_NODE))
-        for factor in (2, 4, 8)
-        if factor * nodes <= _MAX_NODES
+        (factor * nodes, max(present, GPUS_OF_A_NODE)) for factor in (2, 4, 8) if factor * nodes <= _MAX_NODES
     ]
     for num_nodes, number in sizes:
         request = replace(question.request, num_nodes=num_nodes, num_processes=None)
@@ -101,14 +97,8 @@ def _more_gpus(question: Question) -> Iterator[tuple[str, Question]]:
 
 
 def _more_host_memory(question: Question) -> Iterator[tuple[str, Question]]:
-    machine = question.machine
-    size = 1 << max(machine.host_memory_bytes, GIB).bit_length()
-    for _ in range(5):
-        more = replace(
-            machine, host_memory_bytes=size, host_memory_available_bytes=int(AVAILABLE_SHARE * size)
-        )
-        yield f"{format_bytes(size)} of host memory on each node", replace(question, machine=more)
-        size *= 2
+    for words, machine in with_more_host_memory(question.machine):
+        yield words, replace(question, machine=machine)
 
 
 def _on_cpu(question: Question) -> Iterator[tuple[str, Question]]:

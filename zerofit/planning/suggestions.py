@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerofit.errors import UserError
-from zerofit.facts import AVAILABLE_SHARE
 from zerofit.planning.from_capture import on_other_ranks
+from zerofit.planning.larger_machines import GPUS_OF_A_NODE, with_more_host_memory
 from zerofit.planning.problem import Allow
 from zerofit.planning.search import Judged
 from zerofit.units import GIB, format_bytes
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _MAX_RANKS = 1024
 """ASSUMPTION: who has no more than this does not want to hear of them."""
-_GPUS_OF_A_NODE = 8
-"""What a node holds at most, in nearly all that are sold or rented."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +105,8 @@ def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
 def _layouts(topology: Topology) -> Iterator[tuple[int, int]]:
     """Yield (nodes, GPUs of each) with more ranks, rising: fuller nodes first, then more of them."""
     present = topology.ranks_per_node
-    yield from ((topology.num_nodes, number) for number in range(present + 1, _GPUS_OF_A_NODE + 1))
-    full = max(present, _GPUS_OF_A_NODE)
+    yield from ((topology.num_nodes, number) for number in range(present + 1, GPUS_OF_A_NODE + 1))
+    full = max(present, GPUS_OF_A_NODE)
     sizes = sorted(factor << doubled for factor in (2, 3) for doubled in range(_MAX_RANKS.bit_length()))
     for factor in sizes:
         if (nodes := topology.num_nodes * factor) * full <= _MAX_RANKS:
@@ -128,14 +126,8 @@ def _bigger_gpus(problem: Problem, gpus: Sequence[GpuSpec]) -> Iterator[tuple[st
 
 
 def _more_host_memory(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    machine = problem.machine
-    size = 1 << max(machine.host_memory_bytes, GIB).bit_length()
-    for _ in range(5):
-        more = replace(
-            machine, host_memory_bytes=size, host_memory_available_bytes=int(AVAILABLE_SHARE * size)
-        )
-        yield f"{format_bytes(size)} of host memory on each node", replace(problem, machine=more)
-        size *= 2
+    for words, machine in with_more_host_memory(problem.machine):
+        yield words, replace(problem, machine=machine)
 
 
 def _nvme_disks(problem: Problem) -> Iterator[tuple[str, Problem]]:

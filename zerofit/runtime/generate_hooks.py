@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import UserError
 from zerofit.generation.gathering import has_hooks, is_available, partitioned_parameters
 from zerofit.generation.in_step import OUT_OF_STEP, check_experts, goes_out_of_step
 from zerofit.generation.meeting import arranged, is_arranged, meet, script_line
+from zerofit.generation.ranks import all_ranks
 
 if TYPE_CHECKING:
     from inspect import BoundArguments
@@ -35,7 +35,7 @@ def install(module: ModuleType, changes: Changes, *, limit_s: float) -> None:
 
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_arranged() or not _has_other_ranks() or _belongs_to_hybrid_engine(self):
+        if is_arranged() or not all_ranks().are_many or _belongs_to_hybrid_engine(self):
             return original(self, *args, **kwargs)
         call = signature.bind(self, *args, **kwargs)
         said = call.arguments.get("synced_gpus")
@@ -69,13 +69,6 @@ def needs_all_ranks(model: Any) -> bool:
     if not parameters or get_world_size(parameters[0].ds_process_group) != get_world_size():
         return False
     return not all(map(is_available, parameters)) or has_hooks(model)
-
-
-def _has_other_ranks() -> bool:
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
-        return False
-    return bool(distributed.get_world_size() > 1)
 
 
 def _belongs_to_hybrid_engine(model: Any) -> bool:
