@@ -2,8 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BUDGET ?= 9m
+OUT ?= benchmarks/measured
+MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-accuracy bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead clean
+.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -35,8 +38,20 @@ docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/compat/ an
 catalog: $(VENV)/.installed  ## read zerofit/catalog/*.json and model_sizes.toml anew off the installed libraries
 	@$(BIN)/python -m zerofit.cli.write_catalog
 
-bench-accuracy: $(VENV)/.installed  ## predict published measurements of memory, and the published ladder of strategies
-	@for what in accuracy ladder side_by_side; do HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/$$what.py || exit 1; done
+bench-published: $(VENV)/.installed  ## predict published measurements of memory, and the published ladder of strategies
+	@for what in published ladder side_by_side; do HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/$$what.py || exit 1; done
+
+bench-accuracy: $(VENV)/.installed  ## measure memory and time on the GPU beside the prediction; BUDGET=8m OUT=DIR CPU=1
+	@$(MEASURE) --sections context,accuracy
+
+bench-ranks: $(VENV)/.installed  ## rank 0 of many under the real DeepSpeed engine, on one GPU; BUDGET=8m OUT=DIR CPU=1
+	@$(MEASURE) --sections ranks
+
+bench-regret: $(VENV)/.installed  ## the plan's choice against all other strategies, within limits of memory; BUDGET=8m OUT=DIR CPU=1
+	@$(MEASURE) --sections regret
+
+bench-gpu: $(VENV)/.installed  ## all of these and the published ladder, as much as BUDGET=9m allows; OUT=DIR CPU=1
+	@$(MEASURE)
 
 bench-fuzz: $(VENV)/.installed  ## 20,000 damaged configurations through zerofit check
 	@$(BIN)/python benchmarks/fuzz_check.py

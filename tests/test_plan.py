@@ -242,6 +242,20 @@ def test_a_number_that_no_flag_would_take_is_refused_in_a_file_too(path: str, va
     assert (error.value.rule, error.value.found.startswith(f"{path}: ")) == ("plan-file-broken", True)
 
 
+def test_a_plan_of_before_gpus_had_a_context_reads_back() -> None:
+    document = json.loads(plan_to_json(_FULL))
+    for gpu in document["machine"]["gpus"]:
+        del gpu["context_bytes"], gpu["context_source"]
+    assert plan_from_json(json.dumps(document), name="plan.json") == _FULL
+
+
+def test_a_gpus_context_without_a_source_is_refused_in_a_file_too() -> None:
+    gpu = {"name": "x", "memory_bytes": 1, "context_bytes": 1}
+    with pytest.raises(UserError) as error:
+        plan_from_json(_changed("machine.gpus", [gpu]), name="plan.json")
+    assert "context_bytes: 1 with context_source '': both stand, or neither" in error.value.found
+
+
 def test_no_cut_of_a_plan_file_reads_as_a_plan() -> None:
     text = plan_to_json(_FULL)
     for end in range(len(text) - 1):

@@ -87,8 +87,19 @@ class GpuSpec:
     """Peak rate between this GPU and the host, one direction."""
     has_fast_links: bool = False
     """Whether NVLink or Infinity Fabric joins all GPUs of its node, so that peers do not meet over PCIe."""
+    context_bytes: int | None = None
+    """What a process holds of this GPU beside torch's memory once it trains: CUDA context and loaded kernels.
+    None takes the table of estimate/outside.py."""
+    context_source: str = ""
+    """Where context_bytes is from; empty without it."""
 
     __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "context_bytes")
+        if (self.context_bytes is None) == bool(self.context_source):
+            said = f"{self.context_bytes} with context_source {self.context_source!r}"
+            raise ValueError(f"context_bytes: {said}: both stand, or neither")
 
     @property
     def usable_bytes(self) -> int:

@@ -59,7 +59,16 @@ class Measured:
     reserved_bytes: int | None = None
     """Peak of what torch's allocator held."""
     device_bytes: int | None = None
-    """What the driver says that the process holds of the GPU, after the last step."""
+    """What the process held of the GPU at its peak: beside torch's memory what the driver counts after the
+    last step, by device_process_bytes where it tells processes apart, else by device_used_bytes; and
+    reserved_bytes."""
+    device_process_bytes: int | None = None
+    """What NVML says after the last step of this very process; None where it does not know it, as in a
+    container."""
+    device_used_bytes: int | None = None
+    """How much more all processes together hold of the GPU after the last step than before CUDA started."""
+    context_bytes: int | None = None
+    """What the driver said that the process held once CUDA had started, before its first tensor."""
     step_times_s: tuple[float, ...]
     """Of each timed optimizer step."""
     step_time_s: float
@@ -67,7 +76,8 @@ class Measured:
     tokens_per_s: float
     losses: tuple[float, ...]
     """Before each step of the warm-up, which runs without dropout, so that rungs can be compared."""
-    counted: Parts
+    counted: Parts | None
+    """None under DeepSpeed, whose partitions and buffers are no tensors of the model."""
     num_trained_parameters: int
     num_threads: int
     """Threads of torch on the CPU."""
@@ -92,13 +102,17 @@ class Outcome:
 class Predicted:
     """What zerofit's estimator says of one rung."""
 
-    parts: Parts
+    parts: Parts | None
+    """None under DeepSpeed, where none are counted."""
     allocated_bytes: int | None = None
     """Peak of the tensors on the GPU; None where there is no GPU to predict for."""
     reserved_bytes: int | None = None
     """Peak of what torch's allocator holds."""
     device_bytes: int | None = None
-    """With the CUDA context."""
+    """With the CUDA context; without NCCL, as many ranks are measured in one, among collectives that do
+    nothing."""
+    step_time_s: float | None = None
+    """None where the GPU's rates are not known, and of many ranks, which exchange nothing."""
 
     __pydantic_config__ = STRICT
 
@@ -145,7 +159,7 @@ class Ladder:
     architecture: str
     num_parameters: int
     batch_size: int
-    """Samples of an optimizer step, on each rung."""
+    """Samples of an optimizer step on the measured rank, on each rung."""
     sequence_length: int
     """Tokens of a sample, where no rung says otherwise."""
     device: str
@@ -156,6 +170,8 @@ class Ladder:
     """The GPU that the prediction is for; None without one."""
     versions: Versions
     rungs: tuple[RungResult, ...]
+    num_ranks: int = 1
+    """Data-parallel ranks, of which rank 0 was measured; above 1 its collectives did nothing."""
     version: int = LADDER_VERSION
     """Version of this file format."""
 

@@ -86,6 +86,9 @@ class Rate:
     """A link, how it was measured, or why it is assumed."""
     least_compute_capability: tuple[int, int] = (0, 0)
     """The oldest generation of GPUs that it holds for; a newer one's own rate goes before it."""
+    gpus: tuple[str, ...] = ()
+    """The driver's product names of the one GPU that it holds for, and there before its generation's rate;
+    empty where it holds for all of its generation."""
 
     __pydantic_config__ = STRICT
 
@@ -110,12 +113,15 @@ class Rates:
 
     __pydantic_config__ = STRICT
 
-    def of(self, name: RateName, compute_capability: tuple[int, int] | None = None) -> Rate:
-        """Return a rate: the one measured here, else that of the nearest generation not newer than the GPU's.
+    def of(self, name: RateName, compute_capability: tuple[int, int] | None = None, *, gpu: str = "") -> Rate:
+        """Return a rate: the one measured here, else this GPU's own, else its generation's.
+
+        That of a generation is the rate of the nearest one that is not newer than the GPU's.
 
         Args:
             name: what the rate is of.
             compute_capability: the GPU's; None stands for the oldest generation.
+            gpu: the driver's product name of it; empty where the rate is of no GPU.
 
         Raises:
             KeyError: there is none.
@@ -124,9 +130,16 @@ class Rates:
         fit = [
             rate
             for rate in self.rates
-            if rate.name is name
-            and (rate.basis is Basis.MEASURED or rate.least_compute_capability <= capability)
+            if rate.name is name and (rate.basis is Basis.MEASURED or _holds(rate, capability, gpu))
         ]
         if not fit:
             raise KeyError(name)
-        return max(fit, key=lambda rate: (rate.basis is Basis.MEASURED, rate.least_compute_capability))
+        return max(fit, key=_precedence)
+
+
+def _holds(rate: Rate, capability: tuple[int, int], gpu: str) -> bool:
+    return rate.least_compute_capability <= capability and (not rate.gpus or gpu in rate.gpus)
+
+
+def _precedence(rate: Rate) -> tuple[bool, bool, tuple[int, int]]:
+    return rate.basis is Basis.MEASURED, bool(rate.gpus), rate.least_compute_capability

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from zerofit.estimate.outside import (
@@ -42,6 +44,21 @@ def test_before_1_13_the_context_holds_all_kernels(torch: str | None, mib: int) 
     versions = Versions(python="3", zerofit="0", torch=torch)
     terms = outside_terms(_gpu((7, 0)), Topology(), versions)
     assert [(term.name, term.num_bytes) for term in terms] == [("CUDA context", mib * MIB)]
+
+
+_MEASURED = replace(_gpu((9, 0)), context_bytes=777 * MIB, context_source="measured: there")
+
+
+@pytest.mark.parametrize("torch", ["1.13.0", "2.13.0", None])
+def test_what_a_gpus_entry_says_goes_before_the_table(torch: str | None) -> None:
+    term = context_term(_MEASURED, versions=Versions(python="3", zerofit="0", torch=torch))
+    assert (term.num_bytes, term.source) == (777 * MIB, "measured: there")
+    assert term.formula == "777 MiB with its kernels"
+
+
+def test_a_torch_that_loads_all_kernels_goes_before_what_was_measured_without() -> None:
+    versions = Versions(python="3", zerofit="0", torch="1.12.1")
+    assert context_term(_MEASURED, versions=versions).num_bytes == 1343 * MIB
 
 
 @pytest.mark.parametrize(("other", "expected"), [(0, []), (5 * MIB, [(OTHER_MODELS, 5 * MIB)])])

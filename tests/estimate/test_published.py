@@ -1,4 +1,4 @@
-"""What estimates say of themselves, held against the published runs that benchmarks/accuracy.py predicted."""
+"""What estimates say of themselves, held against the runs that benchmarks/published.py predicted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def errors() -> list[float]:
-    cases = json.loads((_BENCHMARKS / "measured" / "accuracy.json").read_text())["cases"]
+    cases = json.loads((_BENCHMARKS / "measured" / "published.json").read_text())["cases"]
     return [abs(case["error"]) for case in cases if not case["not_known"] and case["error"] is not None]
 
 
@@ -31,7 +31,7 @@ def test_the_stated_uncertainty_covers_every_published_run_that_is_known(errors:
 def test_every_case_that_can_be_predicted_was_predicted() -> None:
     sources = tomllib.loads((_BENCHMARKS / "published_cases.toml").read_text())["source"]
     rows = [{**source, **row} for source in sources for row in source["rows"]]
-    predicted = json.loads((_BENCHMARKS / "measured" / "accuracy.json").read_text())["cases"]
+    predicted = json.loads((_BENCHMARKS / "measured" / "published.json").read_text())["cases"]
     assert [case["id"] for case in predicted] == [row["id"] for row in rows if "not_predicted" not in row]
 
 

@@ -17,6 +17,7 @@ from zerofit.estimates import StepTime
 from zerofit.facts import Versions
 from zerofit.plan import Topology
 from zerofit.probe.rates import catalog_rates
+from zerofit.rates import Basis, Rate, RateName, Rates, Unit
 from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
 
 _GPUS = ("V100-16G", "RTX4090", "A100-80G", "H100-80G")
@@ -91,6 +92,25 @@ def test_on_nvme_the_gradients_are_written_too() -> None:
     each_way = 16 * _GPT2_ELEMENTS
     expected = each_way / speeds.nvme_read_bytes_per_s + each_way / speeds.nvme_write_bytes_per_s
     assert found["NVMe"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("gpu", "own"), [("H200", True), ("H100", False), ("A100-80G", False)])
+def test_a_rate_of_one_gpu_holds_for_its_machines_only(gpu: str, own: bool) -> None:
+    fraction = Rate(
+        name=RateName.DEVICE_MEMORY,
+        value=0.5,
+        unit=Unit.FRACTION,
+        basis=Basis.PUBLISHED,
+        source="test",
+        gpus=("NVIDIA H200",),
+    )
+    machine = machine_of(gpu, 1)
+    rates = Rates(rates=(*catalog_rates().rates, fraction))
+    before, now = (speeds_of(machine, Topology(world_size=1), known) for known in (catalog_rates(), rates))
+    assert before
+    assert now
+    peak = machine.gpus[0].memory_bytes_per_s
+    assert now.memory_bytes_per_s == (0.5 * peak if own else before.memory_bytes_per_s)
 
 
 _BUS = 0.85 * 1e8

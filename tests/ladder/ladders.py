@@ -44,6 +44,17 @@ def on_gpu() -> Ladder:
     return _ladder(DEFAULT_RUNGS, model=PUBLISHED_MODEL, device="NVIDIA H200")
 
 
+def not_counted() -> Ladder:
+    """Return a ladder with a rung whose tensors were not counted, nor its prediction's."""
+    ladder = on_gpu()
+    first, second, *_ = ladder.rungs
+    assert second.measured is not None
+    assert second.predicted is not None
+    outcome = replace(second.outcome, measured=replace(second.measured, counted=None))
+    other = replace(second, outcome=outcome, predicted=replace(second.predicted, parts=None))
+    return replace(ladder, rungs=(first, other))
+
+
 def _ladder(names: str, *, model: str, device: str) -> Ladder:
     base = baseline(batch_size=32, sequence_length=128, attention="eager")
     rungs = []

@@ -5,13 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
 from zerofit.errors import UserError
 from zerofit.facts import GpuSpec
 from zerofit.probe import gpu_catalog
-from zerofit.probe.gpu_catalog import CatalogGpu, _key, find_gpu, load_gpus, with_catalog_rates
+from zerofit.probe.gpu_catalog import (
+    CatalogGpu,
+    _key,
+    catalog_gpu,
+    find_gpu,
+    load_gpus,
+    read_gpus,
+    with_catalog_rates,
+)
 from zerofit.units import GIB, MIB
 
 _GPUS = load_gpus()
@@ -304,6 +313,71 @@ def test_cards_of_one_name_are_told_apart_by_their_memory() -> None:
 def test_what_the_catalog_does_not_know_stays_as_it_is(name: str) -> None:
     spec = GpuSpec(name=name, memory_bytes=80 * GIB)
     assert with_catalog_rates(spec) == spec
+
+
+_ENTRY = """
+[[gpu]]
+name = "made"
+aliases = []
+driver_names = ["NVIDIA Made"]
+memory_mib = 81920
+memory_gb_per_s = 2000
+fp32_tflops = 20
+fp16_tflops = 300
+peer_gb_per_s = 300
+host_gb_per_s = 30
+sources = ["https://example.com"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "context"),
+    [
+        ("", (None, "")),
+        (
+            'context_mib = 600\ncontext_source = "https://example.com/log"\n',
+            (600 * MIB, "https://example.com/log"),
+        ),
+    ],
+)
+def test_an_entry_may_say_what_its_context_takes(
+    lines: str, context: tuple[int | None, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "gpus.toml"
+    file.write_text(_ENTRY + lines)
+    (gpu,) = read_gpus(str(file))
+    assert (gpu.spec.context_bytes, gpu.spec.context_source) == context
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("context_mib = 600", "629145600 with context_source ''"),
+        ('context_source = "a log"', "None with context_source 'a log'"),
+    ],
+)
+def test_a_context_without_a_source_is_refused_and_a_source_without_one_too(
+    line: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "gpus.toml"
+    file.write_text(_ENTRY + line + "\n")
+    with pytest.raises(ValueError, match="context_bytes") as caught:
+        read_gpus(str(file))
+    assert str(caught.value) == f"context_bytes: {said}: both stand, or neither"
+
+
+def test_a_probed_gpu_gets_the_context_of_its_entry(tmp_path: Path) -> None:
+    file = tmp_path / "gpus.toml"
+    file.write_text(_ENTRY + 'context_mib = 600\ncontext_source = "https://example.com/log"\n')
+    probed = with_catalog_rates(
+        GpuSpec(name="NVIDIA Made", memory_bytes=81000 * MIB), gpus=read_gpus(str(file))
+    )
+    assert (probed.context_bytes, probed.context_source) == (600 * MIB, "https://example.com/log")
+
+
+@_each()
+def test_a_gpu_is_found_by_what_its_driver_says(gpu: CatalogGpu) -> None:
+    assert catalog_gpu(gpu.driver_names[0], gpu.spec.usable_bytes) == gpu
 
 
 def test_reading_the_catalog_imports_nothing_heavy() -> None:

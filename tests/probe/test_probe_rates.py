@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from zerofit.facts import GpuSpec, Machine
+from zerofit.probe.gpu_catalog import load_gpus
 from zerofit.probe.rates import (
     calibration_file,
     catalog_rates,
@@ -30,12 +31,18 @@ def test_the_catalog_has_a_rate_of_every_name_for_the_oldest_gpu() -> None:
     assert [catalog_rates().of(name).name for name in RateName] == list(RateName)
 
 
+def test_a_rate_of_one_gpu_names_all_that_the_driver_calls_it() -> None:
+    known = {(), *(gpu.driver_names for gpu in load_gpus())}
+    assert {rate.gpus for rate in catalog_rates().rates} <= known
+
+
 def test_each_rate_of_the_catalog_is_plausible_and_says_where_it_is_from() -> None:
     for rate in catalog_rates().rates:
         assert rate.value > 0, rate
         assert rate.unit is not Unit.FRACTION or rate.value < 1, rate
         assert rate.basis is not Basis.MEASURED, rate
-        assert ("https://" in rate.source) or rate.basis is Basis.ASSUMPTION, rate
+        is_cited = "https://" in rate.source or rate.source.startswith("measured: benchmarks/measured/")
+        assert is_cited or rate.basis is Basis.ASSUMPTION, rate
 
 
 def test_a_calibration_is_read_as_it_was_written_and_goes_first(tmp_path: Path) -> None:

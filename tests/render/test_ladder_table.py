@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from ladders import on_cpu, on_gpu
+from ladders import not_counted, on_cpu, on_gpu
 
 from zerofit.ladder_results import Ladder
 from zerofit.render.ladder_plot import ladder_plot
@@ -14,7 +14,9 @@ from zerofit.render.ladder_table import ladder_table
 _Golden = Callable[[str, str], None]
 
 
-@pytest.mark.parametrize(("name", "ladder"), [("cpu", on_cpu()), ("gpu", on_gpu())])
+@pytest.mark.parametrize(
+    ("name", "ladder"), [("cpu", on_cpu()), ("gpu", on_gpu()), ("not-counted", not_counted())]
+)
 def test_table(golden: _Golden, name: str, ladder: Ladder) -> None:
     golden(ladder_table(ladder) + "\n", f"ladder/{name}.txt")
 
@@ -38,3 +40,7 @@ def test_a_plot_of_the_published_ladder_has_its_figures_in_the_same_unit() -> No
     assert plot.unit == "GiB"
     assert [bar.published for bar in plot.bars] == [15.1, 7.5, 7.3, 5.5, 3.5, 3.4]
     assert plot.bars[0].predicted == pytest.approx(14_000 / 1024)
+
+
+def test_a_plot_has_no_parts_where_none_were_counted() -> None:
+    assert [len(bar.parts) for bar in ladder_plot(not_counted()).bars] == [4, 0]

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zerofit.cli.ladder_checks import check_steps
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.cli.write_files import file_exists, write_files
 from zerofit.errors import UserError
 from zerofit.ladder.order import Order
 from zerofit.ladder.parent import InterruptedRungError
+from zerofit.ladder.refusals import check_reads_tokens
 from zerofit.ladder.rungs import (
     DEFAULT_RUNGS,
     PUBLISHED_BATCH,
@@ -40,7 +42,7 @@ from zerofit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from zerofit.facts import GpuSpec, ModelFacts
+    from zerofit.facts import GpuSpec
     from zerofit.ladder.rungs import Step
     from zerofit.ladder_results import Ladder, Predicted
 
@@ -70,7 +72,11 @@ _POSITIVE = Number(int, least=1)
 @click.option("--rungs", default=DEFAULT_RUNGS, show_default=True, help="Rungs, in the order of the ladder.")
 @click.option("--alone", is_flag=True, help="Each rung alone on the baseline, not on top of those before it.")
 @click.option(
-    "--batch-size", type=_POSITIVE, default=PUBLISHED_BATCH, show_default=True, help="Samples a step."
+    "--batch-size",
+    type=_POSITIVE,
+    default=PUBLISHED_BATCH,
+    show_default=True,
+    help="Samples of an optimizer step, on the rank that is measured.",
 )
 @click.option(
     "--seq-len",
@@ -86,6 +92,14 @@ _POSITIVE = Number(int, least=1)
     default="eager",
     show_default=True,
     help="transformers' attention of the baseline; eager as in the published ladder.",
+)
+@click.option(
+    "--ranks",
+    "num_ranks",
+    type=_POSITIVE,
+    default=1,
+    show_default=True,
+    help="Under ZeRO, be rank 0 of so many, among collectives that exchange nothing.",
 )
 @click.option(
     "--steps",
@@ -126,6 +140,7 @@ def ladder(
     batch_size: int,
     sequence_length: int,
     attention: str,
+    num_ranks: int,
     num_steps: int | None,
     on_cpu: bool,
     gpus: str | None,
@@ -143,7 +158,9 @@ def ladder(
     here, or runs out of memory, says so, and the others go on. Exits 1 where none ran.
     """
     named = parse_rungs(rungs)
-    base = baseline(batch_size=batch_size, sequence_length=sequence_length, attention=attention)
+    base = baseline(
+        batch_size=batch_size, sequence_length=sequence_length, attention=attention, num_ranks=num_ranks
+    )
     steps = climb(named, base, is_cumulative=not alone)
     if plot is not None:
         from zerofit.cli.draw_plot import check_can_plot
@@ -154,9 +171,10 @@ def ladder(
     here = () if on_cpu else probe_machine().gpus
     said_model = model or (PUBLISHED_MODEL if here else _CPU_MODEL)
     source = probe_model(said_model, task=task)
+    check_reads_tokens(source, said=said_model)
     check_sequence_length(source.facts, sequence_length, None)
-    for step in steps:
-        _check_length(source.facts, step)
+    versions = probe_versions()
+    check_steps(steps, source.facts, num_ranks=num_ranks, on_cpu=not here, versions=versions)
     order = Order(
         said_model=said_model,
         model=source,
@@ -167,7 +185,7 @@ def ladder(
         on_cpu=not here,
         num_steps=num_steps or (_GPU_STEPS if here else _CPU_STEPS),
         limit_s=limit_s,
-        versions=probe_versions(),
+        versions=versions,
     )
     gpu = _one_gpu(gpus) if gpus else next(iter(here), None)
     if dry_run:
@@ -243,20 +261,6 @@ def _one_gpu(said: str) -> GpuSpec:
             fix="name one, such as --gpus A100-80G",
         )
     return gpus[0]
-
-
-def _check_length(facts: ModelFacts, step: Step) -> None:
-    """Check that the model has positions for a rung's samples, and name the rung where it has not."""
-    try:
-        check_sequence_length(facts, step.run.sequence_length, None)
-    except UserError as error:
-        raise UserError(
-            error.rule,
-            error.summary,
-            found=f"--rungs with {step.rung.name} and --model {facts.name}",
-            why=error.why,
-            fix=f"name length-{facts.max_sequence_length} or less",
-        ) from None
 
 
 @contextmanager

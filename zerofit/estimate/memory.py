@@ -27,7 +27,7 @@ _UNEXPLAINED = ("live tensors of this name", "the engine's tape")
 _ONE_RANK = (
     0.08,
     "18 published runs on one GPU whose software and shapes are known: median 2.3 %, worst 7.5 % "
-    "(benchmarks/measured/accuracy.json)",
+    "(benchmarks/measured/published.json)",
 )
 _MANY_RANKS = (
     0.1,

@@ -90,11 +90,16 @@ def _other_models_term(num_bytes: int) -> Term | None:
 def context_term(gpu: GpuSpec, *, versions: Versions | None = None) -> Term:
     """Return what a process holds on this GPU before it has a tensor, and the kernels that it loads.
 
+    What the GPU's own entry says goes before the table by generation.
+
     Args:
         versions: tell whether torch loads kernels as they are used; without them it does.
     """
     if versions is not None and _loads_all_kernels(versions.torch):
         return _outside("CUDA context", _EAGER_MIB * MIB, f"{_EAGER_MIB} MiB with all kernels", _EAGER)
+    if gpu.context_bytes is not None:
+        formula = f"{gpu.context_bytes / MIB:g} MiB with its kernels"
+        return _outside("CUDA context", gpu.context_bytes, formula, gpu.context_source)
     capability = gpu.compute_capability or (0, 0)
     mib, source = next((mib, source) for least, mib, source in _CONTEXTS if capability >= least)
     formula = f"{mib} MiB + {_KERNELS_MIB} MiB of kernels"

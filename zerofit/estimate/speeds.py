@@ -72,7 +72,7 @@ def speeds_of(machine: Machine, topology: Topology, rates: Rates) -> Speeds | No
         return None
 
     def achieved(name: RateName, peak: float) -> float:
-        return _achieved(rates.of(name, gpu.compute_capability), peak)
+        return _achieved(rates.of(name, gpu.compute_capability, gpu=gpu.name), peak)
 
     matmul = {
         precision: achieved(
@@ -135,7 +135,7 @@ def _bus(machine: Machine, gpu: GpuSpec, topology: Topology, rates: Rates) -> tu
         if gpu.peer_bytes_per_s is None:
             return None
         name = RateName.PEER_LINK if gpu.has_fast_links else RateName.PEER_PCIE
-        rate = rates.of(name, gpu.compute_capability)
+        rate = rates.of(name, gpu.compute_capability, gpu=gpu.name)
         links.append((_achieved(rate, gpu.peer_bytes_per_s), rate.source))
     if topology.num_nodes > 1:
         rate = rates.of(RateName.NODES)

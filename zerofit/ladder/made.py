@@ -1,4 +1,4 @@
-"""The model with random weights and the batch of random tokens that every rung trains, from one seed."""
+"""The model with random weights and the random batch that every rung trains, from one seed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from zerofit.allocation_log import TraceRequest
-from zerofit.errors import UserError
 from zerofit.probe.model_files import locate_config
 from zerofit.probe.model_meta import transformers_config
 from zerofit.probe.model_task import Task
 from zerofit.probe.trace.batches import make_batch
+from zerofit.strategy import Engine, Precision, ZeroStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,14 +20,22 @@ if TYPE_CHECKING:
     from zerofit.ladder.spec import Spec
 
 SEED = 42
+TORCH_NAMES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+"""Of number formats, within torch."""
 PADDING = 0
 """The token that stands for padding where a config names none."""
 
 
 def make_model(spec: Spec, device: str) -> Any:
-    """Return the model with its task head and random weights in fp32, in training mode.
+    """Return the model with its task head and random weights in the spec's format, in training mode.
 
-    Nothing is downloaded: the weights come from the config and the seed.
+    Nothing is downloaded: the weights come from the config and the seed. For DeepSpeed below stage 3 it is
+    on the CPU, where scripts make it and from where the engine takes it; other devices draw other random
+    weights from a seed.
+
+    Args:
+        spec: the rung.
+        device: "cpu" or "cuda", where it trains.
 
     Raises:
         UserError: no such model, or transformers refuses its config.
@@ -45,10 +53,13 @@ def make_model(spec: Spec, device: str) -> Any:
 
     def whole() -> Any:
         torch.manual_seed(SEED)
-        with torch.device(device):
-            return auto_class.from_config(config, dtype=torch.float32)
+        with torch.device(place):
+            return auto_class.from_config(config, dtype=getattr(torch, TORCH_NAMES[spec.weights]))
 
-    model = whole() if spec.strategy.quantization is None else _quantized(whole, spec, device)
+    strategy = spec.strategy
+    is_moved = strategy.engine is Engine.DEEPSPEED and strategy.zero_stage is not ZeroStage.PARAMETERS
+    place = "cpu" if is_moved else device
+    model = whole() if strategy.quantization is None else _quantized(whole, spec, place)
     model.train()
     return model
 
@@ -75,38 +86,40 @@ def _quantized(whole: Callable[[], Any], spec: Spec, device: str) -> Any:
 
 
 def make_samples(model: Any, spec: Spec) -> dict[str, Any]:
-    """Return one batch on the CPU: random tokens, the last one of each sample padding, and random labels.
+    """Return one batch on the CPU: random tokens, the last one of each sample padding, or noise as an image.
 
-    Every step trains on it, so that its loss falls. A shorter rung has the same samples, cut off.
+    Labels are random. Every step trains on it, so that its loss falls. A shorter rung has the same samples,
+    with fewer of their tokens.
 
     Args:
         model: as make_model() returned it.
         spec: says how many samples of which length.
 
     Raises:
-        UserError: the model reads no tokens.
+        UserError: there is no batch for the model's inputs.
     """
     import torch
 
-    request = TraceRequest(sequence_length=spec.full_length)
-    batch = make_batch(model, spec.batch_size, request)
-    if "input_ids" not in batch:
-        raise _no_tokens(spec, ", ".join(batch))
+    batch = make_batch(model, spec.batch_size, TraceRequest(sequence_length=spec.full_length))
     random = torch.Generator().manual_seed(SEED)
-    vocabulary = _vocabulary(model)
+    if "input_ids" in batch:
+        batch["input_ids"] = torch.randint(1, _vocabulary(model), batch["input_ids"].shape, generator=random)
     for name, tensor in batch.items():
-        if name == "input_ids":
-            batch[name] = torch.randint(1, vocabulary, tensor.shape, generator=random)
-    for name, tensor in batch.items():
-        if name == "labels" and tensor.dim() == 2:
+        if tensor.is_floating_point():
+            batch[name] = torch.randn(tensor.shape, generator=random)
+        elif name == "labels" and tensor.dim() == 2:
             batch[name] = _token_labels(model, tensor, batch["input_ids"], random)
         elif name not in ("input_ids", "attention_mask", "token_type_ids"):
             most = _num_labels(model) if name == "labels" else spec.sequence_length
             batch[name] = torch.randint(0, most, tensor.shape, generator=random)
-    cut = {name: tensor[..., : spec.sequence_length].clone() for name, tensor in batch.items()}
-    whole = {name: tensor for name, tensor in batch.items() if tensor.dim() == 1}
+    return _cut_off(batch, spec.sequence_length) if "input_ids" in batch else batch
+
+
+def _cut_off(batch: dict[str, Any], length: int) -> dict[str, Any]:
+    """Return a batch with the first tokens of each sample, of which the last one is padding."""
+    cut = {name: tensor[..., :length].clone() for name, tensor in batch.items() if tensor.dim() > 1}
     cut["attention_mask"][..., -1] = 0
-    return cut | whole
+    return batch | cut
 
 
 def micro_batch(samples: dict[str, Any], start: int, size: int, device: str) -> dict[str, Any]:
@@ -144,18 +157,9 @@ def _token_labels(model: Any, labels: Any, tokens: Any, random: Any) -> Any:
 
 
 def _vocabulary(model: Any) -> int:
-    return int(model.get_input_embeddings().weight.shape[0])
+    weight = model.get_input_embeddings().weight
+    return int(getattr(weight, "ds_shape", weight.shape)[0])  # ZeRO-3 keeps the shape aside
 
 
 def _num_labels(model: Any) -> int:
     return int(getattr(model.config, "num_labels", 2))
-
-
-def _no_tokens(spec: Spec, inputs: str) -> UserError:
-    return UserError(
-        "ladder-needs-tokens",
-        "the ladder trains models that read tokens",
-        found=f"--model {spec.model}, whose inputs are {inputs}",
-        why="its rungs and its figures go by tokens",
-        fix="name a text model",
-    )

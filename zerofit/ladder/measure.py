@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import statistics
 from contextlib import nullcontext
-from importlib import import_module
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zerofit.ladder.deepspeed_rank import joined
+from zerofit.ladder.driver import read_gpu
+from zerofit.ladder.imports import warm_up
+from zerofit.ladder.limit import limited_memory
 from zerofit.ladder.made import make_model, make_samples, micro_batch, without_dropout
 from zerofit.ladder.memory import (
     LiveTensors,
-    device_bytes,
-    device_used_bytes,
     forget_making,
     forget_peak,
     gradient_bytes,
@@ -22,12 +24,13 @@ from zerofit.ladder.memory import (
 )
 from zerofit.ladder.train import make_trainee
 from zerofit.ladder_results import Measured, Parts
+from zerofit.strategy import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zerofit.ladder.spec import Spec
-    from zerofit.ladder.train import Trainee
+    from zerofit.ladder.trainee import Trainee
 
 NUM_WARM_UP = 3
 """Steps before those that are timed: the first makes the optimizer's states, torch.compile compiles, and the
@@ -36,7 +39,7 @@ batches than in large ones, so that what does not change the mathematics has the
 
 
 def measure(spec: Spec, *, tell: Callable[[str], None]) -> Measured:
-    """Train a rung and return what it took.
+    """Train a rung, of which all is imported, and return what it took.
 
     Args:
         spec: the rung.
@@ -45,25 +48,91 @@ def measure(spec: Spec, *, tell: Callable[[str], None]) -> Measured:
     Raises:
         UserError: the model or this machine can't take the strategy.
     """
-    import torch
-
     device = "cpu" if spec.on_cpu else "cuda"
-    used_before = None if spec.on_cpu else device_used_bytes()
-    _import_all(spec)
+    gpu = None if spec.on_cpu else _StartedGpu()
+    warm_up(spec, device)
     forget_peak()
     imported = process_bytes("VmRSS")
+    has_deepspeed = spec.strategy.engine is Engine.DEEPSPEED
+    with joined(spec), limited_memory(spec.memory_limit_bytes, device, has_deepspeed=has_deepspeed):
+        trained = _train(spec, device, tell)
+        peak = process_bytes("VmHWM")
+        on_gpu = gpu.figures() if gpu else {}
+    tell("counting tensors")
+    return _measured(trained, process_bytes=max(0, peak - imported), process_peak_bytes=peak, **on_gpu)
+
+
+class _StartedGpu:
+    """The GPU with CUDA started, and what the driver said of it before and after that."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._before = read_gpu(has_cuda=False)
+        torch.cuda.init()
+        torch.cuda.synchronize()
+        self._context_bytes = read_gpu(has_cuda=True).held_since(self._before)
+
+    def figures(self) -> dict[str, int | None]:
+        """Return the fields of Measured that are of the GPU, by their names."""
+        import torch
+
+        now = read_gpu(has_cuda=True)
+        reserved_bytes = torch.cuda.max_memory_reserved()
+        return {
+            "allocated_bytes": torch.cuda.max_memory_allocated(),
+            "reserved_bytes": reserved_bytes,
+            "device_bytes": peak_on_device(
+                now.held_since(self._before),
+                reserved_bytes=torch.cuda.memory_reserved(),
+                most_reserved_bytes=reserved_bytes,
+            ),
+            "device_process_bytes": now.process_bytes,
+            "device_used_bytes": now.used_since(self._before),
+            "context_bytes": self._context_bytes,
+        }
+
+
+def peak_on_device(held_bytes: int | None, *, reserved_bytes: int, most_reserved_bytes: int) -> int | None:
+    """Return what a process held of the GPU at its peak, as the driver counts it.
+
+    The driver knows the present only, and torch may have given memory back by then: DeepSpeed has it do so
+    once the parameters are partitioned (stage_1_and_2.py, empty_cache). What is beside torch's memory,
+    the context, kernels and libraries, stays until the process ends.
+
+    Args:
+        held_bytes: what it holds now; None where the driver does not say it.
+        reserved_bytes: what torch's allocator holds of that.
+        most_reserved_bytes: what the allocator held at its peak.
+    """
+    return None if held_bytes is None else held_bytes - reserved_bytes + most_reserved_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """What training came to."""
+
+    trainee: Trainee
+    gradients: int | None
+    """Bytes of all gradients before a step; None where they are not counted."""
+    losses: tuple[float, ...]
+    times_s: tuple[float, ...]
+
+
+def _train(spec: Spec, device: str, tell: Callable[[str], None]) -> _Trained:
+    """Make the model and take all steps."""
     tell("making the model")
     model = make_model(spec, device)
     forget_making(device)
     samples = make_samples(model, spec)
     trainee = make_trainee(model, samples, spec, device)
     del model
-    losses, gradients = [], 0
+    losses, gradients = [], None
     for index in range(NUM_WARM_UP):
         tell(f"taking warm-up step {index + 1} of {NUM_WARM_UP}")
         with without_dropout(trainee.model):
             losses.append(trainee.backward())
-        gradients = gradient_bytes(trainee.model)
+        gradients = gradient_bytes(trainee.model) if _is_counted(spec) else None
         trainee.update()
     if spec.strategy.compile:
         tell("compiling with dropout")
@@ -72,74 +141,48 @@ def measure(spec: Spec, *, tell: Callable[[str], None]) -> Measured:
     for index in range(spec.num_steps):
         tell(f"taking step {index + 1} of {spec.num_steps}")
         times.append(trainee.timed_step())
-    peak = process_bytes("VmHWM")
-    on_gpu: dict[str, int | None] = {}
-    if not spec.on_cpu:
-        on_gpu = {
-            "allocated_bytes": torch.cuda.max_memory_allocated(),
-            "reserved_bytes": torch.cuda.max_memory_reserved(),
-            "device_bytes": device_bytes(used_before=used_before),
-        }
-    tell("counting tensors")
-    step_time_s = statistics.median(times)
+    return _Trained(trainee=trainee, gradients=gradients, losses=tuple(losses), times_s=tuple(times))
+
+
+def _measured(trained: _Trained, **memory: Any) -> Measured:
+    """Return what was measured, given the fields that are of the process and the GPU."""
+    import torch
+
+    trainee, spec = trained.trainee, trained.trainee.spec
+    step_time_s = statistics.median(trained.times_s)
     return Measured(
-        process_bytes=max(0, peak - imported),
-        process_peak_bytes=peak,
-        **on_gpu,
-        step_times_s=tuple(times),
+        **memory,
+        step_times_s=trained.times_s,
         step_time_s=step_time_s,
         tokens_per_s=spec.batch_size * spec.sequence_length / step_time_s,
-        losses=tuple(losses),
-        counted=Parts(
-            weights=weight_bytes(trainee.model),
-            gradients=gradients,
-            optimizer_states=state_bytes(trainee.optimizer),
-            activations=_activation_bytes(trainee),
-        ),
-        num_trained_parameters=sum(one.numel() for one in trainee.model.parameters() if one.requires_grad),
+        losses=trained.losses,
+        counted=_parts(trained),
+        num_trained_parameters=num_trained(trainee.model),
         num_threads=torch.get_num_threads(),
     )
 
 
-def _import_all(spec: Spec) -> None:
-    """Import what the rung needs and take a step of a small layer, so that neither is counted as its own."""
-    import torch
-    import transformers
-    from transformers import optimization
-
-    from zerofit.probe.model_task import Task
-    from zerofit.runtime.optimizer_kinds import KINDS
-
-    strategy = spec.strategy
-    names = ["zerofit.runtime.by_hand"]
-    names += ["peft"] if strategy.lora is not None else []
-    is_of_bitsandbytes = strategy.optimizer is not None and KINDS[strategy.optimizer].bits is not None
-    names += ["bitsandbytes"] if is_of_bitsandbytes or strategy.quantization is not None else []
-    for name in names:
-        import_module(name)
-    getattr(transformers, Task(spec.task).auto_class)
-    if strategy.quantization is not None:
-        _import_for_4_bit("cpu" if spec.on_cpu else "cuda")
-    layer = torch.nn.Linear(64, 64)
-    for optimizer in (
-        torch.optim.AdamW(layer.parameters(), foreach=True),
-        optimization.Adafactor(layer.parameters()),
-    ):
-        layer(torch.ones(64, 64)).sum().backward()
-        optimizer.step()
-    gc.collect()
+def _is_counted(spec: Spec) -> bool:
+    """Return whether weights, gradients and states lie in the model's and the optimizer's own tensors."""
+    return spec.strategy.engine is Engine.NATIVE
 
 
-def _import_for_4_bit(device: str) -> None:
-    """Import what saving a model and computing in 4 bit load at their first use."""
-    import torch
-    from transformers.integrations import deepspeed
+def _parts(trained: _Trained) -> Parts | None:
+    trainee = trained.trainee
+    if trained.gradients is None:
+        return None
+    return Parts(
+        weights=weight_bytes(trainee.model),
+        gradients=trained.gradients,
+        optimizer_states=state_bytes(trainee.optimizer),
+        activations=_activation_bytes(trainee),
+    )
 
-    if deepspeed.is_deepspeed_available():
-        import_module("deepspeed")  # accelerate does, to save a model (accelerate/utils/other.py)
-    layers: Any = import_module("bitsandbytes.nn")
-    layer = layers.Linear4bit(64, 64, compress_statistics=True, quant_type="nf4").to(device)
-    layer(torch.ones(64, 64, device=device, requires_grad=True)).sum().backward()
+
+def num_trained(model: Any) -> int:
+    """Return the trained parameters of a model, whole ones also where ZeRO-3 has left a partition of each."""
+    sizes = (getattr(one, "ds_numel", None) or one.numel() for one in model.parameters() if one.requires_grad)
+    return sum(int(size) for size in sizes)
 
 
 def _activation_bytes(trainee: Trainee) -> int | None:

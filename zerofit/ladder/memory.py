@@ -1,15 +1,13 @@
-"""What a process and its tensors hold: the kernel's figures, torch's, the driver's, and tensors counted."""
+"""What a process and its tensors hold: the kernel's figures, and tensors counted."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import os
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.probe.gpus import visible_indices
 from zerofit.units import KIB
 
 if TYPE_CHECKING:
@@ -19,7 +17,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def process_bytes(field: str) -> int:
-    """Return a figure of this process from /proc/self/status: VmRSS, or VmHWM, its peak."""
+    """Return a figure of this process from /proc/self/status: VmRSS, VmHWM, its peak, or VmData."""
     for line in _STATUS.read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")
         if name == field:
@@ -51,57 +49,6 @@ def forget_making(device: str) -> None:
     if device != "cpu":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-
-
-def device_used_bytes() -> int | None:
-    """Return what all processes together hold of the first visible GPU; None where the driver can't tell."""
-    with _gpu() as (library, handle):
-        return None if handle is None else int(library.nvmlDeviceGetMemoryInfo(handle).used)
-
-
-def device_bytes(*, used_before: int | None) -> int | None:
-    """Return what this process holds of its GPU, as the driver says; None where it can't tell.
-
-    In a container the driver's process ids are not those that we see: what the GPU has in use beside
-    used_before stands in, which holds as long as nobody else uses it.
-
-    Args:
-        used_before: device_used_bytes() before CUDA started.
-    """
-    with _gpu() as (library, handle):
-        if handle is None:
-            return None
-        for process in library.nvmlDeviceGetComputeRunningProcesses(handle):
-            if process.pid == os.getpid() and process.usedGpuMemory:
-                return int(process.usedGpuMemory)
-        used = int(library.nvmlDeviceGetMemoryInfo(handle).used)
-        return None if used_before is None else used - used_before
-
-
-@contextmanager
-def _gpu() -> Iterator[tuple[Any, Any]]:
-    """Yield NVML and the handle of the first GPU that CUDA sees; None for both where there is none."""
-    try:
-        import pynvml
-    except ImportError:
-        yield None, None
-        return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None, None
-        return
-    try:
-        yield pynvml, _first_visible(pynvml)
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _first_visible(library: Any) -> Any:
-    handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
-    uuids = tuple(str(library.nvmlDeviceGetUUID(handle)) for handle in handles)
-    visible = visible_indices(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
-    return handles[visible[0]] if visible else None
 
 
 def storage_bytes(tensors: Iterable[Any]) -> int:

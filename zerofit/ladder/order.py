@@ -82,6 +82,8 @@ class Order:
             full_length=max(self.base.sequence_length, step.run.sequence_length),
             num_steps=self.num_steps,
             on_cpu=self.on_cpu,
+            weights=step.run.weights,
+            num_ranks=step.run.num_ranks,
             result_file=str(self._place(step, folder, number).result),
         )
 
@@ -98,6 +100,7 @@ class Order:
             architecture=self.model.facts.architecture,
             num_parameters=self.model.facts.num_parameters,
             batch_size=self.base.batch_size,
+            num_ranks=self.base.num_ranks,
             sequence_length=self.base.sequence_length,
             device=self.device,
             is_cumulative=self.is_cumulative,

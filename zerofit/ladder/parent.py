@@ -15,14 +15,31 @@ from zerofit.ladder.run import STAGE
 from zerofit.ladder.spec import spec_to_json
 from zerofit.ladder_results import Outcome, RungState
 from zerofit.probe.oom_kills import count_oom_kills
-from zerofit.probe.script_process import stopping_by_exception
+from zerofit.probe.stopping import stopping_by_exception
 
 if TYPE_CHECKING:
     from zerofit.ladder.spec import Spec
 
-MODULE = "zerofit.ladder.run"
+PROGRAM = ("-m", "zerofit.ladder.run")
+"""What Python runs: the process of a rung."""
 _LAST_BYTES = 64 * 1024
 """ASSUMPTION: the last stage stands within so much of a log's end."""
+_END_LIMIT_S = 10.0
+"""ASSUMPTION: a killed process gives its memory back within that; longer it is stuck in a driver."""
+
+_LEFT_OUT = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "CUDA_MODULE_LOADING",
+    }
+)
+"""Of the environment, beside ACCELERATE_*: what a launcher says, and what changes the memory that torch's
+allocator and the CUDA context take, as the prediction is for their defaults."""
 
 
 class InterruptedRungError(Exception):
@@ -53,6 +70,100 @@ class Place:
         return self.folder / f"{self.name}.json"
 
 
+class RunningRung:
+    """The process of one rung, from its start to its end; start_rung() makes it.
+
+    Until finish() it has only imported, where its spec says that it waits: several such may be there while
+    another one runs. Leaving a `with` of it ends it.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], spec: Spec, place: Place) -> None:
+        self._process = process
+        self._spec = spec
+        self._place = place
+        self._had_kills = count_oom_kills()
+        self._has_ended = False
+
+    def finish(self, *, limit_s: float) -> Outcome:
+        """Tell the process to go, wait for its end, and return how it ended.
+
+        Args:
+            limit_s: so many seconds from now on it is ended.
+
+        Raises:
+            InterruptedRungError: Ctrl-C, after which the process is ended.
+        """
+        log = self._place.log
+        with stopping_by_exception():
+            try:
+                self._go()
+                code = self._process.wait(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                reason = f"not done after {limit_s:g} s, {_stage(log)}"
+                return Outcome(state=RungState.TOO_SLOW, reason=reason)
+            except KeyboardInterrupt:
+                log.unlink()  # nothing failed that it could explain
+                raise InterruptedRungError from None
+            finally:
+                self.end()
+        return _outcome(self._spec, code, log, had_kills=self._had_kills)
+
+    def end(self) -> None:
+        """End the process, whatever it does, and those that it started: torch.compile starts some.
+
+        One that is stuck in a driver can't be ended: after some seconds it is left behind, as stderr is told.
+        """
+        if self._has_ended:  # by now another may have its number
+            return
+        self._has_ended = True
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            self._process.wait(timeout=_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            left = f"process {self._process.pid} of {self._place.name}"
+            why = f"it was killed and did not end within {_END_LIMIT_S:g} s"
+            print(f"zerofit: {left} is left behind: {why}", file=sys.stderr, flush=True)
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # what it never read
+                self._process.stdin.close()
+
+    def __enter__(self) -> RunningRung:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _go(self) -> None:
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # it ended by itself, and says why
+                self._process.stdin.write(b"go\n")
+                self._process.stdin.flush()
+
+
+def start_rung(spec: Spec, place: Place, *, program: tuple[str, ...] = PROGRAM) -> RunningRung:
+    """Start the process of a rung: it imports, and where the spec says so it then waits for finish().
+
+    It ends when this process does, and when the thread that calls this does.
+
+    Args:
+        spec: the rung; its result_file must not be there yet.
+        place: where the process's files go.
+        program: what Python runs; any other goes through zerofit.ladder.run.main(), too.
+    """
+    place.spec.write_text(spec_to_json(spec), encoding="utf-8")
+    with place.log.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, *program, str(place.spec), str(os.getpid())],
+            stdin=subprocess.PIPE if spec.waits else subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(spec),
+            start_new_session=True,
+        )
+    return RunningRung(process, spec, place)
+
+
 def run_rung(spec: Spec, place: Place, *, limit_s: float) -> Outcome:
     """Run one rung in a process of its own and return how it ended.
 
@@ -64,28 +175,8 @@ def run_rung(spec: Spec, place: Place, *, limit_s: float) -> Outcome:
     Raises:
         InterruptedRungError: Ctrl-C, after which the process is ended.
     """
-    place.spec.write_text(spec_to_json(spec), encoding="utf-8")
-    kills = count_oom_kills()
-    with place.log.open("wb") as log, stopping_by_exception():
-        process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(place.spec), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=_environment(spec),
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            reason = f"not done after {limit_s:g} s, {_stage(place.log)}"
-            return Outcome(state=RungState.TOO_SLOW, reason=reason)
-        except KeyboardInterrupt:
-            place.log.unlink()  # nothing failed that it could explain
-            raise InterruptedRungError from None
-        finally:
-            _end(process)
-    return _outcome(spec, code, place.log, had_kills=kills)
+    with stopping_by_exception(), start_rung(spec, place) as rung:
+        return rung.finish(limit_s=limit_s)
 
 
 def _outcome(spec: Spec, code: int, log: Path, *, had_kills: int | None) -> Outcome:
@@ -106,20 +197,17 @@ def _outcome(spec: Spec, code: int, log: Path, *, had_kills: int | None) -> Outc
 
 
 def _environment(spec: Spec) -> dict[str, str]:
-    """Return the environment of a rung: offline, and on the CPU without GPUs."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        environment.pop(name, None)
+    """Return the environment of a rung: offline, with torch's and CUDA's defaults, on the CPU no GPUs."""
+    kept = {name: value for name, value in os.environ.items() if not _is_left_out(name)}
+    environment = {**kept, "HF_HUB_OFFLINE": "1"}
     if spec.on_cpu:
         environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment["DS_ACCELERATOR"] = "cpu"  # deepspeed/accelerator/real_accelerator.py
     return environment
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it started: torch.compile starts some."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _is_left_out(name: str) -> bool:
+    return name in _LEFT_OUT or name.startswith("ACCELERATE_")
 
 
 def _lines(log: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""What zerofit's estimator says of a rung: a trace of the model, and the native engine's memory."""
+"""What zerofit's estimator says of a rung: a trace of the model, the engine's memory, and the step's time."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ from zerofit.estimate.engine import Setup
 from zerofit.estimate.memory import estimate_memory
 from zerofit.estimate.native import BUFFERS, WEIGHTS
 from zerofit.estimate.optimizers import STATES
+from zerofit.estimate.outside import NCCL
+from zerofit.estimate.time import estimate_step_time
 from zerofit.estimates import Holder, RunPhase
 from zerofit.facts import Versions, Workload
 from zerofit.ladder.made import PADDING
 from zerofit.ladder_results import Parts, Predicted
 from zerofit.plan import Topology
-from zerofit.planning.trace_request import trace_request_for
+from zerofit.planning.trace_request import OTHER_DEVICES, trace_request_for
 from zerofit.probe.gpu_catalog import find_gpu
 from zerofit.probe.model_meta import transformers_config
 from zerofit.probe.model_source import LocatedConfig
 from zerofit.probe.model_task import Task
 from zerofit.probe.trace.cache import default_cache_folder
 from zerofit.probe.trace.source import trace_model
+from zerofit.strategy import Engine, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zerofit.allocation_log import AllocationLog
     from zerofit.estimates import MemoryEstimate
-    from zerofit.facts import GpuSpec
+    from zerofit.facts import GpuSpec, Machine
     from zerofit.ladder.rungs import Run
     from zerofit.probe.model_source import ModelSource
+    from zerofit.rates import Rates
 
 STAND_IN = "A100-80G"
 """ASSUMPTION: the GPU whose kernels are traced where none is named; weights, gradients and states do not
@@ -51,6 +55,10 @@ class Predictor:
     versions: Versions
     keeps_outputs: bool = False
     """Whether the loop holds a micro-batch's outputs while the next one runs forward."""
+    machine: Machine | None = None
+    """The node, for the time of a step; None predicts none."""
+    rates: Rates | None = None
+    """What is achieved of the node's peaks; None predicts no time."""
 
     def estimate(self, run: Run, *, tell: Callable[[str], None] | None = None) -> MemoryEstimate:
         """Return the GPU memory of a run, phase by phase.
@@ -58,51 +66,58 @@ class Predictor:
         Raises:
             UserError: the model can't be traced.
         """
-        return self._memory(run, self._log(run, tell))
+        return estimate_memory(self._setup(run, tell), gpu=self._gpu)
 
     def predict(self, run: Run, *, tell: Callable[[str], None] | None = None) -> Predicted | None:
         """Return the figures that stand beside a measurement; None for a compiled model, which is not traced.
+
+        Of many ranks they are those of one, whose collectives exchange nothing: NCCL holds nothing, and the
+        time of a step would not be that of the run.
 
         Raises:
             UserError: the model can't be traced.
         """
         if run.strategy.compile:
             return None
-        log = self._log(run, tell)
-        memory = self._memory(run, log)
-        parts = Parts(
-            weights=_term(memory, WEIGHTS) + _term(memory, BUFFERS),
-            gradients=_term(memory, TensorKind.GRADIENT.value),
-            optimizer_states=_term(memory, STATES),
-            activations=kept_bytes(log, run.strategy.micro_batch_size or 1),
-        )
+        setup = self._setup(run, tell)
+        memory = estimate_memory(setup, gpu=self._gpu)
+        parts = _parts(memory, setup.log, run) if run.strategy.engine is Engine.NATIVE else None
         if self.gpu is None:
             return Predicted(parts=parts)
         return Predicted(
             parts=parts,
             allocated_bytes=max(phase.held_by(Holder.TENSORS) for phase in memory.phases),
             reserved_bytes=max(phase.held_by(Holder.TENSORS, Holder.CACHE) for phase in memory.phases),
-            device_bytes=memory.peak_bytes,
+            device_bytes=_device_bytes(memory),
+            step_time_s=self._step_time_s(setup),
+        )
+
+    def _step_time_s(self, setup: Setup) -> float | None:
+        if self.machine is None or self.rates is None or setup.topology.world_size > 1:
+            return None
+        time = estimate_step_time(setup, machine=self.machine, rates=self.rates)
+        return None if time is None else time.seconds
+
+    def _setup(self, run: Run, tell: Callable[[str], None] | None) -> Setup:
+        return Setup(
+            log=self._log(run, tell),
+            strategy=run.strategy,
+            topology=Topology(world_size=run.num_ranks),
+            versions=self.versions,
+            keeps_outputs=self.keeps_outputs,
+            compute_capability=self._gpu.compute_capability or OTHER_DEVICES,
         )
 
     def _log(self, run: Run, tell: Callable[[str], None] | None) -> AllocationLog:
         workload = Workload(
             sequence_length=run.sequence_length, is_padded=True, keeps_outputs=self.keeps_outputs
         )
-        request = trace_request_for(run.strategy, workload, self._gpu)
+        request = trace_request_for(run.strategy, workload, self._gpu, own_weights=run.weights)
+        if run.weights is not Precision.FP32:  # the loop casts nothing
+            request = replace(request, autocast=None)
         folder = default_cache_folder(os.environ, Path.home())
         trace = trace_model(_with_padding(self.model), request, cache_folder=folder, on_progress=tell)
         return trace.log_for(run.strategy.micro_batch_size or 1)
-
-    def _memory(self, run: Run, log: AllocationLog) -> MemoryEstimate:
-        setup = Setup(
-            log=log,
-            strategy=run.strategy,
-            topology=Topology(),
-            versions=self.versions,
-            keeps_outputs=self.keeps_outputs,
-        )
-        return estimate_memory(setup, gpu=self._gpu)
 
     @property
     def _gpu(self) -> GpuSpec:
@@ -118,6 +133,20 @@ def _with_padding(model: ModelSource) -> ModelSource:
     if getattr(config, "pad_token_id", None) is not None:
         return model
     return replace(model, config={**model.config, "pad_token_id": PADDING})
+
+
+def _parts(memory: MemoryEstimate, log: AllocationLog, run: Run) -> Parts:
+    return Parts(
+        weights=_term(memory, WEIGHTS) + _term(memory, BUFFERS),
+        gradients=_term(memory, TensorKind.GRADIENT.value),
+        optimizer_states=_term(memory, STATES),
+        activations=kept_bytes(log, run.strategy.micro_batch_size or 1),
+    )
+
+
+def _device_bytes(memory: MemoryEstimate) -> int:
+    """Return the peak without NCCL's buffers."""
+    return max(sum(term.num_bytes for term in phase.terms if term.name != NCCL) for phase in memory.phases)
 
 
 def kept_bytes(log: AllocationLog, micro_batch_size: int) -> int:

@@ -7,13 +7,41 @@ from typing import TYPE_CHECKING
 
 from zerofit.errors import UserError
 from zerofit.probe.compiler import find_cxx
+from zerofit.probe.model_task import Task
 
 if TYPE_CHECKING:
     from zerofit.ladder.spec import Spec
+    from zerofit.probe.model_source import ModelSource
 
 _AMPERE = (8, 0)
 """The first compute capability with tf32
 (https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities)."""
+
+_WITHOUT_TOKENS = {
+    Task.IMAGE_CLASSIFICATION: "pixel_values, labels",
+    Task.SPEECH_SEQ2SEQ: "input_features, labels",
+}
+"""Inputs of the models that read none (zerofit/probe/trace/batches.py)."""
+
+
+def check_reads_tokens(model: ModelSource, *, said: str) -> None:
+    """Check that a model is one for `zerofit bench ladder`.
+
+    Args:
+        model: what the user named.
+        said: how.
+
+    Raises:
+        UserError: it reads no tokens.
+    """
+    if model.task in _WITHOUT_TOKENS:
+        raise UserError(
+            "ladder-needs-tokens",
+            "the ladder trains models that read tokens",
+            found=f"--model {said}, whose inputs are {_WITHOUT_TOKENS[model.task]}",
+            why="its rungs and its figures go by tokens",
+            fix="name a text model",
+        )
 
 
 def check_can_run(spec: Spec) -> None:

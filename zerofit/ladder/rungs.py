@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from zerofit.errors import UserError
 from zerofit.freezing import BLOCKS
 from zerofit.ladder_results import Published
-from zerofit.strategy import Lora, OptimizerName, Precision, Quantization, Strategy
+from zerofit.strategy import (
+    Engine,
+    Lora,
+    OffloadDevice,
+    OptimizerName,
+    Precision,
+    Quantization,
+    Strategy,
+    ZeroStage,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,10 +41,14 @@ class Run:
     """With micro-batch and accumulation filled in."""
     sequence_length: int
     """Tokens of a sample."""
+    weights: Precision = Precision.FP32
+    """Format in which the loop makes the model."""
+    num_ranks: int = 1
+    """Data-parallel ranks under DeepSpeed, of which rank 0 is measured."""
 
     @property
     def batch_size(self) -> int:
-        """Samples of an optimizer step."""
+        """Samples of an optimizer step, on one rank."""
         return (self.strategy.micro_batch_size or 1) * (self.strategy.gradient_accumulation_steps or 1)
 
 
@@ -62,8 +75,15 @@ class Step:
     run: Run
 
 
-def baseline(*, batch_size: int, sequence_length: int, attention: str) -> Run:
-    """Return what the ladder starts from: the whole batch at once, fp32, torch's foreach AdamW."""
+def baseline(*, batch_size: int, sequence_length: int, attention: str, num_ranks: int = 1) -> Run:
+    """Return what the ladder starts from: the whole batch at once, fp32, torch's foreach AdamW.
+
+    Args:
+        batch_size: samples of an optimizer step, on the rank that is measured.
+        sequence_length: tokens of a sample.
+        attention: transformers' attn_implementation.
+        num_ranks: data-parallel ranks; above 1 every rung must be one of DeepSpeed.
+    """
     strategy = Strategy(
         precision=Precision.FP32,
         micro_batch_size=batch_size,
@@ -71,7 +91,7 @@ def baseline(*, batch_size: int, sequence_length: int, attention: str) -> Run:
         gradient_checkpointing=False,
         attention=attention,
     )
-    return Run(strategy=strategy, sequence_length=sequence_length)
+    return Run(strategy=strategy, sequence_length=sequence_length, num_ranks=num_ranks)
 
 
 def climb(
@@ -178,6 +198,10 @@ def _strategy(**changed: Any) -> Callable[[Run], Run]:
     return lambda run: replace(run, strategy=replace(run.strategy, **changed))
 
 
+def _zero(stage: ZeroStage) -> tuple[str, Callable[[Run], Run]]:
+    return f"ZeRO-{stage.value}", _strategy(engine=Engine.DEEPSPEED, zero_stage=stage)
+
+
 def _micro_batches(samples: int) -> Callable[[Run], Run]:
     def change(run: Run) -> Run:
         if run.batch_size % samples:
@@ -224,6 +248,9 @@ _PLAIN: dict[str, tuple[str, Callable[[Run], Run]]] = {
     "flash": ("flash attention 2", _strategy(attention="flash_attention_2")),
     "liger": ("Liger kernels", _strategy(liger=True)),
     "compile": ("torch.compile", _strategy(compile=True)),
+    **{f"zero-{stage.value}": _zero(stage) for stage in ZeroStage if stage is not ZeroStage.NOTHING},
+    "offload-optimizer": ("optimizer on the host", _strategy(optimizer_offload=OffloadDevice.CPU)),
+    "offload-param": ("parameters on the host", _strategy(param_offload=OffloadDevice.CPU)),
 }
 """Words and change by name."""
 _NUMBERED: tuple[tuple[str, str, Callable[[int], Callable[[Run], Run]]], ...] = (

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from zerofit.strategy import Strategy
+from zerofit.strategy import Precision, Strategy
 from zerofit.strict import STRICT
 
 
@@ -27,6 +27,18 @@ class Spec:
     num_steps: int
     """Optimizer steps that are timed, after the warm-up."""
     on_cpu: bool
+    weights: Precision = Precision.FP32
+    """Format in which the loop makes the model. On fp32 weights it computes in 16 bit by autocast, on weights
+    of that very format without it; DeepSpeed casts by itself."""
+    num_ranks: int = 1
+    """Data-parallel ranks under DeepSpeed. Above 1 the process is rank 0 of them, among collectives that
+    exchange nothing: its tensors are a rank's, its losses are of no use."""
+    memory_limit_bytes: int | None = None
+    """What torch may allocate on the GPU; on the CPU, what the process may map beyond what it has imported:
+    private writable mappings (getrlimit(2), RLIMIT_DATA). None for all there is."""
+    waits: bool = False
+    """Whether, with all imported, the process waits for a line on its standard input before it touches the
+    device."""
     result_file: str
     """Where the process writes its Outcome."""
 

@@ -62,7 +62,17 @@ class CatalogGpu:
 @functools.cache
 def load_gpus() -> tuple[CatalogGpu, ...]:
     """Return every GPU of the catalog, in its order."""
-    with open(_FILE, "rb") as file:
+    return read_gpus(_FILE)
+
+
+def read_gpus(file_name: str) -> tuple[CatalogGpu, ...]:
+    """Return every GPU of a file that is made like zerofit/catalog/gpus.toml.
+
+    Raises:
+        KeyError: an entry lacks what its head asks for.
+        ValueError: it is no TOML, or an entry has one of context_mib and context_source.
+    """
+    with open(file_name, "rb") as file:
         return tuple(_entry(plain) for plain in tomllib.load(file)["gpu"])
 
 
@@ -87,25 +97,53 @@ def find_gpu(name: str, *, said: str | None = None) -> GpuSpec:
     raise _ambiguous(name, said or name, found) if found else _unknown(name, said or name)
 
 
-def with_catalog_rates(spec: GpuSpec) -> GpuSpec:
+def with_catalog_rates(spec: GpuSpec, *, gpus: tuple[CatalogGpu, ...] | None = None) -> GpuSpec:
     """Return a GPU that the driver reported with the catalog's rates in place of those it lacks.
 
     Name, memory and compute capability stay as they are. A GPU that the catalog does not know, or knows with
     another memory only, stays as it is.
+
+    Args:
+        spec: what the driver reported.
+        gpus: the entries to look among; None takes the catalog's.
     """
-    for gpu in load_gpus():
-        is_named = _key(spec.name) in map(_key, gpu.driver_names)
-        difference = abs(spec.memory_bytes - gpu.spec.memory_bytes)
+    gpu = catalog_gpu(spec.name, spec.memory_bytes, gpus=gpus)
+    if gpu is None:
+        return spec
+    lacking = {rate: getattr(gpu.spec, rate) for rate in _RATES if getattr(spec, rate) is None}
+    return replace(
+        spec,
+        **lacking,
+        has_fast_links=gpu.spec.has_fast_links,
+        context_bytes=gpu.spec.context_bytes,
+        context_source=gpu.spec.context_source,
+    )
+
+
+def catalog_gpu(
+    driver_name: str, memory_bytes: int, *, gpus: tuple[CatalogGpu, ...] | None = None
+) -> CatalogGpu | None:
+    """Return the entry of a GPU that the driver names so; None where there is none with so much memory.
+
+    Args:
+        driver_name: the product name.
+        memory_bytes: its memory, with or without what the driver keeps.
+        gpus: the entries to look among; None takes the catalog's.
+    """
+    for gpu in load_gpus() if gpus is None else gpus:
+        is_named = _key(driver_name) in map(_key, gpu.driver_names)
+        known = (gpu.spec.memory_bytes, gpu.spec.usable_bytes)
+        difference = min(abs(memory_bytes - one) for one in known)
         if is_named and difference <= _SAME_MEMORY * gpu.spec.memory_bytes:
-            lacking = {rate: getattr(gpu.spec, rate) for rate in _RATES if getattr(spec, rate) is None}
-            return replace(spec, **lacking, has_fast_links=gpu.spec.has_fast_links)
-    return spec
+            return gpu
+    return None
 
 
 def _entry(plain: dict[str, Any]) -> CatalogGpu:
     memory_bytes = plain["memory_mib"] * MIB
     usable_gib = plain.get("usable_gib")
     capability = plain.get("compute_capability")
+    context_mib = plain.get("context_mib")
     return CatalogGpu(
         name=plain["name"],
         aliases=tuple(plain["aliases"]),
@@ -124,6 +162,8 @@ def _entry(plain: dict[str, Any]) -> CatalogGpu:
             peer_bytes_per_s=plain["peer_gb_per_s"] * 1e9,
             host_bytes_per_s=plain["host_gb_per_s"] * 1e9,
             has_fast_links=plain.get("has_fast_links", False),
+            context_bytes=None if context_mib is None else context_mib * MIB,
+            context_source=plain.get("context_source", ""),
         ),
     )
 

@@ -57,7 +57,17 @@ class _Kept:
 @cache
 def catalog_rates() -> Rates:
     """Return the rates of the catalog, which hold for any machine."""
-    with open(_CATALOG, "rb") as file:
+    return read_rates(_CATALOG)
+
+
+def read_rates(file_name: str) -> Rates:
+    """Return the rates of a file that is made like zerofit/catalog/rates.toml.
+
+    Raises:
+        KeyError: a rate lacks what its head asks for.
+        ValueError: it is no TOML, or names what is no rate.
+    """
+    with open(file_name, "rb") as file:
         return Rates(rates=tuple(_rate(plain) for plain in tomllib.load(file)["rate"]))
 
 
@@ -134,7 +144,7 @@ def _identity(machine: Machine) -> dict[str, Any]:
         "version": CALIBRATION_VERSION,
         "gpus": [gpu.name for gpu in machine.gpus],
         "driver": driver.version if driver else None,
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_cores": machine.num_cpu_cores,
         "torch": _torch_version(),
     }
@@ -149,7 +159,8 @@ def _torch_version() -> str | None:
         return None
 
 
-def _cpu_name(path: str = "/proc/cpuinfo") -> str:
+def cpu_name(path: str = "/proc/cpuinfo") -> str:
+    """Return the name of this machine's CPU; empty where the kernel does not say it."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
@@ -167,4 +178,5 @@ def _rate(plain: dict[str, Any]) -> Rate:
         basis=Basis(plain["basis"]),
         source=plain["source"],
         least_compute_capability=(major, minor),
+        gpus=tuple(plain.get("gpus", ())),
     )

@@ -15,7 +15,7 @@ from zerofit.probe.capture_errors import INSTEAD, Failure, Kind, error_of
 from zerofit.probe.capture_files import argument_paths
 from zerofit.probe.script_child import Child, free_host_bytes
 from zerofit.probe.script_leftovers import CaptureFolder, clear_leftovers, keep
-from zerofit.probe.script_process import stopping_by_exception
+from zerofit.probe.stopping import stopping_by_exception
 from zerofit.probe.trace.cache import read_trace, write_trace
 
 if TYPE_CHECKING:

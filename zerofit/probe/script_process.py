@@ -16,16 +16,14 @@ import psutil
 from zerofit.probe.script_environment import MARK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
-    from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 _END_S = 5.0
 """How long killed processes may take to be gone; one that hangs in the kernel stays. ASSUMPTION."""
 _POLL_S = 0.01
-_STOPS = (signal.SIGTERM, signal.SIGHUP)
 _libc = ctypes.CDLL(None)
 
 
@@ -133,26 +131,3 @@ def _die_with_parent(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before that
         os._exit(1)
-
-
-@contextlib.contextmanager
-def stopping_by_exception() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise SystemExit here, so that what `with` and `finally` promise is done.
-
-    What handles a signal already, and every thread but the main one, stays as it is.
-    """
-
-    def stop(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    taken = []
-    with contextlib.suppress(ValueError):  # not the main thread
-        for number in _STOPS:
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, stop)
-                taken.append(number)
-    try:
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.ladder_results import peak_of
-from zerofit.render.ladder_table import PARTS, head_words, not_done_words, unit_of
+from zerofit.render.ladder_table import PARTS, head_words, not_done_words, part_sizes, unit_of
 from zerofit.units import GIB
 
 if TYPE_CHECKING:
-    from zerofit.ladder_results import Ladder, RungResult
+    from zerofit.ladder_results import Ladder, Measured, RungResult
 
 _MOST_REASON = 72
 """Characters of the reason that fit beside a bar."""
@@ -24,12 +24,12 @@ class LadderBar:
     measured: float | None
     """Peak; None where the rung did not run to its end."""
     parts: tuple[float, ...]
-    """What its tensors hold, one number for each of PARTS; empty where not measured."""
+    """What its tensors hold, one number for each of PARTS; empty where not counted."""
     predicted: float | None
     published: float | None
     step_time_s: float | None
     losses: str
-    """The first and the last; empty where not measured."""
+    """The first and the last; empty where not measured, or of no use among many ranks."""
     note: str
     """Why it is not done; empty where it is."""
 
@@ -66,8 +66,8 @@ def ladder_plot(ladder: Ladder) -> LadderPlot:
 def _bar(ladder: Ladder, rung: RungResult, unit: int) -> LadderBar:
     measured, predicted = rung.measured, rung.predicted
     counted: tuple[float, ...] = ()
-    if measured:
-        counted = tuple((getattr(measured.counted, field) or 0) / unit for _, _, field in PARTS)
+    if measured and measured.counted:
+        counted = tuple((size or 0) / unit for size in part_sizes(measured.counted))
     expected = None
     if predicted:
         expected = predicted.device_bytes if ladder.on_cpu else predicted.allocated_bytes
@@ -79,6 +79,12 @@ def _bar(ladder: Ladder, rung: RungResult, unit: int) -> LadderBar:
         predicted=None if expected is None else expected / unit,
         published=rung.published.memory_g * GIB / unit if rung.published else None,
         step_time_s=measured.step_time_s if measured else None,
-        losses=f"loss {measured.losses[0]:.3f} to {measured.losses[-1]:.3f}" if measured else "",
+        losses=_losses(ladder, measured),
         note=note if len(note) <= _MOST_REASON else f"{note[: _MOST_REASON - 3]}...",
     )
+
+
+def _losses(ladder: Ladder, measured: Measured | None) -> str:
+    if measured is None or ladder.num_ranks > 1:
+        return ""
+    return f"loss {measured.losses[0]:.3f} to {measured.losses[-1]:.3f}"

@@ -46,6 +46,7 @@ def head_words(ladder: Ladder) -> str:
     return (
         f"{ladder.model} ({ladder.architecture}, {ladder.num_parameters / 1e6:.1f} M parameters), "
         f"batch {ladder.batch_size}, length {ladder.sequence_length}"
+        f"{f', rank 0 of {ladder.num_ranks}' if ladder.num_ranks > 1 else ''}"
     )
 
 
@@ -83,7 +84,14 @@ def _rows(ladder: Ladder) -> Iterator[list[str]]:
     for rung in ladder.rungs:
         shown = [_published(rung, epochs[0])] if epochs else []
         state = "" if rung.measured else str(rung.outcome.state)
-        yield [rung.label, _batch(rung), *_memory(ladder, rung, first), *_speed(rung, first), *shown, state]
+        yield [
+            rung.label,
+            _batch(rung),
+            *_memory(ladder, rung, first),
+            *_speed(ladder, rung, first),
+            *shown,
+            state,
+        ]
 
 
 def _reasons(ladder: Ladder) -> Iterator[str]:
@@ -117,7 +125,7 @@ def _memory(ladder: Ladder, rung: RungResult, first: Measured | None) -> list[st
     return [allocated, share, reserved, device, process]
 
 
-def _speed(rung: RungResult, first: Measured | None) -> list[str]:
+def _speed(ladder: Ladder, rung: RungResult, first: Measured | None) -> list[str]:
     measured = rung.measured
     if measured is None or first is None:
         return [_NOTHING] * 4
@@ -125,8 +133,15 @@ def _speed(rung: RungResult, first: Measured | None) -> list[str]:
         f"{measured.step_time_s:.3g}",
         f"{measured.step_time_s / first.step_time_s:.2f} x",
         f"{measured.tokens_per_s:.0f}",
-        f"{measured.losses[0]:.4f} -> {measured.losses[-1]:.4f}",
+        _losses(ladder, measured),
     ]
+
+
+def _losses(ladder: Ladder, measured: Measured) -> str:
+    """Return the loss before and after; nothing of many ranks, which learn nothing from each other."""
+    if ladder.num_ranks > 1:
+        return _NOTHING
+    return f"{measured.losses[0]:.4f} -> {measured.losses[-1]:.4f}"
 
 
 def _part_rows(ladder: Ladder) -> Iterator[list[str]]:
@@ -134,14 +149,9 @@ def _part_rows(ladder: Ladder) -> Iterator[list[str]]:
     yield ["tensors", *(f"{words} {unit}" for _, words, _ in PARTS), "trained parameters"]
     for rung in ladder.rungs:
         if rung.measured:
-            cells = [
-                _pair(
-                    getattr(rung.measured.counted, field),
-                    getattr(rung.predicted.parts, field) if rung.predicted else None,
-                    num_bytes,
-                )
-                for _, _, field in PARTS
-            ]
+            predicted = part_sizes(rung.predicted.parts if rung.predicted else None)
+            pairs = zip(part_sizes(rung.measured.counted), predicted, strict=True)
+            cells = [_pair(counted, expected, num_bytes) for counted, expected in pairs]
             yield [rung.label, *cells, f"{rung.measured.num_trained_parameters / 1e6:.1f} M"]
 
 
@@ -154,15 +164,21 @@ def _bars(ladder: Ladder) -> list[str]:
     for rung, measured in done:
         peak = peak_of(measured)
         rows.append([rung.label, "#" * _cells(peak, longest), f"{_size(peak, num_bytes)} {unit}"])
-        rows.append(["", _letters(measured.counted, longest), ""])
+        if measured.counted:
+            rows.append(["", _letters(measured.counted, longest), ""])
     width = max(len(label) for label, _, _ in rows)
     return [f"{label:<{width}}  {cells} {words}".rstrip() for label, cells, words in rows]
 
 
+def part_sizes(parts: Parts | None) -> tuple[int | None, ...]:
+    """Return the bytes of each of PARTS; None for those that were not counted."""
+    return tuple(None if parts is None else getattr(parts, field) for _, _, field in PARTS)
+
+
 def _letters(parts: Parts, longest: int) -> str:
     text, done = "", 0
-    for letter, _, field in PARTS:
-        done += getattr(parts, field) or 0
+    for (letter, _, _), size in zip(PARTS, part_sizes(parts), strict=True):
+        done += size or 0
         text += letter * (_cells(done, longest) - len(text))
     return text
 
@@ -171,8 +187,8 @@ def _cells(num_bytes: int, longest: int) -> int:
     return round(num_bytes / longest * _BAR) if longest else 0
 
 
-def _sum(parts: Parts) -> int:
-    return parts.weights + parts.gradients + parts.optimizer_states + (parts.activations or 0)
+def _sum(parts: Parts | None) -> int:
+    return sum(size or 0 for size in part_sizes(parts))
 
 
 def _legend(ladder: Ladder) -> Iterator[str]:
@@ -181,7 +197,11 @@ def _legend(ladder: Ladder) -> Iterator[str]:
     else:
         yield "allocated: peak of torch's tensors; reserved: of its allocator; device: what the driver says"
         yield "host:      peak of the process's resident memory, over what it held once all was imported"
-    yield "loss:      at the first and the last warm-up step, without dropout, on one batch of random tokens"
+    if ladder.num_ranks > 1:
+        yield "rank 0:    among collectives that exchange nothing: its tensors are a rank's; no step waits"
+    else:
+        steps = "at the first and the last warm-up step, without dropout"
+        yield f"loss:      {steps}, on one batch of random tokens"
     letters = ", ".join(f"{letter} {words}" for letter, words, _ in PARTS)
     yield f"tensors:   counted; activations as one forward pass leaves them. In bars: {letters}"
     if any(rung.predicted for rung in ladder.rungs):

@@ -1,7 +1,7 @@
-"""Predict every published measurement of published_cases.toml: python benchmarks/accuracy.py [ID ...]
+"""Predict every published measurement of published_cases.toml: python benchmarks/published.py [ID ...]
 
 Prints each case with its prediction and error, then median and worst by source, and writes the table to
-measured/accuracy.json where all cases were run. Needs no GPU: the numbers to compare with are others'.
+measured/published.json where all cases were run. Needs no GPU: the numbers to compare with are others'.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main(names: list[str]) -> None:
     if not names:
         rows = [_row(case) for case in cases]
         text = json.dumps({"summary": summary, "cases": rows}, indent=1) + "\n"
-        (_FOLDER / "measured" / "accuracy.json").write_text(text, encoding="utf-8")
+        (_FOLDER / "measured" / "published.json").write_text(text, encoding="utf-8")
 
 
 def predict(source: str, row: dict[str, Any]) -> Case:

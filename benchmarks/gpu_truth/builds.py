@@ -1,0 +1,162 @@
+"""Builds what DeepSpeed compiles at its first use, in the background, so that no process of a case does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerofit.probe.extensions import extensions_folders, find_build_locks
+from zerofit.strategy import Engine
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from zerofit.strategy import Strategy
+
+PROGRAM = """
+import sys
+from deepspeed.accelerator import get_accelerator
+for builder in sys.argv[1:]:
+    get_accelerator().create_op_builder(builder).load(verbose=False)
+"""
+_CPU_ADAM = {"CPUAdamBuilder": "cpu_adam"}
+_SHARED_MEMORY = {"ShareMemCommBuilder": "deepspeed_shm_comm"}
+"""Folder by builder, as deepspeed/ops/op_builder/cpu_adam.py and cpu/comm.py name them (0.19)."""
+PATIENCE_S = 150.0
+"""ASSUMPTION: two busy cores compile both within that; what takes longer costs the cases that need it."""
+_LOOK_EVERY_S = 1.0
+"""How often locks are looked at while one waits."""
+_RELEASED_WITHIN_S = 0.3
+"""ASSUMPTION: between closing its lock and removing it, a process takes less."""
+
+
+class CpuAdamBuild:
+    """The process that loads CPU Adam, and on the CPU what ranks reduce by, and compiles them the first time.
+
+    It is never ended: one that is ended while it compiles leaves a lock that every later run waits on.
+
+    Args:
+        log: takes what it prints.
+        on_cpu: whether the ops are to be those of DeepSpeed's CPU accelerator.
+        program: what Python runs, with DeepSpeed's builders as arguments.
+        patience_s: after so many seconds the ops count as not built.
+    """
+
+    def __init__(
+        self, log: Path, *, on_cpu: bool, program: str = PROGRAM, patience_s: float = PATIENCE_S
+    ) -> None:
+        ops = _CPU_ADAM | (_SHARED_MEMORY if on_cpu else {})
+        self._folders = tuple(ops.values())
+        self._log = log
+        self._began_at = time.time()
+        self._patience_s = patience_s
+        self._patient_until = time.monotonic() + patience_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self.why = ""
+        """Why the ops are not there; empty while that is not known, and where they are."""
+        if not self._is_locked():
+            self._process = _start((program, *ops), log, on_cpu=on_cpu)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it may be compiling at this moment."""
+        return self._process is not None and self._process.poll() is None
+
+    def is_there(self, *, until: float) -> bool:
+        """Return whether the ops could be loaded, once that is known or the time is up.
+
+        It waits until patience_s after the start of the build at the longest.
+
+        Args:
+            until: how long to wait for it, by time.monotonic().
+        """
+        if self._process is None:
+            return False
+        until = min(until, self._patient_until)
+        while (code := self._wait(until)) is None and time.monotonic() < until:
+            if self._is_locked():
+                return False
+        if code == 0:
+            return not self._is_locked()
+        if code is not None:
+            self.why = f"DeepSpeed's ops can't be built: {_last_line(self._log)}"
+        elif time.monotonic() >= self._patient_until:
+            self.why = f"DeepSpeed's ops were not built within {self._patience_s:g} s"
+        return False
+
+    def _wait(self, until: float) -> int | None:
+        assert self._process is not None
+        left_s = max(0.0, min(_LOOK_EVERY_S, until - time.monotonic()))
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=left_s)
+        return self._process.returncode
+
+    def _is_locked(self) -> bool:
+        """Return whether an older process that was ended left its lock, and say so.
+
+        A lock that is newer than this build is of a process of a case, which the harness may end at any time:
+        it only loaded what was built, so its lock is removed.
+        """
+        for lock in _left_locks(self._folders):
+            with suppress(FileNotFoundError):
+                if lock.stat().st_mtime >= self._began_at:
+                    lock.unlink()
+                    continue
+                if not self.why:
+                    self.why = f"{lock} is left of a build that was ended: remove it"
+                    print(f"measure_gpu: {self.why}", file=sys.stderr, flush=True)
+                return True
+        return False
+
+
+def is_compiled(strategy: Strategy, *, on_cpu: bool) -> bool:
+    """Return whether a strategy's process loads ops that DeepSpeed compiles.
+
+    Source: zerofit/ladder/deepspeed_rank.py, import_ahead().
+    """
+    return strategy.offloads or (on_cpu and strategy.engine is Engine.DEEPSPEED)
+
+
+def _start(program: tuple[str, ...], log: Path, *, on_cpu: bool) -> subprocess.Popen[bytes]:
+    ninja = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    environment = {**os.environ, "PATH": ninja}
+    if on_cpu:
+        environment["DS_ACCELERATOR"] = "cpu"
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", *program],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _left_locks(ops: Collection[str]) -> list[Path]:
+    """Return the locks of ops that no process holds, under this Python."""
+    first = _unheld(ops)
+    if first:
+        time.sleep(_RELEASED_WITHIN_S)
+    return sorted(first & _unheld(ops))
+
+
+def _unheld(ops: Collection[str]) -> set[Path]:
+    top, own = extensions_folders(environ=os.environ, home=Path.home(), cuda_version=None)
+    python = own.name.removesuffix("cpu")  # whatever torch was built for, of which only torch knows
+    try:
+        locks = [Path(one.path) for one in find_build_locks(top) if not one.is_held]
+    except FileNotFoundError:  # one was released while it was looked at
+        return set()
+    of_python = (one for one in locks if own == top or one.parents[1].name.startswith(python))
+    return {one for one in of_python if one.parent.name in ops}
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")

@@ -1,0 +1,231 @@
+"""One question of regret: what zerofit plans for it, and every strategy that this is measured against."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_truth.cases import model_path
+from gpu_truth.results import Rule
+from zerofit.candidates import candidates
+from zerofit.estimate.outside import outside_terms
+from zerofit.facts import Workload
+from zerofit.ladder.predict import STAND_IN
+from zerofit.plan import Topology
+from zerofit.planning.judge import EstimatingJudge
+from zerofit.planning.order import OFFLOADED, tier
+from zerofit.planning.problem import Problem
+from zerofit.planning.solve import best_of
+from zerofit.probe.gpu_catalog import find_gpu
+from zerofit.probe.model import probe_model
+from zerofit.probe.model_task import Task
+from zerofit.probe.trace import trace_model
+from zerofit.probe.trace.cache import default_cache_folder
+from zerofit.render.plan_words import batch, label
+from zerofit.request import Request
+from zerofit.strategy import Buckets
+from zerofit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from zerofit.allocation_log import Trace, TraceRequest
+    from zerofit.facts import GpuSpec, Machine, Versions
+    from zerofit.probe.model_source import ModelSource
+    from zerofit.rates import Rates
+    from zerofit.strategy import Strategy
+
+FAR = 1.25
+"""A strategy whose least memory is so many times the limit is not run.
+
+ASSUMPTION: about three times the worst error of published runs on one GPU (zerofit/estimate/memory.py). No
+measurement bounds the error of others, so that one that is left out may have fitted.
+"""
+SLOW = 4.0
+"""A strategy that is predicted to take so many times as long as the choice is not run.
+
+ASSUMPTION, to spare the budget: nothing bounds the error of a predicted time. The fastest strategy that is
+left out of each kind runs as a check.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A model to be trained within a limit of memory."""
+
+    key: str
+    """Its name, unique among the questions."""
+    model: str
+    """A name of the catalog, or of a config beside the cases."""
+    task: str
+    sequence_length: int
+    """Tokens of a sample."""
+    global_batch_size: int
+    """Samples of an optimizer step."""
+    limit_bytes: int
+    """What torch may allocate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A strategy of the grid."""
+
+    strategy: Strategy
+    predicted_s: float | None
+    """Time of an optimizer step; None where the machine's rates are not known."""
+    predicted_bytes: int | None = None
+    """What torch's allocator is predicted to hold at its peak; None where it is not run."""
+    rule: Rule | None = None
+    """That by which it is not run; None where it is."""
+    why: str = ""
+    """What the rule found, also where it runs as a check on the rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What is measured for one question."""
+
+    choice: Strategy | None
+    """What zerofit's plan takes; None where it says that nothing fits."""
+    entries: tuple[Entry, ...]
+    """All other strategies with the same mathematics and number format, the fastest by prediction first."""
+    choice_bytes: int | None = None
+    """What torch's allocator is predicted to hold at the choice's peak."""
+
+
+def make_grid(question: Question, *, machine: Machine, versions: Versions, rates: Rates) -> Grid:
+    """Return the plan's choice and what it is measured against.
+
+    The grid is what the planner itself considers for one rank (engines, offload, checkpointing, torch's
+    optimizers, every micro-batch) without what changes the mathematics: 8-bit states, Adafactor, freezing and
+    adapters. NVMe disks are left aside. Rules thin it; of each kind (engine and what it offloads) the fastest
+    that a rule leaves out runs all the same, as a check on the rules, where its least memory is within the
+    limit.
+
+    Args:
+        question: what is asked.
+        machine: this one; where it has no GPU, STAND_IN is planned for.
+        versions: of what runs.
+        rates: what the machine achieves.
+
+    Raises:
+        UserError: the model can't be planned.
+    """
+    source = probe_model(model_path(question.model), task=Task(question.task))
+    problem = problem_of(question, source=source, machine=machine, versions=versions)
+    judge = _judge(problem, source, rates)
+    best = best_of(problem, lambda _: judge)
+    choice = best.strategy if best else None
+    alike = [one for one in candidates(problem).strategies if tier(one) <= OFFLOADED and one != choice]
+    found = [_entry(one, choice, judge, question) for one in alike]
+    entries = _with_checks(sorted(found, key=lambda one: one.predicted_s or 0.0), judge, question)
+    return Grid(
+        choice=choice,
+        choice_bytes=_peak_bytes(choice, judge) if choice else None,
+        entries=tuple(
+            one if one.rule else replace(one, predicted_bytes=_peak_bytes(one.strategy, judge))
+            for one in entries
+        ),
+    )
+
+
+def problem_of(question: Question, *, source: ModelSource, machine: Machine, versions: Versions) -> Problem:
+    """Return the problem as a user would pose it: a GPU of that memory, and nothing else said.
+
+    torch may hold `limit_bytes`: set_per_process_memory_fraction counts what its allocator has reserved, and
+    nothing else. A GPU that leaves as much to torch has so much more as lies outside the allocator, the CUDA
+    context above all. Of that GPU the plan takes all but the planner's usual reserve: the throughput that
+    the reserve costs is part of the regret.
+
+    Args:
+        question: what is asked.
+        source: its model.
+        machine: whose first GPU is cut down.
+        versions: of what runs.
+    """
+    topology = Topology()
+    gpu = machine.gpus[0] if machine.gpus else find_gpu(STAND_IN)
+    outside = sum(term.num_bytes for term in outside_terms(gpu, topology, versions))
+    return Problem(
+        model=source.facts,
+        machine=replace(machine, gpus=(_cut(gpu, question.limit_bytes + outside),), nvme_bytes=0),
+        topology=topology,
+        workload=Workload(
+            global_batch_size=question.global_batch_size, sequence_length=question.sequence_length
+        ),
+        versions=versions,
+        request=Request(),
+    )
+
+
+def name_of(strategy: Strategy) -> str:
+    """Return a strategy in a few words: "one GPU, checkpointing, fused AdamW, 8 x 4"."""
+    return f"{label(strategy, Topology())}, {batch(strategy)}"
+
+
+def _cut(gpu: GpuSpec, memory_bytes: int) -> GpuSpec:
+    return replace(gpu, memory_bytes=memory_bytes, reserved_bytes=0)
+
+
+def _judge(problem: Problem, source: ModelSource, rates: Rates) -> EstimatingJudge:
+    folder = default_cache_folder(os.environ, Path.home())
+
+    def trace(request: TraceRequest) -> Trace:
+        return trace_model(source, request, cache_folder=folder)
+
+    return EstimatingJudge(problem, trace=trace, rates=rates)
+
+
+def _entry(strategy: Strategy, choice: Strategy | None, judge: EstimatingJudge, question: Question) -> Entry:
+    seconds = judge.seconds(strategy)
+    rule, why = _left_out(strategy, choice, judge, question) or (None, "")
+    return Entry(strategy=strategy, predicted_s=seconds, rule=rule, why=why)
+
+
+def _left_out(
+    strategy: Strategy, choice: Strategy | None, judge: EstimatingJudge, question: Question
+) -> tuple[Rule, str] | None:
+    """Return why a strategy is not run, by the rules that thin every grid; None where it is."""
+    least = _least_bytes(strategy, judge)
+    if least > FAR * question.limit_bytes:
+        times = least / question.limit_bytes
+        return Rule.FAR, f"predicted to need {format_bytes(least)} at least, {times:.1f} x the limit"
+    if not judge.fits_host(strategy):
+        return Rule.HOST, "predicted to need more host memory than there is"
+    with_large = replace(strategy, buckets=Buckets())
+    if strategy != with_large and _least_bytes(with_large, judge) <= question.limit_bytes:
+        return Rule.BUCKETS, "differs in the size of its buckets alone from one that may fit"
+    own, chosen = judge.seconds(strategy), judge.seconds(choice) if choice else None
+    if own is not None and chosen is not None and own > SLOW * chosen:
+        return Rule.SLOW, f"predicted to take {own / chosen:.0f} x as long as the choice"
+    return None
+
+
+def _with_checks(entries: Iterable[Entry], judge: EstimatingJudge, question: Question) -> Iterator[Entry]:
+    """Yield entries, of each kind the first that is left out and may fit as one that runs."""
+    checked = set()
+    for one in entries:
+        strategy = one.strategy
+        kind = strategy.engine, strategy.optimizer_offload, strategy.param_offload
+        may_run = one.rule in (Rule.BUCKETS, Rule.SLOW) and kind not in checked
+        if may_run and _least_bytes(strategy, judge) <= question.limit_bytes:
+            checked.add(kind)
+            yield replace(one, rule=None)
+        else:
+            yield one
+
+
+def _least_bytes(strategy: Strategy, judge: EstimatingJudge) -> int:
+    """Return what torch's allocator needs at least, by the planner's own bounds."""
+    return max(judge.least_live_bytes(strategy), judge.least_played_bytes(strategy)) - _outside_bytes(judge)
+
+
+def _peak_bytes(strategy: Strategy, judge: EstimatingJudge) -> int:
+    """Return what torch's allocator is estimated to hold at the peak."""
+    return judge.judge(strategy).estimate.device.peak_bytes - _outside_bytes(judge)
+
+
+def _outside_bytes(judge: EstimatingJudge) -> int:
+    return sum(term.num_bytes for term in judge.outside)

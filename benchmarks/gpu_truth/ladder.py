@@ -1,0 +1,105 @@
+"""The published ladder as cases, and a Ladder of how they ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpu_truth.cases import model_path
+from gpu_truth.results import Case
+from zerofit.ladder.rungs import (
+    DEFAULT_RUNGS,
+    PUBLISHED_BATCH,
+    PUBLISHED_LENGTH,
+    PUBLISHED_MODEL,
+    baseline,
+    climb,
+    parse_rungs,
+    published_of,
+)
+from zerofit.ladder_results import CPU, Ladder, Outcome, RungResult, RungState
+from zerofit.probe.model import probe_model
+from zerofit.probe.model_task import Task
+
+if TYPE_CHECKING:
+    from gpu_truth.results import CaseResult
+    from zerofit.facts import Machine, Versions
+    from zerofit.ladder.rungs import Step
+    from zerofit.ladder_results import Predicted
+
+_CPU_MODEL, _CPU_BATCH = "all-minilm-l6-v2", 8
+"""ASSUMPTION: the whole ladder takes less than a minute then, and every rung still shows."""
+_GPU_STEPS, _CPU_STEPS = 10, 2
+"""As zerofit bench ladder has them."""
+LADDER_GROUP = "ladder"
+_TASK = Task.SEQUENCE_CLASSIFICATION
+
+
+def _base(batch_size: int) -> tuple[Step, ...]:
+    base = baseline(batch_size=batch_size, sequence_length=PUBLISHED_LENGTH, attention="eager")
+    return climb(parse_rungs(DEFAULT_RUNGS), base, is_cumulative=True)
+
+
+def _cases(model: str, batch_size: int, num_steps: int) -> tuple[Case, ...]:
+    return tuple(
+        Case(
+            key=step.rung.name,
+            group=LADDER_GROUP,
+            model=model,
+            task=_TASK.value,
+            strategy=step.run.strategy,
+            sequence_length=step.run.sequence_length,
+            num_steps=num_steps,
+        )
+        for step in _base(batch_size)
+    )
+
+
+LADDER = _cases(PUBLISHED_MODEL, PUBLISHED_BATCH, _GPU_STEPS)
+"""All six rungs, each on top of those before it."""
+LADDER_ON_CPU = _cases(_CPU_MODEL, _CPU_BATCH, _CPU_STEPS)
+
+
+def empty_ladder(machine: Machine, versions: Versions) -> Ladder:
+    """Return the ladder of a machine, none of whose rungs has run."""
+    gpu = machine.gpus[0] if machine.gpus else None
+    model, batch_size = (PUBLISHED_MODEL, PUBLISHED_BATCH) if gpu else (_CPU_MODEL, _CPU_BATCH)
+    facts = probe_model(model_path(model), task=_TASK).facts
+    steps = _base(batch_size)
+    return Ladder(
+        model=model,
+        architecture=facts.architecture,
+        num_parameters=facts.num_parameters,
+        batch_size=batch_size,
+        sequence_length=PUBLISHED_LENGTH,
+        device=gpu.name if gpu else CPU,
+        is_cumulative=True,
+        predicted_for=gpu.name if gpu else None,
+        versions=versions,
+        rungs=tuple(
+            RungResult(
+                name=step.rung.name,
+                label=step.label,
+                strategy=step.run.strategy,
+                sequence_length=step.run.sequence_length,
+                outcome=Outcome(state=RungState.NOT_RUN, reason="not yet"),
+                published=published_of(model, steps[0].run, step.run),
+            )
+            for step in steps
+        ),
+    )
+
+
+def with_rung(ladder: Ladder, result: CaseResult) -> Ladder:
+    """Return a ladder with how one of its rungs ended."""
+    return _with(ladder, result.case.key, outcome=result.outcome, predicted=result.predicted)
+
+
+def with_rung_predicted(ladder: Ladder, name: str, predicted: Predicted | None) -> Ladder:
+    """Return a ladder with what is predicted of one of its rungs."""
+    return _with(ladder, name, predicted=predicted)
+
+
+def _with(ladder: Ladder, name: str, **changed: object) -> Ladder:
+    rungs = (replace(one, **changed) if one.name == name else one for one in ladder.rungs)  # type: ignore[arg-type]
+    return replace(ladder, rungs=tuple(rungs))

@@ -1,0 +1,206 @@
+"""Errors of predictions: arithmetic by hand, over results made for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from gpu_truth.cases import case
+from gpu_truth.errors import (
+    ALL,
+    Quantity,
+    above_limit,
+    case_errors,
+    summaries,
+    summaries_by_trait,
+    traits_of,
+)
+from gpu_truth.fits import Fits, fits_of_cases
+from gpu_truth.results import Case, CaseResult
+
+from zerofit.ladder_results import Measured, Outcome, Parts, Predicted, RungState
+from zerofit.strategy import Strategy
+
+
+def _case(key: str, *, group: str = "bert", calibrates: bool = False) -> Case:
+    return Case(
+        key=key,
+        group=group,
+        model="gpt2",
+        task="causal-lm",
+        strategy=Strategy(micro_batch_size=1, gradient_accumulation_steps=1),
+        sequence_length=8,
+        calibrates=calibrates,
+    )
+
+
+def _parts(weights: int, states: int = 0) -> Parts:
+    return Parts(weights=weights, gradients=100, optimizer_states=states, activations=None)
+
+
+def _on_gpu(
+    key: str, *, measured: int, predicted: int, group: str = "bert", calibrates: bool = False
+) -> CaseResult:
+    """Return a result whose allocated, reserved and device memory are all off by the same."""
+    sizes = Measured(
+        process_bytes=1,
+        process_peak_bytes=1,
+        allocated_bytes=measured,
+        reserved_bytes=measured,
+        device_bytes=measured,
+        step_times_s=(0.5,),
+        step_time_s=0.5,
+        tokens_per_s=1.0,
+        losses=(1.0,),
+        counted=None,
+        num_trained_parameters=1,
+        num_threads=1,
+    )
+    return CaseResult(
+        case=_case(key, group=group, calibrates=calibrates),
+        outcome=Outcome(state=RungState.DONE, measured=sizes),
+        predicted=Predicted(
+            parts=_parts(1),
+            allocated_bytes=predicted,
+            reserved_bytes=predicted,
+            device_bytes=predicted,
+            step_time_s=0.25,
+        ),
+        took_s=1.0,
+        date="2026-01-01T00:00:00+00:00",
+    )
+
+
+def _on_cpu(key: str, *, counted: Parts, predicted: Parts) -> CaseResult:
+    sizes = Measured(
+        process_bytes=1,
+        process_peak_bytes=1,
+        step_times_s=(0.5,),
+        step_time_s=0.5,
+        tokens_per_s=1.0,
+        losses=(1.0,),
+        counted=counted,
+        num_trained_parameters=1,
+        num_threads=1,
+    )
+    return CaseResult(
+        case=_case(key),
+        outcome=Outcome(state=RungState.DONE, measured=sizes),
+        predicted=Predicted(parts=predicted),
+        took_s=1.0,
+        date="2026-01-01T00:00:00+00:00",
+    )
+
+
+def test_an_error_is_above_zero_where_too_much_was_predicted() -> None:
+    (allocated, *_) = case_errors([_on_gpu("a", measured=100, predicted=110)])
+    assert allocated.quantity is Quantity.ALLOCATED
+    assert allocated.error == pytest.approx(0.1)
+
+
+def test_on_a_gpu_the_allocator_and_the_time_are_compared() -> None:
+    found = [one.quantity.value for one in case_errors([_on_gpu("a", measured=100, predicted=110)])]
+    assert found == ["allocated", "reserved", "device", "step time"]
+
+
+def test_on_the_cpu_counted_tensors_are_compared_and_nothing_with_nothing_is_not() -> None:
+    result = _on_cpu("a", counted=_parts(100), predicted=_parts(105))
+    found = {one.quantity.value: round(one.error, 6) for one in case_errors([result])}
+    assert found == {"weights": 0.05, "gradients": 0.0}
+
+
+def test_statistics_are_of_sizes_without_signs_by_group_and_in_all() -> None:
+    results = [
+        *(_on_gpu(f"b{number}", measured=100, predicted=100 + number) for number in range(1, 10)),
+        _on_gpu("b10", measured=100, predicted=70),
+        _on_gpu("v", measured=100, predicted=140, group="vit"),
+    ]
+    found = {one.group: one for one in summaries(case_errors(results)) if one.quantity is Quantity.RESERVED}
+    assert list(found) == ["bert", "vit", ALL]
+    bert = found["bert"]
+    assert (bert.num_cases, bert.worst_key) == (10, "b10")
+    assert [round(size, 6) for size in (bert.median, bert.percentile_90, bert.worst)] == [0.055, 0.09, 0.3]
+    assert (found[ALL].num_cases, found[ALL].worst_key, round(found[ALL].worst, 6)) == (11, "v", 0.4)
+
+
+def test_statistics_leave_out_what_calibrates_and_the_list_of_large_errors_does_not() -> None:
+    errors = case_errors(
+        [
+            _on_gpu("a", measured=100, predicted=101),
+            _on_gpu("b", measured=100, predicted=200, calibrates=True),
+        ]
+    )
+    assert {one.worst_key for one in summaries(errors)} == {"a"}
+    assert {one.key for one in above_limit(errors)} == {"b"}
+
+
+def test_a_time_is_never_in_the_list_of_large_errors() -> None:
+    errors = case_errors([_on_gpu("a", measured=100, predicted=104)])
+    assert Quantity.STEP_TIME in {one.quantity for one in errors}
+    assert above_limit(errors) == ()
+
+
+def test_what_did_not_run_or_has_no_prediction_has_no_error() -> None:
+    done = _on_gpu("a", measured=100, predicted=110)
+    not_done = CaseResult(
+        case=_case("b"),
+        outcome=Outcome(state=RungState.OUT_OF_MEMORY, reason="full"),
+        predicted=done.predicted,
+        took_s=1.0,
+        date=done.date,
+    )
+    unpredicted = CaseResult(
+        case=_case("c"), outcome=done.outcome, predicted=None, took_s=1.0, date=done.date
+    )
+    assert case_errors([not_done, unpredicted]) == ()
+
+
+@pytest.mark.parametrize(
+    ("made", "traits"),
+    [
+        (case("gpt2", (8, 512)), ("format: fp32", "optimizer: adamw foreach")),
+        (
+            case("gpt2", (8, 512), "autocast-bf16", "fused", windows=4, checkpoint_every=1),
+            ("format: autocast bf16", "optimizer: adamw fused", "checkpointing", "accumulation"),
+        ),
+        (
+            case("gpt2", (8, 512), "bf16", "8bit", lora=8),
+            ("format: bf16", "optimizer: adamw-8bit", "LoRA"),
+        ),
+        (
+            case("gpt2", (8, 512), "fp16", "sgd", freeze="embeddings"),
+            ("format: fp16", "optimizer: sgd", "freezing"),
+        ),
+    ],
+)
+def test_a_case_has_the_traits_that_its_strategy_says(made: Case, traits: tuple[str, ...]) -> None:
+    assert traits_of(made) == traits
+
+
+def test_statistics_by_trait_count_a_case_once_in_each() -> None:
+    plain, recomputing = _on_gpu("a", measured=100, predicted=110), _on_gpu("b", measured=100, predicted=130)
+    strategy = replace(recomputing.case.strategy, gradient_checkpointing=True)
+    results = [plain, replace(recomputing, case=replace(recomputing.case, strategy=strategy))]
+    found = [one for one in summaries_by_trait(case_errors(results)) if one.quantity is Quantity.RESERVED]
+    assert [(one.group, one.num_cases, round(one.worst, 6)) for one in found] == [
+        ("checkpointing", 1, 0.3),
+        ("format: fp32", 2, 0.3),
+        ("optimizer: adamw foreach", 2, 0.3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "state", "expected"),
+    [
+        (1000, RungState.DONE, Fits(num_right=1, did_not=(), did=())),
+        (1001, RungState.OUT_OF_MEMORY, Fits(num_right=1, did_not=(), did=())),
+        (1000, RungState.OUT_OF_MEMORY, Fits(num_right=0, did_not=("a",), did=())),
+        (1001, RungState.DONE, Fits(num_right=0, did_not=(), did=("a",))),
+        (1001, RungState.TOO_SLOW, Fits(num_right=0, did_not=(), did=())),
+    ],
+)
+def test_what_was_predicted_to_fit_is_compared_with_what_did(
+    predicted: int, state: RungState, expected: Fits
+) -> None:
+    result = replace(_on_gpu("a", measured=100, predicted=predicted), outcome=Outcome(state=state))
+    assert fits_of_cases([result], memory_bytes=1000) == expected

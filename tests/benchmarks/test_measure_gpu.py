@@ -1,0 +1,238 @@
+"""The program: flags, a run that goes on where one ended, Ctrl-C, and all of it on the CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from gpu_truth.cases import ACCURACY_ON_CPU
+from gpu_truth.harness import has_failed
+from gpu_truth.ladder import LADDER_ON_CPU
+from gpu_truth.machine import find_machine, record_of
+from gpu_truth.order import parse_budget, parse_sections
+from gpu_truth.rank_cases import RANKS_ON_CPU
+from gpu_truth.regret import QUESTIONS_ON_CPU, is_whole
+from gpu_truth.results import CaseResult, Results, Section, results_from_json
+from gpu_truth.session import cases_of
+from gpu_truth.store import open_store
+
+from zerofit.ladder_results import Outcome, Parts, Predicted, RungState
+from zerofit.probe.versions import probe_versions
+
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "measure_gpu.py"
+PYTHONPATH = str(PROGRAM.parents[1])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+"""zerofit is found as on a machine where it is not installed."""
+SKIPPED = Outcome(state=RungState.OUT_OF_MEMORY, reason="taken as done")
+PARTS = Parts(weights=1, gradients=1, optimizer_states=1, activations=1)
+
+
+def _run(*flags: str, cache: Path | None = None, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+    """Run the program; traces go to a cache that is not the user's, where one is given."""
+    return subprocess.run(
+        [sys.executable, str(PROGRAM), *flags],
+        env={**ENVIRONMENT, **({"XDG_CACHE_HOME": str(cache)} if cache else {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
+def _read(folder: Path) -> Results:
+    return results_from_json((folder / "cpu.json").read_text(encoding="utf-8"))
+
+
+def _keep_as_done(folder: Path, keys: set[str], outcome: Outcome = SKIPPED) -> None:
+    """Write results in which some of the cases have been measured."""
+    machine = record_of(find_machine(on_cpu=True))
+    store = open_store(folder / "cpu.json", machine, probe_versions())
+    for case in ACCURACY_ON_CPU:
+        if case.key in keys:
+            result = CaseResult(
+                case=case,
+                outcome=outcome,
+                predicted=Predicted(parts=PARTS),
+                took_s=1.0,
+                date="2026-01-01T00:00:00+00:00",
+            )
+            store.keep_case(Section.ACCURACY, result)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("9m", 540.0), ("540s", 540.0), ("1h", 3600.0), ("1.5m", 90.0), (" 8m ", 480.0)]
+)
+def test_a_budget_is_said_in_seconds_minutes_or_hours(text: str, seconds: float) -> None:
+    assert parse_budget(text) == seconds
+
+
+def test_sections_run_in_their_own_order_whatever_the_flag_says() -> None:
+    assert parse_sections("ladder, context,ladder") == (Section.CONTEXT, Section.LADDER)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "one of the arguments --out --predict-anew is required"),
+        (("--out", "x", "--budget", "9"), "argument --budget: '9' is no time: say it as 540s, 9m or 1h"),
+        (("--out", "x", "--budget", "0m"), "argument --budget: '0m' is no time: say it as 540s, 9m or 1h"),
+        (
+            ("--out", "x", "--sections", "ranks,memory"),
+            "argument --sections: there is no section memory: "
+            "they are context, accuracy, ranks, regret, ladder",
+        ),
+        (("--out", "x", "--lookahead", "-1"), "argument --lookahead: '-1' is no number: say 0, 1 or more"),
+        (("--out", "x", "--fast"), "unrecognized arguments: --fast"),
+    ],
+)
+def test_a_wrong_flag_ends_it_with_2(flags: tuple[str, ...], said: str) -> None:
+    found = _run(*flags)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.splitlines()[-1] == f"measure_gpu.py: error: {said}"
+
+
+def test_without_a_gpu_it_asks_for_the_cpu(tmp_path: Path) -> None:
+    found = _run("--out", str(tmp_path))
+    assert found.returncode == 2
+    assert found.stderr.startswith("error[no-gpu-to-measure]: there is no GPU to measure\n")
+
+
+def test_results_that_are_not_there_cannot_be_predicted_anew(tmp_path: Path) -> None:
+    found = _run("--predict-anew", str(tmp_path / "none.json"))
+    assert found.returncode == 2
+    assert found.stderr.startswith("error[results-unreadable]: the file of measurements can't be read\n")
+
+
+@pytest.mark.parametrize("flag", ["--out", "--logs"])
+def test_a_folder_that_cannot_be_written_ends_it_with_2_before_anything_runs(
+    tmp_path: Path, flag: str
+) -> None:
+    (tmp_path / "file").touch()
+    flags = {"--out": str(tmp_path / "out"), flag: str(tmp_path / "file" / "folder")}
+    found = _run("--cpu", *(word for pair in flags.items() for word in pair))
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith(
+        "error[folder-not-writable]: a folder for what is measured can't be written\n"
+        f"  found: {flag} {tmp_path}/file/folder\n"
+    )
+
+
+def test_a_dry_run_prints_everything_and_writes_nothing(tmp_path: Path) -> None:
+    found = _run("--cpu", "--out", str(tmp_path / "out"), "--dry-run")
+    assert found.returncode == 0
+    assert [line.strip() for line in found.stdout.splitlines()[1:]] == [
+        "context",
+        "calibration",
+        "accuracy",
+        *(one.key for one in ACCURACY_ON_CPU),
+        "ranks",
+        *(one.key for one in RANKS_ON_CPU),
+        "regret",
+        *(one.key for one in QUESTIONS_ON_CPU),
+        "ladder",
+        *(one.key for one in LADDER_ON_CPU),
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_leaves_out_what_was_measured_and_anew_does_not(tmp_path: Path) -> None:
+    first, *others = (one.key for one in ACCURACY_ON_CPU)
+    _keep_as_done(tmp_path, set(others))
+    flags = ("--cpu", "--out", str(tmp_path), "--sections", "accuracy", "--dry-run")
+    assert _run(*flags).stdout.split("\n", 1)[1] == f"accuracy\n  {first}\n"
+    lines = _run(*flags, "--anew").stdout.splitlines()
+    assert [line.strip() for line in lines[2:]] == [first, *others]
+
+
+@pytest.mark.parametrize(
+    ("state", "sections", "expected"),
+    [
+        (RungState.FAILED, (Section.ACCURACY,), True),
+        (RungState.FAILED, (Section.RANKS, Section.LADDER), False),
+        (RungState.OUT_OF_MEMORY, (Section.ACCURACY,), False),
+        (RungState.CANNOT_RUN, (Section.ACCURACY,), False),
+    ],
+)
+def test_a_case_that_failed_fails_the_run_of_its_section(
+    tmp_path: Path, state: RungState, sections: tuple[Section, ...], expected: bool
+) -> None:
+    _keep_as_done(tmp_path, {ACCURACY_ON_CPU[0].key}, Outcome(state=state, reason="why"))
+    assert has_failed(_read(tmp_path), sections) is expected
+
+
+def test_a_run_goes_on_where_one_ended(tmp_path: Path) -> None:
+    left = ACCURACY_ON_CPU[1]
+    out = tmp_path / "out"
+    _keep_as_done(out, {one.key for one in ACCURACY_ON_CPU} - {left.key})
+    flags = ("--cpu", "--out", str(out), "--sections", "accuracy", "--budget", "5m")
+    found = _run(*flags, cache=tmp_path / "cache")
+    assert (found.returncode, found.stderr) == (0, f"measure_gpu: accuracy: {_seconds(found.stderr)} s\n")
+    results = _read(out)
+    measured = {one.case.key: one for one in results.accuracy if one.outcome != SKIPPED}
+    assert set(measured) == {left.key}
+    one = measured[left.key]
+    assert one.outcome.state is RungState.DONE
+    assert one.predicted is not None
+    assert one.outcome.measured is not None
+    assert one.outcome.measured.counted is not None
+    assert one.predicted.parts.weights == one.outcome.measured.counted.weights
+    assert results.not_run == ()
+    assert {file.name for file in out.iterdir()} == {"cpu.json", "cpu.txt", "cpu.png"}
+    assert found.stdout.startswith("CPU, ")
+    assert f"accuracy: 1 done, {len(ACCURACY_ON_CPU) - 1} out of memory\n" in found.stdout
+    assert (out / "cpu.txt").read_text(encoding="utf-8").startswith(found.stdout)
+
+
+def test_ctrl_c_keeps_what_was_measured_and_exits_130(tmp_path: Path) -> None:
+    out, logs = tmp_path / "out", tmp_path / "logs"
+    _keep_as_done(out, {ACCURACY_ON_CPU[0].key})
+    flags = ["--cpu", "--out", str(out), "--logs", str(logs), "--sections", "accuracy", "--budget", "5m"]
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), *flags],
+        env={**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    ahead = logs / "accuracy" / f"{ACCURACY_ON_CPU[2].key}.log"
+    until = time.monotonic() + 120
+    while not ahead.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(1)  # the one before it has its turn now
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in errors) == (130, False), errors
+    results = _read(out)
+    assert [one.case.key for one in results.accuracy] == [ACCURACY_ON_CPU[0].key]
+    assert results.not_run == ("accuracy interrupted",)
+    assert output.startswith("CPU, ")
+
+
+@pytest.mark.evidence
+@pytest.mark.timeout(900)
+def test_the_whole_harness_runs_on_the_cpu_within_ten_minutes(tmp_path: Path) -> None:
+    start = time.monotonic()
+    found = _run("--cpu", "--out", str(tmp_path), "--budget", "9m", timeout_s=800)
+    assert time.monotonic() - start < 600
+    assert found.returncode == 0, found.stderr
+    results = _read(tmp_path)
+    assert results.not_run == ()
+    assert results.calibration is not None
+    assert results.ladder is not None
+    ended = {
+        Section.ACCURACY: {one.case.key: one.outcome.state for one in results.accuracy},
+        Section.RANKS: {one.case.key: one.outcome.state for one in results.ranks},
+        Section.LADDER: {one.name: one.outcome.state for one in results.ladder.rungs},
+    }
+    for section, states in ended.items():
+        keys = [one.key for one in cases_of(section, on_cpu=True)]
+        assert states == dict.fromkeys(keys, RungState.DONE)
+    assert [one.key for one in results.regret if is_whole(one)] == [one.key for one in QUESTIONS_ON_CPU]
+
+
+def _seconds(text: str) -> str:
+    return text.rpartition(": ")[2].removesuffix(" s\n")

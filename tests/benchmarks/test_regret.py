@@ -1,0 +1,344 @@
+"""Regret: the plan's limit, what the grid holds, the ratio, and real runs of a small model under a limit."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gpu_truth.builds import CpuAdamBuild
+from gpu_truth.grid import FAR, SLOW, Entry, Grid, Question, make_grid, name_of, problem_of
+from gpu_truth.regret import QUESTIONS, QUESTIONS_ON_CPU, Means, is_whole, measure_question, run_regret
+from gpu_truth.results import RegretResult, Rule
+from gpu_truth.usual import PLAIN, PRESET, TRAINER, usual_strategies
+from gpu_truth.verdict import NUM_REPEATS, kept, ratio, verdict
+
+from zerofit.estimate.outside import outside_terms
+from zerofit.facts import Machine, Versions
+from zerofit.ladder_results import Outcome, RungState
+from zerofit.plan import Topology
+from zerofit.planning.problem import DEFAULT_RESERVE
+from zerofit.probe.gpu_catalog import find_gpu
+from zerofit.probe.machine import probe_machine
+from zerofit.probe.model import probe_model
+from zerofit.probe.rates import catalog_rates
+from zerofit.probe.versions import probe_versions
+from zerofit.strategy import Buckets, Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.units import GIB, MIB
+
+VERSIONS = Versions(python="3.12.3", zerofit="0", torch="2.11.0", deepspeed="0.19.8", bitsandbytes="0.50.2")
+HOST = Machine(
+    gpus=(),
+    num_cpu_cores=16,
+    host_memory_bytes=256 * GIB,
+    host_memory_available_bytes=240 * GIB,
+    nvme_bytes=2**40,
+)
+H100 = replace(HOST, gpus=(find_gpu("H100"),))
+SMALL = {
+    "model_type": "bert",
+    "architectures": ["BertForSequenceClassification"],
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+NONE, CPU = OffloadDevice.NONE, OffloadDevice.CPU
+TIGHT = 60 * MIB
+"""Takes SMALL with checkpointing and micro-batches of 4, and not 32 samples at once."""
+TOO_TIGHT = 140 * MIB
+"""Of a GPU, where cuBLAS takes 64 MiB: far less than 256 samples of SMALL need at once."""
+LONG_S = 500.0
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Question:
+    file = tmp_path_factory.mktemp("small") / "config.json"
+    file.write_text(json.dumps(SMALL), encoding="utf-8")
+    return Question(
+        key="small",
+        model=str(file),
+        task="sequence-classification",
+        sequence_length=128,
+        global_batch_size=32,
+        limit_bytes=TIGHT,
+    )
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache that is not the user's."""
+    return tmp_path_factory.mktemp("traces")
+
+
+def _grid(question: Question, traces: Path) -> Grid:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(traces))
+        return make_grid(question, machine=H100, versions=VERSIONS, rates=catalog_rates())
+
+
+@pytest.mark.parametrize("machine", [H100, HOST])
+@pytest.mark.parametrize("limit_bytes", [TIGHT, 6 * GIB])
+def test_plan_leaves_to_torch_what_the_limit_leaves_it(
+    small: Question, machine: Machine, limit_bytes: int
+) -> None:
+    question = replace(small, limit_bytes=limit_bytes)
+    problem = problem_of(question, source=probe_model(small.model), machine=machine, versions=VERSIONS)
+    outside = sum(term.num_bytes for term in outside_terms(problem.smallest_gpu, Topology(), VERSIONS))
+    assert problem.card_bytes - outside == limit_bytes
+    assert problem.device_bytes == problem.card_bytes - int(DEFAULT_RESERVE * problem.card_bytes)
+
+
+@pytest.fixture(scope="module")
+def roomy(small: Question, traces: Path) -> Grid:
+    """Return a grid under a limit that nothing comes near."""
+    return _grid(replace(small, limit_bytes=6 * GIB, global_batch_size=4), traces)
+
+
+def test_grid_has_every_strategy_of_the_same_mathematics_once(roomy: Grid) -> None:
+    assert roomy.choice is not None
+    found = [roomy.choice, *(one.strategy for one in roomy.entries)]
+    kinds = [
+        (Engine.NATIVE, ZeroStage.NOTHING, NONE, NONE, optimizer, Buckets())
+        for optimizer in (None, OptimizerName.ADAMW)
+    ]
+    kinds += [
+        (Engine.DEEPSPEED, stage, CPU, param_offload, None, buckets)
+        for stage, param_offload in (
+            (ZeroStage.GRADIENTS, NONE),
+            (ZeroStage.PARAMETERS, NONE),
+            (ZeroStage.PARAMETERS, CPU),
+        )
+        for buckets in {one.buckets for one in found}
+    ]
+    expected = {
+        Strategy(
+            engine=engine,
+            zero_stage=stage,
+            optimizer_offload=optimizer_offload,
+            param_offload=param_offload,
+            optimizer=optimizer,
+            buckets=buckets,
+            precision=Precision.BF16,
+            micro_batch_size=micro_batch_size,
+            gradient_accumulation_steps=4 // micro_batch_size,
+            gradient_checkpointing=checkpointing,
+        )
+        for engine, stage, optimizer_offload, param_offload, optimizer, buckets in kinds
+        for micro_batch_size in (1, 2, 4)
+        for checkpointing in (False, True)
+    }
+    assert len(found) == len(expected) == 2 * 6 + 3 * 2 * 6
+    assert set(found) == expected
+
+
+def test_usual_strategies_are_of_the_grid(roomy: Grid, small: Question) -> None:
+    usual = usual_strategies(replace(small, global_batch_size=4))
+    found = {roomy.choice, *(one.strategy for one in roomy.entries)}
+    assert {name: strategy in found for name, strategy in usual.items()} == {PLAIN: True, PRESET: True}
+    assert name_of(usual[PRESET]) == "ZeRO-3, optimizer on cpu, weights on cpu, 4 x 1"
+
+
+def test_grid_has_the_fastest_by_prediction_first(roomy: Grid) -> None:
+    times = [one.predicted_s for one in roomy.entries]
+    assert None not in times
+    assert times == sorted(times, key=lambda one: one or 0.0)
+
+
+def test_small_buckets_are_left_out_where_large_ones_may_fit(roomy: Grid) -> None:
+    small_ones = [one for one in roomy.entries if one.strategy.buckets != Buckets()]
+    reason = "differs in the size of its buckets alone from one that may fit"
+    assert {one.why for one in small_ones} == {reason}
+    assert {one.rule for one in small_ones} <= {Rule.BUCKETS, None}
+
+
+def test_what_is_left_out_for_its_time_is_predicted_to_be_far_slower(roomy: Grid) -> None:
+    assert roomy.choice is not None
+    slow = [one.predicted_s or 0.0 for one in roomy.entries if "as long as the choice" in one.why]
+    others = [one.predicted_s or 0.0 for one in roomy.entries if not one.why]
+    assert slow
+    assert min(slow) > max(others)
+    assert min(slow) > SLOW * min(others) > 0
+
+
+def test_the_fastest_that_is_left_out_of_each_kind_runs_as_a_check(roomy: Grid) -> None:
+    by_kind: dict[tuple[Engine, OffloadDevice, OffloadDevice], list[Entry]] = {}
+    for one in roomy.entries:
+        if one.why:
+            strategy = one.strategy
+            kind = strategy.engine, strategy.optimizer_offload, strategy.param_offload
+            by_kind.setdefault(kind, []).append(one)
+    assert set(by_kind) == {
+        (Engine.NATIVE, NONE, NONE),
+        (Engine.DEEPSPEED, CPU, NONE),
+        (Engine.DEEPSPEED, CPU, CPU),
+    }
+    for first, *others in by_kind.values():
+        assert first.rule is None
+        assert all(one.rule for one in others)
+
+
+def test_what_runs_has_a_prediction_of_its_memory_and_what_does_not_has_none(roomy: Grid) -> None:
+    assert roomy.choice_bytes is not None
+    assert 0 < roomy.choice_bytes < 6 * GIB
+    assert all((one.predicted_bytes is None) == (one.rule is not None) for one in roomy.entries)
+    assert min(one.predicted_bytes or MIB for one in roomy.entries) >= MIB
+
+
+def test_a_tight_limit_leaves_out_what_needs_far_more(small: Question, traces: Path) -> None:
+    question = replace(small, limit_bytes=TOO_TIGHT, global_batch_size=256)
+    grid = _grid(question, traces)
+    plain = usual_strategies(question)[PLAIN]
+    (entry,) = (one for one in grid.entries if one.strategy == plain)
+    assert entry.rule is Rule.FAR
+    assert entry.why.startswith("predicted to need ")
+    assert float(entry.why.split(", ")[1].split()[0]) >= FAR
+    assert grid.choice is not None
+    assert (grid.choice.micro_batch_size or 256) < 256
+
+
+def test_keys_of_questions_are_unique() -> None:
+    keys = [one.key for one in (*QUESTIONS, *QUESTIONS_ON_CPU)]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.fixture(scope="module")
+def measured(small: Question, tmp_path_factory: pytest.TempPathFactory) -> RegretResult:
+    """Return a question that was measured on the CPU, by a machine where CPU Adam can't be built."""
+    plain = usual_strategies(small)[PLAIN]
+    choice = replace(plain, micro_batch_size=4, gradient_accumulation_steps=8, gradient_checkpointing=True)
+    slow = replace(plain, micro_batch_size=1, gradient_accumulation_steps=32)
+    grid = Grid(
+        choice=choice,
+        entries=(
+            Entry(strategy=plain, predicted_s=0.1),
+            Entry(strategy=slow, predicted_s=9.0, rule=Rule.SLOW, why="slow"),
+        ),
+    )
+    told: list[RegretResult] = []
+    result = measure_question(small, grid, _means(tmp_path_factory.mktemp("measured")), keep=told.append)
+    assert [_num_ended(one) for one in told] == [1, 2, 3, 4]
+    assert replace(told[-1], date=result.date) == result
+    return result
+
+
+def _means(folder: Path) -> Means:
+    return Means(
+        folder=folder,
+        ends_at=time.monotonic() + LONG_S,
+        lookahead=1,
+        on_cpu=True,
+        has_cpu_adam=lambda _until: False,
+    )
+
+
+def _num_ended(result: RegretResult) -> int:
+    """Return how many different runs have ended: of the grid's, those that the rules keep."""
+    found = {one.strategy: one.outcome.state for one in (*kept(result), *result.usual)}
+    return sum(state is not RungState.NOT_RUN for state in found.values())
+
+
+def test_the_choice_runs_where_the_whole_batch_at_once_does_not(measured: RegretResult) -> None:
+    assert measured.choice is not None
+    assert measured.choice.outcome.measured is not None
+    assert measured.choice.samples_per_s == 32 / measured.choice.outcome.measured.step_time_s
+    plain, slow = measured.grid
+    assert plain.outcome.state is RungState.OUT_OF_MEMORY
+    assert slow.outcome == Outcome(state=RungState.NOT_RUN, reason="slow")
+    assert ratio(measured) == 1.0
+    assert verdict(measured) == "1.00 (one run)"
+
+
+def test_what_could_not_run_is_tried_again_by_the_next_run(measured: RegretResult) -> None:
+    assert not is_whole(measured)
+    again = [one for one in measured.usual if one.name != PRESET]
+    assert is_whole(replace(measured, usual=tuple(again)))
+
+
+def test_what_is_usual_stands_beside_it(measured: RegretResult) -> None:
+    plain, preset, _ = measured.usual
+    assert (plain.name, preset.name) == (PLAIN, PRESET)
+    assert plain.outcome == measured.grid[0].outcome
+    assert preset.outcome.state is RungState.CANNOT_RUN
+    assert preset.outcome.reason == "DeepSpeed's CPU Adam could not be built"
+
+
+def test_trainer_finds_a_smaller_batch_and_says_so(measured: RegretResult) -> None:
+    trainer = measured.usual[-1]
+    assert trainer.name == TRAINER
+    assert trainer.outcome.measured is not None, trainer.outcome.reason
+    assert trainer.samples_per_s is not None
+    batch_size = round(trainer.samples_per_s * trainer.outcome.measured.step_time_s)
+    assert 0 < batch_size < 32
+    assert trainer.note == f"global batch {batch_size} in place of 32"
+
+
+def test_a_spent_budget_leaves_all_questions_over_and_done_ones_out(small: Question, tmp_path: Path) -> None:
+    kept: list[RegretResult] = []
+    left_over = run_regret(
+        questions=(small, replace(small, key="other")),
+        keep=kept.append,
+        done=("small",),
+        folder=tmp_path,
+        ends_at=time.monotonic(),
+        lookahead=1,
+        on_cpu=True,
+        machine=HOST,
+        versions=VERSIONS,
+        rates=catalog_rates(),
+        has_cpu_adam=lambda _until: False,
+    )
+    assert (left_over, kept) == (("other",), [])
+
+
+def test_a_question_that_cannot_be_planned_does_not_end_the_section(
+    small: Question, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left_over = run_regret(
+        questions=(replace(small, model="no-such-model"),),
+        keep=lambda _result: None,
+        done=(),
+        folder=tmp_path,
+        ends_at=time.monotonic() + LONG_S,
+        lookahead=1,
+        on_cpu=True,
+        machine=HOST,
+        versions=VERSIONS,
+        rates=catalog_rates(),
+        has_cpu_adam=lambda _until: False,
+    )
+    assert left_over == ("small",)
+    assert capsys.readouterr().err.startswith("small: ")
+
+
+@pytest.mark.evidence
+def test_a_whole_question_is_planned_and_measured_on_the_cpu(tmp_path: Path) -> None:
+    kept: list[RegretResult] = []
+    build = CpuAdamBuild(tmp_path / "build.log", on_cpu=True)
+    left_over = run_regret(
+        questions=QUESTIONS_ON_CPU[:1],
+        keep=kept.append,
+        done=(),
+        folder=tmp_path,
+        ends_at=time.monotonic() + LONG_S,
+        lookahead=1,
+        on_cpu=True,
+        machine=replace(probe_machine(), gpus=()),
+        versions=probe_versions(),
+        rates=catalog_rates(),
+        has_cpu_adam=lambda until: build.is_there(until=until),
+    )
+    (result,) = kept
+    assert left_over == ()
+    assert result.choice is not None
+    assert result.choice.outcome.state is RungState.DONE
+    assert ratio(result) is not None, verdict(result)
+    assert len(result.choice.repeats_samples_per_s) == NUM_REPEATS
+    assert is_whole(result)
+    assert result.runs == 1
+    ran = [one.strategy for one in result.grid if one.outcome.state is RungState.DONE]
+    assert {one.engine for one in ran if one is not None} == {Engine.NATIVE, Engine.DEEPSPEED}

@@ -1,0 +1,78 @@
+"""The store: which older results stand, and which file is gone on with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gpu_truth.cases import case
+from gpu_truth.results import CaseResult, MachineRecord, Section
+from gpu_truth.store import open_store
+
+from zerofit.facts import Versions
+from zerofit.ladder_results import Outcome, RungState
+
+VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
+CPU = MachineRecord(
+    device="CPU",
+    memory_bytes=2**30,
+    compute_capability=None,
+    driver=None,
+    num_cpu_cores=2,
+    cpu="",
+    host_memory_bytes=2**30,
+)
+RESULT = CaseResult(
+    case=case("gpt2", (8, 512), "bf16"),
+    outcome=Outcome(state=RungState.OUT_OF_MEMORY, reason="it was full"),
+    predicted=None,
+    took_s=2.5,
+    date="2026-01-01T00:00:00+00:00",
+)
+
+
+def test_a_case_that_has_changed_under_its_key_is_not_done(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "cpu.json", CPU, VERSIONS)
+    store.keep_case(Section.RANKS, RESULT)
+    again = open_store(tmp_path / "cpu.json", CPU, VERSIONS)
+    assert again.done(Section.RANKS) == {RESULT.case}
+    assert replace(RESULT.case, num_steps=RESULT.case.num_steps + 1) not in again.done(Section.RANKS)
+
+
+@pytest.mark.parametrize(
+    ("machine", "versions", "what"),
+    [
+        (CPU, replace(VERSIONS, torch="2.12.0"), "other versions"),
+        (replace(CPU, driver="590.1"), VERSIONS, "another machine"),
+        (replace(CPU, num_cpu_cores=16), VERSIONS, "another machine"),
+    ],
+)
+def test_another_machine_or_other_versions_set_the_older_file_aside(
+    tmp_path: Path,
+    machine: MachineRecord,
+    versions: Versions,
+    what: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "cpu.json"
+    open_store(path, CPU, VERSIONS).keep_case(Section.ACCURACY, RESULT)
+    before = path.read_text(encoding="utf-8")
+    assert open_store(path, machine, versions, sets_aside=False).results.accuracy == ()
+    assert path.read_text(encoding="utf-8") == before
+    assert open_store(path, machine, versions).results.accuracy == ()
+    assert (tmp_path / "cpu.before.json").read_text(encoding="utf-8") == before
+    assert capsys.readouterr().err == (
+        f"measure_gpu: cpu.json is of {what}; it is set aside as cpu.before.json\n"
+    )
+
+
+def test_a_file_that_was_set_aside_is_never_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.json"
+    for number in range(4):
+        store = open_store(path, CPU, replace(VERSIONS, torch=f"2.{number}.0"))
+        store.put_measured(not_run=(f"number {number}",))
+    names = ("cpu.before.json", "cpu.before-2.json", "cpu.before-3.json", "cpu.json")
+    assert {file.name for file in tmp_path.iterdir()} == set(names)
+    for number, name in enumerate(names):
+        assert f"number {number}" in (tmp_path / name).read_text(encoding="utf-8")
