@@ -242,6 +242,7 @@ def _num_ended(result: RegretResult) -> int:
     return sum(state is not RungState.NOT_RUN for state in found.values())
 
 
+@pytest.mark.evidence
 def test_the_choice_runs_where_the_whole_batch_at_once_does_not(measured: RegretResult) -> None:
     assert measured.choice is not None
     assert measured.choice.outcome.measured is not None
@@ -253,12 +254,14 @@ def test_the_choice_runs_where_the_whole_batch_at_once_does_not(measured: Regret
     assert verdict(measured) == "1.00 (one run)"
 
 
+@pytest.mark.evidence
 def test_what_could_not_run_is_tried_again_by_the_next_run(measured: RegretResult) -> None:
     assert not is_whole(measured)
     again = [one for one in measured.usual if one.name != PRESET]
     assert is_whole(replace(measured, usual=tuple(again)))
 
 
+@pytest.mark.evidence
 def test_what_is_usual_stands_beside_it(measured: RegretResult) -> None:
     plain, preset, _ = measured.usual
     assert (plain.name, preset.name) == (PLAIN, PRESET)
@@ -267,6 +270,7 @@ def test_what_is_usual_stands_beside_it(measured: RegretResult) -> None:
     assert preset.outcome.reason == "DeepSpeed's CPU Adam could not be built"
 
 
+@pytest.mark.evidence
 def test_trainer_finds_a_smaller_batch_and_says_so(measured: RegretResult) -> None:
     trainer = measured.usual[-1]
     assert trainer.name == TRAINER

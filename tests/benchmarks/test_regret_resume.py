@@ -169,6 +169,7 @@ def _running(folder: Path) -> list[bytes]:
     return [one for one in found if str(folder).encode() in one]
 
 
+@pytest.mark.evidence
 def test_ctrl_c_keeps_what_ran_and_the_next_run_goes_on(
     small: Question, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
