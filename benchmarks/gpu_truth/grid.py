@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from zerofit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from gpu_truth.results import RegretResult
     from zerofit.allocation_log import Trace, TraceRequest
     from zerofit.facts import GpuSpec, Machine, Versions
     from zerofit.probe.model_source import ModelSource
@@ -66,6 +67,10 @@ class Question:
     """Samples of an optimizer step."""
     limit_bytes: int
     """What torch may allocate."""
+
+    def is_of(self, result: RegretResult) -> bool:
+        """Return whether a result answers this very question: one of the same key may be of an older one."""
+        return all(getattr(self, one.name) == getattr(result, one.name) for one in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

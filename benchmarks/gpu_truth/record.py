@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from zerofit.strategy import Strategy
 
 CUT_OFF = Outcome(state=RungState.NOT_RUN, reason="the budget was spent")
-_SAME = ("key", "model", "task", "sequence_length", "global_batch_size", "limit_bytes")
-"""What a question is by."""
 
 
 class Record:
@@ -39,7 +37,7 @@ class Record:
         self._repeats: dict[Strategy, tuple[float, ...]] = {}
         self._trainer = CUT_OFF
         self._runs = 1
-        if before is not None and all(getattr(before, name) == getattr(question, name) for name in _SAME):
+        if before is not None and question.is_of(before):
             self._runs = before.runs + 1
             self._take(before)
 

@@ -193,11 +193,6 @@ def run_regret(
     return tuple(left_over)
 
 
-def is_whole(result: RegretResult) -> bool:
-    """Return whether nothing of a question has to be run, or run again, by a later run of the harness."""
-    return verdict.is_whole(result)
-
-
 def measure_question(
     question: Question,
     grid: Grid,

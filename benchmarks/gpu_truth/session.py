@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_truth import cases
+from gpu_truth import cases, verdict
 from gpu_truth.builds import is_compiled
 from gpu_truth.ladder import LADDER, LADDER_ON_CPU
 from gpu_truth.results import Section
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpu_truth.builds import CpuAdamBuild
     from gpu_truth.grid import Question
     from gpu_truth.predictions import Predictions
-    from gpu_truth.results import Case, RegretResult
+    from gpu_truth.results import Case
     from gpu_truth.store import Store
     from zerofit.facts import Machine, Versions
     from zerofit.ladder_results import Ladder, RungResult
@@ -82,11 +82,10 @@ class Session:
     def questions_left(self) -> tuple[Question, ...]:
         """Return the questions of the regret that are still to be measured, or of which something is."""
         from gpu_truth.regret import QUESTIONS, QUESTIONS_ON_CPU
-        from gpu_truth.regret import is_whole as is_whole_question
 
         found = QUESTIONS_ON_CPU if self.on_cpu else QUESTIONS
-        whole = () if self.anew else tuple(one for one in self.store.results.regret if is_whole_question(one))
-        return tuple(one for one in found if not any(_is_of(one, result) for result in whole))
+        whole = () if self.anew else tuple(one for one in self.store.results.regret if verdict.is_whole(one))
+        return tuple(one for one in found if not any(one.is_of(result) for result in whole))
 
     def left(self, section: Section) -> tuple[str, ...]:
         """Return the names of all that a section has still to measure."""
@@ -140,7 +139,3 @@ def is_whole(calibration: Calibration) -> bool:
 
 def _has_ended(rung: RungResult | None) -> bool:
     return rung is not None and rung.outcome.state in LASTING
-
-
-def _is_of(question: Question, result: RegretResult) -> bool:
-    return all(getattr(question, one.name) == getattr(result, one.name) for one in fields(question))

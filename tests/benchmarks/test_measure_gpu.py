@@ -16,10 +16,11 @@ from gpu_truth.ladder import LADDER_ON_CPU
 from gpu_truth.machine import find_machine, record_of
 from gpu_truth.order import parse_budget, parse_sections
 from gpu_truth.rank_cases import RANKS_ON_CPU
-from gpu_truth.regret import QUESTIONS_ON_CPU, is_whole
+from gpu_truth.regret import QUESTIONS_ON_CPU
 from gpu_truth.results import CaseResult, Results, Section, results_from_json
 from gpu_truth.session import cases_of
 from gpu_truth.store import open_store
+from gpu_truth.verdict import is_whole
 
 from zerofit.ladder_results import Outcome, Parts, Predicted, RungState
 from zerofit.probe.versions import probe_versions

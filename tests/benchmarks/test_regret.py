@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from gpu_truth.builds import CpuAdamBuild
 from gpu_truth.grid import FAR, SLOW, Entry, Grid, Question, make_grid, name_of, problem_of
-from gpu_truth.regret import QUESTIONS, QUESTIONS_ON_CPU, Means, is_whole, measure_question, run_regret
+from gpu_truth.regret import QUESTIONS, QUESTIONS_ON_CPU, Means, measure_question, run_regret
 from gpu_truth.results import RegretResult, Rule
 from gpu_truth.usual import PLAIN, PRESET, TRAINER, usual_strategies
-from gpu_truth.verdict import NUM_REPEATS, kept, ratio, verdict
+from gpu_truth.verdict import NUM_REPEATS, is_whole, kept, ratio, verdict
 
 from zerofit.estimate.outside import outside_terms
 from zerofit.facts import Machine, Versions

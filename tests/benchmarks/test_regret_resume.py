@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from gpu_truth.grid import Entry, Grid, Question
 from gpu_truth.record import Record
-from gpu_truth.regret import Means, is_whole, measure_question, run_regret
+from gpu_truth.regret import Means, measure_question, run_regret
 from gpu_truth.results import RegretResult
 from gpu_truth.usual import PLAIN, usual_strategies
+from gpu_truth.verdict import is_whole
 
 from zerofit.facts import Machine, Versions
 from zerofit.ladder_results import Measured, Outcome, RungState
