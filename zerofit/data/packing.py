@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.data.labels import IGNORED
 from zerofit.errors import UserError
+from zerofit.upstream.transformers import attention_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -226,11 +227,11 @@ def keep_documents_apart(model: Any) -> tuple[str, ...]:
 
 def is_flash(model: Any) -> bool:
     """Whether a model's attention is one of the flash kinds, which take documents from one flat row."""
-    return "flash" in (model.config._attn_implementation or "")
+    return "flash" in attention_of(model.config)
 
 
 def _attends_as_measured(model: Any) -> bool:
-    return model.config._attn_implementation in ("eager", "sdpa")
+    return attention_of(model.config) in ("eager", "sdpa")
 
 
 def _same_as_alone(model: Any) -> bool:
@@ -257,7 +258,7 @@ def _mixes(model: Any, how: str) -> UserError:
     return UserError(
         "packing-mixes-documents",
         f"packed documents see each other in {type(model).__name__}",
-        found=f"{model.config.model_type} with {model.config._attn_implementation} attention, {how}",
+        found=f"{model.config.model_type} with {attention_of(model.config)} attention, {how}",
         why="it does not cut its attention where positions restart",
         fix="do not pack: pad by the batch, with batches of like length (--group-by-length)",
         see="https://huggingface.co/blog/packing-with-FA2",

@@ -15,6 +15,7 @@ from zerofit.generated import Gather
 from zerofit.generation.ranks import say
 from zerofit.generation.room import free_bytes
 from zerofit.units import MIB, format_bytes
+from zerofit.upstream.deepspeed import partition_world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -146,7 +147,7 @@ def gathered_bytes(parameter: Parameter) -> int:
     shard = parameter.ds_tensor
     is_quantized = hasattr(shard, "ds_quant_scale")
     dtype = parameter.dtype if is_quantized else shard.dtype
-    return int(shard.ds_numel * parameter.ds_zero_partition_world_size * dtype.itemsize)
+    return int(shard.ds_numel * partition_world_size(parameter) * dtype.itemsize)
 
 
 @contextmanager

@@ -6,9 +6,7 @@ import traceback
 from typing import Any
 
 from zerofit.errors import UserError
-
-_BEFORE_A_PASS = ("_prefill", "get_candidates", "prepare_inputs_for_generation")
-"""Functions of transformers in which the others may have begun their pass (transformers 5.23, _sample)."""
+from zerofit.upstream.transformers import BEFORE_A_PASS, another_rank_goes_on
 
 
 class GuardedLoop:
@@ -116,7 +114,7 @@ class _Drawable:
 def _is_of_a_pass(error: Exception, model: Any) -> bool:
     """Return whether an error was raised in a forward pass, or where the others have begun theirs."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code.co_name in _BEFORE_A_PASS:
+        if frame.f_code.co_name in BEFORE_A_PASS:
             return True
         if frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is model:
             return True
@@ -129,7 +127,7 @@ def _go_on_beside(model: Any, input_ids: Any, model_kwargs: dict[str, Any]) -> N
     if model.config.is_encoder_decoder:
         names = ("encoder_outputs", "attention_mask")
         first = {"decoder_input_ids": input_ids[:, :1], **{name: model_kwargs[name] for name in names}}
-    while model._has_unfinished_sequences(True, synced_gpus=True, device=input_ids.device):
+    while another_rank_goes_on(model, input_ids.device):
         model(**first, use_cache=False)
 
 

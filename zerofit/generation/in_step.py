@@ -10,6 +10,7 @@ from typing import Any
 from zerofit.errors import UserError
 from zerofit.generation.call_settings import CallSettings
 from zerofit.generation.ranks import say
+from zerofit.upstream.deepspeed import is_gathered_whole
 
 _ITS_OWN_LOOP = "its loop is not that of transformers, and makes passes of its own"
 OUT_OF_STEP = {
@@ -151,9 +152,7 @@ def _experts_apart(model: Any) -> str | None:
     """Return the name of separate experts that ZeRO-3 does not gather together; None without."""
     from torch.nn import ModuleDict, ModuleList
 
-    leaves = [
-        f"{name}." for name, module in model.named_modules() if getattr(module, "_z3_leaf", False) is True
-    ]
+    leaves = [f"{name}." for name, module in model.named_modules() if is_gathered_whole(module)]
     for name, module in model.named_modules():
         # Of transformers 5.23, Switch and NLLB-MoE have a ModuleDict; most have their experts in one weight.
         are_separate = name.endswith("experts") and isinstance(module, ModuleList | ModuleDict)

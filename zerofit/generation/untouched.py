@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
+from zerofit.upstream.transformers import KEPT_BY_GENERATE
+
 _FLAGS = ("training", "gradient_checkpointing")
 """What layers of transformers compute and cache by, each in its own attribute."""
-_LEFT_BEHIND = ("_cache", "_compiled_call", "_last_compile_config", "_previous_max_cache_length")
-"""What generate() keeps on a model for its next call. Source: transformers (5.23), generation/utils.py,
-_prepare_static_cache, and modeling_utils.py, get_compiled_call; _cache is of older code from the hub."""
 _ACCELERATORS = ("cuda", "xpu", "npu")
 """Modules of torch that keep random states as torch.cuda does, of each device of the process."""
 _MISSING = object()
@@ -60,7 +59,7 @@ def _flags_of(generator: Any) -> Callable[[], None]:
 
 def _attributes_of(module: Any) -> Callable[[], None]:
     """Return what puts back what generate() sets on a model, and the model's settings for it."""
-    names = ("generation_config", "prepare_inputs_for_generation", *_LEFT_BEHIND)
+    names = ("generation_config", "prepare_inputs_for_generation", *KEPT_BY_GENERATE)
     before = {name: module.__dict__.get(name, _MISSING) for name in names}
     use_cache = getattr(module.config, "use_cache", _MISSING)
 

@@ -158,7 +158,7 @@ def start_rung(spec: Spec, place: Place, *, program: tuple[str, ...] = PROGRAM) 
             stdin=subprocess.PIPE if spec.waits else subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=_environment(spec),
+            env=rung_environment(on_cpu=spec.on_cpu),
             start_new_session=True,
         )
     return RunningRung(process, spec, place)
@@ -179,6 +179,16 @@ def run_rung(spec: Spec, place: Place, *, limit_s: float) -> Outcome:
         return rung.finish(limit_s=limit_s)
 
 
+def rung_environment(*, on_cpu: bool) -> dict[str, str]:
+    """Return the environment of a rung: offline, with torch's and CUDA's defaults, on the CPU no GPUs."""
+    kept = {name: value for name, value in os.environ.items() if not _is_left_out(name)}
+    environment = {**kept, "HF_HUB_OFFLINE": "1"}
+    if on_cpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment["DS_ACCELERATOR"] = "cpu"  # deepspeed/accelerator/real_accelerator.py
+    return environment
+
+
 def _outcome(spec: Spec, code: int, log: Path, *, had_kills: int | None) -> Outcome:
     from pydantic import TypeAdapter
 
@@ -194,16 +204,6 @@ def _outcome(spec: Spec, code: int, log: Path, *, had_kills: int | None) -> Outc
         reason = f"ended by {name}, {_stage(log)}{why}"
         return Outcome(state=RungState.KILLED, reason=reason)
     return Outcome(state=RungState.FAILED, reason=f"its process ended with {code}: {_last_line(log)}")
-
-
-def _environment(spec: Spec) -> dict[str, str]:
-    """Return the environment of a rung: offline, with torch's and CUDA's defaults, on the CPU no GPUs."""
-    kept = {name: value for name, value in os.environ.items() if not _is_left_out(name)}
-    environment = {**kept, "HF_HUB_OFFLINE": "1"}
-    if spec.on_cpu:
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-        environment["DS_ACCELERATOR"] = "cpu"  # deepspeed/accelerator/real_accelerator.py
-    return environment
 
 
 def _is_left_out(name: str) -> bool:

@@ -6,6 +6,12 @@ from typing import Any
 
 from zerofit.errors import UserError
 from zerofit.model_changes.parts import transformers_parts
+from zerofit.upstream.transformers import (
+    attention_of,
+    can_set_attention,
+    put_attention_back,
+    supported_attention,
+)
 
 SEE = "https://huggingface.co/docs/transformers/en/attention_interface"
 
@@ -28,24 +34,25 @@ def set_attention(model: Any, name: str) -> tuple[str, ...]:
         return (f"attention is left as it is: {type(model).__name__} has no model of transformers in it",)
     notes = []
     for part in parts:
-        own = part.config._attn_implementation
+        own = attention_of(part.config)
         if own == name:
             continue
         _set_in(part, name)
         notes.append(
-            f"attention of {type(part).__name__} is {part.config._attn_implementation}; the script has {own}"
+            f"attention of {type(part).__name__} is {attention_of(part.config)}; "
+            f"the script has {own or 'none'}"
         )
     return tuple(notes)
 
 
 def _set_in(part: Any, name: str) -> None:
-    own = part.config._attn_implementation
+    own = attention_of(part.config)
     try:
-        if not part._can_set_attn_implementation():
+        if not can_set_attention(part):
             raise ValueError("its code has attention written out, and can't be set to another")
         part.set_attn_implementation(name)
     except (ValueError, ImportError, OSError, RuntimeError) as error:
-        part.config._attn_implementation_internal = own
+        put_attention_back(part.config, own)
         raise UserError(
             "attention-not-available",
             f"this model can't take {name} as its attention",
@@ -60,13 +67,12 @@ def available(part: Any) -> tuple[str, ...]:
     """Return the attention implementations that a model of transformers can take here."""
     from transformers.utils import is_flash_attn_2_available, is_torch_flex_attn_available
 
-    own = part.config._attn_implementation
-    if not part._can_set_attn_implementation():
-        return (own,)
-    has = {
-        "eager": True,
-        "sdpa": part._supports_sdpa,
-        "flex_attention": part._supports_flex_attn and is_torch_flex_attn_available(),
-        "flash_attention_2": part._supports_flash_attn and is_flash_attn_2_available(),
+    own = attention_of(part.config)
+    if not can_set_attention(part):
+        return (own,) if own else ()
+    installed = {
+        "flex_attention": is_torch_flex_attn_available(),
+        "flash_attention_2": is_flash_attn_2_available(),
     }
-    return tuple(dict.fromkeys([*(name for name, can in has.items() if can), own]))
+    supported = [name for name in supported_attention(part) if installed.get(name, True)]
+    return tuple(dict.fromkeys(name for name in (*supported, own) if name))

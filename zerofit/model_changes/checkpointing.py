@@ -6,7 +6,15 @@ from functools import partial
 from typing import Any
 
 from zerofit.errors import UserError
-from zerofit.model_changes.parts import checkpointed_blocks, transformers_parts
+from zerofit.model_changes.parts import transformers_parts
+from zerofit.upstream.transformers import (
+    checkpoint_every,
+    checkpointed_blocks,
+    checkpointing_function,
+    disable_checkpointing,
+    enable_checkpointing,
+    is_checkpointing,
+)
 
 SEE = "https://huggingface.co/docs/transformers/en/grad_checkpointing"
 
@@ -68,43 +76,28 @@ def check_every(model: Any, every: int) -> None:
 
 
 def _set_in(part: Any, *, wanted: bool | None, every: int, allow_reentrant: bool) -> list[str]:
-    name, is_on = type(part).__name__, part.is_activation_checkpointing
+    name, is_on = type(part).__name__, is_checkpointing(part)
     if wanted is False or not (wanted or is_on):
         if not is_on:
             return []
-        part.activation_checkpointing_disable()
+        disable_checkpointing(part)
         return [f"gradient checkpointing is off in {name}; the script switched it on"]
     check_every(part, every)
     notes = []
     if not is_on:
-        part.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        enable_checkpointing(part, use_reentrant=False)
         notes.append(f"gradient checkpointing is on in {name}")
     elif not allow_reentrant and _is_reentrant(part):
-        part.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        enable_checkpointing(part, use_reentrant=False)
         notes.append(f"gradient checkpointing in {name} has use_reentrant=False; the script says True")
     if every > 1:
-        num_on, num_blocks = _set_every(part, every)
+        num_on, num_blocks = checkpoint_every(part, every)
         notes.append(f"gradient checkpointing recomputes {num_on} of {num_blocks} blocks of {name}")
     return notes
 
 
-def _set_every(part: Any, every: int) -> tuple[int, int]:
-    """Let one block in so many recompute, counted as transformers counts; return how many, and of how many.
-
-    Source: transformers/modeling_utils.py, _set_gradient_checkpointing (5.23).
-    """
-    blocks = checkpointed_blocks(part)
-    for number, block in enumerate(blocks):
-        block.gradient_checkpointing = number % every == 0
-    return len(blocks[::every]), len(blocks)
-
-
 def _is_reentrant(part: Any) -> bool:
     """Return whether a model's checkpointing runs as a backward pass inside the backward pass."""
-    functions = [
-        module._gradient_checkpointing_func
-        for module in part.modules()
-        if hasattr(module, "_gradient_checkpointing_func")
-    ]
+    functions = [checkpointing_function(module) for module in part.modules()]
     # torch's own default is True where nothing is said (torch/utils/checkpoint.py, 2.13 asks for it).
     return any(isinstance(one, partial) and one.keywords.get("use_reentrant", True) for one in functions)

@@ -17,10 +17,3 @@ def transformers_parts(module: Any) -> Iterator[Any]:
         return
     for child in module.children():
         yield from transformers_parts(child)
-
-
-def checkpointed_blocks(model: Any) -> tuple[Any, ...]:
-    """Return the blocks of a model that recompute by a switch of their own, in their order."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return tuple(one for one in model.modules() if isinstance(one, GradientCheckpointingLayer))

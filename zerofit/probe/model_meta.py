@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.errors import UserError, nearest
 from zerofit.probe.model_source import LocatedConfig, ModelOrigin, ModelSizes
 from zerofit.probe.model_task import Task
+from zerofit.upstream.transformers import set_name_or_path_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -42,7 +43,7 @@ def transformers_config(located: LocatedConfig, *, trust_remote_code: bool) -> P
         config = _configured(values, None if is_known else place)
     except Exception as error:
         raise _refused(located, error) from error
-    config._name_or_path = place
+    set_name_or_path_of(config, place)
     return config
 
 

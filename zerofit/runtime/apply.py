@@ -28,6 +28,7 @@ from zerofit.runtime import (
 from zerofit.runtime.on_import import when_imported
 from zerofit.runtime.settings import settings_of
 from zerofit.strategy import ZeroStage
+from zerofit.upstream.deepspeed import wait_for_every_gather
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -51,6 +52,7 @@ def install(plan: Plan, changes: Changes) -> None:
 
     if settings.uses_deepspeed and settings.on_cpu:
         when_imported("accelerate.state", accelerate_hooks.default_to_gloo)
+        when_imported("deepspeed.runtime.zero.partition_parameters", wait_for_every_gather)
     when_imported(
         "torch.nn.utils",
         lambda module: torch_clipping.install(module, changes, forced=settings.gradient_clipping),

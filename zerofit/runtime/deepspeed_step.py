@@ -12,6 +12,8 @@ from zerofit.runtime.deepspeed_refusals import steps_unprepared_optimizer
 from zerofit.runtime.deepspeed_window import Window
 from zerofit.runtime.micro_batches import settle
 from zerofit.runtime.skipped_steps import watch_engine
+from zerofit.upstream.accelerate import prepared_models, prepared_optimizers, prepared_schedulers
+from zerofit.upstream.deepspeed import hook_own_backward
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,10 +34,10 @@ def watch(accelerator: Any, changes: Changes) -> None:
         accelerator: an Accelerator.
         changes: where to note what was changed.
     """
-    for engine in accelerator._models:
+    for engine in prepared_models(accelerator):
         if hasattr(engine, "set_gradient_accumulation_boundary") and "_zerofit_window" not in engine.__dict__:
             _watch_engine(engine, accelerator, changes)
-    for scheduler in accelerator._schedulers:
+    for scheduler in prepared_schedulers(accelerator):
         if "_zerofit_watched" not in scheduler.__dict__:
             scheduler._zerofit_watched = True
             scheduler.step = MethodType(_after_step_of(accelerator, type(scheduler).step), scheduler)
@@ -46,8 +48,8 @@ def _watch_engine(engine: Any, accelerator: Any, changes: Changes) -> None:
     engine._zerofit_window = window
     watch_engine(engine, changes)
     engine.register_forward_pre_hook(_before_forward)
-    _hook_own_backward(engine, window)
-    for wrapper in accelerator._optimizers:
+    hook_own_backward(engine, window.begin_own_backward)
+    for wrapper in prepared_optimizers(accelerator):
         if wrapper.optimizer is engine.optimizer:
             wrapper._zerofit_window = window
             # Bound methods: a scheduler made of the wrapper later reads the function behind its step().
@@ -58,23 +60,6 @@ def _watch_engine(engine: Any, accelerator: Any, changes: Changes) -> None:
 def _settling(accelerator: Any) -> Callable[[Any], None]:
     held = weakref.ref(accelerator)
     return lambda loss: settle(held(), except_for=loss)
-
-
-def _hook_own_backward(engine: Any, window: Window) -> None:
-    """Let a script's own loss.backward() count as it does in data parallel: whole, and without a step.
-
-    The engine hears of it by hooks on the outputs of its forward pass (deepspeed/runtime/engine.py, forward);
-    there it would divide by the accumulation of its configuration, and take the pass for a window's last.
-    """
-    original = engine._backward_prologue
-
-    def prologue() -> None:
-        if not engine._running_engine_backward:
-            window.begin_own_backward()
-        original()
-
-    engine._backward_prologue = prologue
-    engine._backward_prologue_per_tensor = lambda gradient: gradient
 
 
 def refuse_step_of(optimizer: Any, window: Window) -> None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from zerofit.runtime import deepspeed_engine, deepspeed_refusals
+from zerofit.runtime import deepspeed_refusals
 from zerofit.runtime.step_calls import script_clips, script_steps
+from zerofit.upstream import deepspeed as deepspeed_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

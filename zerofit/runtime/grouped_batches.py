@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.data.known_lengths import sample_lengths
 from zerofit.data.sampler import LengthGroupedBatches
+from zerofit.upstream.accelerate import is_prepared, prepared_data_loaders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +42,7 @@ def install(accelerator_class: Any, settings: Settings, changes: Changes) -> Non
 
     @functools.wraps(original)
     def prepare_data_loader(self: Any, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(data_loader, "_is_accelerate_prepared", False):
+        if is_prepared(data_loader):
             return original(self, data_loader, *args, **kwargs)
         batches = _batches_for(self, data_loader)
         if batches is None:
@@ -217,7 +218,7 @@ def _keep(accelerator: Any, changes: Changes) -> None:
 
 def _kept(accelerator: Any) -> list[_ScriptBatches]:
     """Return the batches of the DataLoaders that are prepared now: free_memory() drops those of before."""
-    found = (_sampler_in(loader) for loader in accelerator._dataloaders)
+    found = (_sampler_in(loader) for loader in prepared_data_loaders(accelerator))
     # One that accelerate prepared twice, after skip_first_batches() say, has its batches still.
     return list({id(one): one for one in found if isinstance(one, _ScriptBatches)}.values())
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.errors import UserError
 from zerofit.runtime.optimizer_kinds import KINDS, is_lion, make, rate_advice
 from zerofit.runtime.schedulers import lead_schedulers, live_objects
+from zerofit.upstream.accelerate import prepared_optimizers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,7 +62,7 @@ def _with_swapped(
     gc.collect()  # what a first attempt of the script left behind is not counted
     num_optimizers = sum(not hasattr(item, "_zerofit_swapped") for item in live_optimizers())
     why_not = None
-    if num_optimizers + len(accelerator._optimizers) > 1:
+    if num_optimizers + len(prepared_optimizers(accelerator)) > 1:
         why_not = "the script has several, and each would need its own"
     elif own[0].state:
         why_not = "it has made steps already"

@@ -8,10 +8,12 @@ Source: transformers/modeling_utils.py, tie_weights (5.23).
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
+from zerofit.upstream.transformers import compare_tied_by
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from zerofit.runtime.changes import Changes
@@ -21,21 +23,17 @@ def install(module: ModuleType, changes: Changes) -> None:
     """Hook the comparison.
 
     Args:
-        module: transformers.modeling_utils; a version that does not compare is left as it is.
+        module: transformers.modeling_utils.
         changes: where to note what was kept apart.
     """
-    original = getattr(module, "_tied_params_are_equal", None)
-    if original is None:
-        return
 
-    @functools.wraps(original)
-    def are_equal(first: Any, second: Any) -> bool:
+    def are_equal(original: Callable[[Any, Any], bool], first: Any, second: Any) -> bool:
         if first is second or not (hasattr(first, "ds_id") and hasattr(second, "ds_id")):
-            return bool(original(first, second))
+            return original(first, second)
         from deepspeed.runtime.zero import GatheredParameters
 
         with GatheredParameters([first, second]):
-            is_equal = bool(original(first, second))
+            is_equal = original(first, second)
         if not is_equal:
             changes.add(
                 "the output layer keeps weights of its own: the checkpoint has other values for it than "
@@ -43,4 +41,4 @@ def install(module: ModuleType, changes: Changes) -> None:
             )
         return is_equal
 
-    module._tied_params_are_equal = are_equal  # type: ignore[attr-defined]
+    compare_tied_by(module, are_equal)

@@ -8,6 +8,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from zerofit.errors import format_message
+from zerofit.upstream.deepspeed import after_each_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,11 +117,4 @@ def watch_engine(engine: Any, changes: Changes) -> None:
     """
     if not engine.fp16_enabled():
         return
-    original = engine._take_model_step
-
-    def take_model_step(*args: Any, **kwargs: Any) -> None:
-        before = engine.skipped_steps
-        original(*args, **kwargs)
-        of_this_process().count(skipped=engine.skipped_steps > before, changes=changes)
-
-    engine._take_model_step = take_model_step
+    after_each_step(engine, lambda skipped: of_this_process().count(skipped=skipped, changes=changes))

@@ -10,6 +10,7 @@ from zerofit.runtime.clipping import norm_instead, torch_norm
 from zerofit.runtime.deepspeed_refusals import clips_by_value
 from zerofit.runtime.deepspeed_step import window_of
 from zerofit.runtime.micro_batches import settle
+from zerofit.upstream.accelerate import prepared_models
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -84,7 +85,7 @@ def _as_list(parameters: Any) -> list[Any]:
 def _accelerator_of(parameters: list[Any]) -> Any | None:
     """Return the Accelerator whose model holds the first of the parameters; None without."""
     for accelerator in tuple(_accelerators):
-        for model in accelerator._models:
+        for model in prepared_models(accelerator):
             if parameters and any(parameter is parameters[0] for parameter in model.parameters()):
                 return accelerator
     return None

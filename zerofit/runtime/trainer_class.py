@@ -9,6 +9,7 @@ from zerofit.capture import has_even_epochs
 from zerofit.errors import UserError
 from zerofit.model_changes.checkpointing import check_every, set_checkpointing
 from zerofit.runtime import changed_model, trainer_fields, trainer_loss, trainer_optimizer
+from zerofit.upstream.transformers import field_names, take_every_n_layers
 
 if TYPE_CHECKING:
     from zerofit.runtime.changes import Changes
@@ -54,8 +55,10 @@ def _look_again(trainer_class: Any, settings: Settings, changes: Changes) -> Non
 
 def _set_checkpointing(model: Any, arguments: Any, settings: Settings, changes: Changes) -> None:
     """Set what TrainingArguments, by which train() switches checkpointing on, know nothing of."""
-    if arguments.activation_checkpointing:
+    if getattr(arguments, field_names(arguments, "activation_checkpointing")[0]):
         check_every(model, settings.checkpoint_every)
+        if settings.checkpoint_every > 1:
+            take_every_n_layers(model)
         return
     # The script may have called the model's own method.
     for note in set_checkpointing(

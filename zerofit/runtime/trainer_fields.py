@@ -12,6 +12,7 @@ from zerofit.render.trainer import LION_BETAS, OPTIM, OPTIM_ALIKE, training_argu
 from zerofit.runtime.optimizer_kinds import is_lion, rate_advice
 from zerofit.runtime.trainer_batches import Batches, batches_under
 from zerofit.strategy import Strategy
+from zerofit.upstream.transformers import field_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
 
 _RECORD = "_zerofit_said"
 """Attribute of TrainingArguments: what the script says in each field that was set, and what it was set to."""
-_RENAMED = {
-    "activation_checkpointing": "gradient_checkpointing",
-    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
-}
-"""Fields with an older name that stands for them until TrainingArguments are made (transformers 5.23)."""
 _ADAM_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 """Those of AdamW (torch/optim/adamw.py; transformers/training_args.py)."""
 _WHY = {"auto_find_batch_size": ", which would change the global batch"}
@@ -46,16 +42,17 @@ def apply(arguments: Any, settings: Settings, changes: Changes) -> None:
         UserError: the script asks for another global batch than the plan.
     """
     record: dict[str, tuple[Any, Any]] = getattr(arguments, _RECORD, {})
-    said = {name: _said(arguments, name, record) for name in _FIELDS if hasattr(arguments, name)}
+    said = {name: _said(arguments, name, record) for name in _FIELDS if field_names(arguments, name)}
     for name, value in _decided(said, settings).items():
-        own = getattr(arguments, name)
+        field, *older = field_names(arguments, name)
+        own = getattr(arguments, field)
         if said[name] != value:
-            text = f"TrainingArguments.{name} is {value}; the script says {said[name]}"
+            text = f"TrainingArguments.{field} is {value}; the script says {said[name]}"
             changes.add(text + _WHY.get(name, ""))
         if own != value:
-            setattr(arguments, name, type(own)(value) if isinstance(own, Enum) else value)
-        if name in _RENAMED and hasattr(arguments, _RENAMED[name]):
-            setattr(arguments, _RENAMED[name], value)
+            setattr(arguments, field, type(own)(value) if isinstance(own, Enum) else value)
+        for one in older:
+            setattr(arguments, one, value)
         record[name] = (said[name], value)
     setattr(arguments, _RECORD, record)
     if settings.optimizer is not None:
@@ -91,11 +88,12 @@ _FIELDS = (
 
 def _said(arguments: Any, name: str, record: Mapping[str, tuple[Any, Any]]) -> Any:
     """Return what the script says in a field, whether or not it was set to something else since."""
-    own = getattr(arguments, name)
+    field, *older = field_names(arguments, name)
+    own = getattr(arguments, field)
     if name in record and own == record[name][1]:
         return record[name][0]
-    if own is None and name in _RENAMED:
-        own = getattr(arguments, _RENAMED[name], None)
+    if own is None and older:  # the older name stands for it until the arguments are made
+        own = getattr(arguments, older[0])
     if isinstance(own, Enum):
         own = own.value
     return False if own is None and name == "activation_checkpointing" else own

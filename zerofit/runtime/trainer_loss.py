@@ -16,6 +16,7 @@ from zerofit.runtime.micro_batches.check import evaluation_mode
 from zerofit.runtime.micro_batches.pieces import Inputs, batch_of, taken
 from zerofit.runtime.micro_batches.random_state import devices_of, unchanged_random_state
 from zerofit.runtime.trainer_methods import is_transformers_own
+from zerofit.upstream.transformers import loss_shifts_labels
 
 if TYPE_CHECKING:
     from zerofit.runtime.changes import Changes
@@ -80,7 +81,7 @@ def _num_items(trainer: Any, inputs: Any) -> Any:
     labels = inputs["labels"]
     if "shift_labels" in inputs:
         labels = inputs["shift_labels"]
-    elif getattr(trainer, "_loss_shifts_labels", False):
+    elif loss_shifts_labels(trainer):
         labels = labels[..., 1:]
     return labels.ne(-100).sum()
 

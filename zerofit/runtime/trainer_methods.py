@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-_LOOP = ("compute_loss", "get_batch_samples", "train", "training_step", "_get_num_items_in_batch")
+from zerofit.upstream.transformers import COUNTS_ITEMS
+
+_LOOP = ("compute_loss", "get_batch_samples", "train", "training_step", COUNTS_ITEMS)
 """Methods of Trainer that decide what a batch's loss counts for in a step (transformers 5.23, trainer.py)."""
 
 

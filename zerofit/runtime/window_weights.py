@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.runtime.deepspeed_step import window_of
 from zerofit.runtime.loss_items import items_of
+from zerofit.upstream.accelerate import prepared_optimizers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,7 +151,7 @@ class WindowWeights:
 
     def _parameters(self) -> Iterator[Any]:
         """Yield what the script's optimizers step."""
-        for optimizer in self._accelerator._optimizers:
+        for optimizer in prepared_optimizers(self._accelerator):
             for group in optimizer.param_groups:
                 yield from group["params"]
 

@@ -46,10 +46,11 @@ class CostBook:
             return None
         inputs = [leaf for leaf in leaves(args) if isinstance(leaf, self._tensor)]
         formula = self._formulas.get(function._overloadpacket)
-        flops = int(formula(*args, **kwargs, out_val=out)) if formula else _grouped_flops(function, args)
+        is_attention = "attention" in function._overloadpacket.__name__
+        counted = self._with_all_heads(args) if is_attention else args
+        flops = int(formula(*counted, **kwargs, out_val=out)) if formula else _grouped_flops(function, args)
         kind = CostKind.MEMORY
         if flops:
-            is_attention = "attention" in function._overloadpacket.__name__
             kind = CostKind.ATTENTION if is_attention else CostKind.MATMUL
             if is_attention and self._is_causal(function, args, kwargs):
                 flops //= 2  # the formulas count the whole square of scores
@@ -58,6 +59,15 @@ class CostBook:
         moved = sum(_touched(tensor) for tensor in inputs) + sum(_touched(tensor) for tensor in outputs)
         return Call(operator, kind, during, precision, flops, moved)
 
+    def _with_all_heads(self, args: tuple[Any, ...]) -> list[Any]:
+        """Return an attention kernel's arguments for its formula, which in torch 2.8 knows no shared heads.
+
+        Each head of the queries meets keys, whoever shares them: (samples, heads, tokens, channels).
+        """
+        shapes = [tuple(one.shape) if isinstance(one, self._tensor) else one for one in args]
+        heads = max((one[1] for one in shapes if _is_of_heads(one)), default=0)
+        return [(one[0], heads, *one[2:]) if _is_of_heads(one) else one for one in shapes]
+
     def _is_causal(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether an attention kernel is told to leave out what lies ahead of a token."""
         place = self._causal_at.get(function)
@@ -65,6 +75,10 @@ class CostBook:
             names = [argument.name for argument in function._schema.arguments]
             place = self._causal_at[function] = names.index("is_causal")
         return bool(args[place] if place < len(args) else kwargs.get("is_causal", False))
+
+
+def _is_of_heads(shape: Any) -> bool:
+    return isinstance(shape, tuple) and len(shape) == 4
 
 
 def _grouped_flops(function: Any, args: tuple[Any, ...]) -> int:

@@ -9,6 +9,7 @@ from zerofit.errors import UserError
 from zerofit.probe.trace.attention import flash_kernel
 from zerofit.probe.trace.prepare import replaced
 from zerofit.strategy import Precision
+from zerofit.upstream.transformers import flash_attention_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from zerofit.allocation_log import TraceRequest
 
 _PREFIX = "flash_attention_"
-_LOADED = ("_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn")
 _LEAST_CAPABILITY = {"flash_attention_2": (8, 0), "flash_attention_3": (9, 0)}
 """Source: https://github.com/Dao-AILab/flash-attention, README: Ampere for version 2, Hopper for 3."""
 
@@ -36,19 +36,9 @@ def flash_package(request: TraceRequest) -> Iterator[None]:
         yield
         return
     _check(request)
-    from transformers import modeling_flash_attention_utils as package
-    from transformers import modeling_utils
-
-    found = (_flash, _flash_varlen, None, package._pad_input, package._unpad_input)
     with ExitStack() as stack:
-        stack.enter_context(replaced(package, "_lazy_imports", lambda *_, **__: found))
-        stack.enter_context(replaced(package, "_loaded_implementation", None))
-        for name in (*_LOADED, "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn"):
-            stack.enter_context(replaced(package, name, getattr(package, name)))
-        stack.enter_context(replaced(package, "_is_packed_sequence", lambda *_: False))
-        stack.enter_context(replaced(modeling_utils, "is_kernels_available", lambda: False))
-        base: Any = modeling_utils.PreTrainedModel
-        stack.enter_context(replaced(base, "_flash_attn_import_error", lambda *_, **__: None))
+        for holder, name, value in flash_attention_from(_flash, _flash_varlen):
+            stack.enter_context(replaced(holder, name, value))
         yield
 
 

@@ -14,6 +14,8 @@ from zerofit.probe.trace.nested import named_tensors
 from zerofit.probe.trace.packed import packed_as, packs_in_4_bit
 from zerofit.probe.trace.prepare import as_requested, torch_dtype
 from zerofit.strategy import Precision
+from zerofit.upstream.accelerate import take_autocast_off
+from zerofit.upstream.transformers import attention_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -70,7 +72,7 @@ def trace_live(
         batch.feed,
         request,
         name=type(model).__name__,
-        attention=getattr(config, "_attn_implementation", None),
+        attention=attention_of(config) or None,
         all_layers=all_layers,
         on_progress=on_progress,
     )
@@ -137,9 +139,7 @@ def copy_without_values(model: Any, request: TraceRequest) -> Any:
             memo[id(module)] = packed_as(module, memo.get(id(module.bias)))
     copied = copy.deepcopy(model, memo)
     for module in copied.modules():
-        if "_original_forward" in vars(module):  # accelerate's autocast, as Accelerator.prepare_model sets it
-            del module._original_forward
-            vars(module).pop("forward", None)
+        take_autocast_off(module)
     return copied
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from zerofit.upstream.transformers import kept_in_fp32
+
 PER_BYTE = 2
 """Weights in a byte."""
 BLOCK, SCALE_BLOCK = 64, 256
@@ -32,7 +34,7 @@ def pack_linear_layers(model: Any) -> None:
 
     from zerofit.model_changes.adapters import head_modules
 
-    kept = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+    kept = HfQuantizer.get_modules_to_not_convert(model, None, kept_in_fp32(model))
     kept += head_modules(model)
     for name, module in [*model.named_modules()]:
         if (type(module) is nn.Linear or isinstance(module, Conv1D)) and should_convert_module(name, kept):

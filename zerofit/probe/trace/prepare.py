@@ -14,6 +14,7 @@ from zerofit.model_changes.freezing import freeze
 from zerofit.model_changes.parts import transformers_parts
 from zerofit.probe.trace.packed import mend_adapters, pack_linear_layers
 from zerofit.strategy import Precision
+from zerofit.upstream.transformers import grouped_product_checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,11 +149,8 @@ def as_if_eager(capability: tuple[int, int]) -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if name.startswith("transformers.") and "is_tracing" in vars(module):
                 stack.enter_context(replaced(module, "is_tracing", lambda tensor=None: False))
-        moe = sys.modules.get("transformers.integrations.moe")
-        if moe is not None:
-            stack.enter_context(
-                replaced(moe, "_can_use_grouped_mm", partial(_has_grouped_kernel, capability))
-            )
+        for holder, name in grouped_product_checks():
+            stack.enter_context(replaced(holder, name, partial(_has_grouped_kernel, capability)))
         yield
 
 

@@ -13,6 +13,7 @@ from zerofit.probe.trace.prepare import as_if_eager, torch_dtype
 from zerofit.probe.trace.raw import leaves
 from zerofit.probe.trace.recorder import Recorder, watching
 from zerofit.strategy import Precision
+from zerofit.upstream.transformers import checkpointing_function, set_checkpointing_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -151,11 +152,10 @@ def hooked(model: Any, skeleton: Skeleton, recorder: Recorder) -> Iterator[None]
     functions = []
     for name, module in model.named_modules():
         handles += _hook_module(module, numbers[name], recorder)
-        if hasattr(module, "_gradient_checkpointing_func"):
-            functions.append((module, module._gradient_checkpointing_func))
-            module._gradient_checkpointing_func = _placed(
-                module._gradient_checkpointing_func, numbers[name], recorder
-            )
+        function = checkpointing_function(module)
+        if function is not None:
+            functions.append((module, function))
+            set_checkpointing_function(module, _placed(function, numbers[name], recorder))
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             handles.append(_hook_parameter(parameter, parameters[name], recorder))
@@ -165,7 +165,7 @@ def hooked(model: Any, skeleton: Skeleton, recorder: Recorder) -> Iterator[None]
         for handle in handles:
             handle.remove()
         for module, function in functions:
-            module._gradient_checkpointing_func = function
+            set_checkpointing_function(module, function)
 
 
 def _hook_module(module: Any, number: int, recorder: Recorder) -> list[Any]:

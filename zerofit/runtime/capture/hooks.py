@@ -17,6 +17,7 @@ from zerofit.runtime.capture import (
 )
 from zerofit.runtime.capture.ends import leave_failed, place_in_script
 from zerofit.runtime.on_import import when_imported
+from zerofit.upstream.accelerate import skip_data_parallel_wrapping
 
 if TYPE_CHECKING:
     from zerofit.runtime.capture.seen import Seen
@@ -27,6 +28,7 @@ def install(seen: Seen) -> None:
     sys.stdin = _NoInput(seen)
     when_imported("torch", one_device.install)
     when_imported("torch", lambda module: _note_seed(module, seen))
+    when_imported("accelerate.state", skip_data_parallel_wrapping)
     quiet.install(seen)
     quiet_hub.install()
     quiet_trackers.install()

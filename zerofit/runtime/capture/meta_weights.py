@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import functools
-import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
+
+from zerofit.upstream.transformers import (
+    find_weights_locally,
+    keep_flash_attention,
+    leave_weights_unread,
+    note_guessed_dtype,
+)
 
 if TYPE_CHECKING:
     from zerofit.runtime.capture.seen import Seen
@@ -14,6 +20,7 @@ LOADED = "_zerofit_loaded"
 """Marks a model that from_pretrained made."""
 _PLACES = ("device_map", "max_memory", "offload_folder", "offload_state_dict", "offload_buffers")
 """Arguments of from_pretrained that say where weights go."""
+_TAKEN_AS_FP32 = "the weights are taken to be float32: neither config.json nor a file here says"
 
 
 def install(module: Any, seen: Seen) -> None:
@@ -29,7 +36,7 @@ def install(module: Any, seen: Seen) -> None:
     _build_on_meta(module.PreTrainedModel)
     _load_nothing(module, seen)
     _resize_without_values(module.PreTrainedModel)
-    _keep_flash_attention(module.PreTrainedModel)
+    keep_flash_attention(module.PreTrainedModel)
 
 
 def _build_on_meta(model_class: Any) -> None:
@@ -85,38 +92,10 @@ def _load_nothing(module: Any, seen: Seen) -> None:
 
     model_class.from_pretrained = classmethod(from_pretrained)
     module.is_deepspeed_zero3_enabled = lambda: False  # nothing is partitioned here, whatever the script says
-    _find_local_files_only(module)
-    _guess_dtype(module, seen)
+    find_weights_locally(module)
+    note_guessed_dtype(module, lambda: seen.note(_TAKEN_AS_FP32))
     _quantize_where_possible(module, seen)
-    _skip_reading(module, model_class)
-
-
-def _find_local_files_only(module: Any) -> None:
-    """Look for weights, whose headers tell their data type, on this machine only: nothing is downloaded."""
-    original = module._get_resolved_checkpoint_files
-
-    @functools.wraps(original)
-    def resolved(*args: Any, **kwargs: Any) -> Any:
-        download = {**(kwargs.pop("download_kwargs", None) or {}), "local_files_only": True}
-        try:
-            return original(*args, download_kwargs=download, **kwargs)
-        except OSError:
-            return None, None
-
-    module._get_resolved_checkpoint_files = resolved
-
-
-def _guess_dtype(module: Any, seen: Seen) -> None:
-    original = module._get_dtype
-
-    @functools.wraps(original)
-    def get_dtype(dtype: Any, checkpoint_files: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-        if dtype == "auto" and not checkpoint_files and getattr(config, "dtype", None) is None:
-            seen.note("the weights are taken to be float32: neither config.json nor a file here says")
-            dtype = None
-        return original(dtype, checkpoint_files, config, *args, **kwargs)
-
-    module._get_dtype = get_dtype
+    leave_weights_unread(model_class)
 
 
 def _quantize_where_possible(module: Any, seen: Seen) -> None:
@@ -139,33 +118,6 @@ def _quantize_where_possible(module: Any, seen: Seen) -> None:
     module.get_hf_quantizer = get_quantizer
 
 
-def _skip_reading(module: Any, model_class: Any) -> None:
-    """Leave the weights on meta where from_pretrained would read, move, initialise and tie them."""
-    from transformers.utils.loading_report import LoadStateDictInfo
-
-    def load(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *_: Any, **__: Any) -> Any:
-        for pattern, dtype in (load_config.dtype_plan or {}).items():
-            for name, parameter in model.named_parameters():
-                if re.search(pattern, name):
-                    parameter.data = parameter.data.to(dtype)
-        read = LoadStateDictInfo(
-            missing_keys=set(),
-            unexpected_keys=set(),
-            mismatched_keys=set(),
-            error_msgs=[],
-            conversion_errors={},
-            skipped_pp_keys=set(),
-        )
-        return read, None
-
-    def finish(model: Any, load_config: Any, loading_info: Any) -> Any:
-        model.tie_weights()
-        return loading_info
-
-    model_class._load_pretrained_model = staticmethod(load)
-    model_class._finalize_model_loading = staticmethod(finish)
-
-
 def _resize_without_values(model_class: Any) -> None:
     """New rows of an embedding are drawn around the mean of the old ones, which has no value here."""
     original = model_class.resize_token_embeddings
@@ -179,16 +131,3 @@ def _resize_without_values(model_class: Any) -> None:
         return original(self, new_num_tokens, pad_to_multiple_of, mean_resizing and not is_meta)
 
     model_class.resize_token_embeddings = resize
-
-
-def _keep_flash_attention(model_class: Any) -> None:
-    """Let a model keep flash attention that the script asks for: there is no GPU here that could run it."""
-    original = model_class._check_and_adjust_attn_implementation
-
-    @functools.wraps(original)
-    def check(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
-        if str(attn_implementation).startswith("flash_attention_") and self._supports_flash_attn:
-            return attn_implementation
-        return original(self, attn_implementation, *args, **kwargs)
-
-    model_class._check_and_adjust_attn_implementation = check

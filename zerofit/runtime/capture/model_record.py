@@ -14,6 +14,7 @@ from zerofit.probe.model_task import Task, task_of
 from zerofit.probe.trace.live import main_dtype
 from zerofit.runtime.capture.meta_weights import LOADED
 from zerofit.runtime.capture.mixing import mixing_modules
+from zerofit.upstream.transformers import attention_of, is_checkpointing, name_or_path_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,8 +51,8 @@ def captured_model(
         is_quantized=bool(getattr(base, "is_quantized", False)) or (quantized and is_transformers),
         loads_weights=not shows_loading or hasattr(base, LOADED),
         can_checkpoint=bool(getattr(base, "supports_gradient_checkpointing", False)) and is_transformers,
-        checkpoints=bool(getattr(base, "is_gradient_checkpointing", False)),
-        attention=str(getattr(base.config, "_attn_implementation", None) or "") if is_transformers else "",
+        checkpoints=is_transformers and is_checkpointing(base),
+        attention=attention_of(base.config) if is_transformers else "",
         mixes_samples=mixing_modules(model, base),
         passes_num_items=passes_num_items,
     )
@@ -77,7 +78,7 @@ def _config_of(base: Any) -> dict[str, Any]:
 
 
 def _name_of(base: Any, *, is_transformers: bool) -> str:
-    said = (getattr(base, "name_or_path", "") or base.config._name_or_path) if is_transformers else ""
+    said = (getattr(base, "name_or_path", "") or name_or_path_of(base.config)) if is_transformers else ""
     return str(said or type(base).__name__)
 
 

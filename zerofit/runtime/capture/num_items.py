@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from zerofit.runtime.capture.model_record import base_of
+from zerofit.upstream.transformers import attention_of, set_attention_of
 
 _GIVEN = "num_items_in_batch"
 
@@ -31,9 +32,9 @@ def passes_num_items(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) 
     training = [module for module in model.modules() if module.training]
     model.eval()
     config: Any = getattr(base_of(model), "config", None)
-    attention = getattr(config, "_attn_implementation", None)
-    if attention not in (None, "eager", "sdpa"):
-        config._attn_implementation = "eager"  # other kernels need a GPU
+    attention = attention_of(config)
+    if attention not in ("", "eager", "sdpa"):
+        set_attention_of(config, "eager")  # other kernels need a GPU
     try:
         # Products of expert weights have a kernel on meta in bfloat16 only (torch/_meta_registrations.py).
         for dtype in (None, torch.bfloat16):
@@ -44,8 +45,8 @@ def passes_num_items(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) 
     finally:
         for module in training:
             module.training = True
-        if attention is not None:
-            config._attn_implementation = attention
+        if attention:
+            set_attention_of(config, attention)
     return None
 
 

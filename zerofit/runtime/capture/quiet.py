@@ -6,14 +6,12 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from zerofit.runtime.on_import import when_imported
+from zerofit.upstream.transformers import TRAINER_RESUMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zerofit.runtime.capture.seen import Seen
-
-_LOADING = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler")
-"""Methods of Trainer that read a checkpoint to go on from."""
 
 
 def install(seen: Seen) -> None:
@@ -76,7 +74,7 @@ def _quiet_accelerator(module: Any, saves: Callable[..., None]) -> None:
 
 def _quiet_trainer(module: Any, saves: Callable[..., None]) -> None:
     quiet = dict.fromkeys(("init_hf_repo", "push_to_hub", "create_model_card"), _nothing)
-    loads = dict.fromkeys(_LOADING, _nothing)
+    loads = dict.fromkeys(TRAINER_RESUMES, _nothing)
     _replace(module.Trainer, {**quiet, **loads, "save_model": saves, "save_state": saves})
 
 

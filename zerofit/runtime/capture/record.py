@@ -27,6 +27,8 @@ from zerofit.runtime.capture.training_record import (
     captured_schedulers,
     plain,
 )
+from zerofit.upstream.accelerate import prepared_models, prepared_optimizers, prepared_schedulers
+from zerofit.upstream.transformers import COUNTS_ITEMS, TRAINER_LOOP
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 _LOOP = (
     *("compute_loss", "create_optimizer", "create_optimizer_and_scheduler", "create_scheduler"),
     *("get_batch_samples", "get_train_dataloader", "prediction_step", "train", "training_step"),
-    *("_inner_training_loop", "_prepare_inputs", "_run_epoch", "_get_num_items_in_batch"),
+    *(*TRAINER_LOOP, COUNTS_ITEMS),
 )
 """Methods of Trainer that make its loop (transformers 5.23, trainer.py)."""
 
@@ -158,8 +160,12 @@ def _capture(seen: Seen, found: _Found) -> Capture:
     calls = calls_of_script()
     passes = _passes(seen, trainer, model, found.batch)
     by_hand = accumulates_by_hand(seen, own_sources(), found.frame) if trainer is None else None
-    prepared = {id(getattr(one, "optimizer", one)) for each in seen.accelerators for one in each._optimizers}
-    scheduled = {id(getattr(one, "scheduler", one)) for each in seen.accelerators for one in each._schedulers}
+    prepared = {
+        id(getattr(one, "optimizer", one)) for each in seen.accelerators for one in prepared_optimizers(each)
+    }
+    scheduled = {
+        id(getattr(one, "scheduler", one)) for each in seen.accelerators for one in prepared_schedulers(each)
+    }
     if trainer is not None:
         scheduled.add(id(getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)))
     return Capture(
@@ -266,7 +272,7 @@ def _seed(seen: Seen, arguments: dict[str, Any]) -> int | None:
 
 
 def _num_models(accelerator: Any) -> int:
-    return max(1, len({id(model) for model in accelerator._models}))
+    return max(1, len({id(model) for model in prepared_models(accelerator)}))
 
 
 def _overrides(trainer: Any) -> tuple[str, ...]:

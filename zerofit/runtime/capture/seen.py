@@ -19,7 +19,7 @@ class Spec:
 
     weights: str = "meta"
     """"meta": no model of transformers gets weights; "real": all are loaded and initialised as ever."""
-    num_batches: int = 8
+    num_batches: int
     """Batches of which the shapes are recorded."""
     serve: tuple[int, int] | None = None
     """File descriptors for reading requests and writing answers; None ends after the capture."""

@@ -12,6 +12,7 @@ from zerofit.allocation_log import TraceRequest
 from zerofit.errors import UserError
 from zerofit.probe.trace.cache import write_trace
 from zerofit.probe.trace.live import trace_live
+from zerofit.upstream.torch import set_device_guard
 
 if TYPE_CHECKING:
     from zerofit.allocation_log import Trace
@@ -31,6 +32,7 @@ def serve(live: Live, capture: Capture, reader: TextIO, writer: TextIO) -> None:
         reader: where requests come from.
         writer: where answers go.
     """
+    set_device_guard()
     for line in reader:
         # In a thread of its own, to which no mode of the script or the capture reaches: autocast, default
         # devices, gradients switched off.

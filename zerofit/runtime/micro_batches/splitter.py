@@ -25,6 +25,7 @@ from zerofit.runtime.micro_batches.random_state import (
 )
 from zerofit.runtime.micro_batches.waiting import Waiting
 from zerofit.runtime.micro_batches.weights import BY_SAMPLES, normalized, weightings
+from zerofit.upstream.accelerate import is_in_autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -218,8 +219,8 @@ class Splitter:
 
         if any(is_enabled for _, is_enabled, _ in AutocastState.now(self.devices).settings):
             return True
-        if hasattr(self._model, "_original_forward") or hasattr(self._base, "_original_forward"):
-            return True  # accelerate has wrapped its forward in autocast
+        if is_in_autocast(self._model) or is_in_autocast(self._base):
+            return True
         return any(
             parameter.dtype in (torch.float16, torch.bfloat16) for parameter in self._base.parameters()
         )

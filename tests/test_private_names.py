@@ -1,0 +1,85 @@
+"""Private names of accelerate, transformers and deepspeed are known to zerofit/upstream/ alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1] / "zerofit"
+
+# Private names of what has no adapter, and of Python. A name that is written by zerofit is not looked at.
+_PYTHON = {"_actions", "_current_exceptions", "_current_frames", "_exit", "_getframe", "_reconstructor"}
+_PYTHON |= {"_start_method"}
+_TORCH = {"_C", "_autograd", "_call_impl", "_cdata", "_current_autograd_node", "_get_default_store"}
+_TORCH |= {"_DDPSink", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"}
+_TORCH |= {"_get_sequence_nr", "_sequence_nr", "_last_lr", "_wrapped_by_lr_sched", "_schedulers", "_metadata"}
+_TORCH |= {"_open_zipfile_writer_file", "_orig_mod", "_overloadpacket", "_schema", "_local_scalar_dense"}
+_OPERATORS = {"_fused_rms_norm", "_log_softmax_backward_data", "_softmax_backward_data", "_unsafe_view"}
+_OPERATORS |= {"_reshape_alias", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention"}
+_OPERATORS |= {"_scaled_dot_product_efficient_attention"}
+_SAVED_BY_AUTOGRAD = "_saved_"
+_OTHERS = {"_apply_liger_kernel_to_instance", "_generate_and_score_completions"}  # liger-kernel, trl
+_IN_FILES = {"_name_or_path", "_inner_training_loop"}  # of a model's config.json, and of a capture
+_ENDINGS = {"_data_files", "_full_eval", "_in_forward", "_with_warmup"}  # of longer names
+_KNOWN = _PYTHON | _TORCH | _OPERATORS | _OTHERS | _IN_FILES | _ENDINGS
+
+
+def _written(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that a file defines or sets."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                for part in ast.walk(target):
+                    if isinstance(part, ast.Name):
+                        yield part.id
+                    elif isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self":
+                        yield part.attr
+
+
+def _read(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield the private names that a file reads off something or says as a string, and their lines."""
+    pieces = {
+        id(piece) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for piece in node.values
+    }
+    for node in ast.walk(tree):
+        name = ""
+        if isinstance(node, ast.Attribute):
+            name = node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in pieces:
+            name = node.value if node.value.isidentifier() else ""
+        if len(name) > 1 and name.startswith("_") and not name.startswith("__"):
+            yield name, node.lineno
+
+
+def _breaches(package: Path) -> list[str]:
+    trees = {file: ast.parse(file.read_text()) for file in sorted(package.rglob("*.py"))}
+    own = {name for tree in trees.values() for name in _written(tree)}
+    return [
+        f"{file.relative_to(package)}:{line}: {name}"
+        for file, tree in trees.items()
+        if file.parent.name != "upstream"
+        for name, line in _read(tree)
+        if name not in own | _KNOWN and not name.startswith(("_zerofit_", _SAVED_BY_AUTOGRAD))
+    ]
+
+
+def test_private_names_of_libraries_are_read_in_their_adapter_alone() -> None:
+    assert _breaches(_PACKAGE) == []
+
+
+def test_a_planted_private_name_is_caught(tmp_path: Path) -> None:
+    (tmp_path / "upstream").mkdir()
+    text = "def loaders(accelerator):\n    return accelerator._dataloaders, getattr(accelerator, '_models')\n"
+    (tmp_path / "upstream" / "accelerate.py").write_text(text)
+    (tmp_path / "watch.py").write_text(text)
+
+    assert _breaches(tmp_path) == ["watch.py:2: _dataloaders", "watch.py:2: _models"]
+
+
+def test_no_name_is_allowed_that_nothing_reads() -> None:
+    read = {name for file in _PACKAGE.rglob("*.py") for name, _ in _read(ast.parse(file.read_text()))}
+
+    assert _KNOWN - read == set()

@@ -1,0 +1,16 @@
+"""What a release of torch needs that others do not, from 2.8 on."""
+
+from __future__ import annotations
+
+
+def set_device_guard() -> None:
+    """Put a device guard that does nothing in place of CUDA's, as FakeTensorMode does where there is no GPU.
+
+    Seen on CUDA builds without a GPU, for reasons not found: 2.11 crashes in _ensureCUDADeviceGuardSet where
+    the first to call it is a capture's thread, and not its main thread; 2.8 ends where both call it.
+    CUDA builds of other releases were not tried.
+    """
+    import torch
+
+    if torch.__version__.startswith("2.11.") and not torch.cuda.is_available():
+        torch._C._ensureCUDADeviceGuardSet()
