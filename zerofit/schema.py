@@ -58,6 +58,10 @@ class Key:
     """The package that reads the key, where it is another one than the schema's; empty: the schema's own."""
     section: Section | None = None
     """The keys of a section."""
+    since: str = ""
+    """The first release for which this holds; empty: the oldest supported one."""
+    until: str = ""
+    """The first release for which this no longer holds; empty: it holds for the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +90,31 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherRelease:
+    """A key that this release of the library does not have, and another supported one has."""
+
+    path: tuple[str, ...]
+    since: str
+    """The first release with it; empty: the oldest supported one."""
+    until: str
+    """The first release without it; empty: the newest one has it."""
+    instead: str | None = None
+    """The key beside it that means the same and that this release has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """All keys of one kind of file, in one version of the library."""
+    """All keys of one kind of file, in one version of the library.
+
+    As the catalog keeps it, it has the keys of all supported releases, several of one name among them.
+    """
 
     package: str
     version: str
+    """The release; of the catalog's, the newest one."""
     root: Section
     removed: tuple[Removed, ...] = ()
+    other_releases: tuple[OtherRelease, ...] = ()
 
     def find(self, *path: str) -> Key | None:
         """Return the key at a path, such as find("zero_optimization", "stage")."""

@@ -206,7 +206,7 @@ config.trainer_config_process(arguments, auto_find_batch_size=False)
 print(json.dumps({
     "batch": [arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps],
     "clipping": arguments.max_grad_norm,
-    "checkpointing": arguments.activation_checkpointing,
+    "checkpointing": arguments.gradient_checkpointing,  # an alias from 5.23 on
     "optim": str(arguments.optim.value),
     "deepspeed": arguments.deepspeed,
     "stage": config.config["zero_optimization"]["stage"],
@@ -215,6 +215,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_trainer_reads_its_file_and_finds_it_at_one_with_the_deepspeed_file(
     run_zerofit: _RunZerofit, tmp_path: Path
 ) -> None:

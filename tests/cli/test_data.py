@@ -283,6 +283,7 @@ def test_progress_shows_on_a_terminal_and_ctrl_c_ends_it_cleanly(tmp_path: Path)
     process = subprocess.Popen(
         [sys.executable, "-m", "zerofit", "data", "long.txt", "--count", "words"],
         cwd=tmp_path,
+        env={**os.environ, "TERM": "xterm"},
         stdout=subprocess.PIPE,
         stderr=slave,
         start_new_session=True,
@@ -347,6 +348,7 @@ def test_one_sample_in_one_row_and_a_text_of_empty_lines(run_zerofit: _RunZerofi
     )
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_long_rows(tmp_path: Path) -> None:
     import pyarrow.parquet
 

@@ -36,6 +36,7 @@ _TOPICS = [
     "accelerate",
     "deepspeed",
     "transformers",
+    "huggingface_hub",
     "peft",
     "bitsandbytes",
     "GPUs",

@@ -93,6 +93,9 @@ def test_without_a_verb_the_help_goes_to_stderr(run_zerofit: _RunZerofit, tmp_pa
     assert finished.stderr == run_zerofit("--help", cwd=tmp_path).stdout
 
 
+_CATALOG_MODEL = "from zerofit.probe.model import probe_model; probe_model('llama-3-8b')"
+
+
 def _seconds(*arguments: str, cwd: Path, cache: Path) -> float:
     # Whatever the environment says, the modules are compiled, as they are once zerofit is installed.
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(cache)}
@@ -109,6 +112,7 @@ def _seconds(*arguments: str, cwd: Path, cache: Path) -> float:
     [
         (("-m", "zerofit", "--help"), ("-c", "import click, rich.console"), 1.5),
         (("-m", "zerofit", "check", "ds_config.json"), ("-m", "zerofit", "--help"), 2.0),
+        (("-c", _CATALOG_MODEL), ("-m", "zerofit", "--help"), 2.0),
     ],
 )
 def test_a_command_takes_at_most_so_many_times_as_long_as_another(

@@ -176,6 +176,7 @@ _TINY = {
 }
 
 
+@pytest.mark.slow
 def test_a_model_of_ones_own_is_traced_once(run_zerofit: _RunZerofit, folder: Path) -> None:
     (folder.parent / "tiny").mkdir()
     (folder.parent / "tiny" / "config.json").write_text(json.dumps(_TINY))

@@ -11,7 +11,7 @@ from zerofit.command import Launcher
 from zerofit.compat import ALL_RULES
 from zerofit.compat.engine import check
 from zerofit.compat.rule import Confidence, Hit, Rule, Severity
-from zerofit.compat.situation import Situation, known
+from zerofit.compat.situation import Lacking, Situation, known
 from zerofit.document import Place
 from zerofit.facts import Versions
 from zerofit.layers.of_strategy import situation_of_strategy
@@ -67,6 +67,13 @@ def test_a_rule_that_lacks_a_fact_is_unknown_and_keeps_what_it_found_before() ->
     verdict = check(_SITUATION, rules=[replace(_RULE, find=find)])
     assert [finding.found for finding in verdict.findings] == ["a"]
     assert [(unknown.rule, unknown.fact) for unknown in verdict.unknown] == [("test-rule", "the GPUs")]
+
+
+def test_what_a_predicate_lacks_is_what_its_error_says() -> None:
+    with pytest.raises(Lacking, match=r"^the GPUs$") as lacking:
+        known(None, "the GPUs")
+    assert lacking.value.fact == "the GPUs"
+    assert known(0, "the GPUs") == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from zerofit.command import Launcher, Route
 from zerofit.compat.engine import DEEPSPEED_NAMES, check
 from zerofit.compat.optimizers import OPTIMIZER_RULES
 from zerofit.compat.situation import Settings, Situation
-from zerofit.document import Document
+from zerofit.document import Document, Place
 from zerofit.documents.read import read_document
 from zerofit.edits import SetValue
 from zerofit.layers.of_strategy import situation_of_strategy
@@ -129,6 +129,36 @@ _UNTESTED = {"zero_allow_untested_optimizer": True}
 )
 def test_findings(optimizer: str | None, placed: dict[str, Any], expected: list[str]) -> None:
     assert _ids(_situation(optimizer, **placed)) == expected
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "fix"),
+    [
+        ("torch.SGD", "write zero_allow_untested_optimizer: true"),
+        ("torch.Muon", "use AdamW"),  # it needs matrices, and ZeRO flattens them
+        ("bitsandbytes.LARS", "use AdamW"),
+    ],
+)
+def test_an_untested_optimizer_is_allowed_only_where_it_then_trains(optimizer: str, fix: str) -> None:
+    (finding,) = check(_situation(optimizer, **_NATIVE), rules=OPTIMIZER_RULES).findings
+    assert (finding.rule, finding.fix) == ("untested-optimizer-needs-flag", fix)
+
+
+def test_a_finding_stands_where_the_optimizer_is_named_or_else_where_it_is_put() -> None:
+    script, file = Place(file="train.py", line=7), Place(file="ds_config.json", line=3)
+    situation = _situation("torch.SGD", offload=_CPU)
+    settings = situation.settings
+    assert settings.optimizer is not None
+    places = []
+    for place in (script, None):
+        placed = replace(
+            settings,
+            optimizer=replace(settings.optimizer, place=place),
+            optimizer_offload=replace(settings.optimizer_offload, place=file),
+        )
+        (finding,) = check(replace(situation, settings=placed), rules=OPTIMIZER_RULES).findings
+        places.append(finding.place)
+    assert places == [script, file]
 
 
 def test_an_unknown_optimizer_or_route_is_said_where_it_matters() -> None:

@@ -249,6 +249,17 @@ def test_steps_of_a_scheduler(steps: str, is_found: bool) -> None:
     assert bool(_found(script, zero(1))) is is_found
 
 
+def test_experts_that_the_file_names_as_leaf_modules_are_left_alone() -> None:
+    (rule,) = [one for one in script_loop.RULES if one.id == "zero3-experts-need-leaf-module"]
+    assert rule.bad.script is not None
+    named = zero(3)
+    named["zero_optimization"]["leaf_module"] = {"classes": ["Layer"]}
+    assert [
+        [finding.rule for finding in check(_situation(rule.bad.script, config), rules=[rule]).findings]
+        for config in (zero(3), named)
+    ] == [[rule.id], []]
+
+
 def test_what_is_unknown_without_settings() -> None:
     verdict = check(_situation(_main("model(**batch)"), None), rules=_RULES)
     assert verdict.findings == ()

@@ -79,12 +79,40 @@ def test_every_optimizer_has_a_name_in_transformers() -> None:
     assert set(OPTIM) == set(OptimizerName)
 
 
+@pytest.mark.parametrize(
+    ("transformers", "arguments"),
+    [
+        ("5.0.0", {"gradient_checkpointing": True, "group_by_length": True}),
+        ("5.2.0", {"gradient_checkpointing": True, "train_sampling_strategy": "group_by_length"}),
+        ("5.22.2", {"gradient_checkpointing": True, "train_sampling_strategy": "group_by_length"}),
+        ("5.23.0", {"activation_checkpointing": True, "train_sampling_strategy": "group_by_length"}),
+        (None, {"activation_checkpointing": True, "train_sampling_strategy": "group_by_length"}),
+    ],
+)
+def test_a_release_has_its_own_names(transformers: str | None, arguments: dict[str, Any]) -> None:
+    strategy = Strategy(gradient_checkpointing=True, group_by_length=True)
+    assert training_arguments(strategy, deepspeed_file=None, transformers=transformers) == arguments
+
+
+@pytest.mark.parametrize(
+    ("transformers", "kwargs"),
+    [("5.15.1", None), ("5.16.0", {"use_reentrant": False, "every_n_layers": 2})],
+)
+def test_some_blocks_are_not_said_to_a_release_that_has_no_name_for_them(
+    transformers: str, kwargs: dict[str, Any] | None
+) -> None:
+    strategy = Strategy(gradient_checkpointing=True, checkpoint_every=2)
+    arguments = training_arguments(strategy, deepspeed_file=None, transformers=transformers)
+    assert arguments.get("gradient_checkpointing_kwargs") == kwargs
+    assert arguments["gradient_checkpointing"]
+
+
 _NAMES_IN_TRANSFORMERS = """
-import dataclasses, json
+import dataclasses, json, transformers
 from transformers.training_args import OptimizerNames, TrainingArguments
 
 fields = [field.name for field in dataclasses.fields(TrainingArguments)]
-print(json.dumps([fields, [name.value for name in OptimizerNames]]))
+print(json.dumps([fields, [name.value for name in OptimizerNames], transformers.__version__]))
 """
 
 
@@ -92,6 +120,7 @@ def test_every_name_is_one_of_the_installed_transformers() -> None:
     finished = subprocess.run(
         [sys.executable, "-c", _NAMES_IN_TRANSFORMERS], capture_output=True, text=True, check=True
     )
-    fields, optimizers = json.loads(finished.stdout.splitlines()[-1])
-    assert set(training_arguments(_EVERYTHING, deepspeed_file="ds.json")) - set(fields) == set()
+    fields, optimizers, version = json.loads(finished.stdout.splitlines()[-1])
+    arguments = training_arguments(_EVERYTHING, deepspeed_file="ds.json", transformers=version)
+    assert set(arguments) - set(fields) == set()
     assert set(OPTIM.values()) - set(optimizers) == set()

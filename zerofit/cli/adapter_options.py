@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from zerofit.cli.parameters import Number, Word
+from zerofit.cli.parameters import Number, ParamType, Word
 from zerofit.errors import UserError, nearest
 from zerofit.freezing import WORDS, is_word
 from zerofit.planning.problem import Allow
@@ -28,7 +28,7 @@ _SHAPE = {
 """What says how adapters look, by parameter."""
 
 
-class _Names(click.ParamType[tuple[str, ...]]):
+class _Names(ParamType[tuple[str, ...]]):
     """Names with commas between."""
 
     name = "names"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zerofit.cli.ladder_checks import check_steps
+from zerofit.cli.library_versions import check_libraries
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.cli.write_files import file_exists, write_files
 from zerofit.errors import UserError
@@ -168,6 +169,7 @@ def ladder(
         check_can_plot(plot, force=force)
     if output is not None and not force and (output / "ladder.json").exists():
         raise file_exists(str(output / "ladder.json"), flag="--output FOLDER")
+    check_libraries()
     here = () if on_cpu else probe_machine().gpus
     said_model = model or (PUBLISHED_MODEL if here else _CPU_MODEL)
     source = probe_model(said_model, task=task)

@@ -68,9 +68,11 @@ def captured(target: tuple[str, ...], *, limit_s: float, instead: str) -> Iterat
     Raises:
         UserError: it does not come to a training; the message says what does without.
     """
+    from zerofit.cli.library_versions import check_libraries
     from zerofit.probe.cache_folder import cache_folder
     from zerofit.probe.script import capture_script
 
+    check_libraries()
     with _Progress(script_words(target)) as progress:
         script = capture_script(
             target,

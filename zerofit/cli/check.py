@@ -31,6 +31,8 @@ from zerofit.targets import Checked
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from zerofit.facts import Versions
+    from zerofit.schema import Schemas
     from zerofit.targets import Targets
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.ADVICE: "cyan"}
@@ -100,12 +102,14 @@ def check(
     _refuse_wrong_use(context, targets, as_json=as_json, as_sarif=as_sarif, fix=fix, dry_run=dry_run)
     if not captures:
         check_limit(capture_limit_s, because="no --capture")
-    around = _around(route=route, num_processes=num_processes, on_cpu=on_cpu, here=here)
+    versions = probe_versions()
+    schemas = load_schemas(versions)
+    around = _around(route=route, num_processes=num_processes, on_cpu=on_cpu, here=here, versions=versions)
     stdin = cache(sys.stdin.buffer.read)
-    look = _looking_at(targets, around, stdin)
+    look = _looking_at(targets, around, stdin, schemas)
     if captures:
         seeing = _with_capture(look({}).targets, around, limit_s=capture_limit_s)
-        look = _looking_at(targets, seeing, stdin)
+        look = _looking_at(targets, seeing, stdin, schemas)
     if fix:
         from zerofit.cli.fix_files import diff_of, find_fixes, write_fixes
 
@@ -146,10 +150,9 @@ def _refuse_wrong_use(
 
 
 def _around(
-    *, route: Route | None, num_processes: int | None, on_cpu: bool, here: bool
+    *, route: Route | None, num_processes: int | None, on_cpu: bool, here: bool, versions: Versions
 ) -> Callable[[Targets], Targets]:
     """Return a function that adds to targets what is known beside them."""
-    versions = probe_versions()
     machine = None
     if here:
         from zerofit.probe.machine import probe_machine
@@ -191,10 +194,11 @@ def _with_capture(
 
 
 def _looking_at(
-    words: tuple[str, ...], around: Callable[[Targets], Targets], stdin: Callable[[], bytes]
+    words: tuple[str, ...],
+    around: Callable[[Targets], Targets],
+    stdin: Callable[[], bytes],
+    schemas: Schemas,
 ) -> Callable[[Mapping[str, str]], Checked]:
-    schemas = load_schemas()
-
     def look(overlay: Mapping[str, str]) -> Checked:
         targets = around(read_targets(words, schemas=schemas, stdin=stdin, overlay=overlay))
         return Checked(targets=targets, verdict=verdict_of(targets))

@@ -39,7 +39,7 @@ from zerofit.render.command import (
 )
 from zerofit.render.deepspeed import deepspeed_json
 from zerofit.render.report import plan_lines
-from zerofit.render.trainer import training_arguments_json
+from zerofit.render.trainer import takes_every_n_layers, training_arguments_json
 from zerofit.request import FLAGS
 from zerofit.strategy import Engine
 
@@ -116,7 +116,9 @@ def _files(plan: Plan, folder: Path, *, auto: bool) -> dict[Path, str]:
     deepspeed_file = str(deepspeed) if deepspeed else None
     files = {
         accelerate: accelerate_yaml(strategy, topology=plan.topology, deepspeed_file=deepspeed_file),
-        folder / "training_args.json": training_arguments_json(strategy, deepspeed_file=deepspeed_file),
+        folder / "training_args.json": training_arguments_json(
+            strategy, deepspeed_file=deepspeed_file, transformers=plan.versions.transformers
+        ),
         folder / "launch.sh": _launch_script(plan, accelerate),
     }
     if deepspeed:
@@ -130,7 +132,11 @@ _IN_NO_FILE = ("freeze", "lora", "quantization", "attention")
 
 def _left_out(plan: Plan) -> list[str]:
     """Return what of the strategy no file can carry, as a line."""
-    flags = [FLAGS[name] for name in _IN_NO_FILE if getattr(plan.strategy, name)]
+    names = [name for name in _IN_NO_FILE if getattr(plan.strategy, name)]
+    transformers = plan.versions.transformers
+    if plan.strategy.checkpoint_every > 1 and transformers and not takes_every_n_layers(transformers):
+        names.append("checkpoint_every")
+    flags = [FLAGS[name] for name in names]
     if not flags:
         return []
     return [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.capturing import capture_limit_option, check_limit
-from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
+from zerofit.cli.parameters import CONTEXT, Number, ParamType, Verb, Word
 from zerofit.cli.script import check_script
 from zerofit.cli.write_files import check_can_write, write_files
 from zerofit.errors import UserError
@@ -38,7 +38,7 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How transformers' classes of causal language models end."""
 
 
-class _Share(click.ParamType[float]):
+class _Share(ParamType[float]):
     """A share in percent."""
 
     name = "share"

@@ -168,12 +168,14 @@ def _run_of(flags: dict[str, Any]) -> Run:
     from zerofit.cli.generate_out import check_out, drawn_batch_size
     from zerofit.cli.generate_run import Run, meeting_place
     from zerofit.cli.generate_settings import settings_said, whole_settings
+    from zerofit.cli.library_versions import check_libraries
     from zerofit.launcher.nodes import Nodes
 
     nodes = Nodes(**{name: flags[name] for name in _NODE_FLAGS})
     _check_nodes(nodes, flags)
     said = settings_said({name: flags[name] for name in SETTING_FLAGS}, file=flags["generation_config"])
     check_out(flags["out"])
+    check_libraries()
     lines = prompt_files.read_prompts_file(flags["prompts"])
     model = models.find_model(flags["model"])
     place = models.find_tokenizer(flags["tokenizer"], model=model, model_text=flags["model"])

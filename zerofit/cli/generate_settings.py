@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.cli.generation_values import (
-    NOTES,
     SETTINGS_PAGE,
     check_own_numbers,
     check_tokens_exist,
     read_generation_config,
 )
 from zerofit.errors import UserError, nearest
+from zerofit.upstream.transformers import NOTES_OF_GENERATION_CONFIG
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,7 +208,7 @@ def whole_settings(said: Said, *, folder: Path, config: Any, tokenizer: Any) -> 
     whole = {
         name: value
         for name, value in read.config.to_dict().items()
-        if name not in NOTES and value is not None
+        if name not in NOTES_OF_GENERATION_CONFIG and value is not None
     }
     whole["do_sample"] = bool(whole.get("do_sample"))
     num_tokens = config.get_text_config(decoder=True).vocab_size

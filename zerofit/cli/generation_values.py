@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.cli.parameters import Number
 from zerofit.errors import UserError
+from zerofit.upstream.transformers import NOTES_OF_GENERATION_CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 SETTINGS_PAGE = "https://huggingface.co/docs/transformers/main_classes/text_generation"
-NOTES = ("_commit_hash", "_from_model_config", "transformers_version")
-"""What save_pretrained writes beside the settings: where they come from."""
 _ABOVE_0 = Number(float, least=0, without_least=True)
 _PART = Number(float, least=0, most=1)
 _PART_ABOVE_0 = Number(float, least=0, most=1, without_least=True)
@@ -84,7 +83,11 @@ def read_generation_config(file: Path) -> dict[str, Any]:
         raise _broken(file, f"invalid JSON: {error}") from None
     if not isinstance(document, dict):
         raise _broken(file, "it holds no JSON object")
-    values = {name: value for name, value in document.items() if name not in NOTES and value is not None}
+    values = {
+        name: value
+        for name, value in document.items()
+        if name not in NOTES_OF_GENERATION_CONFIG and value is not None
+    }
     for name, value in values.items():
         wanted = _wanted(name, value)
         if wanted is not None:

@@ -12,6 +12,7 @@ import click
 from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.checked import no_check_option, stop_at_errors
 from zerofit.cli.launch_plan import plan_launch
+from zerofit.cli.library_versions import check_libraries, check_libraries_of
 from zerofit.cli.options import rendezvous_options, run_dir_option, strategy_options
 from zerofit.cli.parameters import CONTEXT, Number, Verb
 from zerofit.cli.plan_options import model_options
@@ -89,9 +90,11 @@ def launch(
     128 + N where signal N ended it.
     """
     check_script(script, module=module)
+    check_libraries()
     to_launch = plan_launch((*(("-m",) if module else ()), script, *script_args), flags)
     plan = replace(to_launch.plan, is_checked=not no_check, generate_limit_s=generate_limit_s)
     to_launch = replace(to_launch, plan=plan)
+    check_libraries_of(plan.strategy)
     _check_rules(to_launch, script=None if module else script, arguments=script_args)
     if dry_run:
         _print_dry_run(to_launch, run_folder(run_dir, target=script, at=datetime.now()))
@@ -111,7 +114,7 @@ def _check_rules(to_launch: Launch, *, script: str | None, arguments: tuple[str,
         files=(script_file(script),) if script else (),
         arguments=arguments,
         checkpoint=probe_resumed(arguments),
-        schemas=load_schemas(),
+        schemas=load_schemas(plan.versions),
     )
     situation = situation_of_launch(plan, machine=plan.machine, targets=targets)
     if plan.capture is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,8 +16,18 @@ CONTEXT = {
 }
 """click's context settings of every verb."""
 
+if TYPE_CHECKING:
+    from click import ParamType as ParamType
+else:
 
-class Word(click.ParamType[Any]):
+    class ParamType(click.ParamType):
+        """click's, which says the type that it converts to from 8.4 on."""
+
+        def __class_getitem__(cls, _: Any) -> type:
+            return cls
+
+
+class Word(ParamType[Any]):
     """One of a few words, each standing for a value; a wrong one gets the nearest right one."""
 
     def __init__(self, name: str, words: dict[str, Any]) -> None:
@@ -55,7 +65,7 @@ class Verb(click.Command):
             raise
 
 
-class Number(click.ParamType[float | str]):
+class Number(ParamType[float | str]):
     """A finite number within bounds; a wrong one is told what it should be.
 
     Args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from zerofit.cli.parameters import Number, Verb, Word
+from zerofit.cli.parameters import Number, ParamType, Verb, Word
 from zerofit.errors import UserError, nearest
 from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
 from zerofit.probe.model_task import Task
@@ -34,7 +34,7 @@ _TASKS = {task.value: task for task in Task}
 _POSITIVE = Number(int, least=1)
 
 
-class _Allowed(click.ParamType[frozenset[Allow]]):
+class _Allowed(ParamType[frozenset[Allow]]):
     """Words with commas between."""
 
     name = "allow"
@@ -51,7 +51,7 @@ class _Allowed(click.ParamType[frozenset[Allow]]):
         return ",".join(Allow)
 
 
-class _ReserveType(click.ParamType[Reserve]):
+class _ReserveType(ParamType[Reserve]):
     """A share of the GPU, or a size."""
 
     name = "reserve"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from zerofit.allocation_log import Trace
 from zerofit.cli.kept_estimates import KeptEstimates
+from zerofit.cli.library_versions import check_libraries_of_traces
 from zerofit.estimate.closed_form import closed_form_log
 from zerofit.planning.fast_judge import FastJudge
 from zerofit.planning.judge import EstimatingJudge
@@ -42,6 +43,8 @@ class Planner:
         self._kept: list[KeptEstimates] = []
 
     def __enter__(self) -> Self:
+        if not self._is_fast:
+            check_libraries_of_traces()
         if not self._is_fast and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from zerofit.cli.write_files import write_files
 from zerofit.compat import ALL_RULES
 from zerofit.render.evidence_page import evidence_page
 from zerofit.render.optimizer_page import optimizer_page
 from zerofit.render.rule_pages import rules_reference
+from zerofit.render.versions_page import versions_page
+from zerofit.supported import release_of
 
 _MEASURED = Path("tests/evidence/measured")
 
@@ -27,8 +30,15 @@ def reference_pages(root: Path) -> dict[Path, str]:
         folder / "optimizers.md": optimizer_page(
             json.loads((measured / "optimizers.json").read_text("utf-8"))
         ),
+        folder / "versions.md": versions_page(_smoke_results(root / "tests" / "versions" / "measured")),
         folder / "evidence.md": evidence_page(json.loads((measured / "rules.json").read_text("utf-8"))),
     }
+
+
+def _smoke_results(folder: Path) -> dict[str, Any]:
+    """Return what the smoke tests wrote of each set, the one with the oldest transformers first."""
+    results = {path.stem: json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")}
+    return dict(sorted(results.items(), key=lambda item: release_of(item[1]["versions"]["transformers"])))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from zerofit.compat.launch_values import (
     whether_deepspeed,
     whole_number,
 )
+from zerofit.compat.other_releases import fix_for_release
 from zerofit.compat.rule import Hit, Rule, Severity
 from zerofit.compat.situation import known
 from zerofit.compat.words import say, show
@@ -79,7 +80,8 @@ def _unknown_keys(situation: Situation) -> Iterator[Hit]:
     names = [key.name for key in schema.root.keys]
     for entry in file.root.entries:
         if schema.root.find(entry.key) is None:
-            yield _unknown(file, (entry.key,), entry, names, removed.get(entry.key))
+            instead = removed.get(entry.key) or fix_for_release(schema, entry.key)
+            yield _unknown(file, (entry.key,), entry, names, instead)
 
 
 def _ignored_keys(situation: Situation) -> Iterator[Hit]:
@@ -107,7 +109,7 @@ def _ignored_keys(situation: Situation) -> Iterator[Hit]:
                     (section.name, entry.key),
                     entry,
                     names,
-                    instead if is_deepspeed_key else None,
+                    instead if is_deepspeed_key else fix_for_release(schema, section.name, entry.key),
                 )
 
 

@@ -10,6 +10,7 @@ from zerofit.compat.deepspeed_spellings import is_unseen_offload
 from zerofit.compat.evidence import Evidence, Outcome
 from zerofit.compat.example import Example
 from zerofit.compat.near_keys import Meant, meant_by
+from zerofit.compat.other_releases import fix_for_release
 from zerofit.compat.rule import Confidence, Hit, Rule, Severity
 from zerofit.compat.schema_walk import params_section
 from zerofit.compat.situation import known
@@ -45,14 +46,16 @@ _RATES = {"warmup_min_lr": 0.01, "warmup_max_lr": 0.01, "warmup_num_steps": 2}
 
 def _misspelt(situation: Situation) -> Iterator[Hit]:
     for document, found, meant in _unknown(situation, OnUnknown.IGNORES):
-        if meant.fix is not None and not _is_note(found):
+        if meant.fix is not None and meant.of_release is None and not _is_note(found):
             yield _unknown_hit(document, found, meant)
 
 
 def _ignored(situation: Situation) -> Iterator[Hit]:
     sections: dict[tuple[str, ...], list[Found]] = {}
-    for _, found, meant in _unknown(situation, OnUnknown.IGNORES):
-        if meant.fix is None and not _is_note(found):
+    for document, found, meant in _unknown(situation, OnUnknown.IGNORES):
+        if meant.of_release is not None:
+            yield _unknown_hit(document, found, meant)
+        elif meant.fix is None and not _is_note(found):
             sections.setdefault(found.path[:-1], []).append(found)
     for founds in sections.values():
         document = known(situation.deepspeed, "the DeepSpeed configuration")
@@ -110,7 +113,8 @@ def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Docu
             schema = schema_of(situation)
             removed = removed or {gone.path for gone in schema.removed}
             if found.path not in removed:
-                yield document, found, meant_by(found, schema)
+                of_release = fix_for_release(schema, *found.path)
+                yield document, found, Meant(of_release=of_release) if of_release else meant_by(found, schema)
 
 
 def _unknown_hit(document: Document, found: Found, meant: Meant) -> Hit:

@@ -18,6 +18,7 @@ from zerofit.compat.launch_values import (
     whether_deepspeed,
 )
 from zerofit.compat.launcher_tables import DEEPSPEED, TORCHRUN
+from zerofit.compat.other_releases import fix_for_release
 from zerofit.compat.rule import Hit, Rule, Severity
 from zerofit.compat.situation import known
 from zerofit.compat.words import say
@@ -64,11 +65,12 @@ def _unknown_flags(situation: Situation) -> Iterator[Hit]:
     flags = _flags(situation)
     if not flags:
         return
-    root = known(situation.schemas, "the flags of accelerate launch").accelerate_launch.root
+    schema = known(situation.schemas, "the flags of accelerate launch").accelerate_launch
     for flag in flags:
-        if root.find(flag.name) is None and is_literal(flag.name):
-            near = nearest(flag.name, [key.name for key in root.keys])
-            yield Hit(found=flag.text, fix=f"write --{near}" if near else None)
+        if schema.root.find(flag.name) is None and is_literal(flag.name):
+            near = nearest(flag.name, [key.name for key in schema.root.keys])
+            fix = fix_for_release(schema, flag.name) or (f"write --{near}" if near else None)
+            yield Hit(found=flag.text, fix=fix)
 
 
 def _unknown_to(known_flags: LauncherFlags, flags: Iterable[Flag]) -> Iterator[Hit]:

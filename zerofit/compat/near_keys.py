@@ -35,9 +35,14 @@ class Meant:
     elsewhere: tuple[tuple[str, ...], ...] = ()
     """Paths of keys with that very name in other sections."""
 
+    of_release: str | None = None
+    """What to do where another release has the very key, in words."""
+
     @property
     def fix(self) -> str | None:
         """What to do, in words; None where nothing is near."""
+        if self.of_release is not None:
+            return self.of_release
         if self.elsewhere:
             sections = [".".join(path[:-1]) for path in self.elsewhere]
             places = " or ".join(f"into {section}" if section else "to the top level" for section in sections)

@@ -9,6 +9,7 @@ from zerofit.command import Route
 from zerofit.compat.evidence import Evidence, Outcome
 from zerofit.compat.example import Example
 from zerofit.compat.launch_values import is_literal
+from zerofit.compat.other_releases import fix_for_release
 from zerofit.compat.rule import Hit, Rule, Severity
 from zerofit.compat.situation import known
 from zerofit.compat.words import say
@@ -177,18 +178,19 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
     if trainer is None:
         return
     schema = known(situation.schemas, "the fields of TrainingArguments").training_arguments
-    removed = {former.path[0]: former.instead for former in schema.removed}
+    gone = {other.path[0]: fix_for_release(schema, *other.path) for other in schema.other_releases}
+    gone |= {former.path[0]: former.instead for former in schema.removed}
     names = [key.name for key in schema.root.keys]
     for said in trainer.surplus:
         near = nearest(said.value, names)
-        instead = removed.get(said.value, f"write {near}" if near else None)
+        instead = gone.get(said.value, f"write {near}" if near else None)
         yield Hit(found=said.text, place=said.place, fix=_use(instead), confidence=said.confidence)
     for name, argument in trainer.said.items():
-        if name in removed:  # of a command line, where another class of the script may have it
+        if name in gone:  # of a command line, where another class of the script may have it
             yield Hit(
                 found=argument.text,
                 place=argument.place,
-                fix=_use(removed[name]),
+                fix=_use(gone[name]),
                 confidence=Confidence.LIKELY,
             )
 

@@ -39,7 +39,9 @@ class Ended:
     """The signal that we were sent meanwhile; None where none was."""
 
 
-def run_watched(command: Sequence[str], *, environment: Mapping[str, str]) -> Ended:
+def run_watched(
+    command: Sequence[str], *, environment: Mapping[str, str], stop_grace_s: float = _STOP_GRACE_S
+) -> Ended:
     """Run a command to its end and return how it ended.
 
     A signal sent to this process is passed on to the command, once; a later one, or a command that does not
@@ -52,6 +54,7 @@ def run_watched(command: Sequence[str], *, environment: Mapping[str, str]) -> En
     Args:
         command: the program and its arguments.
         environment: what to set beside this process's own environment.
+        stop_grace_s: how long the command may take to end after the first signal.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     received: list[_Request] = []
@@ -62,7 +65,7 @@ def run_watched(command: Sequence[str], *, environment: Mapping[str, str]) -> En
     }
     try:
         child = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
-        exit_code = _wait(child, received)
+        exit_code = _wait(child, received, grace_s=stop_grace_s)
         _end_descendants(gently=exit_code == 0 and not received)
     finally:
         for number, handler in previous.items():
@@ -78,7 +81,7 @@ class _Request:
         self.at = time.monotonic()
 
 
-def _wait(child: subprocess.Popen[bytes], received: Sequence[_Request]) -> int:
+def _wait(child: subprocess.Popen[bytes], received: Sequence[_Request], *, grace_s: float) -> int:
     """Return the command's exit code once it has ended; after a stop, its children have their grace too."""
     kill_at: float | None = None
     killed = False
@@ -89,7 +92,7 @@ def _wait(child: subprocess.Popen[bytes], received: Sequence[_Request]) -> int:
         if received and kill_at is None:
             ranks = _children_of(child)
             child.send_signal(received[0].signal)
-            kill_at = now + _STOP_GRACE_S
+            kill_at = now + grace_s
         asked_again = bool(received) and received[-1].at - received[0].at > _SAME_REQUEST_S
         if kill_at is not None and (now >= kill_at or asked_again):
             killed = True

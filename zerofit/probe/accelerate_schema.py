@@ -66,11 +66,8 @@ def probe_accelerate_schema() -> Schema:
     from accelerate.commands.config.config_args import ClusterConfig
 
     flags = {key.name: key for key in probe_accelerate_launch_schema().root.keys}
-    root = [
-        _root_key(field.name, flags)
-        for field in dataclasses.fields(ClusterConfig)
-        if field.name not in _REMOVED
-    ]
+    fields = [field.name for field in dataclasses.fields(ClusterConfig)]
+    root = [_root_key(name, flags) for name in fields]
     old = [
         _dynamo_backend(replaced_by=now) if name == "dynamo_backend" else Key(name=name, replaced_by=now)
         for name, now in _REPLACED.items()
@@ -79,7 +76,9 @@ def probe_accelerate_schema() -> Schema:
         package="accelerate",
         version=version("accelerate"),
         root=Section(keys=(*root, *old), on_unknown=OnUnknown.REJECTS),
-        removed=tuple(Removed(path=(name,), instead=instead) for name, instead in _REMOVED.items()),
+        removed=tuple(
+            Removed(path=(name,), instead=instead) for name, instead in _REMOVED.items() if name not in fields
+        ),
     )
 
 

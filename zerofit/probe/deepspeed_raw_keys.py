@@ -1,6 +1,7 @@
 """The keys that DeepSpeed and its integrations read from ds_config.json without declaring them.
 
 Found by reading the sources that stand beside each section, deepspeed 0.19.8; a test looks for others there.
+A former release has those of them that its source spells.
 Types are given only where another one fails, and for booleans, where a text counts as true.
 """
 

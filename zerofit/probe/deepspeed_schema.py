@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from zerofit.probe.deepspeed_raw_keys import INSTEAD_OF_REMOVED, RAW_KEYS
 from zerofit.schema import Key, Kind, OnUnknown, Removed, Schema, Section
+from zerofit.upstream.deepspeed import refused_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +40,7 @@ _BY_VALIDATOR: dict[tuple[str, str], dict[str, Any]] = {
     ("DeepSpeedFP16Config", "loss_scale"): {"at_least": 0},
 }
 """What a model's validators allow or forbid beyond the declared type."""
+_QUOTED = re.compile(r"[\"']([A-Za-z_0-9]+)[\"']")
 _NOT_PARAMS = {"self", "params", "model_params", "optimizer", "max_grad_norm"}
 """What the engine hands over itself, and what it refuses."""
 _PARAMS = {
@@ -49,33 +53,68 @@ _PARAMS = {
 """Params whose type was seen to matter; annotations there say little."""
 
 
+_MODELS = (
+    ("comms_logger", "comm.config", "CommsLoggerConfig"),
+    ("compile", "compile.config", "CompileConfig"),
+    ("hybrid_engine", "runtime.config", "HybridEngineConfig"),
+    ("tensor_parallel", "runtime.tensor_parallel.config", "TPTrainingConfig"),
+    ("weight_quantization", "inference.config", "WeightQuantConfig"),
+)
+"""Sections of the root that are a pydantic model: key, module of deepspeed, class."""
+
+
+_NEVER_OF_THE_ROOT = frozenset({"quantize_training"})
+"""Keys that are refused though no release read them: it stood in compression_training (0.18.3, engine.py)."""
+
+
 def probe_deepspeed_schema() -> Schema:
     """Return the schema that the installed DeepSpeed declares, with what it reads undeclared."""
     import deepspeed
-    from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS, _REMOVED_ZERO_CONFIG_KEYS
 
-    removed: list[tuple[str, ...]] = [(key,) for key in _REMOVED_TOP_LEVEL_CONFIG_KEYS]
-    removed += [("zero_optimization", key) for key in _REMOVED_ZERO_CONFIG_KEYS]
-    removed += [("optimizer", "params", "max_grad_norm")]
+    spelt = _names_spelt(Path(deepspeed.__file__).parent)
+    refused = _refused()
+    former = tuple(
+        Key(name=path[0], section=Section(keys=(), on_unknown=OnUnknown.ACCEPTS))
+        for path in (tuple(name.split(".")) for name in INSTEAD_OF_REMOVED)
+        if len(path) == 1 and path not in refused and path[0] in spelt - _NEVER_OF_THE_ROOT
+    )
     return Schema(
         package="deepspeed",
-        version=deepspeed.__version__,
+        version=deepspeed.__version__.strip(),
         root=Section(
-            keys=(*RAW_KEYS, *_modelled(), _optimizer(), _scheduler()), on_unknown=OnUnknown.IGNORES
+            keys=(*_spelt(RAW_KEYS, spelt), *_modelled(), _optimizer(), _scheduler(), *former),
+            on_unknown=OnUnknown.IGNORES,
         ),
-        removed=tuple(Removed(path=path, instead=INSTEAD_OF_REMOVED[".".join(path)]) for path in removed),
+        removed=tuple(Removed(path=path, instead=INSTEAD_OF_REMOVED[".".join(path)]) for path in refused),
+    )
+
+
+def _refused() -> list[tuple[str, ...]]:
+    """Return the paths of the keys that end the run because a former release had them."""
+    return [*refused_keys(), ("optimizer", "params", "max_grad_norm")]
+
+
+def _names_spelt(package: Path) -> frozenset[str]:
+    """Return each name that DeepSpeed's source has in quotes: what is not among them, it does not read."""
+    sources = (path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
+    return frozenset(name for source in sources for name in _QUOTED.findall(source))
+
+
+def _spelt(keys: tuple[Key, ...], names: frozenset[str]) -> tuple[Key, ...]:
+    """Return those of the keys found by reading that this release has, and the keys of another reader."""
+    return tuple(
+        replace(key, section=replace(key.section, keys=_spelt(key.section.keys, names)))
+        if key.section
+        else key
+        for key in keys
+        if key.reader or key.name in names
     )
 
 
 def _modelled() -> Iterator[Key]:
-    """Yield the keys of the root whose section is a pydantic model."""
-    from deepspeed.comm.config import CommsLoggerConfig
-    from deepspeed.compile.config import CompileConfig
-    from deepspeed.inference.config import WeightQuantConfig
+    """Yield the keys of the root whose section is a pydantic model; a release may lack some."""
     from deepspeed.monitor.config import DeepSpeedMonitorConfig
-    from deepspeed.runtime.config import HybridEngineConfig
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
-    from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 
@@ -85,14 +124,21 @@ def _modelled() -> Iterator[Key]:
     yield _of_model("fp16", DeepSpeedFP16Config)
     for name, field in DeepSpeedMonitorConfig.model_fields.items():
         yield _of_model(name, field.annotation)
-    yield _of_model("comms_logger", CommsLoggerConfig)
-    yield _of_model("compile", CompileConfig)
-    yield _of_model("hybrid_engine", HybridEngineConfig)
-    yield _of_model("tensor_parallel", TPTrainingConfig)
-    yield _of_model("weight_quantization", WeightQuantConfig)
+    for name, module, model in _MODELS:
+        found = _class(module, model)
+        if found is not None:
+            yield _of_model(name, found)
     throughput = _of_model("throughput", DeepSpeedThroughputTimerConfig)
     timers = Section(keys=(throughput,), on_unknown=OnUnknown.IGNORES)
     yield Key(name="timers", kinds=(Kind.SECTION,), section=timers)
+
+
+def _class(module: str, name: str) -> Any:
+    """Return a class of deepspeed's, or None where this release has none."""
+    try:
+        return getattr(importlib.import_module(f"deepspeed.{module}"), name, None)
+    except ModuleNotFoundError:
+        return None
 
 
 def _of_model(name: str, model: Any, *more: Kind, aliases: tuple[str, ...] = ()) -> Key:

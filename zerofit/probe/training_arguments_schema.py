@@ -8,6 +8,7 @@ from importlib.metadata import version
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from zerofit.render.trainer import CHECKPOINTING_BEFORE_5_23
 from zerofit.schema import Key, Kind, OnUnknown, Removed, Schema, Section
 
 _KINDS: dict[Any, Kind] = {
@@ -19,11 +20,8 @@ _KINDS: dict[Any, Kind] = {
     list: Kind.LIST,
     type(None): Kind.NULL,
 }
-_REPLACED = {
-    "gradient_checkpointing": "activation_checkpointing",
-    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
-}
-"""Fields that TrainingArguments.__post_init__ still reads, with a warning."""
+_REPLACED = {older: name for name, older in CHECKPOINTING_BEFORE_5_23.items()}
+"""Fields that TrainingArguments.__post_init__ still reads, with a warning, where it has the new ones."""
 REMOVED = {
     "adafactor": "optim=adafactor",
     "dispatch_batches": 'accelerator_config={"dispatch_batches": ...}',
@@ -75,7 +73,8 @@ def probe_training_arguments_schema() -> Schema:
         package="transformers",
         version=version("transformers"),
         root=Section(
-            keys=tuple(_key(field, hints[field.name]) for field in fields), on_unknown=OnUnknown.REJECTS
+            keys=tuple(_key(field, hints[field.name], names) for field in fields),
+            on_unknown=OnUnknown.REJECTS,
         ),
         removed=tuple(
             Removed(path=(name,), instead=instead) for name, instead in REMOVED.items() if name not in names
@@ -83,7 +82,8 @@ def probe_training_arguments_schema() -> Schema:
     )
 
 
-def _key(field: dataclasses.Field[Any], hint: Any) -> Key:
+def _key(field: dataclasses.Field[Any], hint: Any, names: set[str]) -> Key:
+    replaced_by = _REPLACED.get(field.name)
     members = _members(hint)
     enum = next((member for member in members if isinstance(member, type) and issubclass(member, Enum)), None)
     choices = field.metadata.get("choices") or ([member.value for member in enum] if enum else ())
@@ -93,7 +93,7 @@ def _key(field: dataclasses.Field[Any], hint: Any) -> Key:
         kinds=tuple(kind for kind in kinds if kind),
         converts=True,
         choices=tuple(choices),
-        replaced_by=_REPLACED.get(field.name),
+        replaced_by=replaced_by if replaced_by in names else None,
     )
 
 

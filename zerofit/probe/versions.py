@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import zerofit
 from zerofit.facts import Versions
+from zerofit.supported import SUPPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _METADATA = re.compile(r"(?P<name>[A-Za-z0-9._]+)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|egg)-info")
 """https://packaging.python.org/en/latest/specifications/recording-installed-packages/#the-dist-info-directory"""
-_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers", "peft", "bitsandbytes")
 
 
 def probe_versions(*, search_path: Sequence[str] | None = None) -> Versions:
@@ -32,7 +32,7 @@ def probe_versions(*, search_path: Sequence[str] | None = None) -> Versions:
     for folder in sys.path if search_path is None else search_path:
         for name in _names_in(folder or "."):
             found = _METADATA.fullmatch(name)
-            if found and found["name"].lower() in _PACKAGES:
+            if found and found["name"].lower() in SUPPORTED:
                 installed.setdefault(found["name"].lower(), found["version"])
     return Versions(python=platform.python_version(), zerofit=zerofit.__version__, **installed)
 

@@ -21,7 +21,10 @@ def _section(section: Section) -> dict[str, Any]:
     plain: dict[str, Any] = {"on_unknown": section.on_unknown.value}
     if section.drops_auto:
         plain["drops_auto"] = True
-    plain["keys"] = {key.name: _key(key) for key in section.keys}
+    spans: dict[str, list[dict[str, Any]]] = {}
+    for key in section.keys:
+        spans.setdefault(key.name, []).append(_key(key))
+    plain["keys"] = {name: keys if len(keys) > 1 else keys[0] for name, keys in spans.items()}
     if section.params_of:
         plain["params_of"] = {name: _section(params) for name, params in section.params_of}
     return plain
@@ -37,6 +40,8 @@ def _key(key: Key) -> dict[str, Any]:
         "aliases": list(key.aliases),
         "required": key.required,
         "reader": key.reader,
+        "since": key.since,
+        "until": key.until,
     }
     plain = {name: value for name, value in told.items() if value}
     plain |= {name: limit for name, limit in limits.items() if limit is not None}
@@ -52,6 +57,10 @@ def _text(plain: dict[str, Any], depth: int) -> str:
 
 
 def _value(name: str, value: Any, depth: int) -> str:
+    if isinstance(value, list) and any(isinstance(span, dict) for span in value):
+        inner = "  " * (depth + 1)
+        spans = ",\n".join(f"{inner}{_value(name, span, depth + 1)}" for span in value)
+        return f"[\n{spans}\n{'  ' * depth}]"
     is_deep = isinstance(value, dict) and any(isinstance(below, dict) and below for below in value.values())
     if is_deep or name == "removed":
         return _text(value, depth)

@@ -10,7 +10,7 @@ from zerofit.compat.engine import spell
 from zerofit.compat.evidence import Outcome
 from zerofit.layers.of_example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
 from zerofit.request import FLAGS
-from zerofit.strategy import Strategy
+from zerofit.strategy import Lora, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -139,7 +139,8 @@ def _strategy_flags(strategy: Strategy) -> str:
         value = getattr(strategy, field)
         if field != "engine" and value == getattr(Strategy(), field):
             continue
-        words.append(flag if value is True else f"{flag} {getattr(value, 'value', value)}")
+        is_switch = value is True or value == Lora()
+        words.append(flag if is_switch else f"{flag} {getattr(value, 'value', value)}")
     return " ".join(words)
 
 

@@ -1,4 +1,4 @@
-"""A Strategy as TrainingArguments, under transformers 5's names."""
+"""A Strategy as TrainingArguments, under the names that a release of transformers has for them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from zerofit.strategy import Engine, OptimizerName, Precision
+from zerofit.supported import release_of
 
 if TYPE_CHECKING:
     from zerofit.strategy import Strategy
@@ -40,12 +41,22 @@ LION_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.99}
 (bitsandbytes/optim/lion.py; https://arxiv.org/abs/2302.06675)."""
 
 
-def training_arguments(strategy: Strategy, *, deepspeed_file: str | None) -> dict[str, Any]:
+CHECKPOINTING_BEFORE_5_23 = {
+    "activation_checkpointing": "gradient_checkpointing",
+    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
+}
+"""Fields that had another name before transformers 5.23, which 5.23 still takes with a warning."""
+
+
+def training_arguments(
+    strategy: Strategy, *, deepspeed_file: str | None, transformers: str | None = None
+) -> dict[str, Any]:
     """Return the TrainingArguments that a strategy decides; what it leaves to the script is absent.
 
     Args:
         strategy: what runs.
         deepspeed_file: path of the DeepSpeed JSON; None where accelerate's launcher brings it.
+        transformers: the release whose names they have; None for the newest that is known here.
     """
     arguments: dict[str, Any] = {}
     if strategy.engine is Engine.DEEPSPEED and deepspeed_file is not None:
@@ -67,7 +78,20 @@ def training_arguments(strategy: Strategy, *, deepspeed_file: str | None) -> dic
     }
     if strategy.optimizer is not None and "lion" in strategy.optimizer:
         decided |= LION_BETAS
-    return arguments | {name: value for name, value in decided.items() if value is not None}
+    arguments |= {name: value for name, value in decided.items() if value is not None}
+    return arguments if transformers is None else _named_in(arguments, transformers)
+
+
+def _named_in(arguments: dict[str, Any], transformers: str) -> dict[str, Any]:
+    """Return the arguments under a release's names."""
+    release = release_of(transformers)
+    if release < release_of("5.2") and "train_sampling_strategy" in arguments:
+        arguments["group_by_length"] = arguments.pop("train_sampling_strategy") == "group_by_length"
+    if not takes_every_n_layers(transformers) and "activation_checkpointing_kwargs" in arguments:
+        del arguments["activation_checkpointing_kwargs"]
+    if release < release_of("5.23"):
+        return {CHECKPOINTING_BEFORE_5_23.get(name, name): value for name, value in arguments.items()}
+    return arguments
 
 
 def _checkpointing_kwargs(strategy: Strategy) -> dict[str, Any] | None:
@@ -76,6 +100,14 @@ def _checkpointing_kwargs(strategy: Strategy) -> dict[str, Any] | None:
     return {"use_reentrant": False, "every_n_layers": strategy.checkpoint_every}
 
 
-def training_arguments_json(strategy: Strategy, *, deepspeed_file: str | None) -> str:
-    """Return the text of a JSON file that HfArgumentParser takes."""
-    return json.dumps(training_arguments(strategy, deepspeed_file=deepspeed_file), indent=2) + "\n"
+def takes_every_n_layers(transformers: str) -> bool:
+    """Return whether TrainingArguments of a release can say that some blocks checkpoint, not all."""
+    return release_of(transformers) >= release_of("5.16")
+
+
+def training_arguments_json(
+    strategy: Strategy, *, deepspeed_file: str | None, transformers: str | None = None
+) -> str:
+    """Return training_arguments() as the text of a JSON file that HfArgumentParser takes."""
+    arguments = training_arguments(strategy, deepspeed_file=deepspeed_file, transformers=transformers)
+    return json.dumps(arguments, indent=2) + "\n"

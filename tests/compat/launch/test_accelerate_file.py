@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from zerofit.compat.engine import Finding
+from zerofit.compat import accelerate_file
+from zerofit.compat.engine import Finding, check
+from zerofit.compat.example import Example
 from zerofit.edits import RenameKey, SetValue
+from zerofit.layers.of_example import situations_of_example
+from zerofit.probe.catalog import load_schemas
+from zerofit.probe.versions import probe_versions
 
 Check = Callable[..., list[Finding]]
 
@@ -121,6 +127,7 @@ _SILENT = [
     ("accelerate-value-choice", "mixed_precision: BF16\n"),
     ("accelerate-value-choice", "deepspeed_config:\n  offload_optimizer_device: CPU\n"),
     ("accelerate-key-repeated", "num_processes: 2\n"),  # the same value
+    ("accelerate-key-repeated", "deepspeed_config:\n  zero_stage: 3\n  zero_stage: 3\n"),
     ("accelerate-key-repeated", "deepspeed_config:\n  zero_stage: 3\nfsdp_config:\n  zero_stage: 3\n"),
     ("accelerate-value-choice", "main_process_port: 0\n"),
     ("accelerate-value-choice", "dynamo_config:\n  dynamo_backend: nope\n"),  # with DeepSpeed it is not read
@@ -194,3 +201,13 @@ _COUNTED = [
 def test_who_counts_the_ranks(check_example: Check, text: str, command: str | None, found: list[str]) -> None:
     findings = check_example("accelerate-needs-num-processes", accelerate=text, command=command)
     assert [finding.found for finding in findings] == found
+
+
+@pytest.mark.parametrize("line", ["", "num_processes: -1\n"])
+def test_without_the_command_line_nobody_knows_whether_it_says_num_processes(line: str) -> None:
+    example = Example(accelerate=_FILE.replace("num_processes: 2\n", line), command="accelerate launch")
+    (situation,) = situations_of_example(example, schemas=load_schemas(), versions=probe_versions())
+    rules = [rule for rule in accelerate_file.RULES if rule.id == "accelerate-needs-num-processes"]
+    verdict = check(replace(situation, command=None), rules=rules)
+    assert verdict.findings == ()
+    assert [item.fact for item in verdict.unknown] == ["the command line, which may have --num_processes"]

@@ -84,6 +84,18 @@ _FOUND: list[tuple[str, str, dict[str, Any], list[str]]] = [
     ("trainer-argument-overridden", "--optim $OPTIM", {"optimizer": _ADAMW}, []),
     (
         "trainer-argument-overridden",
+        "--optim $OPTIM --lr_scheduler_type cosine",
+        {"optimizer": _ADAMW, "scheduler": {"type": "WarmupLR", "params": {}}},
+        ["--lr_scheduler_type cosine with scheduler.type=WarmupLR"],
+    ),
+    (
+        "trainer-argument-overridden",
+        "--optim adamw_torch --lr_scheduler_type cosine",
+        {"optimizer": _ADAMW, "scheduler": {"type": "WarmupLR", "params": {}}},
+        ["--lr_scheduler_type cosine with scheduler.type=WarmupLR"],
+    ),
+    (
+        "trainer-argument-overridden",
         "--lr_scheduler_type cosine",
         {"scheduler": {"type": "WarmupLR"}},
         ["--lr_scheduler_type cosine with scheduler.type=WarmupLR"],

@@ -1,0 +1,55 @@
+"""Keeps what the smoke tests showed on one set of versions, for docs/reference/versions.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from zerofit.probe.versions import probe_versions
+
+_MEASURED = Path(__file__).parent / "measured"
+_SET = "--set"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(_SET, metavar="NAME", help="Write what was shown to tests/versions/measured/NAME.json.")
+
+
+class _Kept:
+    """What each test came to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seconds: dict[str, float] = {}
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.partition("::test_")[2].replace("_", " ")
+        self._seconds[name] = self._seconds.get(name, 0) + report.duration  # its fixtures' among them
+        if not report.passed:
+            self._failed.add(name)
+
+    def pytest_sessionfinish(self) -> None:
+        checks = [
+            {"check": name, "passed": name not in self._failed, "seconds": round(seconds)}
+            for name, seconds in self._seconds.items()
+        ]
+        if not checks:
+            return
+        kept = {
+            "measured_on": date.today().isoformat(),
+            "versions": dataclasses.asdict(probe_versions()),
+            "checks": checks,
+        }
+        self._path.parent.mkdir(exist_ok=True)
+        self._path.write_text(f"{json.dumps(kept, indent=1)}\n", encoding="utf-8")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    name = config.getoption(_SET, default=None)
+    if name is not None:
+        config.pluginmanager.register(_Kept(_MEASURED / f"{name}.json"))
