@@ -2,7 +2,8 @@
 
 Writes DIR/MACHINE.json after each measurement, and at the end DIR/MACHINE.txt and, where matplotlib is there,
 DIR/MACHINE.png; prints a short table last. A later run goes on where one ended. Nothing is downloaded: models
-have random weights. Ctrl-C keeps what was measured by then.
+have random weights. Ctrl-C keeps what was measured by then. Exits 1 where anything failed, which is said
+first, or nothing was measured.
 """
 
 from __future__ import annotations

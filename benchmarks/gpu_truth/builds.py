@@ -1,4 +1,4 @@
-"""Builds what DeepSpeed compiles at its first use, in the background, so that no process of a case does."""
+"""Builds what DeepSpeed compiles at its first use, before anything is measured: no process of a case does."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerofit.ladder.parent import rung_environment
 from zerofit.probe.extensions import extensions_folders, find_build_locks
 from zerofit.strategy import Engine
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from zerofit.strategy import Strategy
 
@@ -27,8 +28,9 @@ for builder in sys.argv[1:]:
 _CPU_ADAM = {"CPUAdamBuilder": "cpu_adam"}
 _SHARED_MEMORY = {"ShareMemCommBuilder": "deepspeed_shm_comm"}
 """Folder by builder, as deepspeed/ops/op_builder/cpu_adam.py and cpu/comm.py name them (0.19)."""
-PATIENCE_S = 150.0
-"""ASSUMPTION: two busy cores compile both within that; what takes longer costs the cases that need it."""
+LIMIT_S = 900.0
+"""ASSUMPTION: no compiler takes longer for both; two busy cores took more than 150 s. A build that goes on
+after that costs the cases that need it."""
 _LOOK_EVERY_S = 1.0
 """How often locks are looked at while one waits."""
 _RELEASED_WITHIN_S = 0.3
@@ -44,18 +46,15 @@ class CpuAdamBuild:
         log: takes what it prints.
         on_cpu: whether the ops are to be those of DeepSpeed's CPU accelerator.
         program: what Python runs, with DeepSpeed's builders as arguments.
-        patience_s: after so many seconds the ops count as not built.
+        limit_s: after so many seconds the ops count as not built.
     """
 
-    def __init__(
-        self, log: Path, *, on_cpu: bool, program: str = PROGRAM, patience_s: float = PATIENCE_S
-    ) -> None:
+    def __init__(self, log: Path, *, on_cpu: bool, program: str = PROGRAM, limit_s: float = LIMIT_S) -> None:
         ops = _CPU_ADAM | (_SHARED_MEMORY if on_cpu else {})
         self._folders = tuple(ops.values())
         self._log = log
         self._began_at = time.time()
-        self._patience_s = patience_s
-        self._patient_until = time.monotonic() + patience_s
+        self._limit_s = limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self.why = ""
         """Why the ops are not there; empty while that is not known, and where they are."""
@@ -67,34 +66,41 @@ class CpuAdamBuild:
         """Whether it may be compiling at this moment."""
         return self._process is not None and self._process.poll() is None
 
-    def is_there(self, *, until: float) -> bool:
-        """Return whether the ops could be loaded, once that is known or the time is up.
-
-        It waits until patience_s after the start of the build at the longest.
+    def wait(self, tell: Callable[[str], None]) -> float:
+        """Wait until the ops can be loaded, or it is known that they can't, and return the seconds it took.
 
         Args:
-            until: how long to wait for it, by time.monotonic().
+            tell: told what is waited for, and what came of it.
         """
-        if self._process is None:
-            return False
-        until = min(until, self._patient_until)
-        while (code := self._wait(until)) is None and time.monotonic() < until:
-            if self._is_locked():
-                return False
-        if code == 0:
-            return not self._is_locked()
-        if code is not None:
-            self.why = f"DeepSpeed's ops can't be built: {_last_line(self._log)}"
-        elif time.monotonic() >= self._patient_until:
-            self.why = f"DeepSpeed's ops were not built within {self._patience_s:g} s"
-        return False
+        start = time.monotonic()
+        if self._process is not None:
+            tell(
+                f"loading DeepSpeed's {' and '.join(self._folders)}, which the first time are built, "
+                f"for up to {self._limit_s / 60:g} min; nothing is measured meanwhile"
+            )
+            while self._process.returncode is None and not self.why:
+                self._look(min(_LOOK_EVERY_S, start + self._limit_s - time.monotonic()))
+        took_s = time.monotonic() - start
+        tell(f"DeepSpeed's ops are there after {took_s:.0f} s" if self.is_there() else self.why)
+        return took_s
 
-    def _wait(self, until: float) -> int | None:
+    def is_there(self) -> bool:
+        """Return whether the ops can be loaded now; they can't while they are being built."""
+        loaded = self._process is not None and self._process.poll() == 0
+        return loaded and not self._is_locked()
+
+    def _look(self, for_s: float) -> None:
+        """Wait for the end of the build for some seconds, and find out why there will be none."""
         assert self._process is not None
-        left_s = max(0.0, min(_LOOK_EVERY_S, until - time.monotonic()))
+        if for_s <= 0:
+            self.why = f"DeepSpeed's ops were not built within {self._limit_s:g} s"
+            return
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=left_s)
-        return self._process.returncode
+            self._process.wait(timeout=for_s)
+        if self._process.returncode:
+            self.why = f"DeepSpeed's ops can't be built: {_last_line(self._log)}"
+        elif self._process.returncode is None:
+            self._is_locked()
 
     def _is_locked(self) -> bool:
         """Return whether an older process that was ended left its lock, and say so.
@@ -109,7 +115,6 @@ class CpuAdamBuild:
                     continue
                 if not self.why:
                     self.why = f"{lock} is left of a build that was ended: remove it"
-                    print(f"measure_gpu: {self.why}", file=sys.stderr, flush=True)
                 return True
         return False
 
@@ -123,17 +128,16 @@ def is_compiled(strategy: Strategy, *, on_cpu: bool) -> bool:
 
 
 def _start(program: tuple[str, ...], log: Path, *, on_cpu: bool) -> subprocess.Popen[bytes]:
-    ninja = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    environment = {**os.environ, "PATH": ninja}
-    if on_cpu:
-        environment["DS_ACCELERATOR"] = "cpu"
+    """Start it in the environment of the cases: with other flags of the compiler they would build anew."""
+    environment = rung_environment(on_cpu=on_cpu)
+    ninja = os.pathsep.join((str(Path(sys.executable).parent), environment.get("PATH", "")))
     with log.open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-c", *program],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env={**environment, "PATH": ninja},
             start_new_session=True,
         )
 

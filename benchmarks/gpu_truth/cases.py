@@ -21,6 +21,9 @@ _FP32_FLOPS_PER_S, _16BIT_FLOPS_PER_S = 4e13, 3e14
 """ASSUMPTION: what a GPU of the class of H100 achieves; it only orders the cases."""
 _BYTES_PER_S = 2e12
 """ASSUMPTION: the same of its memory."""
+_CPU_FP32_FLOPS_PER_S, _CPU_16BIT_FLOPS_PER_S, _CPU_BYTES_PER_S = 4e10, 1e9, 1e10
+"""ASSUMPTION: the same of two cores without instructions for 16 bit: on an AMD EPYC with AVX2 a bf16 product
+took 35 times as long as in fp32. Cases in 16 bit come last there, or one of them may take all the time."""
 _STEP_BYTES = 64
 """ASSUMPTION: bytes that making and stepping move for each parameter."""
 _FORWARD_AND_BACKWARD, _FORWARD_AGAIN = 6, 2
@@ -34,6 +37,8 @@ _BERT, _GPT2, _T5, _VIT, _VIT_LARGE = "bert-large-uncased", "gpt2", "t5-base", "
 _1B, _8B = "llama-3.2-1b", "llama-3.1-8b"
 _S_BERT, _S_GPT2, _S_LLAMA, _S_T5 = "all-minilm-l6-v2", "distilgpt2", "llama-68m", "t5-efficient-tiny"
 _S_VIT = "vit-tiny"
+_SMALL = frozenset({_S_BERT, _S_GPT2, _S_LLAMA, _S_T5, _S_VIT})
+"""Models for the CPU."""
 MODELS = {
     _BERT: ("bert", "sequence-classification", 335e6),
     _S_BERT: ("bert", "sequence-classification", 23e6),
@@ -148,17 +153,18 @@ _small = partial(case, attention="eager", num_steps=_CPU_STEPS)
 
 
 def cost_s(one: Case) -> float:
-    """Return about how long a step of a case takes on a large GPU: what the cases are ordered by."""
+    """Return about how long a step takes on a large GPU, or on a CPU: what the cases are ordered by."""
     strategy = one.strategy
     _, _, parameters = MODELS[one.model]
     tokens = one.sequence_length if one.sequence_length > 1 else _IMAGE_TOKENS
     samples = (strategy.micro_batch_size or 1) * (strategy.gradient_accumulation_steps or 1)
     is_fp32 = strategy.precision is Precision.FP32
+    fp32, sixteen_bit, num_bytes = _FP32_FLOPS_PER_S, _16BIT_FLOPS_PER_S, _BYTES_PER_S
+    if one.model in _SMALL:
+        fp32, sixteen_bit, num_bytes = _CPU_FP32_FLOPS_PER_S, _CPU_16BIT_FLOPS_PER_S, _CPU_BYTES_PER_S
     operations = _FORWARD_AND_BACKWARD + (_FORWARD_AGAIN if strategy.gradient_checkpointing else 0)
-    compute_s = (
-        operations * parameters * tokens * samples / (_FP32_FLOPS_PER_S if is_fp32 else _16BIT_FLOPS_PER_S)
-    )
-    return compute_s + parameters * _STEP_BYTES / _BYTES_PER_S
+    compute_s = operations * parameters * tokens * samples / (fp32 if is_fp32 else sixteen_bit)
+    return compute_s + parameters * _STEP_BYTES / num_bytes
 
 
 def _smallest_first(cases: list[Case]) -> tuple[Case, ...]:

@@ -7,21 +7,27 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpu_truth.results import ContextMeasured
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROGRAM = (sys.executable, "-P", str(Path(__file__).with_name("context_program.py")))
 """-P keeps the program's folder off sys.path, where modules of ours would hide others of the same name."""
 
 
-def measure_context(*, limit_s: float, program: tuple[str, ...] = PROGRAM) -> ContextMeasured | None:
+def measure_context(
+    *, limit_s: float, tell: Callable[[str], None], program: tuple[str, ...] = PROGRAM
+) -> ContextMeasured | None:
     """Return what a process of its own measured, or None where there is no GPU.
 
-    A program that fails, or does not end in time, gives None too, and stderr is told why: the rest of the
-    harness goes on.
+    A program that fails, or does not end in time, gives None too: the rest of the harness goes on.
 
     Args:
         limit_s: after so many seconds the program is ended.
+        tell: told why there is nothing, where there is a GPU.
         program: the program that measures.
     """
     try:
@@ -36,18 +42,14 @@ def measure_context(*, limit_s: float, program: tuple[str, ...] = PROGRAM) -> Co
             check=False,
         )
     except subprocess.TimeoutExpired:
-        _tell(f"its program did not end within {limit_s:g} s")
+        tell(f"the CUDA context was not measured: its program did not end within {limit_s:g} s")
         return None
     if ended.returncode != 0:
         last_line = (ended.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        _tell(f"its program ended with {ended.returncode}: {last_line}")
+        tell(f"the CUDA context was not measured: its program ended with {ended.returncode}: {last_line}")
         return None
     found = json.loads(ended.stdout)
     return None if found is None else ContextMeasured(**found)
-
-
-def _tell(why: str) -> None:
-    print(f"the CUDA context was not measured: {why}", file=sys.stderr)
 
 
 def _environment() -> dict[str, str]:

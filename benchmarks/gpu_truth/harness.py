@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_truth.builds import CpuAdamBuild
+from gpu_truth.failures import find_failures, has_measured
 from gpu_truth.machine import find_machine, gpu_of, record_of
 from gpu_truth.order import make_folder
 from gpu_truth.predictions import Circumstances, Predictions, with_prediction
@@ -25,16 +26,14 @@ from gpu_truth.store import open_store, read_store
 from gpu_truth.table import full_table, short_table
 from zerofit.facts import Machine
 from zerofit.ladder.parent import InterruptedRungError
-from zerofit.ladder_results import RungState
 from zerofit.probe.cache_folder import write_whole
 from zerofit.probe.rates import catalog_rates
 from zerofit.probe.versions import probe_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from gpu_truth.order import Order
-    from gpu_truth.results import Results
     from gpu_truth.store import Store
 
 INTERRUPTED = 130
@@ -48,9 +47,10 @@ _SHARES = {
     Section.REGRET: 18,
     Section.LADDER: 9,
 }
-"""Of the budget, in percent. ASSUMPTION, by the processes that each section starts; of 9 minutes the first
-has one for a calibration and one until the build that it waits for has ended. What one leaves goes to those
-behind it."""
+"""Of the budget, in percent. ASSUMPTION, by the processes that each section starts. What one leaves goes to
+those behind it."""
+_MOST_FOR_BUILDS = 0.5
+"""Of the budget: what a build takes beyond that comes on top, or nothing would be left to measure in."""
 _MANY_CORES = 8
 """ASSUMPTION: with so many, processes that import do not slow the one that is measured."""
 
@@ -58,7 +58,8 @@ _MANY_CORES = 8
 def measure_all(order: Order, *, started_at: float) -> int:
     """Measure, write the results, print the short table last, and return the exit code.
 
-    It is 130 after Ctrl-C, and 1 where a section or one of its cases failed; what was measured is kept.
+    It is 130 after Ctrl-C, and 1 where a section or one of its cases failed, or nothing at all was measured
+    of what was left; what was measured is kept.
 
     Args:
         order: what is measured.
@@ -80,9 +81,18 @@ def measure_all(order: Order, *, started_at: float) -> int:
             folder = order.logs
             make_folder(folder, "--logs")
         session = _session(order, machine, folder)
+        was_left = any(_asked(session, section, session.left) for section in order.sections)
         code = _run_sections(order, session, stack, started_at + order.budget_s - _AT_THE_END_S)
     write_tables(session.store)
-    return code or int(has_failed(session.store.results, order.sections))
+    results = session.store.results
+    if code:
+        return code
+    if was_left and not has_measured(results, order.sections):
+        _tell(f"exit 1: nothing was measured{'' if results.failed else ' within the budget'}")
+        return 1
+    for one in results.failed:
+        _tell(f"exit 1: {one.section}: {one.num_failed} of {one.num_ended} failed")
+    return int(bool(results.failed))
 
 
 def dry_run(order: Order) -> str:
@@ -97,24 +107,6 @@ def dry_run(order: Order) -> str:
     for section in order.sections:
         lines += [section.value, *(f"  {name}" for name in session.left(section))]
     return "\n".join(lines)
-
-
-def has_failed(results: Results, sections: Sequence[Section]) -> bool:
-    """Return whether a run of some sections failed, and not for want of memory or of what it needs."""
-    regret = [
-        one
-        for question in results.regret
-        for one in (*question.grid, *question.usual, *((question.choice,) if question.choice else ()))
-    ]
-    found = {
-        Section.ACCURACY: results.accuracy,
-        Section.RANKS: results.ranks,
-        Section.REGRET: regret,
-        Section.LADDER: results.ladder.rungs if results.ladder else (),
-    }
-    return any(
-        one.outcome.state is RungState.FAILED for section in sections for one in found.get(section, ())
-    )
 
 
 def predict_anew(path: Path) -> None:
@@ -157,13 +149,13 @@ def write_tables(store: Store) -> None:
 
 
 def _run_sections(order: Order, session: Session, stack: ExitStack, ends_at: float) -> int:
-    """Run the sections, each within its share of what is left, and return the exit code."""
+    """Run the sections, each within its share of what is left, and return 0, or the exit code of Ctrl-C."""
     code = 0
-    not_run = [one for one in session.store.results.not_run if one.split(" ")[0] not in order.sections]
-    if any(_needs_build(session, section) for section in order.sections):
-        session.build = CpuAdamBuild(session.folder / "cpu-adam.log", on_cpu=order.on_cpu)
+    before = session.store.results
+    not_run = [one for one in before.not_run if one.split(" ")[0] not in order.sections]
     left = list(order.sections)
     try:
+        ends_at += _build(order, session)
         while left:
             section = left[0]
             shares = [_SHARES[one] for one in left]
@@ -176,7 +168,8 @@ def _run_sections(order: Order, session: Session, stack: ExitStack, ends_at: flo
                 raise
             except Exception as error:
                 traceback.print_exc()
-                code, keys = 1, (f"failed: {type(error).__name__}: {error}".splitlines()[0],)
+                keys = (f"failed: {type(error).__name__}: {error}".splitlines()[0],)
+                session.fail(section, keys[0].removeprefix("failed: "))
             not_run += [f"{section} {key}" for key in keys]
             left.remove(section)
             _settle(session, until=0.0)
@@ -184,8 +177,18 @@ def _run_sections(order: Order, session: Session, stack: ExitStack, ends_at: flo
     except (KeyboardInterrupt, InterruptedRungError):
         code = INTERRUPTED
         not_run += [f"{section} interrupted" for section in left]
-    session.store.put(not_run=tuple(not_run))
+    failed = find_failures(session.store.results, order.sections, session.broken)
+    others = tuple(one for one in before.failed if one.section not in order.sections)
+    session.store.put(not_run=tuple(not_run), failed=(*failed, *others))
     return code
+
+
+def _build(order: Order, session: Session) -> float:
+    """Build what the sections need of DeepSpeed, and return by how many seconds that puts off their end."""
+    if not any(_asked(session, section, session.needs_build) for section in order.sections):
+        return 0.0
+    session.build = CpuAdamBuild(session.folder / "cpu-adam.log", on_cpu=order.on_cpu)
+    return max(0.0, session.build.wait(_tell) - order.budget_s * _MOST_FOR_BUILDS)
 
 
 def _start_predictions(order: Order, session: Session, stack: ExitStack, section: Section) -> None:
@@ -220,10 +223,11 @@ def _session(order: Order, machine: Machine, folder: Path, *, sets_aside: bool =
     )
 
 
-def _needs_build(session: Session, section: Section) -> bool:
+def _asked(session: Session, section: Section, question: Callable[[Section], object]) -> bool:
+    """Return what the session answers of a section; False where that fails, as the section then will too."""
     try:
-        return session.needs_build(section)
-    except Exception:  # that section will say so itself when its turn comes
+        return bool(question(section))
+    except Exception:
         return False
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import tempfile
 import time
 from contextlib import ExitStack, closing, contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_truth import verdict
+from gpu_truth.builds import is_compiled
 from gpu_truth.grid import Grid, Question, make_grid
 from gpu_truth.predictions import leave_alone
 from gpu_truth.record import CUT_OFF, Record
@@ -118,8 +118,8 @@ class Means:
     lookahead: int
     """How many processes import while one runs."""
     on_cpu: bool
-    has_cpu_adam: Callable[[float], bool]
-    """Whether it is there, by the time of time.monotonic() that it is given."""
+    has_cpu_adam: bool
+    """Whether what DeepSpeed compiles is there."""
 
     @property
     def limit_s(self) -> float:
@@ -144,7 +144,8 @@ def run_regret(
     machine: Machine,
     versions: Versions,
     rates: Rates,
-    has_cpu_adam: Callable[[float], bool],
+    has_cpu_adam: bool,
+    unplanned: Callable[[str], None],
     before: Collection[RegretResult] = (),
 ) -> tuple[str, ...]:
     """Measure the questions in turn, each with all that was tried, and return the keys of those cut off.
@@ -162,8 +163,9 @@ def run_regret(
         machine: this one, with the one GPU that is cut down, or with none, for which another then stands in.
         versions: of what runs.
         rates: what the machine achieves.
-        has_cpu_adam: asked, before a strategy that offloads, whether DeepSpeed's CPU Adam is there; it may
-            wait for that until a time of time.monotonic(). No run may be ended while it compiles.
+        has_cpu_adam: whether what DeepSpeed compiles is there, without which nothing that needs it is run: no
+            process may be ended while it compiles.
+        unplanned: told of each question that can't be planned, and why.
         before: what earlier runs of the harness measured, which is not run again where its end stands.
 
     Raises:
@@ -174,8 +176,9 @@ def run_regret(
     plan = partial(_plan, machine=machine, versions=versions, rates=rates)
     with _planned(wanted, plan, num_cores=machine.num_cpu_cores, ends_at=ends_at) as grids:
         for question, grid in zip(wanted, grids, strict=True):
-            if isinstance(grid, str):
-                print(f"{question.key}: {grid}", file=sys.stderr)
+            if grid is None or isinstance(grid, str):
+                if grid is not None:
+                    unplanned(f"{question.key}: {grid}")
                 left_over.append(question.key)
                 continue
             files = Path(tempfile.mkdtemp(prefix=f"{question.key}-", dir=folder))
@@ -256,7 +259,7 @@ def _run(
     refused: list[Strategy] = []
 
     def may_start(key: str) -> bool:
-        if not by_key[key].offloads or means.has_cpu_adam(means.ends_at):
+        if means.has_cpu_adam or not is_compiled(by_key[key], on_cpu=means.on_cpu):
             return True
         refused.append(by_key[key])
         return False
@@ -307,18 +310,22 @@ def _planned(
     *,
     num_cores: int,
     ends_at: float,
-) -> Iterator[Iterator[Grid | str]]:
-    """Plan in processes of their own, the next questions while one is measured; they end with the context."""
+) -> Iterator[Iterator[Grid | str | None]]:
+    """Plan in processes of their own, the next questions while one is measured; they end with the context.
+
+    It yields None in the place of a plan that the budget did not suffice for.
+    """
     processes = max(1, min(len(questions), num_cores // _CORES_OF_ONE))
     with multiprocessing.get_context("spawn").Pool(processes, initializer=leave_alone) as pool:
         planned = [pool.apply_async(plan, (one,)) for one in questions]
 
-        def grids() -> Iterator[Grid | str]:
+        def grids() -> Iterator[Grid | str | None]:
             for one in planned:
                 left_s = max(0.0, ends_at - time.monotonic())
                 try:
                     yield one.get(timeout=min(_PLAN_LIMIT_S, left_s))
                 except multiprocessing.TimeoutError:
-                    yield "its plan was not there in time"
+                    within = f"its plan was not there within {_PLAN_LIMIT_S:g} s"
+                    yield within if left_s > _PLAN_LIMIT_S else None
 
         yield grids()

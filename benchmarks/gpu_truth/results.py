@@ -175,8 +175,25 @@ class RegretResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SectionFailure:
+    """A section of which something failed."""
+
+    section: Section
+    num_failed: int
+    num_ended: int
+    """How many came to an end, those that failed included; what the budget left out is not among them."""
+    first_error: str
+    """Of what, and what it said."""
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
     """All that was measured on one machine."""
+
+    failed: tuple[SectionFailure, ...] = ()
+    """Sections of which something failed; empty until the end of the harness's run."""
 
     machine: MachineRecord
     versions: Versions

@@ -19,7 +19,7 @@ from zerofit.probe.calibrate import calibrate
 from zerofit.probe.rates import catalog_rates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from gpu_truth.predictions import Predictions
     from gpu_truth.results import Case, RegretResult, Results
@@ -92,21 +92,24 @@ def _context(session: Session, ends_at: float) -> tuple[str, ...]:
 
     store = session.store
     if session.lacks_context:
-        context = measure_context(limit_s=_within(_CONTEXT_LIMIT_S, ends_at))
+        context = measure_context(
+            limit_s=_within(_CONTEXT_LIMIT_S, ends_at), tell=partial(session.fail, Section.CONTEXT)
+        )
         if context is not None:
             store.put_measured(context=context)
     if not session.lacks_calibration:
         return ()
     starts_by = ends_at - _CALIBRATION_NEEDS_S[session.on_cpu]
-    has_cpu_adam = session.has_cpu_adam(starts_by)
     if session.is_compiling or time.monotonic() > starts_by:
         return ("calibration",)
     found = calibrate(
         session.machine,
-        has_cpu_adam=has_cpu_adam,
+        has_cpu_adam=session.has_cpu_adam,
         short=session.on_cpu,
         timeout_s=_within(_CALIBRATION_LIMIT_S, ends_at),
     )
+    if not found.rates:
+        session.fail(Section.CONTEXT, f"no rate was measured: {'; '.join(found.left_out)}")
     before = store.results.calibration
     if is_whole(found) or before is None or len(found.rates) > len(before.rates):
         store.put_measured(calibration=found)
@@ -151,35 +154,20 @@ def _ladder_of_now(session: Session) -> Ladder:
 def _run(
     section: Section, session: Session, ends_at: float, keep: Callable[[CaseResult], None]
 ) -> tuple[str, ...]:
-    """Run what is left of a section; what needs ops that are being built comes last.
+    """Run what is left of a section, but for what needs ops of DeepSpeed that are not there.
 
     No process is started that would compile them itself: it may be ended, and would leave its lock.
     """
     left = session.cases_left(section)
     needing = tuple(one for one in left if is_compiled(one.strategy, on_cpu=session.on_cpu))
-    if not needing or session.has_cpu_adam(time.monotonic()):
-        return _run_these(left, section, session, ends_at, keep)
-    not_run = _run_these([one for one in left if one not in needing], section, session, ends_at, keep)
-    if session.has_cpu_adam(ends_at):
-        return (*not_run, *_run_these(needing, section, session, ends_at, keep))
-    why = session.build.why if session.build else ""
-    if not why:  # the section's time was up before that was known
-        return (*not_run, *(one.key for one in needing))
-    for case in needing:
-        keep(_without_build(case, why, session))
-    return not_run
-
-
-def _run_these(
-    cases: Sequence[Case],
-    section: Section,
-    session: Session,
-    ends_at: float,
-    keep: Callable[[CaseResult], None],
-) -> tuple[str, ...]:
+    if needing and not session.has_cpu_adam:
+        why = session.build.why if session.build else ""
+        for case in needing:
+            keep(_without_build(case, why, session))
+        left = tuple(one for one in left if one not in needing)
     assert session.predictions is not None, "the harness makes them before the first section of cases"
     return run_cases(
-        cases,
+        left,
         keep=keep,
         folder=session.folder_of(section),
         ends_at=ends_at,
@@ -219,6 +207,7 @@ def _regret(session: Session, ends_at: float) -> tuple[str, ...]:
         versions=session.versions,
         rates=catalog_rates(),
         has_cpu_adam=session.has_cpu_adam,
+        unplanned=partial(session.fail, Section.REGRET),
         before=() if session.anew else before,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_truth import cases, verdict
@@ -44,13 +45,18 @@ class Session:
     """None until the rates are known, which they are made for."""
     build: CpuAdamBuild | None = None
     """None where nothing that is left needs CPU Adam."""
+    broken: dict[Section, list[str]] = field(default_factory=dict)
+    """Errors of what has no outcome, by section: of the section itself, or of a question's plan."""
 
-    def has_cpu_adam(self, until: float) -> bool:
-        """Return whether CPU Adam is there, once that is known or the time, by time.monotonic(), is up.
+    def fail(self, section: Section, error: str) -> None:
+        """Record and print an error of something that has no outcome."""
+        self.broken.setdefault(section, []).append(error)
+        print(f"measure_gpu: {section} FAILED: {error}", file=sys.stderr, flush=True)
 
-        It waits no longer than a build is waited for, see builds.PATIENCE_S.
-        """
-        return self.build is not None and self.build.is_there(until=until)
+    @property
+    def has_cpu_adam(self) -> bool:
+        """Whether what DeepSpeed compiles can be loaded: it is built before the first section."""
+        return self.build is not None and self.build.is_there()
 
     @property
     def is_compiling(self) -> bool:

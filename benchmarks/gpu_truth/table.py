@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_truth.errors import LIMIT, Quantity, above_limit, case_errors, summaries, summaries_by_trait
+from gpu_truth.failures import failure_lines
 from gpu_truth.fits import fits_of_cases, fits_of_regret
 from gpu_truth.verdict import best, counted, runs_of, speed, verdict
 from zerofit.ladder_results import CPU, RungState, peak_of
@@ -27,8 +28,12 @@ has all. ASSUMPTION: so many leave the rest on a screen."""
 
 
 def short_table(results: Results) -> str:
-    """Return what is printed at the end: errors by group, regret by question, the ladder rung by rung."""
-    lines = [*_head(results)]
+    """Return what is printed at the end: errors by group, regret by question, the ladder rung by rung.
+
+    What failed comes first.
+    """
+    failed = failure_lines(results.failed)
+    lines = [*failed, *([""] if failed else []), *_head(results)]
     for name, found in _kinds(results):
         errors = case_errors(found)
         lines += ["", *_ended(name, found), *_summary_lines(summaries(errors), "by group")]

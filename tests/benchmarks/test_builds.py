@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
-from gpu_truth.builds import CpuAdamBuild, is_compiled
+from gpu_truth.builds import LIMIT_S, CpuAdamBuild, is_compiled
 
 from zerofit.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 
@@ -27,43 +28,65 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-def _soon() -> float:
-    return time.monotonic() + 30
+def _waited(build: CpuAdamBuild) -> list[str]:
+    """Wait for a build, and return what is said of that."""
+    told: list[str] = []
+    build.wait(told.append)
+    return told
 
 
-def test_ops_that_load_are_there(lock: Path, tmp_path: Path) -> None:
+def test_what_is_built_and_for_how_long_at_most_is_said_before_it_is_waited_for(
+    lock: Path, tmp_path: Path
+) -> None:
     program = "import sys; assert sys.argv[1:] == ['CPUAdamBuilder', 'ShareMemCommBuilder']"
     build = CpuAdamBuild(tmp_path / "log", on_cpu=True, program=program)
-    assert build.is_there(until=_soon())
+    first, last = _waited(build)
+    assert first == (
+        "loading DeepSpeed's cpu_adam and deepspeed_shm_comm, which the first time are built, "
+        "for up to 15 min; nothing is measured meanwhile"
+    )
+    assert re.fullmatch(r"DeepSpeed's ops are there after \d+ s", last)
+    assert build.is_there()
     assert (build.is_running, build.why) == (False, "")
 
 
 def test_ops_that_fail_are_not_there_and_the_last_line_says_why(lock: Path, tmp_path: Path) -> None:
     build = CpuAdamBuild(tmp_path / "log", on_cpu=False, program="raise SystemExit('no compiler')")
-    assert not build.is_there(until=_soon())
+    assert _waited(build)[1:] == ["DeepSpeed's ops can't be built: no compiler"]
+    assert not build.is_there()
     assert build.why == "DeepSpeed's ops can't be built: no compiler"
 
 
-def test_a_build_that_goes_on_is_waited_for_as_long_as_was_said_and_no_longer_than_its_patience(
-    lock: Path, tmp_path: Path
-) -> None:
-    build = CpuAdamBuild(tmp_path / "log", on_cpu=False, program=SLEEPS, patience_s=1)
-    start = time.monotonic()
-    assert not build.is_there(until=start)
+def test_a_build_is_waited_for_up_to_its_limit_and_then_goes_on_alone(lock: Path, tmp_path: Path) -> None:
+    build = CpuAdamBuild(tmp_path / "log", on_cpu=False, program=SLEEPS, limit_s=1)
+    assert not build.is_there()
     assert (build.is_running, build.why) == (True, "")
-    assert not build.is_there(until=_soon())
+    start = time.monotonic()
+    assert _waited(build)[1:] == ["DeepSpeed's ops were not built within 1 s"]
+    assert time.monotonic() - start >= 1
+    assert not build.is_there()
     assert (build.is_running, build.why) == (True, "DeepSpeed's ops were not built within 1 s")
-    assert time.monotonic() - start < 2.5
 
 
-def test_an_older_lock_that_nobody_holds_is_named_and_nothing_waits_on_it(
-    lock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_build_that_takes_minutes_is_within_its_limit() -> None:
+    assert LIMIT_S >= 600
+
+
+def test_a_build_has_the_environment_of_the_cases(
+    lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    program = "from os import environ as e; exit(repr((e['CUDA_VISIBLE_DEVICES'], e['DS_ACCELERATOR'])))"
+    build = CpuAdamBuild(tmp_path / "log", on_cpu=True, program=program)
+    assert _waited(build)[1:] == ["DeepSpeed's ops can't be built: ('', 'cpu')"]
+
+
+def test_an_older_lock_that_nobody_holds_is_named_and_nothing_waits_on_it(lock: Path, tmp_path: Path) -> None:
     lock.touch()
     os.utime(lock, (0, 0))
     build = CpuAdamBuild(tmp_path / "log", on_cpu=False)
-    assert not build.is_there(until=_soon())
-    assert capsys.readouterr().err == f"measure_gpu: {lock} is left of a build that was ended: remove it\n"
+    assert _waited(build) == [f"{lock} is left of a build that was ended: remove it"]
+    assert not build.is_there()
     assert (build.is_running, (tmp_path / "log").exists()) == (False, False)
 
 
@@ -71,15 +94,17 @@ def test_a_lock_that_a_process_holds_is_no_lock_of_an_ended_one(lock: Path, tmp_
     with lock.open("w"):
         os.utime(lock, (0, 0))
         build = CpuAdamBuild(tmp_path / "log", on_cpu=False, program="pass")
-        assert build.is_there(until=_soon())
+        _waited(build)
+        assert build.is_there()
     assert lock.exists()
 
 
 def test_the_lock_of_a_case_that_was_ended_is_removed(lock: Path, tmp_path: Path) -> None:
     build = CpuAdamBuild(tmp_path / "log", on_cpu=False, program="pass")
-    assert build.is_there(until=_soon())
+    _waited(build)
+    assert build.is_there()
     lock.touch()
-    assert build.is_there(until=_soon())
+    assert build.is_there()
     assert not lock.exists()
 
 

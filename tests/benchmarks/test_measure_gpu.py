@@ -11,26 +11,26 @@ from pathlib import Path
 
 import pytest
 from gpu_truth.cases import ACCURACY_ON_CPU
-from gpu_truth.harness import has_failed
+from gpu_truth.failures import find_failures
 from gpu_truth.ladder import LADDER_ON_CPU
-from gpu_truth.machine import find_machine, record_of
 from gpu_truth.order import parse_budget, parse_sections
 from gpu_truth.rank_cases import RANKS_ON_CPU
 from gpu_truth.regret import QUESTIONS_ON_CPU
-from gpu_truth.results import CaseResult, Results, Section, results_from_json
+from gpu_truth.results import Results, Section, results_from_json
 from gpu_truth.session import cases_of
-from gpu_truth.store import open_store
 from gpu_truth.verdict import is_whole
+from kept_cases import SKIPPED, keep_as_done
 
-from zerofit.ladder_results import Outcome, Parts, Predicted, RungState
-from zerofit.probe.versions import probe_versions
+from zerofit.ladder_results import Outcome, RungState
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "measure_gpu.py"
 PYTHONPATH = str(PROGRAM.parents[1])
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 """zerofit is found as on a machine where it is not installed."""
-SKIPPED = Outcome(state=RungState.OUT_OF_MEMORY, reason="taken as done")
-PARTS = Parts(weights=1, gradients=1, optimizer_states=1, activations=1)
+MISSING = """
+import sys
+sys.modules.update(dict.fromkeys(("pynvml", "matplotlib")))
+"""
 
 
 def _run(*flags: str, cache: Path | None = None, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
@@ -46,22 +46,6 @@ def _run(*flags: str, cache: Path | None = None, timeout_s: float = 300) -> subp
 
 def _read(folder: Path) -> Results:
     return results_from_json((folder / "cpu.json").read_text(encoding="utf-8"))
-
-
-def _keep_as_done(folder: Path, keys: set[str], outcome: Outcome = SKIPPED) -> None:
-    """Write results in which some of the cases have been measured."""
-    machine = record_of(find_machine(on_cpu=True))
-    store = open_store(folder / "cpu.json", machine, probe_versions())
-    for case in ACCURACY_ON_CPU:
-        if case.key in keys:
-            result = CaseResult(
-                case=case,
-                outcome=outcome,
-                predicted=Predicted(parts=PARTS),
-                took_s=1.0,
-                date="2026-01-01T00:00:00+00:00",
-            )
-            store.keep_case(Section.ACCURACY, result)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +126,38 @@ def test_a_dry_run_prints_everything_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_dry_run_leaves_out_what_was_measured_and_anew_does_not(tmp_path: Path) -> None:
     first, *others = (one.key for one in ACCURACY_ON_CPU)
-    _keep_as_done(tmp_path, set(others))
+    keep_as_done(tmp_path, set(others))
     flags = ("--cpu", "--out", str(tmp_path), "--sections", "accuracy", "--dry-run")
     assert _run(*flags).stdout.split("\n", 1)[1] == f"accuracy\n  {first}\n"
     lines = _run(*flags, "--anew").stdout.splitlines()
     assert [line.strip() for line in lines[2:]] == [first, *others]
+
+
+@pytest.mark.usefixtures("built_ops")
+def test_a_bare_host_without_nvml_and_matplotlib_gets_its_tables(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(MISSING, encoding="utf-8")
+    found = subprocess.run(
+        [
+            sys.executable,
+            PROGRAM,
+            "--cpu",
+            "--out",
+            tmp_path / "out",
+            "--sections",
+            "accuracy",
+            "--budget",
+            "1s",
+        ],
+        env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join((str(tmp_path), PYTHONPATH))},
+        capture_output=True,
+        text=True,
+    )
+    assert found.stderr.splitlines()[1:] == [
+        "measure_gpu: no plot: matplotlib is missing",
+        "measure_gpu: exit 1: nothing was measured within the budget",
+    ]
+    assert (found.returncode, found.stdout.startswith("CPU, ")) == (1, True)
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"cpu.json", "cpu.txt"}
 
 
 @pytest.mark.parametrize(
@@ -161,14 +172,21 @@ def test_a_dry_run_leaves_out_what_was_measured_and_anew_does_not(tmp_path: Path
 def test_a_case_that_failed_fails_the_run_of_its_section(
     tmp_path: Path, state: RungState, sections: tuple[Section, ...], expected: bool
 ) -> None:
-    _keep_as_done(tmp_path, {ACCURACY_ON_CPU[0].key}, Outcome(state=state, reason="why"))
-    assert has_failed(_read(tmp_path), sections) is expected
+    first, second, *_ = (one.key for one in ACCURACY_ON_CPU)
+    keep_as_done(tmp_path, {first}, Outcome(state=state, reason="why"))
+    keep_as_done(tmp_path, {second})
+    found = find_failures(_read(tmp_path), sections, {})
+    assert bool(found) is expected
+    assert [(one.num_failed, one.num_ended, one.first_error) for one in found] == (
+        [(1, 2, f"{first}: failed: why")] if expected else []
+    )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_one_ended(tmp_path: Path) -> None:
     left = ACCURACY_ON_CPU[1]
     out = tmp_path / "out"
-    _keep_as_done(out, {one.key for one in ACCURACY_ON_CPU} - {left.key})
+    keep_as_done(out, {one.key for one in ACCURACY_ON_CPU} - {left.key})
     flags = ("--cpu", "--out", str(out), "--sections", "accuracy", "--budget", "5m")
     found = _run(*flags, cache=tmp_path / "cache")
     assert (found.returncode, found.stderr) == (0, f"measure_gpu: accuracy: {_seconds(found.stderr)} s\n")
@@ -188,9 +206,10 @@ def test_a_run_goes_on_where_one_ended(tmp_path: Path) -> None:
     assert (out / "cpu.txt").read_text(encoding="utf-8").startswith(found.stdout)
 
 
+@pytest.mark.usefixtures("built_ops")
 def test_ctrl_c_keeps_what_was_measured_and_exits_130(tmp_path: Path) -> None:
     out, logs = tmp_path / "out", tmp_path / "logs"
-    _keep_as_done(out, {ACCURACY_ON_CPU[0].key})
+    keep_as_done(out, {ACCURACY_ON_CPU[0].key})
     flags = ["--cpu", "--out", str(out), "--logs", str(logs), "--sections", "accuracy", "--budget", "5m"]
     process = subprocess.Popen(
         [sys.executable, str(PROGRAM), *flags],
@@ -203,6 +222,7 @@ def test_ctrl_c_keeps_what_was_measured_and_exits_130(tmp_path: Path) -> None:
     until = time.monotonic() + 120
     while not ahead.exists() and time.monotonic() < until:
         time.sleep(0.1)
+    assert ahead.exists()
     time.sleep(1)  # the one before it has its turn now
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)

@@ -99,6 +99,7 @@ def roomy(small: Question, traces: Path) -> Grid:
     return _grid(replace(small, limit_bytes=6 * GIB, global_batch_size=4), traces)
 
 
+@pytest.mark.slow
 def test_grid_has_every_strategy_of_the_same_mathematics_once(roomy: Grid) -> None:
     assert roomy.choice is not None
     found = [roomy.choice, *(one.strategy for one in roomy.entries)]
@@ -136,6 +137,7 @@ def test_grid_has_every_strategy_of_the_same_mathematics_once(roomy: Grid) -> No
     assert set(found) == expected
 
 
+@pytest.mark.slow
 def test_usual_strategies_are_of_the_grid(roomy: Grid, small: Question) -> None:
     usual = usual_strategies(replace(small, global_batch_size=4))
     found = {roomy.choice, *(one.strategy for one in roomy.entries)}
@@ -232,7 +234,7 @@ def _means(folder: Path) -> Means:
         ends_at=time.monotonic() + LONG_S,
         lookahead=1,
         on_cpu=True,
-        has_cpu_adam=lambda _until: False,
+        has_cpu_adam=False,
     )
 
 
@@ -294,14 +296,14 @@ def test_a_spent_budget_leaves_all_questions_over_and_done_ones_out(small: Quest
         machine=HOST,
         versions=VERSIONS,
         rates=catalog_rates(),
-        has_cpu_adam=lambda _until: False,
+        has_cpu_adam=False,
+        unplanned=pytest.fail,
     )
     assert (left_over, kept) == (("other",), [])
 
 
-def test_a_question_that_cannot_be_planned_does_not_end_the_section(
-    small: Question, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_question_that_cannot_be_planned_does_not_end_the_section(small: Question, tmp_path: Path) -> None:
+    told: list[str] = []
     left_over = run_regret(
         questions=(replace(small, model="no-such-model"),),
         keep=lambda _result: None,
@@ -313,16 +315,19 @@ def test_a_question_that_cannot_be_planned_does_not_end_the_section(
         machine=HOST,
         versions=VERSIONS,
         rates=catalog_rates(),
-        has_cpu_adam=lambda _until: False,
+        has_cpu_adam=False,
+        unplanned=told.append,
     )
     assert left_over == ("small",)
-    assert capsys.readouterr().err.startswith("small: ")
+    (why,) = told
+    assert why.startswith("small: ")
 
 
 @pytest.mark.evidence
 def test_a_whole_question_is_planned_and_measured_on_the_cpu(tmp_path: Path) -> None:
     kept: list[RegretResult] = []
     build = CpuAdamBuild(tmp_path / "build.log", on_cpu=True)
+    build.wait(print)
     left_over = run_regret(
         questions=QUESTIONS_ON_CPU[:1],
         keep=kept.append,
@@ -334,7 +339,8 @@ def test_a_whole_question_is_planned_and_measured_on_the_cpu(tmp_path: Path) -> 
         machine=replace(probe_machine(), gpus=()),
         versions=probe_versions(),
         rates=catalog_rates(),
-        has_cpu_adam=lambda until: build.is_there(until=until),
+        has_cpu_adam=build.is_there(),
+        unplanned=pytest.fail,
     )
     (result,) = kept
     assert left_over == ()

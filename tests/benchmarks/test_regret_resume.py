@@ -136,6 +136,7 @@ def test_choice_and_rival_run_again_by_turns_once_all_else_was_measured() -> Non
     assert _record(before=record.result()).repeats_left() == (_PLAIN, CHOICE, _PLAIN)
 
 
+@pytest.mark.slow
 def test_repeats_that_an_earlier_run_left_are_measured(small: Question, tmp_path: Path) -> None:
     first = Record(small, GRID)
     for strategy in (CHOICE, _PLAIN, HALVES, PRESET):
@@ -150,7 +151,7 @@ def test_repeats_that_an_earlier_run_left_are_measured(small: Question, tmp_path
         ends_at=time.monotonic() + LONG_S,
         lookahead=1,
         on_cpu=True,
-        has_cpu_adam=lambda _until: False,
+        has_cpu_adam=False,
     )
     result = measure_question(small, GRID, means, keep=told.append, before=before)
     assert not is_whole(before)
@@ -196,7 +197,8 @@ def test_ctrl_c_keeps_what_ran_and_the_next_run_goes_on(
                 machine=HOST,
                 versions=VERSIONS,
                 rates=catalog_rates(),
-                has_cpu_adam=lambda _until: False,
+                has_cpu_adam=False,
+                unplanned=pytest.fail,
                 before=before,
             )
         assert _running(tmp_path) == []

@@ -15,7 +15,6 @@ from gpu_truth.results import (
     SCHEMA_VERSION,
     CaseResult,
     ContextMeasured,
-    MachineRecord,
     RegretResult,
     Results,
     Rule,
@@ -27,6 +26,7 @@ from gpu_truth.results import (
 )
 from gpu_truth.store import open_store
 from gpu_truth.table import full_table, short_table
+from kept_cases import CPU
 from pydantic import TypeAdapter
 
 from zerofit.errors import UserError
@@ -36,15 +36,6 @@ from zerofit.rates import Basis, Calibration, Rate, RateName, Unit
 
 DATE = "2026-01-01T00:00:00+00:00"
 VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
-CPU = MachineRecord(
-    device="CPU",
-    memory_bytes=2**30,
-    compute_capability=None,
-    driver=None,
-    num_cpu_cores=2,
-    cpu="",
-    host_memory_bytes=2**30,
-)
 H200 = replace(CPU, device="NVIDIA H200", compute_capability=(9, 0), driver="580.1")
 DONE = Outcome(
     state=RungState.DONE,

@@ -112,6 +112,7 @@ def ran(tiny: str, predictions: Predictions, tmp_path_factory: pytest.TempPathFa
     return Ran(kept=kept, started=started, not_run=not_run)
 
 
+@pytest.mark.slow
 def test_one_that_fails_does_not_stop_the_others(ran: Ran) -> None:
     states = [(one.case.key, one.outcome.state) for one in ran.kept]
     assert states == [
@@ -130,6 +131,7 @@ def test_one_ahead_is_started_while_one_runs_and_no_more(ran: Ran) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_each_case_ends_up_with_a_prediction_or_a_reason(ran: Ran, predictions: Predictions) -> None:
     for one in ran.kept:
         assert (one.predicted is None) == bool(one.no_prediction)

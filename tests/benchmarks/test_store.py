@@ -9,20 +9,12 @@ import pytest
 from gpu_truth.cases import case
 from gpu_truth.results import CaseResult, MachineRecord, Section
 from gpu_truth.store import open_store
+from kept_cases import CPU
 
 from zerofit.facts import Versions
 from zerofit.ladder_results import Outcome, RungState
 
 VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
-CPU = MachineRecord(
-    device="CPU",
-    memory_bytes=2**30,
-    compute_capability=None,
-    driver=None,
-    num_cpu_cores=2,
-    cpu="",
-    host_memory_bytes=2**30,
-)
 RESULT = CaseResult(
     case=case("gpt2", (8, 512), "bf16"),
     outcome=Outcome(state=RungState.OUT_OF_MEMORY, reason="it was full"),
