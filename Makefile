@@ -2,14 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+MUTATION ?= .mutation
 BUDGET ?= 9m
+SETS ?= oldest transformers-5.17 newest
 OUT ?= benchmarks/measured
+PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: help demo test test-nvme evidence lint presets docs catalog bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead clean
+.PHONY: help demo test test-all test-nvme test-versions evidence lint mutation presets docs catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
 
 $(VENV)/.installed: pyproject.toml constraints.txt setup.sh
 	@PYTHON=$(PYTHON) VENV=$(VENV) ./setup.sh
@@ -18,10 +21,16 @@ demo: $(VENV)/.installed  ## train a real model under ZeRO-3 on two ranks, then 
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed  ## the test suite, on all cores; a file's tests stay in one process
-	@$(BIN)/python -m pytest -n auto --dist loadfile
+	@$(BIN)/python -m pytest $(PARALLEL)
+
+test-all: $(VENV)/.installed  ## the test suite, and what is too slow to run at each change
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not nvme and not evidence and not versions'
 
 test-nvme: $(VENV)/.installed  ## the tests of offload to NVMe; needs libaio-dev
 	@$(BIN)/python -m pytest -m nvme --timeout 1500
+
+test-versions: $(VENV)/.installed  ## smoke tests on sets of versions, each in an environment of its own; SETS="oldest newest"
+	@PYTHON=$(PYTHON) VENV=$(VENV) versions/test.sh $(SETS)
 
 evidence: $(VENV)/.installed  ## run what rules and estimates say against the real libraries; EVIDENCE=--anew forgets what ran; needs libaio-dev
 	@$(BIN)/python -m pytest tests tests/evidence -m evidence $(EVIDENCE)
@@ -29,14 +38,22 @@ evidence: $(VENV)/.installed  ## run what rules and estimates say against the re
 lint: $(VENV)/.installed  ## ruff and mypy --strict
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
+mutation: $(VENV)/.installed  ## the share of 200 small changes to the code that a test fails by; AFTER=FILE: those of an earlier run
+	@DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[mutation]'
+	@test -e $(MUTATION)/map/seconds.json || HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/mutation_score.py --map $(MUTATION)/map -- -n auto --dist loadfile
+	@HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/mutation_score.py --known $(MUTATION)/map --out $(MUTATION)/score.json $(if $(AFTER),--after $(AFTER))
+
 presets: $(VENV)/.installed  ## render ds_configs/ and launch/ anew from zerofit/presets.py
 	@$(BIN)/python -m zerofit.cli.write_presets
 
 docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/compat/ and tests/evidence/measured/
 	@$(BIN)/python -m zerofit.cli.write_docs
 
-catalog: $(VENV)/.installed  ## read zerofit/catalog/*.json and model_sizes.toml anew off the installed libraries
+catalog: $(VENV)/.installed  ## add the installed libraries' releases to zerofit/catalog/*.json, and read model_sizes.toml anew
 	@$(BIN)/python -m zerofit.cli.write_catalog
+
+catalog-history: $(VENV)/.installed  ## read zerofit/catalog/*.json anew off every supported release; needs a network, an hour
+	@$(BIN)/python -m zerofit.cli.write_catalog_history
 
 bench-published: $(VENV)/.installed  ## predict published measurements of memory, and the published ladder of strategies
 	@for what in published ladder side_by_side; do HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/$$what.py || exit 1; done
@@ -75,4 +92,4 @@ bench-overhead: $(VENV)/.installed  ## what `zerofit launch` adds to plain `acce
 	@$(BIN)/python benchmarks/launch_overhead.py
 
 clean:  ## remove the environment and all caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf $(VENV) $(VENV)-* .mypy_cache .ruff_cache .pytest_cache

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from zerofit import __version__
 from zerofit.data import LengthGroupedBatches
 from zerofit.data.packing import pack_lengths
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OUT = Path(__file__).parent / "measured" / "bucketing.json"
-PACKAGES = ("zerofit", "numpy", "torch", "transformers")
+PACKAGES = ("numpy", "torch", "transformers")
 WAYS = ("fixed", "dynamic", "bucketed")
 MEDIAN_LENGTH, SPREAD = 40, 0.8
 """Of the lognormal distribution of lengths. ASSUMPTION: sentences and short paragraphs."""
@@ -83,9 +84,8 @@ def shares_of_padding() -> dict[str, tuple[float, float]]:
 
     def share(batches: Sequence[Any], multiple: int) -> float:
         widths = [-(-int(lengths[batch].max()) // multiple) * multiple for batch in batches]
-        return 1 - lengths.sum() / sum(
-            width * len(batch) for width, batch in zip(widths, batches, strict=True)
-        )
+        computed = sum(width * len(batch) for width, batch in zip(widths, batches, strict=True))
+        return 1 - int(lengths.sum()) / computed
 
     parts = [lengths[start : start + PACKED_AT_ONCE] for start in range(0, len(lengths), PACKED_AT_ONCE)]
     packed = 1 - lengths.sum() / (longest * sum(len(pack_lengths(part.tolist(), longest)) for part in parts))
@@ -161,7 +161,8 @@ def train_round(
     trainers: dict[str, tuple[Any, Any]], samples: list[list[int]], *, batch_size: int, epoch: int
 ) -> dict[str, Round]:
     """Train one pass over the samples in each way; the time of making the batches counts."""
-    batches, times, tokens, losses = {}, {}, {}, {}
+    batches, times, tokens = {}, {}, {}
+    losses: dict[str, list[Any]] = {}
     for way in WAYS:
         started = time.perf_counter()
         batches[way] = batches_of(way, samples, batch_size=batch_size, epoch=epoch)
@@ -287,7 +288,11 @@ def main() -> int:
         "sizes": SIZES,
         "models": found,
         "machine": {"num_cores": os.cpu_count(), "platform": platform.platform()},
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            "zerofit": __version__,
+            **{name: version(name) for name in PACKAGES},
+        },
     }
     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0 if met else 1

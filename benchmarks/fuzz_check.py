@@ -138,7 +138,8 @@ def check_text(path: Path, route: Route | None, tally: _Tally) -> None:
         known, others = group.split(UserError)
         if others is not None or known is None:
             raise
-        tally.ends["refused: " + ", ".join(sorted({error.rule for error in known.exceptions}))] += 1  # type: ignore[attr-defined]
+        rules = {error.rule for error in known.exceptions if isinstance(error, UserError)}
+        tally.ends[f"refused: {', '.join(sorted(rules))}"] += 1
     tally.slowest_s = max(tally.slowest_s, time.perf_counter() - started)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OUT = Path(__file__).parent / "measured" / "generation.json"
-PACKAGES = ("zerofit", "deepspeed", "torch", "transformers")
+PACKAGES = ("deepspeed", "torch", "transformers")
 WAYS = {"layer by layer": "never", "gathered once": "always"}
 """What is measured, and how zerofit.generate is asked for it."""
 SIZES = {
@@ -165,7 +165,11 @@ def main() -> int:
         **found,
         "load_average": {"before": load_before, "after": os.getloadavg()[0]},
         "machine": {"num_cores": os.cpu_count(), "platform": platform.platform()},
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            "zerofit": zerofit.__version__,
+            **{name: version(name) for name in PACKAGES},
+        },
     }
     args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0 if same else 1

@@ -1,12 +1,12 @@
-"""The published ladder of strategies on chinese-macbert-large, predicted: python benchmarks/ladder.py
+"""The published ladder of strategies on chinese-macbert-large, predicted.
 
 24 layers, hidden 1024, sequence classification, batch 32, length 128, fp32 AdamW; memory as its author
-measured it. Neither GPU nor versions are stated, nor whether "G" is GiB or GB; it is read as GiB. Writes
-measured/ladder.json.
+measured it. Neither GPU nor versions are stated, nor whether "G" is GiB or GB; it is read as GiB.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from zerofit.probe.model import probe_model
 from zerofit.probe.model_task import Task
 from zerofit.units import GIB
 
+OUT = Path(__file__).parent / "measured" / "ladder.json"
 _GPU = "V100-32G"
 """ASSUMPTION: a card of the time with enough memory; it decides the attention kernel."""
 _VERSIONS = Versions(python="3", zerofit="0", torch="1.10")
@@ -60,6 +61,10 @@ def rows() -> tuple[Row, ...]:
 
 def main() -> None:
     """Print each rung with its terms, and write them down."""
+    keep_lines = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=keep_lines)
+    parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"default: {OUT.name}")
+    out = parser.parse_args().out
     model = probe_model(PUBLISHED_MODEL, task=Task.SEQUENCE_CLASSIFICATION)
     predictor = Predictor(model=model, gpu=find_gpu(_GPU), versions=_VERSIONS, keeps_outputs=True)
     table = [predict(predictor, row) for row in rows()]
@@ -70,7 +75,7 @@ def main() -> None:
             f"{row['error']:+.1%}  {terms}"
         )
     text = json.dumps(table, indent=1) + "\n"
-    (Path(__file__).parent / "measured" / "ladder.json").write_text(text, encoding="utf-8")
+    out.write_text(text, encoding="utf-8")
 
 
 def predict(predictor: Predictor, row: Row) -> dict[str, Any]:

@@ -19,13 +19,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from zerofit import __version__
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCRIPT = REPOSITORY / "examples" / "train_accelerate.py"
 TARGET_RATIO = 1.05
 """`zerofit launch` may add five percent to a run of a minute."""
 ACCELERATE = "accelerate"
 ZEROFIT = "zerofit"
-PACKAGES = ("zerofit", "accelerate", "deepspeed", "torch", "transformers")
+PACKAGES = ("accelerate", "deepspeed", "torch", "transformers")
 LOG_LINES_SHOWN = 30
 
 
@@ -123,7 +125,11 @@ def main() -> int:
         "median_ratio": statistics.median(pair["ratio"] for pair in pairs),
         "target_ratio": TARGET_RATIO,
         "machine": {"num_cores": os.cpu_count(), "platform": platform.platform()},
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            "zerofit": __version__,
+            **{name: version(name) for name in PACKAGES},
+        },
     }
     for number, pair in enumerate(pairs, start=1):
         print(

@@ -109,7 +109,8 @@ def _move(text: str, random: Random) -> str:
 
 def _insert(text: str, random: Random) -> str:
     at = random.randint(0, len(text))
-    return text[:at] + random.choice(ODD) * random.choice((1, 1, 1, 2, 70)) + text[at:]
+    odd: str = random.choice(ODD)
+    return text[:at] + odd * random.choice((1, 1, 1, 2, 70)) + text[at:]
 
 
 def _swap_bracket(text: str, random: Random) -> str:

@@ -1,4 +1,4 @@
-"""Predict every published measurement of published_cases.toml: python benchmarks/published.py [ID ...]
+"""Predict every published measurement of published_cases.toml.
 
 Prints each case with its prediction and error, then median and worst by source, and writes the table to
 measured/published.json where all cases were run. Needs no GPU: the numbers to compare with are others'.
@@ -6,10 +6,10 @@ measured/published.json where all cases were run. Needs no GPU: the numbers to c
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
-import sys
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,8 +74,9 @@ class Case:
         return self.predicted_bytes / self.measured_bytes - 1 if self.measured_bytes else None
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     """Predict the named cases, or all."""
+    names = parse_names(__doc__)
     sources = tomllib.loads(CASES.read_text(encoding="utf-8"))["source"]
     cases = []
     for source in sources:
@@ -89,6 +90,19 @@ def main(names: list[str]) -> None:
         rows = [_row(case) for case in cases]
         text = json.dumps({"summary": summary, "cases": rows}, indent=1) + "\n"
         (_FOLDER / "measured" / "published.json").write_text(text, encoding="utf-8")
+
+
+def parse_names(what: str | None) -> list[str]:
+    """Return the cases that the command line names; none for all.
+
+    Args:
+        what: what --help says of the program.
+    """
+    keep_lines = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=what, formatter_class=keep_lines)
+    parser.add_argument("names", nargs="*", metavar="ID", help="cases of published_cases.toml; default: all")
+    names: list[str] = parser.parse_args().names
+    return names
 
 
 def predict(source: str, row: dict[str, Any]) -> Case:
@@ -177,6 +191,10 @@ def _row(case: Case) -> dict[str, Any]:
     }
 
 
+def _worst(errors: list[float]) -> float:
+    return max(errors, key=abs)
+
+
 def _summary(cases: list[Case]) -> dict[str, Any]:
     groups: dict[str, list[float]] = {}
     for case in cases:
@@ -188,7 +206,7 @@ def _summary(cases: list[Case]) -> dict[str, Any]:
         name: {
             "cases": len(errors),
             "median_absolute_error": round(statistics.median(map(abs, errors)), 4),
-            "worst_error": round(max(errors, key=abs), 4),
+            "worst_error": round(_worst(errors), 4),
             "share_within_8_percent": round(sum(abs(error) <= 0.08 for error in errors) / len(errors), 3),
         }
         for name, errors in groups.items()
@@ -196,4 +214,4 @@ def _summary(cases: list[Case]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

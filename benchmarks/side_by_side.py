@@ -1,8 +1,8 @@
 """Ten published runs: what zerofit, `accelerate estimate-memory` and DeepSpeed's estimators say of each.
 
-python benchmarks/side_by_side.py; writes measured/side_by_side.json. The other two know neither lengths,
-batches nor adapters: accelerate multiplies the weights, DeepSpeed counts model states. DeepSpeed's are asked
-only about runs under DeepSpeed, at the run's stage.
+Writes measured/side_by_side.json where all ten were asked about. The other two know neither lengths, batches
+nor adapters: accelerate multiplies the weights, DeepSpeed counts model states. DeepSpeed's are asked only
+about runs under DeepSpeed, at the run's stage.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from accuracy import CASES, predict
+from published import CASES, parse_names, predict
 
 from zerofit.probe.model import probe_model
 from zerofit.probe.model_task import Task
@@ -34,15 +34,17 @@ _NAMES = (
 
 def main() -> None:
     """Print the table and write it down."""
+    names = parse_names(__doc__)
     sources = tomllib.loads(CASES.read_text(encoding="utf-8"))["source"]
     rows = {row["id"]: (source["name"], {**source, **row}) for source in sources for row in source["rows"]}
-    table = [_compare(*rows[name]) for name in _NAMES]
+    table = [_compare(*rows[name]) for name in names or _NAMES]
     columns = ("measured", "zerofit", "accelerate", "deepspeed")
     print(f"{'GiB':40}" + "".join(f"{column:>12}" for column in columns))
     for line in table:
         print(f"{line['id']:40}" + "".join(f"{line[column] or '-':>12}" for column in columns))
-    text = json.dumps(table, indent=1) + "\n"
-    (Path(__file__).parent / "measured" / "side_by_side.json").write_text(text, encoding="utf-8")
+    if not names:
+        text = json.dumps(table, indent=1) + "\n"
+        (Path(__file__).parent / "measured" / "side_by_side.json").write_text(text, encoding="utf-8")
 
 
 def _compare(source: str, row: dict[str, Any]) -> dict[str, Any]:

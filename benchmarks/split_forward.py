@@ -174,7 +174,11 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """Returns the results of each way, its step time being the median over all rounds."""
     samples = make_samples(number=num_steps * batch_size, num_tokens=128)
-    sizes = {"batch_size": batch_size, "micro_batch_size": micro_batch_size, "checkpoints": checkpoints}
+    sizes: dict[str, Any] = {
+        "batch_size": batch_size,
+        "micro_batch_size": micro_batch_size,
+        "checkpoints": checkpoints,
+    }
     rounds = [
         {way: train(way, samples, **sizes) for way in (WHOLE, AGAIN, EARLY, LOADER)}
         for _ in range(num_rounds)

@@ -1,18 +1,80 @@
-"""Golden files with --update-golden, and zerofit run as a user runs it."""
+"""The environment that tests run in, golden files with --update-golden, and zerofit run as a user runs it."""
 
 from __future__ import annotations
 
 import difflib
+import gc
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 _GOLDEN = Path(__file__).parent / "golden"
 _UPDATE = "--update-golden"
+
+
+_NOT_THE_TESTS_BUSINESS = re.compile(
+    # The terminal and the language of whoever starts the suite.
+    r"TERM|COLORTERM|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|CLICOLOR\w*|TTY_\w+|LANG|LANGUAGE|LC_\w+|TZ|PAGER"
+    # A launcher's or a scheduler's, where the suite itself runs in a job.
+    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|LOCAL_WORLD_SIZE|MASTER_(ADDR|PORT)|(TORCHELASTIC|SLURM|PMI|OMPI)_\w+"
+    # Settings of the libraries that a run is made of.
+    r"|(ACCELERATE|DS|DEEPSPEED|FSDP|ZEROFIT|TRANSFORMERS|DATASETS|WANDB|MLFLOW|COMET|TRL|NCCL|GLOO)_\w+"
+    r"|HF_(?!HOME$)\w+|CUDA_VISIBLE_DEVICES|OMP_\w+|MKL_\w+|TORCH_(?!EXTENSIONS_DIR$)\w+|PYTORCH_\w+"
+)
+"""Variables that the suite does without, whoever starts it: a test that is about one sets it itself."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name in _settings():
+        del os.environ[name]
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(time, "tzset"):
+        time.tzset()
+
+
+_AT_FIRST = ("runtime/capture", "launch", "semantics", "generation", "ladder", "benchmarks", "inference")
+"""Folders whose files take longest: begun first, so that no core waits for another one's last file."""
+_SHARES_ITS_FIXTURES = ("runtime/capture",)
+"""Folders whose files share what takes long to make: one process runs all of them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _turn(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of tests out of each garbage collection, of which zerofit and torch ask for many."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep a file's tests in one process, and those of some folders."""
+    if config.getvalue("dist") != "loadfile":
+        return None  # xdist's own
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            shared = (folder for folder in _SHARES_ITS_FIXTURES if nodeid.startswith(f"tests/{folder}/"))
+            return next(shared, super()._split_scope(nodeid))
+
+    return ByFile(config, log)
+
+
+def _turn(nodeid: str) -> int:
+    return next((turn for turn, folder in enumerate(_AT_FIRST) if nodeid.startswith(f"tests/{folder}/")), 99)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,6 +128,20 @@ def run_zerofit() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(autouse=True)
+def _no_settings_left_behind() -> Iterator[None]:
+    """Put variables of terminals, launchers and libraries back: some are set for all that come later."""
+    before = _settings()
+    yield
+    for name in _settings().keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _settings() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if _NOT_THE_TESTS_BUSINESS.fullmatch(name)}
+
+
+@pytest.fixture(autouse=True)
 def _no_overrides_left_behind() -> Iterator[None]:
     """Forget bitsandbytes' overrides: it keeps them by place in the optimizer, for all that come later."""
     yield
@@ -85,18 +161,31 @@ def _no_accelerators_left_behind() -> Iterator[None]:
 
 
 _BUILD = """
+import sys
 from deepspeed.accelerator import get_accelerator
-for name in ("CPUAdamBuilder", "ShareMemCommBuilder"):
+for name in sys.argv[1:]:
     get_accelerator().create_op_builder(name).load(verbose=False)
 """
 
 
+def _build(*builders: str) -> None:
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # ninja
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PATH": path}
+    subprocess.run(
+        [sys.executable, "-c", _BUILD, *builders], env=environment, capture_output=True, check=True
+    )
+
+
 @pytest.fixture(scope="session")
-def built_ops() -> None:
-    """Build what DeepSpeed compiles at its first use on CPU ranks, outside of any run with a time limit.
+def built_comm() -> None:
+    """Build what DeepSpeed compiles at its first use on any CPU ranks, outside of any run with a time limit.
 
     A run that is ended in the middle of the build leaves a lock, on which every later run waits.
     """
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # ninja
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PATH": path}
-    subprocess.run([sys.executable, "-c", _BUILD], env=environment, capture_output=True, check=True)
+    _build("ShareMemCommBuilder")
+
+
+@pytest.fixture(scope="session")
+def built_ops(built_comm: None) -> None:
+    """Build the CPU Adam, too, in which offload of the optimizer ends."""
+    _build("CPUAdamBuilder")

@@ -32,6 +32,7 @@ _VALUES = frozenset(
         "lengths",
         "plan",
         "rates",
+        "releases",
         "request",
         "said",
         "schema",
@@ -39,6 +40,7 @@ _VALUES = frozenset(
         "script_words",
         "strategy",
         "strict",
+        "supported",
         "toolchain",
         "trainer_settings",
         "units",
@@ -65,6 +67,7 @@ _PURE = frozenset(
     }
 )
 _EDGES = {
+    "upstream": frozenset(),
     "model_changes": frozenset(),
     "data": frozenset(),
     "generation": frozenset({"probe"}),
@@ -75,7 +78,7 @@ _EDGES = {
     "cli": frozenset({"probe", "data", "generation", "runtime", "launcher", "ladder"}),
     "__main__": frozenset({"cli"}),
 }
-"""Each edge, and the edges that it may import beside everything further in."""
+"""Each edge, and the edges that it may import beside upstream and everything further in."""
 
 _STDLIB = frozenset(
     {
@@ -129,7 +132,7 @@ def _may_import(top: str, other: str) -> bool:
         return True
     if top in _VALUES:
         return False
-    return other in _PURE or other in _EDGES.get(top, ())
+    return other in _PURE or (top in _EDGES and other in {"upstream", *_EDGES[top]})
 
 
 def _is_typing_only(node: ast.AST) -> bool:

@@ -74,6 +74,7 @@ _FULL = Plan(
         accelerate="1.15.0",
         deepspeed="0.19.8",
         transformers="5.23.0",
+        huggingface_hub="2.4.0",
         peft="0.21.2",
         bitsandbytes="0.50.2",
     ),

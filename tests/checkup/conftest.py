@@ -28,6 +28,7 @@ _VERSIONS = Versions(
     accelerate="1.15.0",
     deepspeed="0.19.8",
     transformers="5.23.0",
+    huggingface_hub="2.4.0",
     peft="0.21.2",
     bitsandbytes="0.50.2",
 )

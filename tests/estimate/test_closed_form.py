@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timed_plans import closed_form_of
 
-from zerofit.allocation_log import AllocationLog, Event, Pass, TensorKind, TraceRequest
+from zerofit.allocation_log import AllocationLog, CostKind, Event, Pass, TensorKind, TraceRequest
 from zerofit.estimate.closed_form import closed_form_log
 from zerofit.planning.freezing import FROZEN_EMBEDDINGS, FROZEN_LAYERS
 from zerofit.probe.model import probe_model
@@ -155,6 +155,58 @@ def test_the_peak_is_within_a_thirtieth_of_the_traced_one(
     assert peak / MIB == pytest.approx(traced_mib, rel=0.033)
 
 
+@pytest.mark.parametrize("weights", [Precision.FP32, _BF16])
+def test_a_gradient_is_as_large_as_its_parameter(weights: Precision) -> None:
+    log = closed_form_of("gpt2", TraceRequest(sequence_length=8, weights=weights))
+    assert {one.trains for one in log.parameters} == {True}
+    sizes = [log.storages.fixed_bytes[storage] for storage in log.gradient_storages]
+    assert sizes == [one.num_elements * one.bytes_per_element for one in log.parameters]
+    assert sum(sizes) == 124_439_808 * (4 if weights is Precision.FP32 else 2)
+
+
+def test_a_decoder_that_has_an_encoder_keeps_two_attentions_a_layer() -> None:
+    log = closed_form_of("t5-small", TraceRequest(sequence_length=64, is_padded=False))
+    storages = log.storages
+    kept: dict[str, list[int]] = {}
+    for kind, module, each in zip(storages.kinds, storages.modules, storages.bytes_per_sample, strict=True):
+        if kind is TensorKind.ACTIVATION:
+            kept.setdefault(log.modules[module], []).append(each)
+    (encoder, *encoder_mlp), (decoder, *decoder_mlp) = (kept[f"model.layers.{layer}"] for layer in (0, 6))
+    assert decoder == 2 * encoder
+    assert decoder_mlp == encoder_mlp
+
+
+def test_attention_that_is_written_out_reads_queries_and_keys_and_writes_scores() -> None:
+    # 12 heads, 768 wide, bf16: a product has the scores and two operands; six passes read and write scores.
+    log = closed_form_of("gpt2", TraceRequest(sequence_length=128, weights=_BF16, attention="eager"))
+    scores = 12 * 128 * 128
+    found = {
+        (cost.operator, cost.during): (cost.count, cost.flops_per_sample, cost.bytes_per_sample)
+        for cost in log.costs
+        if cost.operator in ("scores", "softmax", "attention")
+    }
+    product = (2 * 128 * 128 * 768, 2 * (scores + 2 * 128 * 768))
+    assert found == {
+        ("scores", Pass.FORWARD): (12 * 2, *product),
+        ("scores", Pass.BACKWARD): (12 * 2 * 2, *product),
+        ("softmax", Pass.FORWARD): (12 * 6, 0, 2 * 2 * scores),
+        ("softmax", Pass.BACKWARD): (12 * 6, 0, 2 * 2 * scores),
+    }
+
+
+@pytest.mark.parametrize(("is_padded", "share"), [(True, 1), (False, 2)])
+def test_a_kernel_of_attention_skips_what_a_causal_mask_hides(is_padded: bool, share: int) -> None:
+    # Two products forward and five backward of 128 x 128 x 768; queries, keys, values and results are moved.
+    log = closed_form_of("gpt2", TraceRequest(sequence_length=128, weights=_BF16, is_padded=is_padded))
+    flops, moved = 4 * 128 * 128 * 768 // share, 2 * 128 * 4 * 768
+    found = {
+        cost.during: (cost.count, cost.flops_per_sample, cost.bytes_per_sample)
+        for cost in log.costs
+        if cost.operator == "attention"
+    }
+    assert found == {Pass.FORWARD: (12, flops, moved), Pass.BACKWARD: (12, 5 * flops // 2, moved)}
+
+
 def test_forward_and_backward_do_six_operations_a_parameter_and_token() -> None:
     # 6 P tokens, attention left out: https://arxiv.org/abs/2001.08361 (table 1). The embedding does nothing.
     log = closed_form_of("llama-3-8b", TraceRequest(sequence_length=2048))
@@ -170,6 +222,27 @@ def test_under_lora_only_adapters_train_and_lie_in_fp32() -> None:
     assert sum(one.num_elements for one in trained) == 32 * 16 * (8192 + 5120)
     assert {one.bytes_per_element for one in trained} == {4}
     assert {one.bytes_per_element for one in log.parameters if not one.trains} == {2}
+
+
+def test_adapters_train_whole_also_where_a_script_freezes_half_of_the_model() -> None:
+    facts = probe_model("llama-3-8b", is_fast=True).facts
+    half = replace(facts, num_trainable_parameters=facts.num_parameters // 2)
+    parameters = closed_form_log(half, TraceRequest(sequence_length=8, lora=Lora(rank=16))).parameters
+    assert sum(one.num_elements for one in parameters if one.trains) == 32 * 16 * (8192 + 5120)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, _BF16, Precision.FP16])
+def test_products_run_in_the_precision_of_the_request_and_all_else_in_fp32(precision: Precision) -> None:
+    for request in (
+        TraceRequest(sequence_length=8, weights=precision),
+        TraceRequest(sequence_length=8, autocast=precision),
+    ):
+        found = {(cost.kind, cost.precision) for cost in closed_form_of("gpt2", request).costs}
+        assert found == {
+            (CostKind.MATMUL, precision),
+            (CostKind.ATTENTION, precision),
+            (CostKind.MEMORY, Precision.FP32),
+        }
 
 
 def test_what_a_script_freezes_does_not_train() -> None:

@@ -32,7 +32,9 @@ _MACHINE = Machine(
     host_memory_bytes=1 << 50,
     host_memory_available_bytes=1 << 50,
 )
-_LOG = layered_log(tuple(LayerSizes(elements=(1 << 16, 1 << 16)) for _ in range(4)), bytes_per_element=2)
+_LAYERS = tuple(LayerSizes(elements=(1 << 16, 1 << 16)) for _ in range(4))
+_LOG_OF = {size: layered_log(_LAYERS, bytes_per_element=size) for size in (2, 4)}
+_LOG = _LOG_OF[2]
 _NUM_ELEMENTS = 8 << 16
 _LAWS = settings(max_examples=20, deadline=None)
 
@@ -71,6 +73,15 @@ def test_what_the_step_holds_in_bytes_a_parameter(
     assert held[0] == pytest.approx(
         pinned * _NUM_ELEMENTS, abs=4 * 2 * _NUM_ELEMENTS if "p" in offload else 0
     )
+
+
+def test_the_gradients_buffer_of_stage_3_is_as_wide_as_the_weights() -> None:
+    # Pinned are the fp32 gradients of the step and the buffer that each micro-batch's gradients are added in.
+    pinned = [
+        _tensors(setup_of(_LOG_OF[size], 3, ranks=4, offload="o"), RunPhase.STEP, Holder.PINNED)
+        for size in (2, 4)
+    ]
+    assert pinned == [(4 + 2) * _NUM_ELEMENTS, (4 + 4) * _NUM_ELEMENTS]
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,20 @@ def test_after_the_first_backward_pass_the_one_bucket_becomes_many() -> None:
     assert sizes == [72 * MIB, 20 * MIB, 36 * MIB, 16 * MIB]
 
 
+def test_the_second_step_runs_with_the_many_buckets_and_one_process_has_none() -> None:
+    log = layered_log((LayerSizes(elements=(4 * MIB, 5 * MIB)),) * 2)
+    born = []
+    for ranks in (1, 2):
+        topology = Topology(world_size=ranks)
+        tape = Tape()
+        play(NativeEngine(Setup(log=log, strategy=Strategy(), topology=topology, versions=_VERSIONS), tape))
+        blocks = [block for block, term in enumerate(tape.terms) if term == "gradient bucket"]
+        # Steps begun before each bucket is made.
+        steps = [place for place, phase in tape.marks if phase is RunPhase.STEP]
+        born.append([sum(place <= tape.entries.index(block + 1) for place in steps) for block in blocks])
+    assert born == [[], [0, 1, 1, 1]]
+
+
 def test_rank_0s_weights_go_out_in_flat_copies() -> None:
     strategy = Strategy()
     assert _of(_peaks(strategy, ranks=2)[RunPhase.INITIALISE], "weights") == 4 * _P

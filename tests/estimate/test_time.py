@@ -210,6 +210,43 @@ def test_the_roofline_of_one_operator(cost: OperatorCost, name: str, seconds: fl
     assert [(term.name, pytest.approx(term.seconds)) for term in found.terms] == [(name, seconds)]
 
 
+@pytest.mark.parametrize(
+    ("stage", "backward_bytes", "hooks"),
+    [
+        (0, 0, 0),
+        (1, 0, 1),  # once a step
+        (2, 0, 4),  # every micro-batch
+        (2, 10**12, None),  # a GPU that is busy all the backward pass waits for none of them
+    ],
+)
+def test_python_starts_a_hook_of_each_gradient_where_stages_1_and_2_reduce_it(
+    stage: int, backward_bytes: int, hooks: int | None
+) -> None:
+    forward = _cost(CostKind.MEMORY, count=1000)
+    backward = replace(forward, during=Pass.BACKWARD, fixed_bytes=backward_bytes)
+    log = replace(closed_form_of("gpt2", TraceRequest(sequence_length=8)), costs=(forward, backward))
+    setup = Setup(
+        log=log,
+        strategy=Strategy(
+            engine=Engine.DEEPSPEED,
+            zero_stage=ZeroStage(stage),
+            micro_batch_size=1,
+            gradient_accumulation_steps=4,
+        ),
+        topology=Topology(),
+        versions=Versions(python="3.11", zerofit="0"),
+    )
+    machine, rates = machine_of("A100-80G"), catalog_rates()
+    speeds = speeds_of(machine, setup.topology, rates)
+    assert speeds
+    found = estimate_step_time(setup, machine=machine, rates=rates)
+    assert found is not None
+    waits = {term.name: term.seconds for term in found.terms}["launch overhead"]
+    one_way = 4 * 1000 * speeds.dispatch_s
+    started = 0 if hooks is None else one_way + hooks * len(log.parameters) * speeds.gradient_hook_s
+    assert waits == pytest.approx(one_way + started)
+
+
 def test_what_is_not_known_has_no_time() -> None:
     log = closed_form_of("gpt2", TraceRequest(sequence_length=8))
     known = machine_of("A100-80G", 2)

@@ -68,6 +68,7 @@ def _weights(log: AllocationLog) -> int:
     return sum(one.num_elements * one.bytes_per_element for one in log.parameters)
 
 
+@pytest.mark.slow
 def test_a_large_model_with_a_small_batch_needs_half_its_weights_more_than_in_fp32() -> None:
     mixed = _traced(*_LARGE, Precision.FP16)
     forward = dict(_live(mixed, _LARGE[2])[RunPhase.FORWARD].live)
@@ -78,6 +79,7 @@ def test_a_large_model_with_a_small_batch_needs_half_its_weights_more_than_in_fp
     assert most[1] - most[0] == pytest.approx(0.5 * _weights(mixed), rel=0.15)
 
 
+@pytest.mark.slow
 def test_a_small_model_with_a_large_batch_needs_less_than_in_fp32() -> None:
     most = [
         max(peak.live_bytes for peak in _live(_traced(*_SMALL, one), _SMALL[2]).values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from made_logs import LayerSizes, layered_log
@@ -152,6 +153,44 @@ def test_embeddings_keep_32_bit_states(stage: int, optimizer: OptimizerName, sta
     in_8_bit = _NUM_ELEMENTS // shared - whole
     held = states * (4 * whole + in_8_bit + 4 * in_8_bit // 256)
     assert peaks(tape, "optimizer states")[RunPhase.STEP] == pytest.approx(held, abs=states * 1024)
+
+
+@pytest.mark.parametrize(
+    ("size", "elements", "copies"),
+    [
+        # A norm in fp64 of each piece; then the pieces become one tensor, unless there is only one.
+        (4, (1000,), [8 * 1000]),
+        (4, (1000, 24), [8 * 1000, 8 * 24, 4 * 1024]),
+        (4, (999,), [8 * 999, 4 * 1000]),  # one piece, and padding to a multiple of two elements
+        # Of 16-bit gradients an fp32 tensor is made.
+        (2, (1000,), [8 * 1000, 4 * 1000]),
+        (2, (1000, 24), [8 * 1000, 8 * 24, 2 * 1024, 4 * 1024]),
+        (2, (999,), [8 * 999, 2 * 1000, 4 * 1000]),
+    ],
+)
+def test_what_the_step_of_stage_2_copies(size: int, elements: tuple[int, ...], copies: list[int]) -> None:
+    layer = LayerSizes(elements=(*elements, 8)[:2], trains=(True, len(elements) == 2))
+    log = layered_log((layer,), bytes_per_element=size)
+    tape = played(setup_of(log, 2, ranks=1, optimizer=OptimizerName.SGD))
+    marks = [*tape.marks, (len(tape.entries), None)]
+    steps = [(start, end) for (start, phase), (end, _) in pairwise(marks) if phase is RunPhase.STEP]
+    assert len(steps) == NUM_STEPS
+    for start, end in steps:
+        born = [entry - 1 for entry in tape.entries[start:end] if entry > 0]
+        assert [tape.sizes[block] for block in born if tape.terms[block] == "gradient copy"] == copies
+
+
+@pytest.mark.parametrize(("size", "fp32_copies"), [(2, [4 * 500]), (4, [])])
+def test_gradients_that_are_not_fp32_are_copied_before_they_go_to_the_host(
+    size: int, fp32_copies: list[int]
+) -> None:
+    log = layered_log((LayerSizes(elements=(1000, 8), trains=(True, False)),), bytes_per_element=size)
+    tape = played(setup_of(log, 3, ranks=2, offload="o", buckets=_SMALL))
+    copies = [
+        num_bytes for num_bytes, term in zip(tape.sizes, tape.terms, strict=True) if term == "gradient copy"
+    ]
+    # Each rank's part of 500 elements, its norm in fp64, and what the host's optimizer is given.
+    assert copies == NUM_STEPS * [size * 500, 8 * 500, *fp32_copies]
 
 
 def test_sub_groups_bound_the_step_of_stage_3() -> None:

@@ -131,6 +131,7 @@ _PLANTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _PLANTED)
 def test_a_planted_wrong_row_is_found(name: str, runner: Runner) -> None:
     rule, expected = _PLANTED[name]
@@ -142,6 +143,7 @@ def test_a_planted_wrong_row_is_found(name: str, runner: Runner) -> None:
         assert line.startswith(beginning)
 
 
+@pytest.mark.slow
 def test_a_hang_is_seen_and_ended(runner: Runner) -> None:
     ended = runner.run(run_of(Example(deepspeed=_ZERO1.deepspeed, script=_HANG)), limit_s=6)
     assert ended.exit_code is None
@@ -149,6 +151,7 @@ def test_a_hang_is_seen_and_ended(runner: Runner) -> None:
     assert (ended.folder / "rank1.ended").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", Route)
 def test_two_ranks_train_as_one_process_with_twice_the_batch(route: Route, runner: Runner) -> None:
     config = {**_MICRO, "zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 2}
@@ -162,6 +165,7 @@ def test_two_ranks_train_as_one_process_with_twice_the_batch(route: Route, runne
     assert distance(two, one) <= FP32.same
 
 
+@pytest.mark.slow
 def test_each_rank_reads_its_own_shard(runner: Runner) -> None:
     ended = runner.run(run_of(Example(deepspeed=_ZERO1.deepspeed, script=_SHARDS)))
     assert ended.exit_code == 0, ended.text
@@ -170,6 +174,7 @@ def test_each_rank_reads_its_own_shard(runner: Runner) -> None:
     assert sorted(first + second) == list(range(32))
 
 
+@pytest.mark.slow
 @pytest.mark.evidence
 @pytest.mark.parametrize("example", [_ACCUMULATING, _SWAPPED, _FP16], ids=["fp32", "swapped", "fp16"])
 def test_a_fork_does_what_the_stock_launcher_does(example: Example, runner: Runner, tmp_path: Path) -> None:

@@ -47,11 +47,13 @@ def measured_now(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
         return {case.key: run_case(case, pair) for case in TELLING}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TELLING, ids=lambda case: case.key)
 def test_what_runs_now_agrees_with_the_table(case: Case, measured_now: dict[str, dict[str, object]]) -> None:
     assert mismatch(row_of(case), measured_now[case.key]) is None
 
 
+@pytest.mark.slow
 def test_a_planted_wrong_row_fails_against_what_runs_now(measured_now: dict[str, dict[str, object]]) -> None:
     for case in TELLING:
         row = row_of(case)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _BY_ID = {rule.id: rule for rule in ALL_RULES}
 TELLING = (
-    "fp16-needs-gpu",
+    pytest.param("fp16-needs-gpu", marks=pytest.mark.slow),
     "deepspeed-key-misspelt",
     "param-offload-needs-zero3",
     "accumulation-needs-accumulate",
     "zero3-model-made-whole",
-    "all-ranks-must-meet",
+    pytest.param("all-ranks-must-meet", marks=pytest.mark.slow),
 )
 """Rules of each outcome whose examples are quick to run: what `make test` proves."""
 

@@ -115,6 +115,22 @@ def zero3_gathered(rank: int) -> Any:
     return tokens(shared(), gather="always")
 
 
+def zero3_weights_meanwhile(rank: int) -> Any:
+    """Return of each way to gather whether all weights were whole whenever a token was chosen."""
+    from zerofit.generation.gathering import is_available
+
+    of = shared()
+    seen: dict[str, set[bool]] = {"always": set(), "never": set()}
+    for gather, whole in seen.items():
+
+        def look(ids: Any, scores: Any, whole: set[bool] = whole) -> Any:
+            whole.add(all(map(is_available, of.parameters())))
+            return scores
+
+        tokens(of, gather=gather, logits_processor=[look])
+    return {gather: sorted(whole) for gather, whole in seen.items()}
+
+
 def zero3_gathered_by_the_script(rank: int) -> Any:
     import deepspeed
 

@@ -69,6 +69,7 @@ def more(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> dict[str,
     return run_cases(MORE, tmp_path_factory.mktemp("more"))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FEW)
 def test_on_both_ranks_all_is_as_without_gathering(case: str, few: tuple[dict[str, Answers], str]) -> None:
     answers = few[0][case]
@@ -87,6 +88,7 @@ def test_on_both_ranks_all_is_as_without_gathering_from_nvme(tmp_path: Path, bui
         assert answers == {what: [True, True] for what in answers}
 
 
+@pytest.mark.slow
 def test_ranks_gather_where_the_fullest_has_room_and_where_the_user_says_so(
     few: tuple[dict[str, Answers], str],
 ) -> None:
@@ -103,6 +105,7 @@ def test_ranks_gather_where_the_fullest_has_room_and_where_the_user_says_so(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
     [

@@ -21,6 +21,7 @@ from zerofit.generated import FinishReason
 _RANKS = Path(__file__).parent / "ranks_of_generate.py"
 _AS_ALONE = ("data_parallel", "zero2", "zero3", "zero3_gathered", "zero3_gathered_by_the_script")
 _OTHER_CASES = (
+    "zero3_weights_meanwhile",
     "zero3_encoder_decoder",
     "zero3_sampling",
     "zero3_without_cache",
@@ -93,6 +94,12 @@ def test_settings_give_the_same_tokens_on_two_ranks_as_on_one(
 ) -> None:
     alone = tokens(model(family), **settings)
     assert ranks[case] == [alone, alone]
+
+
+def test_while_tokens_are_chosen_all_weights_are_whole_only_where_they_were_gathered(
+    ranks: dict[str, list[Any]],
+) -> None:
+    assert ranks["zero3_weights_meanwhile"] == [{"always": [True], "never": [False]}] * 2
 
 
 def test_prompt_lookup_in_step_gives_the_tokens_of_the_plain_model(ranks: dict[str, list[Any]]) -> None:

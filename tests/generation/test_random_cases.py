@@ -39,6 +39,7 @@ def all_cases(built_ops: None) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", _FEW, ids=lambda case: f"{case.number}-{case.family}-{case.search}")
 def test_a_case_gives_the_tokens_of_one_process(case: Case, few: Path) -> None:
     assert wrong_in(case, few) == []

@@ -64,14 +64,18 @@ def _measured(family: str, *, prompt: int, new_tokens: int) -> int:
 
 _SHORT, _LONG = (4, 40), (200, 2)
 """Tokens of the prompt, and new ones."""
+_QUICK = ("llama", "t5", "mixtral")
 _EVIDENCE = pytest.mark.evidence
 
 
 @pytest.mark.parametrize(
     ("family", "prompt", "new_tokens"),
     [
-        *((family, *_LONG) for family in CONFIGS),
-        *((family, *_SHORT) for family in ("gpt2", "llama", "t5")),
+        *(
+            pytest.param(family, *_LONG, marks=() if family in _QUICK else pytest.mark.slow)
+            for family in CONFIGS
+        ),
+        *(pytest.param(family, *_SHORT, marks=pytest.mark.slow) for family in ("gpt2", "llama", "t5")),
         *(pytest.param(family, *_SHORT, marks=_EVIDENCE) for family in CONFIGS),
     ],
 )

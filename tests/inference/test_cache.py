@@ -82,8 +82,18 @@ def test_a_cache_of_latents_is_said_to_be_too_high() -> None:
         assert ("too high" in cache.formula) is is_high
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("num_beams", [1, 3])
+_QUICK = (("llama", 3), ("t5", 1), ("gemma2", 1))
+"""Of the families one without, one with two caches and one with a window of attention."""
+
+
+@pytest.mark.parametrize(
+    ("family", "num_beams"),
+    [
+        pytest.param(family, num_beams, marks=() if (family, num_beams) in _QUICK else pytest.mark.slow)
+        for family in CONFIGS
+        for num_beams in (1, 3)
+    ],
+)
 def test_terms_equal_the_tensors_of_a_real_cache(family: str, num_beams: int) -> None:
     import torch
 

@@ -71,6 +71,7 @@ def _planned(family: str, offload: str) -> Weights:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("families", "family"),
     [

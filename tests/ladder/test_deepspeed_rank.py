@@ -110,6 +110,7 @@ def _check_rank(folder: Path, spec: Spec) -> None:
     assert held["weight_formats"] == ["torch.float32" if is_fp32 else "torch.bfloat16"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "num_ranks", "offload"), [(2, 2, "optimizer"), (3, 64, "param")])
 @pytest.mark.usefixtures("built_ops")
 def test_rank_0_holds_its_part_of_the_model(tmp_path: Path, stage: int, num_ranks: int, offload: str) -> None:
@@ -152,6 +153,7 @@ def test_nothing_of_the_configuration_is_left_to_a_script(tmp_path: Path) -> Non
     assert not config["zero_optimization"]["offload_optimizer"]["pin_memory"]  # on the CPU
 
 
+@pytest.mark.slow
 def test_a_part_of_deepspeed_that_cannot_be_built_is_said(tmp_path: Path) -> None:
     spec = _spec(tmp_path, 2, 8, "optimizer")
     finished = subprocess.run(

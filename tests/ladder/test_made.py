@@ -54,6 +54,7 @@ def test_tokens_and_labels_are_those_of_ladders_before(tmp_path: Path) -> None:
     assert samples["labels"].equal(torch.randint(0, 2, (4,), generator=random))
 
 
+@pytest.mark.slow
 def test_a_model_of_images_in_bf16_trains_and_is_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

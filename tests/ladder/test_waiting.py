@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 from small_specs import place_in, spec_in
 
 from zerofit.ladder.parent import start_rung
@@ -34,6 +35,7 @@ def _wait_until_it_waits(log: Path) -> None:
     raise AssertionError("it never waited")
 
 
+@pytest.mark.slow
 def test_several_wait_until_told_to_go_one_after_another(tmp_path: Path) -> None:
     others = psutil.Process().children()
     names = ("one", "two")
@@ -50,6 +52,7 @@ def test_several_wait_until_told_to_go_one_after_another(tmp_path: Path) -> None
     assert psutil.Process().children() == others
 
 
+@pytest.mark.slow
 def test_what_is_over_its_time_was_running_not_waiting(tmp_path: Path) -> None:
     with start_rung(spec_in(tmp_path, waits=True, num_steps=10**6), place_in(tmp_path)) as rung:
         _wait_until_it_waits(place_in(tmp_path).log)
@@ -70,6 +73,7 @@ def test_one_that_is_ended_unrun_leaves_no_result_and_no_process(tmp_path: Path)
     assert psutil.Process().children() == others
 
 
+@pytest.mark.slow
 def test_a_closed_standard_input_ends_it_quietly(tmp_path: Path) -> None:
     spec, place = spec_in(tmp_path, waits=True), place_in(tmp_path)
     place.spec.write_text(spec_to_json(spec))

@@ -60,3 +60,16 @@ def trainer_losses(folder: Path) -> Losses:
     state = json.loads((folder / "out" / "trainer_state.json").read_text())
     lines = [line for line in state["log_history"] if "loss" in line]
     return [(line["step"], line["loss"], line["learning_rate"]) for line in lines]
+
+
+def saved_dtypes(model_dir: Path) -> set[str]:
+    """Return the formats of the weights that a run saved: what its engine held, as nothing casts them."""
+    from safetensors import safe_open
+
+    with safe_open(model_dir / "model.safetensors", framework="pt") as weights:
+        return {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
+
+
+def written_precision(run: Run) -> str:
+    """Return the precision in the plan that a run was started with."""
+    return json.loads((run.run_folder / "plan.json").read_text())["strategy"]["precision"]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from runs import Run
 
+pytestmark = pytest.mark.slow
+
 
 def is_adapter(name: str) -> bool:
     return ".lora_" in name or "classifier.modules_to_save" in name

@@ -11,6 +11,8 @@ from runs import SCRIPTS, Run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 _SCRIPT = str(SCRIPTS / "compiled.py")
 
 

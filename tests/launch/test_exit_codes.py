@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 
 END = str(SCRIPTS / "end.py")
 RANKS = {"one rank": ("--num-processes", "1"), "two ranks": ("--num-processes", "2", "--engine", "native")}
+_SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("how", "exit_code", "cause", "ranks"),
     [
-        ("0", 0, None, "one rank"),
+        pytest.param("0", 0, None, "one rank", marks=pytest.mark.slow),
         ("7", 7, "rank 0 exited with 7", "one rank"),
-        ("7", 7, "rank 0 exited with 7", "two ranks"),
-        ("text", 1, "rank 0 exited with 1", "one rank"),
-        ("raise", 1, "rank 0 exited with 1: RuntimeError", "two ranks"),
-        ("kill", 137, "rank 0 was killed by signal 9 (SIGKILL)", "one rank"),
+        pytest.param("7", 7, "rank 0 exited with 7", "two ranks", marks=pytest.mark.slow),
+        pytest.param("text", 1, "rank 0 exited with 1", "one rank", marks=pytest.mark.slow),
+        pytest.param("raise", 1, "rank 0 exited with 1: RuntimeError", "two ranks", marks=pytest.mark.slow),
+        pytest.param(
+            "kill", 137, "rank 0 was killed by signal 9 (SIGKILL)", "one rank", marks=pytest.mark.slow
+        ),
         ("kill", 137, "rank 0 was killed by signal 9 (SIGKILL)", "two ranks"),
     ],
 )
@@ -43,12 +46,14 @@ def test_the_exit_code_is_the_scripts(
         assert last_line == f"zerofit: {said}; its log and record are in {run.run_folder}"
 
 
+@pytest.mark.slow
 def test_the_cause_is_the_rank_that_failed_not_the_one_that_was_ended(launch: Callable[..., Run]) -> None:
     run = launch("--num-processes", "2", "--engine", "native", END, "kill", "1")
     assert run.exit_code == 137
     assert str(run.record()["cause"]).startswith("rank 1 was killed by signal 9 (SIGKILL)")
 
 
+@pytest.mark.slow
 def test_a_rank_that_lost_its_peer_is_not_the_cause(launch: Callable[..., Run]) -> None:
     run = launch("--num-processes", "2", "--preset", "z2", str(SCRIPTS / "lose_peer.py"))
     assert run.exit_code == 137, run.stderr
@@ -58,6 +63,7 @@ def test_a_rank_that_lost_its_peer_is_not_the_cause(launch: Callable[..., Run]) 
     assert all(set(failure) == {"exit_code", "timestamp"} for failure in launcher_saw.values())
 
 
+@pytest.mark.slow
 def test_the_log_holds_what_a_rank_printed_before_it_was_killed(launch: Callable[..., Run]) -> None:
     run = launch(END, "kill", "0")
     assert run.stdout == "last words of rank 0\n"
@@ -99,6 +105,7 @@ def test_the_run_folder_tells_all_but_secrets(launch: Callable[..., Run]) -> Non
     assert all(rank["peak_host_bytes"] > 0 for rank in record["ranks"])
 
 
+@pytest.mark.slow
 def test_the_scripts_own_flags_stay_the_scripts(launch: Callable[..., Run], tmp_path: object) -> None:
     run = launch(
         "--num_processes", "1", str(SCRIPTS / "arguments.py"), "--num_processes", "9", "-m", "--cpu"

@@ -26,6 +26,7 @@ def losses(run: Run) -> list[float]:
     return [float(line.split()[1]) for line in run.stdout.splitlines() if line.startswith("loss ")]
 
 
+@pytest.mark.slow
 def test_plain_accelerate_launch_trains_as_the_plan_says(tmp_path: Path) -> None:
     plan = Plan(
         strategy=Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS, micro_batch_size=2),
@@ -44,6 +45,7 @@ def test_plain_accelerate_launch_trains_as_the_plan_says(tmp_path: Path) -> None
     assert run.stderr.count("zerofit: the script's SGD trains;") == 1
 
 
+@pytest.mark.slow
 def test_under_zerofit_launch_the_plan_is_applied_once(launch: Callable[..., Run]) -> None:
     run = launch(
         "--num-processes", "1", "--micro-batch-size", "2", EXPLICIT, "accelerate", "launched"

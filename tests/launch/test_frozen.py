@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from runs import Run
 
+pytestmark = pytest.mark.slow
+
 FREEZE = ("--freeze", "embeddings+1")
 _FROZEN_IN_BERT = ("embeddings", ".layer.0.")
 

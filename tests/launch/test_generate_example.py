@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import pytest
 from runs import ROOT, Run
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ _SMALL = (
 _PROMPTS = ["import ", "def __init__(self", "class ", "    return self.", "for key, value in "]
 
 
+@pytest.mark.slow
 def test_five_prompts_over_two_ranks_between_the_steps(launch: Callable[..., Run], data_dir: Path) -> None:
     script = str(ROOT / "examples" / "generate.py")
     run = launch(

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 FEW = ("accelerate 2 auto", "accelerate 3 never", "accelerate 3 always", "trainer 3 always")
 MORE = ("accelerate 3 auto", "trainer 2 auto", "trainer 3 never")
 PLAIN = "accelerate 2 plain"

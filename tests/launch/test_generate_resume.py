@@ -91,6 +91,7 @@ def names(path: Path) -> list[str]:
     return [json.loads(line)["id"] for line in path.read_text().split("\n")[:-1]]
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_the_middle_goes_on_as_if_it_had_not_been(model: Path, tmp_path: Path) -> None:
     write_many(tmp_path)
     asked = arguments(model, "out.jsonl", *SAMPLED)

@@ -37,6 +37,7 @@ def _results(run: Run) -> list[list[object]]:
     return [json.loads((run.folder / f"done.{rank}").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_a_call_that_says_it_is_not_synced_goes_in_step_and_a_trainers_stays_as_it_is(
     launch: Callable[..., Run],
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_call_on_one_rank_ends_the_run_with_where_the_other_is(launch: Callabl
     assert record["cause"] == f"rank 0 exited with 2: {HEADLINE}"
 
 
+@pytest.mark.slow
 def test_a_script_that_catches_the_error_goes_on_in_step_until_a_rank_has_ended(
     launch: Callable[..., Run],
 ) -> None:

@@ -12,6 +12,8 @@ from runs import SCRIPTS, Run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS, LEARNING_RATE = 390, 8, 2, 1e-3
 """As in the script."""
 CHANGED = "zerofit: batches are made of samples of like length, in a new order in each epoch\n"

@@ -34,6 +34,7 @@ def _numbers_of_plain_torch() -> list[float]:
     return [*numbers, *[sum(weight.abs().sum().item() for weight in model.parameters())] * 2]
 
 
+@pytest.mark.slow
 def test_a_script_that_leaves_the_step_to_accelerate_gets_it_in_backward(launch: Callable[..., Run]) -> None:
     run = launch(*DEEPSPEED, str(SCRIPTS / "leaves_the_step.py")).check()
     lines = [line.split() for line in run.stdout.splitlines()]
@@ -41,6 +42,7 @@ def test_a_script_that_leaves_the_step_to_accelerate_gets_it_in_backward(launch:
     assert numbers == pytest.approx(_numbers_of_plain_torch(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_plan_wins_over_the_scripts_own_plugins(launch: Callable[..., Run]) -> None:
     flags = ("--gradient-accumulation-steps", "2", "--gradient-clipping", "0.3")
     run = launch(*DEEPSPEED, *flags, str(SCRIPTS / "own_plugins.py")).check()
@@ -52,6 +54,7 @@ def test_the_plan_wins_over_the_scripts_own_plugins(launch: Callable[..., Run]) 
     assert "zerofit: gradient accumulation is 2 steps; the script says 4, and if it counts" in run.stderr
 
 
+@pytest.mark.slow
 def test_a_global_batch_that_the_script_would_not_make_is_refused(launch: Callable[..., Run]) -> None:
     flags = ("--num-processes", "1", "--micro-batch-size", "2", "--global-batch-size", "8")
     run = launch(*flags, str(SCRIPTS / "shards.py"), "accelerate")

@@ -10,6 +10,8 @@ from runs import SCRIPTS, Run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 _FLAGS = ("--num-processes", "1", "--gradient-checkpointing", "--checkpoint-every", "2")
 
 

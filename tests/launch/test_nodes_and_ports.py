@@ -26,6 +26,7 @@ def shards_read(folder: Path) -> list[int]:
     )
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_no_failure(launch: Callable[..., Run]) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
@@ -46,6 +47,7 @@ def test_the_recipe_for_one_node_runs(tmp_path: Path) -> None:
     assert "strategy: DeepSpeed ZeRO-3" in run.stderr
 
 
+@pytest.mark.slow
 def test_the_recipe_for_several_nodes_runs(tmp_path: Path) -> None:
     port = str(free_port(0))
     nodes = []

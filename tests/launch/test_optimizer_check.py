@@ -44,6 +44,7 @@ def test_trainers_sgd_is_refused_before_anything_starts(launch: Callable[..., Ru
     assert not (run.folder / "zerofit-runs").exists()
 
 
+@pytest.mark.slow
 def test_other_numbers_under_zero_are_warned_of(launch: Callable[..., Run]) -> None:
     run = launch(
         "--num-processes", "2", "--preset", "z2", str(SCRIPTS / "optimizers.py"), "Adafactor"

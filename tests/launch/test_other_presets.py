@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("route", ["accelerate", pytest.param("trainer", marks=pytest.mark.evidence)])
 def test_zero3_inference_gives_the_loss_of_one_process(route: str, launch: Callable[..., Run]) -> None:

@@ -12,6 +12,8 @@ from runs import SCRIPTS, Run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 SCRIPT = SCRIPTS / "ragged_windows.py"
 SAME = 1e-5

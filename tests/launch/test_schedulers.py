@@ -10,6 +10,8 @@ from runs import SCRIPTS, Run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_parameter_group_without_parameters_is_no_failure(launch: Callable[..., Run]) -> None:
     # One rank, as a prepared scheduler steps once a rank.

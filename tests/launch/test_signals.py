@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 WAIT = str(SCRIPTS / "wait.py")
 SAVE = str(SCRIPTS / "save.py")
 RANKS = {1: (), 2: ("--num-processes", "2", "--engine", "native")}
+EACH_NUMBER_OF_RANKS = [pytest.param(1, marks=pytest.mark.slow), 2]
+SIGNALS = [pytest.param(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+"""Each signal, and the exit code that it makes; Ctrl-C on a terminal sends the second."""
 PATIENCE_S = 60
 
 
@@ -63,8 +66,8 @@ def assert_all_gone(processes: list[psutil.Process]) -> None:
     assert alive == []
 
 
-@pytest.mark.parametrize("num_ranks", RANKS)
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("num_ranks", EACH_NUMBER_OF_RANKS)
+@pytest.mark.parametrize(("number", "exit_code"), SIGNALS)
 def test_a_signal_ends_the_whole_run(
     number: signal.Signals, exit_code: int, num_ranks: int, tmp_path: Path
 ) -> None:
@@ -78,6 +81,7 @@ def test_a_signal_ends_the_whole_run(
     assert json.loads((folder / "run.json").read_text())["exit_code"] == exit_code
 
 
+@pytest.mark.slow
 def test_two_signals_at_once_are_one_request(tmp_path: Path) -> None:
     # GNU timeout signals the process and then its whole group.
     process, below = start_waiting(tmp_path, 1, "SIGTERM")
@@ -90,6 +94,7 @@ def test_two_signals_at_once_are_one_request(tmp_path: Path) -> None:
     assert_all_gone(below)
 
 
+@pytest.mark.slow
 def test_a_second_signal_kills_what_ignores_the_first(tmp_path: Path) -> None:
     process, below = start_waiting(tmp_path, 1, "SIGTERM")
     process.send_signal(signal.SIGTERM)
@@ -101,14 +106,14 @@ def test_a_second_signal_kills_what_ignores_the_first(tmp_path: Path) -> None:
     assert_all_gone(below)
 
 
-@pytest.mark.parametrize("num_ranks", RANKS)
+@pytest.mark.parametrize("num_ranks", EACH_NUMBER_OF_RANKS)
 def test_a_run_does_not_outlive_a_killed_zerofit(num_ranks: int, tmp_path: Path) -> None:
     process, below = start_waiting(tmp_path, num_ranks)
+    scripts_own = [child for child in below if child.name() == "sleep"]
     process.kill()
     process.wait()
-    for child in below:
-        if child.name() == "sleep":  # the script's own child is the script's own affair then
-            child.kill()
+    for child in scripts_own:  # they are the script's affair then
+        child.kill()
     assert_all_gone(below)
 
 
@@ -117,8 +122,8 @@ def assert_saved(folder: Path, num_ranks: int, name: str) -> None:
     assert [(folder / f"saved{rank}").read_text() for rank in range(num_ranks)] == [name] * num_ranks
 
 
-@pytest.mark.parametrize("num_ranks", RANKS)
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("num_ranks", EACH_NUMBER_OF_RANKS)
+@pytest.mark.parametrize(("number", "exit_code"), SIGNALS)
 def test_a_script_has_the_time_to_save(
     number: signal.Signals, exit_code: int, num_ranks: int, tmp_path: Path
 ) -> None:
@@ -137,7 +142,7 @@ def test_a_script_has_the_time_to_save(
     assert_saved(tmp_path, num_ranks, number.name)
 
 
-@pytest.mark.parametrize("num_ranks", RANKS)
+@pytest.mark.parametrize("num_ranks", EACH_NUMBER_OF_RANKS)
 def test_a_script_has_the_time_to_save_after_ctrl_c_on_a_terminal(num_ranks: int, tmp_path: Path) -> None:
     terminal, stdio = pty.openpty()
     process = subprocess.Popen(

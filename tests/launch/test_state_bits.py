@@ -11,6 +11,8 @@ from runs import SCRIPTS, Run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 EMBEDDING = 128 * 64
 OTHERS = 128 * 64 + 4 * 64 * 64 + 3 * 64 * 64 + 3 * 64
 """The head, attention, the MLP, and three norms."""

@@ -12,6 +12,8 @@ from runs import SCRIPTS, run_command
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 _SCRIPT = str(SCRIPTS / "counts_trained.py")
 
 

@@ -29,6 +29,7 @@ def steps(run: Run) -> list[tuple[float, ...]]:
     return [tuple(float(word) for word in words[1:]) for words in lines]
 
 
+@pytest.mark.slow
 def test_stock_deepspeed_drops_the_scripts_optimizer_and_makes_the_loss_too_large(tmp_path: Path) -> None:
     config = str(ROOT / "ds_configs" / "ds_z2.json")
     flags = f"--use_deepspeed --deepspeed_config_file={config} --num_processes=1 --num_machines=1"

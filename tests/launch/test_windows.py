@@ -116,10 +116,13 @@ def stock(folder: Path) -> Shown:
     return _shown(command, folder, loops, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
 
 
+_MARKS = {"z3": pytest.mark.evidence, "z3 in micro-batches": pytest.mark.slow}
+
+
 @pytest.fixture(
     scope="module",
     # With its micro-batches it says all that it says without.
-    params=[pytest.param(name, marks=pytest.mark.evidence) if name == "z3" else name for name in RUNS],
+    params=[pytest.param(name, marks=_MARKS.get(name, ())) for name in RUNS],
 )
 def ours(request: pytest.FixtureRequest, folder: Path) -> tuple[Shown, dict[str, str]]:
     """What `zerofit launch` makes of them, and which it is to refuse."""
@@ -137,22 +140,26 @@ def _is_as(shown: dict[str, Any], expected: dict[str, Any]) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_every_loop_is_looked_at(plain: Shown) -> None:
     assert sorted(plain) == sorted((*SILENTLY_WRONG, *FAILS, *RIGHT, *REFUSED))
     assert all("error" not in shown for shown in plain.values())
 
 
+@pytest.mark.slow
 def test_loops_train_as_in_data_parallel(ours: tuple[Shown, dict[str, str]], plain: Shown) -> None:
     shown, refused = ours
     loops = shown.keys() - refused.keys()
     assert {loop: (shown[loop], plain[loop]) for loop in loops if not _is_as(shown[loop], plain[loop])} == {}
 
 
+@pytest.mark.slow
 def test_what_deepspeed_can_not_do_is_refused(ours: tuple[Shown, dict[str, str]]) -> None:
     shown, refused = ours
     assert {loop: shown[loop].get("error") for loop in refused} == refused
 
 
+@pytest.mark.slow
 def test_the_stock_stack_trains_them_otherwise(stock: Shown, plain: Shown) -> None:
     for loop in SILENTLY_WRONG:
         assert "error" not in stock[loop]

@@ -19,7 +19,8 @@ _WATCH = """
 import json, sys
 from zerofit.launcher.watch import run_watched
 
-ended = run_watched(sys.argv[1:], environment={"FROM_WATCH": "yes"})
+grace = {"stop_grace_s": float(sys.argv.pop(1))} if sys.argv[1] != "sh" else {}
+ended = run_watched(sys.argv[1:], environment={"FROM_WATCH": "yes"}, **grace)
 print(json.dumps([ended.exit_code, ended.stopped_by and ended.stopped_by.name]))
 """
 _STARTED = 'echo "$$" >> pids; echo started; '
@@ -102,9 +103,22 @@ def test_a_second_signal_kills_what_ignores_the_first(tmp_path: Path) -> None:
     with _watching(tmp_path, "sh", "-c", script) as process:
         _wait_for_start(process)
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        time.sleep(0.8)  # sooner, the second would be taken for the same request
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
+        at = time.monotonic()
+        assert _result(process) == [-9, "SIGTERM"]
+        assert time.monotonic() - at < 30  # of the 35 s that the first one grants
+    assert _left(tmp_path) == []
+
+
+def test_what_ignores_a_signal_is_killed_once_its_grace_is_over(tmp_path: Path) -> None:
+    script = f"trap '' TERM; {_STARTED} while :; do sleep 0.05; done"
+    with _watching(tmp_path, "1.5", "sh", "-c", script) as process:
+        _wait_for_start(process)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.8)
+        assert process.poll() is None
         assert _result(process) == [-9, "SIGTERM"]
     assert _left(tmp_path) == []
 

@@ -43,6 +43,19 @@ _STAGES = tuple(ZeroStage)
     [
         (Strategy(precision=Precision.BF16), 4 + 8 + 4),
         (Strategy(precision=Precision.BF16, optimizer=OptimizerName.ADAMW_8BIT), 4 + 2 + 4),
+        *(
+            (Strategy(precision=Precision.BF16, optimizer=name), 4 + least + 4)
+            for name, least in (
+                (OptimizerName.LION, 4),
+                (OptimizerName.LION_8BIT, 1),
+                # Sums over rows and columns, no momentum, pages that may leave the GPU: nothing is certain.
+                (OptimizerName.ADAFACTOR, 0),
+                (OptimizerName.SGD, 0),
+                (OptimizerName.PAGED_ADAMW, 0),
+                (OptimizerName.PAGED_ADAMW_8BIT, 0),
+                (OptimizerName.PAGED_LION_8BIT, 0),
+            )
+        ),
         (Strategy(precision=Precision.BF16, lora=Lora()), 2),
         (_zero(_STAGES[0]), 2 + 12),
         (_zero(_STAGES[1]), 2 + 12 / 4),

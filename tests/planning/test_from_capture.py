@@ -81,6 +81,16 @@ def test_another_global_batch_names_the_count_of_a_loop_that_accumulates_by_hand
     )
 
 
+def test_another_global_batch_names_the_whole_batch_where_a_loader_splits_it_over_the_ranks() -> None:
+    with pytest.raises(UserError) as caught:
+        captured_problem(capture(splits_batches=True), request=Request(global_batch_size=128))
+    assert (caught.value.found, caught.value.fix) == (
+        "--global-batch-size 128, and the script's is 2 x 2 x 4 = 16   (samples x accumulation x ranks)",
+        "leave out --global-batch-size, or set in the script its DataLoader's batch_size to 64 or its "
+        "gradient_accumulation_steps to 16",
+    )
+
+
 def test_what_is_accumulated_by_hand_is_counted_like_what_accelerate_accumulates() -> None:
     by_hand, by_accelerate = (
         _solve(captured_problem(captured)).found.chosen
@@ -133,6 +143,10 @@ def test_another_global_batch_is_taken_where_trainer_makes_it_or_it_is_the_same(
             512,
             True,
             id="padded to a multiple of 8",
+        ),
+        pytest.param((batch(width=384, longest=300),), 512, 512, True, id="padded to a multiple of 128"),
+        pytest.param(
+            (batch(width=384, longest=300),), 513, 640, True, id="padded to the next multiple of 128"
         ),
         pytest.param((batch(width=512, shortest=512),), 512, 512, False, id="packed to one length"),
     ],
@@ -308,6 +322,11 @@ def test_the_plan_says_what_the_script_decided() -> None:
         "precision": ("fp16", "the script trains in fp16"),
     }
     assert len({reason.field for reason in plan.reasons}) == len(plan.reasons)
+
+
+def test_what_stays_as_it_is_without_a_flag_needs_no_reason() -> None:
+    plan = _solve(captured_problem(capture(model_adapters=("LORA",)))).plan
+    assert {reason.field for reason in plan.reasons}.isdisjoint({"freeze", "lora", "quantization"})
 
 
 def test_a_batch_of_unknown_size_is_left_alone() -> None:

@@ -21,9 +21,10 @@ from zerofit.estimates import (
     Term,
     TimeTerm,
 )
+from zerofit.planning.fast_judge import FastJudge
 from zerofit.planning.judge import EstimatingJudge
 from zerofit.planning.order import OFFLOADED, SAME_TIME, kind_of, simplicity, tier
-from zerofit.planning.plan_of import plan_of
+from zerofit.planning.plan_of import plan_of, why_it_loses
 from zerofit.planning.problem import Allow
 from zerofit.planning.search import Found, Judge, Judged, search
 from zerofit.request import Request
@@ -118,6 +119,9 @@ def test_the_choice_is_that_of_an_exhaustive_search_whatever_the_estimates_say(s
     assert (found.chosen.strategy if found.chosen else None) == _exhaustive(strategies, judge)
     assert found.counts.estimated == num_judged < len(strategies)
     assert (found.nearest is None) == (found.chosen is not None)
+    recomputes = found.chosen is not None and found.chosen.strategy.gradient_checkpointing
+    switched = [one for one in found.variants if one.strategy.gradient_checkpointing is not recomputes]
+    assert bool(switched) == recomputes  # what the choice would need, and take, without recomputing
 
 
 @dataclass
@@ -225,6 +229,33 @@ def test_bounds_are_never_above_the_estimate(seed: int) -> None:
         live = judge.least_live_bytes(strategy)
         assert judge.least_bytes(strategy) <= live <= peak, strategy
         assert judge.least_played_bytes(strategy) <= peak, strategy
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (2.0, "takes 2.0 times as long"),
+        (1.99, "99% slower"),
+        (1.1, "10% slower"),
+        (1.005, "0% slower"),
+        (1.004, "no faster, and less simple"),
+        (0.996, "no faster, and less simple"),
+        (0.9, "10% less time, of which no estimate is sure, and less simple"),
+    ],
+)
+def test_a_loser_is_told_how_much_longer_it_takes_than_the_choice(seconds: float, said: str) -> None:
+    chosen, loser = (Judged(strategy=Strategy(), estimate=_estimate(1, time)) for time in (1.0, seconds))
+    assert why_it_loses(loser, chosen, problem()) == said
+
+
+def test_a_fast_estimate_reserves_six_hundredths_beyond_the_live_tensors() -> None:
+    asked = problem(num_gpus=1)
+    judge = FastJudge(asked, trace=made_trace(asked.model), rates=RATES)
+    strategy = Strategy(precision=Precision.BF16, micro_batch_size=1, gradient_accumulation_steps=1)
+    for phase in judge.judge(strategy).estimate.device.phases:
+        live = sum(term.num_bytes for term in phase.terms if term.holder is Holder.TENSORS)
+        (cache,) = (term for term in phase.terms if term.name == "allocator cache")
+        assert cache.num_bytes == int(0.06 * live)
 
 
 def test_what_is_said_of_the_run_reaches_the_estimate() -> None:

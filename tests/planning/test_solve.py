@@ -12,6 +12,7 @@ from zerofit.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, Run
 from zerofit.plan import Origin, plan_from_json, plan_to_json
 from zerofit.planning.answer import Answer
 from zerofit.planning.fast_judge import FastJudge
+from zerofit.planning.larger_machines import with_more_host_memory
 from zerofit.planning.order import SAME_TIME, simplicity
 from zerofit.planning.problem import Allow, Problem
 from zerofit.planning.solve import best_of, solve
@@ -63,6 +64,13 @@ def test_what_the_user_fixed_is_said_to_be_the_users() -> None:
     assert (plan.strategy.zero_stage, plan.strategy.gradient_checkpointing) == (3, True)
 
 
+def test_more_host_memory_comes_in_powers_of_two() -> None:
+    nodes = dict(with_more_host_memory(problem(num_gpus=1, host_gib=24).machine))
+    assert list(nodes) == [f"{gib}.0 GiB of host memory on each node" for gib in (32, 64, 128, 256, 512)]
+    assert [one.host_memory_bytes for one in nodes.values()] == [2**power for power in range(35, 40)]
+
+
+@pytest.mark.slow
 def test_each_suggestion_fits_by_itself() -> None:
     asked = problem(
         num_gpus=1, memory_gib=16, host_gib=24, global_batch_size=8, sequence_length=2048, facts=_LARGE

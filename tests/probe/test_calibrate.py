@@ -19,6 +19,7 @@ _MACHINE = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=2**30, host_memor
 _LINE = '{"measured": {"name": "host memory", "value": 2.0, "unit": "bytes/s", "how": "copy"}}'
 
 
+@pytest.mark.slow
 def test_a_short_calibration_without_gpus_measures_host_and_disk(tmp_path: Path) -> None:
     found = calibrate(_MACHINE, has_cpu_adam=False, nvme_path=str(tmp_path), short=True)
     values = {rate.name: rate.value for rate in found.rates}

@@ -77,12 +77,12 @@ def test_the_revision_and_configuration_in_a_hubs_cache_count(workplace) -> None
 
 def test_what_is_kept_is_its_users_alone_and_holds_no_secrets(workplace) -> None:
     workplace.write("import training\ntraining.begin()\n")
-    workplace.capture("--hub_token", "abc1", "--api-key=abc2", "--tokenizer", "gpt2").close()
+    workplace.capture("--hub_token", "secret-1", "--api-key=secret-2", "--tokenizer", "gpt2").close()
     (file,) = (workplace.cache / "captures").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert "abc" not in file.read_text()
+    assert "secret-" not in file.read_text()
     assert "gpt2" in file.read_text()
-    with workplace.capture("--hub_token", "abc1", "--api-key=abc2", "--tokenizer", "gpt2") as script:
+    with workplace.capture("--hub_token", "secret-1", "--api-key=secret-2", "--tokenizer", "gpt2") as script:
         assert script.capture.target[1:] == ("--hub_token", "***", "--api-key=***", "--tokenizer", "gpt2")
         assert os.listdir(workplace.cache / "capturing") == []
 

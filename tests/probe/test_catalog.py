@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.probe.catalog import NAMES, load_schema, load_schemas, schema_of
+from zerofit.probe.catalog import NAMES, load_history, load_schema, load_schemas, schema_of
 from zerofit.render.catalog import render_schema
 from zerofit.schema import Key, Kind, OnUnknown, Removed, Schema, Section
 
@@ -25,7 +25,7 @@ def test_every_file_of_the_catalog_is_loaded() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_schema_reads_back_as_it_was_written(name: str) -> None:
     text = (_CATALOG / f"{name}.json").read_text(encoding="utf-8")
-    assert render_schema(load_schema(name)) == text
+    assert render_schema(load_history(name)) == text
 
 
 def test_a_written_schema_has_one_line_a_key() -> None:

@@ -7,13 +7,15 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zerofit.compat.key_values import is_in_range, is_right_type
-from zerofit.probe.catalog import load_schema
+from zerofit.probe.catalog import load_history, load_schema
+from zerofit.releases import with_release
 from zerofit.render.catalog import render_schema
 from zerofit.schema import Key, Kind, OnUnknown, Section
 
@@ -36,7 +38,11 @@ def test_the_catalog_is_what_deepspeed_declares() -> None:
     from zerofit.probe.deepspeed_schema import probe_deepspeed_schema
 
     committed = Path(__file__).parents[2] / "zerofit" / "catalog" / "deepspeed.json"
-    assert committed.read_text(encoding="utf-8") == render_schema(probe_deepspeed_schema())
+    schema = probe_deepspeed_schema()
+    assert committed.read_text(encoding="utf-8") == render_schema(
+        with_release(load_history("deepspeed"), schema)
+    )
+    assert replace(_SCHEMA, other_releases=()) == schema
 
 
 def _source_files() -> list[Path]:

@@ -20,6 +20,7 @@ from zerofit.strategy import (
     Strategy,
     ZeroStage,
 )
+from zerofit.upstream.transformers import is_checkpointing
 
 TOKENS = torch.arange(24).reshape(2, 12)
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -43,7 +44,7 @@ def test_a_model_and_its_optimizer_under_a_strategy() -> None:
     held = {id(one) for one in swapped.param_groups[0]["params"]}
     assert held == {id(one) for one in model.parameters() if one.grad is not None}
     assert model.config._attn_implementation == "eager"
-    assert model.get_base_model().is_activation_checkpointing
+    assert is_checkpointing(model.get_base_model())
 
 
 def test_what_was_done_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from transformers import (
 from zerofit.errors import UserError
 from zerofit.runtime import changed_model, optimizer_swap
 from zerofit.strategy import Lora, OptimizerName
+from zerofit.upstream.transformers import is_checkpointing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,7 +241,7 @@ def test_attention_and_checkpointing_are_set_beside_adapters() -> None:
     own = accelerator(lora=Lora(rank=2), attention="eager", gradient_checkpointing=True)
     model = own.prepare(bert())
     assert model.config._attn_implementation == "eager"
-    assert model.get_base_model().is_activation_checkpointing
+    assert is_checkpointing(model.get_base_model())
     model.train()
     model(input_ids=TOKENS, labels=LABELS).loss.backward()
     assert all(one.grad is not None for one in model.parameters() if one.requires_grad)

@@ -93,6 +93,13 @@ def test_clipping_what_no_accelerator_knows_is_torchs() -> None:
     assert other.weight.grad.max() == pytest.approx(0.1)
 
 
+def test_torch_clips_the_values_of_an_accelerators_model_where_no_engine_holds_its_gradients() -> None:
+    accelerator, model, _, _ = hooked(None)
+    torch.nn.utils.clip_grad_value_(model.parameters(), 3.5)
+    assert accelerator._models == [model]
+    assert model.weight.grad.tolist() == [[3.0, 3.5]]
+
+
 def test_early_pieces_are_taken_back_before_torch_clips() -> None:
     accelerator, model, _, _ = hooked(None)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from accelerators import quiet
+from captured_scripts import trainer as captured_trainer
 
 import zerofit
 from zerofit.errors import UserError
@@ -127,8 +128,25 @@ def with_own_loss(base: Any) -> Any:
     return Own
 
 
-@pytest.mark.parametrize("own", ["compute_loss", "compute_loss_func", "none"])
-def test_a_trainer_computes_the_same_under_a_plan_whoever_makes_its_loss(tmp_path: Path, own: str) -> None:
+_OF_A_CAPTURE = dataclasses.replace(
+    PLAN, capture=captured_trainer(micro_batch_size=8, gradient_accumulation_steps=1)
+)
+"""It found a loss of Trainer's own, which is the same from smaller batches that Trainer accumulates."""
+
+
+@pytest.mark.parametrize(
+    ("own", "plan", "takes"),
+    [
+        ("compute_loss", PLAN, (8, 1)),
+        ("compute_loss_func", PLAN, (8, 1)),
+        ("none", PLAN, (8, 1)),
+        ("compute_loss", _OF_A_CAPTURE, (8, 1)),
+        ("none", _OF_A_CAPTURE, (2, 4)),
+    ],
+)
+def test_a_trainer_computes_the_same_under_a_plan_whoever_makes_its_loss(
+    tmp_path: Path, own: str, plan: Plan, takes: tuple[int, int]
+) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
@@ -143,10 +161,13 @@ def test_a_trainer_computes_the_same_under_a_plan_whoever_makes_its_loss(tmp_pat
     def trained(*, planned: bool) -> tuple[list[float], Any]:
         set_seed(0)
         model = LlamaForCausalLM(LlamaConfig(vocab_size=19, **sizes))
-        data = [{"input_ids": row, "labels": row} for row in tokens]
+        data = [
+            {"input_ids": row, "labels": [*[-100] * (place % 4), *row[place % 4 :]]}  # means that differ
+            for place, row in enumerate(tokens)
+        ]
         options = {"model": model, "train_dataset": data, **more}
         if planned:
-            args = zerofit.training_arguments(plan=PLAN, **fields)
+            args = zerofit.training_arguments(plan=plan, **fields)
             trainer = zerofit.trainer(cls=cls, args=args, **options)
         else:
             trainer = cls(args=TrainingArguments(**fields), **options)
@@ -160,7 +181,7 @@ def test_a_trainer_computes_the_same_under_a_plan_whoever_makes_its_loss(tmp_pat
     assert len(expected) == 4
     assert found == pytest.approx(expected, rel=1e-5)
     args, size = trainer.args, trainer._train_batch_size
-    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps, size) == (8, 1, 8)
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps, size) == (*takes, takes[0])
 
 
 def test_a_plan_may_be_a_file(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from zerofit.errors import UserError
 from zerofit.generation.meeting import arranged
+from zerofit.runtime import generate_hooks
 from zerofit.runtime.changes import Changes
 from zerofit.runtime.generate_hooks import install
 
@@ -143,6 +144,26 @@ def test_a_partitioned_model_generates_in_step(
     assert model.generate(*arguments, **settings) is synced
     assert len(changes.lines) == (note is not None)
     assert all(line.endswith(str(note)) and "test_generate_hooks.py:" in line for line in changes.lines)
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize(
+    ("said", "enabled", "meets"),
+    [(True, False, True), (None, True, True), (None, False, False), (False, True, False)],
+)
+def test_ranks_meet_before_each_call_in_step_whoever_put_it_there(
+    said: bool | None,
+    enabled: bool,
+    meets: bool,
+    hooked: Callable[..., tuple[Any, Changes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    met: list[str] = []
+    monkeypatch.setattr(generate_hooks, "meet", lambda name, **_: met.append(name))
+    model, changes = hooked(None, zero3_is_enabled=enabled)
+    assert model.generate(synced_gpus=said) is said
+    assert len(met) == meets
+    assert not changes.lines
 
 
 @pytest.mark.usefixtures("two_ranks")

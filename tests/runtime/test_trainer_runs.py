@@ -8,6 +8,7 @@ import pytest
 from trainer_training import PIECES, SPLIT, Trained, causal_model, train_in
 
 from zerofit.errors import UserError
+from zerofit.upstream.transformers import enable_checkpointing, is_checkpointing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,13 +125,13 @@ def test_checkpointing_that_the_script_switched_on_in_the_model_is_switched_off(
 ) -> None:
     def checkpointing() -> Any:
         model = causal_model()
-        model.activation_checkpointing_enable()
+        enable_checkpointing(model, use_reentrant=False)
         return model
 
     options = {"make_model": checkpointing, "arguments": {"max_steps": 1}}
-    assert train(None, (8, 1), **options).trainer.model.is_activation_checkpointing
+    assert is_checkpointing(train(None, (8, 1), **options).trainer.model)
     found = train({"gradient_checkpointing": False}, (8, 1), **options)
-    assert not found.trainer.model.is_activation_checkpointing
+    assert not is_checkpointing(found.trainer.model)
     off = "gradient checkpointing is off in LlamaForCausalLM; the script switched it on"
     assert off in found.changes.lines
 
@@ -166,7 +167,7 @@ def test_adapters_and_sequence_to_sequence_models_train_the_same(
     from transformers import Seq2SeqTrainer
 
     options: dict[str, Any] = {
-        "LoRA": {"make_model": adapted_model, "arguments": {"activation_checkpointing": True}},
+        "LoRA": {"make_model": adapted_model, "arguments": {"gradient_checkpointing": True}},
         "Seq2Seq": {
             "make_model": sequence_model,
             "base": Seq2SeqTrainer,
@@ -211,7 +212,7 @@ def test_a_trainer_of_the_scripts_own_is_split(train: Callable[..., Trained]) ->
     [
         {**EVALUATES, "save_steps": 2, "load_best_model_at_end": True},
         {"label_smoothing_factor": 0.1},
-        {"neftune_noise_alpha": 0.0, "activation_checkpointing": True},
+        {"neftune_noise_alpha": 0.0, "gradient_checkpointing": True},
     ],
     ids=["evaluating and saving", "label smoothing", "neftune"],
 )

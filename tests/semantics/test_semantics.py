@@ -56,13 +56,10 @@ WAYS = {
         num_processes=2, flags=("--zero-stage", "3", *NO_OFFLOAD, *SMALLER), zero_stage=3, is_captured=True
     ),
 }
-DEFAULT = {
-    ("plain_loop", "ZeRO-2, micro-batch"),
-    ("loop_by_hand", "ZeRO-3, uneven micro-batch"),
-    ("accumulating_loop", "checkpointing"),
-    ("trainer_lora", "captured, micro-batch"),
-}
-"""What runs without `-m evidence`: each kind of loop once, each way of applying a plan once."""
+DEFAULT = {("loop_by_hand", "ZeRO-3, uneven micro-batch"), ("trainer_lora", "captured, micro-batch")}
+"""What runs each time: a loop on the real engine, and a Trainer from capture to training."""
+SLOW = {("plain_loop", "ZeRO-2, micro-batch"), ("accumulating_loop", "checkpointing")}
+"""What `make test-all` runs too: each kind of loop once, each way of applying a plan once."""
 NOT_TOGETHER = {
     ("loop_by_hand", "checkpointing"): "its model is none of transformers",
     ("loop_by_hand", "ZeRO-3, checkpointing"): "its model is none of transformers",
@@ -75,18 +72,19 @@ NOT_TOGETHER = {
 
 
 def cases() -> list[object]:
-    """Every script in every way, all but the default ones behind the marker."""
+    """Every script in every way, all but the default ones behind a marker."""
     return [
-        pytest.param(
-            script,
-            way,
-            id=f"{script}-{way}",
-            marks=() if (script, way) in DEFAULT else (pytest.mark.evidence,),
-        )
+        pytest.param(script, way, id=f"{script}-{way}", marks=_marks(script, way))
         for script in ARGUMENTS
         for way in WAYS
         if (script, way) not in NOT_TOGETHER
     ]
+
+
+def _marks(script: str, way: str) -> tuple[pytest.MarkDecorator, ...]:
+    if (script, way) in DEFAULT:
+        return ()
+    return (pytest.mark.slow,) if (script, way) in SLOW else (pytest.mark.evidence,)
 
 
 @pytest.mark.parametrize(("script", "way"), cases())

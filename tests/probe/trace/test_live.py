@@ -15,6 +15,7 @@ from zerofit.probe.trace.live import copy_without_values, prepare_live, trace_li
 from zerofit.probe.trace.live_batch import live_batch
 from zerofit.probe.trace.run import run_micro_batch
 from zerofit.strategy import Precision
+from zerofit.upstream.transformers import enable_checkpointing, is_checkpointing
 
 _PLAIN = TraceRequest(sequence_length=24, target_length=12)
 _LOW = TraceRequest(
@@ -233,10 +234,10 @@ def test_checkpointing_is_the_requests_and_not_the_scripts(
 ) -> None:
     _, _, model = _live(make_tiny, "llama", 1)
     if switched:
-        model.activation_checkpointing_enable()
+        enable_checkpointing(model, use_reentrant=False)
     trace = trace_live(model, _tokens(), TraceRequest(sequence_length=24, gradient_checkpointing=asked))
     assert any(cost.during == "recomputation" for cost in trace.logs[-1].costs) is asked
-    assert model.is_activation_checkpointing is switched
+    assert is_checkpointing(model) is switched
 
 
 def test_what_a_script_put_in_evaluation_mode_stays_there() -> None:

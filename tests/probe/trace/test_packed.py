@@ -8,10 +8,13 @@ import pytest
 from allocator_counts import PLAIN, SAMPLES, composed, counted
 
 from zerofit.allocation_log import TraceRequest
+from zerofit.estimate.closed_form_shape import Shape
+from zerofit.facts import ModelFacts
 from zerofit.model_changes.adapters import adapt
 from zerofit.model_changes.quantization import quantization_config, whole_heads
 from zerofit.probe.trace.entry import describe
 from zerofit.probe.trace.live import prepare_live
+from zerofit.probe.trace.packed import packed_like
 from zerofit.probe.trace.prepare import prepare_model
 from zerofit.probe.trace.run import run_micro_batch
 from zerofit.strategy import Lora, Precision, Quantization
@@ -88,3 +91,24 @@ def test_an_own_quantized_base_is_copied_with_its_bytes(make_tiny: Any, tmp_path
     assert {one.name: (one.num_elements, one.bytes_per_element, one.trains) for one in made.parameters} == own
     buffers = sum(one.untyped_storage().nbytes() for one in real.buffers())
     assert sum(made.buffer_bytes) - buffers == sum(_states(real).values())
+
+
+def test_the_closed_form_of_a_matrix_in_4_bits_is_what_its_layer_holds_but_for_its_tables() -> None:
+    import torch
+    from torch import nn
+
+    with torch.device("meta"):
+        layer = packed_like(nn.Linear(4096, 11008, bias=False))
+    held = sum(one.nbytes for one in (*layer.parameters(), *layer.buffers()))
+
+    facts = ModelFacts(
+        name="any",
+        model_type="llama",
+        num_parameters=1,
+        num_trainable_parameters=1,
+        num_layers=1,
+        hidden_size=1,
+        vocab_size=1,
+    )
+    tables = 16 * 4 + 256 * 4 + 4  # what 4 and 8 bits stand for, and the mean of the scales
+    assert Shape(facts=facts, request=_REQUEST).bytes_at_rest(4096 * 11008) == held - tables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -151,9 +152,9 @@ def capture_in_child(tmp_path_factory: pytest.TempPathFactory, free_tcp_port: in
 @pytest.fixture(scope="session")
 def free_tcp_port() -> int:
     """Return a port that nothing listens on."""
-    from zerofit.probe.port import free_port
-
-    return free_port(29600)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel's choice: no other suite has the same
+        port: int = server.getsockname()[1]
+        return port
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ def test_the_count_is_read_off_the_condition_and_the_running_frame(
     condition: str, expected: int | None, tmp_path: Path
 ) -> None:
     every, args, config = 6, SimpleNamespace(gradient_accumulation_steps=5), {"every": 3}
-    seen = Seen(folder=tmp_path, target=("train.py",), spec=Spec())
+    seen = Seen(folder=tmp_path, target=("train.py",), spec=Spec(num_batches=8))
     text = _LOOP.replace("CONDITION", condition)
     assert accumulates_by_hand(seen, ["def broken(:", text], sys._getframe()) == expected
     assert (every, len(config)) == (6, 1)

@@ -65,7 +65,7 @@ def test_a_model_that_is_being_made_has_no_known_size(transformers: None) -> Non
 
 
 def test_only_an_error_of_a_model_without_weights_needs_values(tmp_path: Path) -> None:
-    seen = Seen(folder=tmp_path, target=("train.py",), spec=Spec(weights="meta"))
+    seen = Seen(folder=tmp_path, target=("train.py",), spec=Spec(weights="meta", num_batches=8))
     caught, later, led_to = KeyError("shape"), FileNotFoundError("data.json"), RuntimeError("wrapped")
     mark_met_meta(caught)
     led_to.__context__ = caught

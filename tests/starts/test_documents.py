@@ -1,0 +1,240 @@
+"""Commands in the documents: each is understood by what it starts, and what is cheap runs as it stands."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+from commands import ROOT, Block, Command, blocks, documented, documents, python_script, targets
+
+from zerofit.cli.main import main, zerofit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PROMISED = {
+    "console": "a session of the shell",
+    "sh": "commands of the shell",
+    "python": "a program, or a part of one",
+    "json": "",
+    "yaml": "",
+    "": "output, or commands of the shell",
+}
+"""Languages of blocks, and what the tests below take them for."""
+_NOT_STARTED = {
+    "python3 -m pip install": "it installs wheels of a folder that the user brings",
+    "export PYTHONPATH=": "it sets a variable of the user's shell",
+    "zerofit launch [flags] train.py": "it is the form of the command, and no command",
+    "edit the image,": "kubectl needs a cluster; tests/test_presets_fresh.py reads the recipe",
+    "sbatch ": "it needs Slurm; tests/test_presets_fresh.py parses the recipe",
+}
+"""How commands begin that nothing here starts, and why."""
+_RULES = "docs/reference/rules.md"
+"""Rendered from the rules' examples, the bad ones too, which make evidence runs: only its commands of zerofit
+are parsed here."""
+_BLOCKS = [block for document in documents() for block in blocks(document)]
+_PROGRAMS = [block for block in _BLOCKS if block.language == "python" and block.document != _RULES]
+_COMMANDS = [
+    command
+    for command in documented()
+    if not command.text.startswith(tuple(_NOT_STARTED))
+    and not (command.where.startswith(_RULES) and command.words[0] != "zerofit")
+]
+_ZEROFIT = [command for command in _COMMANDS if command.words[0] == "zerofit"]
+_ACCELERATE = [command for command in _COMMANDS if command.words[:2] == ("accelerate", "launch")]
+_RECIPES = [command for command in _COMMANDS if command.words[0].startswith("launch/")]
+_PYTHON = [command for command in _COMMANDS if python_script(command)]
+_MAKE = [command for command in _COMMANDS if command.words[0] == "make"]
+"""tests/starts/test_makefile.py looks at these."""
+_NUMBERS = {"N": "1"}
+"""Placeholders where a flag takes a number."""
+_EXIT_CODES = {
+    "zerofit check ds_config.json accelerate.yaml": 0,
+    "zerofit check train.py --bf16 --deepspeed ds_config.json": 0,
+    "zerofit check accelerate launch --config_file a.yaml train.py": 0,
+    "zerofit check accelerate launch --config_file accelerate.yaml train.py": 0,
+    "zerofit check --sarif configs/*.json > zerofit.sarif": 0,
+    "zerofit bench ladder --dry-run": 0,
+    "zerofit launch --zero-stage 2 --offload-param cpu train.py": 2,
+}
+"""Commands that take no time, and how they end in a folder with the files that they name."""
+_SCRIPT = """\
+from transformers import Trainer, TrainingArguments
+
+Trainer(args=TrainingArguments(output_dir="out", bf16=True, deepspeed="ds_config.json")).train()
+"""
+
+
+def _named(value: Command | Block) -> str:
+    return f"{value.where} {value.text}" if isinstance(value, Command) else f"{value.document}:{value.line}"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, with the files that the documents name."""
+    for name in ("ds_configs", "examples", "launch"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    preset = ROOT / "ds_configs"
+    shutil.copy(preset / "ds_z2.json", tmp_path / "ds_config.json")
+    (tmp_path / "configs").mkdir()
+    shutil.copy(preset / "ds_z3.json", tmp_path / "configs")
+    for name in ("accelerate.yaml", "a.yaml"):
+        text = (preset / "accelerate_z2.yaml").read_text(encoding="utf-8")
+        text = text.replace("ds_configs/ds_z2.json", "ds_config.json") + "num_processes: 2\n"
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "train.py").write_text(_SCRIPT, encoding="utf-8")
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    (tmp_path / "prompts.jsonl").write_text('"a"\n', encoding="utf-8")
+    (tmp_path / "plan.json").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_block_is_of_a_language_that_is_looked_at() -> None:
+    assert {block.language for block in _BLOCKS} <= set(_PROMISED)
+
+
+def test_every_session_has_a_command() -> None:
+    silent = [(one.document, one.line) for one in _BLOCKS if one.language == "console" and not one.commands()]
+    assert silent == []
+
+
+def test_every_command_is_started_by_a_test_or_listed_with_the_reason() -> None:
+    looked_at = (*_ZEROFIT, *_ACCELERATE, *_RECIPES, *_PYTHON, *_MAKE)
+    assert [one for one in _COMMANDS if one not in looked_at] == []
+
+
+def test_nothing_is_listed_that_no_document_says() -> None:
+    texts = [command.text for command in documented()]
+    assert [one for one in _NOT_STARTED if not any(text.startswith(one) for text in texts)] == []
+    assert [one for one in _EXIT_CODES if one not in {text.split("  #")[0].rstrip() for text in texts}] == []
+
+
+@pytest.mark.parametrize("command", _ZEROFIT, ids=_named)
+def test_a_verb_takes_its_flags(place: Path, command: Command) -> None:
+    _parse([_NUMBERS.get(word, word) for word in command.words[1:]])
+
+
+@pytest.mark.parametrize("text", _EXIT_CODES)
+def test_what_takes_no_time_runs(place: Path, text: str) -> None:
+    words = text.split(" > ")[0].split()[1:]
+    words = [str(path) for word in words for path in (sorted(Path().glob(word)) if "*" in word else [word])]
+    ended = CliRunner().invoke(_main, words, catch_exceptions=False)
+    assert ended.exit_code == _EXIT_CODES[text], ended.output
+
+
+@pytest.mark.parametrize("command", _ACCELERATE, ids=_named)
+def test_a_launch_by_accelerate_passes_the_check(place: Path, command: Command) -> None:
+    ended = CliRunner().invoke(_main, ["check", *command.words], catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+
+
+@pytest.mark.parametrize("command", _RECIPES, ids=_named)
+def test_a_recipe_starts_a_launch_with_flags_that_it_has(place: Path, command: Command) -> None:
+    recipe, *arguments = command.words
+    variables = dict(found.groups() for found in re.finditer(r"\b([A-Z_]+)=(\S+)", command.text))
+    words = _launched_by(recipe, arguments, folder=place, environment=variables)
+    assert words[:2] == ["launch", "--preset"]
+    _parse(words)
+
+
+def test_the_recipe_for_slurm_starts_a_launch_with_flags_that_it_has(place: Path) -> None:
+    of_slurm = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node[0-1]",
+        "SLURM_NNODES": "2",
+        "SLURM_NODEID": "1",
+    }
+    words = _launched_by("launch/slurm.sbatch", ["train.py"], folder=place, environment=of_slurm)
+    assert words[:2] == ["launch", "--preset"]
+    _parse(words)
+
+
+def test_the_recipe_for_kubernetes_starts_a_launch_with_flags_that_it_has(place: Path) -> None:
+    _, job = yaml.safe_load_all((ROOT / "launch" / "kubernetes.yaml").read_text(encoding="utf-8"))
+    program, *words = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert program == "zerofit"
+    _parse([re.sub(r"\$\(\w+\)", "1", word) for word in words])
+
+
+@pytest.mark.parametrize("block", _PROGRAMS, ids=_named)
+def test_a_program_of_a_document_parses_and_its_names_of_zerofit_are_there(block: Block) -> None:
+    for node in ast.walk(ast.parse(textwrap.dedent(block.text))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("zerofit"):
+            module = importlib.import_module(str(node.module))
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+@pytest.mark.parametrize("document", documents())
+def test_paths_and_links_of_a_document_are_there(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", text)
+    missing = [link for link in links if not ((ROOT / document).parent / link).exists()]
+    folders = "zerofit|benchmarks|tests|examples|docs|launch|ds_configs"
+    paths = re.findall(rf"`((?:{folders})/[\w./-]*)`", text)
+    assert missing + [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("document", documents())
+def test_targets_and_verbs_in_the_text_of_a_document_are_there(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    text = "\n".join(line for line in text.splitlines() if not line.endswith("| planned |"))
+    assert set(re.findall(r"`make ([a-z][a-z-]*)", text)) <= set(targets())
+    verbs = zerofit.list_commands(click.Context(zerofit))
+    assert set(re.findall(r"`zerofit ([a-z]+)", text)) <= set(verbs)
+
+
+def _parse(words: Sequence[str]) -> None:
+    """Parse the arguments of zerofit as it does, and start nothing.
+
+    Raises:
+        click.UsageError: there is no such verb or flag.
+    """
+    group: click.Command = zerofit
+    context, rest = click.Context(zerofit), list(words)
+    while isinstance(group, click.Group):
+        name, found, rest = group.resolve_command(context, rest)
+        assert found is not None
+        group = found
+    group.make_context(name, rest, parent=context)
+
+
+def _launched_by(
+    recipe: str, arguments: Sequence[str], *, folder: Path, environment: dict[str, str]
+) -> list[str]:
+    """Return what a recipe starts zerofit with, where nothing of a cluster is there but its names."""
+    programs = {
+        "zerofit": 'printf "%s\\0" "$@" >words',
+        "nvidia-smi": "echo GPU 0",
+        "scontrol": "echo node0",
+        "srun": 'while [[ $1 == --* ]]; do shift; done; "$@"',
+    }
+    (folder / "bin").mkdir()
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(f"#!/usr/bin/env bash\n{text}\n", encoding="utf-8")
+        (folder / "bin" / name).chmod(0o755)
+    path = os.pathsep.join((str(folder / "bin"), os.environ["PATH"]))
+    subprocess.run(
+        ["bash", recipe, *arguments], cwd=folder, env={**os.environ, **environment, "PATH": path}, check=True
+    )
+    return (folder / "words").read_text(encoding="utf-8").split("\0")[:-1]
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def _main(words: tuple[str, ...]) -> None:
+    """Run zerofit as its program does, errors and exit codes included."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["zerofit", *words])
+        main()

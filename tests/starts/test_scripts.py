@@ -1,0 +1,102 @@
+"""Every script of benchmarks/ starts: all that it imports is there, and it takes the flags it is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import ROOT, documented, made, python_script, targets
+
+_PROGRAM = Path(__file__).with_name("start_scripts.py")
+_FILES = sorted(
+    str(path.relative_to(ROOT))
+    for folder in ("benchmarks", "examples")
+    for path in (ROOT / folder).rglob("*.py")
+)
+_MODULES = frozenset({"benchmarks/mutations.py", "benchmarks/real_scripts_table.py"})
+"""What others import, and nobody runs."""
+_SCRIPTS = [
+    str(path.relative_to(ROOT))
+    for path in sorted(ROOT.glob("benchmarks/*.py"))
+    if str(path.relative_to(ROOT)) not in _MODULES
+]
+_VARIABLES = ("SCRIPTS=scripts", "FOLDER=folder", "BUDGET=8m", "OUT=out", "CPU=1")
+"""What a user may say to make, all at once; targets take what they know."""
+
+
+def _of_make() -> list[list[str]]:
+    commands = (one for target in targets() for one in made(target, *_VARIABLES))
+    return [[found[0], *found[1]] for one in commands if (found := python_script(one))]
+
+
+def _of_documents() -> list[list[str]]:
+    return [[found[0], *found[1]] for one in documented() if (found := python_script(one))]
+
+
+_STARTED = sorted(
+    {tuple(words) for words in (*_of_make(), *_of_documents()) if words[0].startswith("benchmarks/")}
+)
+"""What make and the documents run, stopped once the flags are parsed."""
+_RUN = [
+    *((script, "--help") for script in _SCRIPTS),
+    ("benchmarks/published.py", "hf-bertL-adafactor-all", "litgpt-11"),
+    ("benchmarks/side_by_side.py", "hf-bertL-adafactor-all"),
+    ("benchmarks/ladder.py", "--out", "OUT/ladder.json"),
+    ("benchmarks/fuzz_check.py", "--documents", "20", "--out", "OUT/fuzz_check.json"),
+    ("benchmarks/bucketing.py", "--shares"),
+    ("benchmarks/measure_gpu.py", "--cpu", "--out", "OUT/measured", "--dry-run"),
+]
+"""What is run whole: two cases, or what takes no time."""
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    out = tmp_path_factory.mktemp("out")
+    asked = {
+        "imports": _FILES,
+        "started": _STARTED,
+        "run": [[word.replace("OUT", str(out)) for word in words] for words in _RUN],
+    }
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(out / "cache")}
+    process = subprocess.run(
+        [sys.executable, str(_PROGRAM), str(out / "ended.json")],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        timeout=400,
+    )
+    assert process.returncode == 0, process.stderr
+    found = json.loads((out / "ended.json").read_text(encoding="utf-8"))
+    return {words.replace(str(out), "OUT"): how for words, how in found.items()}
+
+
+_OF_MUTATION = ("coverage", "cosmic_ray")
+"""Packages of the extra `mutation`, which the tests do without."""
+
+
+@pytest.mark.parametrize("file", _FILES)
+def test_all_that_a_file_imports_is_there(ended: dict[str, str], file: str) -> None:
+    missing = {f"ModuleNotFoundError: No module named '{name}'" for name in _OF_MUTATION}
+    assert ended[file] == "ok" or set(ended[file].split("; ")) <= missing
+
+
+@pytest.mark.parametrize("words", _STARTED, ids=" ".join)
+def test_a_script_takes_the_flags_that_it_is_told_to_take(
+    ended: dict[str, str], words: tuple[str, ...]
+) -> None:
+    assert ended[" ".join(words)] == "ok"
+
+
+@pytest.mark.parametrize("words", _RUN, ids=" ".join)
+def test_a_script_runs(ended: dict[str, str], words: tuple[str, ...]) -> None:
+    assert ended[" ".join(words)] == "ok"
+
+
+def test_every_script_is_started_by_make_or_by_a_document() -> None:
+    assert set(_SCRIPTS) - {words[0] for words in _STARTED} == set()
