@@ -43,17 +43,17 @@ mutation: $(VENV)/.installed  ## the share of 200 small changes to the code that
 	@test -e $(MUTATION)/map/seconds.json || HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/mutation_score.py --map $(MUTATION)/map -- -n auto --dist loadfile
 	@HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/mutation_score.py --known $(MUTATION)/map --out $(MUTATION)/score.json $(if $(AFTER),--after $(AFTER))
 
-presets: $(VENV)/.installed  ## render ds_configs/ and launch/ anew from zerofit/presets.py
-	@$(BIN)/python -m zerofit.cli.write_presets
+presets: $(VENV)/.installed  ## render ds_configs/ and launch/ anew from zerofit/core/presets.py
+	@$(BIN)/python -m tools.write_presets
 
-docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/compat/ and tests/evidence/measured/
-	@$(BIN)/python -m zerofit.cli.write_docs
+docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/check/rules/ and tests/evidence/measured/
+	@$(BIN)/python -m tools.write_docs
 
 catalog: $(VENV)/.installed  ## add the installed libraries' releases to zerofit/catalog/*.json, and read model_sizes.toml anew
-	@$(BIN)/python -m zerofit.cli.write_catalog
+	@$(BIN)/python -m tools.write_catalog
 
 catalog-history: $(VENV)/.installed  ## read zerofit/catalog/*.json anew off every supported release; needs a network, an hour
-	@$(BIN)/python -m zerofit.cli.write_catalog_history
+	@$(BIN)/python -m tools.write_catalog_history
 
 bench-published: $(VENV)/.installed  ## predict published measurements of memory, and the published ladder of strategies
 	@for what in published ladder side_by_side; do HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/$$what.py || exit 1; done

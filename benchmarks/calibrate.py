@@ -17,17 +17,17 @@ from gpu_truth.calibration import CatalogFacts, catalog_facts
 from gpu_truth.catalog_text import context_lines, rate_block, with_context, with_rate
 from gpu_truth.results import results_from_json
 
-from zerofit.errors import UserError
-from zerofit.probe.cache_folder import write_whole
-from zerofit.probe.gpu_catalog import read_gpus
-from zerofit.probe.rates import read_rates
+from zerofit.core.cache_folder import write_whole
+from zerofit.core.errors import UserError
+from zerofit.machine.gpu_catalog import read_gpus
+from zerofit.machine.rates import read_rates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.facts import GpuSpec
-    from zerofit.probe.gpu_catalog import CatalogGpu
-    from zerofit.rates import Rate, Rates
+    from zerofit.core.facts import GpuSpec
+    from zerofit.core.rates import Rate, Rates
+    from zerofit.machine.gpu_catalog import CatalogGpu
 
 _ROOT = Path(__file__).resolve().parents[1]
 

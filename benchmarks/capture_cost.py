@@ -67,7 +67,7 @@ def plain_start(target: list[str], bench: Path, file: Path) -> dict[str, Any]:
 
 def capture(target: list[str], bench: Path) -> dict[str, Any]:
     """Capture a script with no cache, and return its time, its largest memory, and the model's size."""
-    from zerofit.probe.script import capture_script
+    from zerofit.scripts.capture.capture import capture_script
 
     started = time.perf_counter()
     with capture_script(

@@ -28,19 +28,19 @@ from hypothesis import strategies as st
 from mutations import HJSON, JSON, YAML, mutate
 
 from zerofit import __version__
-from zerofit.cli.check import verdict_of
-from zerofit.cli.fix_files import find_fixes
-from zerofit.cli.read_targets import read_targets
-from zerofit.command import Route
-from zerofit.compat import ALL_RULES
-from zerofit.errors import UserError
-from zerofit.layers.of_example import ACCELERATE_FILE, DEEPSPEED_FILE, example_files
-from zerofit.probe.catalog import load_schemas
-from zerofit.probe.versions import probe_versions
-from zerofit.render.findings import findings_text
-from zerofit.render.findings_json import findings_json
-from zerofit.render.sarif import sarif
-from zerofit.targets import Checked
+from zerofit.check.check_run import verdict_of
+from zerofit.check.fix_files import find_fixes
+from zerofit.check.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, example_files
+from zerofit.check.read_targets import read_targets
+from zerofit.check.rules import ALL_RULES
+from zerofit.check.targets import Checked
+from zerofit.cli.output.findings import findings_text
+from zerofit.cli.output.findings_json import findings_json
+from zerofit.cli.output.sarif import sarif
+from zerofit.configs.schemas.load import load_schemas
+from zerofit.core.command import Route
+from zerofit.core.errors import UserError
+from zerofit.machine.versions import probe_versions
 
 SEED = 20261121
 MEASURED = Path(__file__).parent / "measured" / "fuzz_check.json"

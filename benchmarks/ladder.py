@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerofit.facts import Versions
-from zerofit.ladder.predict import Predictor
-from zerofit.ladder.rungs import (
+from zerofit.core.facts import Versions
+from zerofit.core.units import GIB
+from zerofit.machine.gpu_catalog import find_gpu
+from zerofit.measuring.predict import Predictor
+from zerofit.measuring.rungs import (
     DEFAULT_RUNGS,
     PUBLISHED_BATCH,
     PUBLISHED_LENGTH,
@@ -25,10 +27,8 @@ from zerofit.ladder.rungs import (
     parse_rungs,
     published_of,
 )
-from zerofit.probe.gpu_catalog import find_gpu
-from zerofit.probe.model import probe_model
-from zerofit.probe.model_task import Task
-from zerofit.units import GIB
+from zerofit.models.find import probe_model
+from zerofit.models.task import Task
 
 OUT = Path(__file__).parent / "measured" / "ladder.json"
 _GPU = "V100-32G"

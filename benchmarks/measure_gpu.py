@@ -21,7 +21,7 @@ from gpu_truth.harness import INTERRUPTED, dry_run, measure_all, predict_anew  #
 from gpu_truth.order import Order, parse_budget, parse_sections  # noqa: E402
 from gpu_truth.results import Section  # noqa: E402
 
-from zerofit.errors import UserError  # noqa: E402
+from zerofit.core.errors import UserError  # noqa: E402
 
 
 def main() -> int:

@@ -15,19 +15,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zerofit.estimate.engine import Setup
-from zerofit.estimate.memory import estimate_memory
-from zerofit.estimates import Holder, MemoryEstimate
-from zerofit.facts import Versions, Workload
-from zerofit.plan import Topology
-from zerofit.planning.trace_request import trace_request_for
-from zerofit.probe.gpu_catalog import find_gpu
-from zerofit.probe.model import probe_model
-from zerofit.probe.model_task import Task
-from zerofit.probe.trace.cache import default_cache_folder
-from zerofit.probe.trace.source import trace_model
-from zerofit.strategy import Buckets, Engine, Lora, OptimizerName, Precision, Strategy, ZeroStage
-from zerofit.units import GIB, MIB
+from zerofit.core.estimates import Holder, MemoryEstimate
+from zerofit.core.facts import Versions, Workload
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import Buckets, Engine, Lora, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.core.units import GIB, MIB
+from zerofit.machine.gpu_catalog import find_gpu
+from zerofit.models.find import probe_model
+from zerofit.models.task import Task
+from zerofit.models.trace.cache import default_cache_folder
+from zerofit.models.trace.source import trace_model
+from zerofit.planning.estimate.device_memory.memory import estimate_memory
+from zerofit.planning.estimate.engines.engine import Setup
+from zerofit.planning.judge import trace_request_for
 
 _FOLDER = Path(__file__).parent
 CASES = _FOLDER / "published_cases.toml"

@@ -158,9 +158,9 @@ def _last_lines(log: Path) -> list[str]:
 
 def capture(out: Path, target: tuple[str, ...]) -> int:
     """Capture a script and write what it trains into a folder; return an exit code."""
-    from zerofit.capture import capture_to_json
-    from zerofit.errors import UserError
-    from zerofit.probe.script import capture_script
+    from zerofit.core.capture import capture_to_json
+    from zerofit.core.errors import UserError
+    from zerofit.scripts.capture.capture import capture_script
 
     try:
         with capture_script(

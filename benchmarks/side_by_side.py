@@ -14,9 +14,9 @@ from typing import Any
 
 from published import CASES, parse_names, predict
 
-from zerofit.probe.model import probe_model
-from zerofit.probe.model_task import Task
-from zerofit.units import GIB
+from zerofit.core.units import GIB
+from zerofit.models.find import probe_model
+from zerofit.models.task import Task
 
 _NAMES = (
     "hf-bertL-vanilla",

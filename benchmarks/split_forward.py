@@ -22,9 +22,9 @@ from rich.table import Table
 from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from zerofit.runtime.changes import Changes
-from zerofit.runtime.micro_batches import Splitter
-from zerofit.runtime.micro_batches.installing import replace_forward
+from zerofit.training.changes import Changes
+from zerofit.training.micro_batches import Splitter
+from zerofit.training.micro_batches.installing import replace_forward
 
 WHOLE = "whole batches"
 """As the script was written: more memory than there is."""

@@ -230,7 +230,7 @@ _PLANTED = [
     ("facts.py", "from zerofit import units, __version__\n", []),
     (
         "facts.py",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from zerofit.choose import choose\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from zerofit.planning.plan_from_flags import choose\n",
         ["facts.py:3: a value (facts) must not import choose"],
     ),
     ("choose.py", "def f():\n    import torch\n", ["choose.py:2: a pure stage must not import torch"]),
@@ -255,12 +255,12 @@ _PLANTED = [
     ),
     (
         "runtime/tee.py",
-        "import zerofit.launcher.watch\n",
+        "import zerofit.launch.watch\n",
         ["runtime/tee.py:1: an edge (runtime) must not import launcher"],
     ),
     (
         "probe/machine.py",
-        "from zerofit.runtime import record\n",
+        "from zerofit.training import record\n",
         ["probe/machine.py:1: an edge (probe) must not import runtime"],
     ),
     (
@@ -268,7 +268,7 @@ _PLANTED = [
         "from zerofit.cli.main import main\n",
         ["launcher/watch.py:1: an edge (launcher) must not import cli"],
     ),
-    ("launcher/watch.py", "import os\nfrom zerofit.probe.machine import probe_machine\n", []),
+    ("launcher/watch.py", "import os\nfrom zerofit.machine.this_node import probe_machine\n", []),
     (
         "cli/plan.py",
         "import torch.cuda\n",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.cli.write_docs import reference_pages
+from tools.write_docs import reference_pages
 
 _ROOT = Path(__file__).parents[1]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from zerofit.presets import PRESETS
-from zerofit.render.shipped import shipped_files
+from zerofit.configs.recipes.recipes import shipped_files
+from zerofit.core.presets import PRESETS
 
 _ROOT = Path(__file__).parents[1]
 _SHELL_SCRIPTS = [name for name, text in shipped_files().items() if text.startswith("#!/usr/bin/env bash\n")]

@@ -1,4 +1,4 @@
-"""Private names of accelerate, transformers and deepspeed are known to zerofit/upstream/ alone."""
+"""Private names of accelerate, transformers and deepspeed are known to zerofit/core/upstream/ alone."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from zerofit.errors import UserError
-from zerofit.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
-from zerofit.plan import Plan, Reason
-from zerofit.strategy import Strategy
+from zerofit.core.errors import UserError
+from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
+from zerofit.core.plan import Plan, Reason
+from zerofit.core.strategy import Strategy
 
 __version__ = "0.1.0"
 
@@ -45,7 +45,9 @@ def __getattr__(name: str) -> Any:
         from zerofit.generation.generate import generate
 
         return generate
-    from zerofit.runtime import accumulation_windows, by_hand, explicit
+    from zerofit.training import accumulation_windows
+    from zerofit.training import apply_strategy as by_hand
+    from zerofit.training import script_api as explicit
 
     homes = {"accumulation_windows": accumulation_windows, "apply_strategy": by_hand}
     return getattr(homes.get(name, explicit), name)

@@ -22,6 +22,6 @@ def _end(*_: object) -> None:
 
 
 if _FILE:
-    from zerofit.runtime.on_import import when_imported
+    from zerofit.scripts.on_import import when_imported
 
     when_imported("torch.optim.optimizer", lambda module: module.register_optimizer_step_post_hook(_end))

@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.ladder.parent import rung_environment
-from zerofit.probe.extensions import extensions_folders, find_build_locks
-from zerofit.strategy import Engine
+from zerofit.core.strategy import Engine
+from zerofit.machine.extensions import extensions_folders, find_build_locks
+from zerofit.measuring.parent import rung_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from zerofit.strategy import Strategy
+    from zerofit.core.strategy import Strategy
 
 PROGRAM = """
 import sys
@@ -122,7 +122,7 @@ class CpuAdamBuild:
 def is_compiled(strategy: Strategy, *, on_cpu: bool) -> bool:
     """Return whether a strategy's process loads ops that DeepSpeed compiles.
 
-    Source: zerofit/ladder/deepspeed_rank.py, import_ahead().
+    Source: zerofit/measuring/deepspeed_rank.py, import_ahead().
     """
     return strategy.offloads or (on_cpu and strategy.engine is Engine.DEEPSPEED)
 

@@ -6,18 +6,18 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.errors import UserError
-from zerofit.estimate.outside import context_term, cublas_workspace_bytes
-from zerofit.probe.gpu_catalog import catalog_gpu
-from zerofit.rates import Basis, Rate, RateName, Unit
-from zerofit.units import MIB
+from zerofit.core.errors import UserError
+from zerofit.core.rates import Basis, Rate, RateName, Unit
+from zerofit.core.units import MIB
+from zerofit.machine.gpu_catalog import catalog_gpu
+from zerofit.planning.estimate.device_memory.outside import context_term, cublas_workspace_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpu_truth.results import CaseResult, Results
-    from zerofit.ladder_results import Measured
-    from zerofit.probe.gpu_catalog import CatalogGpu
+    from zerofit.machine.gpu_catalog import CatalogGpu
+    from zerofit.measuring.results import Measured
 
 _MODEL_SHAPES = 0.8
 """Of the best shape's rate, what a model's shapes reach. ASSUMPTION: a fifth less, as in every rate of
@@ -163,5 +163,5 @@ def _workspace_defects(results: Results, capability: tuple[int, int]) -> Iterato
         if found != expected:
             yield (
                 f"{what} takes a workspace of {found} bytes, {expected} are counted: "
-                "see cublas_workspace_bytes() in zerofit/estimate/outside.py"
+                "see cublas_workspace_bytes() in zerofit/planning/estimate/device_memory/outside.py"
             )

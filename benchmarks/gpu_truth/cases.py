@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from gpu_truth.results import Case
-from zerofit.strategy import Lora, OptimizerName, Precision, Strategy
+from zerofit.core.strategy import Lora, OptimizerName, Precision, Strategy
 
 CONFIGS = Path(__file__).with_name("configs")
 """Shapes that zerofit's catalog lacks, small ones for the CPU, written down from general knowledge. They give
@@ -103,7 +103,7 @@ def case(
         windows: micro-batches of an optimizer step.
         checkpoint_every: of the blocks, one in so many recomputes; 0 for none.
         lora: rank of the adapters; 0 for none.
-        freeze: what does not train, as zerofit/freezing.py words it.
+        freeze: what does not train, as zerofit/core/freezing.py words it.
         calibrates: whether it may set a number of the catalog.
         num_steps: steps that are timed.
     """

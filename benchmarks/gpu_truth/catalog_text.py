@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zerofit.rates import Rate
+    from zerofit.core.rates import Rate
 
 _IDENTITY = ("name", "least_compute_capability", "gpus")
 """What makes a rate of the catalog another one."""

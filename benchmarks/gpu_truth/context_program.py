@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any
 
-from zerofit.ladder.driver import read_gpu
+from zerofit.measuring.driver import read_gpu
 
 _SIZE = 256
 """Rows and columns of the products that ask for workspaces: their bytes are whole blocks of the allocator."""

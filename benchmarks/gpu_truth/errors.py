@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from zerofit.strategy import Engine, OptimizerName, Precision
+from zerofit.core.strategy import Engine, OptimizerName, Precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpu_truth.results import Case, CaseResult
-    from zerofit.ladder_results import Measured, Predicted
+    from zerofit.measuring.results import Measured, Predicted
 
 LIMIT = 0.05
 """Of what was measured: an error of memory above it has to be explained, or mended in the estimator."""
 ALL = "all"
 """Stands for all groups together."""
 _OWN_OPTIMIZER = "adamw foreach"
-"""What the loop takes of its own (zerofit/ladder/train.py)."""
+"""What the loop takes of its own (zerofit/measuring/train.py)."""
 
 
 class Quantity(StrEnum):

@@ -8,13 +8,13 @@ from gpu_truth.results import Section, SectionFailure
 from gpu_truth.session import is_whole
 from gpu_truth.store import LASTING
 from gpu_truth.verdict import kept
-from zerofit.ladder_results import RungState
+from zerofit.measuring.results import RungState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_truth.results import Results
-    from zerofit.ladder_results import Outcome
+    from zerofit.measuring.results import Outcome
 
 _FAILED = frozenset({RungState.FAILED, RungState.KILLED})
 

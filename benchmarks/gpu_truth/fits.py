@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_truth.verdict import kept
-from zerofit.ladder_results import RungState
+from zerofit.measuring.results import RungState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,39 +9,39 @@ from typing import TYPE_CHECKING
 
 from gpu_truth.cases import model_path
 from gpu_truth.results import Rule
-from zerofit.candidates import candidates
-from zerofit.estimate.outside import outside_terms
-from zerofit.facts import Workload
-from zerofit.ladder.predict import STAND_IN
-from zerofit.plan import Topology
+from zerofit.cli.output.plan_words import batch, label
+from zerofit.core.facts import Workload
+from zerofit.core.plan import Topology
+from zerofit.core.request import Request
+from zerofit.core.strategy import Buckets
+from zerofit.core.units import format_bytes
+from zerofit.machine.gpu_catalog import find_gpu
+from zerofit.measuring.predict import STAND_IN
+from zerofit.models.find import probe_model
+from zerofit.models.task import Task
+from zerofit.models.trace import trace_model
+from zerofit.models.trace.cache import default_cache_folder
+from zerofit.planning.candidates import candidates
+from zerofit.planning.estimate.device_memory.outside import outside_terms
 from zerofit.planning.judge import EstimatingJudge
 from zerofit.planning.order import OFFLOADED, tier
 from zerofit.planning.problem import Problem
 from zerofit.planning.solve import best_of
-from zerofit.probe.gpu_catalog import find_gpu
-from zerofit.probe.model import probe_model
-from zerofit.probe.model_task import Task
-from zerofit.probe.trace import trace_model
-from zerofit.probe.trace.cache import default_cache_folder
-from zerofit.render.plan_words import batch, label
-from zerofit.request import Request
-from zerofit.strategy import Buckets
-from zerofit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gpu_truth.results import RegretResult
-    from zerofit.allocation_log import Trace, TraceRequest
-    from zerofit.facts import GpuSpec, Machine, Versions
-    from zerofit.probe.model_source import ModelSource
-    from zerofit.rates import Rates
-    from zerofit.strategy import Strategy
+    from zerofit.core.allocation_log import Trace, TraceRequest
+    from zerofit.core.facts import GpuSpec, Machine, Versions
+    from zerofit.core.rates import Rates
+    from zerofit.core.strategy import Strategy
+    from zerofit.models.source import ModelSource
 
 FAR = 1.25
 """A strategy whose least memory is so many times the limit is not run.
 
-ASSUMPTION: about three times the worst error of published runs on one GPU (zerofit/estimate/memory.py). No
+ASSUMPTION: about three times the worst error of published runs on one GPU (zerofit/planning/estimate/device_memory/memory.py). No
 measurement bounds the error of others, so that one that is left out may have fitted.
 """
 SLOW = 4.0

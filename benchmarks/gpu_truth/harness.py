@@ -24,11 +24,11 @@ from gpu_truth.sections import pending, run_section, settle
 from gpu_truth.session import Session
 from gpu_truth.store import open_store, read_store
 from gpu_truth.table import full_table, short_table
-from zerofit.facts import Machine
-from zerofit.ladder.parent import InterruptedRungError
-from zerofit.probe.cache_folder import write_whole
-from zerofit.probe.rates import catalog_rates
-from zerofit.probe.versions import probe_versions
+from zerofit.core.cache_folder import write_whole
+from zerofit.core.facts import Machine
+from zerofit.machine.rates import catalog_rates
+from zerofit.machine.versions import probe_versions
+from zerofit.measuring.parent import InterruptedRungError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

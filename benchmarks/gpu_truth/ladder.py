@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from gpu_truth.cases import model_path
 from gpu_truth.results import Case
-from zerofit.ladder.rungs import (
+from zerofit.measuring.results import CPU, Ladder, Outcome, RungResult, RungState
+from zerofit.measuring.rungs import (
     DEFAULT_RUNGS,
     PUBLISHED_BATCH,
     PUBLISHED_LENGTH,
@@ -17,15 +18,14 @@ from zerofit.ladder.rungs import (
     parse_rungs,
     published_of,
 )
-from zerofit.ladder_results import CPU, Ladder, Outcome, RungResult, RungState
-from zerofit.probe.model import probe_model
-from zerofit.probe.model_task import Task
+from zerofit.models.find import probe_model
+from zerofit.models.task import Task
 
 if TYPE_CHECKING:
     from gpu_truth.results import CaseResult
-    from zerofit.facts import Machine, Versions
-    from zerofit.ladder.rungs import Step
-    from zerofit.ladder_results import Predicted
+    from zerofit.core.facts import Machine, Versions
+    from zerofit.measuring.results import Predicted
+    from zerofit.measuring.rungs import Step
 
 _CPU_MODEL, _CPU_BATCH = "all-minilm-l6-v2", 8
 """ASSUMPTION: the whole ladder takes less than a minute then, and every rung still shows."""

@@ -8,13 +8,13 @@ import sys
 from dataclasses import replace
 
 from gpu_truth.results import MachineRecord
-from zerofit.errors import UserError
-from zerofit.facts import GpuSpec, Machine
-from zerofit.ladder_results import CPU
-from zerofit.probe.gpu_catalog import with_catalog_rates
-from zerofit.probe.gpus import probe_driver
-from zerofit.probe.machine import probe_machine
-from zerofit.probe.rates import cpu_name
+from zerofit.core.errors import UserError
+from zerofit.core.facts import GpuSpec, Machine
+from zerofit.machine.gpu_catalog import with_catalog_rates
+from zerofit.machine.gpus import probe_driver
+from zerofit.machine.rates import cpu_name
+from zerofit.machine.this_node import probe_machine
+from zerofit.measuring.results import CPU
 
 _LIMIT_S = 120
 """ASSUMPTION: torch imports and finds the GPU within that, from a cold disk too."""

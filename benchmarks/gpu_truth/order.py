@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_truth.results import Section
-from zerofit.errors import UserError
+from zerofit.core.errors import UserError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING
 
 from gpu_truth.cases import model_path
 from zerofit import __version__
-from zerofit.errors import UserError
-from zerofit.ladder.predict import Predictor
-from zerofit.ladder.rungs import Run
-from zerofit.probe.model import probe_model
-from zerofit.probe.model_task import Task
+from zerofit.core.errors import UserError
+from zerofit.measuring.predict import Predictor
+from zerofit.measuring.rungs import Run
+from zerofit.models.find import probe_model
+from zerofit.models.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpu_truth.results import Case, CaseResult
-    from zerofit.facts import Machine, Versions
-    from zerofit.ladder_results import Predicted
-    from zerofit.rates import Rates
+    from zerofit.core.facts import Machine, Versions
+    from zerofit.core.rates import Rates
+    from zerofit.measuring.results import Predicted
 
 PENDING = "not computed yet"
 """What stands for a reason until there is a prediction or a refusal."""

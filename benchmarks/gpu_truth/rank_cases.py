@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpu_truth.cases import MODELS
 from gpu_truth.results import Case
-from zerofit.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
 
 _BERT, _1B, _8B = "bert-large-uncased", "llama-3.2-1b", "llama-3.1-8b"
 _S_BERT, _S_GPT2, _S_LLAMA = "all-minilm-l6-v2", "distilgpt2", "llama-68m"

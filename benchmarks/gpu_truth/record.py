@@ -9,12 +9,12 @@ from gpu_truth.results import RegretResult, Rule, Tried
 from gpu_truth.store import LASTING, now
 from gpu_truth.usual import TRAINER, tried_trainer, usual_strategies
 from gpu_truth.verdict import NUM_REPEATS, compared, lacks_repeats
-from zerofit.ladder_results import Outcome, RungState
+from zerofit.measuring.results import Outcome, RungState
 from zerofit.planning.order import OFFLOADED, tier
 
 if TYPE_CHECKING:
     from gpu_truth.grid import Entry, Grid, Question
-    from zerofit.strategy import Strategy
+    from zerofit.core.strategy import Strategy
 
 CUT_OFF = Outcome(state=RungState.NOT_RUN, reason="the budget was spent")
 

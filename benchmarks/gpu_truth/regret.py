@@ -18,18 +18,18 @@ from gpu_truth.predictions import leave_alone
 from gpu_truth.record import CUT_OFF, Record
 from gpu_truth.runner import run_specs, spec_of
 from gpu_truth.usual import case_of, start_trainer
-from zerofit.errors import UserError
-from zerofit.ladder_results import Outcome, RungState
-from zerofit.units import GIB, MIB
+from zerofit.core.errors import UserError
+from zerofit.core.units import GIB, MIB
+from zerofit.measuring.results import Outcome, RungState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 
     from gpu_truth.results import RegretResult
-    from zerofit.facts import Machine, Versions
-    from zerofit.ladder.parent import RunningRung
-    from zerofit.rates import Rates
-    from zerofit.strategy import Strategy
+    from zerofit.core.facts import Machine, Versions
+    from zerofit.core.rates import Rates
+    from zerofit.core.strategy import Strategy
+    from zerofit.measuring.parent import RunningRung
 
 QUESTIONS = (
     Question(

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from zerofit.facts import Versions
-from zerofit.ladder_results import Ladder, Outcome, Predicted
-from zerofit.rates import Calibration
-from zerofit.strategy import Precision, Strategy
-from zerofit.strict import STRICT
+from zerofit.core.facts import Versions
+from zerofit.core.rates import Calibration
+from zerofit.core.strategy import Precision, Strategy
+from zerofit.core.validation import STRICT
+from zerofit.measuring.results import Ladder, Outcome, Predicted
 
 SCHEMA_VERSION = 1
 """Raised whenever a file of before can no longer be read as it was meant."""

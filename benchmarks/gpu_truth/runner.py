@@ -11,18 +11,18 @@ from gpu_truth.cases import model_path
 from gpu_truth.predictions import with_prediction
 from gpu_truth.results import CaseResult
 from gpu_truth.store import now
-from zerofit.ladder.measure import NUM_WARM_UP
-from zerofit.ladder.parent import Place, start_rung
-from zerofit.ladder.spec import Spec
-from zerofit.ladder_results import Outcome, RungState
+from zerofit.measuring.measure import NUM_WARM_UP
+from zerofit.measuring.parent import Place, start_rung
+from zerofit.measuring.results import Outcome, RungState
+from zerofit.measuring.spec import Spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpu_truth.predictions import Predictions
     from gpu_truth.results import Case
-    from zerofit.ladder.parent import RunningRung
-    from zerofit.ladder_results import Measured
+    from zerofit.measuring.parent import RunningRung
+    from zerofit.measuring.results import Measured
 
 _LIMIT_S, _LIMIT_ON_CPU_S = 90.0, 240.0
 """ASSUMPTION: no case takes so long; one that does is stuck, and the budget is for the others."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpu_truth.errors import LIMIT, Quantity, case_errors
 from zerofit.cli.draw_plot import save_figure
-from zerofit.units import GIB
+from zerofit.core.units import GIB
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,9 +14,9 @@ from gpu_truth.results import CaseResult, Section
 from gpu_truth.runner import run_cases
 from gpu_truth.session import cases_of, is_whole, rung_of
 from gpu_truth.store import now
-from zerofit.ladder_results import Outcome, RungState
-from zerofit.probe.calibrate import calibrate
-from zerofit.probe.rates import catalog_rates
+from zerofit.machine.calibrate import calibrate
+from zerofit.machine.rates import catalog_rates
+from zerofit.measuring.results import Outcome, RungState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpu_truth.results import Case, RegretResult, Results
     from gpu_truth.session import Session
     from gpu_truth.store import Store
-    from zerofit.ladder_results import Ladder
+    from zerofit.measuring.results import Ladder
 
 _CONTEXT_LIMIT_S = 60.0
 """ASSUMPTION: torch imports, CUDA starts and a small model takes a step within that."""

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from gpu_truth.predictions import Predictions
     from gpu_truth.results import Case
     from gpu_truth.store import Store
-    from zerofit.facts import Machine, Versions
-    from zerofit.ladder_results import Ladder, RungResult
-    from zerofit.rates import Calibration
+    from zerofit.core.facts import Machine, Versions
+    from zerofit.core.rates import Calibration
+    from zerofit.measuring.results import Ladder, RungResult
 
 CUT_OFF = "the rest:"
-"""How zerofit/probe/calibrate.py begins what a calibration lacks that did not come to its end."""
+"""How zerofit/machine/calibrate.py begins what a calibration lacks that did not come to its end."""
 
 
 @dataclass(slots=True, kw_only=True)

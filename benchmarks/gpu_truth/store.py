@@ -9,15 +9,15 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from gpu_truth.results import Results, Section, results_from_json, results_to_json
-from zerofit.errors import UserError
-from zerofit.ladder_results import RungState
-from zerofit.probe.cache_folder import write_whole
+from zerofit.core.cache_folder import write_whole
+from zerofit.core.errors import UserError
+from zerofit.measuring.results import RungState
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_truth.results import Case, CaseResult, MachineRecord, RegretResult
-    from zerofit.facts import Versions
+    from zerofit.core.facts import Versions
 
 LASTING = frozenset({RungState.DONE, RungState.OUT_OF_MEMORY, RungState.TOO_SLOW})
 """Ends that stand; what ended otherwise is run again by the next run of the harness, which may be mended."""

@@ -8,10 +8,10 @@ from gpu_truth.errors import LIMIT, Quantity, above_limit, case_errors, summarie
 from gpu_truth.failures import failure_lines
 from gpu_truth.fits import fits_of_cases, fits_of_regret
 from gpu_truth.verdict import best, counted, runs_of, speed, verdict
-from zerofit.ladder_results import CPU, RungState, peak_of
-from zerofit.render.ladder_table import ladder_table
-from zerofit.render.plan_table import table_lines
-from zerofit.units import MIB, format_bytes
+from zerofit.cli.output.ladder_table import ladder_table
+from zerofit.cli.output.plan_table import table_lines
+from zerofit.core.units import MIB, format_bytes
+from zerofit.measuring.results import CPU, RungState, peak_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_truth.errors import CaseError, Summary
     from gpu_truth.fits import Fits
     from gpu_truth.results import CaseResult, RegretResult, Results, Tried
-    from zerofit.ladder_results import Ladder, Measured, RungResult
+    from zerofit.measuring.results import Ladder, Measured, RungResult
 
 _NOTHING = "-"
 _MOST_LISTED = 12

@@ -1,6 +1,6 @@
 """Run as a program: transformers' Trainer with auto_find_batch_size, as a user would take it, under a limit.
 
-It is told and answers as the process of a rung is and does (zerofit/ladder/run.py): SPEC.json PARENT-ID. The
+It is told and answers as the process of a rung is and does (zerofit/measuring/run.py): SPEC.json PARENT-ID. The
 micro-batch of its spec is the batch that it begins with; tokens_per_s counts those that it really trained on.
 """
 
@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from zerofit.ladder.limit import limited_memory
-from zerofit.ladder.made import SEED, make_model, make_samples
-from zerofit.ladder.measure import NUM_WARM_UP
-from zerofit.ladder.memory import forget_making, forget_peak, process_bytes
-from zerofit.ladder.run import main
-from zerofit.ladder_results import Measured
+from zerofit.measuring.limit import limited_memory
+from zerofit.measuring.made import SEED, make_model, make_samples
+from zerofit.measuring.measure import NUM_WARM_UP
+from zerofit.measuring.memory import forget_making, forget_peak, process_bytes
+from zerofit.measuring.results import Measured
+from zerofit.measuring.run import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.ladder.spec import Spec
+    from zerofit.measuring.spec import Spec
 
 _NONE_FITS = "No executable batch size found"
 """accelerate/utils/memory.py, find_executable_batch_size."""

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from gpu_truth.results import Case, Tried
 from gpu_truth.runner import spec_of
-from zerofit.ladder.parent import Place, start_rung
-from zerofit.presets import find_preset
-from zerofit.strategy import Precision, Strategy
+from zerofit.core.presets import find_preset
+from zerofit.core.strategy import Precision, Strategy
+from zerofit.measuring.parent import Place, start_rung
 
 if TYPE_CHECKING:
     from gpu_truth.grid import Question
-    from zerofit.ladder.parent import RunningRung
-    from zerofit.ladder_results import Outcome
+    from zerofit.measuring.parent import RunningRung
+    from zerofit.measuring.results import Outcome
 
 PLAIN = "plain bf16"
 PRESET = "z3-offload"
-"""The preset of zerofit/presets.py with ZeRO-3, and optimizer and parameters on the CPU."""
+"""The preset of zerofit/core/presets.py with ZeRO-3, and optimizer and parameters on the CPU."""
 TRAINER = "auto_find_batch_size"
 NUM_STEPS = 4
 """Steps of each run that are timed. ASSUMPTION: enough to tell strategies apart that differ by more than a

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gpu_truth.store import LASTING
-from zerofit.ladder_results import RungState
+from zerofit.measuring.results import RungState
 
 if TYPE_CHECKING:
     from gpu_truth.results import RegretResult, Tried

@@ -56,7 +56,7 @@ def draw_mutants(tree: Path, part: str, *, count: int, seed: int) -> list[Mutant
     Drawn evenly over all changes, two thirds would be of `+`, of which cosmic-ray knows eleven.
 
     Args:
-        part: relative to the tree, such as zerofit/estimate.
+        part: relative to the tree, such as zerofit/planning/estimate.
     """
     random = Random(f"{seed} {part}")
     places: dict[tuple[Path, Span], list[_Change]] = defaultdict(list)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from gpu_truth.builds import LIMIT_S, CpuAdamBuild, is_compiled
 
-from zerofit.strategy import Engine, OffloadDevice, Strategy, ZeroStage
+from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 
 DEEPSPEED = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
 OFFLOADED = Strategy(

@@ -22,15 +22,15 @@ from gpu_truth.results import (
     results_to_json,
 )
 
-from zerofit.errors import UserError
-from zerofit.estimate.outside import context_term, cublas_workspace_bytes
-from zerofit.facts import Versions
-from zerofit.ladder_results import Measured, Outcome, RungState
-from zerofit.probe.gpu_catalog import find_gpu, load_gpus, read_gpus
-from zerofit.probe.rates import catalog_rates, read_rates
-from zerofit.rates import Basis, Calibration, Rate, RateName, Rates, Unit
-from zerofit.strategy import Strategy
-from zerofit.units import GIB, MIB
+from zerofit.core.errors import UserError
+from zerofit.core.facts import Versions
+from zerofit.core.rates import Basis, Calibration, Rate, RateName, Rates, Unit
+from zerofit.core.strategy import Strategy
+from zerofit.core.units import GIB, MIB
+from zerofit.machine.gpu_catalog import find_gpu, load_gpus, read_gpus
+from zerofit.machine.rates import catalog_rates, read_rates
+from zerofit.measuring.results import Measured, Outcome, RungState
+from zerofit.planning.estimate.device_memory.outside import context_term, cublas_workspace_bytes
 
 _CATALOG = Path(__file__).parents[2] / "zerofit" / "catalog"
 _CITED = "benchmarks/measured/nvidia-h200.json"
@@ -173,7 +173,7 @@ def test_a_workspace_of_another_size_is_a_defect_and_no_fact(
     facts = _facts(replace(_RESULTS, context=replace(_CONTEXT, **changed)))
     assert facts.defects == (
         f"{what} takes a workspace of {found} bytes, {expected} are counted: "
-        "see cublas_workspace_bytes() in zerofit/estimate/outside.py",
+        "see cublas_workspace_bytes() in zerofit/planning/estimate/device_memory/outside.py",
     )
     assert facts.context_mib == 561
 

@@ -12,18 +12,18 @@ from gpu_truth.ladder import LADDER, LADDER_ON_CPU
 from gpu_truth.predictions import Circumstances, predict
 from gpu_truth.results import Case
 
-from zerofit.compat import ALL_RULES
-from zerofit.compat.engine import check
-from zerofit.compat.rule import Severity
-from zerofit.facts import Machine
-from zerofit.layers.of_strategy import situation_of_strategy
-from zerofit.plan import Topology
-from zerofit.probe.gpu_catalog import find_gpu
-from zerofit.probe.model import probe_model
-from zerofit.probe.model_task import Task
-from zerofit.probe.rates import catalog_rates
-from zerofit.probe.versions import probe_versions
-from zerofit.strategy import OptimizerName, Precision
+from zerofit.check.engine import check
+from zerofit.check.inputs.strategy import situation_of_strategy
+from zerofit.check.rule import Severity
+from zerofit.check.rules import ALL_RULES
+from zerofit.core.facts import Machine
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import OptimizerName, Precision
+from zerofit.machine.gpu_catalog import find_gpu
+from zerofit.machine.rates import catalog_rates
+from zerofit.machine.versions import probe_versions
+from zerofit.models.find import probe_model
+from zerofit.models.task import Task
 
 LISTS = {"gpu": ACCURACY, "cpu": ACCURACY_ON_CPU}
 HOST = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=2**34, host_memory_available_bytes=2**34)

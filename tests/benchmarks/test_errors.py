@@ -18,8 +18,8 @@ from gpu_truth.errors import (
 from gpu_truth.fits import Fits, fits_of_cases
 from gpu_truth.results import Case, CaseResult
 
-from zerofit.ladder_results import Measured, Outcome, Parts, Predicted, RungState
-from zerofit.strategy import Strategy
+from zerofit.core.strategy import Strategy
+from zerofit.measuring.results import Measured, Outcome, Parts, Predicted, RungState
 
 
 def _case(key: str, *, group: str = "bert", calibrates: bool = False) -> Case:

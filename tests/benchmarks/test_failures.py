@@ -26,9 +26,9 @@ from gpu_truth.session import CUT_OFF
 from gpu_truth.table import short_table
 from kept_cases import CPU
 
-from zerofit.facts import Versions
-from zerofit.ladder_results import Outcome, RungState
-from zerofit.rates import Calibration
+from zerofit.core.facts import Versions
+from zerofit.core.rates import Calibration
+from zerofit.measuring.results import Outcome, RungState
 
 DATE = "2026-01-01T00:00:00+00:00"
 EMPTY = Results(machine=CPU, versions=Versions(python="3.12.0", zerofit="0.1.0"), date=DATE)

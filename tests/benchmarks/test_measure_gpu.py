@@ -21,7 +21,7 @@ from gpu_truth.session import cases_of
 from gpu_truth.verdict import is_whole
 from kept_cases import SKIPPED, keep_as_done
 
-from zerofit.ladder_results import Outcome, RungState
+from zerofit.measuring.results import Outcome, RungState
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "measure_gpu.py"
 PYTHONPATH = str(PROGRAM.parents[1])

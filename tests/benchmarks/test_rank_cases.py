@@ -6,12 +6,12 @@ import pytest
 from gpu_truth.rank_cases import RANKS, RANKS_ON_CPU
 from gpu_truth.results import Case
 
-from zerofit.compat import ALL_RULES
-from zerofit.compat.engine import check
-from zerofit.compat.rule import Severity
-from zerofit.layers.of_strategy import situation_of_strategy
-from zerofit.plan import Topology
-from zerofit.strategy import OffloadDevice
+from zerofit.check.engine import check
+from zerofit.check.inputs.strategy import situation_of_strategy
+from zerofit.check.rule import Severity
+from zerofit.check.rules import ALL_RULES
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import OffloadDevice
 
 
 @pytest.mark.parametrize("cases", [RANKS, RANKS_ON_CPU])

@@ -15,18 +15,26 @@ from gpu_truth.results import RegretResult, Rule
 from gpu_truth.usual import PLAIN, PRESET, TRAINER, usual_strategies
 from gpu_truth.verdict import NUM_REPEATS, is_whole, kept, ratio, verdict
 
-from zerofit.estimate.outside import outside_terms
-from zerofit.facts import Machine, Versions
-from zerofit.ladder_results import Outcome, RungState
-from zerofit.plan import Topology
+from zerofit.core.facts import Machine, Versions
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import (
+    Buckets,
+    Engine,
+    OffloadDevice,
+    OptimizerName,
+    Precision,
+    Strategy,
+    ZeroStage,
+)
+from zerofit.core.units import GIB, MIB
+from zerofit.machine.gpu_catalog import find_gpu
+from zerofit.machine.rates import catalog_rates
+from zerofit.machine.this_node import probe_machine
+from zerofit.machine.versions import probe_versions
+from zerofit.measuring.results import Outcome, RungState
+from zerofit.models.find import probe_model
+from zerofit.planning.estimate.device_memory.outside import outside_terms
 from zerofit.planning.problem import DEFAULT_RESERVE
-from zerofit.probe.gpu_catalog import find_gpu
-from zerofit.probe.machine import probe_machine
-from zerofit.probe.model import probe_model
-from zerofit.probe.rates import catalog_rates
-from zerofit.probe.versions import probe_versions
-from zerofit.strategy import Buckets, Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
-from zerofit.units import GIB, MIB
 
 VERSIONS = Versions(python="3.12.3", zerofit="0", torch="2.11.0", deepspeed="0.19.8", bitsandbytes="0.50.2")
 HOST = Machine(

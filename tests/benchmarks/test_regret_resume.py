@@ -16,11 +16,11 @@ from gpu_truth.results import RegretResult
 from gpu_truth.usual import PLAIN, usual_strategies
 from gpu_truth.verdict import is_whole
 
-from zerofit.facts import Machine, Versions
-from zerofit.ladder_results import Measured, Outcome, RungState
-from zerofit.probe.rates import catalog_rates
-from zerofit.strategy import Strategy
-from zerofit.units import GIB
+from zerofit.core.facts import Machine, Versions
+from zerofit.core.strategy import Strategy
+from zerofit.core.units import GIB
+from zerofit.machine.rates import catalog_rates
+from zerofit.measuring.results import Measured, Outcome, RungState
 
 VERSIONS = Versions(python="3.12.3", zerofit="0", torch="2.11.0")
 """Without DeepSpeed, which leaves the grid to what runs without it."""

@@ -29,10 +29,10 @@ from gpu_truth.table import full_table, short_table
 from kept_cases import CPU
 from pydantic import TypeAdapter
 
-from zerofit.errors import UserError
-from zerofit.facts import Machine, Versions
-from zerofit.ladder_results import Measured, Outcome, Parts, Predicted, RungState
-from zerofit.rates import Basis, Calibration, Rate, RateName, Unit
+from zerofit.core.errors import UserError
+from zerofit.core.facts import Machine, Versions
+from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
+from zerofit.measuring.results import Measured, Outcome, Parts, Predicted, RungState
 
 DATE = "2026-01-01T00:00:00+00:00"
 VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")

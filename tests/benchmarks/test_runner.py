@@ -17,10 +17,10 @@ from gpu_truth.predictions import PENDING, Circumstances, Predictions
 from gpu_truth.results import Case, CaseResult
 from gpu_truth.runner import Pace, run_cases, run_specs, spec_of
 
-from zerofit.facts import Machine
-from zerofit.ladder_results import Measured, RungState
-from zerofit.probe.versions import probe_versions
-from zerofit.strategy import Precision, Strategy
+from zerofit.core.facts import Machine
+from zerofit.core.strategy import Precision, Strategy
+from zerofit.machine.versions import probe_versions
+from zerofit.measuring.results import Measured, RungState
 
 HOST = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=2**34, host_memory_available_bytes=2**34)
 TINY = {

@@ -11,8 +11,8 @@ from gpu_truth.results import CaseResult, MachineRecord, Section
 from gpu_truth.store import open_store
 from kept_cases import CPU
 
-from zerofit.facts import Versions
-from zerofit.ladder_results import Outcome, RungState
+from zerofit.core.facts import Versions
+from zerofit.measuring.results import Outcome, RungState
 
 VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
 RESULT = CaseResult(

@@ -8,9 +8,9 @@ from gpu_truth.ladder import LADDER
 from gpu_truth.results import MachineRecord, Results
 from gpu_truth.table import short_table
 
-from zerofit.facts import Versions
-from zerofit.ladder_results import Ladder, Measured, Outcome, Predicted, Published, RungResult, RungState
-from zerofit.units import GIB
+from zerofit.core.facts import Versions
+from zerofit.core.units import GIB
+from zerofit.measuring.results import Ladder, Measured, Outcome, Predicted, Published, RungResult, RungState
 
 VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
 GPU = MachineRecord(

@@ -9,8 +9,8 @@ from gpu_truth.fits import Fits, fits_of_regret
 from gpu_truth.results import RegretResult, Rule, Tried
 from gpu_truth.verdict import best, counted, is_cut_off, is_measured, is_whole, ratio, verdict
 
-from zerofit.ladder_results import Outcome, RungState
-from zerofit.units import GIB
+from zerofit.core.units import GIB
+from zerofit.measuring.results import Outcome, RungState
 
 
 def _tried(

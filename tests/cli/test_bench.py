@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from zerofit.cli.bench_ladder import ladder
-from zerofit.errors import UserError
-from zerofit.ladder import order
-from zerofit.ladder.predict import Predictor
-from zerofit.ladder.rungs import DEFAULT_RUNGS
-from zerofit.ladder_results import Ladder, Measured, Outcome, Parts, RungState, ladder_from_json
+from zerofit.core.errors import UserError
+from zerofit.measuring import order
+from zerofit.measuring.predict import Predictor
+from zerofit.measuring.results import Ladder, Measured, Outcome, Parts, RungState, ladder_from_json
+from zerofit.measuring.rungs import DEFAULT_RUNGS
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 

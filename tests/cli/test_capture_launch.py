@@ -17,18 +17,19 @@ import pytest
 from captures import LOOP, TRAINER, with_model
 from launch_flags import launch_flags
 
-from zerofit.capture import Capture, for_plan
-from zerofit.cli import follow_plan, launch_plan
 from zerofit.cli.launch import _check_rules, _tell
-from zerofit.errors import UserError
-from zerofit.facts import GpuSpec, Machine
-from zerofit.launcher.launch import Launch, launch_files
-from zerofit.launcher.run_folder import run_folder
-from zerofit.plan import plan_from_json, plan_to_json
-from zerofit.render.applied_table import applied_rows
-from zerofit.runtime.settings import check_batch, settings_of
-from zerofit.strategy import Engine, Precision, ZeroStage
-from zerofit.units import GIB
+from zerofit.cli.output.applied_table import applied_rows
+from zerofit.core.capture import Capture, for_plan
+from zerofit.core.errors import UserError
+from zerofit.core.facts import GpuSpec, Machine
+from zerofit.core.plan import plan_from_json, plan_to_json
+from zerofit.core.strategy import Engine, Precision, ZeroStage
+from zerofit.core.units import GIB
+from zerofit.launch import follow_plan
+from zerofit.launch import plan as launch_plan
+from zerofit.launch.run_folder import run_folder
+from zerofit.launch.start import Launch, launch_files
+from zerofit.training.settings import check_batch, settings_of
 
 _A100 = GpuSpec(name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * GIB, compute_capability=(8, 0))
 _LAPTOP = Machine(gpus=(), num_cpu_cores=4, host_memory_bytes=32 * GIB, host_memory_available_bytes=30 * GIB)

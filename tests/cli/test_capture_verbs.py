@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from captures import LOOP, with_model
 
-from zerofit.capture import Capture, for_plan
 from zerofit.cli import check as check_module
 from zerofit.cli import plan as plan_module
-from zerofit.errors import UserError
-from zerofit.plan import plan_from_json
+from zerofit.core.capture import Capture, for_plan
+from zerofit.core.errors import UserError
+from zerofit.core.plan import plan_from_json
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 _Run = Callable[..., int]

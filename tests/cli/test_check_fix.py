@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.cli.fix_files import Fix, diff_of, find_fixes, write_fixes
-from zerofit.compat.engine import Finding, Verdict
-from zerofit.compat.rule import Confidence, Severity
-from zerofit.document import FileKind
-from zerofit.documents import read_document
-from zerofit.edits import Edit, RemoveKey, RenameKey, SetValue
-from zerofit.errors import UserError
-from zerofit.targets import Checked, TargetFile, Targets
+from zerofit.check.engine import Finding, Verdict
+from zerofit.check.fix_files import Fix, diff_of, find_fixes, write_fixes
+from zerofit.check.rule import Confidence, Severity
+from zerofit.check.targets import Checked, TargetFile, Targets
+from zerofit.configs.document import Edit, FileKind, RemoveKey, RenameKey, SetValue
+from zerofit.configs.text import read_document
+from zerofit.core.errors import UserError
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 

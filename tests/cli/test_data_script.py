@@ -10,7 +10,7 @@ from pathlib import Path
 
 from captures import LOOP
 
-from zerofit.capture import Capture, CapturedLengths, capture_from_json, capture_to_json, for_plan
+from zerofit.core.capture import Capture, CapturedLengths, capture_from_json, capture_to_json, for_plan
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 _SCRIPT = """

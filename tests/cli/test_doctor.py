@@ -15,7 +15,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from zerofit.checkup import CheckupLine, Status
 from zerofit.cli.doctor import (
     check_nvme_path,
     doctor,
@@ -24,10 +23,11 @@ from zerofit.cli.doctor import (
     is_usable,
     with_unreadable_gpus,
 )
-from zerofit.errors import UserError
-from zerofit.facts import Machine, Versions
-from zerofit.rates import Basis, Calibration, Rate, RateName, Unit
-from zerofit.toolchain import BuildLock, DeepSpeedOp
+from zerofit.core.errors import UserError
+from zerofit.core.facts import Machine, Versions
+from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
+from zerofit.machine.doctor import CheckupLine, Status
+from zerofit.machine.toolchain import BuildLock, DeepSpeedOp
 
 _TOPICS = [
     "python",

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from ladders import on_cpu, on_gpu
 
-from zerofit.errors import UserError
-from zerofit.ladder_results import Ladder
-from zerofit.render.ladder_plot import ladder_plot
+from zerofit.cli.output.ladder_plot import ladder_plot
+from zerofit.core.errors import UserError
+from zerofit.measuring.results import Ladder
 
 pytest.importorskip("matplotlib")
 

@@ -21,10 +21,10 @@ from dry_runs import leave_unfinished as _unfinished
 from dry_runs import written as _written
 
 from zerofit.cli.generate import generate
-from zerofit.cli.generate_model import find_model
-from zerofit.cli.generate_prompts import read_prompts_file, tokenized
-from zerofit.errors import UserError
-from zerofit.prompt_lines import PromptFormat, read_prompt_lines
+from zerofit.core.errors import UserError
+from zerofit.generation.prompt_lines import PromptFormat, read_prompt_lines
+from zerofit.launch.generate.model import find_model
+from zerofit.launch.generate.prompts import read_prompts_file, tokenized
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 

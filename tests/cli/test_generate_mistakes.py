@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from zerofit.cli.generate import generate
-from zerofit.errors import UserError
+from zerofit.core.errors import UserError
 
 _TRANSCRIPTS = Path(__file__).with_name("generate_mistakes.txt")
 

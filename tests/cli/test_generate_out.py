@@ -15,8 +15,8 @@ from dry_runs import job_of as _job
 from dry_runs import leave_unfinished as _unfinished
 from dry_runs import written as _written
 
-from zerofit.cli.generate_out import kept_words
-from zerofit.generation.parts import Parts
+from zerofit.generation.results.parts import Parts
+from zerofit.launch.generate.output import kept_words
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])

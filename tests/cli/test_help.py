@@ -93,7 +93,7 @@ def test_without_a_verb_the_help_goes_to_stderr(run_zerofit: _RunZerofit, tmp_pa
     assert finished.stderr == run_zerofit("--help", cwd=tmp_path).stdout
 
 
-_CATALOG_MODEL = "from zerofit.probe.model import probe_model; probe_model('llama-3-8b')"
+_CATALOG_MODEL = "from zerofit.models.find import probe_model; probe_model('llama-3-8b')"
 
 
 def _seconds(*arguments: str, cwd: Path, cache: Path) -> float:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.facts import Machine, Versions
-from zerofit.plan import Plan, Topology, plan_to_json
-from zerofit.strategy import Strategy
+from zerofit.core.facts import Machine, Versions
+from zerofit.core.plan import Plan, Topology, plan_to_json
+from zerofit.core.strategy import Strategy
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from launch_flags import launch_flags
 
-from zerofit.cli import launch_plan
 from zerofit.cli.launch import _tell
-from zerofit.errors import UserError
-from zerofit.facts import GpuSpec, Machine
-from zerofit.launcher.launch import Launch
-from zerofit.units import GIB
+from zerofit.core.errors import UserError
+from zerofit.core.facts import GpuSpec, Machine
+from zerofit.core.units import GIB
+from zerofit.launch import plan as launch_plan
+from zerofit.launch.start import Launch
 
 _H100 = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_capability=(9, 0))
 _EIGHT = Machine(

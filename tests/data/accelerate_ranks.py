@@ -18,8 +18,8 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from zerofit.data.sampler import LengthGroupedBatches
-from zerofit.runtime import grouped_batches
-from zerofit.runtime.changes import Changes
+from zerofit.training import grouped_batches
+from zerofit.training.changes import Changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy
 import pytest
 
+from zerofit.core.errors import UserError
 from zerofit.data.bucketing import Epoch, as_lengths, epoch_of, rounds_of_samples, rounds_of_tokens
-from zerofit.errors import UserError
 
 NUM_SAMPLES = 20_000
 BATCH_SIZE = 32

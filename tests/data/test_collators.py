@@ -7,10 +7,10 @@ import torch
 import transformers
 from made_tokenizers import byte_level, english
 
+from zerofit.core.errors import UserError
 from zerofit.data.collators import CausalCollator, Task, collator_for
 from zerofit.data.padding import no_padding
 from zerofit.data.whole_words import WholeWordCollator
-from zerofit.errors import UserError
 
 
 @pytest.mark.parametrize(

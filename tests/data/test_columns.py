@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from zerofit.core.errors import UserError
 from zerofit.data.columns import Columns, chosen_columns, header_notes
-from zerofit.errors import UserError
 
 _TEXT, _NUMBERS, _WORDS, _IDS = ["some text"], ["12", "3.5"], [["some", "words"]], [[5, 6]]
 

@@ -10,8 +10,8 @@ from datasets import Dataset
 from torch.utils.data import ConcatDataset, Subset
 from transformers import BatchEncoding
 
+from zerofit.core.errors import UserError
 from zerofit.data import sample_lengths
-from zerofit.errors import UserError
 
 IDS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10]]
 

@@ -9,8 +9,8 @@ import pytest
 from made_tokenizers import chinese, english
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
+from zerofit.core.errors import UserError
 from zerofit.data.labels import Pieces, align_labels, tokenize_and_align
-from zerofit.errors import UserError
 
 NAMES = ("O", "B-ORG", "I-ORG", "B-ACT", "I-ACT")
 ENGLISH = {

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
+from zerofit.core.errors import UserError
 from zerofit.data.loading import LoadingFacts, choose_loading, measure_loading
-from zerofit.errors import UserError
 
 READY = LoadingFacts(cores_per_rank=8, on_gpu=True, decodes=False, num_epochs=3)
 

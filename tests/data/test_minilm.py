@@ -12,7 +12,7 @@ import torch
 from runs import ROOT, Run, run_command
 from safetensors.torch import load_file
 
-from zerofit.freezing import frozen_names
+from zerofit.core.freezing import frozen_names
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from zerofit.core.errors import UserError
 from zerofit.data.ordered import LongestFirst
-from zerofit.errors import UserError
 
 LENGTHS = st.lists(st.integers(1, 64), min_size=1, max_size=60)
 SIZES = st.one_of(

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from made_tokenizers import byte_level
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from zerofit.core.errors import UserError
 from zerofit.data.collators import FlatDocuments, collator_for
 from zerofit.data.packing import APART, MIXED, PackedRows, keep_documents_apart, pack_documents, pack_lengths
 from zerofit.data.padding import no_padding
-from zerofit.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model's cache is off")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from made_tokenizers import english
 
+from zerofit.core.errors import UserError
+from zerofit.core.strategy import Precision
 from zerofit.data.collators import collator_for
 from zerofit.data.padding import Padding, dynamic_padding, fixed_padding, tensor_core_multiple
-from zerofit.errors import UserError
-from zerofit.strategy import Precision
 
 LENGTHS = (3, 5, 11)
 TASKS = (

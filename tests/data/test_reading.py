@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_datasets import make_arrow_files
 
+from zerofit.core.errors import UserError
 from zerofit.data import reading_arrow, reading_csv, reading_text
 from zerofit.data.files import data_files
 from zerofit.data.reading import DataFile
-from zerofit.errors import UserError
 
 
 def _file(path: Path) -> DataFile:

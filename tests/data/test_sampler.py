@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from zerofit.core.errors import UserError
 from zerofit.data.sampler import LengthGroupedBatches
-from zerofit.errors import UserError
 
 NUM_RANKS = [1, 2, 3, 4]
 LENGTHS = st.lists(st.integers(1, 64), min_size=1, max_size=90)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from made_tokenizers import byte_level, chinese, english
 
+from zerofit.core.errors import UserError
 from zerofit.data.padding import fixed_padding
 from zerofit.data.whole_words import WholeWordCollator, add_word_ids
-from zerofit.errors import UserError
 
 SENTENCE = "the bankers walked, talking of york"
 """[CLS] the bank ##er ##s walk ##ed , talk ##ing of york [SEP]"""

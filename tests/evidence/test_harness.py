@@ -17,10 +17,8 @@ from harness.layout import reference_of, run_of
 from harness.prove import MismatchError, prove
 from harness.table import fingerprint, stale_rows
 
-from zerofit.command import Route
-from zerofit.compat.evidence import Evidence, Outcome
-from zerofit.compat.example import Example
-from zerofit.compat.rule import Rule, Severity
+from zerofit.check.rule import Evidence, Example, Outcome, Rule, Severity
+from zerofit.core.command import Route
 
 if TYPE_CHECKING:
     from harness.runner import Runner

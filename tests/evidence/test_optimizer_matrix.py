@@ -15,11 +15,11 @@ from optimizer_matrix.pair import Pair
 from optimizer_matrix.results import RESULTS, read_results, write_results
 from optimizer_matrix.run_matrix import run_case, run_matrix
 
-from zerofit.command import Route
-from zerofit.compat.optimizer_groups import OPTIMIZERS
-from zerofit.compat.optimizer_row import Answer
-from zerofit.compat.optimizer_table import ROWS
-from zerofit.strategy import OffloadDevice, ZeroStage
+from zerofit.check.rules.optimizer.groups import OPTIMIZERS
+from zerofit.check.rules.optimizer.row import Answer
+from zerofit.check.rules.optimizer.table import ROWS
+from zerofit.core.command import Route
+from zerofit.core.strategy import OffloadDevice, ZeroStage
 
 _CPU = OffloadDevice.CPU
 _TWO, _THREE = ZeroStage.GRADIENTS, ZeroStage.PARAMETERS

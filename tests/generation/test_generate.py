@@ -15,8 +15,8 @@ from runs import run_command
 from tiny_models import make_model
 
 import zerofit
-from zerofit.errors import UserError
-from zerofit.generated import FinishReason
+from zerofit.core.errors import UserError
+from zerofit.generation.generation_job import FinishReason
 
 _RANKS = Path(__file__).parent / "ranks_of_generate.py"
 _AS_ALONE = ("data_parallel", "zero2", "zero3", "zero3_gathered", "zero3_gathered_by_the_script")

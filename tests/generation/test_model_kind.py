@@ -10,7 +10,7 @@ import pytest
 from random_cases import MAX_POSITIONS, Family
 from tiny_models import make_model
 
-from zerofit.errors import UserError
+from zerofit.core.errors import UserError
 from zerofit.generation.lengths import check_lengths, lengths_of
 from zerofit.generation.model_kind import Positions, read_kind
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zerofit.errors import UserError
-from zerofit.generated import Completion, FinishReason, Generated
+from zerofit.core.errors import UserError
+from zerofit.generation.generation_job import Completion, FinishReason, Generated, GenerationJob
 from zerofit.generation.memory_errors import memory_explained
 from zerofit.generation.program import explained, summary
-from zerofit.generation.ranks import Ranks
+from zerofit.generation.ranks.ranks import Ranks
 from zerofit.generation.shown_progress import ShownProgress
-from zerofit.generation_job import GenerationJob
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from made.tokenizers import gpt_tokenizer
 
-from zerofit.errors import UserError
+from zerofit.core.errors import UserError
 from zerofit.generation.prompts import check_tokens, read_prompts
 
 if TYPE_CHECKING:

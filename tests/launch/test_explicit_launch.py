@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from runs import SCRIPTS, Run, run_command
 
-from zerofit.facts import Machine, Versions
-from zerofit.plan import Plan, Topology, plan_to_json
-from zerofit.strategy import Engine, Strategy, ZeroStage
+from zerofit.core.facts import Machine, Versions
+from zerofit.core.plan import Plan, Topology, plan_to_json
+from zerofit.core.strategy import Engine, Strategy, ZeroStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -181,7 +181,7 @@ def numbers(folder: Path) -> dict[str, object]:
     """What messages say of this model and its tokenizer."""
     from transformers import AutoTokenizer
 
-    from zerofit.probe.model_catalog import catalog_models
+    from zerofit.models.catalog import catalog_models
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     num_short = len(tokenizer("the cat")["input_ids"])

@@ -13,7 +13,7 @@ import pytest
 from generate_runs import generate_run, kill_when, make_model, process_tree, started, wait_for, write_prompts
 from runs import run_command
 
-from zerofit.generation_job import job_from_json, job_to_json
+from zerofit.generation.generation_job import job_from_json, job_to_json
 
 if TYPE_CHECKING:
     import subprocess
@@ -171,5 +171,5 @@ def _rank_of(process: subprocess.Popen[str], rank: int) -> psutil.Process:
     return next(
         child
         for child in process_tree(process)
-        if child.environ().get("RANK") == str(rank) and "zerofit.runtime.runner" in child.cmdline()
+        if child.environ().get("RANK") == str(rank) and "zerofit.training.runner" in child.cmdline()
     )

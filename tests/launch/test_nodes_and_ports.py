@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from runs import ROOT, RUN_TIMEOUT_S, SCRIPTS, Run, environment, run_command
 
-from zerofit.probe.port import free_port
+from zerofit.machine.port import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from runs import ROOT, SCRIPTS, run_command
 
-from zerofit.presets import PRESETS
-from zerofit.strategy import OffloadDevice
+from zerofit.core.presets import PRESETS
+from zerofit.core.strategy import OffloadDevice
 
 if TYPE_CHECKING:
     from pathlib import Path

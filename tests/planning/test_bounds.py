@@ -7,17 +7,9 @@ import random
 import pytest
 from planning_problems import model
 
-from zerofit.plan import Topology
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import Engine, Lora, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.planning.bounds import envelope, least_gradient_bytes, least_state_bytes
-from zerofit.strategy import (
-    Engine,
-    Lora,
-    OffloadDevice,
-    OptimizerName,
-    Precision,
-    Strategy,
-    ZeroStage,
-)
 
 
 @pytest.mark.parametrize("seed", range(20))

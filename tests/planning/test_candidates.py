@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 from planning_problems import problem
 
-from zerofit.candidates import DEFAULT_NVME_PATH, SMALL_BUCKETS, candidates, divisors
-from zerofit.errors import UserError
-from zerofit.facts import GpuSpec
-from zerofit.planning.freezing import FROZEN_LAYERS
-from zerofit.planning.order import kind_of, simplicity, tier
-from zerofit.planning.problem import Allow
-from zerofit.render.plan_words import label
-from zerofit.request import FLAGS, Request
-from zerofit.strategy import (
+from zerofit.cli.output.plan_words import label
+from zerofit.core.errors import UserError
+from zerofit.core.facts import GpuSpec
+from zerofit.core.freezing import FROZEN_LAYERS
+from zerofit.core.request import FLAGS, Request
+from zerofit.core.strategy import (
     Engine,
     Lora,
     OffloadDevice,
@@ -27,6 +24,9 @@ from zerofit.strategy import (
     Strategy,
     ZeroStage,
 )
+from zerofit.planning.candidates import DEFAULT_NVME_PATH, SMALL_BUCKETS, candidates, divisors
+from zerofit.planning.order import kind_of, simplicity, tier
+from zerofit.planning.problem import Allow
 
 _CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from captured_scripts import capture, trainer
 
-from zerofit.capture import Capture, capture_from_json, capture_to_json
-from zerofit.errors import UserError
+from zerofit.core.capture import Capture, capture_from_json, capture_to_json
+from zerofit.core.errors import UserError
 
 
 def with_loader(captured: Capture, **fields: Any) -> Capture:

@@ -9,16 +9,12 @@ import pytest
 from captured_scripts import capture, captured_problem, optimizer, trainer
 from planning_problems import model
 
-from zerofit.candidates import candidates
-from zerofit.capture import Capture
-from zerofit.errors import UserError
-from zerofit.plan import Topology
-from zerofit.planning.constraints import constraints_of
-from zerofit.planning.freezing import FROZEN_EMBEDDINGS, FROZEN_LAYERS
-from zerofit.planning.order import kind_of
-from zerofit.planning.problem import Allow
-from zerofit.request import Request
-from zerofit.strategy import (
+from zerofit.core.capture import Capture
+from zerofit.core.errors import UserError
+from zerofit.core.freezing import FROZEN_EMBEDDINGS, FROZEN_LAYERS
+from zerofit.core.plan import Topology
+from zerofit.core.request import Request
+from zerofit.core.strategy import (
     Engine,
     Lora,
     OffloadDevice,
@@ -27,6 +23,10 @@ from zerofit.strategy import (
     Quantization,
     ZeroStage,
 )
+from zerofit.planning.candidates import candidates
+from zerofit.planning.constraints import constraints_of
+from zerofit.planning.order import kind_of
+from zerofit.planning.problem import Allow
 
 _SGD = optimizer("torch.optim.sgd.SGD", momentum=0.9)
 _DIVISORS = (8, 4, 2, 1)

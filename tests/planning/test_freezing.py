@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from planning_problems import made_trace, model
 
-from zerofit.allocation_log import TraceRequest
-from zerofit.freezing import frozen_names
-from zerofit.planning.freezing import FROZEN_EMBEDDINGS, FROZEN_LAYERS
+from zerofit.core.allocation_log import TraceRequest
+from zerofit.core.freezing import FROZEN_EMBEDDINGS, FROZEN_LAYERS, frozen_names
 
 _T5 = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 50}
 _SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}

@@ -17,18 +17,18 @@ from captured_scripts import (
 )
 from planning_problems import A100, RATES, made_trace, model
 
-from zerofit.capture import Capture, CapturedTensor
-from zerofit.errors import UserError
-from zerofit.estimate.optimizers import STATES
-from zerofit.plan import Origin
+from zerofit.core.capture import Capture, CapturedTensor
+from zerofit.core.errors import UserError
+from zerofit.core.plan import Origin
+from zerofit.core.request import Request
+from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.core.units import GIB
 from zerofit.planning.answer import Answer
+from zerofit.planning.estimate.device_memory.optimizers import STATES
 from zerofit.planning.fast_judge import FastJudge
 from zerofit.planning.judge import EstimatingJudge
 from zerofit.planning.problem import Allow, Problem
 from zerofit.planning.solve import solve
-from zerofit.request import Request
-from zerofit.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
-from zerofit.units import GIB
 
 _NATIVE = Strategy(precision=Precision.BF16, micro_batch_size=1, gradient_accumulation_steps=1)
 _ZERO2 = replace(_NATIVE, engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)

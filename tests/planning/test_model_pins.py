@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from captured_scripts import capture
 
-from zerofit.capture import Capture
-from zerofit.plan import Topology
+from zerofit.core.capture import Capture
+from zerofit.core.plan import Topology
 from zerofit.planning.constraints import constraints_of
 
 _LOADER = capture().loader

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from captured_scripts import optimizer
 
-from zerofit.estimate.optimizers import OneState, Stepper
-from zerofit.planning.own_optimizer import own_stepper
-from zerofit.strategy import OptimizerName
+from zerofit.core.strategy import OptimizerName
+from zerofit.planning.estimate.device_memory.optimizers import OneState, Stepper
+from zerofit.planning.script_optimizer import own_stepper
 
 
 @pytest.mark.parametrize(

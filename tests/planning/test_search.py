@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from planning_problems import RATES, made_trace, model, problem
 
-from zerofit.candidates import candidates
-from zerofit.estimate.replay import replay_live
-from zerofit.estimates import (
+from zerofit.core.estimates import (
     Estimate,
     Holder,
     MemoryEstimate,
@@ -21,14 +19,16 @@ from zerofit.estimates import (
     Term,
     TimeTerm,
 )
+from zerofit.core.request import Request
+from zerofit.core.strategy import OffloadDevice, OptimizerName, Precision, Strategy
+from zerofit.planning.candidates import candidates
+from zerofit.planning.estimate.device_memory.replay import replay_live
 from zerofit.planning.fast_judge import FastJudge
 from zerofit.planning.judge import EstimatingJudge
+from zerofit.planning.make_plan import plan_of, why_it_loses
 from zerofit.planning.order import OFFLOADED, SAME_TIME, kind_of, simplicity, tier
-from zerofit.planning.plan_of import plan_of, why_it_loses
 from zerofit.planning.problem import Allow
 from zerofit.planning.search import Found, Judge, Judged, search
-from zerofit.request import Request
-from zerofit.strategy import OffloadDevice, OptimizerName, Precision, Strategy
 
 
 def _estimate(device_bytes: int, seconds: float | None) -> Estimate:

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from planning_problems import A100, RATES, made_trace, model, problem
 
-from zerofit.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
-from zerofit.plan import Origin, plan_from_json, plan_to_json
+from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
+from zerofit.core.plan import Origin, plan_from_json, plan_to_json
+from zerofit.core.request import Request
+from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, ZeroStage
+from zerofit.core.units import GIB
 from zerofit.planning.answer import Answer
 from zerofit.planning.fast_judge import FastJudge
-from zerofit.planning.larger_machines import with_more_host_memory
 from zerofit.planning.order import SAME_TIME, simplicity
 from zerofit.planning.problem import Allow, Problem
 from zerofit.planning.solve import best_of, solve
-from zerofit.request import Request
-from zerofit.strategy import Engine, OffloadDevice, OptimizerName, ZeroStage
-from zerofit.units import GIB
+from zerofit.planning.suggestions import with_more_host_memory
 
 _LARGE = model(
     num_parameters=3_000_000_000,

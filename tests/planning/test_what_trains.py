@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from planning_problems import RATES, made_trace, model, problem
 
+from zerofit.core.strategy import Engine, Lora, OffloadDevice, Precision, Quantization, Strategy, ZeroStage
 from zerofit.planning.fast_judge import FastJudge
-from zerofit.strategy import Engine, Lora, OffloadDevice, Precision, Quantization, Strategy, ZeroStage
 
 _FREEZES = [("embeddings",), ("embeddings+1",), ("embeddings+2",), ("blocks",), ("all-but-head",)]
 _MODEL = model(num_parameters=140_000_000, num_trainable_parameters=140_000_000)

@@ -16,7 +16,7 @@ def test_the_tests_of_a_file_stay_in_one_process() -> None:
     pytest.importorskip("xdist")
     options = re.findall(r"^PARALLEL \?= (.*)$", (_ROOT / "Makefile").read_text(), re.MULTILINE)[0].split()
     options[options.index("auto")] = "2"
-    files = ("tests/test_units.py", "tests/test_rates.py", "tests/test_batch.py")
+    files = ("tests/core/test_units.py", "tests/core/test_rates.py", "tests/core/test_batch.py")
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options, *files]
     said = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True).stdout
 

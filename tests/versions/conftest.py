@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.probe.versions import probe_versions
+from zerofit.machine.versions import probe_versions
 
 _MEASURED = Path(__file__).parent / "measured"
 _SET = "--set"

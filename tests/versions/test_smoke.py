@@ -23,7 +23,7 @@ from gpu_truth.results import results_from_json
 from kept_cases import keep_as_done
 from runs import ROOT, Run, run_command
 
-from zerofit.ladder_results import RungState
+from zerofit.measuring.results import RungState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

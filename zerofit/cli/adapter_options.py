@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from zerofit.cli.parameters import Number, ParamType, Word
-from zerofit.errors import UserError, nearest
-from zerofit.freezing import WORDS, is_word
+from zerofit.core.errors import UserError, nearest
+from zerofit.core.freezing import WORDS, is_word
+from zerofit.core.strategy import Lora, Quantization
 from zerofit.planning.problem import Allow
-from zerofit.strategy import Lora, Quantization
 
 _ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head."""

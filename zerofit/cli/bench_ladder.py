@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING
 import click
 
 from zerofit.cli.ladder_checks import check_steps
-from zerofit.cli.library_versions import check_libraries
+from zerofit.cli.output.ladder_table import head_words, ladder_table
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
-from zerofit.cli.write_files import file_exists, write_files
-from zerofit.errors import UserError
-from zerofit.ladder.order import Order
-from zerofit.ladder.parent import InterruptedRungError
-from zerofit.ladder.refusals import check_reads_tokens
-from zerofit.ladder.rungs import (
+from zerofit.configs.write.write_files import file_exists, write_files
+from zerofit.core.errors import UserError
+from zerofit.core.units import format_bytes
+from zerofit.machine.library_versions import check_libraries
+from zerofit.machine.machine_spec import machine_of_spec
+from zerofit.machine.this_node import probe_machine
+from zerofit.machine.versions import probe_versions
+from zerofit.measuring.order import Order
+from zerofit.measuring.parent import InterruptedRungError
+from zerofit.measuring.refusals import check_reads_tokens
+from zerofit.measuring.results import CPU, Outcome, RungState, ladder_to_json, peak_of
+from zerofit.measuring.rungs import (
     DEFAULT_RUNGS,
     PUBLISHED_BATCH,
     PUBLISHED_LENGTH,
@@ -30,22 +36,16 @@ from zerofit.ladder.rungs import (
     parse_rungs,
     rung_names,
 )
-from zerofit.ladder_results import CPU, Outcome, RungState, ladder_to_json, peak_of
-from zerofit.probe.machine import probe_machine
-from zerofit.probe.machine_spec import machine_of_spec
-from zerofit.probe.model import probe_model
-from zerofit.probe.model_dimensions import check_sequence_length
-from zerofit.probe.model_task import Task
-from zerofit.probe.versions import probe_versions
-from zerofit.render.ladder_table import head_words, ladder_table
-from zerofit.units import format_bytes
+from zerofit.models.dimensions import check_sequence_length
+from zerofit.models.find import probe_model
+from zerofit.models.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from zerofit.facts import GpuSpec
-    from zerofit.ladder.rungs import Step
-    from zerofit.ladder_results import Ladder, Predicted
+    from zerofit.core.facts import GpuSpec
+    from zerofit.measuring.results import Ladder, Predicted
+    from zerofit.measuring.rungs import Step
 
 _CPU_MODEL = "all-minilm-l6-v2"
 """A BERT of 23 M parameters, whose activations at the default sizes are a GiB or more, and its weights,
@@ -237,7 +237,7 @@ def _predict(
     order: Order, steps: Sequence[Step], gpu: GpuSpec | None, predicted: list[Predicted | None]
 ) -> bool:
     """Put in what the estimator says of each rung, where it can; return whether Ctrl-C ended the rest."""
-    from zerofit.ladder.predict import Predictor
+    from zerofit.measuring.predict import Predictor
 
     click.echo("zerofit: predicting ...", err=True)
     predictor = Predictor(model=order.model, gpu=gpu, versions=order.versions)
@@ -303,7 +303,7 @@ def _write(result: Ladder, *, output: Path | None, plot: Path | None) -> None:
         write_files(files, force=True, flag="--output FOLDER")
     if plot is not None:
         from zerofit.cli.draw_ladder import draw_ladder
-        from zerofit.render.ladder_plot import ladder_plot
+        from zerofit.cli.output.ladder_plot import ladder_plot
 
         draw_ladder(ladder_plot(result), plot)
 

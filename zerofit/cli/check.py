@@ -11,29 +11,27 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zerofit.cli.capturing import capture_limit_option, captured, check_limit
+from zerofit.check.check_run import verdict_of
+from zerofit.check.read_targets import read_targets
+from zerofit.check.rule import Severity
+from zerofit.check.rules import ALL_RULES
+from zerofit.check.targets import Checked
+from zerofit.cli.capturing import capture_limit_option, check_limit
+from zerofit.cli.output.capture_words import capture_lines
+from zerofit.cli.output.findings import findings_text
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
-from zerofit.cli.read_targets import read_targets
-from zerofit.command import Route
-from zerofit.compat import ALL_RULES
-from zerofit.compat.engine import Verdict, sort_findings
-from zerofit.compat.engine import check as check_rules
-from zerofit.compat.rule import Severity
-from zerofit.errors import UserError, nearest
-from zerofit.layers.join import situations
-from zerofit.layers.of_capture import with_capture
-from zerofit.probe.catalog import load_schemas
-from zerofit.probe.versions import probe_versions
-from zerofit.render.capture_words import capture_lines
-from zerofit.render.findings import findings_text
-from zerofit.targets import Checked
+from zerofit.configs.schemas.load import load_schemas
+from zerofit.core.command import Route
+from zerofit.core.errors import UserError, nearest
+from zerofit.machine.versions import probe_versions
+from zerofit.scripts.capture.with_progress import captured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from zerofit.facts import Versions
-    from zerofit.schema import Schemas
-    from zerofit.targets import Targets
+    from zerofit.check.targets import Targets
+    from zerofit.configs.schema import Schemas
+    from zerofit.core.facts import Versions
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.ADVICE: "cyan"}
 _ROUTES = {route.value: route for route in Route}
@@ -111,7 +109,7 @@ def check(
         seeing = _with_capture(look({}).targets, around, limit_s=capture_limit_s)
         look = _looking_at(targets, seeing, stdin, schemas)
     if fix:
-        from zerofit.cli.fix_files import diff_of, find_fixes, write_fixes
+        from zerofit.check.fix_files import diff_of, find_fixes, write_fixes
 
         fixes = find_fixes(look)
         if not fixes:
@@ -155,7 +153,7 @@ def _around(
     """Return a function that adds to targets what is known beside them."""
     machine = None
     if here:
-        from zerofit.probe.machine import probe_machine
+        from zerofit.machine.this_node import probe_machine
 
         machine = probe_machine()
     return lambda targets: replace(
@@ -206,30 +204,15 @@ def _looking_at(
     return look
 
 
-def verdict_of(targets: Targets) -> Verdict:
-    """Return what all rules say of all situations that the targets make, each thing once."""
-    made = situations(targets)
-    if targets.capture is not None:
-        made = tuple(with_capture(situation, targets.capture) for situation in made)
-    verdicts = [check_rules(situation, rules=ALL_RULES) for situation in made]
-    return Verdict(
-        findings=sort_findings(finding for verdict in verdicts for finding in verdict.findings),
-        # Of a file that can't be read everything is unknown, and not worth a line.
-        unknown=()
-        if targets.files and all(file.broken for file in targets.files)
-        else tuple(dict.fromkeys(unknown for verdict in verdicts for unknown in verdict.unknown)),
-    )
-
-
 def _output(checked: Checked, *, as_json: bool, as_sarif: bool) -> str:
     verdict, files = checked.verdict, checked.targets.files
     if as_json:
-        from zerofit.render.findings_json import findings_json
+        from zerofit.cli.output.findings_json import findings_json
 
         return findings_json(verdict, files=files, num_rules=len(ALL_RULES))
     if as_sarif:
         from zerofit import __version__
-        from zerofit.render.sarif import sarif
+        from zerofit.cli.output.sarif import sarif
 
         return sarif(verdict, files=files, rules=ALL_RULES, version=__version__)
     return _coloured(findings_text(verdict, files=files, num_rules=len(ALL_RULES)))
@@ -246,7 +229,7 @@ def _coloured(text: str) -> str:
 
 
 def _page(name: str) -> str:
-    from zerofit.render.rule_pages import rule_page
+    from zerofit.check.pages.rule_pages import rule_page
 
     rules = {rule.id: rule for rule in ALL_RULES}
     if name in rules:
@@ -262,6 +245,6 @@ def _page(name: str) -> str:
 
 
 def _rules_table() -> str:
-    from zerofit.render.rule_pages import rules_table
+    from zerofit.check.pages.rule_pages import rules_table
 
     return rules_table(ALL_RULES)

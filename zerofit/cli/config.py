@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.choose import choose, with_explicit_numbers
-from zerofit.cli.checked import no_check_option, stop_at_errors
+from zerofit.check.check_run import no_check_option, stop_at_errors
+from zerofit.check.inputs.strategy import situation_of_strategy
 from zerofit.cli.options import request_of, strategy_options
+from zerofit.cli.output.report import plan_lines
 from zerofit.cli.parameters import CONTEXT, Verb
 from zerofit.cli.plan_options import (
     check_none_ignored,
@@ -20,16 +21,8 @@ from zerofit.cli.plan_options import (
     take_machine_flags,
     take_model_flags,
 )
-from zerofit.cli.plan_problem import machine_of
-from zerofit.cli.write_files import write_files
-from zerofit.command import Launcher
-from zerofit.layers.of_strategy import situation_of_strategy
-from zerofit.probe.machine import probe_machine
-from zerofit.probe.machine_spec import SpecifiedMachine
-from zerofit.probe.port import DEFAULT_PORT
-from zerofit.probe.versions import probe_versions
-from zerofit.render.accelerate import accelerate_yaml
-from zerofit.render.command import (
+from zerofit.configs.write.accelerate import accelerate_yaml
+from zerofit.configs.write.command import (
     Rendezvous,
     accelerate_launch_arguments,
     compile_environment,
@@ -37,14 +30,21 @@ from zerofit.render.command import (
     needs_one_gpu,
     shell_command,
 )
-from zerofit.render.deepspeed import deepspeed_json
-from zerofit.render.report import plan_lines
-from zerofit.render.trainer import takes_every_n_layers, training_arguments_json
-from zerofit.request import FLAGS
-from zerofit.strategy import Engine
+from zerofit.configs.write.deepspeed import deepspeed_json
+from zerofit.configs.write.trainer import takes_every_n_layers, training_arguments_json
+from zerofit.configs.write.write_files import write_files
+from zerofit.core.command import Launcher
+from zerofit.core.request import FLAGS
+from zerofit.core.strategy import Engine
+from zerofit.machine.machine_spec import SpecifiedMachine
+from zerofit.machine.port import DEFAULT_PORT
+from zerofit.machine.this_node import probe_machine
+from zerofit.machine.versions import probe_versions
+from zerofit.planning.make_problem import machine_of
+from zerofit.planning.plan_from_flags import choose, with_explicit_numbers
 
 if TYPE_CHECKING:
-    from zerofit.plan import Plan
+    from zerofit.core.plan import Plan
 
 
 @click.command(cls=Verb, context_settings=CONTEXT)
@@ -81,7 +81,7 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
         specified = SpecifiedMachine(machine=probe_machine(may_be_unreadable=True), assumptions=())
     if model_flags.model is not None:
         # only where it is needed: estimates are much code
-        from zerofit.cli.plan_first import check_plans_alone, check_ranks, named_model, plan_first
+        from zerofit.planning.plan_run import check_plans_alone, check_ranks, named_model, plan_first
 
         check_plans_alone(model_flags, request, on_cpu=request.on_cpu, rehearses=False)
         if machine_flags.gpus is not None:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.capturing import capture_limit_option, check_limit
+from zerofit.cli.output.data_json import data_json
+from zerofit.cli.output.data_table import data_table
 from zerofit.cli.parameters import CONTEXT, Number, ParamType, Verb, Word
-from zerofit.cli.script import check_script
-from zerofit.cli.write_files import check_can_write, write_files
-from zerofit.errors import UserError
-from zerofit.lengths.report import Unit, Workload, length_report
-from zerofit.probe.model_task import Task
-from zerofit.render.data_json import data_json
-from zerofit.render.data_table import data_table
+from zerofit.configs.write.write_files import check_can_write, write_files
+from zerofit.core.errors import UserError
+from zerofit.data.lengths.report import Unit, Workload, length_report
+from zerofit.models.task import Task
+from zerofit.scripts.target import check_script
 
 if TYPE_CHECKING:
-    from zerofit.capture import Capture
-    from zerofit.lengths.report import Measured
+    from zerofit.core.capture import Capture
+    from zerofit.data.lengths.report import Measured
 
 DEFAULT_BATCH_SIZE = 8
 """TrainingArguments' per_device_train_batch_size (transformers/training_args.py)."""
@@ -164,13 +164,13 @@ def data(
         is_causal=is_causal if task is None else task is Task.CAUSAL_LM,
         max_length=max_length,
     )
-    from zerofit.data.length_buckets import simulated_buckets
+    from zerofit.data.bucketing import simulated_buckets
 
     buckets = simulated_buckets(measured.histogram, workload.batch_size)
     report = length_report(measured, workload, buckets)
     if plot is not None:
-        from zerofit.cli.draw_lengths import draw_lengths
-        from zerofit.render.data_plot import data_plot
+        from zerofit.cli.draw_plot import draw_lengths
+        from zerofit.cli.output.data_plot import data_plot
 
         draw_lengths(data_plot(report), plot)
     document = data_json(report)

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.checkup import check_up
-from zerofit.checkup.line import warning
-from zerofit.checkup.rates import calibration_lines
-from zerofit.errors import UserError
-from zerofit.probe.calibrate import calibrate as measure
-from zerofit.probe.limits import probe_limits
-from zerofit.probe.machine import probe_machine
-from zerofit.probe.rates import write_calibration
-from zerofit.probe.toolchain import probe_toolchain
-from zerofit.probe.versions import probe_versions
+from zerofit.core.errors import UserError
+from zerofit.machine.calibrate import calibrate as measure
+from zerofit.machine.doctor import check_up
+from zerofit.machine.doctor.gpus import calibration_lines
+from zerofit.machine.doctor.verdict import warning
+from zerofit.machine.limits import probe_limits
+from zerofit.machine.probe_toolchain import probe_toolchain
+from zerofit.machine.rates import write_calibration
+from zerofit.machine.this_node import probe_machine
+from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
-    from zerofit.checkup import CheckupLine
-    from zerofit.facts import Machine, Versions
-    from zerofit.rates import Calibration
-    from zerofit.toolchain import BuildLock, DeepSpeedOp, Toolchain
+    from zerofit.core.facts import Machine, Versions
+    from zerofit.core.rates import Calibration
+    from zerofit.machine.doctor import CheckupLine
+    from zerofit.machine.toolchain import BuildLock, DeepSpeedOp, Toolchain
 
 DOCTOR_VERSION = 1
 """Version of the JSON document; raised whenever a field changes its meaning or goes."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zerofit.cli.draw_plot import save_figure
-from zerofit.render.ladder_plot import PART_WORDS
+from zerofit.cli.output.ladder_plot import PART_WORDS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zerofit.render.ladder_plot import LadderPlot
+    from zerofit.cli.output.ladder_plot import LadderPlot
 
 _PART_COLOURS = ("tab:blue", "tab:red", "tab:purple", "tab:green")
 """As in zerofit plan's plot: weights, gradients, optimizer, activations."""

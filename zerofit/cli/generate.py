@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.cli.generate_settings import SETTING_FLAGS
 from zerofit.cli.generation_values import NUMBERS
 from zerofit.cli.options import rendezvous_options, run_dir_option
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
-from zerofit.errors import UserError
-from zerofit.generated import Gather
-from zerofit.inference.asked import DTYPES, InferenceRequest, InferenceWorkload
-from zerofit.plan import Origin
-from zerofit.strategy import Engine, OffloadDevice, Precision, ZeroStage
+from zerofit.core.errors import UserError
+from zerofit.core.plan import Origin
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
+from zerofit.generation.generation_job import Gather
+from zerofit.launch.generate.settings import SETTING_FLAGS
+from zerofit.planning.inference.request import DTYPES, InferenceRequest, InferenceWorkload
 
 if TYPE_CHECKING:
-    from zerofit.cli.generate_run import Run
-    from zerofit.inference.planned import InferencePlan
-    from zerofit.launcher.nodes import Nodes
-    from zerofit.prompt_lines import PromptLines
+    from zerofit.generation.prompt_lines import PromptLines
+    from zerofit.launch.generate.run import Run
+    from zerofit.launch.nodes import Nodes
+    from zerofit.planning.inference.planned import InferencePlan
 
 _POSITIVE = Number(int, least=1)
 _DTYPES = {precision.value: precision for precision in Precision} | DTYPES
@@ -127,9 +127,9 @@ def generate(run_dir: Path, dry_run: bool, **flags: Any) -> int:
     files, 128 + N where signal N ended it: 130 after Ctrl-C, 141 where what reads --out - has gone.
     """
     # Only here: they bring much code, which --help does not need.
-    from zerofit.cli import generate_out as outs
-    from zerofit.cli.generate_run import made_folder, planned_folder
-    from zerofit.launcher.launch import launch_command, start
+    from zerofit.launch.generate import output as outs
+    from zerofit.launch.generate.run import made_folder, planned_folder
+    from zerofit.launch.start import launch_command, start
 
     run = _run_of(flags)
     _say(f"generation: {run.settings.line(seed=run.seed)}")
@@ -163,13 +163,13 @@ def _run_of(flags: dict[str, Any]) -> Run:
     Raises:
         UserError: something of it is wrong, or nothing fits.
     """
-    from zerofit.cli import generate_model as models
-    from zerofit.cli import generate_prompts as prompt_files
-    from zerofit.cli.generate_out import check_out, drawn_batch_size
-    from zerofit.cli.generate_run import Run, meeting_place
-    from zerofit.cli.generate_settings import settings_said, whole_settings
-    from zerofit.cli.library_versions import check_libraries
-    from zerofit.launcher.nodes import Nodes
+    from zerofit.launch.generate import model as models
+    from zerofit.launch.generate import prompts as prompt_files
+    from zerofit.launch.generate.output import check_out, drawn_batch_size
+    from zerofit.launch.generate.run import Run, meeting_place
+    from zerofit.launch.generate.settings import settings_said, whole_settings
+    from zerofit.launch.nodes import Nodes
+    from zerofit.machine.library_versions import check_libraries
 
     nodes = Nodes(**{name: flags[name] for name in _NODE_FLAGS})
     _check_nodes(nodes, flags)
@@ -245,13 +245,13 @@ def _plan(
     Raises:
         UserError: nothing fits.
     """
-    from zerofit.cli.launch_checks import check_nvme_path
-    from zerofit.cli.planner import DOES_NOT_FIT
-    from zerofit.generation.part_folder import parts_folder
-    from zerofit.inference.plan import plan_inference
-    from zerofit.probe.machine import probe_machine
-    from zerofit.probe.versions import probe_versions
-    from zerofit.render.generate_plan import generate_plan
+    from zerofit.cli.output.generate_plan import generate_plan
+    from zerofit.generation.results.folder import parts_folder
+    from zerofit.launch.checks import check_nvme_path
+    from zerofit.machine.this_node import probe_machine
+    from zerofit.machine.versions import probe_versions
+    from zerofit.planning.inference.plan_inference import plan_inference
+    from zerofit.planning.plan_run import DOES_NOT_FIT
 
     request = InferenceRequest(
         zero_stage=flags["zero_stage"],

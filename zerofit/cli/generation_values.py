@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from zerofit.cli.parameters import Number
-from zerofit.errors import UserError
-from zerofit.upstream.transformers import NOTES_OF_GENERATION_CONFIG
+from zerofit.core.errors import UserError
+from zerofit.core.upstream.transformers import NOTES_OF_GENERATION_CONFIG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.compat import ALL_RULES
-from zerofit.compat.engine import check
-from zerofit.compat.rule import Severity
-from zerofit.errors import UserError
-from zerofit.layers.of_strategy import situation_of_strategy
-from zerofit.plan import Topology
-from zerofit.probe.model_dimensions import check_sequence_length
-from zerofit.said import Said
-from zerofit.strategy import Engine
+from zerofit.check.engine import check
+from zerofit.check.inputs.strategy import situation_of_strategy
+from zerofit.check.rule import Severity
+from zerofit.check.rules import ALL_RULES
+from zerofit.core.errors import UserError
+from zerofit.core.plan import Topology
+from zerofit.core.setting import Said
+from zerofit.core.strategy import Engine
+from zerofit.models.dimensions import check_sequence_length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerofit.facts import ModelFacts, Versions
-    from zerofit.ladder.rungs import Step
+    from zerofit.core.facts import ModelFacts, Versions
+    from zerofit.measuring.rungs import Step
 
 _BELOW = "put zero-1, zero-2 or zero-3 before {rung}, and leave --alone out; or leave {rung} out"
 _FIXES = {

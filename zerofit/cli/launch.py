@@ -9,26 +9,26 @@ from typing import Any
 
 import click
 
+from zerofit.check.check_run import no_check_option, stop_at_errors
+from zerofit.check.inputs.capture import with_capture
+from zerofit.check.inputs.launch import situation_of_launch
+from zerofit.check.read_file import script_file
+from zerofit.check.resumed_checkpoint import probe_resumed
+from zerofit.check.targets import Targets
 from zerofit.cli.capturing import capture_limit_option
-from zerofit.cli.checked import no_check_option, stop_at_errors
-from zerofit.cli.launch_plan import plan_launch
-from zerofit.cli.library_versions import check_libraries, check_libraries_of
 from zerofit.cli.options import rendezvous_options, run_dir_option, strategy_options
+from zerofit.cli.output.applied_table import applied_rows, applied_table
+from zerofit.cli.output.report import head_lines
 from zerofit.cli.parameters import CONTEXT, Number, Verb
 from zerofit.cli.plan_options import model_options
-from zerofit.cli.read_file import script_file
-from zerofit.cli.script import check_script
-from zerofit.launcher.launch import Launch, launch_command, launch_files, prepare_run, start
-from zerofit.launcher.run_folder import run_folder
-from zerofit.layers.of_capture import with_capture
-from zerofit.layers.of_launch import situation_of_launch
-from zerofit.plan import GENERATE_LIMIT_S
-from zerofit.probe.catalog import load_schemas
-from zerofit.probe.checkpoint import probe_resumed
-from zerofit.render.applied_table import applied_rows, applied_table
-from zerofit.render.command import is_on_one_of_many_gpus
-from zerofit.render.report import head_lines
-from zerofit.targets import Targets
+from zerofit.configs.schemas.load import load_schemas
+from zerofit.configs.write.command import is_on_one_of_many_gpus
+from zerofit.core.plan import GENERATE_LIMIT_S
+from zerofit.launch.plan import plan_launch
+from zerofit.launch.run_folder import run_folder
+from zerofit.launch.start import Launch, launch_command, launch_files, prepare_run, start
+from zerofit.machine.library_versions import check_libraries, check_libraries_of
+from zerofit.scripts.target import check_script
 
 
 @click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from zerofit.cli.capturing import captured
+from zerofit.core.errors import UserError
 from zerofit.data.columns import chosen_columns, header_notes
 from zerofit.data.counting import Characters, Words
 from zerofit.data.files import data_files, is_table
 from zerofit.data.length_counts import Counts, count_lengths
-from zerofit.errors import UserError
-from zerofit.lengths import LengthHistogram
-from zerofit.lengths.report import Measured, Unit
-from zerofit.render.capture_words import script_of
+from zerofit.data.lengths import LengthHistogram
+from zerofit.data.lengths.report import Measured, Unit
+from zerofit.scripts.capture.with_progress import captured
+from zerofit.scripts.target import script_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerofit.capture import Capture
+    from zerofit.core.capture import Capture
     from zerofit.data.columns import Columns
     from zerofit.data.counting import TextCounter
     from zerofit.data.length_counts import Selection

@@ -9,11 +9,11 @@ import click
 
 from zerofit.cli.adapter_options import ADAPTER_OPTIONS, take_adapter_flags
 from zerofit.cli.parameters import Number, Word
-from zerofit.errors import UserError
-from zerofit.plan import Plan, plan_from_json
-from zerofit.presets import PRESETS
-from zerofit.request import Request
-from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
+from zerofit.core.errors import UserError
+from zerofit.core.plan import Plan, plan_from_json
+from zerofit.core.presets import PRESETS
+from zerofit.core.request import Request
+from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

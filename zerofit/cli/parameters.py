@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.errors import UserError, nearest
+from zerofit.core.errors import UserError, nearest
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.capture import masked
-from zerofit.cli.capturing import capture_limit_option, captured, check_limit
+from zerofit.cli.capturing import capture_limit_option, check_limit
 from zerofit.cli.options import field_options, request_of
+from zerofit.cli.output.applied_table import applied_rows, applied_table
+from zerofit.cli.output.plan_compare import plan_comparison
+from zerofit.cli.output.plan_json import plan_json
+from zerofit.cli.output.plan_table import machine_words, plan_table
+from zerofit.cli.output.plan_why import plan_why
 from zerofit.cli.parameters import CONTEXT, Number
 from zerofit.cli.plan_options import (
     FixingVerb,
@@ -20,29 +24,26 @@ from zerofit.cli.plan_options import (
     take_machine_flags,
     take_model_flags,
 )
-from zerofit.cli.plan_problem import check_model_flags, check_named, machine_of, source_of
-from zerofit.cli.planner import DOES_NOT_FIT, Planner
-from zerofit.cli.script import check_script
-from zerofit.cli.subject import CapturedRun, NamedModel
-from zerofit.cli.write_files import file_exists, write_files
-from zerofit.errors import UserError
-from zerofit.plan import Topology, plan_from_json, plan_to_json
-from zerofit.probe.capture_errors import INSTEAD
-from zerofit.probe.versions import probe_versions
-from zerofit.render.applied_table import applied_rows, applied_table
-from zerofit.render.plan_compare import plan_comparison
-from zerofit.render.plan_json import plan_json
-from zerofit.render.plan_table import machine_words, plan_table
-from zerofit.render.plan_why import plan_why
+from zerofit.configs.write.write_files import file_exists, write_files
+from zerofit.core.capture import masked
+from zerofit.core.errors import UserError
+from zerofit.core.plan import Topology, plan_from_json, plan_to_json
+from zerofit.machine.versions import probe_versions
+from zerofit.planning.make_problem import check_model_flags, check_named, machine_of, source_of
+from zerofit.planning.plan_run import DOES_NOT_FIT, Planner
+from zerofit.planning.subject import CapturedRun, NamedModel
+from zerofit.scripts.capture.errors import INSTEAD
+from zerofit.scripts.capture.with_progress import captured
+from zerofit.scripts.target import check_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.cli.plan_options import MachineFlags, ModelFlags
-    from zerofit.cli.subject import Subject
+    from zerofit.core.request import Request
+    from zerofit.machine.machine_spec import SpecifiedMachine
     from zerofit.planning.answer import Answer
-    from zerofit.probe.machine_spec import SpecifiedMachine
-    from zerofit.request import Request
+    from zerofit.planning.inputs import MachineFlags, ModelFlags
+    from zerofit.planning.subject import Subject
 
 
 @click.command(cls=FixingVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
@@ -132,7 +133,7 @@ def plan(
             click.echo(f"zerofit: assumed: {where}{note}", err=True)
     if plot is not None:
         from zerofit.cli.draw_plot import draw_plot
-        from zerofit.render.plan_plot import plan_plot
+        from zerofit.cli.output.plan_plot import plan_plot
 
         draw_plot(plan_plot(answers[0]), plot)
     click.echo(_text(subject, answers, as_json=as_json, why=why, is_comparison=compare is not None))

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from zerofit.cli.parameters import Number, ParamType, Verb, Word
-from zerofit.errors import UserError, nearest
+from zerofit.core.errors import UserError, nearest
+from zerofit.core.request import FLAGS
+from zerofit.core.units import parse_bytes
+from zerofit.models.task import Task
+from zerofit.planning.inputs import Loop, MachineFlags, ModelFlags
 from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
-from zerofit.probe.model_task import Task
-from zerofit.request import FLAGS
-from zerofit.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _Command = TypeVar("_Command", bound="Callable[..., Any]")
-
-
-class Loop(StrEnum):
-    """How the script runs a micro-batch, which decides how long the model's outputs stay."""
-
-    PLAIN = "plain"
-    """`outputs = model(**batch)`, as scripts with accelerate do: they stay until the next ones are there."""
-    TRAINER = "trainer"
-    """transformers' Trainer, which lets go of them once it has the loss."""
 
 
 _TASKS = {task.value: task for task in Task}
@@ -167,37 +157,6 @@ _MACHINE_OPTIONS = (
     ),
     click.option("--network", metavar="RATE", help="From node to node, such as 400Gb/s; with --gpus."),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFlags:
-    """What the flags say of model and workload."""
-
-    model: str | None
-    sequence_length: int | None
-    target_length: int | None
-    task: Task | None
-    is_padded: bool | None
-    """None where it was not said."""
-    loop: Loop | None
-    """None where it was not said."""
-    trust_remote_code: bool
-    allow: frozenset[Allow]
-    reserve: Reserve
-    expandable_segments: bool
-    is_fast: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineFlags:
-    """What the flags say of a machine that is not here."""
-
-    gpus: str | None
-    host_ram: str | None
-    nvme: str | None
-    cpu_cores: int | None
-    network: str | None
-    host_bandwidth: str | None
 
 
 def model_options(command: _Command) -> _Command:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.errors import UserError, nearest
 from zerofit.data.labels import IGNORED
 from zerofit.data.masks import MASKED_SHARE, SeededMasks
 from zerofit.data.packing import PackedRows, is_flash, keep_documents_apart, without_padding
 from zerofit.data.padding import FixedRows, Padding, PadTo
 from zerofit.data.whole_words import WholeWordCollator
-from zerofit.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

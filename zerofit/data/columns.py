@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from zerofit.errors import UserError, nearest
+from zerofit.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

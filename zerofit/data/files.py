@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.errors import UserError, nearest
 from zerofit.data.reading import broken
 from zerofit.data.reading_arrow import ArrowFile, ParquetFile
 from zerofit.data.reading_csv import csv_rows, tsv_rows
 from zerofit.data.reading_text import TextFile, json_rows, jsonl_rows, txt_rows
-from zerofit.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.errors import UserError
+from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from zerofit.core.errors import UserError
 from zerofit.data.bucketing import as_lengths, check_sizes, rounds_of_samples, rounds_of_tokens, widths_of
-from zerofit.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

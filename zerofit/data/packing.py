@@ -7,9 +7,9 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.errors import UserError
+from zerofit.core.upstream.transformers import attention_of
 from zerofit.data.labels import IGNORED
-from zerofit.errors import UserError
-from zerofit.upstream.transformers import attention_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from zerofit.errors import UserError
-from zerofit.strategy import Precision
+from zerofit.core.errors import UserError
+from zerofit.core.strategy import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from zerofit.errors import UserError
-from zerofit.units import format_bytes
+from zerofit.core.errors import UserError
+from zerofit.core.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

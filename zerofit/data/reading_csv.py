@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from zerofit.core.errors import UserError
     from zerofit.data.reading_text import Lines
-    from zerofit.errors import UserError
 
 
 def csv_rows(lines: Lines) -> Iterator[dict[str, Any]]:

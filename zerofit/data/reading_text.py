@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from zerofit.errors import UserError
+    from zerofit.core.errors import UserError
 
 _BOM = b"\xef\xbb\xbf"
 _CHUNK = 2**20

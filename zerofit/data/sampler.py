@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from zerofit.core.errors import UserError
 from zerofit.data.bucketing import (
     as_lengths,
     batches_undefined,
@@ -14,7 +15,6 @@ from zerofit.data.bucketing import (
     rounds_of_samples,
     rounds_of_tokens,
 )
-from zerofit.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.errors import UserError
 from zerofit.data.counting import FastTokens, SlowTokens
-from zerofit.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

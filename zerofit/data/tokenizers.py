@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.errors import UserError, format_message
+from zerofit.core.errors import UserError, format_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,10 +7,10 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.errors import UserError
 from zerofit.data.masks import MASKED_SHARE, seeded_generator
 from zerofit.data.padding import Padding
 from zerofit.data.tokenizers import check_knows_words
-from zerofit.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

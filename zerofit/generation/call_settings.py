@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from zerofit.errors import UserError, nearest
+from zerofit.core.errors import UserError, nearest
 
 _OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
 """Arguments of generate() that are not settings, and that a rank uses for its own prompts alone."""

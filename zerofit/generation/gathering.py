@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.errors import UserError
-from zerofit.generated import Gather
-from zerofit.generation.ranks import say
-from zerofit.generation.room import free_bytes
-from zerofit.units import MIB, format_bytes
-from zerofit.upstream.deepspeed import partition_world_size
+from zerofit.core.errors import UserError
+from zerofit.core.units import MIB, format_bytes
+from zerofit.core.upstream.deepspeed import partition_world_size
+from zerofit.generation.free_memory import free_bytes
+from zerofit.generation.generation_job import Gather
+from zerofit.generation.ranks.ranks import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

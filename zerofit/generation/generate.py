@@ -10,22 +10,22 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.generated import Gather, Generated
-from zerofit.generation.asked import Question, check_limit, read_question
+from zerofit.core.plan import GENERATE_LIMIT_S
+from zerofit.generation.free_memory import working_bytes
 from zerofit.generation.gathering import gathered_once, layer_by_layer, will_gather
+from zerofit.generation.generation_calls import Asked, Batch, Step, make_batches, make_steps
+from zerofit.generation.generation_job import Gather, Generated
 from zerofit.generation.in_step import settings_in_step, uncompiled
-from zerofit.generation.meeting import arranged, meet
 from zerofit.generation.one_call import Caller
-from zerofit.generation.ranks import Progress, Ranks, all_ranks
-from zerofit.generation.results import Results, open_results
-from zerofit.generation.room import working_bytes
+from zerofit.generation.preserve_state import untouched
+from zerofit.generation.question import Question, check_limit, read_question
+from zerofit.generation.ranks.meeting import arranged, meet
+from zerofit.generation.ranks.ranks import Progress, Ranks, all_ranks
+from zerofit.generation.results.results import Results, open_results
 from zerofit.generation.script_lines import script_line
-from zerofit.generation.untouched import untouched
-from zerofit.generation_calls import Asked, Batch, Step, make_batches, make_steps
-from zerofit.plan import GENERATE_LIMIT_S
 
 if TYPE_CHECKING:
-    from zerofit.generation.part_lines import Document
+    from zerofit.generation.results.parts import Document
 
 
 def generate(

@@ -7,10 +7,10 @@ import dataclasses
 import inspect
 from typing import Any
 
-from zerofit.errors import UserError
+from zerofit.core.errors import UserError
+from zerofit.core.upstream.deepspeed import is_gathered_whole
 from zerofit.generation.call_settings import CallSettings
-from zerofit.generation.ranks import say
-from zerofit.upstream.deepspeed import is_gathered_whole
+from zerofit.generation.ranks.ranks import say
 
 _ITS_OWN_LOOP = "its loop is not that of transformers, and makes passes of its own"
 OUT_OF_STEP = {

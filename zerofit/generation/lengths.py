@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from zerofit.errors import UserError
+from zerofit.core.errors import UserError
 from zerofit.generation.model_kind import Positions
 from zerofit.generation.prompts import Tokens
 

@@ -13,7 +13,7 @@ from zerofit.generation.memory_errors import memory_explained
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.generation_job import GenerationJob
+    from zerofit.generation.generation_job import GenerationJob
 
 
 @contextmanager

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.errors import UserError
-from zerofit.generation.part_folder import parts_folder
+from zerofit.core.errors import UserError
+from zerofit.generation.results.folder import parts_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.generation_job import GenerationJob
+    from zerofit.generation.generation_job import GenerationJob
 
 _CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 """c10/core/impl/alloc_cpu.cpp: torch raises a bare RuntimeError."""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.errors import UserError
+from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerofit.errors import UserError
-from zerofit.generated import Completion, FinishReason
+from zerofit.core.errors import UserError
 from zerofit.generation.call_settings import CallSettings
-from zerofit.generation.ends import Ends
-from zerofit.generation.guarded import CheckedProcessor, GuardedLoop
+from zerofit.generation.generation_calls import Batch
+from zerofit.generation.generation_job import Completion, FinishReason
+from zerofit.generation.guarded_decoding import CheckedProcessor, GuardedLoop
 from zerofit.generation.model_kind import ModelKind
+from zerofit.generation.preserve_state import seed_sampling
 from zerofit.generation.prompts import Tokens
-from zerofit.generation.untouched import seed_sampling
-from zerofit.generation_calls import Batch
+from zerofit.generation.stopping import Ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,20 +10,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.errors import UserError
+from zerofit.core.errors import UserError
+from zerofit.generation.generation_job import GenerationJob, job_from_json
 from zerofit.generation.loading import joined_ranks, loaded_model
 from zerofit.generation.memory_errors import memory_explained
-from zerofit.generation.part_folder import kept_files
-from zerofit.generation.part_lines import PartLines
-from zerofit.generation.ranks import all_ranks, all_ranks_store
+from zerofit.generation.prompt_lines import result_of
+from zerofit.generation.ranks.ranks import all_ranks, all_ranks_store
+from zerofit.generation.results.folder import kept_files
+from zerofit.generation.results.parts import PartLines
 from zerofit.generation.shown_progress import ShownProgress
-from zerofit.generation_job import GenerationJob, job_from_json
-from zerofit.prompt_lines import result_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from zerofit.generated import Generated
+    from zerofit.generation.generation_job import Generated
 
 _LIMIT_S = 1800.0
 """How long to wait for a rank. ASSUMPTION: with weights on NVMe a token takes minutes, not half an hour; a

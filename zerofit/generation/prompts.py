@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from numbers import Integral
 from typing import Any, TypeAlias
 
-from zerofit.errors import UserError
+from zerofit.core.errors import UserError
 
 Tokens: TypeAlias = tuple[int, ...]
 

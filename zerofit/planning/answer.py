@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zerofit.candidates import Dropped
-    from zerofit.plan import Plan
+    from zerofit.core.plan import Plan
+    from zerofit.planning.candidates import Dropped
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import Found, Judged
     from zerofit.planning.suggestions import Suggestion

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.allocation_log import Event, TensorKind
-from zerofit.estimate.optimizers import OneState, Stepper, stepper_of
-from zerofit.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
+from zerofit.core.allocation_log import Event, TensorKind
+from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
+from zerofit.planning.estimate.device_memory.optimizers import OneState, Stepper, stepper_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zerofit.allocation_log import AllocationLog
-    from zerofit.facts import ModelFacts
-    from zerofit.plan import Topology
-    from zerofit.strategy import Strategy
+    from zerofit.core.allocation_log import AllocationLog
+    from zerofit.core.facts import ModelFacts
+    from zerofit.core.plan import Topology
+    from zerofit.core.strategy import Strategy
 
 STATE_BYTES: dict[Stepper, int] = {
     None: 8,

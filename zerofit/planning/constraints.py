@@ -5,21 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.choose import show
-from zerofit.command import Route
-from zerofit.errors import UserError
-from zerofit.layers.optimizer_ids import optimizer_of_class
-from zerofit.planning.model_pins import pins_of_data, pins_of_model
-from zerofit.planning.pin import Pin, listed
-from zerofit.request import FLAGS
-from zerofit.strategy import Engine, OffloadDevice, Precision, ZeroStage
+from zerofit.check.inputs.optimizer_ids import optimizer_of_class
+from zerofit.core.command import Route
+from zerofit.core.errors import UserError
+from zerofit.core.request import FLAGS
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage, show
+from zerofit.planning.model_pins import Pin, listed, pins_of_data, pins_of_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from zerofit.capture import Capture, CapturedOptimizer
-    from zerofit.plan import Topology
-    from zerofit.request import Request
+    from zerofit.core.capture import Capture, CapturedOptimizer
+    from zerofit.core.plan import Topology
+    from zerofit.core.request import Request
 
 _LOOPS = ("train", "_inner_training_loop", "training_step")
 """Methods of Trainer that handle a batch whole: one that overrides them may look at all its samples."""

@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.estimate.closed_form import SOURCE
-from zerofit.estimate.engine import TRACED_TERMS, play
-from zerofit.estimate.engines import make_engine
-from zerofit.estimate.memory import tensor_terms
-from zerofit.estimate.replay import replay_live
-from zerofit.estimate.tape import Tape
-from zerofit.estimates import Holder, MemoryEstimate, PhaseMemory, Term
+from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, Term
+from zerofit.planning.estimate.closed_form.log import SOURCE
+from zerofit.planning.estimate.device_memory.memory import tensor_terms
+from zerofit.planning.estimate.device_memory.replay import replay_live
+from zerofit.planning.estimate.device_memory.tape import Tape
+from zerofit.planning.estimate.engines.choose_engine import make_engine
+from zerofit.planning.estimate.engines.engine import TRACED_TERMS, play
 from zerofit.planning.judge import EstimatingJudge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.allocation_log import Trace, TraceRequest
-    from zerofit.estimate.engine import Engine, Setup
-    from zerofit.estimate.replay import PhasePeak
-    from zerofit.estimates import StepTime
+    from zerofit.core.allocation_log import Trace, TraceRequest
+    from zerofit.core.estimates import StepTime
+    from zerofit.core.rates import Rates
+    from zerofit.core.strategy import Strategy
+    from zerofit.planning.estimate.device_memory.replay import PhasePeak
+    from zerofit.planning.estimate.engines.engine import Engine, Setup
     from zerofit.planning.problem import Problem
-    from zerofit.rates import Rates
-    from zerofit.strategy import Strategy
 
 CACHE_SHARE = 0.06
 """Of the live tensors, what the allocator reserves beyond them.

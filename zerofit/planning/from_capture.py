@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.capture import DECODER_TOKENS
-from zerofit.command import Route
-from zerofit.errors import UserError
-from zerofit.facts import Workload
-from zerofit.layers.optimizer_ids import optimizer_of_class
+from zerofit.check.inputs.optimizer_ids import optimizer_of_class
+from zerofit.core.capture import DECODER_TOKENS
+from zerofit.core.command import Route
+from zerofit.core.errors import UserError
+from zerofit.core.facts import Workload
+from zerofit.core.strategy import Precision
+from zerofit.core.units import format_bytes
 from zerofit.planning.constraints import constraints_of, micro_batch_of
-from zerofit.planning.own_optimizer import own_stepper
 from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Problem, Reserve, Script
-from zerofit.strategy import Precision
-from zerofit.units import format_bytes
+from zerofit.planning.script_optimizer import own_stepper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.capture import Capture, CapturedBatch, CapturedTensor
-    from zerofit.facts import Machine, Versions
-    from zerofit.plan import Topology
-    from zerofit.request import Request
+    from zerofit.core.capture import Capture, CapturedBatch, CapturedTensor
+    from zerofit.core.facts import Machine, Versions
+    from zerofit.core.plan import Topology
+    from zerofit.core.request import Request
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Of an element; packed and 8-bit weights take 1 at the most."""

@@ -7,14 +7,10 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from zerofit.estimate.engine import PLAYED, Setup, play
-from zerofit.estimate.engines import make_engine
-from zerofit.estimate.host import estimate_host_memory, nvme_bytes_needed
-from zerofit.estimate.memory import estimate_memory, estimate_within
-from zerofit.estimate.outside import outside_terms
-from zerofit.estimate.tape import Tape
-from zerofit.estimate.time import estimate_step_time
-from zerofit.estimates import Estimate
+from zerofit.core.allocation_log import TraceRequest
+from zerofit.core.estimates import Estimate
+from zerofit.core.strategy import Engine, Precision, ZeroStage
+from zerofit.core.units import format_bytes
 from zerofit.planning.bounds import (
     LiveBound,
     envelope,
@@ -22,18 +18,24 @@ from zerofit.planning.bounds import (
     least_gradient_bytes,
     least_state_bytes,
 )
+from zerofit.planning.estimate.device_memory.memory import estimate_memory, estimate_within
+from zerofit.planning.estimate.device_memory.outside import outside_terms
+from zerofit.planning.estimate.device_memory.tape import Tape
+from zerofit.planning.estimate.engines.choose_engine import make_engine
+from zerofit.planning.estimate.engines.engine import PLAYED, Setup, play
+from zerofit.planning.estimate.host_memory.node import estimate_host_memory, nvme_bytes_needed
+from zerofit.planning.estimate.time.step_time import estimate_step_time
 from zerofit.planning.search import Judged
-from zerofit.planning.trace_request import OTHER_DEVICES, trace_request_for
-from zerofit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.allocation_log import AllocationLog, Trace, TraceRequest
-    from zerofit.estimates import MemoryEstimate, StepTime
+    from zerofit.core.allocation_log import AllocationLog, Trace, TraceRequest
+    from zerofit.core.estimates import MemoryEstimate, StepTime
+    from zerofit.core.facts import GpuSpec, Workload
+    from zerofit.core.rates import Rates
+    from zerofit.core.strategy import Strategy
     from zerofit.planning.problem import Problem
-    from zerofit.rates import Rates
-    from zerofit.strategy import Strategy
 
 _SHIFT = 60
 _MANY_SAMPLES = 1 << _SHIFT
@@ -276,3 +278,66 @@ def _tokens(problem: Problem, strategy: Strategy) -> int:
     samples = (strategy.micro_batch_size or 1) * (strategy.gradient_accumulation_steps or 1)
     target = (workload.target_length or workload.sequence_length) if problem.model.num_decoder_layers else 0
     return samples * problem.topology.data_parallel_size * (workload.sequence_length + target)
+
+
+OTHER_DEVICES = (8, 0)
+"""ASSUMPTION: what is no CUDA device takes the attention kernels of an A100."""
+_NO_TOKENS = 1
+"""Stands for the length of a sample of a model that takes no tokens."""
+
+
+def trace_request_for(
+    strategy: Strategy,
+    workload: Workload,
+    gpu: GpuSpec,
+    *,
+    own_weights: Precision = Precision.FP32,
+    has_adapters: bool = False,
+    has_frozen: bool = False,
+) -> TraceRequest:
+    """Return what decides the allocation log of a strategy.
+
+    DeepSpeed holds the weights in 16 bit and takes no autocast (accelerate switches it off under
+    DeepSpeed, accelerate/accelerator.py, native_amp). Alone, PyTorch holds them as the script made them, in
+    fp32 as a rule, and casts each use; a base that LoRA freezes lies in 16 bit. At stage 3 DeepSpeed's own
+    linear function runs, which makes a difference where a linear layer's weight is frozen.
+
+    peft makes adapters in fp32. DeepSpeed's engine casts them with all other weights (deepspeed 0.19.8,
+    runtime/engine.py, _cast_module_mixed_precision) but where the model was made under zero.Init, as stage 3
+    has it.
+
+    Args:
+        strategy: what runs.
+        workload: lengths and padding.
+        gpu: decides the kernels.
+        own_weights: format in which the script makes its weights.
+        has_adapters: whether they have adapters of the script's own.
+        has_frozen: whether the script leaves some of them as they are.
+    """
+    precision = strategy.precision or Precision.FP32
+    weights, autocast = precision, None
+    if strategy.engine is Engine.NATIVE:
+        weights = own_weights
+        if precision is not Precision.FP32:
+            weights, autocast = (precision if strategy.lora else own_weights), precision
+    is_stage_3 = strategy.zero_stage is ZeroStage.PARAMETERS
+    adapts = strategy.lora is not None or has_adapters
+    casts_adapters = adapts and strategy.engine is Engine.DEEPSPEED and not is_stage_3
+    is_frozen = strategy.lora is not None or bool(strategy.freeze) or has_frozen
+    return TraceRequest(
+        sequence_length=workload.sequence_length or _NO_TOKENS,
+        target_length=workload.target_length,
+        is_padded=workload.is_padded,
+        weights=weights,
+        adapters=precision if casts_adapters else Precision.FP32,
+        autocast=autocast,
+        gradient_checkpointing=bool(strategy.gradient_checkpointing),
+        checkpoint_every=strategy.checkpoint_every if strategy.gradient_checkpointing else 1,
+        attention=strategy.attention,
+        compute_capability=gpu.compute_capability or OTHER_DEVICES,
+        freeze=strategy.freeze,
+        lora=strategy.lora,
+        quantization=strategy.quantization,
+        keeps_outputs=workload.keeps_outputs,
+        saves_linear_inputs=is_stage_3 and is_frozen,
+    )

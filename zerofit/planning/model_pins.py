@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from zerofit.planning.pin import Pin, listed
-from zerofit.strategy import OffloadDevice, ZeroStage
+from zerofit.core.strategy import OffloadDevice, ZeroStage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from zerofit.capture import Capture
+    from zerofit.core.capture import Capture
 
 UNCHANGED = {
     "freeze": (),
@@ -90,3 +90,27 @@ def _tells_lengths(capture: Capture) -> bool:
 
 def _unchanged(field: str, why: str) -> Pin:
     return Pin(field=field, values=(UNCHANGED[field],), why=why)
+
+
+_SHOWN = 3
+"""Names that a reason lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """One field of a strategy and the values that it can have."""
+
+    field: str
+    """Name of the Strategy field."""
+    values: tuple[Any, ...]
+    """The first one is the script's own."""
+    why: str
+    """One phrase."""
+    is_habit: bool = False
+    """Whether a flag of the user's may say otherwise: it is the script's choice, and no limit of it."""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    shown = ", ".join(names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.planning.freezing import FROZEN_LAYERS
-from zerofit.strategy import Buckets, Engine, OffloadDevice, OptimizerName, ZeroStage
+from zerofit.core.freezing import FROZEN_LAYERS
+from zerofit.core.strategy import Buckets, Engine, OffloadDevice, OptimizerName, ZeroStage
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from zerofit.strategy import Strategy
+    from zerofit.core.strategy import Strategy
 
 SAME_TIME = 0.1
 """Estimated times that differ by no more than this share are not told apart: 20 published steps
-took 12 % more or less than estimated in the median (zerofit/estimate/time.py), so that a lead of a tenth may
+took 12 % more or less than estimated in the median (zerofit/planning/estimate/time/step_time.py), so that a lead of a tenth may
 be none."""
 OFFLOADED = 1
 """The tier of what rests outside the GPU: its times hang on the host's memory, links and cores, and are the

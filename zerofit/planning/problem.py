@@ -6,18 +6,18 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from zerofit.core.strategy import Precision
 from zerofit.planning.constraints import Constraints
-from zerofit.strategy import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.capture import Capture
-    from zerofit.estimate.optimizers import Stepper
-    from zerofit.estimates import Estimate
-    from zerofit.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
-    from zerofit.plan import Topology
-    from zerofit.request import Request
+    from zerofit.core.capture import Capture
+    from zerofit.core.estimates import Estimate
+    from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
+    from zerofit.core.plan import Topology
+    from zerofit.core.request import Request
+    from zerofit.planning.estimate.device_memory.optimizers import Stepper
 
 DEFAULT_RESERVE = 0.05
 """ASSUMPTION: share of the GPU that stays free, for what a longer run adds and an estimate misses."""

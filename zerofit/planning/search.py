@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from zerofit.estimates import Estimate
+from zerofit.core.estimates import Estimate
+from zerofit.core.strategy import Strategy
 from zerofit.planning.order import SAME_TIME, kind_of, simplicity, tier
-from zerofit.strategy import Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.candidates import DEFAULT_NVME_PATH, candidates
-from zerofit.choose import fields_said
 from zerofit.planning.answer import Answer
-from zerofit.planning.plan_of import plan_of
+from zerofit.planning.candidates import DEFAULT_NVME_PATH, candidates
+from zerofit.planning.make_plan import plan_of
+from zerofit.planning.plan_from_flags import fields_said
 from zerofit.planning.problem import Allow
 from zerofit.planning.search import search
 from zerofit.planning.suggestions import Suggestion, suggestions
@@ -15,12 +15,12 @@ from zerofit.planning.suggestions import Suggestion, suggestions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from zerofit.candidates import Dropped
-    from zerofit.compat.engine import Finding
-    from zerofit.facts import GpuSpec
+    from zerofit.check.engine import Finding
+    from zerofit.core.facts import GpuSpec
+    from zerofit.core.strategy import Strategy
+    from zerofit.planning.candidates import Dropped
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import Found, Judge, Judged
-    from zerofit.strategy import Strategy
 
     JudgeOf = Callable[[Problem], Judge]
 

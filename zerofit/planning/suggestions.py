@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zerofit.errors import UserError
+from zerofit.core.errors import UserError
+from zerofit.core.facts import AVAILABLE_SHARE
+from zerofit.core.units import GIB, format_bytes
 from zerofit.planning.from_capture import on_other_ranks
-from zerofit.planning.larger_machines import GPUS_OF_A_NODE, with_more_host_memory
 from zerofit.planning.problem import Allow
 from zerofit.planning.search import Judged
-from zerofit.units import GIB, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from zerofit.facts import GpuSpec
-    from zerofit.plan import Topology
+    from zerofit.core.facts import GpuSpec, Machine
+    from zerofit.core.plan import Topology
     from zerofit.planning.problem import Problem
 
 _MAX_RANKS = 1024
@@ -148,3 +148,19 @@ def _shorter(problem: Problem) -> Iterator[tuple[str, Problem]]:
         length = shorter.workload.sequence_length
         says = f"--seq-len {length}" if problem.script is None else f"samples cut to {length} in the script"
         yield says, shorter
+
+
+GPUS_OF_A_NODE = 8
+"""What a node holds at most, in nearly all that are sold or rented."""
+_NUM_DOUBLINGS = 5
+"""ASSUMPTION: 16 times the next larger power of two is more than is sold."""
+
+
+def with_more_host_memory(machine: Machine) -> Iterator[tuple[str, Machine]]:
+    """Yield nodes with rising powers of two of host memory, and the words for each."""
+    size = 1 << max(machine.host_memory_bytes, GIB).bit_length()
+    for _ in range(_NUM_DOUBLINGS):
+        available = int(AVAILABLE_SHARE * size)
+        more = replace(machine, host_memory_bytes=size, host_memory_available_bytes=available)
+        yield f"{format_bytes(size)} of host memory on each node", more
+        size *= 2

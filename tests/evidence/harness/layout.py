@@ -13,20 +13,20 @@ import hjson
 import yaml
 
 from harness.reference import ASKED, DEFAULT_CLIPPING, NUM_RANKS
-from zerofit.command import Route
-from zerofit.facts import Machine
-from zerofit.launcher.launch import Launch, launch_files
-from zerofit.launcher.run_folder import RunFolder
-from zerofit.layers.of_example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
-from zerofit.plan import Plan, Topology
-from zerofit.probe.versions import probe_versions
-from zerofit.render.command import Rendezvous, accelerate_launch_arguments, launch_environment
-from zerofit.strategy import Engine, Strategy, ZeroStage
+from zerofit.check.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
+from zerofit.configs.write.command import Rendezvous, accelerate_launch_arguments, launch_environment
+from zerofit.core.command import Route
+from zerofit.core.facts import Machine
+from zerofit.core.plan import Plan, Topology
+from zerofit.core.strategy import Engine, Strategy, ZeroStage
+from zerofit.launch.run_folder import RunFolder
+from zerofit.launch.start import Launch, launch_files
+from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from zerofit.compat.example import Example
+    from zerofit.check.rule import Example
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _ACCELERATE_YAML = {
@@ -275,7 +275,7 @@ def _zerofit_run(example: Example) -> Run:
     rendezvous = Rendezvous(main_process_port=0)
     launch = Launch(plan=plan, target=(SCRIPT_FILE,), rendezvous=rendezvous)
     files = {str(path): text for path, text in launch_files(launch, folder).items()}
-    runner = ("-m", "zerofit.runtime.runner", str(folder.plan), SCRIPT_FILE)
+    runner = ("-m", "zerofit.training.runner", str(folder.plan), SCRIPT_FILE)
     command = accelerate_launch_arguments(
         plan, config_file=str(folder.accelerate), rendezvous=rendezvous, target=runner
     )

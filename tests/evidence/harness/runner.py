@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.observe import START
-from zerofit.probe.versions import probe_versions
+from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,12 +10,12 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.probe.versions import probe_versions
+from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from zerofit.compat.rule import Rule
+    from zerofit.check.rule import Rule
 
 TABLE = Path(__file__).parents[1] / "measured" / "rules.json"
 

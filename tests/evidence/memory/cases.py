@@ -17,7 +17,7 @@ OURS = {
     "stage3_max_reuse_distance": 1_000_000_000,
     "sub_group_size": 1_000_000_000,
 }
-"""zerofit/strategy.py Buckets."""
+"""zerofit/core/strategy.py Buckets."""
 SMALL = {**OURS, "reduce_bucket_size": 500_000, "allgather_bucket_size": 500_000}
 """Buckets that a small model fills more than once, as a large model fills ours."""
 

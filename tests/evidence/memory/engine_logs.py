@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.allocation_log import AllocationLog, Event, Storages, TensorKind, TracedParameter
+from zerofit.core.allocation_log import AllocationLog, Event, Storages, TensorKind, TracedParameter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,9 +34,9 @@ def record_log(case: Case) -> AllocationLog:
     import torch
 
     from memory.models import make_inputs, make_model
-    from zerofit.probe.trace.raw import Skeleton
-    from zerofit.probe.trace.recorder import Recorder, watching
-    from zerofit.probe.trace.run import _backward, hooked
+    from zerofit.models.trace.raw import Skeleton
+    from zerofit.models.trace.recorder import Recorder, watching
+    from zerofit.models.trace.run import _backward, hooked
 
     model = make_model(case)
     for parameter in model.parameters():

@@ -9,16 +9,24 @@ import pytest
 from memory.cases import CASES
 from memory.engine_logs import log_key, read_logs, record_log
 from memory.results import load_measured
-from zerofit.estimate import engine as engine_module
-from zerofit.estimate.engine import Setup, play
-from zerofit.estimate.engines import make_engine
-from zerofit.estimate.host_ledger import HostLedger
-from zerofit.estimate.host_rank import CONVERTED, HostRank
-from zerofit.estimate.tape import Tape
-from zerofit.estimate.zero_stage12 import DeepSpeedStage12
-from zerofit.facts import Versions
-from zerofit.plan import Topology
-from zerofit.strategy import Buckets, Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.core.facts import Versions
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import (
+    Buckets,
+    Engine,
+    OffloadDevice,
+    OptimizerName,
+    Precision,
+    Strategy,
+    ZeroStage,
+)
+from zerofit.planning.estimate.device_memory.tape import Tape
+from zerofit.planning.estimate.engines import engine as engine_module
+from zerofit.planning.estimate.engines.choose_engine import make_engine
+from zerofit.planning.estimate.engines.engine import Setup, play
+from zerofit.planning.estimate.engines.zero_stage12 import DeepSpeedStage12
+from zerofit.planning.estimate.host_memory.ledger import HostLedger
+from zerofit.planning.estimate.host_memory.rank import CONVERTED, HostRank
 
 if TYPE_CHECKING:
     from memory.cases import Case

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from zerofit.command import Route
-from zerofit.strategy import OffloadDevice, ZeroStage
+from zerofit.core.command import Route
+from zerofit.core.strategy import OffloadDevice, ZeroStage
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -20,7 +20,7 @@ class Case:
     """One training run of two ranks."""
 
     optimizer: str
-    """Id, as in zerofit/compat/optimizer_table.py."""
+    """Id, as in zerofit/check/rules/optimizer/table.py."""
     route: Route = Route.ACCELERATE
     zero_stage: ZeroStage = ZeroStage.NOTHING
     optimizer_offload: OffloadDevice = OffloadDevice.NONE

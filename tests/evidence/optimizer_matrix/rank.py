@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from optimizer_matrix.cases import case_from_json
-from zerofit.command import Route
+from zerofit.core.command import Route
 
 
 def main(results_descriptor: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer_matrix.cases import MICRO_BATCH_SIZE, NUM_STEPS, Case, deepspeed_config
 from optimizer_matrix.makers import maker_of
-from zerofit.command import Route
+from zerofit.core.command import Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import os
 import sys
 
 _FOLDER = os.environ.get("RECORD_TRAINING")
-if _FOLDER and not any(word.startswith("zerofit.runtime.capture") for word in sys.orig_argv):
+if _FOLDER and not any(word.startswith("zerofit.scripts.capture.child") for word in sys.orig_argv):
     from training_recorder import install
 
     install(_FOLDER)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from recorded_weights import Weights, sample_ids
 
-from zerofit.runtime.on_import import when_imported
+from zerofit.scripts.on_import import when_imported
 
 if TYPE_CHECKING:
     from types import ModuleType

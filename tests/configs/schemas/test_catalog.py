@@ -1,0 +1,106 @@
+"""The catalog of schemas: what is written is what is read, and fast."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from zerofit.configs.schema import Key, Kind, OnUnknown, Removed, Schema, Section
+from zerofit.configs.schemas.load import NAMES, load_history, load_schema, load_schemas, schema_of
+from zerofit.configs.schemas.write import render_schema
+
+_CATALOG = Path(__file__).parents[3] / "zerofit" / "catalog"
+
+
+def test_every_file_of_the_catalog_is_loaded() -> None:
+    assert {path.stem for path in _CATALOG.glob("*.json")} == set(NAMES)
+    assert load_schemas().deepspeed.package == "deepspeed"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_schema_reads_back_as_it_was_written(name: str) -> None:
+    text = (_CATALOG / f"{name}.json").read_text(encoding="utf-8")
+    assert render_schema(load_history(name)) == text
+
+
+def test_a_written_schema_has_one_line_a_key() -> None:
+    section = Section(
+        keys=(Key(name="depth", kinds=(Kind.INTEGER,), at_least=0, below=3.5, replaced_by=""),),
+        on_unknown=OnUnknown.REJECTS,
+        drops_auto=True,
+        params_of=(("sgd", Section(keys=(Key(name="lr"),), on_unknown=OnUnknown.ACCEPTS)),),
+    )
+    root = Section(
+        keys=(
+            Key(
+                name="mode",
+                kinds=(Kind.STRING, Kind.NULL),
+                converts=True,
+                choices=("a", 2),
+                ignores_case=True,
+                aliases=("way",),
+                required=True,
+                reader="accelerate",
+            ),
+            Key(name="tree", kinds=(Kind.SECTION,), section=section),
+        ),
+        on_unknown=OnUnknown.IGNORES,
+    )
+    schema = Schema(
+        package="lib", version="1.0", root=root, removed=(Removed(path=("old", "key"), instead="use tree"),)
+    )
+    text = render_schema(schema)
+    assert text == (
+        "{\n"
+        '  "package": "lib",\n'
+        '  "version": "1.0",\n'
+        '  "on_unknown": "ignores",\n'
+        '  "keys": {\n'
+        '    "mode": {"kinds": ["string", "null"], "converts": true, "choices": ["a", 2],'
+        ' "ignores_case": true, "aliases": ["way"], "required": true, "reader": "accelerate"},\n'
+        '    "tree": {\n'
+        '      "kinds": ["section"],\n'
+        '      "on_unknown": "rejects",\n'
+        '      "drops_auto": true,\n'
+        '      "keys": {\n'
+        '        "depth": {"kinds": ["integer"], "at_least": 0, "below": 3.5, "replaced_by": ""}\n'
+        "      },\n"
+        '      "params_of": {\n'
+        '        "sgd": {\n'
+        '          "on_unknown": "accepts",\n'
+        '          "keys": {"lr": {}}\n'
+        "        }\n"
+        "      }\n"
+        "    }\n"
+        "  },\n"
+        '  "removed": {\n'
+        '    "old.key": "use tree"\n'
+        "  }\n"
+        "}\n"
+    )
+    assert schema_of(json.loads(text)) == schema
+
+
+def test_find_knows_aliases() -> None:
+    schema = load_schema("deepspeed")
+    key = schema.find("zero_optimization", "gather_16bit_weights_on_model_save")
+    assert key is not None
+    assert key.name == "stage3_gather_16bit_weights_on_model_save"
+    assert schema.find("zero_optimization", "stage", "deeper") is None
+
+
+def test_loading_costs_milliseconds_and_no_heavy_import() -> None:
+    script = (
+        "import sys; from zerofit.configs.schemas.load import load_schemas; load_schemas();"
+        "print([name for name in ('pydantic', 'torch', 'deepspeed', 'yaml') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+    start = time.process_time()
+    load_schemas()
+    assert time.process_time() - start < 0.1

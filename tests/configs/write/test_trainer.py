@@ -1,0 +1,126 @@
+"""The TrainingArguments fragment: its text, and the real transformers reading its names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from zerofit.configs.write.trainer import OPTIM, training_arguments, training_arguments_json
+from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy
+
+_EVERYTHING = Strategy(
+    engine=Engine.DEEPSPEED,
+    precision=Precision.BF16,
+    micro_batch_size=4,
+    gradient_accumulation_steps=2,
+    gradient_clipping=0.5,
+    gradient_checkpointing=True,
+    optimizer=OptimizerName.ADAMW,
+    compile=True,
+)
+
+
+def test_text(plan_case: Any, golden: Callable[[str, str], None]) -> None:
+    deepspeed_file = "ds_config.json" if plan_case.is_deepspeed else None
+    text = training_arguments_json(plan_case.plan.strategy, deepspeed_file=deepspeed_file)
+    golden(text, f"trainer/{plan_case.name}.json")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "deepspeed_file", "arguments"),
+    [
+        (Strategy(), None, {}),
+        (Strategy(), "ds.json", {}),
+        (Strategy(engine=Engine.DEEPSPEED), None, {}),
+        (Strategy(engine=Engine.DEEPSPEED), "ds.json", {"deepspeed": "ds.json"}),
+        (Strategy(precision=Precision.FP32), None, {"bf16": False, "fp16": False}),
+        (Strategy(precision=Precision.FP16), None, {"bf16": False, "fp16": True}),
+        (Strategy(gradient_clipping=0.0), None, {"max_grad_norm": 0.0}),
+        (Strategy(gradient_checkpointing=False), None, {"activation_checkpointing": False}),
+        (
+            Strategy(gradient_checkpointing=True, checkpoint_every=3, tf32=True, liger=True),
+            None,
+            {
+                "activation_checkpointing": True,
+                "activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 3},
+                "tf32": True,
+                "use_liger_kernel": True,
+            },
+        ),
+        (
+            _EVERYTHING,
+            "ds.json",
+            {
+                "deepspeed": "ds.json",
+                "bf16": True,
+                "fp16": False,
+                "per_device_train_batch_size": 4,
+                "gradient_accumulation_steps": 2,
+                "max_grad_norm": 0.5,
+                "activation_checkpointing": True,
+                "optim": "adamw_torch_fused",
+                "torch_compile": True,
+            },
+        ),
+    ],
+)
+def test_only_what_the_strategy_decides_is_named(
+    strategy: Strategy, deepspeed_file: str | None, arguments: dict[str, Any]
+) -> None:
+    assert training_arguments(strategy, deepspeed_file=deepspeed_file) == arguments
+
+
+def test_every_optimizer_has_a_name_in_transformers() -> None:
+    assert set(OPTIM) == set(OptimizerName)
+
+
+@pytest.mark.parametrize(
+    ("transformers", "arguments"),
+    [
+        ("5.0.0", {"gradient_checkpointing": True, "group_by_length": True}),
+        ("5.2.0", {"gradient_checkpointing": True, "train_sampling_strategy": "group_by_length"}),
+        ("5.22.2", {"gradient_checkpointing": True, "train_sampling_strategy": "group_by_length"}),
+        ("5.23.0", {"activation_checkpointing": True, "train_sampling_strategy": "group_by_length"}),
+        (None, {"activation_checkpointing": True, "train_sampling_strategy": "group_by_length"}),
+    ],
+)
+def test_a_release_has_its_own_names(transformers: str | None, arguments: dict[str, Any]) -> None:
+    strategy = Strategy(gradient_checkpointing=True, group_by_length=True)
+    assert training_arguments(strategy, deepspeed_file=None, transformers=transformers) == arguments
+
+
+@pytest.mark.parametrize(
+    ("transformers", "kwargs"),
+    [("5.15.1", None), ("5.16.0", {"use_reentrant": False, "every_n_layers": 2})],
+)
+def test_some_blocks_are_not_said_to_a_release_that_has_no_name_for_them(
+    transformers: str, kwargs: dict[str, Any] | None
+) -> None:
+    strategy = Strategy(gradient_checkpointing=True, checkpoint_every=2)
+    arguments = training_arguments(strategy, deepspeed_file=None, transformers=transformers)
+    assert arguments.get("gradient_checkpointing_kwargs") == kwargs
+    assert arguments["gradient_checkpointing"]
+
+
+_NAMES_IN_TRANSFORMERS = """
+import dataclasses, json, transformers
+from transformers.training_args import OptimizerNames, TrainingArguments
+
+fields = [field.name for field in dataclasses.fields(TrainingArguments)]
+print(json.dumps([fields, [name.value for name in OptimizerNames], transformers.__version__]))
+"""
+
+
+def test_every_name_is_one_of_the_installed_transformers() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-c", _NAMES_IN_TRANSFORMERS], capture_output=True, text=True, check=True
+    )
+    fields, optimizers, version = json.loads(finished.stdout.splitlines()[-1])
+    arguments = training_arguments(_EVERYTHING, deepspeed_file="ds.json", transformers=version)
+    assert set(arguments) - set(fields) == set()
+    assert set(OPTIM.values()) - set(optimizers) == set()

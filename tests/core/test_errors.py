@@ -1,0 +1,60 @@
+"""The form of an error: what happened, what was found, why, what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerofit.core.errors import UserError, format_message, nearest
+
+
+def test_error_is_a_headline_and_one_line_a_part() -> None:
+    error = UserError(
+        "param-offload-needs-zero3",
+        "parameter offload needs ZeRO-3",
+        found="offload_param.device=cpu with zero_optimization.stage=2   (ds_config.json:7)",
+        why="only stage 3 partitions parameters",
+        fix="set zero_optimization.stage to 3, or remove offload_param",
+        see="https://www.deepspeed.ai/docs/config-json/#parameter-offloading",
+    )
+    assert str(error) == (
+        "error[param-offload-needs-zero3]: parameter offload needs ZeRO-3\n"
+        "  found: offload_param.device=cpu with zero_optimization.stage=2   (ds_config.json:7)\n"
+        "  why:   only stage 3 partitions parameters\n"
+        "  fix:   set zero_optimization.stage to 3, or remove offload_param\n"
+        "  see:   https://www.deepspeed.ai/docs/config-json/#parameter-offloading"
+    )
+
+
+def test_error_without_a_page_has_no_see_line() -> None:
+    error = UserError("id", "summary", found="F", why="W", fix="X")
+    assert str(error) == "error[id]: summary\n  found: F\n  why:   W\n  fix:   X"
+
+
+def test_errors_are_usage_errors_unless_said_otherwise() -> None:
+    parts = {"found": "F", "why": "W", "fix": "X"}
+    assert UserError("id", "summary", **parts).exit_code == 2
+    assert UserError("id", "summary", **parts, exit_code=1).exit_code == 1
+
+
+def test_warning_has_the_same_form() -> None:
+    text = format_message("warning[id]: summary", found="F", why="W", fix="X", see="S")
+    assert text == "warning[id]: summary\n  found: F\n  why:   W\n  fix:   X\n  see:   S"
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("--zero-stag", "--zero-stage"),
+        ("--zerostage", "--zero-stage"),
+        ("--offload-optimiser", "--offload-optimizer"),
+        ("--preset", "--preset"),
+        ("--xyz", None),
+        ("", None),
+    ],
+)
+def test_nearest_word(word: str, near: str | None) -> None:
+    assert nearest(word, ["--zero-stage", "--offload-optimizer", "--preset"]) == near
+
+
+def test_nearest_of_no_words_is_none() -> None:
+    assert nearest("word", iter(())) is None

@@ -1,0 +1,389 @@
+"""The catalog of GPUs: every entry is whole and plausible, and found by the names that people use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from zerofit.core.errors import UserError
+from zerofit.core.facts import GpuSpec
+from zerofit.core.units import GIB, MIB
+from zerofit.machine import gpu_catalog
+from zerofit.machine.gpu_catalog import (
+    CatalogGpu,
+    _key,
+    catalog_gpu,
+    find_gpu,
+    load_gpus,
+    read_gpus,
+    with_catalog_rates,
+)
+
+_GPUS = load_gpus()
+
+
+def _each() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("gpu", _GPUS, ids=lambda gpu: gpu.name)
+
+
+def test_the_catalog_spans_pascal_to_blackwell() -> None:
+    assert len(_GPUS) >= 35
+    capabilities = {gpu.spec.compute_capability for gpu in _GPUS}
+    assert capabilities == {(6, 0), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0), None}
+
+
+@_each()
+def test_every_entry_has_its_sources(gpu: CatalogGpu) -> None:
+    assert gpu.sources
+    assert all(link.startswith("https://") for link in gpu.sources)
+
+
+def test_no_short_name_or_alias_means_two_gpus() -> None:
+    keys = [_key(name) for gpu in _GPUS for name in (gpu.name, *gpu.aliases)]
+    assert sorted(keys) == sorted(set(keys))
+
+
+def test_a_driver_name_and_a_memory_mean_one_gpu() -> None:
+    shared = [
+        (one, other)
+        for one, other in combinations(_GPUS, 2)
+        if set(map(_key, one.driver_names)) & set(map(_key, other.driver_names))
+    ]
+    assert [(one.name, other.name) for one, other in shared] == [
+        ("RTX3080-10G", "RTX3080-12G"),
+        ("RTX4060Ti-8G", "RTX4060Ti-16G"),
+        ("RTX5060Ti-8G", "RTX5060Ti-16G"),
+    ]
+    for one, other in shared:
+        assert abs(one.spec.memory_bytes / other.spec.memory_bytes - 1) > 0.15
+
+
+@_each()
+def test_memory_is_a_little_below_the_gigabytes_in_the_name(gpu: CatalogGpu) -> None:
+    sizes = [name.rsplit("-", 1)[-1] for name in (gpu.name, *gpu.aliases)]
+    sizes += [part for name in (gpu.name, *gpu.aliases) for part in name.split("-")]
+    named = [int(size[:-1]) for size in sizes if size.endswith("G") and size[:-1].isdigit()]
+    for gigabytes in named:
+        assert 0.93 * gigabytes * GIB <= gpu.spec.memory_bytes <= 1.025 * gigabytes * GIB
+    assert 0 < gpu.spec.reserved_bytes < 0.065 * gpu.spec.memory_bytes
+
+
+def _rates(gpu: CatalogGpu) -> dict[str, float]:
+    names = (
+        "memory_bytes_per_s",
+        "fp32_flops_per_s",
+        "fp16_flops_per_s",
+        "peer_bytes_per_s",
+        "host_bytes_per_s",
+    )
+    rates = {name: getattr(gpu.spec, name) for name in names}
+    assert None not in rates.values()
+    return rates
+
+
+@_each()
+def test_rates_are_of_a_gpus_order(gpu: CatalogGpu) -> None:
+    rates = _rates(gpu)
+    assert 250e9 <= rates["memory_bytes_per_s"] <= 8e12
+    assert 8e12 <= rates["fp32_flops_per_s"] <= 200e12
+    assert rates["fp32_flops_per_s"] <= rates["fp16_flops_per_s"] <= 2500e12
+    assert 15e9 <= rates["host_bytes_per_s"] <= rates["peer_bytes_per_s"] <= 900e9
+    assert rates["peer_bytes_per_s"] < rates["memory_bytes_per_s"]
+    # From 13 (P100, without tensor cores) to 419 (L40S) flops are done in the time of one byte.
+    assert 10 <= rates["fp16_flops_per_s"] / rates["memory_bytes_per_s"] <= 500
+
+
+@_each()
+def test_bf16_and_tf32_are_there_from_ampere_on(gpu: CatalogGpu) -> None:
+    spec = gpu.spec
+    if spec.compute_capability is None:
+        assert spec.bf16_flops_per_s == spec.fp16_flops_per_s
+        assert spec.has_bf16
+        return
+    assert (spec.bf16_flops_per_s is not None) == (spec.tf32_flops_per_s is not None) == spec.has_bf16
+    if spec.bf16_flops_per_s is not None and spec.tf32_flops_per_s is not None:
+        assert spec.bf16_flops_per_s == spec.fp16_flops_per_s
+        # tf32 runs at half the rate of bf16; the sheets round each by itself.
+        assert spec.tf32_flops_per_s == pytest.approx(spec.bf16_flops_per_s / 2, rel=0.02)
+
+
+@_each()
+def test_fast_links_are_what_is_faster_than_pcie(gpu: CatalogGpu) -> None:
+    spec = gpu.spec
+    is_superchip = gpu.name == "GH200-96G"  # whose host link is NVLink as well
+    assert spec.has_fast_links == (
+        is_superchip or (spec.peer_bytes_per_s or 0) > (spec.host_bytes_per_s or 0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("series", "factor"),
+    [
+        ("NVIDIA GeForce RTX 30", 2),
+        ("NVIDIA GeForce RTX 40", 2),
+        ("NVIDIA GeForce RTX 50", 2),
+        ("NVIDIA RTX A", 4),
+        ("NVIDIA RTX 6000", 4),
+    ],
+)
+def test_geforce_cards_halve_the_tensor_rate_with_fp32_sums(series: str, factor: int) -> None:
+    found = [gpu.spec for gpu in _GPUS if gpu.spec.name.startswith(series)]
+    assert found
+    for spec in found:
+        assert spec.fp16_flops_per_s == pytest.approx(factor * (spec.fp32_flops_per_s or 0), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        ("V100-16G", "P100-16G-SXM2"),
+        ("A100-40G", "V100-32G"),
+        ("A100-80G", "A100-40G"),
+        ("H100-80G", "A100-80G"),
+        ("H200", "H100-80G"),
+        ("B200", "H200"),
+        ("RTX4090", "RTX3090Ti"),
+        ("RTX5090", "RTX4090"),
+        ("L40S", "A40"),
+        ("MI300X", "MI250X"),
+    ],
+)
+def test_what_replaced_a_gpu_is_no_slower_and_no_smaller(newer: str, older: str) -> None:
+    new, old = find_gpu(newer), find_gpu(older)
+    for field in ("memory_bytes_per_s", "fp16_flops_per_s", "fp32_flops_per_s", "peer_bytes_per_s"):
+        assert getattr(new, field) >= getattr(old, field), field
+    # An "80 GB" H100 reports 0.4 % less than an A100 does.
+    assert new.memory_bytes >= 0.99 * old.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "driver_name", "memory_mib"),
+    [
+        ("A100-80G", "NVIDIA A100-SXM4-80GB", 81920),
+        ("a100-80g", "NVIDIA A100-SXM4-80GB", 81920),
+        ("A100 80GB", "NVIDIA A100-SXM4-80GB", 81920),
+        ("A100 80 GB", "NVIDIA A100-SXM4-80GB", 81920),
+        ("A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", 81920),
+        ("A100 80G PCIe", "NVIDIA A100 80GB PCIe", 81920),
+        ("NVIDIA A100-PCIE-40GB", "NVIDIA A100-PCIE-40GB", 40960),
+        ("H100", "NVIDIA H100 80GB HBM3", 81559),
+        ("h100 pcie", "NVIDIA H100 PCIe", 81559),
+        ("H100-NVL", "NVIDIA H100 NVL", 95830),
+        ("h200", "NVIDIA H200", 143771),
+        ("GH200", "NVIDIA GH200 480GB", 97871),
+        ("B200", "NVIDIA B200", 183359),
+        ("4090", "NVIDIA GeForce RTX 4090", 24564),
+        ("rtx-4090", "NVIDIA GeForce RTX 4090", 24564),
+        ("RTX4090", "NVIDIA GeForce RTX 4090", 24564),
+        ("GeForce RTX 4090", "NVIDIA GeForce RTX 4090", 24564),
+        ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090", 24564),
+        ("3090 Ti", "NVIDIA GeForce RTX 3090 Ti", 24564),
+        ("3090", "NVIDIA GeForce RTX 3090", 24576),
+        ("RTX 4070 Ti Super", "NVIDIA GeForce RTX 4070 Ti SUPER", 16376),
+        ("rtx 4060 ti 16gb", "NVIDIA GeForce RTX 4060 Ti", 16380),
+        ("3080-10G", "NVIDIA GeForce RTX 3080", 10240),
+        ("RTX A6000", "NVIDIA RTX A6000", 49140),
+        ("A6000", "NVIDIA RTX A6000", 49140),
+        ("RTX 6000 Ada", "NVIDIA RTX 6000 Ada Generation", 49140),
+        ("Titan RTX", "NVIDIA TITAN RTX", 24576),
+        ("Tesla T4", "Tesla T4", 15360),
+        ("v100-32g", "Tesla V100-SXM2-32GB", 32768),
+        ("P100", "Tesla P100-PCIE-16GB", 16384),
+        ("A10", "NVIDIA A10", 23028),
+        ("L40S", "NVIDIA L40S", 46068),
+        ("MI300X", "AMD Instinct MI300X", 196592),
+        ("AMD Instinct MI250X/MI250", "AMD Instinct MI250X", 65520),
+        ("MI250", "AMD Instinct MI250", 65520),
+        ("RTX 3060 Ti", "NVIDIA GeForce RTX 3060 Ti", 8192),
+        ("RTX4060", "NVIDIA GeForce RTX 4060", 8188),
+        ("RTX 4060 8G", "NVIDIA GeForce RTX 4060", 8188),
+        ("4070 Super", "NVIDIA GeForce RTX 4070 SUPER", 12282),
+        ("5060", "NVIDIA GeForce RTX 5060", 8151),
+        ("5060 Ti 16G", "NVIDIA GeForce RTX 5060 Ti", 16311),
+        ("RTX 5070", "NVIDIA GeForce RTX 5070", 12227),
+    ],
+)
+def test_gpus_are_found_by_the_names_that_people_use(name: str, driver_name: str, memory_mib: int) -> None:
+    gpu = find_gpu(name)
+    assert (gpu.name, gpu.memory_bytes) == (driver_name, memory_mib * MIB)
+
+
+@_each()
+def test_every_name_of_an_entry_finds_it(gpu: CatalogGpu) -> None:
+    assert {find_gpu(name) for name in (gpu.name, *gpu.aliases)} == {gpu.spec}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "a100",
+            "error[gpu-ambiguous]: several GPUs are called 'a100'\n"
+            "  found: --gpus a100\n"
+            "  why:   it may be A100-40G, A100-40G-PCIe, A100-80G or A100-80G-PCIe\n"
+            "  fix:   name one of them, such as A100-40G",
+        ),
+        (
+            "4060 Ti",
+            "error[gpu-ambiguous]: several GPUs are called '4060 Ti'\n"
+            "  found: --gpus 4060 Ti\n"
+            "  why:   it may be RTX4060Ti-8G or RTX4060Ti-16G\n"
+            "  fix:   name one of them, such as RTX4060Ti-8G",
+        ),
+        (
+            "A100-8OG",
+            "error[unknown-gpu]: there is no GPU 'A100-8OG' in the catalog\n"
+            "  found: --gpus A100-8OG\n"
+            "  why:   its memory and rates are not known\n"
+            "  fix:   did you mean A100-80G? If not, give the memory in place of the name, such as 24G, or "
+            "add the GPU to catalog/gpus.toml",
+        ),
+        (
+            "RTX",
+            "error[unknown-gpu]: there is no GPU 'RTX' in the catalog\n"
+            "  found: --gpus RTX\n"
+            "  why:   its memory and rates are not known\n"
+            "  fix:   give the memory in place of the name, such as 24G, or add the GPU to catalog/gpus.toml",
+        ),
+    ],
+)
+def test_a_name_that_is_not_one_gpu_is_refused(name: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        find_gpu(name)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ada",
+        "titan",
+        "pcie",
+        "24g",
+        "80GB",
+        "SXM4",
+        "HBM3",
+        "NVL",
+        "Ti",
+        "super",
+        "blackwell",
+        "A100 foo",
+        "-",
+    ],
+)
+def test_a_word_that_names_no_product_finds_nothing(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        find_gpu(name)
+    assert caught.value.rule == "unknown-gpu"
+
+
+@pytest.mark.parametrize("name", ["4060", "3060", "5060", "5070", "4070", "4080", "3090"])
+def test_a_number_is_not_that_of_another_card_with_a_word_more(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = tuple(gpu for gpu in _GPUS if _key(gpu.spec.name) != name)
+    assert len(others) < len(_GPUS)
+    monkeypatch.setattr(gpu_catalog, "load_gpus", lambda: others)
+    with pytest.raises(UserError) as caught:
+        find_gpu(f"RTX{name}")
+    assert caught.value.rule == "unknown-gpu"
+
+
+def test_a_probed_gpu_keeps_what_the_driver_says_and_gets_the_rates() -> None:
+    # An older driver: another total, and no word of NVIDIA in the name.
+    probed = GpuSpec(name="A100-SXM4-80GB", memory_bytes=81251 * MIB, compute_capability=(8, 0))
+    spec = with_catalog_rates(probed)
+    assert (spec.name, spec.memory_bytes, spec.reserved_bytes) == ("A100-SXM4-80GB", 81251 * MIB, 0)
+    assert (spec.memory_bytes_per_s, spec.bf16_flops_per_s, spec.has_fast_links) == (2039e9, 312e12, True)
+
+
+def test_cards_of_one_name_are_told_apart_by_their_memory() -> None:
+    rates = [
+        with_catalog_rates(GpuSpec(name="NVIDIA GeForce RTX 3080", memory_bytes=mib * MIB)).memory_bytes_per_s
+        for mib in (10240, 12288, 20480)
+    ]
+    assert rates == [760e9, 912e9, None]
+
+
+@pytest.mark.parametrize("name", ["NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA X900", "Matrox"])
+def test_what_the_catalog_does_not_know_stays_as_it_is(name: str) -> None:
+    spec = GpuSpec(name=name, memory_bytes=80 * GIB)
+    assert with_catalog_rates(spec) == spec
+
+
+_ENTRY = """
+[[gpu]]
+name = "made"
+aliases = []
+driver_names = ["NVIDIA Made"]
+memory_mib = 81920
+memory_gb_per_s = 2000
+fp32_tflops = 20
+fp16_tflops = 300
+peer_gb_per_s = 300
+host_gb_per_s = 30
+sources = ["https://example.com"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "context"),
+    [
+        ("", (None, "")),
+        (
+            'context_mib = 600\ncontext_source = "https://example.com/log"\n',
+            (600 * MIB, "https://example.com/log"),
+        ),
+    ],
+)
+def test_an_entry_may_say_what_its_context_takes(
+    lines: str, context: tuple[int | None, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "gpus.toml"
+    file.write_text(_ENTRY + lines)
+    (gpu,) = read_gpus(str(file))
+    assert (gpu.spec.context_bytes, gpu.spec.context_source) == context
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("context_mib = 600", "629145600 with context_source ''"),
+        ('context_source = "a log"', "None with context_source 'a log'"),
+    ],
+)
+def test_a_context_without_a_source_is_refused_and_a_source_without_one_too(
+    line: str, said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "gpus.toml"
+    file.write_text(_ENTRY + line + "\n")
+    with pytest.raises(ValueError, match="context_bytes") as caught:
+        read_gpus(str(file))
+    assert str(caught.value) == f"context_bytes: {said}: both stand, or neither"
+
+
+def test_a_probed_gpu_gets_the_context_of_its_entry(tmp_path: Path) -> None:
+    file = tmp_path / "gpus.toml"
+    file.write_text(_ENTRY + 'context_mib = 600\ncontext_source = "https://example.com/log"\n')
+    probed = with_catalog_rates(
+        GpuSpec(name="NVIDIA Made", memory_bytes=81000 * MIB), gpus=read_gpus(str(file))
+    )
+    assert (probed.context_bytes, probed.context_source) == (600 * MIB, "https://example.com/log")
+
+
+@_each()
+def test_a_gpu_is_found_by_what_its_driver_says(gpu: CatalogGpu) -> None:
+    assert catalog_gpu(gpu.driver_names[0], gpu.spec.usable_bytes) == gpu
+
+
+def test_reading_the_catalog_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from zerofit.machine.gpu_catalog import find_gpu; find_gpu('T4');"
+        "print(sorted({'torch', 'transformers', 'pydantic', 'psutil'} & sys.modules.keys()))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

@@ -1,0 +1,186 @@
+"""Machines that are not here: what the flags say, what is assumed, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zerofit.core.errors import UserError
+from zerofit.core.facts import GpuSpec
+from zerofit.core.rates import RateName
+from zerofit.core.units import GIB, MIB, TIB
+from zerofit.machine.gpu_catalog import find_gpu
+from zerofit.machine.machine_spec import machine_of_spec, parse_gpus
+from zerofit.machine.rates import catalog_rates
+
+_A100 = find_gpu("A100-80G")
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("8xA100-80G", (_A100,) * 8),
+        ("8 x a100-80g", (_A100,) * 8),
+        ("8XA100-80G", (_A100,) * 8),
+        ("8*A100 80GB", (_A100,) * 8),
+        ("A100-80G", (_A100,)),
+        (" 1xA100-80G ", (_A100,)),
+        ("4x4090", (find_gpu("RTX4090"),) * 4),
+        ("4090", (find_gpu("RTX4090"),)),
+        ("2x RTX 3090 Ti", (find_gpu("RTX3090Ti"),) * 2),
+        ("3090 Ti", (find_gpu("RTX3090Ti"),)),
+        ("8 A100-80G", (_A100,) * 8),
+        ("2 3090 Ti", (find_gpu("RTX3090Ti"),) * 2),
+        ("A100-80G:8", (_A100,) * 8),
+        ("gpu:a100-80g:8", (_A100,) * 8),
+        ("gpu : T4 : 2", (find_gpu("T4"),) * 2),
+    ],
+)
+def test_gpus_are_a_count_and_a_name(text: str, gpus: tuple[GpuSpec, ...]) -> None:
+    assert parse_gpus(text) == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "num_gpus", "memory_bytes"),
+    [
+        ("4x24G", 4, 24 * GIB),
+        ("24GiB", 1, 24 * GIB),
+        ("24 GiB", 1, 24 * GIB),
+        ("4 24G", 4, 24 * GIB),
+        ("2 x 24GB", 2, 24 * 10**9),
+        ("1.5T", 1, 1536 * GIB),
+    ],
+)
+def test_a_bare_size_is_a_gpu_of_which_nothing_else_is_known(
+    text: str, num_gpus: int, memory_bytes: int
+) -> None:
+    gpus = parse_gpus(text)
+    assert len(gpus) == num_gpus
+    (gpu,) = set(gpus)
+    assert gpu == GpuSpec(name=gpu.name, memory_bytes=memory_bytes, reserved_bytes=512 * MIB)
+
+
+def test_all_that_is_said_holds_and_nothing_is_assumed() -> None:
+    said = machine_of_spec(
+        "8xA100-80G",
+        num_nodes=2,
+        host_ram="1T",
+        nvme="7TB",
+        cpu_cores=96,
+        network="400Gb/s",
+        host_bandwidth="300GB/s",
+    )
+    assert said.assumptions == ()
+    machine = said.machine
+    assert machine.gpus == (_A100,) * 8
+    assert machine.host_memory_bytes == TIB
+    assert machine.host_memory_available_bytes == int(0.95 * TIB)
+    assert (machine.num_cpu_cores, machine.nvme_bytes, machine.node_bytes_per_s) == (96, 7 * 10**12, 50e9)
+    assert machine.host_memory_bytes_per_s == 300e9
+
+
+def test_what_is_not_said_is_assumed_aloud() -> None:
+    said = machine_of_spec("8xA100-80G", num_nodes=2)
+    assert said.assumptions == (
+        "960.0 GiB of host memory on each node, 1.5 times that of its GPUs: say --host-ram",
+        "48 CPU cores on each node, 6 a GPU: say --cpu-cores",
+        "100 GB/s from and to the host memory of each node: say --host-bandwidth",
+        "no NVMe disks: say --nvme",
+        "100 Gb/s between the nodes: say --network",
+    )
+    machine = said.machine
+    assert (machine.host_memory_bytes, machine.num_cpu_cores) == (960 * GIB, 48)
+    assert (machine.nvme_bytes, machine.node_bytes_per_s) == (0, 12.5e9)
+    # What the time model takes where nothing is said.
+    assert machine.host_memory_bytes_per_s == catalog_rates().of(RateName.HOST_MEMORY).value
+
+
+def test_one_node_needs_no_network() -> None:
+    said = machine_of_spec("A100-80G", host_ram="256GiB", cpu_cores=8, nvme="0", host_bandwidth="50GB/s")
+    assert said.assumptions == ()
+    assert said.machine.nvme_bytes == 0
+    assert said.machine.node_bytes_per_s is None
+
+
+def _unusable(flag: str, value: str, why: str, example: str) -> str:
+    return (
+        f"error[machine-unreadable]: what {flag} says of the machine can't be used\n"
+        f"  found: {flag} {value}\n"
+        f"  why:   {why}\n"
+        f"  fix:   write it like {flag} {example}, or leave {flag} out"
+    )
+
+
+_SIZE = "is no size with a unit, such as 512G (GiB), 512GiB or 512GB (10^9)"
+_NO_GPUS = (
+    "error[zero-gpus]: a plan needs one GPU at least\n"
+    "  found: --gpus {}\n"
+    "  why:   the planner weighs the memory and the rates of GPUs against each other\n"
+    "  fix:   say how many and which, such as --gpus 8xA100-80G; on a machine without GPUs rehearse with "
+    "`zerofit launch --cpu`"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"gpus": "0xA100-80G"}, _NO_GPUS.format("0xA100-80G")),
+        ({"gpus": " "}, _NO_GPUS.format("' '")),
+        ({"gpus": "-1xA100-80G"}, _NO_GPUS.format("-1xA100-80G")),
+        ({"gpus": "A100-80G:0"}, _NO_GPUS.format("A100-80G:0")),
+        (
+            {"gpus": "8xA100-80G,4xT4"},
+            "error[gpus-mixed]: a plan is for nodes whose GPUs are all alike\n"
+            "  found: --gpus 8xA100-80G,4xT4\n"
+            "  why:   every rank gets the same share, so that the slowest GPU would decide for all\n"
+            "  fix:   name one kind, such as --gpus 8xA100-80G; for a mix, as many of its smallest",
+        ),
+        (
+            {"gpus": "9" * 5000 + "xT4"},
+            _unusable("--gpus", "9" * 57 + "...", "a node has 576 GPUs at most", "4x24G"),
+        ),
+        ({"gpus": "577xT4"}, _unusable("--gpus", "577xT4", "a node has 576 GPUs at most", "4x24G")),
+        (
+            {"gpus": "999999999T"},
+            _unusable("--gpus", "999999999T", "'999999999T' is more than any machine has", "4x24G"),
+        ),
+        (
+            {"host_bandwidth": "300"},
+            _unusable(
+                "--host-bandwidth",
+                "300",
+                "'300' is no rate with a unit, such as 400Gb/s (bits) or 50GB/s (bytes)",
+                "300GB/s",
+            ),
+        ),
+        (
+            {"gpus": "8xA100"},
+            "error[gpu-ambiguous]: several GPUs are called 'A100'\n"
+            "  found: --gpus 8xA100\n"
+            "  why:   it may be A100-40G, A100-40G-PCIe, A100-80G or A100-80G-PCIe\n"
+            "  fix:   name one of them, such as A100-40G",
+        ),
+        (
+            {"gpus": "2x0.25G"},
+            _unusable("--gpus", "0.25G", "the driver alone takes 512.0 MiB of a GPU", "4x24G"),
+        ),
+        ({"host_ram": "512"}, _unusable("--host-ram", "512", f"'512' {_SIZE}", "512G")),
+        ({"host_ram": "0G"}, _unusable("--host-ram", "0G", "it must be above zero", "512G")),
+        ({"nvme": "many"}, _unusable("--nvme", "many", f"'many' {_SIZE}", "7T")),
+        ({"cpu_cores": 0}, _unusable("--cpu-cores", "0", "a node has 1 to 100000 cores", "32")),
+        (
+            {"network": "400"},
+            _unusable(
+                "--network",
+                "400",
+                "'400' is no rate with a unit, such as 400Gb/s (bits) or 50GB/s (bytes)",
+                "400Gb/s",
+            ),
+        ),
+    ],
+)
+def test_what_makes_no_machine_is_refused(said: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        machine_of_spec(**({"gpus": "8xA100-80G"} | said))
+    assert str(caught.value) == message

@@ -1,0 +1,199 @@
+"""Rank 0 of N under the real DeepSpeed engine on the CPU: what it holds, and what the verb says of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
+from zerofit.measuring.deepspeed_rank import rank_config
+from zerofit.measuring.results import RungState, ladder_from_json
+from zerofit.measuring.spec import Spec, spec_to_json
+
+_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
+
+_TINY = {
+    "model_type": "bert",
+    "architectures": ["BertForSequenceClassification"],
+    "vocab_size": 1001,  # so that nothing divides by the ranks
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+_OFFLOADS = {
+    "none": (OffloadDevice.NONE, OffloadDevice.NONE),
+    "optimizer": (OffloadDevice.CPU, OffloadDevice.NONE),
+    "param": (OffloadDevice.CPU, OffloadDevice.CPU),
+}
+
+
+def _spec(
+    folder: Path,
+    stage: int,
+    num_ranks: int,
+    offload: str = "none",
+    *,
+    precision: Precision = Precision.BF16,
+    windows: int = 1,
+) -> Spec:
+    (folder / "config.json").write_text(json.dumps(_TINY))
+    optimizer_offload, param_offload = _OFFLOADS[offload]
+    strategy = Strategy(
+        engine=Engine.DEEPSPEED,
+        zero_stage=ZeroStage(stage),
+        optimizer_offload=optimizer_offload,
+        param_offload=param_offload,
+        precision=precision,
+        micro_batch_size=2,
+        gradient_accumulation_steps=windows,
+    )
+    return Spec(
+        model=str(folder),
+        task="sequence-classification",
+        strategy=strategy,
+        sequence_length=8,
+        full_length=8,
+        num_steps=1,
+        on_cpu=True,
+        num_ranks=num_ranks,
+        result_file="",
+    )
+
+
+def _held(folder: Path, spec: Spec) -> dict[str, Any]:
+    """Return what rank_program.py prints of a spec, run in a process of its own."""
+    (folder / "spec.json").write_text(spec_to_json(spec))
+    program = Path(__file__).with_name("rank_program.py")
+    finished = subprocess.run(
+        [sys.executable, str(program), str(folder / "spec.json")],
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    held: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return held
+
+
+def _part(sizes: list[int], stage: int, num_ranks: int) -> int:
+    """Return the elements of one rank's part, as DeepSpeed 0.19.8 pads.
+
+    Stage 3 cuts each parameter by itself (runtime/zero/partition_parameters.py, _aligned_size); below it all
+    of them lie in one buffer, which is padded to a multiple of two elements a rank
+    (runtime/zero/stage_1_and_2.py, nccl_start_alignment_factor).
+    """
+    if stage == 3:
+        return sum(-(-size // num_ranks) for size in sizes)
+    return 2 * -(-sum(sizes) // (2 * num_ranks))
+
+
+def _check_rank(folder: Path, spec: Spec) -> None:
+    held, strategy = _held(folder, spec), spec.strategy
+    stage, whole = strategy.zero_stage.value, held["whole"]
+    offloads = strategy.optimizer_offload is OffloadDevice.CPU
+    part = _part(whole, stage, spec.num_ranks)
+    assert (held["ranks"], held["steps"], held["skipped"]) == (spec.num_ranks, 2, 0)
+    assert held["first_moments"] == part
+    assert held["weights"] == (part if stage == 3 else sum(whole))
+    assert held["optimizer"] == ("DeepSpeedCPUAdam" if offloads else "AdamW")
+    is_fp32 = strategy.precision is Precision.FP32
+    assert held["weight_formats"] == ["torch.float32" if is_fp32 else "torch.bfloat16"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "num_ranks", "offload"), [(2, 2, "optimizer"), (3, 64, "param")])
+@pytest.mark.usefixtures("built_ops")
+def test_rank_0_holds_its_part_of_the_model(tmp_path: Path, stage: int, num_ranks: int, offload: str) -> None:
+    _check_rank(tmp_path, _spec(tmp_path, stage, num_ranks, offload))
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("num_ranks", [1, 2, 8, 64])
+@pytest.mark.parametrize(
+    ("stage", "offload"),
+    [
+        (1, "none"),
+        (1, "optimizer"),
+        (2, "none"),
+        (2, "optimizer"),
+        (3, "none"),
+        (3, "optimizer"),
+        (3, "param"),
+    ],
+)
+@pytest.mark.usefixtures("built_ops")
+def test_rank_0_of_every_kind_holds_its_part(
+    tmp_path: Path, stage: int, num_ranks: int, offload: str
+) -> None:
+    _check_rank(tmp_path, _spec(tmp_path, stage, num_ranks, offload))
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.usefixtures("built_ops")
+def test_rank_0_takes_all_steps_in_fp32_with_accumulation(tmp_path: Path, stage: int) -> None:
+    _check_rank(tmp_path, _spec(tmp_path, stage, 8, precision=Precision.FP32, windows=2))
+
+
+def test_nothing_of_the_configuration_is_left_to_a_script(tmp_path: Path) -> None:
+    config = rank_config(_spec(tmp_path, 3, 8, "param", windows=4))
+    assert "auto" not in json.dumps(config)
+    assert config["train_batch_size"] == 2 * 4 * 8
+    assert config["gradient_clipping"] == 1.0
+    assert not config["zero_optimization"]["offload_optimizer"]["pin_memory"]  # on the CPU
+
+
+@pytest.mark.slow
+def test_a_part_of_deepspeed_that_cannot_be_built_is_said(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, 2, 8, "optimizer")
+    finished = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys\n"
+            "from zerofit.core.errors import UserError\n"
+            "from zerofit.measuring.deepspeed_rank import import_ahead\n"
+            "from zerofit.measuring.spec import spec_from_json\n"
+            "try:\n    import_ahead(spec_from_json(sys.argv[1]), tell=print)\n"
+            "except UserError as error:\n    print(error.rule)\n",
+            spec_to_json(spec),
+        ],
+        env={
+            **os.environ,
+            "DS_ACCELERATOR": "cpu",
+            "CXX": "/nowhere/c++",
+            "TORCH_EXTENSIONS_DIR": str(tmp_path / "empty"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.stdout.splitlines()[-1:] == ["deepspeed-op-not-built"], finished.stderr[-2000:]
+
+
+@pytest.mark.usefixtures("built_ops")
+def test_the_ladder_of_rank_0(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(_TINY))
+    line = "bench ladder --cpu --model tiny --batch-size 4 --seq-len 8 --steps 1 --ranks 8 --rungs zero-3"
+    finished = run_zerofit(*line.split(), "--output", "out", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[0].endswith("batch 4, length 8, rank 0 of 8")
+    assert "rank 0:    among collectives that exchange nothing" in finished.stdout
+    assert "loss:" not in finished.stdout
+    ladder = ladder_from_json((tmp_path / "out" / "ladder.json").read_text(), name="ladder.json")
+    (rung,) = ladder.rungs
+    assert (ladder.num_ranks, rung.outcome.state) == (8, RungState.DONE)
+    assert rung.measured is not None
+    assert rung.measured.counted is None
+    assert rung.measured.num_trained_parameters == ladder.num_parameters

@@ -1,0 +1,322 @@
+"""What probe_model says of a model that it can't find, read or plan for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerofit.core.errors import UserError
+from zerofit.models.find import probe_model
+from zerofit.models.task import Task
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder to stand in, an empty hub cache, and a hub that must not be asked."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+
+
+def _message(text: str, **options: Any) -> str:
+    with pytest.raises(UserError) as raised:
+        probe_model(text, **options)
+    return str(raised.value)
+
+
+def _write(files: dict[str, Any]) -> None:
+    for name, content in files.items():
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (
+            "lama-3-8b",
+            [
+                "error[model-unknown]: no such model",
+                "found: --model lama-3-8b: no folder, none of the 140 models of the catalog, "
+                "not in the hub's cache",
+                "why:   HF_HUB_OFFLINE is set, so the hub was not asked",
+                "fix:   --model llama-3-8b or llama-3.1-8b or llama-3-70b, if that was meant; else name a "
+                "folder with a config.json, or a hub id while the hub can be reached",
+            ],
+        ),
+        (
+            "not an id",
+            [
+                "error[model-unknown]: no such model",
+                "found: --model not an id: no folder, none of the 140 models of the catalog, "
+                "not in the hub's cache",
+                "why:   it is no valid hub id either",
+                "fix:   name a folder with a config.json, or a hub id while the hub can be reached",
+            ],
+        ),
+        (
+            "./out/model",
+            [
+                "error[model-path-missing]: there is no such folder or file",
+                "found: --model ./out/model; . is there",
+                "why:   it reads as a path, so the hub was not asked",
+                "fix:   mend the path, or name a model as ORGANISATION/NAME",
+            ],
+        ),
+    ],
+)
+def test_an_unknown_model(text: str, lines: list[str]) -> None:
+    assert _message(text).split("\n  ") == lines
+
+
+@pytest.mark.parametrize(
+    ("files", "lines"),
+    [
+        (
+            {"m/notes.txt": "", "m/checkpoint-10/config.json": {}},
+            [
+                "error[model-folder-without-config]: this folder has no config.json",
+                "found: --model m, with checkpoint-10, notes.txt in it",
+                "why:   the model's dimensions stand in config.json",
+                "fix:   name m/checkpoint-10",
+            ],
+        ),
+        (
+            {f"m/{number}.bin": "" for number in range(8)},
+            [
+                "error[model-folder-without-config]: this folder has no config.json",
+                "found: --model m, with 0.bin, 1.bin, 2.bin, 3.bin, 4.bin, 5.bin and 2 more in it",
+                "why:   the model's dimensions stand in config.json",
+                "fix:   name the folder that save_pretrained wrote, or the model's hub id",
+            ],
+        ),
+        (
+            {"m/adapter_config.json": {"base_model_name_or_path": "meta-llama/Llama-2-7b-hf"}},
+            [
+                "error[model-is-adapter]: this folder holds an adapter (LoRA or the like), not a model",
+                "found: --model m, with adapter_config.json in it",
+                "why:   an adapter is trained on top of its base model, whose dimensions decide the memory",
+                "fix:   --model meta-llama/Llama-2-7b-hf",
+            ],
+        ),
+        (
+            {"m/model_index.json": {}},
+            [
+                "error[model-is-pipeline]: this folder holds a diffusers pipeline, not one model",
+                "found: --model m, with model_index.json in it",
+                "why:   a pipeline is several models, and zerofit plans for one that transformers trains",
+                "fix:   name the folder of a transformers model inside it, such as text_encoder",
+            ],
+        ),
+        (
+            {"m/config.json": '{"model_type": "llama",\n  "hidden_size": }'},
+            [
+                "error[model-config-not-json]: the model's config is not JSON",
+                "found: m/config.json: Expecting value: line 2 column 18 (char 41)",
+                "why:   its dimensions are read from a config.json",
+                "fix:   mend the file, or download it anew; of a file with weights, name its folder",
+            ],
+        ),
+        (
+            {"m/config.json": {"hidden_size": 8}},
+            [
+                "error[model-config-without-type]: the model's config does not say which family it is of",
+                'found: m/config.json without "model_type"',
+                "why:   transformers chooses the class by it",
+                'fix:   add "model_type", such as "llama", or name the config.json of a transformers model',
+            ],
+        ),
+        (
+            {"m/config.json": {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}},
+            [
+                "error[model-quantized]: this checkpoint is quantized, which zerofit does not plan for",
+                "found: quantization_config (gptq) in m/config.json",
+                "why:   quantized weights get no gradients, and their bytes are not those of the model",
+                "fix:   name the model that it was quantized from",
+            ],
+        ),
+    ],
+)
+def test_a_folder_that_holds_no_model_to_plan_for(files: dict[str, Any], lines: list[str]) -> None:
+    _write(files)
+    assert _message("m").split("\n  ") == lines
+
+
+def test_a_family_that_the_installed_transformers_lacks() -> None:
+    import transformers
+
+    _write({"m/config.json": {"model_type": "lllama"}})
+    assert _message("m").split("\n  ")[:2] == [
+        "error[model-type-unknown]: the installed transformers has no model of type lllama",
+        f'found: "model_type": "lllama" in the config of m; transformers {transformers.__version__}; '
+        "near: llama",
+    ]
+
+
+def test_a_value_that_transformers_refuses() -> None:
+    _write({"m/config.json": {"model_type": "llama", "rms_norm_eps": "small"}})
+    headline, found, *_ = _message("m").split("\n  ")
+    assert headline == "error[model-config-refused]: transformers refuses this config"
+    assert "rms_norm_eps" in found
+
+
+_WHOLE = "it must be a whole number, without quotes or a decimal point"
+_OBJECT = "it must be an object, with braces"
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+@pytest.mark.parametrize(
+    ("values", "found", "why"),
+    [
+        ({"hidden_size": "64"}, '"hidden_size": "64"', _WHOLE),
+        ({"hidden_size": 64.0}, '"hidden_size": 64.0', _WHOLE),
+        ({"hidden_size": True}, '"hidden_size": true', _WHOLE),
+        ({"hidden_size": 10**18}, '"hidden_size": 1000000000000000000', "it must lie between 1 and 262144"),
+        ({"num_hidden_layers": 0}, '"num_hidden_layers": 0', "it must lie between 1 and 10000"),
+        ({"num_hidden_layers": -3}, '"num_hidden_layers": -3', "it must lie between 1 and 10000"),
+        ({"num_attention_heads": [4, "x"]}, '"num_attention_heads": "x"', _WHOLE),
+        ({"architectures": [3]}, '"architectures": [3]', "it must be a list of class names"),
+        ({"architectures": "Llama"}, '"architectures": "Llama"', "it must be a list of class names"),
+        ({"text_config": [1]}, '"text_config": [1]', _OBJECT),
+        ({"text_config": {"hidden_size": "64"}}, '"text_config.hidden_size": "64"', _WHOLE),
+        ({"auto_map": [1]}, '"auto_map": [1]', _OBJECT),
+        ({"id2label": "x" * 99}, '"id2label": "' + "x" * 56 + "...", _OBJECT),
+    ],
+)
+def test_a_value_of_the_wrong_kind_or_size(
+    values: dict[str, Any], found: str, why: str, is_fast: bool
+) -> None:
+    _write({"m/config.json": {"model_type": "llama", **values}})
+    assert _message("m", is_fast=is_fast).split("\n  ") == [
+        "error[model-config-invalid]: a value in the model's config can't be used",
+        f"found: {found} in m/config.json",
+        f"why:   {why}",
+        "fix:   mend the value, or take the file from the model's page anew",
+    ]
+
+
+def test_dimensions_that_are_each_in_order_and_together_no_model() -> None:
+    wide = {"hidden_size": 2**18, "intermediate_size": 2**22, "num_hidden_layers": 9999}
+    heads = {"num_attention_heads": 2**10, "num_key_value_heads": 2**10, "vocab_size": 100}
+    _write({"m/config.json": {"model_type": "llama", **wide, **heads}})
+    assert _message("m", is_fast=True).startswith("error[model-config-invalid]: no model is of this size\n")
+
+
+@pytest.mark.parametrize("value", [None, [64]])
+def test_fast_does_not_reckon_with_what_is_no_number(value: Any) -> None:
+    dimensions = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 9}
+    _write({"m/config.json": {"model_type": "llama", **dimensions, "hidden_size": value}})
+    assert _message("m", is_fast=True).startswith("error[model-needs-torch]")
+
+
+def test_brackets_without_end_are_no_config() -> None:
+    _write({"m/config.json": "[" * 100_000, "n/adapter_config.json": "[" * 100_000})
+    assert _message("m").split("\n  ")[:2] == [
+        "error[model-config-not-json]: the model's config is not JSON",
+        "found: m/config.json: brackets in brackets without end",
+    ]
+    assert _message("n").startswith("error[model-is-adapter]")
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("~nosuchuser/x", "model-path-missing"),
+        ("m" * 300, "model-unknown"),
+        ("/" + "m" * 300, "model-path-missing"),
+        ("./" + "m" * 300 + "/n", "model-path-missing"),
+    ],
+)
+def test_a_name_that_no_file_system_takes(text: str, rule: str) -> None:
+    assert _message(text).startswith(f"error[{rule}]")
+
+
+@pytest.mark.parametrize("asked", ["is_dir", "is_file", "read_text"])
+def test_a_folder_that_may_not_be_entered(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    _write({"m/config.json": {"model_type": "llama"}})
+    monkeypatch.setattr(Path, asked, refuse)
+    headline, found, *_ = _message("m").split("\n  ")
+    assert headline == "error[model-config-unreadable]: the model's config can't be read"
+    assert found.endswith(": Permission denied")
+
+
+@pytest.mark.parametrize("shape", ["x", [1, -2], [1.5], None])
+def test_fast_does_not_reckon_with_a_damaged_safetensors_file(shape: Any) -> None:
+    _write({"m/config.json": {"model_type": "phi3"}})
+    header = json.dumps({"a": {"dtype": "BF16", "shape": shape}}).encode()
+    Path("m/model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert _message("m", is_fast=True).startswith("error[model-needs-torch]")
+
+
+def test_a_task_that_the_family_has_no_class_for() -> None:
+    assert _message("gpt2", task=Task.IMAGE_CLASSIFICATION).split("\n  ") == [
+        "error[model-task-unknown]: transformers has no class for this model and task",
+        "found: --model gpt2 --task image-classification, of type gpt2",
+        "why:   its family has causal-lm, sequence-classification, token-classification, question-answering",
+        "fix:   --task causal-lm, or another of these",
+    ]
+
+
+def test_fast_refuses_what_only_torch_could_tell() -> None:
+    _write({"m/config.json": {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}})
+    assert _message("m", is_fast=True).split("\n  ") == [
+        "error[model-needs-torch]: the size of this model can't be known without torch",
+        "found: --fast with --model m, of type phi3",
+        "why:   it is not in the catalog, has no closed form, and no safetensors files lie beside it",
+        "fix:   leave out --fast",
+    ]
+
+
+def _hub_error(kind: str) -> Exception:
+    from huggingface_hub import errors
+
+    error_type = getattr(errors, kind)
+    error: Exception = error_type.__new__(error_type)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "why"),
+    [
+        ("RepositoryNotFoundError", "model-unknown", "the hub has no such repository, or keeps it private"),
+        ("GatedRepoError", "model-gated", "its owner asks for a licence to be accepted first"),
+        (
+            "RemoteEntryNotFoundError",
+            "model-folder-without-config",
+            "the model's dimensions stand in config.json; adapters, pipelines and GGUF files have none",
+        ),
+    ],
+)
+def test_what_the_hub_answers(kind: str, rule: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def answer(url: str) -> None:
+        raise _hub_error(kind)
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", answer)
+    with pytest.raises(UserError) as raised:
+        probe_model("me/mine")
+    assert (raised.value.rule, raised.value.why) == (rule, why)
+
+
+def test_a_network_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    def answer(url: str) -> None:
+        raise ConnectionError("name or service not known")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", answer)
+    with pytest.raises(UserError) as raised:
+        probe_model("me/mine")
+    assert raised.value.why == "the hub could not be reached (ConnectionError: name or service not known)"

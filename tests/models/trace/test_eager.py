@@ -1,0 +1,77 @@
+"""Fake tensors against real ones: by the CPU's own kernels a model allocates the same in the same order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from zerofit.core.allocation_log import Event, TraceRequest
+from zerofit.core.strategy import Lora, Precision
+from zerofit.models.trace.entry import describe
+from zerofit.models.trace.prepare import prepare_model
+from zerofit.models.trace.run import run_micro_batch
+
+if TYPE_CHECKING:
+    from zerofit.models.trace.raw import RawLog
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+_PLAIN = TraceRequest(sequence_length=16, is_padded=False)
+_CHECKPOINTED = replace(_PLAIN, gradient_checkpointing=True)
+_SECOND = replace(_CHECKPOINTED, checkpoint_every=2)
+_LOW = replace(_PLAIN, weights=Precision.BF16)
+_ADAPTED = replace(_PLAIN, lora=Lora(rank=4, target_modules=("q_proj", "v_proj")))
+
+_FAST = [("bert", _PLAIN), ("llama", _SECOND), ("vit", _PLAIN)]
+_REST = [
+    *((name, _PLAIN) for name in ("gpt2", "llama", "mixtral", "t5", "whisper", "roberta", "gemma3", "bart")),
+    *((name, _CHECKPOINTED) for name in ("bert", "gpt2", "llama", "t5", "mixtral")),
+    ("t5", _SECOND),
+    *((name, _PLAIN) for name in ("qwen3-moe", "deepseek-v2")),
+    *((name, _LOW) for name in ("bert", "llama")),
+    ("llama", _ADAPTED),
+    ("llama", replace(_ADAPTED, gradient_checkpointing=True)),
+]
+
+
+def _sequence(log: RawLog) -> list[tuple[Any, ...]]:
+    """Return the events, with what each storage is in place of its number."""
+    told = []
+    for code, argument in zip(log.codes, log.arguments, strict=True):
+        if code == Event.ALLOCATE:
+            name = log.operator_names[log.operators[argument]]
+            told.append((code, argument, log.num_bytes[argument], log.kinds[argument], name))
+        elif code <= Event.FORWARD_ENDS:
+            told.append((code, argument))
+    return told
+
+
+def _run(make_tiny: Any, name: str, request_: TraceRequest) -> RawLog:
+    config, build = make_tiny(name, 2)
+    model = prepare_model(build, config, request_)
+    return run_micro_batch(model, describe(model), 3, request_, as_on_cuda=False)
+
+
+def _check(make_tiny: Any, name: str, request_: TraceRequest) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = _run(make_tiny, name, request_)
+    real = _run(make_tiny, name, request_)
+    assert len(fake.kinds) > 100
+    assert _sequence(fake) == _sequence(real)
+
+
+@pytest.mark.parametrize(("name", "request_"), _FAST)
+def test_a_fake_run_allocates_what_a_real_one_does(make_tiny: Any, name: str, request_: TraceRequest) -> None:
+    _check(make_tiny, name, request_)
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize(("name", "request_"), _REST)
+def test_a_fake_run_allocates_what_a_real_one_does_in_every_family(
+    make_tiny: Any, name: str, request_: TraceRequest
+) -> None:
+    _check(make_tiny, name, request_)

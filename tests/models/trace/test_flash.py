@@ -1,0 +1,91 @@
+"""flash-attn without the package: as PyTorch's flash kernel where nothing is padded, unpadded where it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from zerofit.core.allocation_log import Event, TraceRequest
+from zerofit.core.errors import UserError
+from zerofit.core.strategy import Precision
+from zerofit.models.trace.flash import flash_package
+
+if TYPE_CHECKING:
+    from zerofit.models.trace.raw import RawLog
+
+_LOW = TraceRequest(
+    sequence_length=16, is_padded=False, weights=Precision.BF16, attention="flash_attention_2"
+)
+_AUTOCAST = replace(_LOW, weights=Precision.FP32, autocast=Precision.FP16, gradient_checkpointing=True)
+_HOPPER = replace(_LOW, attention="flash_attention_3", compute_capability=(9, 0))
+_SCALARS = 64
+"""Bytes up to which a storage is left out: the two ask in other words whether the mask hides anything."""
+
+
+def _events(log: RawLog) -> list[tuple[Any, ...]]:
+    return [
+        (code, log.num_bytes[argument], log.kinds[argument])
+        for code, argument in zip(log.codes, log.arguments, strict=True)
+        if code in (Event.ALLOCATE, Event.FREE) and log.num_bytes[argument] > _SCALARS
+    ]
+
+
+def _check(make_raw_log: Any, name: str, request_: TraceRequest) -> None:
+    ampere = replace(request_, attention="sdpa", compute_capability=(8, 0))  # on Hopper it would take cuDNN
+    package, built_in = make_raw_log(name, request_), make_raw_log(name, ampere)
+    assert any("flash" in name for name in built_in.operator_names)
+    assert _events(package) == _events(built_in)
+
+
+def test_without_padding_it_allocates_what_sdpa_does(make_raw_log: Any) -> None:
+    _check(make_raw_log, "llama", _LOW)
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("request_", [_LOW, _AUTOCAST, _HOPPER])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "bart", "whisper", "vit", "mixtral"])
+def test_without_padding_it_allocates_what_sdpa_does_in_every_family(
+    make_raw_log: Any, name: str, request_: TraceRequest
+) -> None:
+    _check(make_raw_log, name, request_)
+
+
+def test_a_padded_batch_is_gathered_and_makes_no_square_of_its_length(make_raw_log: Any) -> None:
+    padded = replace(_LOW, is_padded=True)
+    short, long = (
+        make_raw_log("llama", replace(padded, sequence_length=length), num_layers=1) for length in (128, 256)
+    )
+    assert long.codes == short.codes
+    assert all(
+        more <= 2 * less
+        for less, more in zip(short.num_bytes, long.num_bytes, strict=True)
+        if less > _SCALARS
+    )
+    gathers = [index for index in short.operators if short.operator_names[index] == "aten.index.Tensor"]
+    assert len(gathers) == 3 + 1  # query, key and value; and the gradient of what is put back
+
+
+@pytest.mark.parametrize(
+    ("request_", "rule"),
+    [
+        (replace(_LOW, weights=Precision.FP32), "flash-attention-needs-16-bit"),
+        (replace(_LOW, compute_capability=(7, 5)), "flash-attention-needs-newer-gpu"),
+        (replace(_HOPPER, compute_capability=(8, 0)), "flash-attention-needs-newer-gpu"),
+    ],
+)
+def test_what_the_package_has_no_kernels_for_is_an_error(request_: TraceRequest, rule: str) -> None:
+    with pytest.raises(UserError) as caught, flash_package(request_):
+        pass
+    assert caught.value.rule == rule
+
+
+def test_transformers_is_left_as_it_was() -> None:
+    from transformers import modeling_flash_attention_utils as package
+
+    before = package._lazy_imports, package._loaded_implementation, package._flash_fn
+    with flash_package(_LOW):
+        package.lazy_import_flash_attention("flash_attention_2")
+        assert package._flash_fn is not before[-1]
+    assert (package._lazy_imports, package._loaded_implementation, package._flash_fn) == before

@@ -1,0 +1,86 @@
+"""What DeepSpeed's linear function and an old softmax keep, and what that makes of a log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zerofit.core.allocation_log import TraceRequest
+from zerofit.core.strategy import Lora, Precision
+from zerofit.models.trace.keeping import old_softmaxes, zero3_linear
+
+_LOW = TraceRequest(sequence_length=16, is_padded=False, weights=Precision.BF16)
+_ADAPTED = replace(_LOW, lora=Lora(rank=4, target_modules=("q_proj", "v_proj")))
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("weight_trains", [True, False])
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4)])
+def test_the_linear_function_keeps_and_returns_what_deepspeeds_does(
+    shape: tuple[int, ...], weight_trains: bool, has_bias: bool
+) -> None:
+    import torch
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+
+    def run(linear: Any) -> list[Any]:
+        torch.manual_seed(0)
+        given = torch.randn(shape, requires_grad=True)
+        weight = torch.randn(5, 4, requires_grad=weight_trains)
+        bias = torch.randn(5, requires_grad=weight_trains) if has_bias else None
+        out = linear(given, weight, bias)
+        saved = out.grad_fn.saved_tensors
+        out.square().sum().backward()
+        return [*saved, given.grad, weight.grad, bias.grad if bias is not None else None]
+
+    for ours, theirs in zip(run(zero3_linear()), run(zero3_linear_wrap), strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or torch.equal(ours, theirs)
+
+
+def test_under_lora_stage_3_keeps_the_inputs_of_frozen_layers(make_raw_log: Any, kept_bytes: Any) -> None:
+    plain, kept = (
+        kept_bytes(make_raw_log("llama", replace(_ADAPTED, saves_linear_inputs=saves)))
+        for saves in (False, True)
+    )
+    # What nothing else keeps of 3 x 16 tokens, in 2 bytes: the input of gate and up (32 channels) and of down
+    # (48) in 2 layers; of q, k and v (32) in the second, as no gradient flows to the first; of the head (32).
+    assert kept - plain == 3 * 16 * 2 * (2 * (32 + 48) + 32 + 32)
+
+
+def test_without_frozen_weights_the_linear_function_keeps_what_pytorch_does(
+    make_raw_log: Any, kept_bytes: Any
+) -> None:
+    plain, kept = (
+        kept_bytes(make_raw_log("bert", replace(_LOW, saves_linear_inputs=saves))) for saves in (False, True)
+    )
+    assert plain == kept
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_the_old_softmax_computes_the_same_and_keeps_its_input(name: str) -> None:
+    import torch
+
+    modern: Any = getattr(torch.nn.functional, name)
+    results = []
+    for function in (modern, old_softmaxes()[modern]):
+        scores = torch.arange(6.0).reshape(2, 3).requires_grad_()
+        out = function(scores, dim=-1)
+        is_kept = any(tensor is scores for tensor in getattr(out.grad_fn, "saved_tensors", ()))
+        out.square().sum().backward()
+        results.append((out.detach(), scores.grad, is_kept))
+    (out, gradient, kept), (old_out, old_gradient, old_kept) = results
+    torch.testing.assert_close((old_out, old_gradient), (out, gradient))
+    assert (kept, old_kept) == (False, True)
+
+
+def test_with_an_old_pytorch_each_eager_layer_keeps_its_scores_twice(
+    make_raw_log: Any, kept_bytes: Any
+) -> None:
+    eager = replace(_LOW, weights=Precision.FP32, attention="eager")
+    modern, old = (
+        kept_bytes(make_raw_log("vit", replace(eager, softmax_saves_input=saves))) for saves in (False, True)
+    )
+    # ViT: 16 patches and a class token, 4 heads, 2 layers, 3 samples. The loss's logits are held anyway.
+    assert old - modern == 2 * 3 * 4 * 17 * 17 * 4

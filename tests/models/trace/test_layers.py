@@ -1,0 +1,99 @@
+"""Replication: few layers, repeated, are event by event what all layers do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from zerofit.core.allocation_log import AllocationLog, TraceRequest
+from zerofit.core.strategy import Lora, Precision
+from zerofit.models.trace.affine import exact, to_allocation_log
+from zerofit.models.trace.entry import trace_config
+from zerofit.models.trace.raw import Skeleton
+
+_PLAIN = TraceRequest(sequence_length=16)
+_LEAN = TraceRequest(
+    sequence_length=16, is_padded=False, autocast=Precision.BF16, gradient_checkpointing=True
+)
+_SECOND = TraceRequest(sequence_length=16, is_padded=False, gradient_checkpointing=True, checkpoint_every=2)
+_ADAPTED = TraceRequest(
+    sequence_length=16, weights=Precision.BF16, lora=Lora(rank=4, target_modules=("q_proj", "v_proj"))
+)
+_FROZEN = TraceRequest(sequence_length=16, weights=Precision.BF16, freeze=("*embed*",))
+
+_FAST = [("bart", _PLAIN, 5)]
+_REST = [
+    *((name, _PLAIN, 9) for name in ("llama", "bert", "gpt2", "mixtral", "t5", "bart", "vit", "deberta")),
+    ("whisper", _PLAIN, 9),
+    ("gemma3", _PLAIN, 14),
+    *((name, _PLAIN, 8) for name in ("qwen3-moe", "deepseek-v2")),
+    *((name, _LEAN, 8) for name in ("qwen3-moe", "deepseek-v2")),
+    *((name, _LEAN, 8) for name in ("llama", "bert", "t5", "mixtral")),
+    ("gemma3", _LEAN, 14),
+    ("llama", _SECOND, 11),
+    ("bert", _SECOND, 11),
+    ("gemma3", _SECOND, 22),
+    ("llama", _ADAPTED, 8),
+    ("llama", _FROZEN, 8),
+]
+
+
+def _at(log: AllocationLog, samples: int) -> tuple[Any, ...]:
+    """Return all that a log says of a micro-batch of so many samples."""
+    storages = log.storages
+    costs: Counter[tuple[Any, ...]] = Counter()
+    for cost in log.costs:
+        flops = cost.fixed_flops + samples * cost.flops_per_sample
+        moved = cost.fixed_bytes + samples * cost.bytes_per_sample
+        costs[cost.operator, cost.kind, cost.during, cost.precision, flops, moved] += cost.count
+    return (
+        log.codes,
+        log.arguments,
+        log.gradient_storages,
+        storages.kinds,
+        storages.modules,
+        [log.operators[number] for number in storages.operators],
+        [
+            fixed + samples * each
+            for fixed, each in zip(storages.fixed_bytes, storages.bytes_per_sample, strict=True)
+        ],
+        costs,
+    )
+
+
+def _check(make_tiny: Any, name: str, request_: TraceRequest, num_layers: int) -> None:
+    config, build = make_tiny(name, num_layers)
+    said: list[str] = []
+    short = trace_config(config, build, request_, on_progress=said.append)
+    whole = trace_config(config, build, request_, all_layers=True)
+    assert f"of {num_layers} layers" in said[-1], "it fell back to all layers"
+    assert short == whole
+
+
+@pytest.mark.parametrize(("name", "request_", "num_layers"), _FAST)
+def test_a_replicated_log_is_at_any_size_what_all_layers_do(
+    make_tiny: Any, make_raw_log: Any, name: str, request_: TraceRequest, num_layers: int
+) -> None:
+    config, build = make_tiny(name, num_layers)
+    said: list[str] = []
+    short = trace_config(config, build, request_, on_progress=said.append)
+    assert f"of {num_layers} layers" in said[-1], "it fell back to all layers"
+    log = short.log_for(5)
+    skeleton = Skeleton(
+        modules=log.modules,
+        module_parameters=log.module_parameters,
+        parameters=log.parameters,
+        buffer_bytes=log.buffer_bytes,
+    )
+    raw = make_raw_log(name, request_, num_layers=num_layers, samples=5)
+    assert _at(log, 5) == _at(to_allocation_log(exact(raw), skeleton, 5), 5)
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize(("name", "request_", "num_layers"), _REST)
+def test_a_replicated_log_is_the_log_of_all_layers_in_every_family(
+    make_tiny: Any, name: str, request_: TraceRequest, num_layers: int
+) -> None:
+    _check(make_tiny, name, request_, num_layers)

@@ -1,0 +1,283 @@
+"""Host memory of a node: what each phase holds per parameter, and the laws that hold over random models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_logs import LayerSizes, layered_log, random_logs
+from zero_plays import setup_of
+
+from zerofit.core.allocation_log import AllocationLog
+from zerofit.core.estimates import Holder, MemoryEstimate, RunPhase
+from zerofit.core.facts import GpuSpec, Machine, ModelFacts
+from zerofit.core.strategy import Buckets, Lora, OffloadDevice, OptimizerName, Strategy
+from zerofit.planning.estimate.engines.engine import Setup
+from zerofit.planning.estimate.host_memory.node import PROCESS, estimate_host_memory, nvme_bytes_needed
+
+_MODEL = ModelFacts(
+    name="made",
+    model_type="made",
+    num_parameters=1,
+    num_trainable_parameters=1,
+    num_layers=1,
+    hidden_size=1,
+    vocab_size=1,
+)
+_MACHINE = Machine(
+    gpus=(GpuSpec(name="made", memory_bytes=1),),
+    num_cpu_cores=1,
+    host_memory_bytes=1 << 50,
+    host_memory_available_bytes=1 << 50,
+)
+_LAYERS = tuple(LayerSizes(elements=(1 << 16, 1 << 16)) for _ in range(4))
+_LOG_OF = {size: layered_log(_LAYERS, bytes_per_element=size) for size in (2, 4)}
+_LOG = _LOG_OF[2]
+_NUM_ELEMENTS = 8 << 16
+_LAWS = settings(max_examples=20, deadline=None)
+
+
+def _estimate(setup: Setup, model: ModelFacts = _MODEL) -> MemoryEstimate:
+    return estimate_host_memory(setup, model=model, machine=_MACHINE)
+
+
+def _tensors(setup: Setup, phase: RunPhase, *holders: Holder, model: ModelFacts = _MODEL) -> int:
+    """Return the bytes of a phase that belong to tensors."""
+    found = _estimate(setup, model).of(phase)
+    assert found is not None
+    holders = holders or (Holder.PINNED, Holder.PAGEABLE)
+    return sum(term.num_bytes for term in found.terms if term.name != PROCESS and term.holder in holders)
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "ranks", "pinned", "pageable"),
+    [
+        # All ranks together: master, gradient, 16-bit copy and a largest gradient pinned, states pageable.
+        (2, "o", 4, 4 + 4 + 2 + 4 * 2 / 8, 8),
+        # Masters stay pageable; fp32 gradient and its 16-bit parts are pinned.
+        (3, "o", 4, 4 + 2, 4 + 8 + 2),
+        # ... and the weights' flat buffer; each parameter's first pinned block is kept for later ones.
+        (3, "op", 4, 4 + 2 + 2 + 2 - 2, 4 + 8),
+        (3, "", 4, 0, 0),
+        (2, "", 4, 0, 0),
+    ],
+)
+def test_what_the_step_holds_in_bytes_a_parameter(
+    stage: int, offload: str, ranks: int, pinned: float, pageable: float
+) -> None:
+    setup = setup_of(_LOG, stage, ranks=ranks, offload=offload)
+    held = [_tensors(setup, RunPhase.STEP, holder) for holder in (Holder.PINNED, Holder.PAGEABLE)]
+    assert held[1] == pageable * _NUM_ELEMENTS
+    assert held[0] == pytest.approx(
+        pinned * _NUM_ELEMENTS, abs=4 * 2 * _NUM_ELEMENTS if "p" in offload else 0
+    )
+
+
+def test_the_gradients_buffer_of_stage_3_is_as_wide_as_the_weights() -> None:
+    # Pinned are the fp32 gradients of the step and the buffer that each micro-batch's gradients are added in.
+    pinned = [
+        _tensors(setup_of(_LOG_OF[size], 3, ranks=4, offload="o"), RunPhase.STEP, Holder.PINNED)
+        for size in (2, 4)
+    ]
+    assert pinned == [(4 + 2) * _NUM_ELEMENTS, (4 + 4) * _NUM_ELEMENTS]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "stage", "pages"),
+    [
+        # None of the log's tensors has the 100000 elements from which states are paged; flat ones have.
+        (OptimizerName.PAGED_ADAMW, None, 0),
+        (OptimizerName.PAGED_ADAMW, 2, 8),
+        (OptimizerName.PAGED_ADAMW, 3, 8),
+        (OptimizerName.PAGED_ADAMW_8BIT, 2, 2),
+        (OptimizerName.PAGED_LION_8BIT, 3, 1),
+        (OptimizerName.ADAMW_8BIT, 2, 0),
+    ],
+)
+def test_pages_may_all_come_to_the_host(optimizer: OptimizerName, stage: int | None, pages: int) -> None:
+    setup = setup_of(_LOG, stage or 0, ranks=4, optimizer=optimizer)
+    if stage is None:
+        setup = replace(setup, strategy=Strategy(optimizer=optimizer))
+    found = _estimate(setup).of(RunPhase.STEP)
+    assert found is not None
+    held = sum(term.num_bytes for term in found.terms if term.name == "optimizer states")
+    assert held == pages * _NUM_ELEMENTS
+
+
+def _held(setup: Setup, phase: RunPhase, *, dtype: str, machine: Machine = _MACHINE) -> dict[str, float]:
+    """Return the bytes an element of the terms of tensors."""
+    model = replace(_MODEL, checkpoint_dtype=dtype)
+    found = estimate_host_memory(setup, model=model, machine=machine).of(phase)
+    assert found is not None
+    return {term.name: term.num_bytes / _NUM_ELEMENTS for term in found.terms if term.name != PROCESS}
+
+
+_NATIVE = replace(setup_of(_LOG, 0, ranks=4), strategy=Strategy())
+
+
+@pytest.mark.parametrize(
+    ("setup", "dtype", "expected"),
+    [
+        (setup_of(_LOG, 2, ranks=4), "float32", {"checkpoint": 4}),  # the ranks share the file's pages
+        (setup_of(_LOG, 2, ranks=4), "bfloat16", {"checkpoint": 2}),
+        (setup_of(_LOG, 2, ranks=4), "", {"checkpoint": 4}),
+        (setup_of(_LOG, 3, ranks=4), "bfloat16", {"checkpoint": 2}),
+        (_NATIVE, "bfloat16", {"checkpoint": 2}),
+        (_NATIVE, "float32", {"checkpoint": 4, "weights": 4 * 2}),  # a type that is not the file's is a copy
+    ],
+)
+def test_loading(setup: Setup, dtype: str, expected: dict[str, int]) -> None:
+    assert _held(setup, RunPhase.LOAD, dtype=dtype) == expected
+
+
+def test_each_rank_casts_a_copy_of_its_own() -> None:
+    held = _held(setup_of(_LOG, 2, ranks=4), RunPhase.INITIALISE, dtype="float32")
+    assert held == {"checkpoint": 4, "cast weights": 4 * 2}
+
+
+def test_a_model_made_first_is_cast_whole_on_every_rank_at_stage_3() -> None:
+    setup = setup_of(_LOG, 3, ranks=4)
+    held = [
+        _held(one, RunPhase.INITIALISE, dtype="float32").get("cast weights", 0)
+        for one in (setup, replace(setup, makes_model_first=True))
+    ]
+    assert held == [0, 4 * 2]
+
+
+@pytest.mark.parametrize(("spare", "expected"), [(3 * _NUM_ELEMENTS, 3), (-1, 0), (99 * _NUM_ELEMENTS, 4)])
+def test_mapped_pages_take_no_more_than_there_is(spare: int, expected: int) -> None:
+    setup = setup_of(_LOG, 2, ranks=1)
+    process = next(term for term in _estimate(setup).phases[0].terms if term.name == PROCESS)
+    machine = replace(_MACHINE, host_memory_available_bytes=process.num_bytes + spare)
+    held = _held(setup, RunPhase.LOAD, dtype="float32", machine=machine)
+    assert held.get("checkpoint", 0) == expected
+
+
+def test_pinned_memory_is_rounded_up_to_powers_of_two() -> None:
+    log = layered_log((LayerSizes(elements=(3 << 16, 0 + (1 << 10))),), bytes_per_element=2)
+    estimate = _estimate(setup_of(log, 2, ranks=1, offload="o"))
+    step = estimate.of(RunPhase.STEP)
+    assert step is not None
+    assert {term.name for term in step.terms if term.holder is Holder.PINNED} >= {"pinned rounding"}
+    blocks = step.held_by(Holder.PINNED)
+    part = (3 << 16) + (1 << 10)
+    expected = sum(1 << (size - 1).bit_length() for size in (4 * part, 4 * part, 2 * part, 2 * (3 << 16)))
+    assert blocks == expected
+
+
+def test_without_pin_memory_nothing_is_pinned_at_stage_2() -> None:
+    setup = setup_of(_LOG, 2, offload="o", pin_memory=False)
+    assert _tensors(setup, RunPhase.STEP, Holder.PINNED) == 0
+    assert _tensors(setup, RunPhase.STEP, Holder.PAGEABLE) == (4 + 4 + 2 + 2 * 2 / 8 + 8) * _NUM_ELEMENTS
+
+
+def test_weights_are_flattened_on_the_host_where_the_gpu_has_no_room() -> None:
+    setup = setup_of(_LOG, 2)
+    tight = replace(setup, gpu_memory_bytes=4 * _NUM_ELEMENTS - 1)
+    model = replace(_MODEL, checkpoint_dtype="bfloat16")
+    held = [_tensors(one, RunPhase.INITIALISE, model=model) for one in (setup, tight)]
+    assert held == [2 * _NUM_ELEMENTS, 2 * 4 * _NUM_ELEMENTS]  # the mapped file; two copies on each rank
+
+
+def test_accumulation_keeps_whole_gradients_on_the_host_at_stage_2() -> None:
+    once, more = (
+        _tensors(setup_of(_LOG, 2, offload="o", gradient_accumulation_steps=steps), RunPhase.BACKWARD)
+        for steps in (1, 4)
+    )
+    assert more - once == 2 * _NUM_ELEMENTS
+
+
+def test_nvme_takes_what_the_host_would() -> None:
+    setup = setup_of(_LOG, 3, ranks=4)
+    strategy = replace(
+        setup.strategy,
+        optimizer_offload=OffloadDevice.NVME,
+        param_offload=OffloadDevice.NVME,
+        buckets=Buckets(sub_group_size=1 << 16),
+    )
+    nvme = replace(setup, strategy=strategy)
+    assert nvme_bytes_needed(nvme) == 18 * _NUM_ELEMENTS
+    assert nvme_bytes_needed(setup) == 0
+    step = _estimate(nvme).of(RunPhase.STEP)
+    assert step is not None
+    held = {term.name: term.num_bytes for term in step.terms}
+    assert held["optimizer swap buffers"] == 4 * 4 * 4 * (1 << 16)  # ranks x buffers x fp32 x sub-group
+    assert held["weight swap buffers"] == 4 * 5 * 100_000_000 * 2
+    assert "optimizer states" not in held
+
+
+_FROZEN = replace(
+    _LOG, parameters=(*_LOG.parameters[:1], *(replace(one, trains=False) for one in _LOG.parameters[1:]))
+)
+
+
+def _with_lora(setup: Setup) -> Setup:
+    return replace(setup, log=_FROZEN, strategy=replace(setup.strategy, lora=Lora()))
+
+
+@pytest.mark.parametrize(
+    ("setup", "num_elements"),
+    [
+        pytest.param(_NATIVE, _NUM_ELEMENTS, id="PyTorch alone: rank 0"),
+        *(
+            pytest.param(setup_of(_LOG, stage, ranks=4), 4 * _NUM_ELEMENTS, id=f"stage {stage}: every rank")
+            for stage in (0, 1, 2)
+        ),
+        pytest.param(setup_of(_LOG, 3, ranks=4), _NUM_ELEMENTS, id="stage 3: rank 0"),
+        pytest.param(_with_lora(_NATIVE), 1 << 16, id="LoRA alone: the adapters"),
+        pytest.param(
+            _with_lora(setup_of(_LOG, 2, ranks=4)), 4 * _NUM_ELEMENTS, id="LoRA at stage 2: all, every rank"
+        ),
+        pytest.param(_with_lora(setup_of(_LOG, 3, ranks=4)), 1 << 16, id="LoRA at stage 3: the adapters"),
+    ],
+)
+def test_who_copies_the_weights_to_the_host_for_a_checkpoint(setup: Setup, num_elements: int) -> None:
+    save = _estimate(setup).of(RunPhase.SAVE)
+    assert save is not None
+    assert {term.name: term.num_bytes for term in save.terms}["saved weights"] == 2 * num_elements
+
+
+@_LAWS
+@given(
+    log=random_logs(),
+    stage=st.integers(0, 3),
+    ranks=st.integers(1, 5),
+    offload=st.sampled_from(("", "o", "op")),
+    accumulation=st.integers(1, 3),
+    makes_model_first=st.booleans(),
+    available=st.integers(1, 1 << 36),
+)
+def test_terms_are_never_negative_and_all_explained(
+    log: AllocationLog,
+    stage: int,
+    ranks: int,
+    offload: str,
+    accumulation: int,
+    makes_model_first: bool,
+    available: int,
+) -> None:
+    offload = "" if stage == 0 else offload if stage == 3 else offload[:1]
+    setup = replace(
+        setup_of(log, stage, ranks=ranks, offload=offload, gradient_accumulation_steps=accumulation),
+        makes_model_first=makes_model_first,
+    )
+    machine = replace(_MACHINE, host_memory_available_bytes=available)
+    for phase in estimate_host_memory(setup, model=_MODEL, machine=machine).phases:
+        assert phase.total_bytes == sum(term.num_bytes for term in phase.terms)
+        assert all(term.num_bytes > 0 and term.formula and term.source for term in phase.terms)
+
+
+@_LAWS
+@given(log=random_logs(), stage=st.integers(1, 3), ranks=st.integers(1, 5))
+def test_offload_never_needs_less_on_the_host(log: AllocationLog, stage: int, ranks: int) -> None:
+    """Pages of the mapped checkpoint are left out: with more beside them the kernel keeps fewer."""
+    plain, offloaded = (
+        max(
+            sum(term.num_bytes for term in phase.terms if term.name != "checkpoint")
+            for phase in _estimate(setup_of(log, stage, ranks=ranks, offload=offload)).phases
+        )
+        for offload in ("", "o")
+    )
+    assert offloaded >= plain

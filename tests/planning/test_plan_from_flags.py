@@ -1,0 +1,363 @@
+"""choose: what is taken where nothing is said, what flags and presets change, and each refusal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zerofit.core.errors import UserError
+from zerofit.core.facts import GpuSpec, Machine, Versions
+from zerofit.core.plan import Origin, Plan, Reason, Topology
+from zerofit.core.presets import PRESETS, Preset
+from zerofit.core.request import Request
+from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.core.units import GIB
+from zerofit.planning.plan_from_flags import choose, with_explicit_numbers
+
+_H100 = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_capability=(9, 0))
+_V100 = GpuSpec(name="Tesla V100-SXM2-32GB", memory_bytes=32 * GIB, compute_capability=(7, 0))
+_NO_GPU = Machine(gpus=(), num_cpu_cores=8, host_memory_bytes=64 * GIB, host_memory_available_bytes=60 * GIB)
+_ONE_NEW = replace(_NO_GPU, gpus=(_H100,))
+_ONE_OLD = replace(_NO_GPU, gpus=(_V100,))
+_EIGHT_NEW = replace(_NO_GPU, gpus=(_H100,) * 8)
+_EIGHT_OLD = replace(_NO_GPU, gpus=(_V100,) * 8)
+_MIXED = replace(_NO_GPU, gpus=(_H100, _V100))
+_VERSIONS = Versions(python="3.12.4", zerofit="0.1.0")
+
+_ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
+_ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
+_CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
+
+
+def _choose(machine: Machine, request: Request) -> Plan:
+    return choose(machine=machine, versions=_VERSIONS, request=request)
+
+
+def _on(strategy: Strategy, precision: Precision) -> Strategy:
+    return replace(strategy, precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("machine", "request_", "strategy", "topology"),
+    [
+        pytest.param(
+            _NO_GPU,
+            Request(),
+            _on(Strategy(), Precision.FP32),
+            Topology(on_cpu=True),
+            id="no GPU: one process",
+        ),
+        pytest.param(_ONE_NEW, Request(), _on(Strategy(), Precision.BF16), Topology(), id="one new GPU"),
+        pytest.param(_ONE_OLD, Request(), _on(Strategy(), Precision.FP16), Topology(), id="one old GPU"),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(),
+            _on(_ZERO2, Precision.BF16),
+            Topology(world_size=8),
+            id="8 new GPUs: ZeRO-2",
+        ),
+        pytest.param(
+            _EIGHT_OLD,
+            Request(),
+            _on(_ZERO2, Precision.FP16),
+            Topology(world_size=8),
+            id="8 old GPUs: ZeRO-2",
+        ),
+        pytest.param(
+            _MIXED, Request(), _on(_ZERO2, Precision.FP16), Topology(world_size=2), id="as the older of two"
+        ),
+        pytest.param(
+            _NO_GPU,
+            Request(num_processes=2),
+            _on(_ZERO2, Precision.FP32),
+            Topology(world_size=2, on_cpu=True),
+            id="2 CPU ranks: ZeRO-2",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(on_cpu=True),
+            _on(Strategy(), Precision.FP32),
+            Topology(on_cpu=True),
+            id="--cpu leaves GPUs alone",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(num_processes=1),
+            _on(Strategy(), Precision.BF16),
+            Topology(),
+            id="one of 8 GPUs",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(num_nodes=2),
+            _on(_ZERO2, Precision.BF16),
+            Topology(num_nodes=2, world_size=16),
+            id="every GPU of two nodes",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(num_nodes=2, num_processes=8),
+            _on(_ZERO2, Precision.BF16),
+            Topology(num_nodes=2, world_size=8),
+            id="four GPUs of each of two nodes",
+        ),
+        pytest.param(
+            _ONE_NEW,
+            Request(engine=Engine.DEEPSPEED),
+            _on(_ZERO2, Precision.BF16),
+            Topology(),
+            id="DeepSpeed on one GPU",
+        ),
+        pytest.param(
+            _ONE_NEW,
+            Request(optimizer_offload=_CPU),
+            _on(replace(_ZERO2, optimizer_offload=_CPU), Precision.BF16),
+            Topology(),
+            id="offload needs DeepSpeed",
+        ),
+        pytest.param(
+            _ONE_NEW,
+            Request(param_offload=_CPU),
+            _on(replace(_ZERO3, param_offload=_CPU), Precision.BF16),
+            Topology(),
+            id="parameter offload needs stage 3",
+        ),
+        pytest.param(
+            _ONE_NEW,
+            Request(optimizer_offload=_NVME, nvme_path="/nvme"),
+            _on(replace(_ZERO3, optimizer_offload=_NVME, nvme_path="/nvme"), Precision.BF16),
+            Topology(),
+            id="NVMe needs stage 3",
+        ),
+        pytest.param(
+            _ONE_NEW,
+            Request(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE),
+            _on(Strategy(), Precision.BF16),
+            Topology(),
+            id="offload to none is no offload",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(engine=Engine.NATIVE),
+            _on(Strategy(), Precision.BF16),
+            Topology(world_size=8),
+            id="data parallelism without DeepSpeed",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(zero_stage=ZeroStage.NOTHING),
+            _on(replace(_ZERO2, zero_stage=ZeroStage.NOTHING), Precision.BF16),
+            Topology(world_size=8),
+            id="stage 0 under DeepSpeed",
+        ),
+        pytest.param(
+            _ONE_NEW,
+            Request(zero_stage=ZeroStage.NOTHING),
+            _on(Strategy(), Precision.BF16),
+            Topology(),
+            id="stage 0 on one GPU",
+        ),
+        pytest.param(
+            _NO_GPU,
+            Request(elsewhere=True, num_processes=8),
+            _on(_ZERO2, Precision.BF16),
+            Topology(world_size=8),
+            id="for GPUs elsewhere",
+        ),
+    ],
+)
+def test_strategy_and_ranks(
+    machine: Machine, request_: Request, strategy: Strategy, topology: Topology
+) -> None:
+    plan = _choose(machine, request_)
+    assert (plan.strategy, plan.topology) == (strategy, topology)
+    assert (plan.machine, plan.versions) == (machine, _VERSIONS)
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
+def test_a_preset_is_taken_whole(preset: Preset) -> None:
+    plan = _choose(_EIGHT_NEW, Request(preset=preset.name))
+    assert plan.strategy == _on(preset.strategy, Precision.BF16)
+
+
+def test_a_flag_wins_over_a_preset() -> None:
+    request = Request(
+        preset="z3-offload",
+        param_offload=OffloadDevice.NONE,
+        precision=Precision.FP16,
+        gradient_clipping=0.0,
+        gradient_checkpointing=False,
+        optimizer=OptimizerName.ADAMW,
+        compile=True,
+    )
+    assert _choose(_EIGHT_NEW, request).strategy == replace(
+        _ZERO3,
+        optimizer_offload=_CPU,
+        precision=Precision.FP16,
+        gradient_clipping=0.0,
+        gradient_checkpointing=False,
+        optimizer=OptimizerName.ADAMW,
+        compile=True,
+    )
+
+
+_DEFAULT_BF16 = ("precision", "bf16", Origin.DEFAULT, "every GPU from Ampere on has bf16")
+
+
+@pytest.mark.parametrize(
+    ("machine", "request_", "reasons"),
+    [
+        (
+            _EIGHT_NEW,
+            Request(),
+            (
+                (
+                    "zero_stage",
+                    "2",
+                    Origin.DEFAULT,
+                    "shards gradients and optimizer states and sends no more than data parallelism does",
+                ),
+                _DEFAULT_BF16,
+            ),
+        ),
+        (
+            _ONE_OLD,
+            Request(),
+            (
+                (
+                    "engine",
+                    "native",
+                    Origin.DEFAULT,
+                    "DeepSpeed shards over ranks or offloads; with neither, plain PyTorch is as small and "
+                    "faster",
+                ),
+                (
+                    "precision",
+                    "fp16",
+                    Origin.DEFAULT,
+                    "these GPUs are older than Ampere (compute capability 8.0) and have no bf16",
+                ),
+            ),
+        ),
+        (
+            _ONE_NEW,
+            Request(param_offload=_CPU, precision=Precision.FP32),
+            (
+                ("zero_stage", "3", Origin.DEFAULT, "this offload needs the parameters sharded"),
+                ("param_offload", "cpu", Origin.FLAG, "--offload-param says so"),
+                ("precision", "fp32", Origin.FLAG, "--mixed-precision says so"),
+            ),
+        ),
+        (
+            _EIGHT_NEW,
+            Request(preset="z3", gradient_checkpointing=True, micro_batch_size=2, global_batch_size=64),
+            (
+                ("zero_stage", "3", Origin.PRESET, "preset z3: ZeRO-3"),
+                _DEFAULT_BF16,
+                ("micro_batch_size", "2", Origin.FLAG, "--micro-batch-size says so"),
+                ("gradient_checkpointing", "on", Origin.FLAG, "--gradient-checkpointing says so"),
+                ("gradient_accumulation_steps", "4", Origin.FLAG, "global batch 64 = 2 x 4 x 8 ranks"),
+            ),
+        ),
+        (
+            _NO_GPU,
+            Request(zero_stage=ZeroStage.PARAMETERS),
+            (
+                ("precision", "fp32", Origin.DEFAULT, "the ranks run on the CPU"),
+                ("zero_stage", "3", Origin.FLAG, "--zero-stage says so"),
+            ),
+        ),
+    ],
+)
+def test_every_choice_has_its_reason(
+    machine: Machine, request_: Request, reasons: tuple[tuple[str, str, Origin, str], ...]
+) -> None:
+    expected = [
+        Reason(field=field, value=value, origin=origin, why=why) for field, value, origin, why in reasons
+    ]
+    assert list(_choose(machine, request_).reasons) == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "request_", "message"),
+    [
+        pytest.param(
+            _EIGHT_NEW,
+            Request(num_processes=9, num_nodes=2),
+            "error[ranks-not-divisible]: the ranks do not divide over the nodes\n"
+            "  found: --num-processes 9 with --num-machines 2\n"
+            "  why:   --num-processes counts the ranks of all nodes together, and each node gets as many\n"
+            "  fix:   set --num-processes to a multiple of 2",
+            id="9 ranks on 2 nodes",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(num_processes=32, num_nodes=2),
+            "error[more-ranks-than-gpus]: there are fewer GPUs than ranks\n"
+            "  found: --num-processes 32 on 2 x 8 GPUs\n"
+            "  why:   each rank needs a GPU of its own\n"
+            "  fix:   set --num-processes to at most 16, or rehearse with --cpu",
+            id="32 ranks on 16 GPUs",
+        ),
+        pytest.param(
+            _EIGHT_NEW,
+            Request(global_batch_size=60, micro_batch_size=4),
+            "error[global-batch-not-divisible]: the global batch can't be made from these parts\n"
+            "  found: --global-batch-size 60 with 8 ranks x micro-batch 4 = 32\n"
+            "  why:   every rank takes the same whole number of samples, and zerofit never rounds a global "
+            "batch\n"
+            "  fix:   set --global-batch-size to 32 or 64, or change the other parts",
+            id="global batch",
+        ),
+    ],
+)
+def test_refusal(machine: Machine, request_: Request, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        _choose(machine, request_)
+    assert str(error.value) == message
+
+
+def test_a_presets_nvme_folder_goes_with_its_offload() -> None:
+    kept = _choose(_EIGHT_NEW, Request(preset="z3-nvme", optimizer_offload=_CPU))
+    gone = _choose(_EIGHT_NEW, Request(preset="z3-nvme", optimizer_offload=_CPU, param_offload=_CPU))
+    asked = _choose(_EIGHT_NEW, Request(nvme_path="/nvme"))
+    assert [plan.strategy.nvme_path for plan in (kept, gone, asked)] == ["/local_nvme", None, "/nvme"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "numbers", "filled_in"),
+    [
+        (
+            Request(),
+            (1, 1, 0.0),
+            [("micro_batch_size", "1"), ("gradient_accumulation_steps", "1"), ("gradient_clipping", "0.0")],
+        ),
+        (
+            Request(gradient_clipping=1.0, micro_batch_size=4),
+            (4, 1, 1.0),
+            [("gradient_accumulation_steps", "1")],
+        ),
+        (Request(global_batch_size=64), (8, 1, 0.0), [("gradient_clipping", "0.0")]),
+        (Request(preset="z3-inference"), (1, None, None), [("micro_batch_size", "1")]),
+        (Request(engine=Engine.NATIVE), (None, None, None), []),
+    ],
+)
+def test_explicit_numbers_are_filled_in_for_deepspeed_and_have_their_reasons(
+    request_: Request, numbers: tuple[int | None, ...], filled_in: list[tuple[str, str]]
+) -> None:
+    chosen = _choose(_EIGHT_NEW, request_)
+    plan = with_explicit_numbers(chosen)
+    strategy = plan.strategy
+    assert numbers == (
+        strategy.micro_batch_size,
+        strategy.gradient_accumulation_steps,
+        strategy.gradient_clipping,
+    )
+    assert plan.reasons == (
+        *chosen.reasons,
+        *(
+            Reason(field=field, value=value, origin=Origin.DEFAULT, why="no flag says otherwise")
+            for field, value in filled_in
+        ),
+    )

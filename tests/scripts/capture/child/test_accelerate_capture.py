@@ -1,0 +1,173 @@
+"""What is captured of scripts with a loop of their own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from zerofit.core.command import Route
+
+
+@pytest.fixture(scope="module")
+def left(capture_in_child: Any) -> Any:
+    """Return what scripts/accelerate_loop.py leaves."""
+    return capture_in_child("accelerate_loop")
+
+
+def test_the_script_ends_where_it_would_train(left: Any) -> None:
+    assert left.exit_code == 0
+    assert "the script went on" not in left.output
+    assert left.capture.stopped_at == left.place_of("model(**batch)")
+    assert left.capture.target == ("accelerate_loop.py", "--epochs", "3")
+
+
+def test_no_weights_are_written(left: Any) -> None:
+    place = left.folder.parent
+    assert sorted(path.name for path in place.iterdir() if path.suffix == ".pt") == ["data.pt"]
+    assert not (place / "early").exists()
+    assert not (place / "late").exists()
+
+
+def test_the_model_is_that_of_the_script(left: Any) -> None:
+    model = left.capture.model
+    assert model.class_path == "transformers.models.llama.modeling_llama.LlamaForCausalLM"
+    assert (model.name, model.facts.model_type, model.facts.num_layers) == ("llama", "llama", 2)
+    # Of 26,272 elements the 120 rows of the input embedding are frozen.
+    assert (model.facts.num_parameters, model.facts.num_trainable_parameters) == (26272, 22432)
+    assert model.facts.vocab_size == model.config["vocab_size"] == 120
+    assert sum(one.num_parameters for one in model.modules) == 26272
+    assert (model.weight_dtype, model.attention) == ("bfloat16", "eager")
+    assert (model.can_checkpoint, model.checkpoints, model.is_transformers) == (True, True, True)
+    assert (model.passes_num_items, model.mixes_samples, model.adapters) == (True, (), ())
+
+
+def test_the_learning_rate_is_that_before_warm_up(left: Any) -> None:
+    optimizer = left.capture.optimizer
+    assert optimizer.class_path == "torch.optim.adamw.AdamW"
+    assert [group.settings["lr"] for group in optimizer.groups] == [3e-4, 3e-4]
+    assert [group.settings["weight_decay"] for group in optimizer.groups] == [0.1, 0.0]
+    assert [group.num_parameters for group in optimizer.groups] == [22272, 160]
+    assert optimizer.groups[0].settings["betas"] == [0.9, 0.999]
+    (scheduler,) = left.capture.schedulers
+    assert (scheduler.initial_lrs, scheduler.num_steps, scheduler.is_prepared) == ((3e-4, 3e-4), 50, True)
+
+
+def test_batches_and_lengths_are_those_of_the_data(left: Any) -> None:
+    capture = left.capture
+    assert capture.loader.num_workers == 1
+    assert (capture.loader.batch_size, capture.loader.num_batches, capture.loader.num_samples) == (4, 5, 20)
+    assert (capture.loader.sampler, capture.loader.collator) == ("RandomSampler", "default_collate")
+    assert len(capture.batches) == 4
+    for batch in capture.batches:
+        assert [(one.name, one.shape) for one in batch.tensors] == [
+            ("input_ids", (4, 12)),
+            ("attention_mask", (4, 12)),
+            ("labels", (4, 12)),
+        ]
+        assert all(4 <= length <= 8 for length in batch.lengths)
+    assert capture.lengths.num_samples == 16
+    assert not capture.lengths.is_whole
+
+
+def test_settings_are_as_the_script_says_though_there_is_no_gpu(left: Any) -> None:
+    capture = left.capture
+    assert (capture.route, capture.mixed_precision, capture.seed) == (Route.ACCELERATE, "fp16", 7)
+    assert capture.names_precision
+    assert (capture.micro_batch_size, capture.gradient_accumulation_steps, capture.accumulates) == (
+        4,
+        3,
+        True,
+    )
+    assert (capture.generates, capture.saves, capture.evaluates) == (True, True, True)
+    assert (capture.num_models, capture.notes) == (1, ())
+
+
+def test_parts_that_were_not_prepared_together_are_found(captured_in_forks: Any) -> None:
+    capture = captured_in_forks("separate").capture
+    assert (capture.model.class_path, capture.model.is_transformers) == ("__main__.Net", False)
+    assert capture.model.mixes_samples == ("norm",)
+    assert [(one.class_path, one.is_prepared) for one in capture.optimizers] == [
+        ("torch.optim.sgd.SGD", False)
+    ]
+    assert [(one.num_steps, one.is_prepared) for one in capture.schedulers] == [(10, False)]
+    assert (capture.loader.batch_size, capture.micro_batch_size, capture.lengths) == (5, 5, None)
+    assert [one.shape for one in capture.batches[0].tensors] == [(5, 6)]
+
+
+def test_a_model_that_is_called_in_parts_is_captured_at_backward(captured_in_forks: Any) -> None:
+    left = captured_in_forks("in_parts")
+    capture = left.capture
+    assert capture.model.class_path == "torch.nn.modules.container.ModuleDict"
+    assert capture.stopped_at == left.place_of("accelerator.backward")
+    assert capture.notes == (
+        "the model is never called as a whole: its first batch is that of the DataLoader",
+    )
+
+
+def test_seventy_billion_parameters_take_no_memory(captured_in_forks: Any) -> None:
+    capture = captured_in_forks("huge").capture
+    # https://huggingface.co/meta-llama/Llama-3.1-70B has 70,553,706,496; two embeddings got 44 rows more.
+    assert capture.model.facts.num_parameters == 70_553_706_496 + 2 * 44 * 8192
+    assert capture.peak_host_bytes < 2 * 2**30
+    assert capture.wall_time_s < 120
+    assert capture.model.passes_num_items
+    # Its two samples can't fill a batch of the four that the script says.
+    assert (capture.micro_batch_size, capture.batches[0].tensors[0].shape) == (4, (2, 64))
+
+
+def test_data_types_follow_transformers(captured_in_forks: Any) -> None:
+    left = captured_in_forks("dtypes")
+    (said,) = [line for line in left.output.splitlines() if line.startswith("{")]
+    assert json.loads(said) == {
+        "as the config says": "torch.bfloat16",
+        "as the checkpoint holds": "torch.float16",
+        "as nothing says": "torch.float32",
+        "as asked": "torch.float16",
+        "as asked of old": "torch.float32",
+        "made directly": "torch.float32",
+        "made and halved": "torch.float16",
+    }
+
+
+def test_quantized_and_adapted_weights_are_told(captured_in_forks: Any) -> None:
+    capture = captured_in_forks("quantized").capture
+    assert (capture.model.is_quantized, capture.model.adapters) == (True, ("LORA",))
+    assert (capture.mixed_precision, capture.model.attention) == ("bf16", "flash_attention_2")
+    assert capture.model.passes_num_items
+    # q_proj of 2 layers, each with two matrices of rank 2 on 32 and 32.
+    assert capture.model.facts.num_trainable_parameters == 2 * 2 * (32 + 32)
+
+
+def test_a_student_in_a_loss_is_the_model_and_no_frozen_teacher(captured_in_forks: Any) -> None:
+    left = captured_in_forks("distils")
+    capture = left.capture
+    assert capture.model.class_path == "__main__.Student"
+    assert capture.stopped_at == left.place_of("self.student(batch)")
+    assert [one.shape for one in capture.batches[0].tensors] == [(3, 4)]
+    # 4 x 4 of the encoder and 4 x 2 of the teacher, in fp32.
+    assert capture.other_weight_bytes == 4 * (4 * 4 + 4 * 2)
+    assert (capture.gradient_accumulation_steps, capture.accumulates_by_hand) == (1, 4)
+    assert capture.notes == ("the script brings a parallelism_config, which is left out of the capture",)
+    assert left.output.splitlines()[:2] == ["a GPU that stands in for yours 80", "[80, 80] 0.0"]
+
+
+def test_a_frozen_teacher_is_not_the_model_at_backward(captured_in_forks: Any) -> None:
+    capture = captured_in_forks("teaches_in_parts").capture
+    assert capture.model.class_path == "torch.nn.modules.container.ModuleDict"
+    assert capture.other_weight_bytes == 4 * (4 * 2 + 2)
+    assert capture.accumulates_by_hand is None
+
+
+def test_fewer_batches_are_recorded_where_one_cannot_be_read(captured_in_forks: Any) -> None:
+    capture = captured_in_forks("tears").capture
+    assert len(capture.batches) == 2
+    (note,) = capture.notes
+    assert note.startswith("of the first 4 batches 2 could be read: OSError: no sample 6")
+
+
+def test_trackers_send_nothing_and_keep_the_configuration(captured_in_forks: Any) -> None:
+    capture = captured_in_forks("tracked").capture
+    assert (capture.micro_batch_size, capture.batches[0].tensors[0].shape) == (3, (3, 4))
+    assert capture.optimizer.groups[0].settings["lr"] == 0.5

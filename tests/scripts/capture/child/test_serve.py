@@ -1,0 +1,141 @@
+"""The child's side of the pipe: requests for traces in, files and answers out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from zerofit.core.allocation_log import TraceRequest
+from zerofit.core.capture import Capture, CapturedBatch, CapturedModel, CapturedTensor
+from zerofit.core.command import Route
+from zerofit.core.facts import ModelFacts
+from zerofit.core.strategy import Lora, Precision
+from zerofit.models.trace.cache import read_trace
+from zerofit.models.trace.live import trace_live
+from zerofit.scripts.capture.child.observations import Live
+from zerofit.scripts.capture.child.serve import serve
+
+_GIVEN: Any = ((torch.zeros(4, 3),), {})
+_REQUEST = TraceRequest(sequence_length=1)
+
+
+def _live(model: nn.Module) -> Live:
+    facts = ModelFacts(
+        name="net",
+        model_type="",
+        num_parameters=8,
+        num_trainable_parameters=8,
+        num_layers=1,
+        hidden_size=0,
+        vocab_size=0,
+    )
+    capture = Capture(
+        target=("train.py",),
+        route=Route.ACCELERATE,
+        stopped_at="",
+        model=CapturedModel(class_path="train.Net", name="net", facts=facts, is_transformers=False),
+        optimizers=(),
+        schedulers=(),
+        loader=None,
+        batches=(CapturedBatch(tensors=(CapturedTensor(name="", shape=(4, 3), dtype="float32"),)),),
+        lengths=None,
+        micro_batch_size=4,
+        gradient_accumulation_steps=1,
+    )
+    return Live(model=model, batch=_GIVEN, route=Route.ACCELERATE, capture=capture)
+
+
+class _Asker:
+    """The parent's side: a line out, a line in."""
+
+    def __init__(self, live: Live) -> None:
+        asks, self._asked = os.pipe()
+        self._said, says = os.pipe()
+        self.thread = threading.Thread(target=self._serve, args=(live, asks, says), daemon=True)
+        self.thread.start()
+        self._out = os.fdopen(self._asked, "w", encoding="utf-8")
+        self._in = os.fdopen(self._said, "r", encoding="utf-8")
+
+    def _serve(self, live: Live, asks: int, says: int) -> None:
+        with (
+            os.fdopen(asks, encoding="utf-8") as reader,
+            os.fdopen(says, "w", encoding="utf-8") as writer,
+            torch.no_grad(),
+            torch.device("meta"),
+            torch.autocast("cpu", dtype=torch.bfloat16),
+        ):
+            serve(live, live.capture, reader, writer)
+
+    def ask(self, line: str) -> dict[str, Any]:
+        self._out.write(line + "\n")
+        self._out.flush()
+        answer: dict[str, Any] = json.loads(self._in.readline())
+        return answer
+
+    def close(self) -> None:
+        self._out.close()
+        self.thread.join(timeout=30)
+        self._in.close()
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 2), nn.GELU())
+
+
+@pytest.fixture
+def asker(net: nn.Module) -> Iterator[_Asker]:
+    asker = _Asker(_live(net))
+    yield asker
+    asker.close()
+
+
+def _line(request: TraceRequest, path: Path) -> str:
+    return json.dumps({"request": dataclasses.asdict(request), "path": str(path)})
+
+
+def test_each_request_is_answered_by_a_file_until_nobody_asks(
+    asker: _Asker, net: nn.Module, tmp_path: Path
+) -> None:
+    for weights in (Precision.FP32, Precision.BF16):
+        request = dataclasses.replace(_REQUEST, weights=weights, compute_capability=(9, 0))
+        path = tmp_path / f"{weights}.trace"
+        assert asker.ask(_line(request, path)) == {"ok": True}
+        # neither the capture's default device nor its autocast or no_grad reach the trace
+        assert read_trace(path, request) == trace_live(net, _GIVEN, request, has_tokens=False)
+    asker.close()
+    assert not asker.thread.is_alive()
+
+
+def test_what_can_not_be_traced_is_an_answer_too(asker: _Asker, tmp_path: Path) -> None:
+    request = dataclasses.replace(_REQUEST, attention="flash_attention_2", lora=Lora())
+    said = asker.ask(_line(request, tmp_path / "1.trace"))["error"]
+    assert (said["id"], set(said)) == (
+        "flash-attention-needs-16-bit",
+        {"id", "summary", "found", "why", "fix"},
+    )
+    assert asker.ask(_line(_REQUEST, tmp_path / "2.trace")) == {"ok": True}
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("no json", "JSONDecodeError"),
+        ('{"path": "/x"}', "KeyError: 'request'"),
+        ('{"path": "/dev/null/x.trace", "request": {"sequence_length": 1}}', "OSError: nothing was written"),
+    ],
+)
+def test_a_broken_request_ends_nothing(asker: _Asker, line: str, found: str) -> None:
+    said = asker.ask(line)["error"]
+    assert said["id"] == "trace-broken"
+    assert found in said["found"]
+    assert asker.thread.is_alive()

@@ -1,0 +1,95 @@
+"""Files that are no script: each gets a clear answer."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+
+from zerofit.core.errors import Unreadable
+from zerofit.scripts.source.read_script import read_script
+from zerofit.scripts.source.source import decode_script
+
+_SCRIPT = """\
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM
+accelerator = Accelerator()
+model = accelerator.prepare(AutoModelForCausalLM.from_pretrained("gpt2"))
+for x in y:
+    if accelerator.is_main_process:
+        model.save_checkpoint(x)
+"""
+_DEEP = "the script's expressions or blocks are nested too deep"
+_BROKEN = [
+    ("x = (\n", "the script is no valid Python: '(' was never closed", 1),
+    ("a = 1\n  b = 2\n", "the script is no valid Python: unexpected indent", 2),
+    ("print 'hello'\n", "the script is written for Python 2", 1),
+    ("x = 1\ny = '\0'\n", "the script holds a NUL character", 2),
+    (f"x = {'(' * 3000}{')' * 3000}\n", _DEEP, 1),
+    (f"x = {'-' * 100_000}1\n", _DEEP, 1),
+    (f"x = a{'.b' * 50_000}\n", _DEEP, 1),
+    ("#" * 5_000_000, "the script is too long: 5000000 characters", 1),
+]
+
+
+@pytest.mark.parametrize(("source", "problem", "line"), _BROKEN, ids=[str(n) for n in range(len(_BROKEN))])
+def test_a_broken_script(source: str, problem: str, line: int) -> None:
+    with pytest.raises(Unreadable) as caught:
+        read_script(source, name="train.py")
+    assert (caught.value.problem, caught.value.line) == (problem, line)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "\ufeffx = 1\n",
+        "x = 1\r\ny = 2\r\n",
+        f"x = {' + '.join(['1'] * 500)}\n",
+        "x = 1\n" * 150_000,
+        "if x:\n    pass\n" + "elif y:\n    pass\n" * 40,
+        "x = '\\d'\n",
+        "match x:\n    case {'a': [1, *rest]}:\n        pass\n",
+        "async def f():\n    async with a as b:\n        async for c in d:\n            await e\n",
+        "x = lambda: (yield)\ntype_ = 1\nglobal x\ndel x\n",
+    ],
+)
+def test_an_unusual_script(source: str) -> None:
+    assert read_script(source, name="train.py").calls == ()
+
+
+def test_pieces_of_a_script_never_end_in_a_traceback() -> None:
+    pick = random.Random(0)
+    for _ in range(500):
+        start, end = sorted(pick.randrange(len(_SCRIPT)) for _ in range(2))
+        between = pick.choice(["", "(", "\n", "if ", " ", "é", "=", "x."])
+        with contextlib.suppress(Unreadable):
+            read_script(_SCRIPT[:start] + between + _SCRIPT[end:], name="train.py")
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"x = 1\n", "x = 1\n"),
+        (b"\xef\xbb\xbfx = 1\n", "x = 1\n"),
+        (b"# -*- coding: latin-1 -*-\nx = '\xe4'\n", "# -*- coding: latin-1 -*-\nx = 'ä'\n"),
+        (b"#!python\n# vim: fileencoding=cp1252 :\n\x80", "#!python\n# vim: fileencoding=cp1252 :\n€"),
+    ],
+)
+def test_encodings(data: bytes, text: str) -> None:
+    assert decode_script(data) == text
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"x = 1\ny = '\xff'\n", "the script holds the byte 0xff, which is not utf-8"),
+        (b"# coding: klingon\n", "the script declares the encoding klingon, which is no encoding of text"),
+        (b"# coding: hex\nxx\n", "the script declares the encoding hex, which is no encoding of text"),
+    ],
+)
+def test_bytes_that_are_no_text(data: bytes, problem: str) -> None:
+    with pytest.raises(Unreadable) as caught:
+        decode_script(data)
+    assert caught.value.problem == problem

@@ -1,0 +1,56 @@
+"""Whether a script or module is there to run: asked of every finder, with nothing imported."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+import pytest
+
+from zerofit.core.errors import UserError
+from zerofit.scripts.target import check_script
+
+
+class _EditableFinder:
+    """Stands for the finder that an editable install puts into sys.meta_path."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name = name
+        self._folder = folder
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [str(self._folder)]) if name == self._name else None
+
+
+@pytest.fixture
+def editable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of an editable install of the package zerofit_example."""
+    package = tmp_path / "zerofit_example"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (package / "train.py").touch()
+    (package / "inner/deep.py").touch()
+    finder = _EditableFinder("zerofit_example", tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder, object()])
+    return package
+
+
+@pytest.mark.parametrize("module", ["zerofit_example.train", "zerofit_example.inner.deep"])
+def test_a_module_of_an_editable_install_is_found_and_not_imported(editable: Path, module: str) -> None:
+    check_script(module, module=True)
+    assert "zerofit_example" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "module", ["zerofit_example", "zerofit_example.nosuch", "zerofit_example.train.more", "sys"]
+)
+def test_what_python_could_not_run_is_refused(editable: Path, module: str) -> None:
+    with pytest.raises(UserError) as error:
+        check_script(module, module=True)
+    assert (error.value.rule, error.value.found) == ("module-missing", f"-m {module}")
+
+
+def test_a_package_with_a_main_module_can_be_run(editable: Path) -> None:
+    (editable / "__main__.py").touch()
+    check_script("zerofit_example", module=True)

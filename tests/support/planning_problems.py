@@ -1,0 +1,100 @@
+"""Problems to test the planner on: models, machines and judges that need no trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerofit.core.allocation_log import Trace
+from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
+from zerofit.core.plan import Topology
+from zerofit.core.request import Request
+from zerofit.core.units import GIB
+from zerofit.machine.rates import catalog_rates
+from zerofit.planning.estimate.closed_form.log import closed_form_log
+from zerofit.planning.problem import Problem
+
+A100 = GpuSpec(
+    name="NVIDIA A100-SXM4-80GB",
+    memory_bytes=80 * GIB,
+    compute_capability=(8, 0),
+    memory_bytes_per_s=2.0e12,
+    fp32_flops_per_s=19.5e12,
+    tf32_flops_per_s=156e12,
+    fp16_flops_per_s=312e12,
+    bf16_flops_per_s=312e12,
+    peer_bytes_per_s=300e9,
+    host_bytes_per_s=32e9,
+    has_fast_links=True,
+)
+VERSIONS = Versions(python="3.11.7", zerofit="0.1.0", deepspeed="0.19.8", torch="2.13.0")
+
+
+def model(**fields: Any) -> ModelFacts:
+    """Return a small decoder, with some fields changed."""
+    small: dict[str, Any] = {
+        "name": "small",
+        "model_type": "llama",
+        "num_parameters": 110_000_000,
+        "num_trainable_parameters": 110_000_000,
+        "num_layers": 4,
+        "hidden_size": 1024,
+        "vocab_size": 32_000,
+        "max_sequence_length": 4096,
+        "architecture": "LlamaForCausalLM",
+        "intermediate_size": 2816,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 64,
+        "is_gated": True,
+        "is_causal": True,
+        "num_largest_layer_parameters": 12_845_056,
+        "largest_parameter": 32_768_000,
+    }
+    return ModelFacts(**{**small, **fields})
+
+
+def machine(num_gpus: int = 8, *, memory_gib: float = 80, host_gib: float = 512, **fields: Any) -> Machine:
+    """Return a node of A100s with another memory."""
+    gpu = GpuSpec(**{**_fields(A100), "memory_bytes": int(memory_gib * GIB)})
+    return Machine(
+        gpus=(gpu,) * num_gpus,
+        num_cpu_cores=32,
+        host_memory_bytes=int(host_gib * GIB),
+        host_memory_available_bytes=int(host_gib * GIB),
+        **fields,
+    )
+
+
+def problem(
+    *,
+    num_gpus: int = 8,
+    num_nodes: int = 1,
+    memory_gib: float = 80,
+    host_gib: float = 512,
+    global_batch_size: int | None = 64,
+    sequence_length: int = 1024,
+    facts: ModelFacts | None = None,
+    machine_fields: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Problem:
+    """Return the small model on a node of GPUs."""
+    return Problem(
+        model=facts or model(),
+        machine=machine(num_gpus, memory_gib=memory_gib, host_gib=host_gib, **(machine_fields or {})),
+        topology=Topology(num_nodes=num_nodes, world_size=num_gpus * num_nodes),
+        workload=Workload(global_batch_size=global_batch_size, sequence_length=sequence_length),
+        versions=VERSIONS,
+        **{"request": Request(), **fields},
+    )
+
+
+def made_trace(facts: ModelFacts) -> Any:
+    """Return what makes traces of a model by closed forms."""
+    return lambda request: Trace(request=request, logs=(closed_form_log(facts, request),))
+
+
+RATES = catalog_rates()
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}

@@ -1,0 +1,63 @@
+"""Specs of small models, for tests that run a rung in a process of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from zerofit.measuring.parent import Place
+from zerofit.measuring.rungs import baseline, climb, parse_rungs
+from zerofit.measuring.spec import Spec
+
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+
+
+def place_in(folder: Path, name: str = "one") -> Place:
+    """Return where a process leaves its files."""
+    return Place(folder=folder, name=name)
+
+
+def spec_in(
+    folder: Path, rungs: str = "baseline", *, config: dict[str, Any] = BERT, name: str = "one", **fields: Any
+) -> Spec:
+    """Return the spec of a small model on the CPU, 4 samples of 16 tokens, with some fields changed.
+
+    Args:
+        folder: takes the model's config and the process's files.
+        rungs: as a user names them, each on top of those before it; the last one is run.
+        config: of the model.
+        name: of the process's files.
+        fields: of the Spec, in place of those here.
+    """
+    (folder / "config.json").write_text(json.dumps(config))
+    base = baseline(batch_size=4, sequence_length=16, attention="eager")
+    run = climb(parse_rungs(rungs), base, is_cumulative=True)[-1].run
+    given: dict[str, Any] = {
+        "model": str(folder),
+        "task": "sequence-classification",
+        "strategy": run.strategy,
+        "sequence_length": run.sequence_length,
+        "full_length": run.sequence_length,
+        "num_steps": 1,
+        "on_cpu": True,
+        "result_file": str(place_in(folder, name).result),
+        **fields,
+    }
+    return Spec(**given)

@@ -1,0 +1,312 @@
+"""Training loops in every style: what is backpropagated, when, and how often the model runs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+Tiny = Callable[..., Any]
+Equal = Callable[..., None]
+
+
+@pytest.fixture
+def pair(tiny: Tiny, split: Callable[..., Any], gradients: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that makes the same model twice: as it is, and split into pieces of two."""
+
+    def make(name: str, **options: Any) -> Any:
+        whole, batch = tiny(name)
+        model, _ = tiny(name)
+        return whole, split(model, 2, **options), batch
+
+    return make
+
+
+def test_two_forward_passes_before_one_backward(
+    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    whole, made, batch = pair("vit")
+    other = {**batch, "pixel_values": batch["pixel_values"].flip(0)}
+
+    def loss_of(model: Any) -> Any:
+        one, two = model(**batch), model(**other)
+        return one.loss + 2 * two.loss + (one.logits - two.logits).pow(2).mean()
+
+    loss_of(whole).backward()
+    expected = gradients(whole)
+    for _ in range(3):
+        made.boundaries.clear()
+        made.backward(loss_of(made.model))
+        assert_equal(gradients(made.model), expected)
+        assert made.boundaries == [False] * 5 + [True]
+
+
+def test_two_losses_with_a_backward_each(
+    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    whole, made, batch = pair("vit")
+    (whole(**batch).loss * 3 + whole(**batch).loss).backward()
+    expected = gradients(whole)
+    for _ in range(4):
+        one, two = made.model(**batch).loss * 3, made.model(**batch).loss
+        made.backward(one, is_boundary=False)
+        made.backward(two)
+        assert_equal(gradients(made.model), expected)
+
+
+def test_a_second_backward_through_a_graph_that_was_kept(
+    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    whole, made, batch = pair("vit")
+    outputs = whole(**batch)
+    outputs.loss.backward(retain_graph=True)
+    outputs.logits.sum().backward()
+    expected = gradients(whole)
+    for _ in range(4):
+        outputs = made.model(**batch)
+        made.backward(outputs.loss)
+        assert made.splitter.is_waiting
+        made.backward(outputs.logits.sum())
+        assert_equal(gradients(made.model), expected)
+
+
+def test_a_loss_that_depends_on_parameters_and_other_models_too(
+    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    whole, made, batch = pair("vit")
+    head = torch.nn.Linear(3, 2)
+
+    def loss_of(model: Any) -> Any:
+        outputs = model(**batch)
+        decay = sum(one.pow(2).sum() for one in model.parameters())
+        return outputs.loss + decay + head(outputs.logits).pow(2).sum()
+
+    loss_of(whole).backward()
+    expected, expected_head = gradients(whole), gradients(head)
+    for _ in range(4):
+        made.backward(loss_of(made.model))
+        assert_equal(gradients(made.model), expected)
+        assert_equal(gradients(head), expected_head)
+
+
+def test_a_loss_without_any_output_of_the_model(pair: Callable[..., Any]) -> None:
+    _, made, batch = pair("vit")
+    kept = made.model(**batch)
+    weight = torch.ones(2, requires_grad=True)
+    made.backward((weight * 3).sum())
+    assert weight.grad.tolist() == [3, 3]
+    assert made.boundaries == [True]
+    assert kept is not None
+
+
+def test_a_models_output_as_another_models_input(
+    split: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    from zerofit.training.micro_batches.pending_backward import Waiting
+
+    torch.manual_seed(0)
+    first, second, x = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), torch.randn(6, 3)
+    second(first(x).relu()).pow(2).mean().backward()
+    expected = gradients(first), gradients(second)
+    waiting = Waiting()
+    made, other = split(first, waiting=waiting), split(second, waiting=waiting)
+    for _ in range(4):
+        made.backward(second(first(x).relu()).pow(2).mean())
+        assert_equal(gradients(first), expected[0])
+        assert_equal(gradients(second), expected[1])
+    assert other.changes.lines == (
+        "forward passes are not split into micro-batches: an argument has a gradient of its own",
+    )
+
+
+def test_backward_without_the_accelerator(
+    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    whole, made, batch = pair("t5")
+    (whole(**batch).loss * 3).backward()
+    expected = gradients(whole)
+    for _ in range(3):
+        (made.model(**batch).loss * 3).backward()
+        assert_equal(gradients(made.model), expected)
+
+
+def test_outputs_that_are_thrown_away_take_everything_with_them(pair: Callable[..., Any]) -> None:
+    _, made, batch = pair("vit")
+    outputs = made.model(**batch)
+    assert made.splitter.is_waiting
+    del outputs
+    gc.collect()
+    assert not made.splitter.is_waiting
+
+
+@pytest.mark.parametrize("holds_outputs", [False, True])
+@pytest.mark.parametrize("clears", [False, True])
+def test_a_loss_that_is_skipped_leaves_no_gradient(
+    holds_outputs: bool,
+    clears: bool,
+    pair: Callable[..., Any],
+    gradients: Callable[..., Any],
+    assert_equal: Equal,
+) -> None:
+    whole, made, batch = pair("vit")
+    whole(**batch).loss.backward()
+    expected = gradients(whole)
+    for _ in range(2):
+        made.backward(made.model(**batch).loss)
+        gradients(made.model)
+    made.num_forwards = 0
+    kept = made.model(**batch)
+    assert made.model.vit.layernorm.weight.grad is not None  # two pieces went backward on a guess
+    if not holds_outputs:
+        del kept
+    if clears:
+        made.model.zero_grad()
+    made.splitter.settle()
+    made.backward(made.model(**batch).loss)
+    assert_equal(gradients(made.model), expected, within=2e-6)
+
+
+def test_what_a_waiting_loss_depends_on_is_not_taken_back(
+    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    whole, made, batch = pair("vit")
+    whole(**batch).loss.backward()
+    expected = gradients(whole)
+    for _ in range(2):
+        made.backward(made.model(**batch).loss)
+        gradients(made.model)
+    made.num_forwards = 0
+    loss = made.model(**batch).loss * 1
+    made.splitter.settle(except_for=loss)  # as a window does whose backward pass waits
+    made.backward(loss)
+    assert made.num_forwards == 3
+    assert_equal(gradients(made.model), expected)
+    skipped, loss = made.model(**batch).loss, made.model(**batch).loss
+    made.splitter.settle(except_for=loss)
+    made.backward(loss)
+    assert skipped.isfinite()
+    assert_equal(gradients(made.model), expected, within=2e-6)
+
+
+def test_a_skipped_loss_is_taken_back_before_the_next_forward_pass(
+    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    whole, made, batch = pair("vit")
+    whole(**batch).loss.backward()
+    expected = gradients(whole)
+    for _ in range(2):
+        made.backward(made.model(**batch).loss)
+        gradients(made.model)
+    made.model(**batch)
+    made.backward(made.model(**batch).loss)
+    assert_equal(gradients(made.model), expected, within=2e-6)
+
+
+def test_losses_that_are_no_number_are_not_taken_back(
+    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    whole, made, batch = pair("vit")
+    whole(**batch).loss.backward()
+    expected = gradients(whole)
+    for _ in range(2):
+        made.backward(made.model(**batch).loss)
+        gradients(made.model)
+    broken = {**batch, "pixel_values": batch["pixel_values"] * torch.nan}
+    assert made.model(**broken).loss.isnan()
+    assert gradients(made.model) == {}
+    made.backward(made.model(**batch).loss)
+    assert_equal(gradients(made.model), expected)
+
+
+def test_the_model_runs_twice_until_the_gradient_can_be_guessed(pair: Callable[..., Any]) -> None:
+    _, made, batch = pair("vit")
+    counts = []
+    for _ in range(4):
+        made.num_forwards = 0
+        made.backward(made.model(**batch).loss / 4)
+        counts.append(made.num_forwards)
+    check = 4
+    assert counts == [check + 6, 6, 3, 3]
+    assert made.changes.lines == ("each forward pass of 5 samples runs as 3 micro-batches of at most 2",)
+
+
+def test_a_wrong_guess_is_put_right(
+    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    whole, made, batch = pair("vit")
+    counts = []
+    for factor in (1, 1, 1, 5, 5, 5, 5, 5, 0.5, 0.5):
+        made.num_forwards = 0
+        (whole(**batch).loss * factor).backward()
+        made.backward(made.model(**batch).loss * factor)
+        assert_equal(gradients(made.model), gradients(whole), within=2e-6)
+        counts.append(made.num_forwards)
+    assert counts == [10, 6, 3, 3 + 2, 6, 6, 6, 6, 3 + 2, 6]
+
+
+def test_a_guess_holds_though_the_logits_are_looked_at_and_is_put_right_when_they_are_used(
+    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    whole, made, batch = pair("vit")
+    for uses_logits in (False, False, False, True, False):
+        made.num_forwards = 0
+        for model, backward in ((whole, torch.Tensor.backward), (made.model, made.backward)):
+            outputs = model(**batch)
+            accuracy = (outputs.logits.argmax(-1) == batch["labels"]).float().mean()
+            assert 0 <= accuracy <= 1
+            backward(outputs.loss + (outputs.logits.pow(2).mean() if uses_logits else 0))
+        assert_equal(gradients(made.model), gradients(whole), within=2e-6)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_are_cleared_between_forward_and_backward(
+    set_to_none: bool, pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    whole, made, batch = pair("vit")
+    optimizer = torch.optim.SGD(made.model.parameters())
+    whole(**batch).loss.backward()
+    expected = gradients(whole)
+    counts = []
+    for _ in range(5):
+        made.num_forwards = 0
+        loss = made.model(**batch).loss
+        optimizer.zero_grad(set_to_none=set_to_none)
+        made.backward(loss)
+        counts.append(made.num_forwards)
+        assert_equal(gradients(made.model), expected)
+    assert counts == [10, 6, 3 + 2, 6, 6]
+
+
+@pytest.mark.parametrize("mode", ["evaluation", "no gradient", "small batch"])
+def test_other_forward_passes_run_whole(mode: str, pair: Callable[..., Any]) -> None:
+    _, made, batch = pair("vit")
+    if mode == "evaluation":
+        made.model.eval()
+    if mode == "small batch":
+        batch = {key: value[:2] for key, value in batch.items()}
+    with torch.set_grad_enabled(mode != "no gradient"):
+        made.model(**batch)
+    assert made.num_forwards == 1
+    assert made.changes.lines == ()
+    assert not made.splitter.is_waiting
+
+
+def test_generation_inside_of_training_runs_whole(pair: Callable[..., Any]) -> None:
+    _, made, batch = pair("gpt2")
+    made.model.generate(batch["input_ids"], max_new_tokens=2, do_sample=False, pad_token_id=0)
+    assert made.changes.lines == ()
+
+
+def test_activation_checkpointing_inside(
+    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
+) -> None:
+    whole, made, batch = pair("gpt2")
+    whole(**batch).loss.backward()
+    expected = gradients(whole)
+    made.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for _ in range(4):
+        made.backward(made.model(**batch).loss)
+        assert_equal(gradients(made.model), expected)

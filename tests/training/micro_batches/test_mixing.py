@@ -1,0 +1,103 @@
+"""Models whose layers mix samples, or keep a state that each training pass changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from zerofit.core.errors import UserError
+
+
+def test_batch_normalization_is_refused_unless_it_is_frozen(split: Callable[..., Any]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4))
+    made = split(model)
+    with pytest.raises(UserError) as error:
+        model(torch.randn(5, 3))
+    assert error.value.found == "1 (BatchNorm1d) and 1 more"
+    model[1].eval()
+    model[2].eval()
+    made.backward(model(torch.randn(5, 3)).sum())
+
+
+class _Keeping(torch.nn.Module):
+    """Does something to its buffers in each training pass.
+
+    Args:
+        act: takes the module and its output.
+    """
+
+    def __init__(self, act: Callable[[Any, Any], None]) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("average", torch.zeros(4))
+        self.act = act
+
+    def forward(self, x: Any) -> Any:
+        y = self.linear(x)
+        if self.training:
+            self.act(self, y.detach())
+        return y
+
+
+def _count_in_place(model: Any, _: Any) -> None:
+    model.count += 1
+
+
+def _count_anew(model: Any, _: Any) -> None:
+    model.count = model.count + 1
+
+
+def _average(model: Any, y: Any) -> None:
+    model.average.mul_(0.9).add_(y.mean(0), alpha=0.1)
+    model.count += 1
+
+
+def _fill_once(model: Any, y: Any) -> None:
+    if not model.average.any():
+        model.average.add_(torch.arange(4.0) + 1)
+
+
+def _same_again(model: Any, _: Any) -> None:
+    model.average = torch.arange(4.0)  # as transformers' rotary embeddings do for longer texts
+
+
+def _instance_norm() -> Any:
+    return torch.nn.Sequential(
+        torch.nn.Unflatten(1, (2, 2)), torch.nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
+    )
+
+
+_CHANGING = {
+    "counted in place": (lambda: _Keeping(_count_in_place), "count"),
+    "counted anew": (lambda: _Keeping(_count_anew), "count"),
+    "moving average": (lambda: _Keeping(_average), "count and 1 more"),
+    "instance norm": (_instance_norm, "1.running_mean and 1 more"),
+    "spectral norm": (
+        lambda: torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4)),
+        "parametrizations.weight.0._u and 1 more",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "named"), _CHANGING.values(), ids=_CHANGING)
+def test_buffers_that_each_training_pass_changes_are_refused(
+    make: Callable[[], Any], named: str, split: Callable[..., Any]
+) -> None:
+    model = make()
+    split(model)
+    with pytest.raises(UserError) as error:
+        model(torch.randn(6, 4))
+    assert error.value.rule == "forward-not-separable"
+    assert error.value.found == f"the buffer {named} changes in each forward pass"
+
+
+@pytest.mark.parametrize("act", [_fill_once, _same_again])
+def test_buffers_that_stay_as_they_are_are_not(act: Any, split: Callable[..., Any]) -> None:
+    model = _Keeping(act)
+    made = split(model)
+    for _ in range(3):
+        made.backward(model(torch.randn(6, 4)).sum())

@@ -1,0 +1,159 @@
+"""How the losses of micro-batches are weighted, whatever labels are left out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zerofit.core.errors import UserError
+from zerofit.training.changes import Changes
+from zerofit.training.micro_batches import Splitter
+from zerofit.training.micro_batches.installing import replace_forward
+
+
+class _Words(torch.nn.Module):
+    """Predicts each word's label; the loss is left to be chosen."""
+
+    def __init__(self, loss_of: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.states = torch.nn.Embedding(7, 4)
+        self.head = torch.nn.Linear(4, 5)
+        self.loss_of = loss_of
+
+    def forward(self, input_ids: Any, labels: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        logits = self.head(self.states(input_ids))
+        return {"loss": self.loss_of(logits, labels, **kwargs), "logits": logits}
+
+
+def _mean(logits: Any, labels: Any, ignore_index: int = -100) -> Any:
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=ignore_index
+    )
+
+
+def _mean_of_samples(logits: Any, labels: Any) -> Any:
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    return (losses.sum(1) / (labels != -100).sum(1).clamp_min(1)).mean()
+
+
+def _total(logits: Any, labels: Any, num_items_in_batch: Any = 1) -> Any:
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / (
+        num_items_in_batch
+    )
+
+
+_LOSSES: dict[str, Callable[..., Any]] = {
+    "mean of tokens": _mean,
+    "mean of shifted tokens": lambda logits, labels: _mean(logits[:, :-1], labels[:, 1:]),
+    "mean of samples": _mean_of_samples,
+    "sum": _total,
+    "shifted and ignoring -1": lambda logits, labels: _mean(
+        logits[:, :-1], labels[:, 1:].masked_fill(labels[:, 1:] == -100, -1), -1
+    ),
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), kind=st.sampled_from(sorted(_LOSSES)), size=st.integers(2, 9), most=st.integers(1, 9))
+def test_any_batch_size_micro_batch_and_labels(data: Any, kind: str, size: int, most: int) -> None:
+    kept = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size).filter(any))
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    labels = torch.randint(0, 5, (size, 4))
+    for row, count in enumerate(kept):
+        labels[row, : 4 - count] = -100
+    batch = {"input_ids": torch.randint(0, 7, (size, 4)), "labels": labels}
+    model = _Words(_LOSSES[kind])
+    whole = model(**batch)["loss"]
+    whole.backward()
+    expected = torch.cat([one.grad.flatten() for one in model.parameters()])
+    splitter = Splitter(
+        model, micro_batch_size=most, no_sync=contextlib.nullcontext, changes=Changes(announce=False)
+    )
+    replace_forward(model, splitter)
+    for _ in range(3):
+        model.zero_grad()
+        loss = model(**batch)["loss"]
+        assert loss.item() == pytest.approx(whole.item(), rel=1e-5)
+        splitter.backward(loss, run=lambda piece, _: piece.backward(), is_boundary=True)
+        found = torch.cat([one.grad.flatten() for one in model.parameters()])
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
+
+
+def _batch(num_ignored: tuple[int, ...]) -> dict[str, Any]:
+    labels = torch.randint(0, 5, (len(num_ignored), 6))
+    for row, count in enumerate(num_ignored):
+        labels[row, :count] = -100
+    return {"input_ids": torch.randint(0, 7, labels.shape), "labels": labels}
+
+
+def test_a_weighting_that_the_first_batch_cannot_tell_is_checked_when_one_can(
+    split: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Callable[..., None]
+) -> None:
+    torch.manual_seed(0)
+    model = _Words(_mean_of_samples)
+    made = split(model)
+    alike, unlike = _batch((0, 0, 0, 0)), _batch((1, 1, 4, 5))
+    whole = _Words(_mean_of_samples)
+    whole.load_state_dict(model.state_dict())
+    for batch, num_forwards in ((alike, 4 + 4), (alike, 4), (unlike, 4 + 2), (unlike, 2)):
+        made.num_forwards = 0
+        made.backward(model(**batch)["loss"])
+        assert made.num_forwards == num_forwards
+        whole(**batch)["loss"].backward()
+        assert_equal(gradients(model), gradients(whole))
+
+
+@pytest.mark.parametrize("honours", [True, False])
+def test_num_items_in_batch(
+    honours: bool,
+    split: Callable[..., Any],
+    gradients: Callable[..., Any],
+    assert_equal: Callable[..., None],
+) -> None:
+    def loss_of(logits: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+        return _total(logits, labels, num_items_in_batch) if honours else _mean(logits, labels)
+
+    torch.manual_seed(0)
+    model, batch = _Words(loss_of), _batch((0, 3, 5, 1, 2))
+    batch["num_items_in_batch"] = torch.tensor(40)
+    model(**batch)["loss"].backward()
+    whole = gradients(model)
+    made = split(model)
+    for _ in range(3):
+        made.backward(model(**batch)["loss"])
+        assert_equal(gradients(model), whole)
+
+
+def test_a_micro_batch_without_labels_counts_nothing(
+    split: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Callable[..., None]
+) -> None:
+    torch.manual_seed(0)
+    model, batch = _Words(_mean), _batch((0, 0, 1, 2, 6, 6))
+    model(**batch)["loss"].backward()
+    expected = gradients(model)
+    made = split(model)
+    for _ in range(4):
+        made.backward(model(**batch)["loss"])
+        assert_equal(gradients(model), expected)
+
+
+def test_a_batch_without_labels_has_no_loss_as_without_splitting(split: Callable[..., Any]) -> None:
+    model = _Words(_mean)
+    made = split(model)
+    made.backward(model(**_batch((0, 0, 1, 2)))["loss"])
+    assert model(**_batch((6, 6, 6, 6)))["loss"].isnan()
+
+
+def test_a_loss_that_is_no_mean_is_refused(split: Callable[..., Any]) -> None:
+    model = _Words(lambda logits, labels: logits.flatten(1).std(0).mean())
+    split(model)
+    with pytest.raises(UserError) as error:
+        model(**_batch((0, 1, 2, 3)))
+    assert error.value.rule == "forward-not-separable"
+    assert error.value.found.startswith("output loss is ")

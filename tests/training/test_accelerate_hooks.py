@@ -1,0 +1,178 @@
+"""Hooks on one Accelerator without DeepSpeed: accumulation, clipping and batches as the plan says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from accelerators import own_class, quiet, settings
+from torch.utils.data import DataLoader
+
+from zerofit.core.errors import UserError
+from zerofit.training import accelerate_hooks, backward, clipping, micro_batches
+
+
+def hooked(**wanted: Any) -> tuple[Any, Any]:
+    """Return a class of Accelerator with a plan's hooks, and the list of changes."""
+    accelerator_class, changes, plan = own_class(), quiet(), settings(**wanted)
+    accelerate_hooks.install(accelerator_class, plan, changes)
+    backward.install(accelerator_class, plan, changes)
+    clipping.install(accelerator_class, changes, forced=plan.gradient_clipping)
+    return accelerator_class, changes
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_no_test_inherits_the_accelerator_of_another(precision: str) -> None:
+    """accelerate keeps the first one's precision for the process, and refuses another: tests/conftest.py."""
+    from accelerate import Accelerator
+
+    assert Accelerator(cpu=True, mixed_precision=precision).mixed_precision == precision
+
+
+def parts() -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=1.0), DataLoader(torch.randn(8, 4), batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("script_clips", "line"),
+    [
+        (None, "gradients are clipped to 0.01; the script does not clip"),
+        (5.0, "gradients are clipped to 0.01 (0 is off); the script says 5"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_clipping_of_the_plan(script_clips: float | None, line: str, at_once: bool) -> None:
+    accelerator_class, changes = hooked(gradient_clipping=0.01)
+    accelerator = accelerator_class()
+    model, optimizer, loader = parts()
+    if at_once:
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    else:
+        optimizer = accelerator.prepare_optimizer(optimizer)
+    for batch in loader:
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        accelerator.backward(model(batch).square().mean())
+        if script_clips:
+            accelerator.clip_grad_norm_(model.parameters(), script_clips)
+        optimizer.step()
+        optimizer.zero_grad()
+        moved = [now - then for now, then in zip(model.parameters(), before, strict=True)]
+        assert torch.cat([step.flatten() for step in moved]).norm().item() == pytest.approx(0.01, rel=1e-3)
+    assert changes.lines == (line,)
+
+
+def test_the_norm_is_handed_back() -> None:
+    accelerator_class, _ = hooked(gradient_clipping=0.0)
+    accelerator = accelerator_class()
+    model, _, loader = accelerator.prepare(*parts())
+    accelerator.backward(model(next(iter(loader))).square().mean())
+    expected = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+    assert accelerator.clip_grad_norm_(model.parameters(), 0.1) == expected
+    assert torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()]) == expected
+
+
+def test_forced_accumulation_reaches_accumulate() -> None:
+    accelerator_class, changes = hooked(gradient_accumulation_steps=2)
+    accelerator = accelerator_class(gradient_accumulation_steps=4)
+    model, _, loader = accelerator.prepare(*parts())
+    synced = []
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).square().mean())
+            synced.append(accelerator.sync_gradients)
+    assert synced == [False, True, False, True]
+    assert changes.lines[0].startswith("gradient accumulation is 2 steps; the script says 4")
+
+
+def test_forced_accumulation_outside_accumulate_is_refused() -> None:
+    accelerator_class, _ = hooked(gradient_accumulation_steps=2)
+    accelerator = accelerator_class()
+    model, _, loader = accelerator.prepare(*parts())
+    with pytest.raises(UserError) as refused:
+        accelerator.backward(model(next(iter(loader))).square().mean())
+    assert refused.value.rule == "script-does-not-accumulate"
+
+
+def test_pieces_leave_the_scripts_accumulation_alone() -> None:
+    accelerator_class, changes = hooked(micro_batch_size=1, gradient_accumulation_steps=2)
+    accelerator = accelerator_class()
+    model, _, loader = accelerator.prepare(*parts())
+    accelerator.backward(model(next(iter(loader))).square().mean())
+    assert accelerator.gradient_accumulation_steps == 1
+    assert changes.lines == ()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rule"),
+    [
+        ({"micro_batch_size": 4}, "micro-batch-too-large"),
+        ({"global_batch_size": 4}, "global-batch-differs"),
+    ],
+)
+def test_prepare_holds_the_scripts_batch_against_the_plan(wanted: dict[str, int], rule: str) -> None:
+    accelerator_class, _ = hooked(**wanted)
+    with pytest.raises(UserError) as refused:
+        accelerator_class().prepare(*parts())
+    assert refused.value.rule == rule
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_second_smaller_training_loader_is_no_matter(at_once: bool) -> None:
+    accelerator_class, _ = hooked(micro_batch_size=2)
+    accelerator = accelerator_class()
+    model, optimizer, _ = parts()
+    small, large = (DataLoader(torch.randn(8, 4), batch_size=size, shuffle=True) for size in (1, 4))
+    if at_once:
+        accelerator.prepare(model, optimizer, small, large)
+    else:
+        accelerator.prepare(model, optimizer, large)
+        accelerator.prepare(small)
+
+
+def test_lomo_in_pieces_is_refused() -> None:
+    accelerator_class, _ = hooked(micro_batch_size=1)
+    micro_batches.install(accelerator_class, settings(micro_batch_size=1), quiet())
+    accelerator = accelerator_class()
+    model, _, loader = accelerator.prepare(*parts())
+    loss = model(next(iter(loader))).square().mean()
+    with pytest.raises(UserError) as refused:
+        accelerator.backward(loss, learning_rate=0.1)
+    assert refused.value.rule == "no-micro-batches-with-lomo"
+
+
+def test_accelerates_own_class_stays_as_it_is() -> None:
+    from accelerate import Accelerator
+
+    before = {name: getattr(Accelerator, name) for name in ("__init__", "prepare", "backward")}
+    hooked(gradient_clipping=1.0, gradient_accumulation_steps=2)
+    assert {name: getattr(Accelerator, name) for name in before} == before
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 1])
+def test_a_loss_scale_holds_for_pieces_and_overflow_skips_step_and_scheduler(
+    micro_batch_size: int | None,
+) -> None:
+    accelerator_class, _ = hooked(micro_batch_size=micro_batch_size)
+    micro_batches.install(accelerator_class, settings(micro_batch_size=micro_batch_size), quiet())
+    accelerator = accelerator_class()
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)  # as under fp16 on a GPU
+    model, optimizer, loader = parts()
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    for number, batch in enumerate(loader):
+        before = model.weight.detach().clone()
+        outputs = torch.nn.functional.linear(batch, model.weight, model.bias)
+        expected = torch.autograd.grad(outputs.square().mean(), model.weight)[0]
+        rate = scheduler.get_last_lr()[0]
+        overflows = number == 1
+        accelerator.backward(model(batch).square().mean() * (float("inf") if overflows else 1.0))
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        assert accelerator.optimizer_step_was_skipped is overflows
+        assert (scheduler.get_last_lr()[0] == rate) is overflows
+        step = torch.zeros_like(before) if overflows else rate * expected
+        torch.testing.assert_close(before - model.weight, step)

@@ -1,0 +1,222 @@
+"""The hook of --group-by-length: which DataLoaders it takes, what of them stays, what is said of others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from accelerators import own_class, quiet, settings
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
+from zerofit.training import grouped_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from zerofit.training.changes import Changes
+
+LENGTHS = torch.randint(1, 50, (61,), generator=torch.Generator().manual_seed(0)).tolist()
+DATA = [{"input_ids": [number] * length} for number, length in enumerate(LENGTHS)]
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(DATA)
+
+
+def collate(samples: list[dict[str, list[int]]]) -> torch.Tensor:
+    return torch.tensor([sample["input_ids"][0] for sample in samples])
+
+
+def hooked(changes: Changes, **wanted: Any) -> Any:
+    made = own_class()
+    grouped_batches.install(made, settings(group_by_length=True, **wanted), changes)
+    return made(cpu=True)
+
+
+def numbers(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def test_everything_but_the_order_of_samples_stays() -> None:
+    generator = torch.Generator().manual_seed(3)
+    script = DataLoader(
+        DATA,
+        batch_size=4,
+        shuffle=True,
+        collate_fn=collate,
+        drop_last=True,
+        generator=generator,
+        num_workers=0,
+    )
+    changes = quiet()
+    prepared = hooked(changes).prepare(script)
+    assert len(prepared) == len(script) == 15
+    assert (prepared.collate_fn, prepared.generator, prepared.dataset) == (collate, generator, DATA)
+    assert (prepared.total_batch_size, prepared._drop_last) == (4, True)
+    assert isinstance(script.batch_sampler, BatchSampler)
+    epochs = [numbers(prepared) for _ in range(2)]
+    assert [len({one for batch in epoch for one in batch}) for epoch in epochs] == [60, 60]
+    assert epochs[0] != epochs[1]
+    spread = [max(LENGTHS[one] for one in batch) - min(LENGTHS[one] for one in batch) for batch in epochs[0]]
+    assert sum(spread) / len(spread) < 20  # of 49
+    assert changes.lines == ("batches are made of samples of like length, in a new order in each epoch",)
+
+
+def test_the_last_batch_is_as_small_as_it_was() -> None:
+    loader = hooked(quiet()).prepare(DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate))
+    found = numbers(loader)
+    assert [len(batch) for batch in found] == [4] * 15 + [1]
+    assert sorted(one for batch in found for one in batch) == list(range(61))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_order_follows_from_the_scripts_seed(seed: int) -> None:
+    def order() -> list[list[int]]:
+        torch.manual_seed(seed)
+        loader = hooked(quiet()).prepare(DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate))
+        torch.rand(3)
+        return numbers(loader)
+
+    first = order()
+    assert first == order()
+    seed += 1
+    assert first != order()
+
+
+class Same(list):
+    lengths = [5] * 8
+
+
+_LEFT = [
+    (lambda: DataLoader(Stream(), batch_size=4), "its samples come as a stream"),
+    (
+        lambda: DataLoader(DATA, batch_size=4),
+        "it does not shuffle: the order of its samples is the script's (SequentialSampler)",
+    ),
+    (
+        lambda: DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]),
+        "its batches are the script's own (list)",
+    ),
+    (
+        lambda: DataLoader(DATA, batch_size=4, sampler=RandomSampler(DATA, replacement=True)),
+        "it does not read every sample once in an epoch",
+    ),
+    (
+        lambda: DataLoader(DATA, batch_size=4, sampler=LengthGroupedSampler(4, lengths=LENGTHS)),
+        "the order of its samples comes from a sampler of its own (LengthGroupedSampler)",
+    ),
+    (lambda: DataLoader(DATA, shuffle=True), "batches of one sample have no padding"),
+    (
+        lambda: DataLoader(torch.utils.data.TensorDataset(torch.arange(8)), batch_size=2, shuffle=True),
+        "how long its samples are is not told by a column input_ids or length, or a field lengths",
+    ),
+    (lambda: DataLoader(Same(range(8)), batch_size=2, shuffle=True), "all of its samples have 5 tokens"),
+]
+
+
+@pytest.mark.parametrize(("make", "why"), _LEFT, ids=[why[:30] for _, why in _LEFT])
+def test_what_can_not_be_grouped_is_left_and_told_at_the_first_step(
+    make: Callable[[], DataLoader], why: str
+) -> None:
+    changes = quiet()
+    accelerator = hooked(changes)
+    loader = make()
+    prepared = accelerator.prepare(loader)
+    assert (
+        prepared.batch_sampler is loader.batch_sampler
+        or loader.batch_sampler is None
+        or (type(prepared.batch_sampler) is type(loader.batch_sampler))
+    )
+    assert changes.lines == ()
+    accelerator.backward(torch.ones(1, requires_grad=True).sum())
+    assert changes.lines == (f"batches are not grouped by length: a DataLoader is left as it is, as {why}",)
+
+
+def test_of_a_loader_for_evaluation_beside_it_nothing_is_said() -> None:
+    changes = quiet()
+    accelerator = hooked(changes)
+    loaders = accelerator.prepare(
+        DataLoader(DATA, batch_size=4, collate_fn=collate),
+        DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate),
+    )
+    assert isinstance(loaders[0].batch_sampler.sampler, SequentialSampler)
+    accelerator.backward(torch.ones(1, requires_grad=True).sum())
+    assert len(changes.lines) == 1
+
+
+def test_an_epoch_that_the_script_leaves_early_is_not_read_again() -> None:
+    loader = hooked(quiet()).prepare(DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate))
+    firsts = [next(iter(loader)).tolist() for _ in range(3)]
+    assert firsts[0] != firsts[1] != firsts[2]
+    assert sorted(one for batch in numbers(loader) for one in batch) == list(range(61))
+
+
+def shuffled() -> DataLoader:
+    return DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate)
+
+
+def test_what_is_prepared_anew_after_free_memory_resumes_in_order(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    accelerator = hooked(quiet())
+    next(iter(accelerator.prepare(shuffled())))
+    accelerator.free_memory()  # as find_executable_batch_size() has it
+    torch.manual_seed(2)
+    loader = accelerator.prepare(shuffled())
+    numbers(loader)
+    accelerator.save_state(str(tmp_path))
+    expected = numbers(loader)
+    torch.manual_seed(3)
+    changes = quiet()
+    other = hooked(changes)
+    resumed = other.prepare(shuffled())
+    other.load_state(str(tmp_path))
+    assert numbers(resumed) == expected
+    assert len(changes.lines) == 1
+
+
+def test_a_state_of_another_number_of_loaders_is_left_and_told(tmp_path: Path) -> None:
+    accelerator = hooked(quiet())
+    accelerator.prepare(shuffled(), shuffled())
+    accelerator.save_state(str(tmp_path))
+    changes = quiet()
+    other = hooked(changes)
+    other.prepare(shuffled())
+    other.load_state(str(tmp_path))
+    assert changes.lines[1:] == (
+        f"batches do not go on in the order of {tmp_path}: it knows of 2 DataLoaders whose batches are "
+        "grouped, and the script has 1",
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_ranks"),
+    [({"dp_shard": 8}, 8), ({"dp_replicate": 2, "tp": 4}, 2), ({"cp": 2, "tp": 4}, 1), (None, 8)],
+)
+def test_ranks_that_read_the_same_count_as_one(sizes: dict[str, int] | None, num_ranks: int) -> None:
+    class Mesh(dict):
+        mesh_dim_names = tuple(sizes or ())
+
+    parts = {name: SimpleNamespace(size=lambda size=size: size) for name, size in (sizes or {}).items()}
+    mesh = None if sizes is None else Mesh(parts)
+    accelerator = SimpleNamespace(num_processes=8, torch_device_mesh=mesh)
+    assert grouped_batches._num_ranks(accelerator) == num_ranks
+
+
+def test_a_negative_seed_is_that_which_torch_takes_it_for() -> None:
+    accelerator = hooked(quiet())
+    accelerator.dataloader_config.data_seed = -1
+    loader = accelerator.prepare(shuffled())
+    assert loader.batch_sampler.seed == 2**64 - 1
+    assert len(numbers(loader)) == 16
+
+
+def test_without_the_flag_nothing_is_hooked() -> None:
+    made = own_class()
+    grouped_batches.install(made, settings(), quiet())
+    script = DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate)
+    assert made(cpu=True).prepare(script).batch_sampler is script.batch_sampler

@@ -1,0 +1,249 @@
+"""The runner runs a script as Python itself does, and leaves a record."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerofit.core.facts import Machine, Versions
+from zerofit.core.plan import Plan, Topology, plan_to_json
+from zerofit.core.strategy import Strategy
+
+_PLAN = plan_to_json(
+    Plan(
+        strategy=Strategy(),
+        topology=Topology(world_size=2, on_cpu=True),
+        machine=Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=1, host_memory_available_bytes=1),
+        versions=Versions(python="3.12.4", zerofit="0.1.0"),
+    )
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with a plan in run/, a script's folder and a package."""
+    files = {
+        "run/plan.json": _PLAN,
+        "scripts/helper.py": "def fail():\n    raise KeyError('helper')\n",
+        "package/__init__.py": "",
+        "package/train.py": (
+            "import sys\n"
+            "print(sys.argv, sys.path[0], __name__, __file__, __spec__.name, __package__)\n"
+            "raise ValueError('x')\n"
+        ),
+        "package/__main__.py": "print(__name__, __package__)\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def _python(
+    folder: Path, *arguments: str, rank: int | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    environ = {name: text for name, text in os.environ.items() if name != "RANK"}
+    if rank is not None:
+        environ["RANK"] = str(rank)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd or folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def _runner(folder: Path, *target: str, rank: int | None = None) -> subprocess.CompletedProcess[str]:
+    return _python(folder, "-m", "zerofit.training.runner", "run/plan.json", *target, rank=rank)
+
+
+def _record(folder: Path, rank: int = 0) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / f"run/ranks/rank{rank}.json").read_text())
+    return document
+
+
+def _script(folder: Path, text: str) -> str:
+    (folder / "scripts/train.py").write_text(text)
+    return "scripts/train.py"
+
+
+_SCRIPTS = {
+    "arguments": "import sys\nprint(sys.argv, sys.path[0], __name__, __spec__)",
+    "file": "print(__file__)",
+    "main is this module": "import sys\nprint(vars(sys.modules['__main__']) is globals(), __doc__)",
+    "helper": "import helper\nhelper.fail()",
+    "exception": "def deep():\n    raise ValueError('x')\n\ndeep()",
+    "chained": "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise RuntimeError('b') from error",
+    "group": "raise ExceptionGroup('g', [ValueError('a'), KeyError('b')])",
+    "syntax error": "x = 1\ndef f(:\n",
+    "missing module": "import nosuchmodule",
+    "base exception": "class Stop(BaseException): pass\nraise Stop('b')",
+    "own excepthook": (
+        "import sys\nsys.excepthook = lambda kind, *_: print('hook', kind, file=sys.stderr)\n1 / 0"
+    ),
+    "exit 0": "import sys\nsys.exit(0)",
+    "exit None": "import sys\nprint('x')\nsys.exit()",
+    "exit 7": "import sys\nsys.exit(7)",
+    "exit text": "import sys\nsys.exit('text')",
+    "exit list": "import sys\nsys.exit([1, 2])",
+    "os._exit": "import os\nprint('x', flush=True)\nos._exit(3)",
+    "killed": "import os\nprint('x', flush=True)\nos.kill(os.getpid(), 9)",
+    "at exit": "import atexit\natexit.register(print, 'bye')\nprint('x')",
+    "thread": (
+        "import threading, time\nX = 5\ndef run():\n    time.sleep(0.2)\n    print(X)\n"
+        "threading.Thread(target=run).start()"
+    ),
+    "pickle": "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A)",
+    "source": "import inspect\ndef f(): pass\nprint(inspect.getsource(f), inspect.getmodule(f).__name__)",
+    "spawned workers": (
+        "import multiprocessing\ndef double(x): return 2 * x\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.map(double, [1, 2]))"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _SCRIPTS)
+def test_a_script_runs_as_python_runs_it(folder: Path, name: str) -> None:
+    script = _script(folder, _SCRIPTS[name])
+    plain = _python(folder, script, "--epochs", "3")
+    ours = _runner(folder, script, "--epochs", "3")
+    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+def test_a_module_runs_as_python_runs_it(folder: Path) -> None:
+    plain = _python(folder, "-m", "package.train", "--epochs", "3")
+    ours = _runner(folder, "-m", "package.train", "--epochs", "3")
+    assert (ours.returncode, ours.stdout) == (1, plain.stdout)
+    # Python's own traceback begins with two lines of runpy.
+    assert ours.stderr.splitlines()[1:] == plain.stderr.splitlines()[3:]
+
+
+def test_a_package_runs_by_its_main(folder: Path) -> None:
+    assert _runner(folder, "-m", "package").stdout == "__main__ package\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_code", "error_type", "error_message"),
+    [
+        ("print('x')", 0, None, None),
+        ("import sys\nsys.exit()", 0, None, None),
+        ("import sys\nsys.exit(7)", 7, "SystemExit", "7"),
+        ("import sys\nsys.exit('text')", 1, "SystemExit", "text"),
+        ("raise ValueError('bad value')", 1, "ValueError", "bad value"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt", ""),
+        ("def f(:", 1, "SyntaxError", None),
+    ],
+)
+def test_record_of_an_end(
+    folder: Path, text: str, exit_code: int, error_type: str | None, error_message: str | None
+) -> None:
+    finished = _runner(folder, _script(folder, text))
+    record = _record(folder)
+    assert (finished.returncode, record["exit_code"]) == (exit_code, exit_code)
+    assert record["error_type"] == error_type
+    if error_type != "SyntaxError":  # its text differs between versions of Python
+        assert record["error_message"] == error_message
+    assert record["peak_host_bytes"] > 10**6
+    assert (record["rank"], record["changes"], record["peak_gpu_allocated_bytes"]) == (0, [], None)
+
+
+@pytest.mark.parametrize("text", ["import os\nos._exit(3)", "import os\nos.kill(os.getpid(), 9)"])
+def test_a_rank_that_ends_without_its_own_doing_leaves_no_record(folder: Path, text: str) -> None:
+    _runner(folder, _script(folder, text))
+    assert not (folder / "run/ranks").exists()
+
+
+def test_each_rank_has_its_own_record_and_log(folder: Path) -> None:
+    script = _script(
+        folder, "import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(int(os.environ['RANK']))"
+    )
+    for rank in (0, 1):
+        assert _runner(folder, script, rank=rank).returncode == rank
+        assert (folder / f"run/logs/rank{rank}.log").read_text() == f"rank {rank}\n"
+        assert _record(folder, rank)["exit_code"] == rank
+
+
+def test_traceback_and_output_are_in_the_log(folder: Path) -> None:
+    finished = _runner(folder, _script(folder, "print('x', flush=True)\nraise ValueError('bad value')"))
+    log = (folder / "run/logs/rank0.log").read_text()
+    assert (finished.returncode, finished.stdout) == (1, "x\n")
+    assert sorted(log.splitlines()) == sorted([*finished.stderr.splitlines(), "x"])
+
+
+def test_a_broken_plan_is_a_message_and_not_a_traceback(folder: Path) -> None:
+    (folder / "run/plan.json").write_text(_PLAN[:38])
+    finished = _runner(folder, _script(folder, "print('x')"))
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert finished.stderr == (
+        "error[plan-file-broken]: the plan file can't be read\n"
+        "  found: Unterminated string starting at: line 3 column 15 (char 32)   (run/plan.json)\n"
+        "  why:   it is not whole JSON, as of a write that was cut short\n"
+        "  fix:   write the plan anew, or leave out --plan\n"
+    )
+    assert _record(folder)["error_type"] == "UserError"
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_code"), [("", 0), ("raise SystemExit(7)", 7), ("raise ValueError('x')", 1)]
+)
+def test_a_record_that_cannot_be_written_changes_nothing(folder: Path, text: str, exit_code: int) -> None:
+    (folder / "run/ranks").touch()
+    finished = _runner(folder, _script(folder, text))
+    assert finished.returncode == exit_code
+    assert finished.stderr.splitlines()[-1] == (
+        "zerofit: the record of rank 0 can't be written: [Errno 17] File exists: 'run/ranks'"
+    )
+
+
+def test_a_runner_that_fails_before_the_script_does_not_end_well(folder: Path) -> None:
+    (folder / "run/logs").touch()  # where the folder of the logs should stand
+    finished = _runner(folder, _script(folder, "print('x')"))
+    assert (finished.returncode, finished.stdout) == (1, "")
+
+
+def test_an_abort_while_the_interpreter_is_torn_down_does_not_undo_a_good_end(folder: Path) -> None:
+    script = (
+        "import atexit, os, sys, threading, time\n"
+        "class Torn:\n"
+        "    def __del__(self, abort=os.abort):\n"
+        "        abort()\n"
+        "sys.torn = Torn()\n"
+        "atexit.register(print, 'the handler of the script')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('a thread of the script'))).start()\n"
+    )
+    (folder / "scripts" / "torn.py").write_text(script)
+    assert _python(folder, "scripts/torn.py").returncode == -signal.SIGABRT
+    finished = _python(folder, "-m", "zerofit.training.runner", "run/plan.json", "scripts/torn.py")
+    assert finished.returncode == 0
+    assert finished.stdout == "a thread of the script\nthe handler of the script\n"
+
+
+def test_a_forked_child_ends_with_its_own_exit_code(folder: Path) -> None:
+    script = (
+        "import os, sys\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    sys.exit(5)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    (folder / "scripts" / "fork.py").write_text(script)
+    finished = _python(folder, "-m", "zerofit.training.runner", "run/plan.json", "scripts/fork.py")
+    assert (finished.returncode, finished.stdout) == (0, "5\n")
+
+
+def test_the_runner_imports_nothing_slow_by_itself(folder: Path) -> None:
+    slow = ["torch", "transformers", "accelerate", "deepspeed"]
+    finished = _runner(folder, _script(folder, f"import sys\nprint([n for n in {slow} if n in sys.modules])"))
+    assert finished.stdout == "[]\n"

@@ -1,0 +1,101 @@
+"""What micro-batch, accumulation and global batch mean together, against the script's own numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from accelerators import settings
+
+from zerofit.core.errors import UserError
+from zerofit.training.settings import check_batch
+
+
+def check(b: int | None, a: int, n: int, wanted: dict[str, int | None]) -> None:
+    names = {"m": "micro_batch_size", "A": "gradient_accumulation_steps", "G": "global_batch_size"}
+    plan = settings(**{names[key]: value for key, value in wanted.items()})
+    check_batch(plan, batch_size=b, accumulation=a, num_ranks=n)
+
+
+@pytest.mark.parametrize(
+    ("b", "a", "n", "wanted"),
+    [
+        (8, 1, 2, {}),
+        (8, 1, 2, {"m": 2}),
+        (8, 1, 2, {"m": 3}),
+        (8, 1, 2, {"m": 8}),
+        (8, 4, 2, {"A": 4}),  # a number that Accelerator() was given by then
+        (8, 1, 2, {"m": 2, "A": 4}),
+        (8, 1, 2, {"m": 3, "A": 3}),  # pieces of 3, 3 and 2
+        (8, 2, 2, {"m": 4, "A": 4}),
+        (8, 2, 2, {"m": 3, "A": 6}),
+        (8, 1, 2, {"G": 16}),
+        (8, 2, 2, {"G": 32}),
+        (8, 1, 2, {"G": 16, "m": 2}),
+        (8, 1, 2, {"G": 16, "m": 2, "A": 4}),
+        (8, 4, 2, {"G": 64, "A": 4}),
+        (None, 1, 2, {"G": 16, "m": 64, "A": 4}),  # a loader that tells no size
+    ],
+)
+def test_numbers_that_keep_the_scripts_step(b: int, a: int, n: int, wanted: dict[str, int]) -> None:
+    check(b, a, n, wanted)
+
+
+@pytest.mark.parametrize(
+    ("b", "a", "n", "wanted", "rule", "found", "fix"),
+    [
+        (
+            4,
+            1,
+            1,
+            {"m": 8},
+            "micro-batch-too-large",
+            "4 samples on each rank, and --micro-batch-size 8",
+            "give --micro-batch-size 4 or less, or the script a larger batch size",
+        ),
+        (
+            4,
+            2,
+            1,
+            {"m": 2, "A": 2},
+            "accumulation-differs-from-script",
+            "--micro-batch-size 2 with --gradient-accumulation-steps 2, and 4 x 2 samples on each rank in a "
+            "step of the script",
+            "leave out --gradient-accumulation-steps, or --micro-batch-size to set the script's own",
+        ),
+        (
+            4,
+            1,
+            2,
+            {"G": 16},
+            "global-batch-differs",
+            "--global-batch-size 16, and 4 samples on each of 2 ranks in the script, which makes 8",
+            "give --global-batch-size 8, or the script a batch size of 8, or the script an accumulation of 2",
+        ),
+        (
+            4,
+            2,
+            1,
+            {"G": 6, "m": 2},
+            "global-batch-differs",
+            "--global-batch-size 6, and 4 x 2 samples on each of 1 rank in the script, which makes 8",
+            "give --global-batch-size 8, or the script a batch size of 3",
+        ),
+    ],
+)
+def test_numbers_that_would_change_it_are_refused(
+    b: int, a: int, n: int, wanted: dict[str, Any], rule: str, found: str, fix: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        check(b, a, n, wanted)
+    assert (refused.value.rule, refused.value.found, refused.value.fix) == (rule, found, fix)
+
+
+@pytest.mark.parametrize(
+    ("m", "accumulation", "forced"), [(None, None, None), (None, 4, 4), (2, 4, None), (2, None, None)]
+)
+def test_accumulation_beside_a_micro_batch_counts_pieces(
+    m: int | None, accumulation: int | None, forced: int | None
+) -> None:
+    plan = settings(micro_batch_size=m, gradient_accumulation_steps=accumulation)
+    assert plan.forced_accumulation == forced

@@ -1,0 +1,45 @@
+"""python -m tools.write_docs: renders the reference pages into docs/ of the current folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from zerofit.check.pages.evidence_page import evidence_page
+from zerofit.check.pages.optimizer_page import optimizer_page
+from zerofit.check.pages.rule_pages import rules_reference
+from zerofit.check.pages.versions_page import versions_page
+from zerofit.check.rules import ALL_RULES
+from zerofit.configs.write.write_files import write_files
+from zerofit.core.supported import release_of
+
+_MEASURED = Path("tests/evidence/measured")
+
+
+def reference_pages(root: Path) -> dict[Path, str]:
+    """Return the text of each page of docs/reference, by its path.
+
+    Args:
+        root: the folder of the repository, where what was measured stands.
+    """
+    measured = root / _MEASURED
+    folder = root / "docs" / "reference"
+    return {
+        folder / "rules.md": rules_reference(ALL_RULES),
+        folder / "optimizers.md": optimizer_page(
+            json.loads((measured / "optimizers.json").read_text("utf-8"))
+        ),
+        folder / "versions.md": versions_page(_smoke_results(root / "tests" / "versions" / "measured")),
+        folder / "evidence.md": evidence_page(json.loads((measured / "rules.json").read_text("utf-8"))),
+    }
+
+
+def _smoke_results(folder: Path) -> dict[str, Any]:
+    """Return what the smoke tests wrote of each set, the one with the oldest transformers first."""
+    results = {path.stem: json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")}
+    return dict(sorted(results.items(), key=lambda item: release_of(item[1]["versions"]["transformers"])))
+
+
+if __name__ == "__main__":
+    write_files(reference_pages(Path()), force=True)

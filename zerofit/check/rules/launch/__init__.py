@@ -1,0 +1,1 @@
+"""Rules about launch flags and the machines that they name."""

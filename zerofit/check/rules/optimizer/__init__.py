@@ -1,0 +1,1 @@
+"""Rules about optimizers, and what each does under ZeRO and offload."""

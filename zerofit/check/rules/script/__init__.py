@@ -1,0 +1,1 @@
+"""Rules about a script's source."""

@@ -1,0 +1,178 @@
+"""A length report as `zerofit data` prints it: histogram, cost of padding, what a maximum cuts, advice."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from zerofit.core.units import percent
+from zerofit.data.lengths.histogram import bins
+from zerofit.data.lengths.report import MULTIPLE, PERCENTILES, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from zerofit.data.lengths.report import CutRow, LengthReport, PaddingRow
+
+_BINS = 16
+_BAR = 40
+_REASON = 76
+"""Characters of a line of a reason, which stands behind two columns."""
+_NOTHING = "-"
+
+
+def data_table(report: LengthReport) -> str:
+    """Return what `zerofit data` prints."""
+    parts = [_head(report), _histogram(report), _percentiles(report), _padding(report), _cuts(report)]
+    parts.append(_advice(report) if report.measured.unit is Unit.TOKENS else _no_advice(report))
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _head(report: LengthReport) -> Iterator[str]:
+    measured = report.measured
+    histogram = measured.histogram
+    yield f"{measured.subject}: {measured.counted}"
+    part = "" if measured.is_whole else ", a part of the data"
+    samples = "sample" if histogram.num_samples == 1 else "samples"
+    yield f"{histogram.num_samples:,} {samples}, {histogram.num_tokens:,} {measured.unit.value}{part}"
+    yield from measured.notes
+
+
+def _histogram(report: LengthReport) -> list[str]:
+    found = bins(report.measured.histogram, most=_BINS)
+    total = report.measured.histogram.num_samples
+    tallest = max(one.num_samples for one in found)
+    rows = [(report.measured.unit.value, "samples", "", "")]
+    for one in found:
+        span = f"{one.least:,}" if one.least == one.most else f"{one.least:,}-{one.most:,}"
+        # A bin that holds something shows at least one mark.
+        bar = "#" * max(round(one.num_samples / tallest * _BAR), int(one.num_samples > 0))
+        rows.append((span, f"{one.num_samples:,}", percent(one.num_samples / total), bar))
+    return _aligned(rows, left={3})
+
+
+def _percentiles(report: LengthReport) -> Iterator[str]:
+    histogram = report.measured.histogram
+    values = [f"p{share} {histogram.percentile(share):,}" for share in PERCENTILES]
+    mean = histogram.num_tokens / histogram.num_samples
+    yield ", ".join([f"mean {mean:,.1f}", *values, f"longest {histogram.longest:,}"])
+
+
+def _padding(report: LengthReport) -> list[str]:
+    longest = report.measured.histogram.longest
+    length = report.choice.max_length
+    title = f"Padding, in batches of {report.workload.batch_size}, samples cut at {length:,}"
+    if length >= longest:
+        title = f"Padding, in batches of {report.workload.batch_size}, nothing cut"
+    unit = report.measured.unit.value
+    rows: list[tuple[str, ...]] = [
+        ("", f"{unit} an epoch", "of it padding", "attention", f"padded to x{MULTIPLE}")
+    ]
+    widest = max(row.cost.attention for row in report.padding) or 1.0
+    rows += [_padding_row(report, row, widest) for row in report.padding]
+    lines = [title, *_aligned(rows, left={0})]
+    padded = report.buckets.padded.num_samples
+    lines.append(
+        "dynamic: expected over all random orders, exact; bucketed: one epoch of "
+        f"{padded:,} samples played through, seed {report.buckets.seed}"
+    )
+    if report.packed_rows and report.workload.is_causal:
+        hold = f"row of {length:,} holds" if report.packed_rows == 1 else f"rows of {length:,} hold"
+        lines.append(
+            f"packed: {report.packed_rows:,} {hold} all samples, each in one row where it fits; "
+            f"{report.concatenated_rows:,} if they may be split anywhere; attention as eager and sdpa have it"
+        )
+    return lines
+
+
+def _padding_row(report: LengthReport, row: PaddingRow, widest: float) -> tuple[str, ...]:
+    return (
+        row.way.value,
+        f"{row.cost.tokens:,.0f}",
+        percent(row.waste),
+        percent(row.cost.attention / widest),
+        f"+{percent(row.cost_at_multiple.tokens / row.cost.tokens - 1)}" if row.cost.tokens else _NOTHING,
+    )
+
+
+def _cuts(report: LengthReport) -> list[str]:
+    histogram = report.measured.histogram
+    whole = next((row for row in report.cuts if row.max_length == histogram.longest), report.cuts[-1])
+    unit = report.measured.unit.value
+    header = (
+        "max_length",
+        "",
+        "samples cut",
+        "",
+        f"{unit} lost",
+        "",
+        "fixed",
+        "dynamic",
+        "bucketed",
+        "attention",
+    )
+    rows = [header, *(_cut_row(report, row, whole) for row in report.cuts)]
+    title = f"A maximum length: what it cuts, and the share of {unit} an epoch that it saves"
+    return [
+        title,
+        *_aligned(rows, left={1}),
+        "attention: the part of it that grows with the square of the length, under dynamic padding",
+    ]
+
+
+def _cut_row(report: LengthReport, row: CutRow, whole: CutRow) -> tuple[str, ...]:
+    histogram = report.measured.histogram
+    return (
+        f"{row.max_length:,}",
+        ", ".join(row.names),
+        f"{row.samples_cut:,}",
+        percent(row.samples_cut / histogram.num_samples),
+        f"{row.tokens_lost:,}",
+        percent(row.tokens_lost / (histogram.num_tokens or 1)),
+        _saved(row.fixed.tokens, whole.fixed.tokens),
+        _saved(row.dynamic.tokens, whole.dynamic.tokens),
+        _saved(row.bucketed.tokens, whole.bucketed.tokens),
+        _saved(row.dynamic.attention, whole.dynamic.attention),
+    )
+
+
+def _saved(now: float, before: float) -> str:
+    share = 1 - now / before if before else 0.0
+    return f"-{percent(-share)}" if share < 0 else percent(share)
+
+
+def _advice(report: LengthReport) -> list[str]:
+    choice = report.choice
+    multiple = str(choice.pad_to_multiple_of) if choice.pad_to_multiple_of else "no"
+    is_set = report.workload.max_length is not None
+    said = [
+        ("max_length", f"{choice.max_length:,}" + (" (yours)" if is_set else ""), choice.length_reason),
+        ("padding", choice.way.value, choice.way_reason),
+        ("pad_to_multiple_of", multiple, choice.multiple_reason),
+    ]
+    rows: list[tuple[str, ...]] = []
+    for name, value, reason in said:
+        first, *others = wrap(reason, _REASON)
+        rows += [(name, value, first), *(("", "", line) for line in others)]
+    return ["Recommended", *_aligned(rows, left={0, 1, 2}, indent="  ")]
+
+
+def _no_advice(report: LengthReport) -> list[str]:
+    unit = report.measured.unit.value
+    return [
+        f"These are {unit}, not tokens: the shares are near to those of tokens, the lengths are not.",
+        "Give --tokenizer for a maximum length and a recommendation.",
+    ]
+
+
+def _aligned(rows: Sequence[Sequence[str]], *, left: set[int], indent: str = "") -> list[str]:
+    """Return rows of cells as lines; numbers stand right, the columns named in left stand left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            f"{cell:<{width}}" if column in left else f"{cell:>{width}}"
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return lines

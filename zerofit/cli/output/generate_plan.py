@@ -1,0 +1,106 @@
+"""A plan of inference as a short table: one row a layout, with memory per GPU and host, and why it lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from zerofit.cli.output.plan_table import table_lines
+from zerofit.cli.output.plan_words import gib, memory, parameters
+from zerofit.core.strategy import ZeroStage
+from zerofit.core.units import format_bytes
+from zerofit.generation.generation_job import Gather
+from zerofit.planning.inference.planned import TIME_WORDS, duration, layout_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.core.estimates import MemoryEstimate
+    from zerofit.planning.inference.planned import Candidate, InferencePlan
+
+_LEAST_SHOWN = 2**27
+"""Terms below an eighth of a GiB would be shown as 0.0 or 0.1."""
+
+
+def generate_plan(plan: InferencePlan) -> str:
+    """Return what `zerofit generate` says about where and how it will run."""
+    return "\n".join([*_head(plan), "", *_rows(plan), "", *_foot(plan)])
+
+
+def _head(plan: InferencePlan) -> Iterator[str]:
+    model, workload, machine = plan.model, plan.workload, plan.machine
+    kind = model.architecture or model.model_type
+    many = "s" * (workload.num_prompts != 1)
+    yield f"{model.name}: {kind}, {parameters(model)} parameters, {plan.dtype}"
+    lengths = f"at most {workload.longest_prompt} tokens, at most {workload.max_new_tokens} new ones"
+    yield f"{workload.num_prompts} prompt{many} of {lengths}{_sequences(plan)}"
+    host = f"{format_bytes(plan.host_bytes)} of host memory"
+    if plan.topology.on_cpu:
+        yield f"on the CPU: {host}"
+        return
+    kinds = Counter(gpu.name for gpu in machine.gpus)
+    gpus = ", ".join(f"{count} x {name}" for name, count in kinds.items())
+    nodes = f"{plan.request.num_nodes} nodes of " if (plan.request.num_nodes or 1) > 1 else ""
+    there = min(gpu.usable_bytes for gpu in machine.gpus)
+    to_use = f"{format_bytes(plan.device_bytes)} of {format_bytes(there)} to be used on each"
+    yield f"on {nodes}{gpus}: {to_use}, {host}"
+
+
+def _sequences(plan: InferencePlan) -> str:
+    workload = plan.workload
+    if workload.num_beams > 1:
+        return f", {workload.num_beams} beams"
+    return f", {workload.num_return_sequences} completions each" if workload.num_return_sequences > 1 else ""
+
+
+def _rows(plan: InferencePlan) -> list[str]:
+    header = ["", "layout", "batch", "GPU GiB", "host GiB", "verdict"]
+    verdict = plan.chosen.lacks or ("fits, closely" if plan.is_close else "fits")
+    rows = [header, [">" if plan.fits else "?", *_cells(plan.chosen), verdict]]
+    rows += [["", *_cells(other), why] for other, why in plan.others]
+    if plan.topology.on_cpu:
+        rows = [[*row[:3], *row[4:]] for row in rows]
+    return table_lines(rows)
+
+
+def _cells(candidate: Candidate) -> list[str]:
+    device = memory(candidate.device) if candidate.device is not None else ""
+    words = layout_words(candidate.strategy, candidate.topology)
+    return [words, str(candidate.batch_size), device, memory(candidate.host)]
+
+
+def _foot(plan: InferencePlan) -> Iterator[str]:
+    for field, name, value in (
+        ("zero_stage", "layout", ""),
+        ("world_size", "ranks", f" {plan.topology.world_size}"),
+        ("micro_batch_size", "batch", f" {plan.batch_size}"),
+        ("precision", "dtype", f" {plan.dtype}"),
+    ):
+        reason = next(one for one in plan.reasons if one.field == field)
+        yield f"{name}{value}: {reason.why}"
+    if plan.request.gather is Gather.ALWAYS and plan.strategy.zero_stage is ZeroStage.NOTHING:
+        yield "--gather always: nothing to gather, as each rank holds the whole model"
+    if plan.fits and plan.chosen.seconds is not None:
+        yield f"time: about {duration(plan.chosen.seconds)} {TIME_WORDS}"
+    if plan.chosen.device is not None:
+        yield _largest("GPU", plan.chosen.device)
+    yield _largest("host", plan.chosen.host)
+    if not plan.fits and plan.suggestions:
+        yield ""
+        yield "Nothing fits. It would with one of these:"
+        yield from (f"  {words}" for words in plan.suggestions)
+    elif not plan.fits:
+        yield ""
+        yield "Nothing fits, and no single change that was tried helps."
+
+
+def _largest(where: str, estimate: MemoryEstimate) -> str:
+    """Return the terms of a phase that are worth a look: "GPU, most in decode: weights 15.0 GiB"."""
+    peak = estimate.peak
+    sums: Counter[str] = Counter()
+    for term in peak.terms:
+        sums[term.name] += term.num_bytes
+    terms = sums.most_common()
+    shown = [term for term in terms if term[1] >= _LEAST_SHOWN] or terms[:1]
+    words = ", ".join(f"{name} {gib(num_bytes)}" for name, num_bytes in shown)
+    return f"{where}, most in {peak.phase.value}: {words} GiB"

@@ -1,0 +1,67 @@
+"""Several machines side by side: what each would do with the same model and workload."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.cli.output.plan_table import bar, machine_words, table_lines
+from zerofit.cli.output.plan_words import (
+    batch,
+    fit_words,
+    gib,
+    label,
+    memory,
+    parameters,
+    rate,
+    time,
+    workload_words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerofit.planning.answer import Answer
+
+_BAR = 20
+_HEADER = (
+    "machine",
+    "strategy",
+    "batch",
+    "GPU memory",
+    "GiB",
+    "host GiB",
+    "step",
+    "tokens/s",
+    "verdict",
+)
+
+
+def plan_comparison(answers: Sequence[Answer]) -> str:
+    """Return one row for each machine, in the order in which they were named."""
+    problem = answers[0].problem
+    title = (
+        f"{problem.model.name} ({parameters(problem.model)} parameters), {workload_words(problem.workload)}"
+    )
+    lines = [title, "", *table_lines([_HEADER, *map(_row, answers)])]
+    lines += [
+        f"{machine_words(answer)}: would fit with {answer.suggestions[0].change}"
+        for answer in answers
+        if answer.suggestions
+    ]
+    return "\n".join(lines)
+
+
+def _row(answer: Answer) -> tuple[str, ...]:
+    problem, judged = answer.problem, answer.head
+    estimate = judged.estimate
+    return (
+        machine_words(answer),
+        label(judged.strategy, problem.topology),
+        batch(judged.strategy),
+        bar(estimate.device.peak, limit_bytes=problem.device_bytes, width=_BAR),
+        f"{memory(estimate.device)} of {gib(problem.device_bytes)}",
+        f"{memory(estimate.host)} of {gib(problem.host_bytes)}",
+        time(estimate.step_time),
+        rate(estimate.tokens_per_s),
+        fit_words(estimate, problem) if judged.fits else judged.lacks,
+    )

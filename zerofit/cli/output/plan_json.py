@@ -1,0 +1,112 @@
+"""A plan as the JSON document of `zerofit plan --json`; docs/plan.md describes its fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from zerofit.cli.output.applied_table import applied_rows
+from zerofit.cli.output.capture_words import capture_summary
+from zerofit.planning.make_plan import why_it_loses
+from zerofit.planning.search import RuledOut
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerofit.core.capture import Capture
+    from zerofit.core.estimates import Estimate, MemoryEstimate
+    from zerofit.planning.answer import Answer
+    from zerofit.planning.search import Judged
+
+PLAN_JSON_VERSION = 1
+"""Raised whenever a field changes its meaning or goes."""
+
+
+def plan_json(answers: Sequence[Answer], capture: Capture | None = None) -> str:
+    """Return the document: one entry in "plans" for each machine.
+
+    Args:
+        answers: one a machine.
+        capture: what the script was seen to train; None for a model that was named.
+    """
+    document = {
+        "version": PLAN_JSON_VERSION,
+        "capture": None if capture is None else capture_summary(capture),
+        "plans": [_answer(answer, capture) for answer in answers],
+    }
+    return json.dumps(document, indent=2)
+
+
+def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
+    problem, found = answer.problem, answer.found
+    return {
+        "fits": answer.fits,
+        "is_fast": answer.is_fast,
+        "model": dataclasses.asdict(problem.model),
+        "machine": dataclasses.asdict(problem.machine),
+        "topology": dataclasses.asdict(problem.topology),
+        "workload": dataclasses.asdict(problem.workload),
+        "versions": dataclasses.asdict(problem.versions),
+        "device_bytes": problem.device_bytes,
+        "host_bytes": problem.host_bytes,
+        "chosen": _judged(answer, found.chosen),
+        "nearest": _judged(answer, found.nearest),
+        "others": [_judged(answer, one) for one in found.others],
+        "variants": [
+            _ruled_out(one) if isinstance(one, RuledOut) else _judged(answer, one) for one in found.variants
+        ],
+        "ruled_out": [_ruled_out(one) for one in found.ruled_out],
+        "forbidden": [
+            {
+                "strategy": dataclasses.asdict(one.strategy),
+                "rules": list(dict.fromkeys(finding.rule for finding in one.findings)),
+            }
+            for one in answer.dropped
+        ],
+        "reasons": [dataclasses.asdict(reason) for reason in answer.plan.reasons],
+        "changes": None
+        if capture is None or not answer.fits
+        else [dataclasses.asdict(row) for row in applied_rows(answer.plan)],
+        "suggestions": [
+            {"change": one.change, **(_judged(answer, one.judged) or {})} for one in answer.suggestions
+        ],
+        "counts": dataclasses.asdict(found.counts),
+        "notes": list(answer.notes),
+    }
+
+
+def _ruled_out(one: RuledOut) -> dict[str, Any]:
+    return {"strategy": dataclasses.asdict(one.strategy), "least_bytes": one.least_bytes}
+
+
+def _judged(answer: Answer, judged: Judged | None) -> dict[str, Any] | None:
+    if judged is None:
+        return None
+    is_choice = judged is answer.found.chosen
+    return {
+        "strategy": dataclasses.asdict(judged.strategy),
+        "fits": judged.fits,
+        "lacks": judged.lacks or None,
+        "why_not": None if is_choice else why_it_loses(judged, answer.found.chosen, answer.problem),
+        "estimate": _estimate(judged.estimate),
+    }
+
+
+def _estimate(estimate: Estimate) -> dict[str, Any]:
+    step_time = estimate.step_time
+    return {
+        "device": _memory(estimate.device),
+        "host": _memory(estimate.host),
+        "step_time": step_time and {"seconds": step_time.seconds, **dataclasses.asdict(step_time)},
+        "tokens_per_step": estimate.tokens_per_step,
+        "tokens_per_s": estimate.tokens_per_s,
+    }
+
+
+def _memory(estimate: MemoryEstimate) -> dict[str, Any]:
+    return {
+        "peak_bytes": estimate.peak_bytes,
+        "peak_phase": estimate.peak.phase.value,
+        **dataclasses.asdict(estimate),
+    }

@@ -1,0 +1,193 @@
+"""Document: a JSON, HJSON or YAML file as a tree whose keys and values know where they stand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from zerofit.core.setting import Place
+
+
+class Format(StrEnum):
+    """The language of a file."""
+
+    JSON = "json"
+    HJSON = "hjson"
+    YAML = "yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of a text: offsets of its first character and of the one behind its last."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scalar:
+    """A string, number, boolean or null."""
+
+    value: str | int | float | bool | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """A list."""
+
+    nodes: tuple[Node, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One key and its value."""
+
+    key: str
+    key_span: Span
+    node: Node
+
+    @property
+    def plain(self) -> Any:
+        """The value as plain Python."""
+        return plain(self.node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entries:
+    """A mapping. Of a key that stands twice, each one is here; the last wins, as in Python's json."""
+
+    entries: tuple[Entry, ...]
+    span: Span
+
+    def find(self, key: str) -> Entry | None:
+        """Return the entry of a key that counts: the last one."""
+        return next((entry for entry in reversed(self.entries) if entry.key == key), None)
+
+
+Node: TypeAlias = Scalar | Items | Entries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One file, read."""
+
+    name: str
+    """The file, as the user named it."""
+    format: Format
+    text: str
+    root: Entries
+
+    def at(self, *path: str) -> Entry | None:
+        """Return the entry at a path of keys, such as at("zero_optimization", "stage"); None without one."""
+        node: Node = self.root
+        entry = None
+        for key in path:
+            entry = node.find(key) if isinstance(node, Entries) else None
+            if entry is None:
+                return None
+            node = entry.node
+        return entry
+
+    def value(self, *path: str) -> Any:
+        """Return the value at a path of keys as plain Python; None without one."""
+        entry = self.at(*path)
+        return entry.plain if entry else None
+
+    def place(self, span: Span) -> Place:
+        """Return the line and column where a piece of the text begins."""
+        line, column = line_and_column(self.text, span.start)
+        return Place(file=self.name, line=line, column=column)
+
+    def walk(self) -> Iterator[tuple[tuple[str, ...], Entry]]:
+        """Yield each entry of mappings within mappings with its path, in the order of the text."""
+        yield from _walk(self.root, ())
+
+
+def _walk(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Entry]]:
+    if isinstance(node, Entries):
+        for entry in node.entries:
+            yield (*path, entry.key), entry
+            yield from _walk(entry.node, (*path, entry.key))
+
+
+_LINE_END = re.compile(r"\r\n?|\n")
+
+
+def line_and_column(text: str, offset: int) -> tuple[int, int]:
+    """Return where an offset of a text stands, both from 1; lines end with \\n, \\r\\n or \\r."""
+    line, start = 1, 0
+    for end in _LINE_END.finditer(text):
+        if end.end() > offset:
+            break
+        line, start = line + 1, end.end()
+    return line, offset - start + 1
+
+
+def plain(node: Node) -> Any:
+    """Return a node as plain Python: dict, list, or the scalar's value."""
+    match node:
+        case Scalar():
+            return node.value
+        case Items():
+            return [plain(item) for item in node.nodes]
+        case Entries():
+            return {entry.key: plain(entry.node) for entry in node.entries}
+
+
+class FileKind(StrEnum):
+    """What a file is for."""
+
+    DEEPSPEED = "DeepSpeed configuration"
+    ACCELERATE = "accelerate configuration"
+    SCRIPT = "script"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenFile:
+    """A file that could not be read as what it should be."""
+
+    name: str
+    kind: FileKind
+    """What it was meant for."""
+    problem: str
+    """What is wrong, in a few words."""
+    why: str
+    fix: str
+    line: int = 1
+    column: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetValue:
+    """Give a key this value, at a path whose parent is there; the key is added where it is missing."""
+
+    document: str
+    """The file's name, as in Document.name."""
+    path: tuple[str, ...]
+    value: Any
+    """A scalar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenameKey:
+    """Spell a key otherwise, and keep its value."""
+
+    document: str
+    path: tuple[str, ...]
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveKey:
+    """Take a key and its value out."""
+
+    document: str
+    path: tuple[str, ...]
+
+
+Edit: TypeAlias = SetValue | RenameKey | RemoveKey

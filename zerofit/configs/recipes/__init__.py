@@ -1,0 +1,1 @@
+"""The presets of ds_configs/ and the recipes of launch/."""

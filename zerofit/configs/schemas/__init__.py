@@ -1,0 +1,1 @@
+"""The keys that DeepSpeed, accelerate and transformers read, by release."""

@@ -1,0 +1,195 @@
+"""The keys of accelerate's file and the flags of its launcher, as the installed accelerate has them."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from zerofit.configs.schema import Key, Kind, OnUnknown, Removed, Schema, Section
+
+if TYPE_CHECKING:
+    import argparse
+
+_FLAG_OR_WORD = (Kind.BOOL, Kind.STRING)
+"""accelerate writes str(value).lower() == "true": true and "true" are the same."""
+_SECTIONS = {
+    "deepspeed_config": "",
+    "fsdp_config": "fsdp_",
+    "megatron_lm_config": "megatron_lm_",
+    "dynamo_config": "dynamo_",
+    "fp8_config": "fp8_",
+    "mpirun_config": "mpirun_",
+    "parallelism_config": "parallelism_config_",
+}
+"""The sections of the file, and how the flags begin that take their values over."""
+_WITHOUT_PREFIX = ("fsdp_config", "dynamo_config", "fp8_config")
+"""Sections in which accelerate puts the beginning before a key that lacks it (commands/launch.py)."""
+_NOT_FLAGS = {
+    "fsdp_config": ("fsdp_backward_prefetch_policy",),
+}
+_RENAMED = {"fsdp_backward_prefetch_policy": "fsdp_config.fsdp_backward_prefetch"}
+_DEEPSPEED_KINDS = {
+    "deepspeed_config_file": (Kind.STRING,),
+    "zero_stage": (Kind.INTEGER,),
+    "gradient_accumulation_steps": (Kind.INTEGER, Kind.STRING),  # "auto"
+    "gradient_clipping": (Kind.NUMBER, Kind.STRING),  # "auto"
+    "zero3_init_flag": (Kind.BOOL,),
+    "zero3_save_16bit_model": _FLAG_OR_WORD,
+}
+_DEVICES = ("none", "cpu", "nvme")
+_ROOT_KINDS = {
+    "compute_environment": (Kind.STRING,),
+    "distributed_type": (Kind.STRING, Kind.BOOL),  # YAML reads NO as false, which works
+    "mixed_precision": (Kind.STRING, Kind.NULL),
+    "use_cpu": _FLAG_OR_WORD,
+    "debug": _FLAG_OR_WORD,
+    "num_processes": (Kind.INTEGER,),
+    "machine_rank": (Kind.INTEGER, Kind.NULL),
+    "num_machines": (Kind.INTEGER,),
+    "gpu_ids": (Kind.STRING, Kind.NULL),
+    "main_process_ip": (Kind.STRING, Kind.NULL),
+    "main_process_port": (Kind.INTEGER, Kind.NULL),
+}
+"""Types with which the launcher does what it should. It checks none, so that these come from its code."""
+_CONVERTED = ("num_processes", "machine_rank", "zero_stage", "zero3_init_flag")
+"""Keys that accelerate puts into a command line or into the environment, where 1 and "1" are the same."""
+_LIMITS = {"main_process_port": (0, 65535)}
+"""Least and greatest value of the numbers that have them; port 0 is any that is free."""
+_REMOVED = {"ipex_config": "take it out: accelerate has no extension for Intel processors any more"}
+_REPLACED = {"fp16": "mixed_precision", "dynamo_backend": "dynamo_config.dynamo_backend"}
+"""Keys of former versions that BaseConfig.process_config still reads."""
+
+
+def probe_accelerate_schema() -> Schema:
+    """Return the keys of the file that `accelerate launch --config_file` reads on a machine of one's own."""
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    flags = {key.name: key for key in probe_accelerate_launch_schema().root.keys}
+    fields = [field.name for field in dataclasses.fields(ClusterConfig)]
+    root = [_root_key(name, flags) for name in fields]
+    old = [
+        _dynamo_backend(replaced_by=now) if name == "dynamo_backend" else Key(name=name, replaced_by=now)
+        for name, now in _REPLACED.items()
+    ]
+    return Schema(
+        package="accelerate",
+        version=version("accelerate"),
+        root=Section(keys=(*root, *old), on_unknown=OnUnknown.REJECTS),
+        removed=tuple(
+            Removed(path=(name,), instead=instead) for name, instead in _REMOVED.items() if name not in fields
+        ),
+    )
+
+
+def probe_accelerate_launch_schema() -> Schema:
+    """Return the flags of `accelerate launch`; a switch has the one type bool, other flags take a value."""
+    from accelerate.commands.launch import launch_command_parser
+
+    actions = launch_command_parser()._actions
+    keys = [
+        _flag(action) for action in actions if any(name.startswith("--") for name in action.option_strings)
+    ]
+    return Schema(
+        package="accelerate",
+        version=version("accelerate"),
+        root=Section(keys=tuple(keys), on_unknown=OnUnknown.REJECTS),
+    )
+
+
+def _flag(action: argparse.Action) -> Key:
+    names = [name.lstrip("-").replace("-", "_") for name in action.option_strings]
+    name = next(name for name in names if len(name) > 1)
+    kinds: dict[Any, tuple[Kind, ...]] = {int: (Kind.INTEGER,), float: (Kind.NUMBER,)}
+    choices: tuple[str | int, ...] = tuple(action.choices or ())
+    if name in ("offload_optimizer_device", "offload_param_device"):
+        choices = _DEVICES
+    least, most = _LIMITS.get(name, (None, None))
+    return Key(
+        name=name,
+        kinds=(Kind.BOOL,) if action.nargs == 0 else kinds.get(action.type, (Kind.STRING,)),
+        converts=action.nargs != 0,
+        choices=choices,
+        ignores_case=choices == _DEVICES,
+        at_least=least,
+        at_most=most,
+        aliases=tuple(sorted({other for other in names if other != name})),
+    )
+
+
+def _root_key(name: str, flags: dict[str, Key]) -> Key:
+    from accelerate.utils import ComputeEnvironment, DistributedType, PrecisionType
+
+    if name in _SECTIONS:
+        return Key(name=name, kinds=(Kind.SECTION, Kind.NULL), section=_section(name, flags))
+    least, most = _LIMITS.get(name, (None, None))
+    choices = {
+        "compute_environment": ComputeEnvironment,
+        "distributed_type": DistributedType,
+        "mixed_precision": PrecisionType,
+    }.get(name, ())
+    return Key(
+        name=name,
+        kinds=_ROOT_KINDS.get(name, ()),
+        converts=name in _CONVERTED,
+        choices=tuple(choice.value for choice in choices),
+        ignores_case=name == "mixed_precision",
+        at_least=least,
+        at_most=most,
+    )
+
+
+def _section(name: str, flags: dict[str, Key]) -> Section:
+    if name == "deepspeed_config":
+        return Section(keys=tuple(_deepspeed_keys(flags)), on_unknown=OnUnknown.IGNORES)
+    prefix = _SECTIONS[name]
+    keys = [
+        _dynamo_backend(aliases=("backend",))
+        if flag == "dynamo_backend"
+        else Key(
+            name=flag,
+            aliases=(flag.removeprefix(prefix),) if name in _WITHOUT_PREFIX else (),
+        )
+        for flag in flags
+        if flag.startswith(prefix)
+    ]
+    old = [Key(name=key, replaced_by=_RENAMED[key]) for key in _NOT_FLAGS.get(name, ())]
+    return Section(keys=(*keys, *old), on_unknown=OnUnknown.IGNORES)
+
+
+def _dynamo_backend(*, aliases: tuple[str, ...] = (), replaced_by: str | None = None) -> Key:
+    from accelerate.utils import DynamoBackend
+
+    return Key(
+        name="dynamo_backend",
+        kinds=(Kind.STRING, Kind.NULL),
+        choices=tuple(backend.value.lower() for backend in DynamoBackend),
+        ignores_case=True,
+        aliases=aliases,
+        replaced_by=replaced_by,
+    )
+
+
+def _deepspeed_keys(flags: dict[str, Key]) -> list[Key]:
+    """Return the DeepSpeed flags of the launcher, which are the keys of the section."""
+    from accelerate.utils.constants import DEEPSPEED_MULTINODE_LAUNCHERS
+
+    names = [
+        name
+        for name in flags
+        if name.startswith(("deepspeed_", "offload_", "gradient_", "zero3_")) or name == "zero_stage"
+    ]
+    return [
+        Key(
+            name=name,
+            kinds=(*_DEEPSPEED_KINDS.get(name, (Kind.STRING,)), Kind.NULL),
+            converts=name in _CONVERTED,
+            choices=tuple(DEEPSPEED_MULTINODE_LAUNCHERS)
+            if name == "deepspeed_multinode_launcher"
+            else flags[name].choices,
+            ignores_case=flags[name].ignores_case,
+            at_least=0 if name == "zero_stage" else None,
+            at_most=3 if name == "zero_stage" else None,
+        )
+        for name in names
+    ]

@@ -1,0 +1,91 @@
+"""The schemas in zerofit/catalog: what the supported libraries read, without importing them.
+
+A file holds {"package": ..., "version": ..., "on_unknown": ..., "keys": {NAME: KEY, ...}, "removed": {PATH:
+WHAT TO DO NOW, ...}}. A KEY has the fields of schema.Key under the same names, without those that have their
+default; a section has the fields of schema.Section right beside them. A key that was another one in former
+releases is a list of them, each with the releases for which it holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from zerofit.configs.schema import Key, Kind, OnUnknown, Removed, Schema, Schemas, Section
+from zerofit.configs.schemas.releases import schema_at
+
+if TYPE_CHECKING:
+    from zerofit.core.facts import Versions
+
+_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "catalog")
+NAMES = ("deepspeed", "accelerate", "accelerate_launch", "training_arguments")
+"""The files, which are the fields of Schemas."""
+
+
+def load_schemas(versions: Versions | None = None) -> Schemas:
+    """Return every schema of the catalog.
+
+    Args:
+        versions: what will read the files; of a package without a version the newest release counts.
+    """
+    return Schemas(**{name: load_schema(name, versions) for name in NAMES})
+
+
+def load_schema(name: str, versions: Versions | None = None) -> Schema:
+    """Return one schema of the catalog, as one release has it."""
+    history = load_history(name)
+    return schema_at(history, getattr(versions, history.package) if versions else None)
+
+
+def load_history(name: str) -> Schema:
+    """Return one schema of the catalog, with the keys of all supported releases."""
+    with open(os.path.join(_FOLDER, f"{name}.json"), "rb") as file:
+        return schema_of(json.load(file))
+
+
+def schema_of(plain: dict[str, Any]) -> Schema:
+    """Return a schema from the content of its file."""
+    return Schema(
+        package=plain["package"],
+        version=plain["version"],
+        root=_section(plain),
+        removed=tuple(
+            Removed(path=tuple(path.split(".")), instead=instead)
+            for path, instead in plain.get("removed", {}).items()
+        ),
+    )
+
+
+def _section(plain: dict[str, Any]) -> Section:
+    return Section(
+        keys=tuple(
+            _key(name, key)
+            for name, keys in plain["keys"].items()
+            for key in (keys if isinstance(keys, list) else (keys,))
+        ),
+        on_unknown=OnUnknown(plain["on_unknown"]),
+        drops_auto=plain.get("drops_auto", False),
+        params_of=tuple((name, _section(params)) for name, params in plain.get("params_of", {}).items()),
+    )
+
+
+def _key(name: str, plain: dict[str, Any]) -> Key:
+    return Key(
+        name=name,
+        kinds=tuple(Kind(kind) for kind in plain.get("kinds", ())),
+        converts=plain.get("converts", False),
+        choices=tuple(plain.get("choices", ())),
+        ignores_case=plain.get("ignores_case", False),
+        above=plain.get("above"),
+        at_least=plain.get("at_least"),
+        below=plain.get("below"),
+        at_most=plain.get("at_most"),
+        aliases=tuple(plain.get("aliases", ())),
+        replaced_by=plain.get("replaced_by"),
+        required=plain.get("required", False),
+        reader=plain.get("reader", ""),
+        section=_section(plain) if "keys" in plain else None,
+        since=plain.get("since", ""),
+        until=plain.get("until", ""),
+    )

@@ -1,0 +1,1 @@
+"""Writes DeepSpeed's JSON, accelerate's YAML, TrainingArguments and launch commands."""

@@ -1,0 +1,61 @@
+"""A Plan as accelerate's YAML, without a key that accelerate refuses beside a DeepSpeed file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.strategy import Engine, ZeroStage
+
+if TYPE_CHECKING:
+    from zerofit.core.plan import Topology
+    from zerofit.core.strategy import Strategy
+
+
+def accelerate_config(
+    strategy: Strategy, *, topology: Topology | None, deepspeed_file: str | None
+) -> dict[str, Any]:
+    """Return accelerate's configuration for a strategy.
+
+    Precision, accumulation, clipping and offload are absent: beside ``deepspeed_config_file`` accelerate
+    refuses them (accelerate/utils/launch.py, the check of ACCELERATE_CONFIG_DS_FIELDS), so the precision
+    goes on the command line and the rest into the DeepSpeed file.
+
+    Args:
+        strategy: what runs.
+        topology: the ranks; None leaves them to the command line.
+        deepspeed_file: path of the DeepSpeed JSON; None for the native engine.
+    """
+    config: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "debug": False}
+    if strategy.engine is Engine.DEEPSPEED:
+        deepspeed: dict[str, Any] = {
+            "deepspeed_config_file": deepspeed_file,
+            # The other multi-node launchers write the whole environment, secrets included, to a file.
+            "deepspeed_multinode_launcher": "standard",
+        }
+        if strategy.zero_stage is ZeroStage.PARAMETERS:
+            deepspeed["zero3_init_flag"] = True
+        config["deepspeed_config"] = deepspeed
+    config["distributed_type"] = _distributed_type(strategy, topology)
+    config["main_training_function"] = "main"
+    if topology is not None:
+        config["num_machines"] = topology.num_nodes
+        config["num_processes"] = topology.world_size
+    config["rdzv_backend"] = "static"
+    config["same_network"] = True
+    # With use_cpu accelerate skips DeepSpeed; ranks on the CPU are told so by the environment instead.
+    config["use_cpu"] = False
+    return config
+
+
+def accelerate_yaml(strategy: Strategy, *, topology: Topology | None, deepspeed_file: str | None) -> str:
+    """Return the text of the accelerate YAML file."""
+    import yaml
+
+    config = accelerate_config(strategy, topology=topology, deepspeed_file=deepspeed_file)
+    return yaml.safe_dump(config, sort_keys=False)
+
+
+def _distributed_type(strategy: Strategy, topology: Topology | None) -> str:
+    if strategy.engine is Engine.DEEPSPEED:
+        return "DEEPSPEED"
+    return "NO" if topology is None or topology.world_size == 1 else "MULTI_GPU"

@@ -1,0 +1,123 @@
+"""A Plan as the exact `accelerate launch` command line, and the environment it needs."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.core.strategy import Engine, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from zerofit.core.plan import Plan
+
+MIXED_PRECISION = {Precision.FP32: "no", Precision.FP16: "fp16", Precision.BF16: "bf16"}
+"""accelerate's name of each number format (accelerate/utils/dataclasses.py, PrecisionType)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """How the ranks of a run find one another."""
+
+    machine_rank: int = 0
+    """This node's number, from 0."""
+    main_process_ip: str | None = None
+    """Address of node 0; None on one node."""
+    main_process_port: int
+    """Port on node 0."""
+    gpu_ids: str | None = None
+    """GPUs of this node to use, as CUDA_VISIBLE_DEVICES names them; None for all."""
+
+
+def needs_one_gpu(plan: Plan) -> bool:
+    """Return whether the only rank must see one GPU only.
+
+    With several in sight and no distributed launch, Trainer wraps the model in nn.DataParallel over all of
+    them and multiplies the batch by their number (transformers/training_args.py, n_gpu).
+    """
+    is_alone = plan.strategy.engine is Engine.NATIVE and plan.topology.world_size == 1
+    return is_alone and not plan.topology.on_cpu
+
+
+def is_on_one_of_many_gpus(plan: Plan) -> bool:
+    """Return whether the only rank must be kept to one of this node's GPUs, as there are several."""
+    return needs_one_gpu(plan) and len(plan.machine.gpus) > 1
+
+
+def first_gpu(*lists: str | None) -> str:
+    """Return the first GPU of the first list that names any; "0" where none does.
+
+    Args:
+        lists: ids with commas between, as in --gpu-ids and CUDA_VISIBLE_DEVICES; None or "all" name none.
+    """
+    named = (ids for ids in lists if ids not in (None, "", "all"))
+    return str(next(named, "0")).split(",")[0].strip()
+
+
+def accelerate_launch_arguments(
+    plan: Plan, *, config_file: str, rendezvous: Rendezvous, target: Sequence[str]
+) -> tuple[str, ...]:
+    """Return what follows `accelerate launch`.
+
+    Args:
+        plan: what runs.
+        config_file: path of the accelerate YAML.
+        rendezvous: how the ranks meet.
+        target: the script or `-m module`, and its arguments.
+    """
+    topology = plan.topology
+    precision = MIXED_PRECISION[plan.strategy.precision or Precision.FP32]
+    arguments = ["--config_file", config_file, "--mixed_precision", precision]
+    arguments += ["--num_processes", str(topology.world_size), "--num_machines", str(topology.num_nodes)]
+    arguments += ["--machine_rank", str(rendezvous.machine_rank)]
+    if rendezvous.main_process_ip is not None:
+        arguments += ["--main_process_ip", rendezvous.main_process_ip]
+    arguments += ["--main_process_port", str(rendezvous.main_process_port)]
+    if rendezvous.gpu_ids is not None and not topology.on_cpu:
+        arguments += ["--gpu_ids", rendezvous.gpu_ids]
+    if plan.strategy.compile:
+        arguments += ["--dynamo_backend", "inductor"]
+    return (*arguments, *target)
+
+
+def launch_environment(plan: Plan, *, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that the launch sets beside the user's own.
+
+    Args:
+        plan: what runs.
+        inherited: the user's own; what is a matter of taste is not overridden there.
+    """
+    environment = {}
+    if "OMP_NUM_THREADS" not in inherited:
+        # torchrun would set 1, and DeepSpeed's CPU Adam would step on a single core.
+        threads = max(1, plan.machine.num_cpu_cores // plan.topology.ranks_per_node)
+        environment["OMP_NUM_THREADS"] = str(threads)
+    if plan.topology.on_cpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        if "OMP_WAIT_POLICY" not in inherited:
+            # Threads that spin while they wait make a step many times slower where other work wants a core.
+            environment["OMP_WAIT_POLICY"] = "PASSIVE"
+        if plan.strategy.engine is Engine.DEEPSPEED:
+            environment["DS_ACCELERATOR"] = "cpu"
+        else:
+            environment["ACCELERATE_USE_CPU"] = "true"
+    return environment | compile_environment(plan)
+
+
+def compile_environment(plan: Plan) -> dict[str, str]:
+    """Return what says to DeepSpeed's ranks that they compile, on whichever machine they run.
+
+    accelerate's own --dynamo_backend does not reach them (accelerate/utils/launch.py,
+    prepare_deepspeed_cmd_env, 1.15).
+    """
+    if plan.strategy.compile and plan.strategy.engine is Engine.DEEPSPEED:
+        return {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
+    return {}
+
+
+def shell_command(arguments: Sequence[str], *, environment: Mapping[str, str]) -> str:
+    """Return the command as a line for a POSIX shell, the environment in front."""
+    settings = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    return " ".join([*settings, "accelerate", "launch", shlex.join(arguments)])

@@ -1,0 +1,104 @@
+"""A Strategy as DeepSpeed's JSON. What the strategy leaves to the script becomes "auto"."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.strategy import NVME, OffloadDevice, Precision, Strategy, ZeroStage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_AUTO = "auto"
+"""Filled in from the script by both accelerate (prepare) and Trainer (TrainingArguments)."""
+
+_NVME_OPTIMIZER = {"buffer_count": NVME.optimizer_buffer_count}
+_NVME_PARAM = {
+    "buffer_count": NVME.weight_buffer_count,
+    "buffer_size": NVME.weight_buffer_size,
+    "max_in_cpu": NVME.max_weights_in_cpu,
+}
+_AIO = {
+    "block_size": 1_048_576,
+    "queue_depth": 8,
+    "intra_op_parallelism": 1,
+    "single_submit": False,
+    "overlap_events": True,
+}
+"""Source: https://www.deepspeed.ai/docs/config-json/#asynchronous-io"""
+
+
+def deepspeed_config(strategy: Strategy, *, trains: bool = True) -> dict[str, Any]:
+    """Return the DeepSpeed configuration of a strategy.
+
+    The total batch is left out: DeepSpeed computes it, and a second number could only contradict.
+
+    Args:
+        strategy: a strategy of the DeepSpeed engine.
+        trains: whether there are gradients; without, everything about them is left out.
+    """
+    config: dict[str, Any] = {"train_micro_batch_size_per_gpu": _or_auto(strategy.micro_batch_size)}
+    if trains:
+        config["gradient_accumulation_steps"] = _or_auto(strategy.gradient_accumulation_steps)
+        config["gradient_clipping"] = _or_auto(strategy.gradient_clipping)
+    config |= _precision(strategy)
+    config["zero_optimization"] = _zero(strategy, trains=trains)
+    if strategy.uses_nvme:
+        config["aio"] = dict(_AIO)
+    return config
+
+
+def deepspeed_json(strategy: Strategy, *, trains: bool = True) -> str:
+    """Return the text of the DeepSpeed JSON file of a strategy."""
+    return json.dumps(deepspeed_config(strategy, trains=trains), indent=2) + "\n"
+
+
+def _or_auto(value: float | None) -> float | str:
+    return _AUTO if value is None else value
+
+
+def _precision(strategy: Strategy) -> dict[str, Any]:
+    def enabled(precision: Precision) -> bool | str:
+        return _AUTO if strategy.precision is None else strategy.precision is precision
+
+    # The loss scale starts at 2^16 and follows the gradients: DeepSpeed's own defaults, written out.
+    loss_scale = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "min_loss_scale": 1}
+    return {
+        "bf16": {"enabled": enabled(Precision.BF16)},
+        "fp16": {"enabled": enabled(Precision.FP16), **loss_scale},
+    }
+
+
+def _zero(strategy: Strategy, *, trains: bool) -> dict[str, Any]:
+    buckets = strategy.buckets
+    zero: dict[str, Any] = {"stage": strategy.zero_stage.value}
+    if strategy.zero_stage is not ZeroStage.NOTHING:
+        zero["contiguous_gradients"] = True
+        zero["reduce_bucket_size"] = buckets.reduce_bucket_size
+    if strategy.zero_stage in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
+        zero["allgather_bucket_size"] = buckets.allgather_bucket_size
+    if strategy.zero_stage is ZeroStage.PARAMETERS:
+        # Only here, as in DeepSpeed's defaults: at stages 1 and 2 it needs a second reduce bucket.
+        zero |= {
+            "overlap_comm": True,
+            "stage3_prefetch_bucket_size": buckets.stage3_prefetch_bucket_size,
+            "stage3_param_persistence_threshold": buckets.stage3_param_persistence_threshold,
+            "stage3_max_live_parameters": buckets.stage3_max_live_parameters,
+            "stage3_max_reuse_distance": buckets.stage3_max_reuse_distance,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
+    if strategy.zero_stage is ZeroStage.PARAMETERS and trains:
+        zero["sub_group_size"] = buckets.sub_group_size
+    if strategy.optimizer_offload is not OffloadDevice.NONE:
+        zero["offload_optimizer"] = _offload(strategy, strategy.optimizer_offload, _NVME_OPTIMIZER)
+    if strategy.param_offload is not OffloadDevice.NONE:
+        zero["offload_param"] = _offload(strategy, strategy.param_offload, _NVME_PARAM)
+    return zero
+
+
+def _offload(strategy: Strategy, device: OffloadDevice, nvme: Mapping[str, Any]) -> dict[str, Any]:
+    section: dict[str, Any] = {"device": device.value, "pin_memory": strategy.pin_memory}
+    if device is OffloadDevice.NVME:
+        section |= {"nvme_path": strategy.nvme_path, **nvme}
+    return section

@@ -1,0 +1,113 @@
+"""A Strategy as TrainingArguments, under the names that a release of transformers has for them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.strategy import Engine, OptimizerName, Precision
+from zerofit.core.supported import release_of
+
+if TYPE_CHECKING:
+    from zerofit.core.strategy import Strategy
+
+OPTIM = {
+    OptimizerName.ADAMW: "adamw_torch_fused",
+    OptimizerName.PAGED_ADAMW: "paged_adamw_32bit",
+    OptimizerName.ADAMW_8BIT: "adamw_bnb_8bit",
+    OptimizerName.PAGED_ADAMW_8BIT: "paged_adamw_8bit",
+    OptimizerName.LION: "lion_32bit",
+    OptimizerName.LION_8BIT: "lion_8bit",
+    OptimizerName.PAGED_LION_8BIT: "paged_lion_8bit",
+    OptimizerName.ADAFACTOR: "adafactor",
+    OptimizerName.SGD: "sgd",
+}
+"""transformers' name of each optimizer (transformers/training_args.py, OptimizerNames)."""
+
+OPTIM_ALIKE = {
+    OptimizerName.ADAMW: frozenset({"adamw_torch", "adamw_torch_fused"}),
+    OptimizerName.PAGED_ADAMW: frozenset({"paged_adamw_32bit"}),
+    OptimizerName.ADAMW_8BIT: frozenset({"adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"}),
+    OptimizerName.PAGED_ADAMW_8BIT: frozenset({"paged_adamw_8bit"}),
+    OptimizerName.LION: frozenset({"lion_32bit"}),
+    OptimizerName.LION_8BIT: frozenset({"lion_8bit", "paged_lion_8bit"}),
+    OptimizerName.PAGED_LION_8BIT: frozenset({"paged_lion_8bit"}),
+    OptimizerName.ADAFACTOR: frozenset({"adafactor"}),
+    OptimizerName.SGD: frozenset({"sgd"}),
+}
+"""All of transformers' names that compute the same, with states of the same size, or less on the GPU."""
+LION_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.99}
+"""Trainer gives Lion the betas of AdamW (transformers/trainer_optimizer.py); these are its own
+(bitsandbytes/optim/lion.py; https://arxiv.org/abs/2302.06675)."""
+
+
+CHECKPOINTING_BEFORE_5_23 = {
+    "activation_checkpointing": "gradient_checkpointing",
+    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
+}
+"""Fields that had another name before transformers 5.23, which 5.23 still takes with a warning."""
+
+
+def training_arguments(
+    strategy: Strategy, *, deepspeed_file: str | None, transformers: str | None = None
+) -> dict[str, Any]:
+    """Return the TrainingArguments that a strategy decides; what it leaves to the script is absent.
+
+    Args:
+        strategy: what runs.
+        deepspeed_file: path of the DeepSpeed JSON; None where accelerate's launcher brings it.
+        transformers: the release whose names they have; None for the newest that is known here.
+    """
+    arguments: dict[str, Any] = {}
+    if strategy.engine is Engine.DEEPSPEED and deepspeed_file is not None:
+        arguments["deepspeed"] = deepspeed_file
+    if strategy.precision is not None:
+        arguments["bf16"] = strategy.precision is Precision.BF16
+        arguments["fp16"] = strategy.precision is Precision.FP16
+    decided = {
+        "per_device_train_batch_size": strategy.micro_batch_size,
+        "gradient_accumulation_steps": strategy.gradient_accumulation_steps,
+        "max_grad_norm": strategy.gradient_clipping,
+        "activation_checkpointing": strategy.gradient_checkpointing,
+        "activation_checkpointing_kwargs": _checkpointing_kwargs(strategy),
+        "optim": OPTIM[strategy.optimizer] if strategy.optimizer else None,
+        "tf32": strategy.tf32,
+        "torch_compile": True if strategy.compile else None,
+        "use_liger_kernel": True if strategy.liger else None,
+        "train_sampling_strategy": "group_by_length" if strategy.group_by_length else None,
+    }
+    if strategy.optimizer is not None and "lion" in strategy.optimizer:
+        decided |= LION_BETAS
+    arguments |= {name: value for name, value in decided.items() if value is not None}
+    return arguments if transformers is None else _named_in(arguments, transformers)
+
+
+def _named_in(arguments: dict[str, Any], transformers: str) -> dict[str, Any]:
+    """Return the arguments under a release's names."""
+    release = release_of(transformers)
+    if release < release_of("5.2") and "train_sampling_strategy" in arguments:
+        arguments["group_by_length"] = arguments.pop("train_sampling_strategy") == "group_by_length"
+    if not takes_every_n_layers(transformers) and "activation_checkpointing_kwargs" in arguments:
+        del arguments["activation_checkpointing_kwargs"]
+    if release < release_of("5.23"):
+        return {CHECKPOINTING_BEFORE_5_23.get(name, name): value for name, value in arguments.items()}
+    return arguments
+
+
+def _checkpointing_kwargs(strategy: Strategy) -> dict[str, Any] | None:
+    if not strategy.gradient_checkpointing or strategy.checkpoint_every == 1:
+        return None
+    return {"use_reentrant": False, "every_n_layers": strategy.checkpoint_every}
+
+
+def takes_every_n_layers(transformers: str) -> bool:
+    """Return whether TrainingArguments of a release can say that some blocks checkpoint, not all."""
+    return release_of(transformers) >= release_of("5.16")
+
+
+def training_arguments_json(
+    strategy: Strategy, *, deepspeed_file: str | None, transformers: str | None = None
+) -> str:
+    """Return training_arguments() as the text of a JSON file that HfArgumentParser takes."""
+    arguments = training_arguments(strategy, deepspeed_file=deepspeed_file, transformers=transformers)
+    return json.dumps(arguments, indent=2) + "\n"

@@ -1,0 +1,191 @@
+"""AllocationLog: what one micro-batch allocates and frees on a GPU, in order, as a function of its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from zerofit.core.strategy import Lora, Precision, Quantization
+
+
+class TensorKind(StrEnum):
+    """What a storage is for."""
+
+    INPUT = "inputs"
+    """The batch itself."""
+    ACTIVATION = "activations"
+    """Made in the forward pass."""
+    RECOMPUTED = "recomputed activations"
+    """Made by gradient checkpointing's second forward pass, inside the backward pass."""
+    OUTPUT = "outputs"
+    """What the model returns: loss, logits and whatever else the script holds on to."""
+    ACTIVATION_GRADIENT = "activation gradients"
+    """Made in the backward pass, and no parameter's gradient."""
+    GRADIENT = "gradients"
+    """The gradient of a parameter, from its birth in the backward pass."""
+    WORKSPACE = "kernel workspaces"
+    """Scratch memory that a CUDA kernel takes and gives back."""
+
+
+class Event(IntEnum):
+    """What happens; each comes with one number, its argument."""
+
+    ALLOCATE = 0
+    """A storage is born; the argument is its index."""
+    FREE = 1
+    """A storage dies; the argument is its index. Gradients live on past the log's end."""
+    FORWARD_ENTER = 2
+    """A module's forward begins, the first or, in checkpointing, the second time; its index in modules."""
+    FORWARD_LEAVE = 3
+    """A module's forward has ended."""
+    BACKWARD_ENTER = 4
+    """The backward pass reaches a module's outputs."""
+    BACKWARD_LEAVE = 5
+    """The backward pass has left a module's inputs."""
+    GRADIENT_READY = 6
+    """A parameter's gradient is whole; its index in parameters. At most once a parameter."""
+    FORWARD_ENDS = 7
+    """The loss is there and the backward pass begins; the argument is 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedParameter:
+    """One parameter, a tied one once."""
+
+    name: str
+    num_elements: int
+    bytes_per_element: int
+    """Of the weights as they lie in the forward pass."""
+    trains: bool
+    module: int
+    """Index in modules of the one that holds it; for a tied one the first."""
+    shape: tuple[int, ...] = ()
+    """Its dimensions; empty where they are not known."""
+    is_embedding: bool = False
+    """Whether an nn.Embedding holds it, be it alone or with a head that shares it."""
+    is_packed: bool = False
+    """Whether its elements are bytes that hold several quantized weights each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storages:
+    """The storages of a log as columns; a storage takes fixed_bytes + bytes_per_sample * micro_batch_size."""
+
+    kinds: tuple[TensorKind, ...]
+    fixed_bytes: tuple[int, ...]
+    bytes_per_sample: tuple[int, ...]
+    modules: tuple[int, ...]
+    """Index in modules of the innermost one that ran when the storage was born; -1 outside of all."""
+    operators: tuple[int, ...]
+    """Index in operators of the one that made it."""
+
+
+class CostKind(StrEnum):
+    """What bounds an operator's time."""
+
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+    MEMORY = "memory"
+    """Everything else: as long as its bytes take."""
+
+
+class Pass(StrEnum):
+    """Where in the micro-batch an operator runs."""
+
+    FORWARD = "forward"
+    RECOMPUTATION = "recomputation"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCost:
+    """Alike calls of one operator: each does fixed + per_sample * micro_batch_size of work."""
+
+    operator: str
+    kind: CostKind
+    during: Pass
+    precision: Precision
+    """Number format of its inputs."""
+    count: int
+    """Times that it runs in one micro-batch."""
+    fixed_flops: int
+    flops_per_sample: int
+    fixed_bytes: int
+    """Read and written."""
+    bytes_per_sample: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationLog:
+    """One forward and backward pass on one GPU, without the model's own weights and any engine's buffers."""
+
+    least_micro_batch_size: int
+    """The sizes below it have another log."""
+    modules: tuple[str, ...]
+    """Qualified names; "" is the model."""
+    module_parameters: tuple[tuple[int, ...], ...]
+    """The parameters that each module holds itself, as indices in parameters; a tied one with each holder."""
+    parameters: tuple[TracedParameter, ...]
+    """In the order of model.parameters()."""
+    buffer_bytes: tuple[int, ...]
+    """Buffers of the model that lie on the GPU all along."""
+    storages: Storages
+    operators: tuple[str, ...]
+    codes: bytes
+    """The events' kinds (Event), one byte each."""
+    arguments: tuple[int, ...]
+    """The events' arguments, as many as codes."""
+    gradient_storages: tuple[int, ...]
+    """The storage of each parameter's gradient; -1 where it gets none."""
+    costs: tuple[OperatorCost, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """All that decides a log, beside the model's configuration, its task and the versions."""
+
+    sequence_length: int
+    """Tokens of a sample; for an encoder-decoder, of its source."""
+    target_length: int | None = None
+    """Tokens of an encoder-decoder's target; None takes sequence_length."""
+    is_padded: bool = True
+    """Whether the attention mask has padding in it."""
+    weights: Precision = Precision.FP32
+    """Format of the weights in the forward pass, adapters left out."""
+    adapters: Precision = Precision.FP32
+    """Format of LoRA's adapters: fp32 as peft makes them, or the weights' where DeepSpeed casts all."""
+    autocast: Precision | None = None
+    """Format of torch.autocast; None without it."""
+    gradient_checkpointing: bool = False
+    checkpoint_every: int = 1
+    """Of the blocks that could, one in so many recomputes."""
+    attention: str | None = None
+    """transformers' attn_implementation; None leaves it to transformers (sdpa where the class has it)."""
+    compute_capability: tuple[int, int] = (8, 0)
+    """Of the GPU, which decides the kernel that attention takes."""
+    freeze: tuple[str, ...] = ()
+    """Name patterns of the parameters that do not train."""
+    lora: Lora | None = None
+    quantization: Quantization | None = None
+    """Format of the frozen weights of linear layers."""
+    keeps_outputs: bool = True
+    """Whether the loop holds the outputs through the backward pass, as a plain `outputs = model(**batch)`
+    does; transformers' Trainer lets go of them once it has the loss."""
+    saves_linear_inputs: bool = False
+    """Whether every linear layer keeps its input for the backward pass, one with frozen weights too, as
+    DeepSpeed's own linear function of stage 3 does."""
+    softmax_saves_input: bool = False
+    """Whether softmax keeps its input beside its result, as PyTorch up to 1.10 did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The logs of one model under one request."""
+
+    request: TraceRequest
+    logs: tuple[AllocationLog, ...]
+    """By falling least_micro_batch_size; the last one's is 1."""
+
+    def log_for(self, micro_batch_size: int) -> AllocationLog:
+        """Return the log that holds for this many samples."""
+        return next(log for log in self.logs if log.least_micro_batch_size <= micro_batch_size)

@@ -1,0 +1,96 @@
+"""The one exception family for what a user can mend, and the form in which it is printed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerofit.configs.text import Unreadable
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+EXIT_USAGE = 2
+"""The command line, a file or a value of the user's is wrong."""
+
+
+class UserError(Exception):
+    """What happened, what was found, why it is wrong, and what to do about it.
+
+    Args:
+        rule: permanent kebab-case id, printed as ``error[rule]``.
+        summary: what is wrong, in one line.
+        found: the user's own flag, file or value.
+        why: the reason.
+        fix: what to do.
+        see: a link, where there is a page worth reading.
+        exit_code: the process's exit code.
+    """
+
+    def __init__(
+        self,
+        rule: str,
+        summary: str,
+        *,
+        found: str,
+        why: str,
+        fix: str,
+        see: str | None = None,
+        exit_code: int = EXIT_USAGE,
+    ) -> None:
+        super().__init__(summary)
+        self.rule = rule
+        self.summary = summary
+        self.found = found
+        self.why = why
+        self.fix = fix
+        self.see = see
+        self.exit_code = exit_code
+        self.is_on_every_rank = False
+        """Whether each rank raises it, so that one may say it for all."""
+
+    def __str__(self) -> str:
+        return format_message(
+            f"error[{self.rule}]: {self.summary}", found=self.found, why=self.why, fix=self.fix, see=self.see
+        )
+
+
+def format_message(headline: str, *, found: str, why: str, fix: str, see: str | None = None) -> str:
+    """Return the printed form of an error or warning: a headline and one indented line a part."""
+    lines = [headline, f"  found: {found}", f"  why:   {why}", f"  fix:   {fix}"]
+    if see:
+        lines.append(f"  see:   {see}")
+    return "\n".join(lines)
+
+
+def nearest(word: str, valid: Iterable[str]) -> str | None:
+    """Return the valid word that a misspelt one most resembles, or None where none is near."""
+    matches = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+class Unreadable(Exception):  # noqa: N818 - it is about the file, no failure of ours
+    """A file that is not what it should be.
+
+    Args:
+        problem: what is wrong, in a few words.
+        why: the reason.
+        fix: what to do.
+        line: where, from 1.
+        column: where in the line, from 1, in characters.
+    """
+
+    def __init__(self, problem: str, why: str, fix: str, line: int = 1, column: int = 1) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.why = why
+        self.fix = fix
+        self.line = line
+        self.column = column
+
+
+class NotStrict(Unreadable):
+    """What HJSON has and JSON has not: comments, trailing commas, keys without quotes, a byte order mark."""

@@ -1,0 +1,180 @@
+"""Plan: one strategy on one machine, with the reason for each choice; to and from JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+
+from zerofit.core.capture import CAPTURE_VERSION, Capture
+from zerofit.core.errors import UserError
+from zerofit.core.estimates import Estimate
+from zerofit.core.facts import Machine, ModelFacts, Versions, Workload
+from zerofit.core.strategy import Strategy
+from zerofit.core.validation import STRICT, check_at_least
+
+PLAN_VERSION = 1
+"""Raised whenever a plan file of before can no longer be read as it was meant."""
+
+
+GENERATE_LIMIT_S = 300
+"""ASSUMPTION: ranks come to a call within minutes of each other; NCCL by itself gives up after 10
+(torch/distributed/constants.py, default_pg_nccl_timeout)."""
+
+
+class Origin(StrEnum):
+    """Who chose a value."""
+
+    FLAG = "flag"
+    PRESET = "preset"
+    DEFAULT = "default"
+    PLANNER = "planner"
+    """`zerofit plan`, which compared estimates."""
+    SCRIPT = "script"
+    """The captured script, of which nothing else can be made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why one field of the strategy, or on_cpu of the topology, has its value."""
+
+    field: str
+    """Name of the Strategy field, or on_cpu."""
+    value: str
+    """The value, as a person reads it."""
+    origin: Origin
+    """Who chose it."""
+    why: str
+    """One sentence."""
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A strategy that was considered and lost."""
+
+    strategy: Strategy
+    why: str
+    """One sentence."""
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The processes of a run."""
+
+    num_nodes: int = 1
+    """Machines that take part."""
+    world_size: int = 1
+    """Ranks on all nodes together."""
+    on_cpu: bool = False
+    """Whether the ranks run on the CPU, GPUs or not."""
+
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_nodes", "world_size")
+        if self.world_size % self.num_nodes:
+            raise ValueError(f"world_size: {self.world_size} ranks do not divide over {self.num_nodes} nodes")
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks that each take their own samples: all of them, as zerofit plans no tensor parallelism."""
+        return self.world_size
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on one node."""
+        return self.world_size // self.num_nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What will run, where, and why."""
+
+    strategy: Strategy
+    topology: Topology
+    machine: Machine
+    versions: Versions
+    workload: Workload = dataclasses.field(default_factory=Workload)
+    model: ModelFacts | None = None
+    trains: bool = True
+    """Whether there are gradients and an optimizer; without, the run only evaluates or generates."""
+    is_checked: bool = True
+    """Whether a broken rule ends the run."""
+    generate_limit_s: int = GENERATE_LIMIT_S
+    """How long a rank waits before model.generate until the others call it too, where ZeRO-3 partitions the
+    model; 0 does not wait."""
+    reasons: tuple[Reason, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    estimate: Estimate | None = None
+    """What the strategy needs, where it came from `zerofit plan`."""
+    capture: Capture | None = None
+    """What the script was seen to train, without what the capture itself took; None where it was not
+    captured."""
+    version: int = PLAN_VERSION
+    """Version of this file format."""
+
+    __pydantic_config__ = STRICT
+
+    def is_default(self, field: str) -> bool:
+        """Return whether nobody asked for the value that this Strategy field has."""
+        return any(reason.field == field and reason.origin is Origin.DEFAULT for reason in self.reasons)
+
+
+def plan_to_json(plan: Plan) -> str:
+    """Return the plan as the text of a plan file."""
+    return json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
+
+
+def plan_from_json(text: str, *, name: str) -> Plan:
+    """Return the plan that the text of a plan file holds.
+
+    Args:
+        text: the file's text.
+        name: the file's name, for the message.
+
+    Raises:
+        UserError: the text is no JSON, is cut off, has a field too many or too few, or is of another version.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise _broken(name, f"{error}", "it is not whole JSON, as of a write that was cut short") from None
+    version = document.get("version") if isinstance(document, dict) else None
+    if version != PLAN_VERSION:
+        raise _broken(
+            name,
+            f"version {version!r}" if version is not None else "no version field",
+            f"this zerofit reads plan files of version {PLAN_VERSION}",
+        )
+
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        plan = TypeAdapter(Plan).validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "value_error":  # of a value's own checks; its text begins with the field's name
+            found = f"{place}.{first['ctx']['error']}"
+        else:
+            found = f"{place}: {first['msg']}"
+        raise _broken(name, found, "every field must be known, of its type and in its range") from None
+    if plan.capture is not None and plan.capture.version != CAPTURE_VERSION:
+        found = f"capture.version: {plan.capture.version}"
+        raise _broken(name, found, f"this zerofit reads captures of version {CAPTURE_VERSION}")
+    return plan
+
+
+def _broken(name: str, found: str, why: str) -> UserError:
+    return UserError(
+        "plan-file-broken",
+        "the plan file can't be read",
+        found=f"{found}   ({name})",
+        why=why,
+        fix="write the plan anew, or leave out --plan",
+    )

@@ -1,0 +1,161 @@
+"""The named strategies behind ds_configs/ and --preset. What a preset leaves to the script stays None."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerofit.core.errors import UserError, nearest
+from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """One strategy with a name, and what a person needs to know to pick it."""
+
+    name: str
+    """Name on the command line; the files carry it with underscores."""
+    title: str
+    """The strategy in a few words."""
+    strategy: Strategy
+    gpu_bytes_per_parameter: str
+    """Model states on each GPU, for AdamW in 16 bit with fp32 master weights; N is the number of ranks."""
+    fits: str
+    """Where it fits."""
+    costs: str
+    """What it costs against the one before."""
+    not_with: str
+    """What it must not be combined with."""
+    trains: bool = True
+    """Whether it has gradients and an optimizer."""
+
+    @property
+    def deepspeed_file(self) -> str:
+        """Name of its DeepSpeed JSON."""
+        return f"ds_{self.name.replace('-', '_')}.json"
+
+    @property
+    def accelerate_file(self) -> str:
+        """Name of its accelerate YAML."""
+        return f"accelerate_{self.name.replace('-', '_')}.yaml"
+
+
+def _zero(
+    stage: ZeroStage,
+    *,
+    optimizer: OffloadDevice = OffloadDevice.NONE,
+    param: OffloadDevice = OffloadDevice.NONE,
+    nvme_path: str | None = None,
+) -> Strategy:
+    return Strategy(
+        engine=Engine.DEEPSPEED,
+        zero_stage=stage,
+        optimizer_offload=optimizer,
+        param_offload=param,
+        nvme_path=nvme_path,
+    )
+
+
+_CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
+# accelerate/utils/deepspeed.py, map_pytorch_optim_to_deepspeed.
+_ADAM_ONLY = (
+    "optimizers other than Adam and AdamW: accelerate swaps SGD, RMSprop and 8-bit ones for DeepSpeed's CPU "
+    "Adam, and Adafactor, Adagrad and Lion fail"
+)
+_NO_OPTIMIZER = "evaluation without an optimizer"
+
+PRESETS = (
+    Preset(
+        name="z1",
+        title="ZeRO-1",
+        strategy=_zero(ZeroStage.OPTIMIZER_STATES),
+        gpu_bytes_per_parameter="4 + 12/N",
+        fits="weights and gradients fit on each GPU, optimizer states do not",
+        costs="nothing to speak of: the volume that data parallelism sends anyway",
+        not_with=f"Adafactor and Muon, which see flat shards; {_NO_OPTIMIZER}",
+    ),
+    Preset(
+        name="z2",
+        title="ZeRO-2",
+        strategy=_zero(ZeroStage.GRADIENTS),
+        gpu_bytes_per_parameter="2 + 14/N",
+        fits="weights fit on each GPU, gradients and optimizer states do not",
+        costs="with accumulation, one reduction a micro-batch instead of one a step",
+        not_with="two forwards for one backward under reentrant checkpointing; as ZeRO-1",
+    ),
+    Preset(
+        name="z2-offload",
+        title="ZeRO-2, optimizer on CPU",
+        strategy=_zero(ZeroStage.GRADIENTS, optimizer=_CPU),
+        gpu_bytes_per_parameter="2",
+        fits="weights fit on each GPU, and the node has at least 18 bytes of RAM a parameter",
+        costs="the step runs on the CPU; gradients and weights cross PCIe once a step",
+        not_with=f"{_ADAM_ONLY}; {_NO_OPTIMIZER}",
+    ),
+    Preset(
+        name="z3",
+        title="ZeRO-3",
+        strategy=_zero(ZeroStage.PARAMETERS),
+        gpu_bytes_per_parameter="16/N",
+        fits="weights alone do not fit on one GPU, but do on all of them together",
+        costs="half as much communication again: weights are gathered layer by layer",
+        not_with="device_map; a model made before Accelerator() or TrainingArguments; calls on one rank only",
+    ),
+    Preset(
+        name="z3-offload-optimizer",
+        title="ZeRO-3, optimizer on CPU",
+        strategy=_zero(ZeroStage.PARAMETERS, optimizer=_CPU),
+        gpu_bytes_per_parameter="2/N",
+        fits="weight shards fit on the GPUs, and the node has at least 18 bytes of RAM a parameter",
+        costs="as ZeRO-3, and the step runs on the CPU",
+        not_with=f"{_ADAM_ONLY}; as ZeRO-3",
+    ),
+    Preset(
+        name="z3-offload",
+        title="ZeRO-3, optimizer and parameters on CPU",
+        strategy=_zero(ZeroStage.PARAMETERS, optimizer=_CPU, param=_CPU),
+        gpu_bytes_per_parameter="0",
+        fits="the shards do not fit on the GPUs, and the node has at least 20 bytes of RAM a parameter",
+        costs="weights cross PCIe in every forward and backward pass",
+        not_with=f"{_ADAM_ONLY}; as ZeRO-3",
+    ),
+    Preset(
+        name="z3-nvme",
+        title="ZeRO-3, optimizer and parameters on NVMe",
+        strategy=_zero(ZeroStage.PARAMETERS, optimizer=_NVME, param=_NVME, nvme_path="/local_nvme"),
+        gpu_bytes_per_parameter="0",
+        fits="RAM is too small as well; the disk must be a local NVMe, and libaio installed",
+        costs="the disk's bandwidth bounds every step",
+        not_with=f"resuming: optimizer states come back empty; {_ADAM_ONLY}; as ZeRO-3",
+    ),
+    Preset(
+        name="z3-inference",
+        title="ZeRO-3 for inference",
+        strategy=_zero(ZeroStage.PARAMETERS),
+        gpu_bytes_per_parameter="2/N",
+        fits="evaluation or generation with a model that no single GPU holds",
+        costs="weights are gathered layer by layer, for every token",
+        not_with="training; generate() on some ranks only",
+        trains=False,
+    ),
+)
+
+
+def find_preset(name: str) -> Preset:
+    """Return the preset of that name, as written on the command line or in a file name.
+
+    Raises:
+        UserError: there is no such preset.
+    """
+    wanted = name.lower().replace("_", "-").removeprefix("ds-").removesuffix(".json")
+    for preset in PRESETS:
+        if preset.name == wanted:
+            return preset
+    names = [preset.name for preset in PRESETS]
+    near = nearest(wanted, names)
+    raise UserError(
+        "unknown-preset",
+        f"there is no preset {name!r}",
+        found=f"--preset {name}",
+        why=f"the presets are {', '.join(names)}",
+        fix=f"did you mean --preset {near}?" if near else "name one of them",
+    )

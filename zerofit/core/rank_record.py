@@ -1,0 +1,45 @@
+"""TODO."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """The end of one rank."""
+
+    rank: int
+    exit_code: int
+    """As the script meant it; a rank killed by a signal leaves no record."""
+    error_type: str | None
+    """Class of the exception that ended the script."""
+    error_message: str | None
+    peak_host_bytes: int
+    """Largest resident memory of this process."""
+    peak_gpu_allocated_bytes: int | None
+    """Largest sum of live tensors on the GPU; None without one."""
+    peak_gpu_reserved_bytes: int | None
+    """Largest memory PyTorch's allocator held on the GPU; None without one."""
+    changes: tuple[str, ...]
+    """What was changed in the script's settings, one sentence each."""
+    num_scaled_steps: int | None = None
+    """Optimizer steps with fp16's loss scaling, skipped ones among them; None without."""
+    num_skipped_steps: int | None = None
+    """Of these, the ones that were skipped as gradients were not finite; None without loss scaling."""
+
+
+def record_file(folder: Path, rank: int) -> Path:
+    """Return where a rank's record stands."""
+    return folder / f"rank{rank}.json"
+
+
+def read_record(folder: Path, rank: int) -> RankRecord | None:
+    """Return a rank's record, or None where it left none."""
+    try:
+        document = json.loads(record_file(folder, rank).read_text(encoding="utf-8"))
+        return RankRecord(**{**document, "changes": tuple(document["changes"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

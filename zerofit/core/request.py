@@ -1,0 +1,86 @@
+"""Request: what the user asked for, by flag, preset or plan file; None where nothing was said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerofit.core.plan import Plan
+    from zerofit.core.strategy import (
+        Engine,
+        Lora,
+        OffloadDevice,
+        OptimizerName,
+        Precision,
+        Quantization,
+        ZeroStage,
+    )
+
+FLAGS = {
+    "engine": "--engine",
+    "zero_stage": "--zero-stage",
+    "optimizer_offload": "--offload-optimizer",
+    "param_offload": "--offload-param",
+    "nvme_path": "--nvme-path",
+    "precision": "--mixed-precision",
+    "micro_batch_size": "--micro-batch-size",
+    "gradient_accumulation_steps": "--gradient-accumulation-steps",
+    "gradient_clipping": "--gradient-clipping",
+    "gradient_checkpointing": "--gradient-checkpointing",
+    "checkpoint_every": "--checkpoint-every",
+    "optimizer": "--optimizer",
+    "attention": "--attention",
+    "compile": "--compile",
+    "freeze": "--freeze",
+    "lora": "--lora",
+    "quantization": "--quantize",
+    "tf32": "--tf32",
+    "liger": "--liger",
+    "group_by_length": "--group-by-length",
+}
+"""The command-line flag of each Strategy field that has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The user's own words; each field that Strategy has too overrides it there."""
+
+    preset: str | None = None
+    """Name of a preset to start from."""
+    plan: Plan | None = None
+    """A plan to start from, read from a file."""
+    engine: Engine | None = None
+    zero_stage: ZeroStage | None = None
+    optimizer_offload: OffloadDevice | None = None
+    param_offload: OffloadDevice | None = None
+    nvme_path: str | None = None
+    precision: Precision | None = None
+    micro_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    gradient_clipping: float | None = None
+    gradient_checkpointing: bool | None = None
+    checkpoint_every: int | None = None
+    optimizer: OptimizerName | None = None
+    attention: str | None = None
+    compile: bool | None = None
+    freeze: tuple[str, ...] | None = None
+    lora: Lora | None = None
+    quantization: Quantization | None = None
+    tf32: bool | None = None
+    liger: bool | None = None
+    group_by_length: bool | None = None
+    says_qlora: bool = field(default=False, compare=False)
+    """Whether adapters and quantization were said as --qlora, which means the same."""
+    allowed_lora: Lora | None = None
+    """How adapters look where the user allows them and does not ask for them."""
+    global_batch_size: int | None = None
+    """Samples per optimizer step over all ranks."""
+    num_processes: int | None = None
+    """Ranks on all nodes together."""
+    num_nodes: int | None = None
+    """Machines that take part."""
+    on_cpu: bool = False
+    """Whether to leave GPUs alone."""
+    elsewhere: bool = False
+    """Whether the plan is for another machine than this one, whose GPUs are taken on trust."""

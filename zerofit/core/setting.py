@@ -1,0 +1,50 @@
+"""Said: a setting's value with the words and the place in which the user gave it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Confidence(StrEnum):
+    """How sure a fact is. Files and flags are certain; what is read out of a script's source is not."""
+
+    CERTAIN = "certain"
+    LIKELY = "likely"
+    POSSIBLE = "possible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said(Generic[T_co]):
+    """One setting, as it will count."""
+
+    value: T_co
+    text: str
+    """As the user wrote it: "--zero-stage 2", "zero_optimization.stage=2"; for a default, what is missing."""
+    place: Place | None = None
+    """Where it stands; None for a flag or a default."""
+    confidence: Confidence = Confidence.CERTAIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where something stands in a file."""
+
+    file: str
+    """The file, as the user named it."""
+    line: int
+    """From 1."""
+    column: int = 1
+    """From 1, in characters."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"

@@ -1,0 +1,142 @@
+"""The releases of Python and of each library that zerofit runs on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.core.errors import UserError
+from zerofit.core.strategy import OptimizerName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zerofit.core.facts import Versions
+    from zerofit.core.strategy import Strategy
+
+
+_NUMBERS = re.compile(r"\d+(\.\d+)*")
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version without its trailing zeros: (2, 13) of "2.13.0+cpu".
+
+    Reading a version as packaging does costs more than all of the catalog. A development version or a release
+    candidate counts as the release that it leads to.
+
+    Args:
+        version: begins with a number.
+    """
+    found = _NUMBERS.match(version)
+    numbers = [int(number) for number in found[0].split(".")] if found else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupportedRange:
+    """The releases of one package that are supported."""
+
+    package: str
+    at_least: str
+    """The oldest release."""
+    below: str = ""
+    """The first release that is not supported; empty: none is known."""
+    tested: str = ""
+    """The newest release that zerofit was tested with."""
+
+    @property
+    def specifier(self) -> str:
+        """The range as pip takes it, such as ">=5.0,<6"."""
+        return f">={self.at_least}" + (f",<{self.below}" if self.below else "")
+
+    def has(self, version: str) -> bool:
+        """Return whether a version is supported."""
+        release = release_of(version)
+        return release >= release_of(self.at_least) and not (self.below and release >= release_of(self.below))
+
+    def is_untested(self, version: str) -> bool:
+        """Return whether a version is supported and newer than all that zerofit was tested with."""
+        return self.has(version) and release_of(version) > release_of(self.tested)
+
+
+SUPPORTED = {
+    supported.package: supported
+    for supported in (
+        SupportedRange(package="torch", at_least="2.8", tested="2.13.0"),
+        SupportedRange(package="accelerate", at_least="1.10", below="2", tested="1.15.0"),
+        # Before 0.18.3 stages 1 and 2 keep the gradients of an accumulation window's last micro-batch alone
+        # (0.17.6 to 0.18.2), and the engine has no hooks for a script's own backward().
+        SupportedRange(package="deepspeed", at_least="0.18.3", below="0.20", tested="0.19.8"),
+        SupportedRange(package="transformers", at_least="5.0", below="6", tested="5.23.0"),
+        SupportedRange(package="huggingface_hub", at_least="1.3", below="3", tested="2.4.0"),
+        SupportedRange(package="peft", at_least="0.18", below="1", tested="0.21.2"),
+        SupportedRange(package="bitsandbytes", at_least="0.46.1", below="1", tested="0.50.2"),
+    )
+}
+"""What a run is made of, by package: as pyproject.toml asks for it, and as constraints.txt has it."""
+PYTHON = SupportedRange(package="Python", at_least="3.11", tested="3.12")
+"""The interpreter; pip refuses others by itself."""
+ALWAYS_USED = ("torch", "accelerate", "deepspeed", "transformers", "huggingface_hub")
+"""Packages that every run, capture and generation imports; the others belong to single strategies."""
+USED_BY_TRACES = ("torch", "transformers", "huggingface_hub")
+"""Packages that a plan of a model imports to trace it."""
+
+
+_OF_BITSANDBYTES = frozenset(OptimizerName) - {
+    OptimizerName.ADAMW,
+    OptimizerName.ADAFACTOR,
+    OptimizerName.SGD,
+}
+
+
+def packages_of(strategy: Strategy) -> tuple[str, ...]:
+    """Return the packages that a strategy imports beside those of every run."""
+    needs_bitsandbytes = strategy.optimizer in _OF_BITSANDBYTES or strategy.quantization is not None
+    return (
+        *(("peft",) if strategy.lora is not None else ()),
+        *(("bitsandbytes",) if needs_bitsandbytes else ()),
+    )
+
+
+def unsupported(versions: Versions, packages: Iterable[str]) -> UserError | None:
+    """Return the error that names each package that is missing or not of a supported release.
+
+    Args:
+        versions: what is installed.
+        packages: those that will be imported.
+    """
+    found, why, fix = [], [], []
+    for package in packages:
+        version, supported = getattr(versions, package), SUPPORTED[package]
+        if version is not None and supported.has(version):
+            continue
+        found.append(f"{package} {version}" if version else f"no {package}")
+        why.append(f"{package}{supported.specifier}")
+        fix.append(f"'{package}{supported.specifier}'")
+    if not found:
+        return None
+    return UserError(
+        "version-unsupported",
+        "a library is missing, or of a version that zerofit does not run on",
+        found=", ".join(found),
+        why=f"zerofit runs on {', '.join(why)}",
+        fix=f"pip install {' '.join(fix)}",
+    )
+
+
+def untested(versions: Versions) -> tuple[str, ...]:
+    """Return a sentence for each installed release that is supported and newer than all that were tested.
+
+    It may well work: what a release breaks is found by running it, and to refuse each new one would shut out
+    everyone until zerofit has a release of its own.
+    """
+    python = ".".join(versions.python.split(".")[:2])  # its patch releases break nothing
+    installed = [(PYTHON, python), *((one, getattr(versions, one.package)) for one in SUPPORTED.values())]
+    return tuple(
+        f"{one.package} {version} is newer than {one.tested}, the newest that zerofit was tested with"
+        for one, version in installed
+        if version is not None and one.is_untested(version)
+    )

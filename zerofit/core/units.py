@@ -1,0 +1,67 @@
+"""Sizes: whole bytes inside, GiB and GB only where a person reads or writes them."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Return the size in the largest binary unit that keeps it at 1 or above, such as "79.2 GiB"."""
+    for name, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(num_bytes) >= factor:
+            return f"{num_bytes / factor:.1f} {name}"
+    return f"{num_bytes} B"
+
+
+_NUMBER = r"(\d{1,12}(?:\.\d{1,12})?)"
+_SIZE = re.compile(rf"{_NUMBER}\s*([KMGTP])(I?B?)", re.IGNORECASE)
+_RATE = re.compile(rf"{_NUMBER}\s*([KMGTkmgt])(bits?|b|bytes?|B)(?:/s|ps)")
+_MOST = 2**60
+"""No machine has an EiB, and bytes that are added and multiplied stay within 64 bits below it."""
+
+
+def parse_bytes(text: str) -> int:
+    """Return the whole bytes of a size such as "512G", "1.5T", "256GiB" or "80GB".
+
+    A letter alone is binary, as Slurm, Docker and ulimit read it: "512G" is 512 GiB. Only "GB" is 10^9.
+
+    Raises:
+        ValueError: it is no size, has no unit, or is an EiB and more.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[3].upper() == "I":
+        raise ValueError(f"{text!r} is no size with a unit, such as 512G (GiB), 512GiB or 512GB (10^9)")
+    base = 1000 if match[3].upper() == "B" else 1024
+    num_bytes = int(Fraction(match[1]) * base ** ("KMGTP".index(match[2].upper()) + 1))
+    if num_bytes > _MOST:
+        raise ValueError(f"{text!r} is more than any machine has")
+    return num_bytes
+
+
+def parse_bytes_per_s(text: str) -> float:
+    """Return the bytes per second of a rate such as "400Gb/s", "100Gbps" (bits) or "50GB/s" (bytes).
+
+    Raises:
+        ValueError: it is no rate, or leaves open whether bits or bytes are meant.
+    """
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no rate with a unit, such as 400Gb/s (bits) or 50GB/s (bytes)")
+    per_s = Fraction(match[1]) * 1000 ** ("KMGT".index(match[2].upper()) + 1)
+    bytes_per_s = per_s if match[3].startswith(("B", "byte")) else per_s / 8
+    if bytes_per_s > _MOST:
+        raise ValueError(f"{text!r} is more than any machine has")
+    return float(bytes_per_s)
+
+
+def percent(share: float) -> str:
+    """Return a share of 0 or more in percent, two digits at least that say something: "12.3%", "0.41%"."""
+    value = share * 100
+    if value == 0:
+        return "0%"
+    if value < 0.01:
+        return "<0.01%"
+    return f"{value:.2f}%" if value < 1 else f"{value:.1f}%"

@@ -1,0 +1,246 @@
+"""What zerofit does to the inside of a DeepSpeedEngine, and reads from it, from DeepSpeed 0.18.3 on."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def wait_for_every_gather(module: Any) -> None:
+    """Let the weights that CPU ranks gather together all be there when they are used.
+
+    Older releases wait for the last gather alone (0.18.3 to 0.19.0 were looked at). Among GPUs that is
+    enough; under gloo it says nothing of the others, and now and then a weight is used without its values.
+
+    Args:
+        module: deepspeed.runtime.zero.partition_parameters.
+    """
+    original = module.Init._allgather_params_coalesced
+    if "launch_handles[-1].wait()" not in inspect.getsource(original):
+        return
+
+    @functools.wraps(original)
+    def gather(*args: Any, **kwargs: Any) -> Any:
+        handles: list[Any] = []
+        collectives = {name: getattr(module.dist, name) for name in ("all_gather", "all_gather_into_tensor")}
+
+        def noted(collective: Any, *tensors: Any, **options: Any) -> Any:
+            handles.append(collective(*tensors, **options))
+            return handles[-1]
+
+        for name, collective in collectives.items():
+            setattr(module.dist, name, functools.partial(noted, collective))
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            for name, collective in collectives.items():
+                setattr(module.dist, name, collective)
+        for handle in handles:
+            handle.wait()
+        return result
+
+    module.Init._allgather_params_coalesced = gather
+
+
+def expect_another_backward(engine: Any) -> None:
+    """Let a second backward pass after one forward pass add to the first.
+
+    Without it the second takes the place of the first
+    (deepspeed/runtime/zero/stage3.py, clear_backward_seen_flag).
+    """
+    if hasattr(engine.optimizer, "clear_backward_seen_flag"):
+        engine.optimizer.clear_backward_seen_flag()
+
+
+def reduce_gradients(engine: Any) -> None:
+    """Make gradients ready for a step that came after a backward pass which was not known to be the last.
+
+    Raises:
+        UserError: the release can't do that with optimizer states on the CPU.
+    """
+    optimizer = engine.optimizer
+    engine.set_gradient_accumulation_boundary(is_boundary=True)
+    if not engine.zero_optimization_partition_gradients():
+        engine.allreduce_gradients()
+    elif hasattr(optimizer, "finalize_gradient_accumulation_boundary"):  # ZeRO-2 from 0.19.4 on
+        optimizer.finalize_gradient_accumulation_boundary()
+    elif hasattr(optimizer, "all_grad_tensors"):  # ZeRO-2 before
+        _finalize_before_0_19_4(optimizer)
+
+
+def _finalize_before_0_19_4(optimizer: Any) -> None:
+    """Cut a rank's part out of the gradients, as a backward pass that is known to be the last does.
+
+    Source: deepspeed/runtime/zero/stage_1_and_2.py, independent_gradient_partition_epilogue (0.18.3).
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    if optimizer.cpu_offload:
+        raise UserError(
+            "late-step-needs-newer-deepspeed",
+            "this DeepSpeed can't step after a backward pass that it did not know to be the last",
+            found="optimizer.step() after loss.backward(), or after another forward pass, under ZeRO-2 with "
+            "optimizer states on the CPU",
+            why="before DeepSpeed 0.19.4, gradients go to the CPU's optimizer in the last backward pass only",
+            fix="install deepspeed>=0.19.4, call accelerator.backward(loss) right before the step, or use "
+            "--zero-stage 3",
+        )
+    for group in range(len(optimizer.bit16_groups)):
+        optimizer.averaged_gradients[group] = optimizer.get_flat_partition(
+            optimizer.params_in_partition[group],
+            optimizer.first_offset[group],
+            optimizer.partition_size[group],
+            dtype=optimizer.gradient_accumulation_dtype,
+            device=get_accelerator().current_device_name(),
+            param_group_idx=group,
+            return_tensor_list=True,
+        )
+        optimizer.all_grad_tensors[group] = None
+
+
+def hook_own_backward(engine: Any, begin: Callable[[], None]) -> None:
+    """Let a script's own loss.backward() count as it does in data parallel: whole, and without a step.
+
+    The engine hears of it by hooks on the outputs of its forward pass (deepspeed/runtime/engine.py, forward);
+    there it would divide by the accumulation of its configuration, and take the pass for a window's last.
+
+    Args:
+        engine: a DeepSpeedEngine.
+        begin: called where such a backward pass begins.
+    """
+    original = engine._backward_prologue
+
+    def prologue() -> None:
+        if not engine._running_engine_backward:
+            begin()
+        original()
+
+    engine._backward_prologue = prologue
+    engine._backward_prologue_per_tensor = lambda gradient: gradient
+
+
+def after_each_step(engine: Any, count: Callable[[bool], None]) -> None:
+    """Call a function after each step of an engine's optimizer, with whether the step was skipped."""
+    original = engine._take_model_step
+
+    def take_model_step(*args: Any, **kwargs: Any) -> None:
+        before = engine.skipped_steps
+        original(*args, **kwargs)
+        count(engine.skipped_steps > before)
+
+    engine._take_model_step = take_model_step
+
+
+def forget_gradients(engine: Any) -> None:
+    """Drop the gradients accumulated so far.
+
+    ZeRO keeps them outside the parameters (deepspeed/runtime/zero/stage_1_and_2.py, all_grad_tensors); at
+    stage 3 zero_grad() lets the next ones take their place.
+    """
+    optimizer = engine.optimizer
+    optimizer.zero_grad()
+    if hasattr(optimizer, "all_grad_tensors"):
+        optimizer.all_grad_tensors.clear()
+        optimizer.averaged_gradients.clear()
+        optimizer.micro_step_id = -1
+    engine.zero_grad()
+
+
+@contextlib.contextmanager
+def clipping_to(engine: Any, max_norm: float) -> Iterator[None]:
+    """Clip to this norm inside, and as configured again after it.
+
+    ZeRO optimizers read their own field (deepspeed/runtime/zero/stage3.py, unscale_and_clip_grads); at
+    stage 0 in fp32 the engine reads its configuration (deepspeed/runtime/engine.py, _take_model_step).
+
+    Args:
+        engine: a DeepSpeedEngine.
+        max_norm: largest norm of all gradients together; 0 turns clipping off.
+    """
+    holders = [(engine._config, "gradient_clipping")]
+    if hasattr(engine.optimizer, "clip_grad"):
+        holders.append((engine.optimizer, "clip_grad"))
+    configured = [getattr(holder, name) for holder, name in holders]
+    try:
+        for holder, name in holders:
+            setattr(holder, name, max_norm)
+        yield
+    finally:
+        for (holder, name), value in zip(holders, configured, strict=True):
+            setattr(holder, name, value)
+
+
+@contextlib.contextmanager
+def multiplying_gradients(engine: Any, factor: float) -> Iterator[None]:
+    """Let a step inside see all gradients multiplied with a factor, their norm too.
+
+    ZeRO optimizers divide by the scale of the loss as they step, and a script may set another
+    (deepspeed/runtime/zero/stage_1_and_2.py, override_loss_scale); without ZeRO the parameters have them.
+
+    Args:
+        engine: a DeepSpeedEngine, whose gradients are reduced.
+        factor: above 0.
+    """
+    optimizer = engine.optimizer
+    if factor == 1.0:
+        yield
+    elif not engine.zero_optimization():
+        for parameter in engine.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+        yield
+    else:
+        before = optimizer.custom_loss_scaler, optimizer.external_loss_scale
+        optimizer.external_loss_scale = optimizer.loss_scale / factor
+        optimizer.custom_loss_scaler = True
+        try:
+            yield
+        finally:
+            optimizer.custom_loss_scaler, optimizer.external_loss_scale = before
+
+
+def norm_of_last_step(engine: Any) -> Any:
+    """Return the norm of all gradients in the last step, a tensor; not finite where that was skipped."""
+    import torch
+
+    if getattr(engine.optimizer, "overflow", False):
+        norm = float("inf")
+    else:
+        norm = float(engine.get_global_grad_norm() or 0.0)
+        if norm < 0:  # what DeepSpeed writes for a norm that is no number (deepspeed/runtime/utils.py)
+            norm = float("nan")
+    return torch.tensor(norm, device=device_of(engine))
+
+
+def device_of(engine: Any) -> Any:
+    """Return the device that an engine trains on; None is torch's default."""
+    return getattr(engine, "device", None)
+
+
+def partition_world_size(parameter: Any) -> int:
+    """Return over how many ranks ZeRO-3 partitions a parameter; before 0.19.4 it has its group alone."""
+    if hasattr(parameter, "ds_zero_partition_world_size"):
+        return int(parameter.ds_zero_partition_world_size)
+    import torch.distributed as dist
+
+    return int(dist.get_world_size(group=parameter.ds_process_group))
+
+
+def is_gathered_whole(module: Any) -> bool:
+    """Return whether ZeRO-3 gathers a module with all that is in it at once (set_z3_leaf_modules)."""
+    return getattr(module, "_z3_leaf", False) is True
+
+
+def refused_keys() -> list[tuple[str, ...]]:
+    """Return the paths of the configuration keys that end the run because a former release had them."""
+    from deepspeed.runtime import config
+
+    top = [(key,) for key in getattr(config, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", ())]
+    return [*top, *(("zero_optimization", key) for key in getattr(config, "_REMOVED_ZERO_CONFIG_KEYS", ()))]

@@ -1,0 +1,305 @@
+"""transformers' private names, and what it calls things where the releases differ, from 5.0 on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from zerofit.configs.write.trainer import CHECKPOINTING_BEFORE_5_23
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TRAINER_LOOP = ("_inner_training_loop", "_prepare_inputs", "_run_epoch")
+"""Private methods of Trainer that make its loop, beside the public ones (5.23, trainer.py)."""
+COUNTS_ITEMS = "_get_num_items_in_batch"
+"""The method of Trainer that counts the labels of a step (5.23, trainer.py)."""
+TRAINER_RESUMES = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler")
+"""Methods of Trainer that read a checkpoint to go on from."""
+KEPT_BY_GENERATE = ("_cache", "_compiled_call", "_last_compile_config", "_previous_max_cache_length")
+"""Attributes of a model that generate() keeps for its next call. Source: transformers (5.23),
+generation/utils.py, _prepare_static_cache, and modeling_utils.py, get_compiled_call; _cache is of older code
+from the hub."""
+BEFORE_A_PASS = ("_prefill", "get_candidates", "prepare_inputs_for_generation")
+"""Functions in which other ranks may have begun their pass of generate() (5.23, _sample)."""
+NOTES_OF_GENERATION_CONFIG = ("_commit_hash", "_from_model_config", "transformers_version")
+"""What GenerationConfig.save_pretrained writes beside the settings: where they come from."""
+
+
+def attention_of(config: Any) -> str:
+    """Return the attention implementation of a PretrainedConfig; "" where none is set."""
+    return str(getattr(config, "_attn_implementation", None) or "")
+
+
+def set_attention_of(config: Any, name: str) -> None:
+    """Set the attention implementation in a PretrainedConfig and the configurations inside it."""
+    config._attn_implementation = name
+
+
+def put_attention_back(config: Any, name: str) -> None:
+    """Set the attention in this PretrainedConfig alone, after a change that failed; "" is none."""
+    config._attn_implementation_internal = name or None
+
+
+def can_set_attention(model: Any) -> bool:
+    """Return whether the code of a PreTrainedModel takes its attention from the interface."""
+    return bool(model._can_set_attn_implementation())
+
+
+def supported_attention(model: Any) -> list[str]:
+    """Return the attention implementations that the code of a PreTrainedModel supports."""
+    supports = {
+        "eager": True,
+        "sdpa": model._supports_sdpa,
+        "flex_attention": model._supports_flex_attn,
+        "flash_attention_2": model._supports_flash_attn,
+    }
+    return [name for name, is_supported in supports.items() if is_supported]
+
+
+def keep_flash_attention(model_class: Any) -> None:
+    """Let a model keep flash attention that is asked for, where no GPU is there to run it.
+
+    Args:
+        model_class: PreTrainedModel.
+    """
+    original = model_class._check_and_adjust_attn_implementation
+
+    @functools.wraps(original)
+    def check(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(attn_implementation).startswith("flash_attention_") and self._supports_flash_attn:
+            return attn_implementation
+        return original(self, attn_implementation, *args, **kwargs)
+
+    model_class._check_and_adjust_attn_implementation = check
+
+
+def flash_attention_from(flash: Any, flash_varlen: Any) -> list[tuple[Any, str, Any]]:
+    """Return what to replace so that transformers takes these functions for those of flash-attn.
+
+    Args:
+        flash: stands for flash_attn_func.
+        flash_varlen: stands for flash_attn_varlen_func.
+
+    Returns:
+        The holder, the name and the value of each; those that keep their value are set by transformers when
+        it loads the package, and so are to be put back too.
+    """
+    from transformers import modeling_flash_attention_utils as package
+    from transformers import modeling_utils
+
+    module: Any = package
+    model_class: Any = modeling_utils.PreTrainedModel
+    with_kvcache = (None,) if hasattr(module, "_flash_with_kvcache_fn") else ()  # 5.0 has no such function
+    found = (flash, flash_varlen, *with_kvcache, module._pad_input, module._unpad_input)
+    loaded = ("_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn")
+    processed = ("_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn")  # the second is not in 5.17
+    checks: tuple[str, ...] = ("_flash_attn_import_error",)
+    if not hasattr(model_class, checks[0]):  # 5.0
+        checks = ("_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch")
+    kept = [name for name in (*loaded, *processed) if hasattr(module, name)]
+    return [
+        (module, "_lazy_imports", lambda *_, **__: found),
+        (module, "_loaded_implementation", None),
+        *((module, name, getattr(module, name)) for name in kept),
+        (module, "_is_packed_sequence", lambda *_, **__: False),
+        (modeling_utils, "is_kernels_available", lambda: False),
+        *((model_class, name, lambda *_, **__: None) for name in checks),
+    ]
+
+
+def grouped_product_checks() -> list[tuple[Any, str]]:
+    """Return where transformers asks whether experts can go through torch's grouped product: holder, name."""
+    module = sys.modules.get("transformers.integrations.moe")
+    name = "_can_use_grouped_mm"  # 5.0 asks nothing
+    return [(module, name)] if hasattr(module, name) else []
+
+
+def kept_in_fp32(model: Any) -> Any:
+    """Return the patterns of the modules of a PreTrainedModel that stay in fp32; None without."""
+    return model._keep_in_fp32_modules
+
+
+def name_or_path_of(config: Any) -> str:
+    """Return the folder or hub id that a PretrainedConfig was read from; "" for one made in the script."""
+    return str(config._name_or_path or "")
+
+
+def set_name_or_path_of(config: Any, place: str) -> None:
+    """Say which folder or hub id a PretrainedConfig is of."""
+    config._name_or_path = place
+
+
+def find_weights_locally(module: Any) -> None:
+    """Look for weights, whose headers tell their data type, on this machine only: nothing is downloaded.
+
+    Args:
+        module: transformers.modeling_utils.
+    """
+    original = module._get_resolved_checkpoint_files
+
+    @functools.wraps(original)
+    def resolved(*args: Any, **kwargs: Any) -> Any:
+        download = {**(kwargs.pop("download_kwargs", None) or {}), "local_files_only": True}
+        try:
+            return original(*args, download_kwargs=download, **kwargs)
+        except OSError:
+            return None, None
+
+    module._get_resolved_checkpoint_files = resolved
+
+
+def note_guessed_dtype(module: Any, note: Callable[[], None]) -> None:
+    """Take weights for float32, and note it, where neither the configuration nor a file says their type.
+
+    Args:
+        module: transformers.modeling_utils.
+        note: called where the type was not known.
+    """
+    original = module._get_dtype
+
+    @functools.wraps(original)
+    def get_dtype(dtype: Any, checkpoint_files: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        if dtype == "auto" and not checkpoint_files and getattr(config, "dtype", None) is None:
+            note()
+            dtype = None
+        return original(dtype, checkpoint_files, config, *args, **kwargs)
+
+    module._get_dtype = get_dtype
+
+
+def compare_tied_by(module: Any, are_equal: Callable[[Callable[[Any, Any], bool], Any, Any], bool]) -> None:
+    """Let `are_equal` say whether two weights that the configuration ties have equal values.
+
+    Args:
+        module: transformers.modeling_utils; a release that does not compare is left as it is.
+        are_equal: gets transformers' own comparison and the two weights.
+    """
+    original = getattr(module, "_tied_params_are_equal", None)
+    if original is not None:
+        module._tied_params_are_equal = functools.wraps(original)(functools.partial(are_equal, original))
+
+
+def another_rank_goes_on(model: Any, device: Any) -> bool:
+    """Return whether a rank has sequences to finish when this one has none; all ranks ask together."""
+    return bool(model._has_unfinished_sequences(True, synced_gpus=True, device=device))
+
+
+def loss_shifts_labels(trainer: Any) -> bool:
+    """Return whether the loss of a Trainer's model counts labels from the second on."""
+    return bool(getattr(trainer, "_loss_shifts_labels", False))
+
+
+def checkpointing_function(module: Any) -> Any:
+    """Return what a module recomputes its blocks by; None for a module that can't."""
+    return getattr(module, "_gradient_checkpointing_func", None)
+
+
+def set_checkpointing_function(module: Any, function: Any) -> None:
+    """Set what a module recomputes its blocks by."""
+    module._gradient_checkpointing_func = function
+
+
+def is_checkpointing(model: Any) -> bool:
+    """Return whether gradient checkpointing is on in a PreTrainedModel."""
+    name = "is_activation_checkpointing"  # from 5.23 on
+    return bool(getattr(model, name) if hasattr(model, name) else model.is_gradient_checkpointing)
+
+
+def enable_checkpointing(model: Any, *, use_reentrant: bool) -> None:
+    """Switch gradient checkpointing on in all blocks of a PreTrainedModel."""
+    if hasattr(model, "activation_checkpointing_enable"):  # from 5.23 on
+        model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
+    else:
+        model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+
+
+def disable_checkpointing(model: Any) -> None:
+    """Switch gradient checkpointing off in a PreTrainedModel."""
+    if hasattr(model, "activation_checkpointing_disable"):  # from 5.23 on
+        model.activation_checkpointing_disable()
+    else:
+        model.gradient_checkpointing_disable()
+
+
+def checkpointed_blocks(model: Any) -> tuple[Any, ...]:
+    """Return the blocks of a model that recompute by a switch of their own, in their order."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return tuple(one for one in model.modules() if isinstance(one, GradientCheckpointingLayer))
+
+
+def checkpoint_every(model: Any, every: int) -> tuple[int, int]:
+    """Let one block in so many recompute, counted as transformers counts; return how many, and of how many.
+
+    Source: transformers/modeling_utils.py, _set_gradient_checkpointing (5.23).
+    """
+    blocks = checkpointed_blocks(model)
+    for number, block in enumerate(blocks):
+        block.gradient_checkpointing = number % every == 0
+    return len(blocks[::every]), len(blocks)
+
+
+def take_every_n_layers(model: Any) -> None:
+    """Let a model take `every_n_layers` from Trainer, which all take from 5.16 on."""
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    if "every_n_layers" in inspect.signature(enable).parameters:
+        return
+
+    @functools.wraps(enable)
+    def with_every(gradient_checkpointing_kwargs: Any = None) -> None:
+        kwargs = dict(gradient_checkpointing_kwargs or {})
+        every = kwargs.pop("every_n_layers", 1)
+        enable(kwargs or None)
+        checkpoint_every(model, every)
+
+    model.gradient_checkpointing_enable = with_every
+
+
+def field_names(arguments: Any, name: str) -> tuple[str, ...]:
+    """Return the fields of TrainingArguments, made or in the making, that say what 5.23 calls `name`.
+
+    The first is what the release reads; a second is an older name that it still takes.
+    """
+    older = CHECKPOINTING_BEFORE_5_23.get(name)
+    names = (name,) if older is None else (name, older)
+    return tuple(one for one in names if hasattr(arguments, one))
+
+
+def leave_weights_unread(model_class: Any) -> None:
+    """Let from_pretrained leave the weights where they were made: nothing is read, moved or initialised.
+
+    Args:
+        model_class: PreTrainedModel.
+    """
+
+    def load(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *_: Any, **__: Any) -> Any:
+        # The model's own in 5.0.
+        dtype_plan = load_config.dtype_plan if hasattr(load_config, "dtype_plan") else model.dtype_plan
+        for pattern, dtype in (dtype_plan or {}).items():
+            for name, parameter in model.named_parameters():
+                if re.search(pattern, name):
+                    parameter.data = parameter.data.to(dtype)
+        return (_nothing_missing(), None) if is_pair else _nothing_missing()
+
+    def finish(model: Any, load_config: Any, loading_info: Any) -> Any:
+        model.tie_weights()
+        return loading_info
+
+    is_pair = hasattr(model_class, "_finalize_model_loading")  # from 5.1 on
+    model_class._load_pretrained_model = staticmethod(load)
+    name = "_finalize_model_loading" if is_pair else "_finalize_load_state_dict"
+    setattr(model_class, name, staticmethod(finish))
+
+
+def _nothing_missing() -> Any:
+    """Return transformers' report of weights that were all found."""
+    from transformers import modeling_utils
+
+    report = modeling_utils.LoadStateDictInfo  # the class moved in 5.1, and its fields differ
+    empty = {"error_msgs": list, "conversion_errors": dict, "disk_offload_index": dict}
+    return report(**{field.name: empty.get(field.name, set)() for field in dataclasses.fields(report)})

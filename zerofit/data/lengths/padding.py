@@ -1,0 +1,135 @@
+"""Tokens that an epoch computes where samples are padded to one length, or to the longest of their batch."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerofit.data.lengths.histogram import LengthHistogram
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a model computes over one epoch."""
+
+    tokens: float
+    """Padding included; an expected value where batches are drawn at random."""
+    attention: float
+    """Pairs of tokens that attention looks at: the sum of each sample's padded length squared."""
+
+    def times(self, factor: float) -> Cost:
+        """Return the cost of so many times the samples."""
+        return Cost(tokens=self.tokens * factor, attention=self.attention * factor)
+
+
+def unpadded(histogram: LengthHistogram) -> Cost:
+    """Return the cost of samples as long as they are; a histogram of padded ones has their padding in it."""
+    return Cost(
+        tokens=histogram.num_tokens,
+        attention=sum(length * length * samples for length, samples in histogram.counts),
+    )
+
+
+def fixed(histogram: LengthHistogram, length: int) -> Cost:
+    """Return the cost where every sample is padded, or cut, to one length."""
+    return Cost(
+        tokens=histogram.num_samples * length, attention=float(histogram.num_samples) * length * length
+    )
+
+
+def dynamic(histogram: LengthHistogram, batch_size: int) -> Cost:
+    """Return the expected cost where each batch is padded to its longest sample and the order is random.
+
+    It is exact, without a simulation: a batch is a random subset of the samples, so that the chance that
+    none of them is longer than L is C(samples up to L, batch) / C(all samples, batch).
+
+    Args:
+        histogram: lengths as padded, see LengthHistogram.rounded_up.
+        batch_size: samples of one forward pass on one rank; the last batch takes what is left.
+    """
+    whole, left = divmod(histogram.num_samples, batch_size)
+    tokens = attention = 0.0
+    for size, batches in ((batch_size, whole), (left, 1)):
+        if size and batches:
+            first, second = _moments_of_the_longest(histogram, size)
+            tokens += batches * size * first
+            attention += batches * size * second
+    return Cost(tokens=tokens, attention=attention)
+
+
+def _moments_of_the_longest(histogram: LengthHistogram, size: int) -> tuple[float, float]:
+    """Return the expected length of the longest of so many samples, and that of its square."""
+    all_samples = histogram.num_samples
+    up_to, before, first, second = 0, 0.0, 0.0, 0.0
+    for length, samples in histogram.counts:
+        up_to += samples
+        chance = _chance_of_all(up_to, all_samples, size)
+        first += length * (chance - before)
+        second += length * length * (chance - before)
+        before = chance
+    return first, second
+
+
+def _chance_of_all(among: int, total: int, size: int) -> float:
+    """Return the chance that a random subset lies within so many of all."""
+    if among == total:
+        return 1.0
+    if among < size:
+        return 0.0
+    return math.exp(
+        math.lgamma(among + 1)
+        - math.lgamma(among - size + 1)
+        - math.lgamma(total + 1)
+        + math.lgamma(total - size + 1)
+    )
+
+
+def packed_rows(histogram: LengthHistogram, row_length: int) -> int:
+    """Return the rows that best-fit decreasing packing needs; longer samples are split into several.
+
+    They are as many as zerofit.data.pack_documents makes of all samples at once: the longest piece left goes
+    into the fullest row that still has room for it. Pieces of one length are placed together, so that it
+    takes no longer for more samples.
+    """
+    free: Counter[int] = Counter()  # rows by the room that they have left
+    rooms: list[int] = []  # the keys of free, in order
+    rows = 0
+    for length, samples in reversed(histogram.split_at(row_length).counts):
+        left = samples if length else 0  # an empty one takes no room
+        while left:
+            place = bisect_left(rooms, length)
+            if place < len(rooms):
+                room = rooms[place]
+                available = free[room]
+            else:
+                room, available = row_length, -(-left // (row_length // length))
+                rows += available
+                free[room] += available
+                insort(rooms, room)
+            each = room // length
+            filled = min(available, left // each)
+            moved = Counter({room - each * length: filled})
+            left -= filled * each
+            used = filled
+            if left and filled < available:  # the last row takes fewer
+                moved[room - left * length] += 1
+                left, used = 0, used + 1
+            free[room] -= used
+            if not free[room]:
+                del free[room]
+                rooms.remove(room)
+            for rest, count in moved.items():
+                if rest and count:
+                    if rest not in free:
+                        insort(rooms, rest)
+                    free[rest] += count
+    return rows
+
+
+def least_rows(histogram: LengthHistogram, row_length: int) -> int:
+    """Return the rows that samples need where they may be cut anywhere, as with concatenated texts."""
+    return -(-histogram.num_tokens // row_length)

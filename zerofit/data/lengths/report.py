@@ -1,0 +1,229 @@
+"""LengthReport: all that `zerofit data` says of a dataset, worked out from the lengths of its samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from zerofit.data.lengths.advice import Choice, Way, choose_max_length, choose_multiple, choose_way
+from zerofit.data.lengths.histogram import LengthHistogram
+from zerofit.data.lengths.padding import Cost, dynamic, fixed, least_rows, packed_rows, unpadded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PERCENTILES = (50, 90, 95, 99)
+MULTIPLE = 8
+"""Tensor cores take 16-bit matrices whose sides are multiples of 8 at full speed.
+https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html"""
+_STEP = 64
+"""Maximum lengths are usually multiples of it. ASSUMPTION."""
+_LEAST_POWER = 8
+
+
+class Unit(StrEnum):
+    """What is counted."""
+
+    TOKENS = "tokens"
+    WORDS = "words"
+    CHARACTERS = "characters"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The lengths of a dataset, as they were counted."""
+
+    subject: str
+    """The files or the script, as a sentence names them."""
+    counted: str
+    """What of it was counted and by which tokenizer, in words."""
+    unit: Unit
+    histogram: LengthHistogram
+    is_whole: bool = True
+    """Whether every sample was counted."""
+    model_max_length: int | None = None
+    """Most tokens that the tokenizer says its model takes; None where it does not say."""
+    notes: tuple[str, ...] = ()
+    """What was assumed, left out or odd, one sentence each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """How the samples would be batched."""
+
+    batch_size: int
+    """Samples of one forward pass on one rank."""
+    is_causal: bool = False
+    """Whether a causal language model is trained, whose samples can be packed."""
+    max_length: int | None = None
+    """As the user set it; None where it is to be chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """An epoch with length bucketing, simulated."""
+
+    padded: LengthHistogram
+    """Samples by the length of the longest in their batch, uncut: to cut samples or to round them up does not
+    change their order, so cut_to() and rounded_up() of it are what would be padded then."""
+    seed: int
+    """Of the order in which samples were drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddingRow:
+    """One way of making batches."""
+
+    way: Way
+    length: int
+    """Where samples are cut; PACKED splits them there in place of that."""
+    cost: Cost
+    """Of PACKED rows attention is that of eager and sdpa, which compute whole rows and mask other documents;
+    flash attention computes each document alone."""
+    waste: float
+    """Share of the tokens computed that is padding."""
+    cost_at_multiple: Cost
+    """The same where each batch is padded to a multiple of MULTIPLE."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutRow:
+    """One maximum length."""
+
+    max_length: int
+    names: tuple[str, ...]
+    """What it is: "p95", "2^9"."""
+    samples_cut: int
+    tokens_lost: int
+    fixed: Cost
+    dynamic: Cost
+    bucketed: Cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthReport:
+    """A dataset's lengths and what they cost."""
+
+    measured: Measured
+    workload: Workload
+    choice: Choice
+    padding: tuple[PaddingRow, ...]
+    cuts: tuple[CutRow, ...]
+    packed_rows: int
+    """Rows of the chosen length that hold all samples, each in one row where it fits."""
+    concatenated_rows: int
+    """Rows that they fill where texts may be cut at the end of each row."""
+    buckets: Buckets
+    """From which the cost of buckets comes."""
+
+
+def length_report(measured: Measured, workload: Workload, buckets: Buckets) -> LengthReport:
+    """Return the report.
+
+    Args:
+        measured: lengths; one sample at least.
+        workload: how they would be batched.
+        buckets: of the same samples, or of a part of them.
+    """
+    histogram = measured.histogram
+    max_length, length_reason = choose_max_length(
+        histogram,
+        said=workload.max_length,
+        model_max_length=measured.model_max_length,
+    )
+    padding = tuple(_padding_rows(histogram, workload, buckets, max_length))
+    rows = {row.way: row for row in padding}
+    way, way_reason = choose_way(
+        {way: row.cost.tokens for way, row in rows.items()},
+        num_tokens=histogram.cut_to(max_length).num_tokens,
+    )
+    chosen = rows[way]
+    multiple, multiple_reason = choose_multiple(
+        chosen.cost.tokens, chosen.cost_at_multiple.tokens, multiple=MULTIPLE, way=way, length=max_length
+    )
+    choice = Choice(
+        max_length=max_length,
+        length_reason=length_reason,
+        way=way,
+        way_reason=way_reason,
+        pad_to_multiple_of=multiple,
+        multiple_reason=multiple_reason,
+    )
+    return LengthReport(
+        measured=measured,
+        workload=workload,
+        choice=choice,
+        padding=padding,
+        cuts=tuple(_cut_rows(histogram, workload, buckets, max_length)),
+        packed_rows=packed_rows(histogram, max_length),
+        concatenated_rows=least_rows(histogram, max_length),
+        buckets=buckets,
+    )
+
+
+def _padding_rows(
+    histogram: LengthHistogram, workload: Workload, buckets: Buckets, max_length: int
+) -> Iterator[PaddingRow]:
+    cut, size = histogram.cut_to(max_length), workload.batch_size
+    up = cut.rounded_up(MULTIPLE)
+    row = -(-max_length // MULTIPLE) * MULTIPLE
+    costs = {
+        Way.FIXED: (fixed(cut, max_length), fixed(cut, row)),
+        Way.DYNAMIC: (dynamic(cut, size), dynamic(up, size)),
+        Way.BUCKETED: (
+            _bucketed(histogram, buckets.padded.cut_to(max_length)),
+            _bucketed(histogram, buckets.padded.cut_to(max_length).rounded_up(MULTIPLE)),
+        ),
+    }
+    rows = packed_rows(histogram, max_length)
+    if workload.is_causal and rows:
+        packed = LengthHistogram.of({max_length: rows})
+        costs[Way.PACKED] = (fixed(packed, max_length), fixed(packed, row))
+    for way, (cost, at_multiple) in costs.items():
+        tokens = (histogram if way is Way.PACKED else cut).num_tokens
+        waste = 1 - tokens / cost.tokens if cost.tokens else 0.0
+        yield PaddingRow(way=way, length=max_length, cost=cost, waste=waste, cost_at_multiple=at_multiple)
+
+
+def _bucketed(histogram: LengthHistogram, padded: LengthHistogram) -> Cost:
+    return unpadded(padded).times(histogram.num_samples / padded.num_samples)
+
+
+def _cut_rows(
+    histogram: LengthHistogram, workload: Workload, buckets: Buckets, chosen: int
+) -> Iterator[CutRow]:
+    for max_length, names in sorted(_candidates(histogram, workload, chosen).items()):
+        cut = histogram.cut_to(max_length)
+        yield CutRow(
+            max_length=max_length,
+            names=tuple(names),
+            samples_cut=histogram.samples_above(max_length),
+            tokens_lost=histogram.tokens_above(max_length),
+            fixed=fixed(cut, max_length),
+            dynamic=dynamic(cut, workload.batch_size),
+            bucketed=_bucketed(histogram, buckets.padded.cut_to(max_length)),
+        )
+
+
+def _candidates(histogram: LengthHistogram, workload: Workload, chosen: int) -> dict[int, list[str]]:
+    """Return maximum lengths worth looking at, each with what it is."""
+    found: dict[int, list[str]] = {}
+
+    def add(length: int, name: str) -> None:
+        if length > 0 and name not in found.setdefault(length, []):
+            found[length].append(name)
+
+    for percent in PERCENTILES[1:]:
+        length = histogram.percentile(percent)
+        add(length, f"p{percent}")
+        if length >= _STEP and (rounded := -(-length // _STEP) * _STEP) <= histogram.longest:
+            add(rounded, f"p{percent} to x{_STEP}")
+    power = _LEAST_POWER
+    while power < histogram.longest:
+        if power >= histogram.percentile(PERCENTILES[0]) // 2:
+            add(power, f"2^{power.bit_length() - 1}")
+        power *= 2
+    add(histogram.longest, "longest")
+    add(chosen, "yours" if workload.max_length else "recommended")
+    return found

@@ -1,0 +1,82 @@
+"""Memory that a call of generate finds free on its rank, and what its cache and activations take."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.machine.cgroup import memory_limits
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+_ROOT = Path("/")
+_CACHE_COPIES = 2
+"""A cache grows by a copy of each layer with every token; its old blocks are too small for what comes next,
+and lie idle until PyTorch's allocator gives them back. ASSUMPTION: as much again at most."""
+_LOGITS_COPIES = 4
+"""In 32 bits each: of the model, of the processors, their softmax and its sorting. ASSUMPTION."""
+_BLOCK_COPIES = 8
+"""Tensors as wide as the widest of a block that it holds at once without gradients. ASSUMPTION."""
+
+
+def free_bytes() -> int:
+    """Return what this rank can still allocate: on its GPU; on the CPU, its share of the host."""
+    import torch
+    from deepspeed.accelerator import get_accelerator
+
+    if get_accelerator().device_name() == "cuda":
+        free, _ = torch.cuda.mem_get_info()
+        # Blocks that the allocator keeps are given out again, or back to the GPU where they don't fit.
+        return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
+    import psutil
+
+    limits = memory_limits(root=_ROOT)
+    free_here = min(
+        psutil.virtual_memory().available, *(limit.limit_bytes - limit.used_bytes for limit in limits)
+    )
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or torch.distributed.get_world_size()
+    return max(0, int(free_here // ranks_here))
+
+
+def working_bytes(model: Module, *, num_sequences: int, num_prompt_tokens: int, max_new_tokens: int) -> int:
+    """Return what one call of generate takes beside the weights, on its rank: an estimate, rather too high.
+
+    Args:
+        model: of transformers.
+        num_sequences: rows of the batch, times beams or returned sequences.
+        num_prompt_tokens: of the longest prompt.
+        max_new_tokens: of each sequence.
+    """
+    config = model.config.get_text_config(decoder=True)
+    itemsize = int(model.dtype.itemsize)
+    # A decoder keeps its own tokens and, after an encoder, the prompt's, too.
+    cache = cache_elements(config) * num_sequences * (num_prompt_tokens + max_new_tokens) * itemsize
+    logits = num_sequences * _size(config, "vocab_size") * 4
+    widths = ("hidden_size", "intermediate_size", "ffn_dim", "decoder_ffn_dim", "d_ff", "n_inner")
+    width = max(_size(config, name) for name in widths)
+    block = num_sequences * num_prompt_tokens * width * itemsize
+    return cache * _CACHE_COPIES + logits * _LOGITS_COPIES + block * _BLOCK_COPIES
+
+
+def cache_elements(config: Any) -> int:
+    """Return elements of keys and values that a decoder's cache keeps of a token, over all layers.
+
+    Args:
+        config: of the decoder; one without attention has 0.
+    """
+    heads = _size(config, "num_attention_heads")
+    kept_heads = _size(config, "num_key_value_heads", "num_kv_heads") or heads
+    head_dim = _size(config, "head_dim", "d_kv") or (_size(config, "hidden_size") // heads if heads else 0)
+    return 2 * _size(config, "num_decoder_layers", "num_hidden_layers") * kept_heads * head_dim
+
+
+def _size(config: Any, *names: str) -> int:
+    """Return the first of these settings that the model has, its largest layer's; 0 where it has none."""
+    for name in names:
+        found = getattr(config, name, None)
+        largest = max(found, default=0) if isinstance(found, list | tuple) else found
+        if isinstance(largest, int) and largest > 0:
+            return largest
+    return 0

@@ -1,0 +1,135 @@
+"""transformers' decoding loop among ranks in step: what is raised between two passes leaves none waiting."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from zerofit.core.errors import UserError
+from zerofit.core.upstream.transformers import BEFORE_A_PASS, another_rank_goes_on
+
+
+class GuardedLoop:
+    """Stands for transformers' decoding loop in one call of generate, and keeps its error for the call's end.
+
+    A rank that raised in the middle of a call would never make the passes that the others wait for. What is
+    raised in a pass itself, such as running out of memory, comes through: nobody knows where that one stands.
+    """
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+
+    # The parameters have the names of those of transformers' own loop: it would look others up elsewhere.
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Any,
+        *,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Generate as transformers does; where that fails, go on beside the others until they have ended."""
+        from transformers.generation.utils import GENERATION_MODES_MAPPING
+
+        if generation_config.do_sample:
+            logits_processor.append(_Drawable(num_beams=generation_config.num_beams or 1))
+        decode = getattr(type(model), GENERATION_MODES_MAPPING[generation_config.get_generation_mode(None)])
+        try:
+            return decode(
+                model,
+                input_ids,
+                logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria,
+                generation_config=generation_config,
+                synced_gpus=True,
+                **model_kwargs,
+            )
+        except Exception as error:
+            if _is_of_a_pass(error, model):
+                raise
+            self._error = error
+        _go_on_beside(model, input_ids, model_kwargs)
+        return input_ids
+
+    def check(self) -> None:
+        """Raise what the loop raised, if it did."""
+        if self._error is not None:
+            raise self._error
+
+
+class CheckedProcessor:
+    """A logits processor of a script, whose answer must be scores such as it was given.
+
+    Args:
+        processor: the script's own.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """Return what the processor makes of the scores.
+
+        Raises:
+            UserError: these are no scores of the same tokens.
+        """
+        answer = self._processor(input_ids, scores)
+        shape = getattr(answer, "shape", None)
+        if shape != scores.shape:
+            found = type(answer).__name__ if shape is None else f"shape {list(shape)}"
+            raise UserError(
+                "generate-bad-scores",
+                "a logits processor did not return scores",
+                found=f"{_name_of(self._processor)} returned {found}, given shape {list(scores.shape)}",
+                why="a score of each token is needed for each sequence",
+                fix="return the scores that it was given, changed as you like",
+            )
+        return answer
+
+
+class _Drawable:
+    """The last logits processor: on a GPU, drawing from scores that are no numbers would end the process."""
+
+    def __init__(self, *, num_beams: int) -> None:
+        self._num_beams = num_beams
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        best = scores.amax(dim=-1)
+        # One beam may have nowhere to go, where others have.
+        bad = best.isnan() | best.isposinf() if self._num_beams > 1 else ~best.isfinite()
+        if bad.any():
+            raise UserError(
+                "generate-nothing-to-draw",
+                "no token can be drawn from the model's scores",
+                found=f"the best score of a sequence is {best[bad][0].item()}",
+                why="they overflow in fp16 in some models, or every token is forbidden",
+                fix="load the model in bfloat16, or see which setting forbids every token",
+                exit_code=1,
+            )
+        return scores
+
+
+def _is_of_a_pass(error: Exception, model: Any) -> bool:
+    """Return whether an error was raised in a forward pass, or where the others have begun theirs."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name in BEFORE_A_PASS:
+            return True
+        if frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is model:
+            return True
+    return False
+
+
+def _go_on_beside(model: Any, input_ids: Any, model_kwargs: dict[str, Any]) -> None:
+    """Make passes of one token as long as another rank does, which transformers asks before each."""
+    first: dict[str, Any] = {"input_ids": input_ids[:, :1]}
+    if model.config.is_encoder_decoder:
+        names = ("encoder_outputs", "attention_mask")
+        first = {"decoder_input_ids": input_ids[:, :1], **{name: model_kwargs[name] for name in names}}
+    while another_rank_goes_on(model, input_ids.device):
+        model(**first, use_cache=False)
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,0 +1,249 @@
+"""The ranks that generate: what they tell one another, errors that all raise, waiting without NCCL."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from zerofit.core.errors import UserError
+from zerofit.core.units import MIB
+
+T = TypeVar("T")
+
+_BYTES_AT_A_TIME = 64 * MIB
+"""Of all ranks together, on each of them; NCCL needs it on the GPU. ASSUMPTION: small against a GPU."""
+_LEAST_BYTES = MIB // 16
+"""Of one rank, however many there are. ASSUMPTION: large against what a collective takes by itself."""
+_ALL_CAME = "all"
+_LOOKS_EVERY_S = 0.05
+_LOOKS_AFTER_A_PART = 0.02
+"""Of the time that it has waited, so that the store of many ranks is not asked for nothing."""
+_SAYS_EVERY_S = 1.0
+"""How often a rank says that it goes on: far more often than the shortest sensible limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This process among those that generate together: all of torch.distributed's world."""
+
+    rank: int
+    size: int
+
+    @property
+    def are_many(self) -> bool:
+        """Whether there is another rank."""
+        return self.size > 1
+
+    def share(self, value: T) -> list[T]:
+        """Return each rank's value, on every rank; all of them call this."""
+        if not self.are_many:
+            return [value]
+        from torch.distributed import all_gather_object
+
+        values: list[Any] = [None] * self.size
+        all_gather_object(values, value)
+        return values
+
+    def share_all(self, values: Sequence[T]) -> list[list[T]]:
+        """Return each rank's values, a limited number of bytes at a time; all ranks call this."""
+        if not self.are_many:
+            return [list(values)]
+        mine = pickle.dumps(list(values))
+        longest = max(self.share(len(mine)))
+        piece = max(_LEAST_BYTES, _BYTES_AT_A_TIME // self.size)
+        gathered = [bytearray() for _ in range(self.size)]
+        for begin in range(0, longest, piece):
+            for whole, part in zip(gathered, self.share(mine[begin : begin + piece]), strict=True):
+                whole += part
+        return [pickle.loads(whole) for whole in gathered]
+
+    def agreed(self, work: Callable[[], T]) -> T:
+        """Return what this rank's work gives, or raise on every rank where that of one fails.
+
+        Args:
+            work: without collectives; all ranks call this.
+
+        Raises:
+            UserError: this rank's own, or that of the first rank that has one.
+        """
+        error: Exception | None = None
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+        for rank, each in enumerate(self.share(_told(error))):
+            if each is not None:
+                raised_here = error or _raised_by(rank, each)
+                if isinstance(raised_here, UserError):
+                    raised_here.is_on_every_rank = True
+                raise raised_here
+        return result
+
+
+def all_ranks() -> Ranks:
+    """Return this process among the ranks of torch.distributed; alone where that is not set up."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return Ranks(rank=0, size=1)
+    return Ranks(rank=distributed.get_rank(), size=distributed.get_world_size())
+
+
+def say(line: str) -> None:
+    """Print a line on standard error, on rank 0 alone."""
+    if all_ranks().rank == 0:
+        print(f"zerofit: {line}", file=sys.stderr, flush=True)
+
+
+class Progress:
+    """How far each rank is, in the store of torch.distributed: waiting here has no NCCL time-out.
+
+    Args:
+        ranks: all of them.
+        name: the same on every rank, and new.
+        limit_s: how long a rank may be silent before the others give it up; 0 never does.
+    """
+
+    def __init__(self, ranks: Ranks, *, name: str, limit_s: float) -> None:
+        self._ranks = ranks
+        self._prefix = f"zerofit/generate/{name}"
+        self._limit_s = limit_s if limit_s > 0 else math.inf
+        self._said_at = 0.0
+        self._count = 0
+
+    def go_on(self) -> None:
+        """Say that this rank goes on; cheap enough for every token."""
+        if self._ranks.are_many and time.monotonic() - self._said_at > _SAYS_EVERY_S:
+            self._said_at = time.monotonic()
+            self._count += 1
+            all_ranks_store().set(self._key("goes-on", self._ranks.rank), str(self._count))
+
+    def fail(self, error: BaseException) -> None:
+        """Say that this rank generates no more."""
+        if self._ranks.are_many:
+            with suppress(RuntimeError):  # the store has gone with rank 0; the error matters more
+                self._decide(self._failure(error))
+
+    def wait_for_all(self, name: str) -> None:
+        """Return when every rank has come here.
+
+        Args:
+            name: of this place, the same on every rank.
+
+        Raises:
+            UserError: a rank has failed, or has been silent for longer than the limit.
+        """
+        if not self._ranks.are_many:
+            return
+        store, begin = all_ranks_store(), time.monotonic()
+        places = [self._key(name, rank) for rank in range(self._ranks.size)]
+        store.set(places[self._ranks.rank], "1")
+        heard = dict.fromkeys(range(self._ranks.size), (b"", begin))
+        in_turn = deque(range(self._ranks.size))
+        # Some requests a look, however many ranks there are: each of them looks.
+        while not store.check(places) and not store.check([self._verdict_key]):
+            if store.check([places[in_turn[0]]]):
+                in_turn.popleft()
+                continue
+            if self._is_silent(store, in_turn[0], heard):
+                self._give_up(_silent(in_turn[0], self._limit_s))
+                break
+            in_turn.rotate(-1)
+            time.sleep(min(max(_LOOKS_EVERY_S, _LOOKS_AFTER_A_PART * (time.monotonic() - begin)), 1.0))
+        verdict = self._decide(_ALL_CAME)
+        if verdict != _ALL_CAME:
+            raise _failed(*verdict.split(" ", 1))
+
+    def end(self, name: str) -> None:
+        """Take what this rank has said out of the store, when all have come from wait_for_all()."""
+        if self._ranks.are_many:
+            for what in (name, "goes-on"):
+                all_ranks_store().delete_key(self._key(what, self._ranks.rank))
+            if self._ranks.rank == 0:
+                all_ranks_store().delete_key(self._verdict_key)
+
+    def _give_up(self, error: UserError) -> None:
+        """Raise an error, unless another rank has decided otherwise meanwhile."""
+        failure = self._failure(error)
+        if self._decide(failure) == failure:
+            raise error
+
+    def _decide(self, verdict: str) -> str:
+        """Return what all ranks take for the end: the first verdict that one has given."""
+        return str(all_ranks_store().compare_set(self._verdict_key, "", verdict).decode())
+
+    def _failure(self, error: BaseException) -> str:
+        said = error.summary if isinstance(error, UserError) else error
+        return f"{self._ranks.rank} {type(error).__name__}: {said}"
+
+    def _is_silent(self, store: Any, rank: int, heard: dict[int, tuple[bytes, float]]) -> bool:
+        """Return whether a rank has said nothing new within the limit; note when it has."""
+        said, (before, at) = self._last_said(store, rank), heard[rank]
+        if said != before:
+            heard[rank] = (said, time.monotonic())
+            return False
+        return time.monotonic() - at > self._limit_s
+
+    def _last_said(self, store: Any, rank: int) -> bytes:
+        key = self._key("goes-on", rank)
+        return bytes(store.get(key)) if store.check([key]) else b""
+
+    @property
+    def _verdict_key(self) -> str:
+        return f"{self._prefix}/verdict"
+
+    def _key(self, what: str, rank: int) -> str:
+        return f"{self._prefix}/{what}/{rank}"
+
+
+def all_ranks_store() -> Any:
+    """Return the store through which torch.distributed's ranks found one another."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
+def _told(error: Exception | None) -> dict[str, Any] | None:
+    """Return what the other ranks get of an error."""
+    if error is None:
+        return None
+    if isinstance(error, UserError):
+        names = ("rule", "summary", "found", "why", "fix", "see", "exit_code")
+        return {name: getattr(error, name) for name in names}
+    return {"text": f"{type(error).__name__}: {error}"}
+
+
+def _raised_by(rank: int, told: dict[str, Any]) -> UserError:
+    if "text" in told:
+        return _failed(rank, told["text"])
+    found = f"{told.pop('found')} (on rank {rank})"
+    return UserError(told.pop("rule"), told.pop("summary"), found=found, **told)
+
+
+def _failed(rank: int | str, text: str) -> UserError:
+    return UserError(
+        "generate-failed-on-a-rank",
+        f"rank {rank} failed, so that the results are not complete",
+        found=text,
+        why="every rank generates a part of them",
+        fix=f"see the message of rank {rank}",
+        exit_code=1,
+    )
+
+
+def _silent(rank: int, limit_s: float) -> UserError:
+    return UserError(
+        "generate-rank-silent",
+        f"rank {rank} has not made a token for {limit_s:g} s",
+        found=f"rank {rank} neither ended its share nor failed",
+        why="it hangs, or was killed without its launcher ending the others",
+        fix="see what became of it; where one token may take that long, pass a larger limit_s",
+        exit_code=1,
+    )

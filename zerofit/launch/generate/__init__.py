@@ -1,0 +1,1 @@
+"""`zerofit generate`: checks its inputs, plans, and starts the ranks."""

@@ -1,0 +1,224 @@
+"""Which nodes a run has, which one this is, and where its ranks meet."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from zerofit.configs.write.command import Rendezvous
+from zerofit.core.errors import UserError
+from zerofit.machine.port import DEFAULT_PORT, free_port, is_port_free
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zerofit.core.plan import Topology
+
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+"""A host's name or address; nothing that a shell or ssh could take for more."""
+_HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """What the command line says about nodes; None where it says nothing."""
+
+    num_nodes: int | None = None
+    """Machines that take part."""
+    num_processes: int | None = None
+    """Ranks on all nodes together."""
+    ranks_per_node: int | None = None
+    """Ranks on each node: torchrun's way to say it."""
+    machine_rank: int | None = None
+    """This node's number, from 0."""
+    main_process_ip: str | None = None
+    """Address of node 0."""
+    main_process_port: int | None = None
+    """Port on node 0; 0 asks for a free one."""
+    gpu_ids: str | None = None
+    """GPUs of this node to use, comma-separated."""
+
+    @property
+    def gpu_indices(self) -> tuple[int, ...] | None:
+        """The GPUs of this node to use; None for all.
+
+        Raises:
+            UserError: the list is not of whole numbers.
+        """
+        if self.gpu_ids in (None, "all"):
+            return None
+        try:
+            return tuple(int(part) for part in str(self.gpu_ids).split(","))
+        except ValueError:
+            raise UserError(
+                "bad-gpu-ids",
+                "the list of GPUs can't be read",
+                found=f"--gpu-ids {self.gpu_ids}",
+                why="it is a list of whole numbers with commas between",
+                fix="write it like --gpu-ids 0,1",
+            ) from None
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks on all nodes together, however it was said; None where nothing was said.
+
+        Raises:
+            UserError: it was said in two ways that do not agree.
+        """
+        if self.ranks_per_node is None:
+            return self.num_processes
+        world_size = self.ranks_per_node * (self.num_nodes or 1)
+        if self.num_processes not in (None, world_size):
+            raise _ranks_said_twice(
+                f"--num-processes {self.num_processes} and --nproc-per-node {self.ranks_per_node} "
+                f"on {self.num_nodes or 1} nodes",
+                per_node="--nproc-per-node",
+                fix="leave one of the two out",
+            )
+        return world_size
+
+
+def _ranks_said_twice(found: str, *, per_node: str, fix: str) -> UserError:
+    return UserError(
+        "ranks-said-twice",
+        "the number of ranks is given in two ways that do not agree",
+        found=found,
+        why=f"--num-processes counts the ranks of all nodes, {per_node} those of one",
+        fix=fix,
+    )
+
+
+def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
+    """Return the nodes with what a DeepSpeed hostfile says; flags win over the file.
+
+    The same command is meant to be started on every node: this one finds its own line by its name.
+
+    Args:
+        nodes: what the flags say.
+        path: a file with one line `HOST slots=N` a node.
+
+    Raises:
+        UserError: the file can't be read, or names no node, or not this one.
+    """
+    hosts = _read_hostfile(path)
+    slots = set(hosts.values())
+    if len(slots) > 1:
+        raise _bad_hostfile(path, f"{len(slots)} different numbers of slots", "every node has as many ranks")
+    machine_rank = nodes.machine_rank
+    if machine_rank is None:
+        own = {socket.gethostname(), socket.getfqdn()}
+        machine_rank = next((rank for rank, host in enumerate(hosts) if host in own), None)
+    if machine_rank is None:
+        raise _bad_hostfile(path, "no line with this node's name", f"this node is {socket.gethostname()}")
+    num_nodes = nodes.num_nodes or len(hosts)
+    world_size = (nodes.ranks_per_node or next(iter(slots))) * num_nodes
+    if nodes.num_processes not in (None, world_size):
+        raise _ranks_said_twice(
+            f"--num-processes {nodes.num_processes} and slots={next(iter(slots))} on {num_nodes} nodes"
+            f"   ({path})",
+            per_node="slots",
+            fix="leave --num-processes out",
+        )
+    return replace(
+        nodes,
+        num_nodes=num_nodes,
+        ranks_per_node=nodes.ranks_per_node or slots.pop(),
+        machine_rank=machine_rank,
+        main_process_ip=nodes.main_process_ip or next(iter(hosts)),
+    )
+
+
+def _read_hostfile(path: Path) -> dict[str, int]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = "a hostfile is text with one line `HOST slots=N` a node"
+        raise _bad_hostfile(path, getattr(error, "strerror", None) or "no text", why) from None
+    hosts: dict[str, int] = {}
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.partition("#")[0].strip()
+        match = _HOSTFILE_LINE.fullmatch(line)
+        if not line:
+            continue
+        if match is None or not _HOST.fullmatch(match[1]):
+            raise _bad_hostfile(path, f"line {number}: {line}", "a line is `HOST slots=N`")
+        if int(match[2]) == 0:
+            raise _bad_hostfile(path, f"line {number}: {line}", "a node has at least one slot")
+        if match[1] in hosts:
+            raise _bad_hostfile(path, f"line {number}: {line}", "each node stands in one line only")
+        hosts[match[1]] = int(match[2])
+    if not hosts:
+        raise _bad_hostfile(path, "no node", "a line is `HOST slots=N`")
+    return hosts
+
+
+def _bad_hostfile(path: Path, found: str, why: str) -> UserError:
+    fix = "mend the file, or give --num-machines, --machine-rank and --main-process-ip"
+    return UserError(
+        "bad-hostfile", "the hostfile can't be used", found=f"{found}   ({path})", why=why, fix=fix
+    )
+
+
+def find_rendezvous(nodes: Nodes, topology: Topology) -> Rendezvous:
+    """Return where the ranks meet: on one node at a port that is free, on several at the one named.
+
+    Raises:
+        UserError: on several nodes, something that each must know was not said.
+    """
+    if nodes.machine_rank is not None and nodes.machine_rank >= topology.num_nodes:
+        raise _no_such_node(nodes.machine_rank, topology)
+    if topology.num_nodes == 1:
+        # Not 29500 first: two runs that start at the same time would both find it free.
+        return Rendezvous(main_process_port=free_port(nodes.main_process_port or 0), gpu_ids=nodes.gpu_ids)
+    port = DEFAULT_PORT if nodes.main_process_port is None else nodes.main_process_port
+    machine_rank = _check_several_nodes(nodes, topology)
+    if port == 0 or (machine_rank == 0 and not is_port_free(port)):
+        raise UserError(
+            "port-taken",
+            "the port on which the nodes meet can't be used",
+            found=f"--main-process-port {port}",
+            why="another process listens on it"
+            if port
+            else "the other nodes could not know a port found here",
+            fix="name a free port, the same on every node",
+        )
+    return Rendezvous(
+        machine_rank=machine_rank,
+        main_process_ip=nodes.main_process_ip,
+        main_process_port=port,
+        gpu_ids=nodes.gpu_ids,
+    )
+
+
+def _check_several_nodes(nodes: Nodes, topology: Topology) -> int:
+    """Return this node's number."""
+    missing = [
+        flag
+        for flag, value in (
+            ("--machine-rank", nodes.machine_rank),
+            ("--main-process-ip", nodes.main_process_ip),
+        )
+        if value is None
+    ]
+    if missing or nodes.machine_rank is None:
+        raise UserError(
+            "node-unknown",
+            "a run on several nodes needs to know which one this is",
+            found=f"--num-machines {topology.num_nodes} without {' and '.join(missing)}",
+            why="the command is started on every node, and the ranks meet at node 0",
+            fix="give both, or a --hostfile",
+        )
+    return nodes.machine_rank
+
+
+def _no_such_node(machine_rank: int, topology: Topology) -> UserError:
+    last = topology.num_nodes - 1
+    return UserError(
+        "node-out-of-range",
+        "there is no such node",
+        found=f"--machine-rank {machine_rank} with --num-machines {topology.num_nodes}",
+        why="nodes are counted from 0",
+        fix=f"set --machine-rank to 0 up to {last}" if last else "set --num-machines to the number of nodes",
+    )

@@ -1,0 +1,111 @@
+"""The folder that each run leaves behind: plan, configs, command, logs, records."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerofit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """Where each file of a run stands."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        """The plan file, which every rank reads."""
+        return self.path / "plan.json"
+
+    @property
+    def deepspeed(self) -> Path:
+        """The DeepSpeed JSON; absent under the native engine."""
+        return self.path / "ds_config.json"
+
+    @property
+    def accelerate(self) -> Path:
+        """The accelerate YAML."""
+        return self.path / "accelerate.yaml"
+
+    @property
+    def command(self) -> Path:
+        """What was run, as a shell script; run again, it writes into this same folder."""
+        return self.path / "command.sh"
+
+    @property
+    def ranks(self) -> Path:
+        """One record a rank."""
+        return self.path / "ranks"
+
+    @property
+    def launch_result(self) -> Path:
+        """What `accelerate launch` itself saw of its children."""
+        return self.path / "launch.json"
+
+    @property
+    def run(self) -> Path:
+        """How the run ended."""
+        return self.path / "run.json"
+
+
+def run_folder(runs: Path, *, target: str, at: datetime, attempt: int = 1) -> RunFolder:
+    """Return the folder of a run, named after the time and the script or module; nothing is written."""
+    name = f"{at:%Y-%m-%d_%H-%M-%S}-{Path(target).name.removesuffix('.py')}"
+    return RunFolder(path=runs.resolve() / (name if attempt == 1 else f"{name}-{attempt}"))
+
+
+def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
+    """Make the folder of a run, for its owner only; where the name is taken, a number is put behind it.
+
+    Raises:
+        UserError: the folder can't be made.
+    """
+    attempt = 1
+    while True:
+        folder = run_folder(runs, target=target, at=at, attempt=attempt)
+        try:
+            folder.path.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            if not runs.is_dir():
+                raise _not_writable(f"{runs} is not a folder") from None
+            attempt += 1
+        except OSError as error:
+            raise _not_writable(f"{error.strerror}: {error.filename}") from None
+        else:
+            return folder
+
+
+def write_file(path: Path, text: str, *, executable: bool = False) -> None:
+    """Write a file of a run folder, for its owner only: a script's arguments may hold tokens.
+
+    Args:
+        path: where it goes.
+        text: what goes in.
+        executable: whether it can be run.
+
+    Raises:
+        UserError: the file can't be written.
+    """
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700 if executable else 0o600)
+        with open(file, "w", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise _not_writable(f"{error.strerror}: {error.filename}") from None
+
+
+def _not_writable(found: str) -> UserError:
+    return UserError(
+        "run-folder-not-writable",
+        "the run's folder can't be written",
+        found=found,
+        why="each run leaves its plan, configs, logs and records in a folder of its own",
+        fix="name a folder that can be written: --run-dir DIR",
+    )

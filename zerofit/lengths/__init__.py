@@ -1,5 +1,0 @@
-"""Lengths: how many samples of a dataset have how many tokens, and what follows from it for its batches."""
-
-from zerofit.lengths.histogram import LengthHistogram
-
-__all__ = ["LengthHistogram"]

@@ -1,0 +1,118 @@
+"""What the cgroups of this process allow, v1 and v2: memory and CPU time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_V2 = ""
+"""How /proc/self/cgroup names the one hierarchy of cgroup v2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """One level's limit; the levels above it hold as well."""
+
+    limit_bytes: int
+    """What all processes below this level may take together."""
+    used_bytes: int
+    """What they hold now, without the page cache that the kernel would give back."""
+
+
+def memory_limits(*, root: Path) -> tuple[MemoryLimit, ...]:
+    """Return the memory limit of each level from this process's cgroup up, where a level has one.
+
+    Args:
+        root: the file-system root.
+    """
+    return tuple(
+        limit
+        for version, level in _levels("memory", root)
+        if (limit := _memory_limit(version, level)) is not None
+    )
+
+
+def cpu_quota(*, root: Path) -> float | None:
+    """Return how many CPUs' time this process may use at once, or None for no quota.
+
+    Args:
+        root: the file-system root.
+    """
+    quotas = [
+        quota for version, level in _levels("cpu", root) if (quota := _quota(version, level)) is not None
+    ]
+    return min(quotas, default=None)
+
+
+def _levels(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
+    """Yield (cgroup version, folder) from this process's own cgroup up to the mount point."""
+    groups = _own_groups(root)
+    mount = root / "sys/fs/cgroup"
+    for version, name, top in ((2, _V2, mount), (1, controller, mount / controller)):
+        parts = [part for part in groups.get(name, "").split("/") if part]
+        # A path with ".." points out of the cgroup namespace; only the mount point is ours to read then.
+        # A path that the mount does not show, as in a container without a namespace, has no files: its
+        # levels drop out, and the mount point, which is the container's own cgroup, remains.
+        depth = 0 if ".." in parts else len(parts)
+        for length in range(depth, -1, -1):
+            yield version, top.joinpath(*parts[:length])
+
+
+def _own_groups(root: Path) -> dict[str, str]:
+    """Return this process's path in each hierarchy, by controller."""
+    groups = {}
+    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        groups.update(dict.fromkeys(controllers.split(","), path))
+    return groups
+
+
+def _memory_limit(version: int, level: Path) -> MemoryLimit | None:
+    names = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
+    limit, usage = (_read(level / name) for name in names[version])
+    if limit is None or usage is None or limit == "max":
+        return None
+    # v1 counts the levels below only under the names with "total_".
+    prefix = "total_" if version == 1 else ""
+    stat = dict(line.split() for line in (_read(level / "memory.stat") or "").splitlines())
+    cache = sum(int(stat.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))
+    return MemoryLimit(limit_bytes=int(limit), used_bytes=max(0, int(usage) - cache))
+
+
+def _quota(version: int, level: Path) -> float | None:
+    if version == 2:
+        quota, _, period = (_read(level / "cpu.max") or "max").partition(" ")
+    else:
+        quota = _read(level / "cpu.cfs_quota_us") or "-1"
+        period = _read(level / "cpu.cfs_period_us") or ""
+    if quota in ("max", "-1") or not period:
+        return None
+    return int(quota) / int(period)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def count_oom_kills(*, root: Path = Path("/")) -> int | None:
+    """Return how many processes the kernel has killed since it started; None where it does not say.
+
+    The count of the whole machine, as a container's own kills count there too (proc_vmstat, `oom_kill`).
+
+    Args:
+        root: the file system to read.
+    """
+    try:
+        lines = (root / "proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    counts = dict(line.split() for line in lines)
+    return int(counts["oom_kill"]) if "oom_kill" in counts else None

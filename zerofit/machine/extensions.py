@@ -1,0 +1,73 @@
+"""torch's extensions folder, where DeepSpeed's ops are compiled: what is built, which builds are locked."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerofit.machine.toolchain import BuildLock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def extensions_folders(
+    *, environ: Mapping[str, str], home: Path, cuda_version: tuple[int, int] | None
+) -> tuple[Path, Path]:
+    """Return (the folder that holds all builds, the one of them that this Python and torch build into).
+
+    Source: torch/utils/cpp_extension.py, _get_build_directory. Asking torch would create the folder.
+
+    Args:
+        environ: the environment.
+        home: the user's home folder.
+        cuda_version: CUDA of torch, or None for a build without.
+    """
+    if explicit := environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(explicit), Path(explicit)
+    top = Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "torch_extensions"
+    accelerator = f"cu{cuda_version[0]}{cuda_version[1]}" if cuda_version else "cpu"
+    python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
+    return top, top / f"{python}_{accelerator}"
+
+
+def is_op_compiled(name: str, *, folder: Path) -> bool:
+    """Return whether the folder holds a compiled op of this name; a rebuilt one is called name_v1.so."""
+    return any((folder / name).glob(f"{name}*.so"))
+
+
+def find_build_locks(top: Path, *, proc: Path = Path("/proc")) -> tuple[BuildLock, ...]:
+    """Return every lock under torch's extensions folder, with whether a build still holds it.
+
+    torch keeps its lock open while it builds (torch/utils/file_baton.py), so a lock that no process has
+    open was left by a build that was killed, and whoever comes next waits for it for ever.
+
+    Args:
+        top: the folder that holds all builds.
+        proc: the folder of the processes.
+    """
+    # TORCH_EXTENSIONS_DIR holds the ops themselves; the default folder, one folder per Python and CUDA first.
+    locks = sorted(path for pattern in ("*/lock", "*/*/lock") for path in top.glob(pattern))
+    open_files = _open_files(proc) if locks else frozenset()
+    return tuple(
+        BuildLock(
+            path=str(lock),
+            age_s=max(0.0, time.time() - lock.stat().st_mtime),
+            is_held=str(lock.resolve()) in open_files,
+        )
+        for lock in locks
+    )
+
+
+def _open_files(proc: Path) -> frozenset[str]:
+    """Return the files that this user's processes have open."""
+    files: set[str] = set()
+    for folder in proc.glob("[0-9]*/fd"):
+        try:
+            files.update(str(link.readlink()) for link in folder.iterdir())
+        except OSError:
+            # Another user's process, or one that has just ended.
+            continue
+    return frozenset(files)

@@ -1,0 +1,220 @@
+"""The GPUs of zerofit/catalog/gpus.toml: found by the names that people and drivers use."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import tomllib
+from dataclasses import dataclass, replace
+from typing import Any
+
+from zerofit.core.errors import UserError, nearest
+from zerofit.core.facts import GpuSpec
+from zerofit.core.units import GIB, MIB
+
+_FILE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "catalog", "gpus.toml")
+
+RESERVED_BYTES = 512 * MIB
+"""What the driver keeps of a GPU whose usable memory is not known.
+
+ASSUMPTION: the entries of the catalog that know it lie between 360 and 770 MiB.
+"""
+_SAME_MEMORY = 0.05
+"""By how much the memory may differ from the catalog's.
+
+ASSUMPTION: drivers differ by up to 1.7 % in what they report of one GPU (15109 and 15360 MiB of a T4); cards
+sold under one name with another memory, which may also be slower, by 20 % at least (RTX 3080).
+"""
+_MAKERS = frozenset({"nvidia", "amd", "instinct", "tesla", "geforce", "quadro", "rtx"})
+"""Words in the driver's names that people leave out."""
+_FORM_FACTOR = re.compile(r"\d+g|(?:sxm|hbm)\d.*|\D+")
+"""Words that say how a product is built, or whose series it is; a product's own word has a number in it."""
+_VARIANTS = frozenset({"ti", "super"})
+"""Words that make another product of a number."""
+_RATES = (
+    "memory_bytes_per_s",
+    "fp32_flops_per_s",
+    "tf32_flops_per_s",
+    "fp16_flops_per_s",
+    "bf16_flops_per_s",
+    "peer_bytes_per_s",
+    "host_bytes_per_s",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogGpu:
+    """One entry of the catalog."""
+
+    name: str
+    """The short name that users type and choices are listed by."""
+    aliases: tuple[str, ...]
+    """Other names that mean this entry and no other."""
+    driver_names: tuple[str, ...]
+    """The product names that the driver gives; entries of another memory may share one."""
+    spec: GpuSpec
+    """What is known of it, under its first driver name."""
+    sources: tuple[str, ...]
+    """Links to data sheets and logs."""
+
+
+@functools.cache
+def load_gpus() -> tuple[CatalogGpu, ...]:
+    """Return every GPU of the catalog, in its order."""
+    return read_gpus(_FILE)
+
+
+def read_gpus(file_name: str) -> tuple[CatalogGpu, ...]:
+    """Return every GPU of a file that is made like zerofit/catalog/gpus.toml.
+
+    Raises:
+        KeyError: an entry lacks what its head asks for.
+        ValueError: it is no TOML, or an entry has one of context_mib and context_source.
+    """
+    with open(file_name, "rb") as file:
+        return tuple(_entry(plain) for plain in tomllib.load(file)["gpu"])
+
+
+def find_gpu(name: str, *, said: str | None = None) -> GpuSpec:
+    """Return the GPU of a short name, alias or driver name, whatever its case, spaces and dashes.
+
+    A name without a form factor means the SXM board, and "H100" the one with 80 GB. A name under which GPUs
+    of different memory are sold, such as "A100", is refused: the memory decides everything that follows.
+
+    Args:
+        name: what the GPU is called.
+        said: what the user wrote after --gpus, for messages; None takes the name.
+
+    Raises:
+        UserError: no GPU of the catalog has this name, or several do.
+    """
+    named = [gpu for gpu in load_gpus() if _key(name) in map(_key, (gpu.name, *gpu.aliases))]
+    driven = [gpu for gpu in load_gpus() if _key(name) in map(_key, gpu.driver_names)]
+    found = named or driven or [gpu for gpu in load_gpus() if _has_all_words(gpu, name)]
+    if len(found) == 1:
+        return found[0].spec
+    raise _ambiguous(name, said or name, found) if found else _unknown(name, said or name)
+
+
+def with_catalog_rates(spec: GpuSpec, *, gpus: tuple[CatalogGpu, ...] | None = None) -> GpuSpec:
+    """Return a GPU that the driver reported with the catalog's rates in place of those it lacks.
+
+    Name, memory and compute capability stay as they are. A GPU that the catalog does not know, or knows with
+    another memory only, stays as it is.
+
+    Args:
+        spec: what the driver reported.
+        gpus: the entries to look among; None takes the catalog's.
+    """
+    gpu = catalog_gpu(spec.name, spec.memory_bytes, gpus=gpus)
+    if gpu is None:
+        return spec
+    lacking = {rate: getattr(gpu.spec, rate) for rate in _RATES if getattr(spec, rate) is None}
+    return replace(
+        spec,
+        **lacking,
+        has_fast_links=gpu.spec.has_fast_links,
+        context_bytes=gpu.spec.context_bytes,
+        context_source=gpu.spec.context_source,
+    )
+
+
+def catalog_gpu(
+    driver_name: str, memory_bytes: int, *, gpus: tuple[CatalogGpu, ...] | None = None
+) -> CatalogGpu | None:
+    """Return the entry of a GPU that the driver names so; None where there is none with so much memory.
+
+    Args:
+        driver_name: the product name.
+        memory_bytes: its memory, with or without what the driver keeps.
+        gpus: the entries to look among; None takes the catalog's.
+    """
+    for gpu in load_gpus() if gpus is None else gpus:
+        is_named = _key(driver_name) in map(_key, gpu.driver_names)
+        known = (gpu.spec.memory_bytes, gpu.spec.usable_bytes)
+        difference = min(abs(memory_bytes - one) for one in known)
+        if is_named and difference <= _SAME_MEMORY * gpu.spec.memory_bytes:
+            return gpu
+    return None
+
+
+def _entry(plain: dict[str, Any]) -> CatalogGpu:
+    memory_bytes = plain["memory_mib"] * MIB
+    usable_gib = plain.get("usable_gib")
+    capability = plain.get("compute_capability")
+    context_mib = plain.get("context_mib")
+    return CatalogGpu(
+        name=plain["name"],
+        aliases=tuple(plain["aliases"]),
+        driver_names=tuple(plain["driver_names"]),
+        sources=tuple(plain["sources"]),
+        spec=GpuSpec(
+            name=plain["driver_names"][0],
+            memory_bytes=memory_bytes,
+            reserved_bytes=RESERVED_BYTES if usable_gib is None else memory_bytes - round(usable_gib * GIB),
+            compute_capability=None if capability is None else (capability[0], capability[1]),
+            memory_bytes_per_s=plain["memory_gb_per_s"] * 1e9,
+            fp32_flops_per_s=plain["fp32_tflops"] * 1e12,
+            tf32_flops_per_s=_flops(plain.get("tf32_tflops")),
+            fp16_flops_per_s=plain["fp16_tflops"] * 1e12,
+            bf16_flops_per_s=_flops(plain.get("bf16_tflops")),
+            peer_bytes_per_s=plain["peer_gb_per_s"] * 1e9,
+            host_bytes_per_s=plain["host_gb_per_s"] * 1e9,
+            has_fast_links=plain.get("has_fast_links", False),
+            context_bytes=None if context_mib is None else context_mib * MIB,
+            context_source=plain.get("context_source", ""),
+        ),
+    )
+
+
+def _flops(tflops: float | None) -> float | None:
+    return None if tflops is None else tflops * 1e12
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """Return the words that tell GPUs apart: "NVIDIA A100-SXM4-80GB" gives ("a100", "sxm4", "80g")."""
+    text = re.sub(r"(\d)\s*(?:gib|gb|g)\b", r"\1g", name.lower())
+    text = re.sub(r"\brtx(?=a?\d)", "rtx ", text)
+    text = re.sub(r"\btitan\W*rtx\b", "titanrtx", text)
+    return tuple(word for word in re.split(r"[^a-z0-9]+", text) if word and word not in _MAKERS)
+
+
+def _key(name: str) -> str:
+    return "".join(_words(name))
+
+
+def _has_all_words(gpu: CatalogGpu, name: str) -> bool:
+    """Return whether one of a GPU's names has every word of this one, and this one the word of a product.
+
+    "4060" is no 4060 Ti, and "80G" or "PCIe" is no product.
+    """
+    words = set(_words(name))
+    if all(_FORM_FACTOR.fullmatch(word) for word in words):
+        return False
+    others = (set(_words(other)) for other in (gpu.name, *gpu.aliases, *gpu.driver_names))
+    return any(words <= other and not (other - words) & _VARIANTS for other in others)
+
+
+def _ambiguous(name: str, said: str, found: list[CatalogGpu]) -> UserError:
+    choices = [gpu.name for gpu in found]
+    return UserError(
+        "gpu-ambiguous",
+        f"several GPUs are called {name!r}",
+        found=f"--gpus {said}",
+        why=f"it may be {', '.join(choices[:-1])} or {choices[-1]}",
+        fix=f"name one of them, such as {choices[0]}",
+    )
+
+
+def _unknown(name: str, said: str) -> UserError:
+    by_key = {_key(known): known for gpu in load_gpus() for known in (gpu.name, *gpu.aliases)}
+    near = nearest(_key(name), by_key)
+    return UserError(
+        "unknown-gpu",
+        f"there is no GPU {name!r} in the catalog",
+        found=f"--gpus {said}",
+        why="its memory and rates are not known",
+        fix=(f"did you mean {by_key[near]}? If not, give" if near else "give")
+        + " the memory in place of the name, such as 24G, or add the GPU to catalog/gpus.toml",
+    )

@@ -1,0 +1,182 @@
+"""The rates of a machine: zerofit/catalog/rates.toml, and before it what was measured here."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.cache_folder import cache_folder, write_whole
+from zerofit.core.rates import Basis, Rate, RateName, Rates, Unit
+from zerofit.core.validation import STRICT
+from zerofit.machine.gpus import probe_driver
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerofit.core.facts import Machine
+
+_CATALOG = os.path.join(os.path.dirname(os.path.dirname(__file__)), "catalog", "rates.toml")
+CALIBRATION_VERSION = 2
+"""Raised whenever what is measured, or how, changes: older calibrations are not read then."""
+_UNITS = {
+    RateName.MATMUL_16BIT: Unit.FLOPS_PER_S,
+    RateName.MATMUL_FP32: Unit.FLOPS_PER_S,
+    RateName.DEVICE_MEMORY: Unit.BYTES_PER_S,
+    RateName.DISPATCH: Unit.SECONDS,
+    RateName.PEER_LINK: Unit.BYTES_PER_S,
+    RateName.PEER_PCIE: Unit.BYTES_PER_S,
+    RateName.MESSAGE: Unit.SECONDS,
+    RateName.PINNED_COPY: Unit.BYTES_PER_S,
+    RateName.PAGEABLE_COPY: Unit.BYTES_PER_S,
+    RateName.HOST_MEMORY: Unit.BYTES_PER_S,
+    RateName.CPU_ADAM: Unit.ELEMENTS_PER_S,
+    RateName.NVME_READ: Unit.BYTES_PER_S,
+    RateName.NVME_WRITE: Unit.BYTES_PER_S,
+}
+"""What a calibration measures, and in what; calibrate_program.py writes them so."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """The content of a calibration's file."""
+
+    machine: dict[str, Any]
+    rates: tuple[Rate, ...]
+
+    __pydantic_config__ = STRICT
+
+
+@cache
+def catalog_rates() -> Rates:
+    """Return the rates of the catalog, which hold for any machine."""
+    return read_rates(_CATALOG)
+
+
+def read_rates(file_name: str) -> Rates:
+    """Return the rates of a file that is made like zerofit/catalog/rates.toml.
+
+    Raises:
+        KeyError: a rate lacks what its head asks for.
+        ValueError: it is no TOML, or names what is no rate.
+    """
+    with open(file_name, "rb") as file:
+        return Rates(rates=tuple(_rate(plain) for plain in tomllib.load(file)["rate"]))
+
+
+def probe_rates(machine: Machine, *, environ: Mapping[str, str] = os.environ) -> Rates:
+    """Return the rates of this machine: those of its calibration, if there was one, before the catalog's.
+
+    Args:
+        machine: this machine, with the GPUs that a run may use. For another machine take catalog_rates().
+        environ: the environment.
+    """
+    return Rates(rates=(*read_calibration(machine, environ=environ), *catalog_rates().rates))
+
+
+def read_calibration(machine: Machine, *, environ: Mapping[str, str] = os.environ) -> tuple[Rate, ...]:
+    """Return what was measured on this machine; empty where nothing was.
+
+    A file that is damaged, or says what no machine achieves, counts as none, and stderr is told so.
+    """
+    path = calibration_file(machine, environ=environ)
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return ()
+    from pydantic import TypeAdapter
+
+    try:
+        rates = TypeAdapter(_Kept).validate_json(data).rates
+        for rate in rates:
+            _check(rate)
+    except ValueError as error:  # pydantic's errors are such
+        told = " ".join(str(error).split())[:200]
+        print(
+            f"zerofit: {path} is ignored: {told}; zerofit doctor --calibrate measures anew", file=sys.stderr
+        )
+        return ()
+    return rates
+
+
+def _check(rate: Rate) -> None:
+    if rate.basis is not Basis.MEASURED or rate.unit is not _UNITS.get(rate.name):
+        raise ValueError(f"{rate.name} in {rate.unit}, {rate.basis}, is nothing that a calibration measures")
+    if not (math.isfinite(rate.value) and rate.value > 0):
+        raise ValueError(f"{rate.name}: {rate.value} is not above zero and finite")
+
+
+def write_calibration(
+    machine: Machine, rates: tuple[Rate, ...], *, environ: Mapping[str, str] = os.environ
+) -> Path:
+    """Write what was measured on this machine, in the place of what was measured before; return the file.
+
+    Raises:
+        OSError: it can't be written; what was measured before is still there then.
+    """
+    path = calibration_file(machine, environ=environ)
+    document = {
+        "machine": _identity(machine),
+        "rates": [dataclasses.asdict(rate) for rate in rates],
+    }
+    write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
+    return path
+
+
+def calibration_file(machine: Machine, *, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where the calibration of this machine belongs: one file a set of GPUs, driver, CPU and torch."""
+    text = json.dumps(_identity(machine), sort_keys=True)
+    name = f"rates-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    return cache_folder(environ, Path(os.path.expanduser("~"))) / name
+
+
+def _identity(machine: Machine) -> dict[str, Any]:
+    """Return what makes a machine another machine, as far as its rates go."""
+    driver = probe_driver() if machine.gpus else None
+    return {
+        "version": CALIBRATION_VERSION,
+        "gpus": [gpu.name for gpu in machine.gpus],
+        "driver": driver.version if driver else None,
+        "cpu": cpu_name(),
+        "cpu_cores": machine.num_cpu_cores,
+        "torch": _torch_version(),
+    }
+
+
+def _torch_version() -> str | None:
+    import importlib.metadata  # only where something may be measured: it takes its time
+
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_name(path: str = "/proc/cpuinfo") -> str:
+    """Return the name of this machine's CPU; empty where the kernel does not say it."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+            return next(names, "")
+    except OSError:
+        return ""
+
+
+def _rate(plain: dict[str, Any]) -> Rate:
+    major, minor = plain.get("least_compute_capability", (0, 0))
+    return Rate(
+        name=RateName(plain["name"]),
+        value=float(plain["value"]),
+        unit=Unit(plain["unit"]),
+        basis=Basis(plain["basis"]),
+        source=plain["source"],
+        least_compute_capability=(major, minor),
+        gpus=tuple(plain.get("gpus", ())),
+    )

@@ -1,0 +1,212 @@
+"""Measures one rung in this process: warm-up for the losses, timed steps, then what its tensors hold."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.strategy import Engine
+from zerofit.measuring.deepspeed_rank import joined
+from zerofit.measuring.driver import read_gpu
+from zerofit.measuring.imports import warm_up
+from zerofit.measuring.limit import limited_memory
+from zerofit.measuring.made import make_model, make_samples, micro_batch, without_dropout
+from zerofit.measuring.memory import (
+    LiveTensors,
+    forget_making,
+    forget_peak,
+    gradient_bytes,
+    process_bytes,
+    state_bytes,
+    weight_bytes,
+)
+from zerofit.measuring.results import Measured, Parts
+from zerofit.measuring.train import make_trainee
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerofit.measuring.spec import Spec
+    from zerofit.measuring.trainee import Trainee
+
+NUM_WARM_UP = 3
+"""Steps before those that are timed: the first makes the optimizer's states, torch.compile compiles, and the
+last one's loss is after two updates. They run without dropout, whose random numbers fall otherwise in small
+batches than in large ones, so that what does not change the mathematics has the same losses."""
+
+
+def measure(spec: Spec, *, tell: Callable[[str], None]) -> Measured:
+    """Train a rung, of which all is imported, and return what it took.
+
+    Args:
+        spec: the rung.
+        tell: told what is being done.
+
+    Raises:
+        UserError: the model or this machine can't take the strategy.
+    """
+    device = "cpu" if spec.on_cpu else "cuda"
+    gpu = None if spec.on_cpu else _StartedGpu()
+    warm_up(spec, device)
+    forget_peak()
+    imported = process_bytes("VmRSS")
+    has_deepspeed = spec.strategy.engine is Engine.DEEPSPEED
+    with joined(spec), limited_memory(spec.memory_limit_bytes, device, has_deepspeed=has_deepspeed):
+        trained = _train(spec, device, tell)
+        peak = process_bytes("VmHWM")
+        on_gpu = gpu.figures() if gpu else {}
+    tell("counting tensors")
+    return _measured(trained, process_bytes=max(0, peak - imported), process_peak_bytes=peak, **on_gpu)
+
+
+class _StartedGpu:
+    """The GPU with CUDA started, and what the driver said of it before and after that."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._before = read_gpu(has_cuda=False)
+        torch.cuda.init()
+        torch.cuda.synchronize()
+        self._context_bytes = read_gpu(has_cuda=True).held_since(self._before)
+
+    def figures(self) -> dict[str, int | None]:
+        """Return the fields of Measured that are of the GPU, by their names."""
+        import torch
+
+        now = read_gpu(has_cuda=True)
+        reserved_bytes = torch.cuda.max_memory_reserved()
+        return {
+            "allocated_bytes": torch.cuda.max_memory_allocated(),
+            "reserved_bytes": reserved_bytes,
+            "device_bytes": peak_on_device(
+                now.held_since(self._before),
+                reserved_bytes=torch.cuda.memory_reserved(),
+                most_reserved_bytes=reserved_bytes,
+            ),
+            "device_process_bytes": now.process_bytes,
+            "device_used_bytes": now.used_since(self._before),
+            "context_bytes": self._context_bytes,
+        }
+
+
+def peak_on_device(held_bytes: int | None, *, reserved_bytes: int, most_reserved_bytes: int) -> int | None:
+    """Return what a process held of the GPU at its peak, as the driver counts it.
+
+    The driver knows the present only, and torch may have given memory back by then: DeepSpeed has it do so
+    once the parameters are partitioned (stage_1_and_2.py, empty_cache). What is beside torch's memory,
+    the context, kernels and libraries, stays until the process ends.
+
+    Args:
+        held_bytes: what it holds now; None where the driver does not say it.
+        reserved_bytes: what torch's allocator holds of that.
+        most_reserved_bytes: what the allocator held at its peak.
+    """
+    return None if held_bytes is None else held_bytes - reserved_bytes + most_reserved_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """What training came to."""
+
+    trainee: Trainee
+    gradients: int | None
+    """Bytes of all gradients before a step; None where they are not counted."""
+    losses: tuple[float, ...]
+    times_s: tuple[float, ...]
+
+
+def _train(spec: Spec, device: str, tell: Callable[[str], None]) -> _Trained:
+    """Make the model and take all steps."""
+    tell("making the model")
+    model = make_model(spec, device)
+    forget_making(device)
+    samples = make_samples(model, spec)
+    trainee = make_trainee(model, samples, spec, device)
+    del model
+    losses, gradients = [], None
+    for index in range(NUM_WARM_UP):
+        tell(f"taking warm-up step {index + 1} of {NUM_WARM_UP}")
+        with without_dropout(trainee.model):
+            losses.append(trainee.backward())
+        gradients = gradient_bytes(trainee.model) if _is_counted(spec) else None
+        trainee.update()
+    if spec.strategy.compile:
+        tell("compiling with dropout")
+        trainee.step()
+    times = []
+    for index in range(spec.num_steps):
+        tell(f"taking step {index + 1} of {spec.num_steps}")
+        times.append(trainee.timed_step())
+    return _Trained(trainee=trainee, gradients=gradients, losses=tuple(losses), times_s=tuple(times))
+
+
+def _measured(trained: _Trained, **memory: Any) -> Measured:
+    """Return what was measured, given the fields that are of the process and the GPU."""
+    import torch
+
+    trainee, spec = trained.trainee, trained.trainee.spec
+    step_time_s = statistics.median(trained.times_s)
+    return Measured(
+        **memory,
+        step_times_s=trained.times_s,
+        step_time_s=step_time_s,
+        tokens_per_s=spec.batch_size * spec.sequence_length / step_time_s,
+        losses=trained.losses,
+        counted=_parts(trained),
+        num_trained_parameters=num_trained(trainee.model),
+        num_threads=torch.get_num_threads(),
+    )
+
+
+def _is_counted(spec: Spec) -> bool:
+    """Return whether weights, gradients and states lie in the model's and the optimizer's own tensors."""
+    return spec.strategy.engine is Engine.NATIVE
+
+
+def _parts(trained: _Trained) -> Parts | None:
+    trainee = trained.trainee
+    if trained.gradients is None:
+        return None
+    return Parts(
+        weights=weight_bytes(trainee.model),
+        gradients=trained.gradients,
+        optimizer_states=state_bytes(trainee.optimizer),
+        activations=_activation_bytes(trainee),
+    )
+
+
+def num_trained(model: Any) -> int:
+    """Return the trained parameters of a model, whole ones also where ZeRO-3 has left a partition of each."""
+    sizes = (getattr(one, "ds_numel", None) or one.numel() for one in model.parameters() if one.requires_grad)
+    return sum(int(size) for size in sizes)
+
+
+def _activation_bytes(trainee: Trainee) -> int | None:
+    """Return what one micro-batch's forward pass leaves for its backward pass, and its loss.
+
+    On a GPU torch's allocator says so. On the CPU the storages that operators made are followed, which a
+    compiled model does not allow.
+    """
+    import torch
+
+    if trainee.device == "cpu" and trainee.spec.strategy.compile:
+        return None
+    batch = micro_batch(trainee.samples, 0, trainee.spec.strategy.micro_batch_size or 1, trainee.device)
+    gc.collect()
+    if trainee.device == "cpu":
+        live = LiveTensors([*trainee.model.parameters(), *trainee.model.buffers(), *batch.values()])
+        return _after_forward(trainee, batch, live.mode, live.num_bytes)
+    before = torch.cuda.memory_allocated()
+    return _after_forward(trainee, batch, nullcontext(), lambda: torch.cuda.memory_allocated() - before)
+
+
+def _after_forward(trainee: Trainee, batch: Any, mode: Any, count: Callable[[], int]) -> int:
+    with mode:
+        loss = trainee.forward(batch)
+    num_bytes = count()
+    del loss
+    return num_bytes

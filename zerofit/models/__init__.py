@@ -1,0 +1,1 @@
+"""Models: found by name, described, traced and changed."""

@@ -1,0 +1,146 @@
+"""The models of zerofit/catalog/models.toml and their sizes, read without torch or transformers.
+
+models.toml is kept by hand: one table a model, with `hub_ids`, `source` (the config.json on the hub),
+`checked` (what it was held against), `published_parameters` where a count was published, `note` where the
+entry differs from what is published, and `config`. model_sizes.toml is generated from it by transformers' own
+classes (make catalog).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from zerofit.models.meta_device import available_tasks, measure_sizes, transformers_config
+from zerofit.models.source import LocatedConfig, ModelOrigin, ModelSizes
+from zerofit.models.task import Task
+
+if TYPE_CHECKING:
+    from zerofit.models.source import ModelSizes
+    from zerofit.models.task import Task
+
+_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "catalog")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogModel:
+    """One model of the catalog."""
+
+    name: str
+    """What users type, such as "llama-3-8b"."""
+    hub_ids: tuple[str, ...]
+    """The repositories on the hub that have this config, the one it was taken from first."""
+    source: str
+    """Link to the config.json, which was not opened."""
+    checked: str
+    """What the entry was held against; the head of models.toml tells the words."""
+    config: dict[str, Any]
+    """The keys of config.json that decide the model's memory and computation."""
+    published_parameters: int | None = None
+    """The parameter count as published; None where none is known."""
+    note: str = ""
+    """Where the entry differs from what is published, and why; empty otherwise."""
+
+
+@cache
+def catalog_models() -> dict[str, CatalogModel]:
+    """Return every model of the catalog by name."""
+    return {name: _model(name, entry) for name, entry in tomllib.loads(_read("models.toml")).items()}
+
+
+@cache
+def catalog_model(name: str) -> CatalogModel | None:
+    """Return the model of this very name, from its own lines alone; None where there is none.
+
+    The file is long, and parsing all of it takes longer than all else that a rough plan reads.
+    """
+    key = f'"{name}"' if "." in name else name
+    lines = _read("models.toml")
+    start, configuration = lines.find(f"\n[{key}]\n"), lines.find(f"\n[{key}.config]\n")
+    if not 0 <= start < configuration:
+        return None
+    end = lines.find("\n[", configuration + 1)
+    return _model(name, tomllib.loads(lines[start : end if end >= 0 else None])[name])
+
+
+def _model(name: str, entry: dict[str, Any]) -> CatalogModel:
+    return CatalogModel(
+        name=name,
+        hub_ids=tuple(entry["hub_ids"]),
+        source=entry["source"],
+        checked=entry["checked"],
+        config=entry["config"] | dict.fromkeys(entry.get("nulls", ())),
+        published_parameters=entry.get("published_parameters"),
+        note=entry.get("note", ""),
+    )
+
+
+def find_in_catalog(text: str) -> CatalogModel | None:
+    """Return the model of a name, a hub id or the last part of one, in any case; None without one."""
+    return catalog_model(text) or _by_spelling().get(text.lower())
+
+
+def nearest_in_catalog(text: str) -> tuple[str, ...]:
+    """Return up to three names of the catalog that a misspelt one resembles, best first."""
+    word = text.lower().rpartition("/")[2]
+    spellings = {spelling: model.name for spelling, model in _by_spelling().items() if "/" not in spelling}
+    near = difflib.get_close_matches(word, spellings, n=9, cutoff=0.6)
+    return tuple(dict.fromkeys(spellings[spelling] for spelling in near))[:3]
+
+
+def catalog_sizes(name: str) -> dict[Task, ModelSizes]:
+    """Return the sizes of one model of the catalog for each task that transformers has a class for."""
+    _, heading, after = _read("model_sizes.toml").partition(f'[models."{name}"]\n')
+    table, _, _ = after.partition("\n[")  # the file is long, and reading all of it is slow
+    heads = tomllib.loads(heading + table)["models"][name]
+    return {Task(task): ModelSizes(**sizes) for task, sizes in heads.items()}
+
+
+@cache
+def _by_spelling() -> dict[str, CatalogModel]:
+    spellings = {}
+    for model in catalog_models().values():
+        for hub_id in model.hub_ids:
+            spellings[hub_id.lower()] = model
+            spellings.setdefault(hub_id.lower().rpartition("/")[2], model)
+    return spellings | catalog_models()
+
+
+def _read(name: str) -> str:
+    with open(os.path.join(_FOLDER, name), encoding="utf-8") as file:
+        return file.read()
+
+
+def measure_catalog() -> dict[str, dict[Task, ModelSizes]]:
+    """Return the sizes of every model of the catalog for each task, built on the meta device."""
+    return {name: measure_model(model) for name, model in catalog_models().items()}
+
+
+def measure_model(model: CatalogModel) -> dict[Task, ModelSizes]:
+    """Return the sizes of one model of the catalog for each task."""
+    located = LocatedConfig(
+        name=model.name, config=model.config, origin=ModelOrigin.CATALOG, place=model.hub_ids[0]
+    )
+    config = transformers_config(located, trust_remote_code=False)
+    return {task: measure_sizes(config, task, located=located) for task in available_tasks(config)}
+
+
+def render_sizes(sizes: dict[str, dict[Task, ModelSizes]], transformers_version: str) -> str:
+    """Return the text of model_sizes.toml: one line a model and task, so that changes read as a diff."""
+    lines = [
+        "# Sizes of the models in models.toml, in elements, a tied parameter once. Rendered: make catalog.",
+        f'transformers = "{transformers_version}"',
+    ]
+    for name, heads in sizes.items():
+        lines += ["", f'[models."{name}"]']
+        for task, size in heads.items():
+            fields = ", ".join(
+                f'{field} = "{value}"' if isinstance(value, str) else f"{field} = {value}"
+                for field, value in asdict(size).items()
+            )
+            lines.append(f"{task.value} = {{ {fields} }}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,53 @@
+"""Leads what a script does with its own variable to the adapters that were put on that model."""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+from zerofit.models.changes.adapters import has_adapters
+
+_KEY = "_zerofit_adapted"
+_PREFIX = "base_model.model."
+"""What peft puts before the names of the base (peft/peft_model.py, tuners_utils.py)."""
+
+
+def lead_to(base: Any, adapted: Any) -> None:
+    """Let save_pretrained() and push_to_hub() of a base save its adapters, as peft does.
+
+    peft puts adapters into the base itself. A base that saved itself would write names that from_pretrained
+    does not know. A deep copy of it leads to a copy of the adapters; without adapters, as after
+    merge_and_unload(), it saves itself.
+
+    Args:
+        base: the model as the script has it.
+        adapted: peft's model around it.
+    """
+    for one in (base, adapted):
+        vars(one)[_KEY] = adapted  # past Module.__setattr__, which would take it for a part
+    for name in ("save_pretrained", "push_to_hub"):
+        if hasattr(base, name):
+            vars(base)[name] = MethodType(_save if name == "save_pretrained" else _push, base)
+
+
+def adapted_of(model: Any) -> Any | None:
+    """Return peft's model around a base, or around itself, as long as it has adapters of zerofit's."""
+    adapted = vars(model).get(_KEY)
+    return adapted if adapted is not None and has_adapters(adapted) else None
+
+
+def _save(self: Any, *args: Any, **kwargs: Any) -> Any:
+    adapted = adapted_of(self)
+    if adapted is None:
+        return type(self).save_pretrained(self, *args, **kwargs)
+    state = kwargs.get("state_dict")
+    if state and not any(name.startswith(_PREFIX) for name in state):
+        kwargs["state_dict"] = {f"{_PREFIX}{name}": value for name, value in state.items()}
+    return adapted.save_pretrained(*args, **kwargs)
+
+
+def _push(self: Any, *args: Any, **kwargs: Any) -> Any:
+    adapted = adapted_of(self)
+    if adapted is None:
+        return type(self).push_to_hub(self, *args, **kwargs)
+    return adapted.push_to_hub(*args, **kwargs)

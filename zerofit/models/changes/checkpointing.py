@@ -1,0 +1,116 @@
+"""Switches gradient checkpointing on or off in a model, in each of its blocks or in some."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.core.upstream.transformers import (
+    checkpoint_every,
+    checkpointed_blocks,
+    checkpointing_function,
+    disable_checkpointing,
+    enable_checkpointing,
+    is_checkpointing,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SEE = "https://huggingface.co/docs/transformers/en/grad_checkpointing"
+
+
+def set_checkpointing(
+    model: Any, *, wanted: bool | None, every: int = 1, allow_reentrant: bool = True
+) -> tuple[str, ...]:
+    """Switch gradient checkpointing of transformers on or off in a model, or in those that it is made of.
+
+    What is switched on here is not reentrant: that kind needs no inputs with gradients, so that adapters on
+    a frozen model need nothing more. What the script switched on stays of its kind.
+    The model's cache is left alone: transformers' layers do without it while they train and checkpoint, and
+    the script's own generation and the saved configuration keep it.
+
+    Args:
+        model: a torch.nn.Module that is not yet wrapped for training.
+        wanted: whether to checkpoint; None leaves that to the script, unless only some blocks are to.
+        every: the first of each so many blocks recomputes, in their order; more than 1 asks for it.
+        allow_reentrant: whether what the script switched on may stay reentrant.
+
+    Returns:
+        What was changed, in words.
+
+    Raises:
+        UserError: only some of the blocks are to recompute, and the model has no switch in each.
+    """
+    if wanted is None and every > 1:
+        wanted = True
+    parts = tuple(transformers_parts(model))
+    able = [part for part in parts if part.supports_gradient_checkpointing]
+    if wanted and not able:
+        return (f"gradient checkpointing is not switched on: {type(model).__name__} has none",)
+    notes = []
+    for part in able:
+        notes += _set_in(part, wanted=wanted, every=every, allow_reentrant=allow_reentrant)
+    return tuple(notes)
+
+
+def check_every(model: Any, every: int) -> None:
+    """Check that some of a model's blocks can recompute without the others.
+
+    Args:
+        model: a model of transformers, or a wrapper of peft's around one.
+        every: one block in so many.
+
+    Raises:
+        UserError: the blocks have no switch of their own.
+    """
+    if every == 1 or checkpointed_blocks(model):
+        return
+    raise UserError(
+        "checkpointing-all-or-nothing",
+        "this model recomputes all of its blocks or none",
+        found=f"--checkpoint-every {every}, and {type(model).__name__}",
+        why="its blocks have no switch of their own (transformers' GradientCheckpointingLayer)",
+        fix="leave --checkpoint-every out",
+        see=SEE,
+    )
+
+
+def _set_in(part: Any, *, wanted: bool | None, every: int, allow_reentrant: bool) -> list[str]:
+    name, is_on = type(part).__name__, is_checkpointing(part)
+    if wanted is False or not (wanted or is_on):
+        if not is_on:
+            return []
+        disable_checkpointing(part)
+        return [f"gradient checkpointing is off in {name}; the script switched it on"]
+    check_every(part, every)
+    notes = []
+    if not is_on:
+        enable_checkpointing(part, use_reentrant=False)
+        notes.append(f"gradient checkpointing is on in {name}")
+    elif not allow_reentrant and _is_reentrant(part):
+        enable_checkpointing(part, use_reentrant=False)
+        notes.append(f"gradient checkpointing in {name} has use_reentrant=False; the script says True")
+    if every > 1:
+        num_on, num_blocks = checkpoint_every(part, every)
+        notes.append(f"gradient checkpointing recomputes {num_on} of {num_blocks} blocks of {name}")
+    return notes
+
+
+def _is_reentrant(part: Any) -> bool:
+    """Return whether a model's checkpointing runs as a backward pass inside the backward pass."""
+    functions = [checkpointing_function(module) for module in part.modules()]
+    # torch's own default is True where nothing is said (torch/utils/checkpoint.py, 2.13 asks for it).
+    return any(isinstance(one, partial) and one.keywords.get("use_reentrant", True) for one in functions)
+
+
+def transformers_parts(module: Any) -> Iterator[Any]:
+    """Yield the outermost models of transformers in a torch.nn.Module."""
+    import transformers
+
+    if isinstance(module, transformers.PreTrainedModel):
+        yield module
+        return
+    for child in module.children():
+        yield from transformers_parts(child)

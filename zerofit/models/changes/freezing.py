@@ -1,0 +1,140 @@
+"""Lets parameters of a live model not train."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError, nearest
+from zerofit.core.freezing import ALL_BUT_HEAD, WORDS, frozen_names, matches, num_frozen_blocks, stacks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_SHOWN = 8
+"""Modules that a message lists."""
+
+
+def freeze(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Let the parameters that words or patterns name not train: no gradient, no optimizer state.
+
+    A tied parameter goes by each of its names. Dropout in frozen modules stays on, and the running statistics
+    of batch norms still change.
+
+    Args:
+        model: a torch.nn.Module that is not yet wrapped for training.
+        patterns: words and shell patterns (see zerofit.core.freezing).
+
+    Returns:
+        What was frozen, in words.
+
+    Raises:
+        UserError: one of them names nothing, or nothing would train.
+    """
+    if not patterns:
+        return ()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    prefix = base_prefix_of(model)
+    for pattern in patterns:
+        _check_names(model, pattern, tuple(parameters), prefix)
+    names = frozen_names(parameters, patterns, base_prefix=prefix)
+    frozen = {id(parameters[name]) for name in names}
+    left = [one for one in model.parameters() if one.requires_grad and id(one) not in frozen]
+    if not left:
+        raise _nothing_trains(model, patterns, names, parameters)
+    for name in names:
+        parameters[name].requires_grad_(False)
+        parameters[name].grad = None
+    num_frozen = num_elements(one for one in model.parameters() if not one.requires_grad)
+    num_all = num_elements(model.parameters())
+    said = ", ".join(patterns)
+    return (f"{num_frozen:,} of {num_all:,} parameters of {type(model).__name__} are frozen ({said})",)
+
+
+def base_prefix_of(model: Any) -> str | None:
+    """Return the name under which a model holds its base, for zerofit.core.freezing; "" where it is one itself.
+
+    None for models that are none of transformers, and for classes such as T5ForConditionalGeneration whose
+    parts stand beside their head.
+    """
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return None
+    prefix = str(model.base_model_prefix)
+    if prefix and prefix in model._modules:
+        return prefix
+    return "" if model.get_output_embeddings() is None else None
+
+
+def num_elements(parameters: Iterable[Any]) -> int:
+    """Return the elements of parameters, whole ones where ZeRO-3 has partitioned them."""
+    return sum(int(getattr(one, "ds_numel", None) or one.numel()) for one in parameters)
+
+
+def _check_names(model: Any, pattern: str, names: tuple[str, ...], prefix: str | None) -> None:
+    num_wanted = num_frozen_blocks(pattern) or 0
+    num_blocks = max(stacks_of(names).values(), default=0)
+    if num_wanted > num_blocks:
+        raise UserError(
+            "freeze-too-many-blocks",
+            "the model has fewer blocks than are to be frozen",
+            found=f"--freeze {pattern}, and {type(model).__name__} with {num_blocks} blocks",
+            why="the number says how many blocks of each stack are frozen, counted from the input",
+            fix=f"give embeddings+{num_blocks} or less, or {ALL_BUT_HEAD}",
+        )
+    if not matches(names, pattern, base_prefix=prefix):
+        raise UserError(
+            "freeze-matches-nothing",
+            "no parameter has such a name",
+            found=f"--freeze {pattern!r}, and {type(model).__name__}",
+            why=f"its parameters are {', '.join(_modules(names))}",
+            fix=f"give {_near(pattern, names)}",
+        )
+
+
+def _near(pattern: str, names: tuple[str, ...]) -> str:
+    """Return what may have been meant: a module that holds it, or a name that is like it."""
+    modules = {name.rpartition(".")[0] for name in names}
+    modules |= {".".join(one.split(".")[:end]) for one in modules for end in range(1, one.count(".") + 1)}
+    plain = pattern.strip("*.")
+    inner = sorted((one for one in modules if one.endswith(plain)), key=len)
+    found = inner[0] if plain and inner else nearest(plain, sorted(modules))
+    shown = f"{found}.*" if found else _modules(names)[0]
+    if shown == "*":  # parameters without a module around them, all of which must not be frozen
+        shown = names[0]
+    pattern_said = f"'{shown}'" if found else f"a pattern such as '{shown}'"
+    return f"{pattern_said}, or one of the words {', '.join(WORDS)}"
+
+
+def _modules(names: Iterable[str]) -> list[str]:
+    """Return patterns for the parts of a model, blocks as one."""
+    parts: dict[str, None] = {}
+    for name in names:
+        words = name.split(".")[:-1]
+        number = next((place for place, word in enumerate(words) if word.isdigit()), len(words))
+        parts[".".join([*words[:number], "*"])] = None
+    shown = [*parts]
+    return shown[:_SHOWN] + ["..."] * (len(shown) > _SHOWN)
+
+
+def _nothing_trains(
+    model: Any, patterns: Sequence[str], names: frozenset[str], parameters: dict[str, Any]
+) -> UserError:
+    said, name = ", ".join(patterns), type(model).__name__
+    why = "every parameter that trains in the script is frozen by it"
+    fix = "freeze less, such as embeddings+1"
+    if ALL_BUT_HEAD in patterns:
+        frozen = {id(parameters[one]): one for one in names}
+        tied = [one for one in parameters if one not in names and id(parameters[one]) in frozen]
+        if base_prefix_of(model) == "":
+            why = f"{name} has no head: all of it is the base model"
+        elif tied:
+            inner = frozen[id(parameters[tied[0]])]
+            why = f"its head {tied[0]} is tied to {inner}: one parameter, which is a part of the base model"
+    return UserError(
+        "freeze-leaves-nothing",
+        "nothing would be left to train",
+        found=f"--freeze {said}, and {name}",
+        why=why,
+        fix=fix,
+    )

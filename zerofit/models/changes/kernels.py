@@ -1,0 +1,106 @@
+"""Sets the attention implementation of a model that is made already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerofit.core.errors import UserError
+from zerofit.core.upstream.transformers import (
+    attention_of,
+    can_set_attention,
+    put_attention_back,
+    supported_attention,
+)
+from zerofit.models.changes.checkpointing import transformers_parts
+
+SEE = "https://huggingface.co/docs/transformers/en/attention_interface"
+
+
+def set_attention(model: Any, name: str) -> tuple[str, ...]:
+    """Set the attention implementation of the models of transformers in a module.
+
+    Args:
+        model: a torch.nn.Module that is not yet wrapped for training.
+        name: transformers' attn_implementation, such as "sdpa" or "flash_attention_2".
+
+    Returns:
+        What was changed, in words.
+
+    Raises:
+        UserError: a model lacks it, or it is not installed.
+    """
+    parts = tuple(transformers_parts(model))
+    if not parts:
+        return (f"attention is left as it is: {type(model).__name__} has no model of transformers in it",)
+    notes = []
+    for part in parts:
+        own = attention_of(part.config)
+        if own == name:
+            continue
+        _set_in(part, name)
+        notes.append(
+            f"attention of {type(part).__name__} is {attention_of(part.config)}; "
+            f"the script has {own or 'none'}"
+        )
+    return tuple(notes)
+
+
+def _set_in(part: Any, name: str) -> None:
+    own = attention_of(part.config)
+    try:
+        if not can_set_attention(part):
+            raise ValueError("its code has attention written out, and can't be set to another")
+        part.set_attn_implementation(name)
+    except (ValueError, ImportError, OSError, RuntimeError) as error:
+        put_attention_back(part.config, own)
+        raise UserError(
+            "attention-not-available",
+            f"this model can't take {name} as its attention",
+            found=f"--attention {name}, and {type(part).__name__} with {own}",
+            why=" ".join(str(error).split()),
+            fix=f"give {' or '.join(available(part))}, or leave --attention out",
+            see=SEE,
+        ) from error
+
+
+def available(part: Any) -> tuple[str, ...]:
+    """Return the attention implementations that a model of transformers can take here."""
+    from transformers.utils import is_flash_attn_2_available, is_torch_flex_attn_available
+
+    own = attention_of(part.config)
+    if not can_set_attention(part):
+        return (own,) if own else ()
+    installed = {
+        "flex_attention": is_torch_flex_attn_available(),
+        "flash_attention_2": is_flash_attn_2_available(),
+    }
+    supported = [name for name in supported_attention(part) if installed.get(name, True)]
+    return tuple(dict.fromkeys(name for name in (*supported, own) if name))
+
+
+_AMPERE = 8
+"""The first major compute capability with tf32
+(https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices)."""
+
+
+def set_tf32(wanted: bool) -> tuple[str, ...]:
+    """Allow or forbid tf32 in the matrix products of this process; convolutions are left alone.
+
+    It is torch's own setting for them. transformers' TrainingArguments.tf32 sets
+    torch.backends.fp32_precision, after which torch.get_float32_matmul_precision(), which torch.compile asks,
+    raises an error (torch 2.13).
+
+    Args:
+        wanted: whether fp32 products may round their inputs.
+
+    Returns:
+        What was changed, in words.
+    """
+    import torch
+
+    torch.set_float32_matmul_precision("high" if wanted else "highest")
+    if not wanted:
+        return ("fp32 matrix products keep full precision (tf32 is off)",)
+    has_it = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= _AMPERE
+    where = "" if has_it else ", which changes nothing here: no GPU of this process has tf32"
+    return (f"fp32 matrix products round their inputs to tf32{where}",)

@@ -1,0 +1,75 @@
+"""Puts Liger's kernels in the place of a model's modules."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from zerofit.core.errors import UserError
+from zerofit.models.changes.checkpointing import transformers_parts
+
+SEE = "https://github.com/linkedin/Liger-Kernel"
+
+
+def use_liger(model: Any) -> tuple[str, ...]:
+    """Let a model compute norms, feed-forward blocks and the loss with Liger's kernels.
+
+    The loss of a causal model is then computed in pieces of the sequence, and its logits are never whole.
+
+    Args:
+        model: a torch.nn.Module that is not yet wrapped for training.
+
+    Returns:
+        What was changed, in words.
+
+    Raises:
+        UserError: liger-kernel is not installed, there is no GPU, or the family has no kernels.
+    """
+    check_liger()
+    parts = tuple(transformers_parts(model))
+    if not parts:
+        return (f"Liger's kernels are left out: {type(model).__name__} has no model of transformers in it",)
+    # As transformers calls it (transformers/integrations/liger.py, 5.23).
+    kernels = import_module("liger_kernel.transformers")
+    families = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+    for part in parts:
+        if part.config.model_type not in families:
+            raise UserError(
+                "liger-family-unknown",
+                "Liger has no kernels for this family of models",
+                found=f"--liger, and {type(part).__name__} of the family {part.config.model_type}",
+                why=f"liger-kernel knows {', '.join(sorted(families))}",
+                fix="leave --liger out",
+                see=SEE,
+            )
+        kernels._apply_liger_kernel_to_instance(model=part)
+    return tuple(f"Liger's kernels run in {type(part).__name__}" for part in parts)
+
+
+def check_liger() -> None:
+    """Check that Liger's kernels can run in this process.
+
+    Raises:
+        UserError: the package or a GPU is missing.
+    """
+    import torch
+
+    if find_spec("liger_kernel") is None:
+        raise UserError(
+            "liger-not-installed",
+            "liger-kernel is not installed",
+            found="--liger, and no package liger_kernel in this environment",
+            why="its kernels take the place of transformers' modules",
+            fix="pip install liger-kernel, or leave --liger out",
+            see=SEE,
+        )
+    if not torch.cuda.is_available():
+        raise UserError(
+            "liger-needs-gpu",
+            "Liger's kernels run on a GPU only",
+            found="--liger, and no GPU in this process",
+            why="they are written in Triton, which compiles for GPUs",
+            fix="leave --liger out",
+            see=SEE,
+        )

@@ -1,0 +1,269 @@
+"""The config.json of a model: in a folder, as a file, in the hub's cache, or on the hub (that file only)."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from zerofit.core.errors import UserError
+from zerofit.models.catalog import catalog_models, find_in_catalog, nearest_in_catalog
+from zerofit.models.check_config import check_config
+from zerofit.models.source import LocatedConfig, ModelOrigin
+
+_CONFIG = "config.json"
+_MAX_LISTED = 6
+"""Names of a folder's content that an error shows."""
+
+
+def locate_config(text: str) -> LocatedConfig:
+    """Return a model's config.json; weights are never read or downloaded.
+
+    A folder or file of that name comes first, as transformers has it, then the catalog, the hub's cache
+    (HF_HOME and its kin decide where), and the hub, unless HF_HUB_OFFLINE keeps it away.
+
+    Raises:
+        UserError: nothing of that name is found, or it holds no usable config.json.
+    """
+    path = _path(text)
+    try:
+        if text and path.is_dir():
+            return _of_folder(text, path)
+        if path.is_file():
+            return _of_file(text, path)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise _unreadable(path, error) from error
+    entry = find_in_catalog(text)
+    if entry is not None:
+        return LocatedConfig(
+            name=entry.name,
+            config=copy.deepcopy(entry.config),
+            origin=ModelOrigin.CATALOG,
+            place=text if "/" in text else entry.hub_ids[0],
+        )
+    if _looks_like_a_path(text):
+        raise _no_such_path(text, path)
+    return _of_hub(text)
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~NAME where there is no such user
+        return Path(text)
+
+
+def _of_folder(text: str, folder: Path) -> LocatedConfig:
+    if not (folder / _CONFIG).is_file():
+        raise _no_config(text, folder)
+    return LocatedConfig(
+        name=text,
+        config=_read(folder / _CONFIG),
+        origin=ModelOrigin.FOLDER,
+        place=str(folder),
+    )
+
+
+def _of_file(text: str, file: Path) -> LocatedConfig:
+    return LocatedConfig(name=text, config=_read(file), origin=ModelOrigin.FILE, place=str(file.parent))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the content of a config.json that names its family and holds plain weights."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    except (ValueError, RecursionError) as error:
+        kinds = {
+            UnicodeDecodeError: "not a text file",
+            RecursionError: "brackets in brackets without end",
+        }
+        raise UserError(
+            "model-config-not-json",
+            "the model's config is not JSON",
+            found=f"{file}: {kinds.get(type(error), error)}",
+            why="its dimensions are read from a config.json",
+            fix="mend the file, or download it anew; of a file with weights, name its folder",
+        ) from error
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+        raise UserError(
+            "model-config-without-type",
+            "the model's config does not say which family it is of",
+            found=f'{file} without "model_type"',
+            why="transformers chooses the class by it",
+            fix='add "model_type", such as "llama", or name the config.json of a transformers model',
+        )
+    if content.get("quantization_config"):
+        raise _quantized(str(file), content["quantization_config"])
+    check_config(content, str(file))
+    return content
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        "model-config-unreadable",
+        "the model's config can't be read",
+        found=f"{path}: {error.strerror}",
+        why="its dimensions stand in it",
+        fix="mend the permissions of file and folder, or name another model",
+    )
+
+
+def _quantized(place: str, quantization: Any) -> UserError:
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    return UserError(
+        "model-quantized",
+        "this checkpoint is quantized, which zerofit does not plan for",
+        found=f"quantization_config ({method or 'method not said'}) in {place}",
+        why="quantized weights get no gradients, and their bytes are not those of the model",
+        fix="name the model that it was quantized from",
+    )
+
+
+def _no_config(text: str, folder: Path) -> UserError:
+    if (folder / "adapter_config.json").is_file():
+        return _adapter(text, folder / "adapter_config.json")
+    if (folder / "model_index.json").is_file():
+        return UserError(
+            "model-is-pipeline",
+            "this folder holds a diffusers pipeline, not one model",
+            found=f"--model {text}, with model_index.json in it",
+            why="a pipeline is several models, and zerofit plans for one that transformers trains",
+            fix="name the folder of a transformers model inside it, such as text_encoder",
+        )
+    names = sorted(entry.name for entry in folder.iterdir())
+    num_more = len(names) - _MAX_LISTED
+    listed = ", ".join(names[:_MAX_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")
+    inside = [name for name in names if (folder / name / _CONFIG).is_file()]
+    return UserError(
+        "model-folder-without-config",
+        "this folder has no config.json",
+        found=f"--model {text}, with {listed or 'nothing'} in it",
+        why="the model's dimensions stand in config.json",
+        fix=f"name {os.path.join(text, inside[-1])}"
+        if inside
+        else "name the folder that save_pretrained wrote, or the model's hub id",
+    )
+
+
+def _adapter(text: str, file: Path) -> UserError:
+    try:
+        base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        base = None
+    return UserError(
+        "model-is-adapter",
+        "this folder holds an adapter (LoRA or the like), not a model",
+        found=f"--model {text}, with adapter_config.json in it",
+        why="an adapter is trained on top of its base model, whose dimensions decide the memory",
+        fix=f"--model {base}" if base else "name the base model",
+    )
+
+
+def _looks_like_a_path(text: str) -> bool:
+    return text.startswith((".", "/", "~")) or text.count("/") > 1 or text.endswith(".json") or not text
+
+
+def _no_such_path(text: str, path: Path) -> UserError:
+    parent = next((folder for folder in path.parents if _is_folder(folder)), None)
+    return UserError(
+        "model-path-missing",
+        "there is no such folder or file",
+        found=f"--model {text}" + (f"; {parent} is there" if parent is not None else ""),
+        why="it reads as a path, so the hub was not asked",
+        fix="mend the path, or name a model as ORGANISATION/NAME",
+    )
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that is too long, or a folder above it that may not be entered
+        return False
+
+
+def _of_hub(text: str) -> LocatedConfig:
+    """Return the config of a hub id, from the cache where it is there, else downloaded."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(text, _CONFIG)
+    except HFValidationError as error:
+        raise _unknown_model(text, "it is no valid hub id either") from error
+    if isinstance(cached, str):
+        return LocatedConfig(name=text, config=_read(Path(cached)), origin=ModelOrigin.CACHE, place=text)
+    return LocatedConfig(name=text, config=_read(_download(text)), origin=ModelOrigin.HUB, place=text)
+
+
+def _download(text: str) -> Path:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        # Asked for once: hf_hub_download alone tries six times, over 23 s, where the network is down.
+        get_hf_file_metadata(hf_hub_url(text, _CONFIG))
+        return Path(hf_hub_download(text, _CONFIG))
+    except GatedRepoError as error:
+        raise UserError(
+            "model-gated",
+            "the hub does not show this model to you",
+            found=f"--model {text}, a gated repository",
+            why="its owner asks for a licence to be accepted first",
+            fix="accept it on the model's page and run hf auth login, or name a config.json",
+            see=f"https://huggingface.co/{text}",
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise _unknown_model(text, "the hub has no such repository, or keeps it private") from error
+    except LocalEntryNotFoundError as error:
+        raise _unknown_model(text, _why_not_asked(error)) from error
+    except EntryNotFoundError as error:
+        raise UserError(
+            "model-folder-without-config",
+            "this repository has no config.json",
+            found=f"--model {text}",
+            why="the model's dimensions stand in config.json; adapters, pipelines and GGUF files have none",
+            fix="name the model that it was made from",
+            see=f"https://huggingface.co/{text}/tree/main",
+        ) from error
+    except Exception as error:
+        # What a dead network raises differs between releases of huggingface_hub (requests, httpx, its own).
+        raise _unknown_model(text, _why_not_asked(error)) from error
+
+
+def _why_not_asked(error: Exception) -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, so the hub was not asked"
+    cause = error.__cause__ or error
+    return f"the hub could not be reached ({type(cause).__name__}: {cause})"
+
+
+def _unknown_model(text: str, hub: str) -> UserError:
+    """Return the error for a model that is found nowhere.
+
+    Args:
+        text: what the user typed.
+        hub: what the hub said, or why it was not asked.
+    """
+    near = nearest_in_catalog(text)
+    return UserError(
+        "model-unknown",
+        "no such model",
+        found=f"--model {text}: no folder, none of the {len(catalog_models())} models of the catalog, "
+        "not in the hub's cache",
+        why=hub,
+        fix=(f"--model {' or '.join(near)}, if that was meant; else " if near else "")
+        + "name a folder with a config.json, or a hub id while the hub can be reached",
+    )

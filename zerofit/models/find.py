@@ -1,0 +1,167 @@
+"""A model as users name it: its config, its task head and its facts, without reading any weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from zerofit.core.errors import UserError
+from zerofit.models.catalog import catalog_model, catalog_models, catalog_sizes
+from zerofit.models.check_config import check_size
+from zerofit.models.dimensions import IncompleteConfigError, facts_of
+from zerofit.models.files import locate_config
+from zerofit.models.formula import closed_form_sizes
+from zerofit.models.safetensors_headers import num_elements, stored_dtype, stored_shapes
+from zerofit.models.source import LocatedConfig, ModelOrigin, ModelSizes, ModelSource
+from zerofit.models.task import Task, task_of
+
+
+def probe_model(
+    text: str, *, task: Task | None = None, trust_remote_code: bool = False, is_fast: bool = False
+) -> ModelSource:
+    """Return what is known of a model.
+
+    Of a model of the catalog this imports neither torch nor transformers. Any other is counted on
+    transformers' own class, built without weights.
+
+    Args:
+        text: a folder with a config.json, such a file, a name or hub id of the catalog, or any hub id.
+        task: what the head is for; None takes it from the config's architectures.
+        trust_remote_code: whether the model's own Python code may run where transformers has no class for it.
+        is_fast: whether torch must stay out; sizes then come from closed forms or the headers of the weights.
+
+    Raises:
+        UserError: no such model, no usable config, a task its family has no class for, code that nobody
+            allowed to run; or, where is_fast, a model whose size can't be known without torch.
+    """
+    located = locate_config(text)
+    if located.origin is ModelOrigin.CATALOG:
+        heads = catalog_sizes(located.name)
+        chosen, reason = _chosen(located, task, tuple(heads))
+        return _source(located, chosen, reason, heads[chosen])
+    if is_fast:
+        chosen, reason = _chosen(located, task, _tasks_of_family(located.config["model_type"]))
+        return _source(located, chosen, reason, _fast_sizes(located, chosen))
+    return _built(located, task, trust_remote_code=trust_remote_code)
+
+
+def _built(located: LocatedConfig, task: Task | None, *, trust_remote_code: bool) -> ModelSource:
+    from zerofit.models.meta_device import (
+        available_tasks,
+        measure_sizes,
+        needs_remote_code,
+        transformers_config,
+    )
+
+    config = transformers_config(located, trust_remote_code=trust_remote_code)
+    chosen, reason = _chosen(located, task, available_tasks(config, with_own_code=True))
+    if not trust_remote_code and chosen not in available_tasks(config):
+        raise needs_remote_code(located, f"transformers has no {chosen.value} class for {config.model_type}")
+    sizes = measure_sizes(config, chosen, located=located, trust_remote_code=trust_remote_code)
+    filled = dataclasses.replace(located, config=_filled(located.config, config.to_dict()))
+    source = _source(filled, chosen, reason, sizes)
+    return dataclasses.replace(source, config=located.config, trust_remote_code=trust_remote_code)
+
+
+def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return what a file says, and transformers' defaults where it says nothing, of its parts too."""
+    parts = {
+        key: _filled(value, defaults[key])
+        for key, value in given.items()
+        if isinstance(value, dict) and isinstance(defaults.get(key), dict)
+    }
+    return {**defaults, **given, **parts}
+
+
+def _source(located: LocatedConfig, task: Task, reason: str, sizes: ModelSizes) -> ModelSource:
+    try:
+        facts = facts_of(located.name, located.config, task, sizes)
+    except IncompleteConfigError as error:
+        raise UserError(
+            "model-config-incomplete",
+            "a dimension of the model can't be found in its config",
+            found=f"{located.name}: {error}",
+            why="its family has other words for it, or leaves it to a default of transformers",
+            fix="write the key into config.json; without --fast, transformers fills in its defaults",
+        ) from error
+    check_size(facts)
+    if not facts.checkpoint_dtype:
+        facts = dataclasses.replace(facts, checkpoint_dtype=_stored_dtype(located))
+    model = catalog_model(located.name) if located.origin is ModelOrigin.CATALOG else None
+    return ModelSource(
+        name=located.name,
+        config=located.config,
+        origin=located.origin,
+        place=located.place,
+        task=task,
+        task_reason=reason,
+        facts=facts,
+        note=model.note if model else "",
+    )
+
+
+def _chosen(located: LocatedConfig, task: Task | None, available: tuple[Task, ...]) -> tuple[Task, str]:
+    if task in available:
+        return task, f"--task {task.value}"
+    found = task_of(located.config, available) if task is None else None
+    if found is not None:
+        return found
+    words = ", ".join(each.value for each in available)
+    raise UserError(
+        "model-task-unknown",
+        "transformers has no class for this model and task",
+        found=f"--model {located.name}"
+        + (f" --task {task.value}" if task else "")
+        + f", of type {located.config['model_type']}",
+        why=f"its family has {words}" if words else "none of the tasks that zerofit knows fits its family",
+        fix=f"--task {available[0].value}, or another of these" if available else "name another model",
+    )
+
+
+def _tasks_of_family(model_type: str) -> tuple[Task, ...]:
+    """Return the tasks of a family as the catalog's models of it have them; all where it has none."""
+    for name, model in catalog_models().items():
+        if model.config["model_type"] == model_type:
+            return tuple(catalog_sizes(name))
+    return tuple(Task)
+
+
+def _fast_sizes(located: LocatedConfig, task: Task) -> ModelSizes:
+    sizes = closed_form_sizes(located.config, task)
+    if sizes is not None:
+        return sizes
+    elements = [num_elements(shape) for shape in _shapes(located).values()]
+    if not elements:
+        raise UserError(
+            "model-needs-torch",
+            "the size of this model can't be known without torch",
+            found=f"--fast with --model {located.name}, of type {located.config['model_type']}",
+            why="it is not in the catalog, has no closed form, and no safetensors files lie beside it",
+            fix="leave out --fast",
+        )
+    return ModelSizes(
+        architecture=next(iter(located.config.get("architectures") or ()), ""),
+        num_parameters=sum(elements),
+        num_trainable_parameters=sum(elements),
+        num_largest_layer_parameters=0,
+        largest_parameter=max(elements),
+    )
+
+
+def _stored_dtype(located: LocatedConfig) -> str:
+    if located.origin is not ModelOrigin.FOLDER:
+        return ""
+    try:
+        return stored_dtype(Path(located.place))
+    except (OSError, ValueError):
+        return ""
+
+
+def _shapes(located: LocatedConfig) -> dict[str, tuple[int, ...]]:
+    if located.origin is not ModelOrigin.FOLDER:
+        return {}
+    try:
+        return stored_shapes(Path(located.place))
+    except (OSError, ValueError):
+        return {}

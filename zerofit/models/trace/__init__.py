@@ -1,0 +1,5 @@
+"""The tracer: a model's forward and backward pass on tensors without values, as a log of allocations."""
+
+from zerofit.models.trace.source import trace_model
+
+__all__ = ["trace_model"]

@@ -1,0 +1,102 @@
+"""CostBook: the floating-point operations and the bytes of each operator's call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.allocation_log import CostKind
+from zerofit.core.strategy import Precision
+from zerofit.models.trace.raw import Call, leaves
+
+if TYPE_CHECKING:
+    from zerofit.core.allocation_log import Pass
+
+_FREE = {"empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "_reshape_alias", "detach"}
+"""Operators that touch no memory."""
+
+
+class CostBook:
+    """Counts by PyTorch's own registry of formulas (torch.utils.flop_counter)."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch.utils.flop_counter import flop_registry
+
+        self._tensor = torch.Tensor
+        self._formulas = flop_registry
+        self._precisions = {torch.float16: Precision.FP16, torch.bfloat16: Precision.BF16}
+        self._is_free: dict[Any, bool] = {}
+        self._causal_at: dict[Any, int] = {}
+
+    def call(
+        self,
+        operator: int,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        outputs: list[Any],
+        during: Pass,
+    ) -> Call | None:
+        """Return the cost of one call, or None where it only makes a view."""
+        is_free = self._is_free.get(function)
+        if is_free is None:
+            is_free = self._is_free[function] = _makes_a_view(function)
+        if is_free:
+            return None
+        inputs = [leaf for leaf in leaves(args) if isinstance(leaf, self._tensor)]
+        formula = self._formulas.get(function._overloadpacket)
+        is_attention = "attention" in function._overloadpacket.__name__
+        counted = self._with_all_heads(args) if is_attention else args
+        flops = int(formula(*counted, **kwargs, out_val=out)) if formula else _grouped_flops(function, args)
+        kind = CostKind.MEMORY
+        if flops:
+            kind = CostKind.ATTENTION if is_attention else CostKind.MATMUL
+            if is_attention and self._is_causal(function, args, kwargs):
+                flops //= 2  # the formulas count the whole square of scores
+        first = next((tensor for tensor in inputs or outputs if tensor.dtype.is_floating_point), None)
+        precision = self._precisions.get(first.dtype, Precision.FP32) if first is not None else Precision.FP32
+        moved = sum(_touched(tensor) for tensor in inputs) + sum(_touched(tensor) for tensor in outputs)
+        return Call(operator, kind, during, precision, flops, moved)
+
+    def _with_all_heads(self, args: tuple[Any, ...]) -> list[Any]:
+        """Return an attention kernel's arguments for its formula, which in torch 2.8 knows no shared heads.
+
+        Each head of the queries meets keys, whoever shares them: (samples, heads, tokens, channels).
+        """
+        shapes = [tuple(one.shape) if isinstance(one, self._tensor) else one for one in args]
+        heads = max((one[1] for one in shapes if _is_of_heads(one)), default=0)
+        return [(one[0], heads, *one[2:]) if _is_of_heads(one) else one for one in shapes]
+
+    def _is_causal(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether an attention kernel is told to leave out what lies ahead of a token."""
+        place = self._causal_at.get(function)
+        if place is None:
+            names = [argument.name for argument in function._schema.arguments]
+            place = self._causal_at[function] = names.index("is_causal")
+        return bool(args[place] if place < len(args) else kwargs.get("is_causal", False))
+
+
+def _is_of_heads(shape: Any) -> bool:
+    return isinstance(shape, tuple) and len(shape) == 4
+
+
+def _grouped_flops(function: Any, args: tuple[Any, ...]) -> int:
+    """Count transformers' own grouped product, which PyTorch has no formula for: a row meets one matrix."""
+    name = function._overloadpacket.__name__
+    if name not in ("grouped_mm_fallback", "grouped_mm_fallback_backward"):
+        return 0
+    rows, weight = int(args[0].shape[0]), args[1]
+    products = 2 if name.endswith("backward") else 1
+    return 2 * products * rows * int(weight.shape[-1]) * int(weight.shape[-2])
+
+
+def _touched(tensor: Any) -> int:
+    return min(int(tensor.numel()) * int(tensor.element_size()), int(tensor.untyped_storage().nbytes()))
+
+
+def _makes_a_view(function: Any) -> bool:
+    if function._overloadpacket.__name__ in _FREE:
+        return True
+    returned = [one.alias_info for one in function._schema.returns]
+    return bool(returned) and all(info is not None and not info.is_write for info in returned)

@@ -1,0 +1,206 @@
+"""cuda_like: the mode under which functions on CPU tensors do what they would do on CUDA ones."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from zerofit.models.trace.attention import attend
+from zerofit.models.trace.keeping import old_softmaxes, zero3_linear
+
+if TYPE_CHECKING:
+    from zerofit.core.allocation_log import TraceRequest
+
+
+def cuda_like(request: TraceRequest) -> Any:
+    """Return a TorchFunctionMode that puts CUDA's way in the place of the CPU's.
+
+    Substituted: attention kernels, dropout (one kernel that keeps a boolean mask), softmax and log_softmax
+    from fp16 straight to fp32, rms_norm (one kernel), the functions that autocast runs in fp32 on CUDA but
+    not on the CPU, and cross_entropy, of which it runs one half so.
+
+    Beside these, what the request's engine and its PyTorch put there: see TraceRequest's saves_linear_inputs
+    and softmax_saves_input.
+
+    Args:
+        request: what decides the log.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    substitutes = _substitutes(request)
+    upcast, set_dtype = fp32_functions(), fp32_by_dtype()
+    low = (torch.float16, torch.bfloat16)
+
+    def as_fp32(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) and value.dtype in low else value
+
+    class CudaLike(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if (func in upcast or func in set_dtype) and torch.is_autocast_enabled("cpu"):
+                if func in upcast:
+                    args = tuple(as_fp32(value) for value in args)
+                    kwargs = {name: as_fp32(value) for name, value in kwargs.items()}
+                elif args and isinstance(args[0], torch.Tensor) and args[0].dtype in low:
+                    kwargs = {**kwargs, "dtype": kwargs.get("dtype") or torch.float32}
+            substitute = substitutes.get(func)
+            return substitute(*args, **kwargs) if substitute else func(*args, **kwargs)
+
+    return CudaLike()
+
+
+def _substitutes(request: TraceRequest) -> dict[Any, Any]:
+    import torch
+
+    functional = torch.nn.functional
+    found = {
+        functional.scaled_dot_product_attention: partial(attend, capability=request.compute_capability),
+        functional.dropout: _dropout,
+        torch.dropout: _dropout,
+        functional.rms_norm: _rms_norm,
+        functional.cross_entropy: _cross_entropy,
+    }
+    for is_log in (False, True):
+        name = "log_softmax" if is_log else "softmax"
+        found[getattr(functional, name)] = partial(_functional_softmax, is_log)
+        found[getattr(torch, name)] = found[getattr(torch.Tensor, name)] = partial(_softmax, is_log)
+    if request.softmax_saves_input:
+        found |= old_softmaxes()
+    if request.saves_linear_inputs:
+        found[functional.linear] = zero3_linear()
+    return found
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002
+    """Source: aten/src/ATen/native/Dropout.cpp, dropout: CUDA tensors take native_dropout."""
+    import torch
+
+    if not training or p == 0 or input.numel() == 0:
+        return input
+    dropped = torch.native_dropout(input, p, True)[0]
+    return input.copy_(dropped) if inplace else dropped
+
+
+def _functional_softmax(
+    is_log: bool,
+    input: Any,  # noqa: A002
+    dim: Any = None,
+    _stacklevel: int = 3,
+    dtype: Any = None,
+) -> Any:
+    return _softmax(is_log, input, dim, dtype=dtype)
+
+
+def _softmax(is_log: bool, input: Any, dim: int, dtype: Any = None) -> Any:  # noqa: A002
+    """Source: aten/src/ATen/native/SoftMax.cpp: CUDA's fp32 kernel reads fp16 itself; bf16 it does not."""
+    import torch
+
+    if dtype is torch.float32 and input.dtype is torch.float16:
+        return half_softmax().apply(input, dim)
+    function = torch.log_softmax if is_log else torch.softmax
+    return function(input, dim) if dtype is None else function(input, dim, dtype=dtype)
+
+
+def _cross_entropy(
+    input: Any,  # noqa: A002
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """Under CUDA's autocast a 16-bit log_softmax, of which nll_loss takes an fp32 copy.
+
+    cross_entropy is on none of autocast's lists and names log_softmax its input's format, which autocast lets
+    be; nll_loss is on the fp32 list. The CPU's autocast has cross_entropy in fp32 as a whole. Source:
+    aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss_symint; torch/include/ATen/autocast_mode.h.
+    """
+    import torch
+
+    functional = torch.nn.functional
+    is_low = input.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled("cpu")
+    if not is_low or target.shape == input.shape or label_smoothing:
+        return functional.cross_entropy(
+            input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
+        )
+    with torch.autocast("cpu", enabled=False):
+        chances = torch.log_softmax(input, min(1, input.dim() - 1)).float()
+        weight = weight if weight is None else weight.float()
+        return functional.nll_loss(chances, target, weight, size_average, ignore_index, reduce, reduction)
+
+
+def half_softmax() -> Any:
+    """Return the autograd function of a softmax, or its logarithm, that reads fp16 and writes fp32."""
+    global _half_softmax
+    if _half_softmax is None:
+        import torch
+
+        class HalfSoftmax(torch.autograd.Function):  # type: ignore[misc]
+            @staticmethod
+            def forward(ctx: Any, scores: Any, dim: int) -> Any:
+                out = torch.empty_like(scores, dtype=torch.float32)
+                ctx.save_for_backward(out)
+                ctx.dtype = scores.dtype
+                return out
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Any) -> Any:
+                return torch.empty_like(ctx.saved_tensors[0], dtype=ctx.dtype), None
+
+        _half_softmax = HalfSoftmax
+    return _half_softmax
+
+
+_half_softmax: Any = None
+
+
+def _rms_norm(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:  # noqa: A002
+    """Source: aten/src/ATen/native/layer_norm.cpp, rms_norm_symint: CUDA takes the fused kernel."""
+    import torch
+
+    if weight is not None and weight.dtype != input.dtype:
+        return torch.rms_norm(input, normalized_shape, weight, eps)
+    return torch.ops.aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
+
+
+_FP32_NAMES = (
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan "
+    "pow __pow__ __rpow__ dist renorm logsumexp"
+)
+_FP32_LAYERS = (
+    "softplus layer_norm rms_norm group_norm cosine_similarity poisson_nll_loss cosine_embedding_loss "
+    "nll_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss "
+    "soft_margin_loss triplet_margin_loss multi_margin_loss hinge_embedding_loss "
+    "binary_cross_entropy_with_logits interpolate pdist"
+)
+
+
+def fp32_functions() -> set[Any]:
+    """Functions that CUDA's autocast feeds fp32.
+
+    Source: torch/include/ATen/autocast_mode.h of 2.13, AT_FORALL_FP32; matrix norms are left out.
+    """
+    import torch
+
+    found = {getattr(holder, name, None) for holder in (torch, torch.Tensor) for name in _FP32_NAMES.split()}
+    found |= {getattr(torch.nn.functional, name) for name in _FP32_LAYERS.split()}
+    return (found | {torch.layer_norm, torch.group_norm, torch.rms_norm, torch.cdist}) - {None}
+
+
+_FP32_BY_DTYPE = ("prod", "softmax", "log_softmax", "cumprod", "cumsum", "sum")
+
+
+def fp32_by_dtype() -> set[Any]:
+    """Functions that CUDA's autocast tells to answer in fp32 unless they are told a format.
+
+    Source: torch/include/ATen/autocast_mode.h of 2.13, AT_FORALL_FP32_SET_OPT_DTYPE; norms are left out.
+    """
+    import torch
+
+    found = {getattr(holder, name) for holder in (torch, torch.Tensor) for name in _FP32_BY_DTYPE}
+    return found | {torch.nn.functional.softmax, torch.nn.functional.log_softmax}

@@ -1,0 +1,270 @@
+"""The logs of a model under a request, off runs on fake tensors at several sizes."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import traceback
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.allocation_log import Trace, TracedParameter
+from zerofit.core.errors import UserError
+from zerofit.models.trace.affine import difference, exact, fit, to_allocation_log
+from zerofit.models.trace.flash import flash_package
+from zerofit.models.trace.layers import find_stacks, shortened
+from zerofit.models.trace.prepare import prepare_model
+from zerofit.models.trace.raw import Skeleton
+from zerofit.models.trace.replicate import NotPeriodicError, replicate
+from zerofit.models.trace.run import collated, run_micro_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from zerofit.core.allocation_log import AllocationLog, TraceRequest
+    from zerofit.models.trace.affine import AffineLog
+    from zerofit.models.trace.layers import Stack
+    from zerofit.models.trace.raw import RawLog
+    from zerofit.models.trace.run import Feed
+
+_ZEROFIT = Path(__file__).parents[2]
+_STARTS = (2, 4, 8, 16, 32)
+"""Sizes from which on a log is tried to be affine; those below get a log each."""
+
+
+def trace_config(
+    config: Any,
+    build: Callable[..., Any],
+    request: TraceRequest,
+    *,
+    all_layers: bool = False,
+    on_progress: Callable[[str], None] | None = None,
+) -> Trace:
+    """Return the logs of a model.
+
+    Args:
+        config: transformers' configuration object.
+        build: makes the model with its task head of a configuration, a dtype and an attn_implementation:
+            from_config of an Auto class, or _from_config of the model's own.
+        request: what decides the log.
+        all_layers: whether no layer may be left out and replicated.
+        on_progress: told what is being run.
+
+    Raises:
+        UserError: the model can't be run on fake tensors, or not with this request. What zerofit's own code
+            raises is passed on as it is.
+    """
+    return trace_made(
+        lambda: prepare_model(build, copy.deepcopy(config), request),
+        collated,
+        request,
+        name=config.model_type,
+        all_layers=all_layers,
+        on_progress=on_progress,
+    )
+
+
+def trace_made(
+    make_model: Callable[[], Any],
+    feed: Feed,
+    request: TraceRequest,
+    *,
+    name: str,
+    attention: str | None = None,
+    all_layers: bool = False,
+    on_progress: Callable[[str], None] | None = None,
+) -> Trace:
+    """Return the logs of a model that a function makes.
+
+    Args:
+        make_model: makes the model on fake tensors, as the request has it.
+        feed: makes its batches.
+        request: what decides the log.
+        name: of the model, for a message.
+        attention: the implementation in use, where the request leaves it to the model.
+        all_layers: whether no layer may be left out and replicated.
+        on_progress: told what is being run.
+
+    Raises:
+        UserError: the model can't be run on fake tensors, or not with this request. What zerofit's own code
+            raises is passed on as it is.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    flash = flash_package(replace(request, attention=request.attention or attention))
+    with _quiet(), flash, FakeTensorMode(allow_non_fake_inputs=True):
+        try:
+            tracing = _Tracing(make_model(), request, on_progress or (lambda _: None), feed)
+            return tracing.trace(all_layers=all_layers)
+        except UserError:
+            raise
+        except Exception as error:
+            if _is_own(error):
+                raise
+            raise _cannot_trace(name, error) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the libraries' own messages off the terminal: what fails is told in one error."""
+    names = ("torch._subclasses.fake_tensor", "transformers")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _is_own(error: Exception) -> bool:
+    """Return whether zerofit's own code raised an error, and not the model's or a library's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(_ZEROFIT)
+
+
+def _cannot_trace(name: str, error: Exception) -> UserError:
+    said = (str(error).strip().splitlines() or [""])[0]
+    return UserError(
+        "trace-failed",
+        "the model can't be run without its values",
+        found=f"{name}: {type(error).__name__}: {said[:200]}",
+        why="memory is read off a run on tensors that have shapes and no values",
+        fix="plan with --fast, which goes by the model's dimensions alone",
+    )
+
+
+def describe(model: Any) -> Skeleton:
+    """Return a model's modules, parameters and buffers."""
+    import torch
+
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    numbers = {name: number for number, name in enumerate(names.values())}
+    holders: dict[str, int] = {}
+    embeddings: set[str] = set()
+    modules, held = [], []
+    for index, (path, module) in enumerate(model.named_modules()):
+        own = [names[id(one)] for one in module._parameters.values() if one is not None]
+        for name in own:
+            holders.setdefault(name, index)
+        if isinstance(module, torch.nn.Embedding):
+            embeddings.update(own)
+        modules.append(path)
+        held.append(tuple(numbers[name] for name in own))
+    parameters = tuple(
+        TracedParameter(
+            name=name,
+            num_elements=parameter.numel(),
+            bytes_per_element=parameter.element_size(),
+            trains=parameter.requires_grad,
+            module=holders[name],
+            shape=tuple(parameter.shape),
+            is_embedding=name in embeddings,
+            is_packed=not parameter.dtype.is_floating_point,
+        )
+        for name, parameter in model.named_parameters()
+    )
+    return Skeleton(
+        modules=tuple(modules),
+        module_parameters=tuple(held),
+        parameters=parameters,
+        buffer_bytes=tuple(buffer.untyped_storage().nbytes() for buffer in model.buffers()),
+    )
+
+
+@dataclass(slots=True)
+class _Tracing:
+    """Runs one model at several sizes, with few of its layers or all."""
+
+    model: Any
+    request: TraceRequest
+    say: Callable[[str], None]
+    feed: Feed = collated
+    skeleton: Skeleton = field(init=False)
+    stacks: tuple[Stack, ...] = ()
+    runs: dict[tuple[int, tuple[int, ...]], RawLog] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.skeleton = describe(self.model)
+
+    def trace(self, *, all_layers: bool) -> Trace:
+        for shift in () if all_layers else (0, 1):
+            self.stacks = find_stacks(self.model, shift)
+            if not self.stacks:
+                break
+            try:
+                return self._logs()
+            except UserError:
+                raise
+            except Exception as reason:  # of a model that needs all its layers
+                self.model.zero_grad(set_to_none=True)
+                self.say(f"layers differ ({reason})")
+        self.stacks = ()
+        return self._logs()
+
+    def _logs(self) -> Trace:
+        start, main = self._affine()
+        logs = [to_allocation_log(self._whole(main, start), self.skeleton, start)]
+        if start == _STARTS[0] and self._holds_for_one(main):
+            logs = [to_allocation_log(self._whole(main, start), self.skeleton, 1)]
+            start = 1
+        logs += [self._exact(samples) for samples in range(start - 1, 0, -1)]
+        return Trace(request=self.request, logs=tuple(logs))
+
+    def _holds_for_one(self, log: AffineLog) -> bool:
+        """Return whether a log holds for one sample too, or the model takes no single one."""
+        try:
+            return difference(log, self._run(1), 1) is None
+        except ValueError:  # of torch.nn.functional.batch_norm, where there is one value to a channel
+            return True
+
+    def _affine(self) -> tuple[int, AffineLog]:
+        """Return the first size from which on one log holds, and that log."""
+        for start in _STARTS:
+            log = fit(self._run(start), self._run(start + 1), (start, start + 1))
+            far = 4 * start + 1
+            if log is not None and difference(log, self._run(far), far) is None:
+                return start, log
+        raise UserError(
+            "trace-not-affine",
+            "this model's memory does not grow evenly with the micro-batch",
+            found=f"{type(self.model).__name__}, up to {4 * _STARTS[-1] + 1} samples",
+            why="a log is taken at a few sizes and drawn out to all others",
+            fix="plan with --fast, which goes by the model's dimensions alone",
+        )
+
+    def _exact(self, samples: int) -> AllocationLog:
+        log = exact(self._run(samples))
+        return to_allocation_log(self._whole(log, samples), self.skeleton, samples)
+
+    def _run(self, samples: int, more: int = 0) -> RawLog:
+        key = (samples, tuple(stack.few(more) for stack in self.stacks))
+        if key not in self.runs:
+            few = "".join(f", {stack.few(more)} of {stack.num_layers} layers" for stack in self.stacks)
+            self.say(f"micro-batch {samples}{few}")
+            with shortened(self.model, self.stacks, more):
+                self.runs[key] = run_micro_batch(
+                    self.model, self.skeleton, samples, self.request, feed=self.feed
+                )
+        return self.runs[key]
+
+    def _whole(self, log: AffineLog, samples: int) -> AffineLog:
+        """Return the log of all layers, once more layers were seen to do what copies of some do."""
+        if not self.stacks:
+            return log
+        seen = difference(self._grown(log, [1] * len(self.stacks)), self._run(samples, more=1), samples)
+        if seen is not None:
+            raise NotPeriodicError(seen)
+        return self._grown(log, [(stack.num_layers - stack.few()) // stack.period for stack in self.stacks])
+
+    def _grown(self, log: AffineLog, copies: list[int]) -> AffineLog:
+        for stack, more in zip(self.stacks, copies, strict=True):
+            log = replicate(log, self.skeleton, stack, num_layers=stack.few(), copies=more)
+        return log

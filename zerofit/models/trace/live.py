@@ -1,0 +1,179 @@
+"""trace_live: the trace of a model that a script has made, and of the batch that it gives it."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.core.strategy import Precision
+from zerofit.core.upstream.accelerate import take_autocast_off
+from zerofit.core.upstream.transformers import attention_of
+from zerofit.models.trace.entry import trace_made
+from zerofit.models.trace.live_batch import live_batch
+from zerofit.models.trace.nested import named_tensors
+from zerofit.models.trace.packed import packed_as, packs_in_4_bit
+from zerofit.models.trace.prepare import as_requested, torch_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from zerofit.core.allocation_log import Trace, TraceRequest
+    from zerofit.models.trace.run import Batch
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Where torch.nn.Module keeps the hooks that its __call__ runs."""
+
+
+def trace_live(
+    model: Any,
+    given: Batch,
+    request: TraceRequest,
+    *,
+    has_tokens: bool = True,
+    has_samples: bool = True,
+    micro_batch_size: int | None = None,
+    all_layers: bool = False,
+    on_progress: Callable[[str], None] | None = None,
+) -> Trace:
+    """Return the logs of a model as it stands, which is left as it is.
+
+    A copy without values runs: its weights in the request's format, with the request's checkpointing and
+    attention. What else the script made of it stays: adapters, frozen parts, its configuration, modules that
+    it put in evaluation mode.
+
+    Args:
+        model: any torch.nn.Module, on whatever device, without a wrapper of accelerate's.
+        given: what the first training forward was called with.
+        request: what decides the log.
+        has_tokens: whether the samples have lengths, so that the request's take the place of the batch's own.
+        has_samples: whether a batch can be made of another size; else it stands for one sample as it is.
+        micro_batch_size: samples that the script says a batch has; None where it does not.
+        all_layers: whether no layer may be left out and replicated.
+        on_progress: told what is being run.
+
+    Raises:
+        UserError: the model can't be run on fake tensors, or not with this batch or request.
+    """
+    _check_plain(model)
+    config = getattr(model, "config", None)
+    has_decoder = bool(getattr(config, "is_encoder_decoder", False))
+    batch = live_batch(
+        given,
+        has_tokens=has_tokens,
+        has_decoder=has_decoder,
+        has_samples=has_samples,
+        micro_batch_size=micro_batch_size,
+    )
+    return trace_made(
+        partial(prepare_live, model, request),
+        batch.feed,
+        request,
+        name=type(model).__name__,
+        attention=attention_of(config) or None,
+        all_layers=all_layers,
+        on_progress=on_progress,
+    )
+
+
+def _check_plain(model: Any) -> None:
+    """Check that the weights are numbers that a fake tensor can stand for."""
+    packed = {id(one.weight) for one in model.modules() if packs_in_4_bit(one)}
+    others = (one for one in model.parameters() if id(one) not in packed)
+    odd = {type(one).__name__ for one in others if not _is_plain(one)}
+    if odd or (getattr(model, "is_quantized", False) and not packed):
+        raise UserError(
+            "trace-quantized",
+            "a quantized model can't be run without its values",
+            found=f"{type(model).__name__} with {', '.join(sorted(odd)) or 'quantized weights'}",
+            why="its layers unpack their weights in kernels that take no tensors without values; of "
+            "bitsandbytes' 4 bits alone it is known what they do",
+            fix="launch with a strategy of your own, such as --zero-stage 2 --micro-batch-size 1",
+        )
+
+
+def _is_plain(parameter: Any) -> bool:
+    import torch
+
+    known = (torch.Tensor, torch.nn.Parameter)
+    return type(parameter) in known or type(parameter).__name__ == "FakeTensor"
+
+
+def prepare_live(model: Any, request: TraceRequest) -> Any:
+    """Return a copy of a model as the request has it; a mode of fake tensors must be on."""
+    copied = copy_without_values(model, request)
+    if request.attention and hasattr(copied, "set_attn_implementation"):
+        copied.set_attn_implementation(request.attention)
+    was_training = {name: module.training for name, module in copied.named_modules()}
+    copied = as_requested(copied, request)
+    if model.training:
+        for name, module in copied.named_modules():
+            module.training = was_training.get(name, True)
+    return copied
+
+
+def copy_without_values(model: Any, request: TraceRequest) -> Any:
+    """Return a model's copy on fake CPU tensors, without what zerofit has hung on it.
+
+    Weights in the format that most of them have take the request's. Others, such as norms that are kept in
+    fp32, keep theirs as long as the request asks for no other format than the model's own.
+    """
+    memo: dict[int, Any] = {}
+    own = main_dtype(one for one in model.parameters() if one.dtype.is_floating_point)
+    adapters = tuple(f".{name}." for name in getattr(model, "peft_config", None) or ())
+    for name, parameter in model.named_parameters():
+        is_adapter = any(adapter in f"{name}." for adapter in adapters)
+        dtype = _dtype_of(parameter.dtype, own, request, is_adapter=is_adapter)
+        memo[id(parameter)] = _fake_parameter(parameter, dtype)
+    for module in model.modules():
+        for _, tensor in named_tensors([*vars(module).values()]):  # buffers, and tensors that are neither
+            if id(tensor) not in memo:
+                memo[id(tensor)] = _fake(tensor, tensor.dtype)
+        for name in _HOOKS:
+            hooks = getattr(module, name)
+            memo[id(hooks)] = OrderedDict((key, one) for key, one in hooks.items() if not _is_ours(one))
+    for module in model.modules():
+        if packs_in_4_bit(module):
+            memo[id(module)] = packed_as(module, memo.get(id(module.bias)))
+    copied = copy.deepcopy(model, memo)
+    for module in copied.modules():
+        take_autocast_off(module)
+    return copied
+
+
+def _is_ours(hook: Any) -> bool:
+    function = getattr(hook, "func", hook)
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return str(module).partition(".")[0] == "zerofit"
+
+
+def main_dtype(parameters: Iterable[Any]) -> Any:
+    """Return the format of most elements; None without any."""
+    elements: Counter[Any] = Counter()
+    for parameter in parameters:
+        elements[parameter.dtype] += parameter.numel()
+    return elements.most_common(1)[0][0] if elements else None
+
+
+def _dtype_of(dtype: Any, own: Any, request: TraceRequest, *, is_adapter: bool) -> Any:
+    wanted = torch_dtype(request.weights)
+    if not dtype.is_floating_point:
+        return dtype
+    if is_adapter and request.adapters is not Precision.FP32:
+        return torch_dtype(request.adapters)
+    keeps = (is_adapter and request.weights is not Precision.FP32) or (dtype != own and wanted == own)
+    return dtype if keeps else wanted
+
+
+def _fake(tensor: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="cpu")
+
+
+def _fake_parameter(parameter: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.nn.Parameter(_fake(parameter, dtype), requires_grad=parameter.requires_grad)

@@ -1,0 +1,159 @@
+"""LiveBatch: batches of any size and length, in the form of one that a script's own model was given."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.capture import DECODER_TOKENS
+from zerofit.core.errors import UserError
+from zerofit.models.trace.nested import map_tensors, named_tensors
+
+if TYPE_CHECKING:
+    from zerofit.core.allocation_log import TraceRequest
+    from zerofit.models.trace.run import Batch
+
+_PACKED = re.compile(r"^(cu_seq_?lens.*|cumulative_seqlens.*|seq_idx|max_length_[qk])$")
+"""Names under which the ends of samples are told that were laid end to end: flash-attn's and transformers'
+(transformers/data/data_collator.py, DataCollatorWithFlattening)."""
+_OF_TOKENS = re.compile(
+    r"^(input_ids|labels|token_type_ids|position_ids|cache_position|decoder_.*|(?!pixel_).*mask)$"
+)
+"""Names of tensors in which every size equal to the length goes with it: transformers' and peft's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveBatch:
+    """What one forward pass was given, and how its dimensions go with samples and lengths."""
+
+    given: Batch
+    num_samples: int | None
+    """Samples that it has; None where no dimension goes with the samples."""
+    length: int | None
+    """Tokens of its samples, padding included; None where it has none."""
+    target_length: int | None
+    """Tokens of the decoder's side; None without a decoder of its own."""
+
+    def feed(self, model: Any, samples: int, request: TraceRequest) -> Batch:
+        """Return a batch of another size, of tensors without values."""
+        import torch
+
+        def made(name: str, tensor: Any) -> Any:
+            return torch.zeros(self._shape(name, tensor, samples, request), dtype=tensor.dtype)
+
+        batch: Batch = map_tensors(self.given, made)
+        for name, tensor in named_tensors(batch):
+            if name.rpartition(".")[2] == "attention_mask":
+                tensor.fill_(1)
+                if request.is_padded:
+                    tensor[..., -1] = 0
+        return batch
+
+    def _shape(self, name: str, tensor: Any, samples: int, request: TraceRequest) -> tuple[int, ...]:
+        shape = tuple(tensor.shape)
+        if not shape:
+            return shape
+        return (
+            self._first(name, tensor, samples, request),
+            *(
+                self._dimension(name, size, request) if _is_along(name, tensor, place) else size
+                for place, size in enumerate(shape[1:], start=1)
+            ),
+        )
+
+    def _first(self, name: str, tensor: Any, samples: int, request: TraceRequest) -> int:
+        shape: tuple[int, ...] = tuple(tensor.shape)
+        size, present = shape[0], self.num_samples
+        if present is None:
+            return size
+        if size == present:
+            return samples
+        if size == self.length and _is_along(name, tensor, 0):
+            return request.sequence_length
+        # Several rows to a sample, such as an image's patches; a single row of numbers is a setting.
+        is_multiple = present > 1 and len(shape) > 1 and size and size % present == 0
+        return size // present * samples if is_multiple else size
+
+    def _dimension(self, name: str, size: int, request: TraceRequest) -> int:
+        target = request.target_length or request.sequence_length
+        is_target = name.rpartition(".")[2] in DECODER_TOKENS or "decoder" in name
+        if size == self.target_length and (is_target or self.target_length != self.length):
+            return target
+        return request.sequence_length if size == self.length else size
+
+
+def _is_along(name: str, tensor: Any, place: int) -> bool:
+    """Return whether a dimension may be that of the tokens.
+
+    Others may be as long by chance: a hidden size, or the side of an image.
+    """
+    own = name.rpartition(".")[2]
+    if own.endswith("inputs_embeds"):
+        return place == 1
+    return bool(_OF_TOKENS.match(own)) or (place == tensor.dim() - 1 and not tensor.dtype.is_floating_point)
+
+
+def live_batch(
+    given: Batch,
+    *,
+    has_tokens: bool,
+    has_decoder: bool,
+    micro_batch_size: int | None,
+    has_samples: bool = True,
+) -> LiveBatch:
+    """Return what a batch shows of its samples and lengths.
+
+    The first dimension is taken for the samples. The last one of input_ids, or of the first tensor of whole
+    numbers that has two, is taken for the length.
+
+    Args:
+        given: what the model was called with.
+        has_tokens: whether its samples have lengths.
+        has_decoder: whether the model has an encoder and a decoder.
+        micro_batch_size: samples that the script says it has; None where it does not.
+        has_samples: whether it can be made of another size at all.
+
+    Raises:
+        UserError: samples are laid end to end in it.
+    """
+    tensors = {name.rpartition(".")[2]: tensor for name, tensor in named_tensors(given)}
+    packed = next((name for name in tensors if _PACKED.match(name)), None)
+    tokens = _tokens(tensors) if has_tokens else None
+    num_samples = int(tokens.shape[0]) if tokens is not None else _most_frequent_first(tensors)
+    if packed is None and tokens is not None and num_samples == 1 < (micro_batch_size or 1):
+        packed = f"{micro_batch_size} samples in one row of {tokens.shape[-1]} tokens"
+    if packed is not None:
+        raise _packed(packed)
+    targets = [tensors[name] for name in DECODER_TOKENS if name in tensors and has_decoder]
+    target = targets[0] if targets else None
+    return LiveBatch(
+        given=given,
+        num_samples=num_samples if has_samples else None,
+        length=int(tokens.shape[-1]) if tokens is not None else None,
+        target_length=int(target.shape[-1]) if target is not None and target.dim() > 1 else None,
+    )
+
+
+def _tokens(tensors: dict[str, Any]) -> Any:
+    """Return the tensor that holds the tokens; None where there is none."""
+    if "input_ids" in tensors:
+        return tensors["input_ids"]
+    whole = (one for one in tensors.values() if one.dim() > 1 and not one.dtype.is_floating_point)
+    return next(whole, next((one for one in tensors.values() if one.dim() > 1), None))
+
+
+def _most_frequent_first(tensors: dict[str, Any]) -> int | None:
+    sizes = Counter(int(one.shape[0]) for one in tensors.values() if one.dim())
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def _packed(found: str) -> UserError:
+    return UserError(
+        "trace-packed-batch",
+        "samples are laid end to end in the script's batches",
+        found=found,
+        why="how memory grows with the samples can't be read off a row that holds several of them",
+        fix="plan with --model, --seq-len and --global-batch-size, or let the script pad its samples",
+    )

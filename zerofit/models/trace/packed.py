@@ -1,0 +1,172 @@
+"""Linear layers in nf4 for a trace: bitsandbytes' bytes and temporaries, without its kernels.
+
+A weight of n elements rests in n / 2 bytes. Blocks of 64 share a scale; scales are quantized again to a
+byte each, and 256 of them share an fp32 scale: n / 2 + n / 64 + 4 n / 16384 bytes. Beside them each layer
+keeps the mean of its scales, 4 bytes, and the values that 4 and 8 bits stand for, 64 bytes and 1 KiB.
+Source: bitsandbytes 0.50.2, functional.py (quantize_4bit, quantize_blockwise).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from zerofit.core.upstream.transformers import kept_in_fp32
+
+PER_BYTE = 2
+"""Weights in a byte."""
+BLOCK, SCALE_BLOCK = 64, 256
+"""Weights to a scale, and scales to a scale of theirs."""
+_VALUES, _SCALE_VALUES = 16, 256
+"""Numbers that 4 bits and 8 bits stand for, kept in fp32."""
+
+
+def pack_linear_layers(model: Any) -> None:
+    """Put packed layers in the place of those that transformers would quantize as it loads the model.
+
+    Args:
+        model: one of transformers on fake tensors; it is changed.
+    """
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    from zerofit.models.changes.adapters import head_modules
+
+    kept = HfQuantizer.get_modules_to_not_convert(model, None, kept_in_fp32(model))
+    kept += head_modules(model)
+    for name, module in [*model.named_modules()]:
+        if (type(module) is nn.Linear or isinstance(module, Conv1D)) and should_convert_module(name, kept):
+            model.set_submodule(name, packed_like(module))
+
+
+def packs_in_4_bit(module: Any) -> bool:
+    """Return whether a module is a linear layer of bitsandbytes with weights of 4 bits."""
+    return any(kind.__name__ == "Linear4bit" for kind in type(module).__mro__[:-1]) and hasattr(
+        module, "compute_dtype"
+    )
+
+
+def packed_like(module: Any) -> Any:
+    """Return a packed layer in the place of torch's Linear or of transformers' Conv1D."""
+    from transformers.pytorch_utils import Conv1D
+
+    shape = tuple(module.weight.shape)
+    is_turned = isinstance(module, Conv1D)
+    return _layer_class()(shape[::-1] if is_turned else shape, module.bias, module.weight.dtype)
+
+
+def packed_as(layer: Any, bias: Any) -> Any:
+    """Return a packed layer in the place of bitsandbytes' own, in its format and with its scales.
+
+    Args:
+        layer: a Linear4bit.
+        bias: its bias on a fake tensor; None without one.
+    """
+    has_two_levels = bool(getattr(layer.weight, "compress_statistics", True))
+    shape = (layer.out_features, layer.in_features)
+    return _layer_class()(shape, bias, layer.compute_dtype, has_two_levels=has_two_levels)
+
+
+@cache
+def _layer_class() -> Any:
+    import torch
+    from torch import nn
+
+    class PackedLinear(nn.Linear):  # type: ignore[misc]
+        """A frozen linear layer whose weight rests in nf4.
+
+        peft takes it for torch's own and makes an adapter of another class than beside bitsandbytes' layer:
+        `clones` makes up for the copy that the latter takes of the output.
+        """
+
+        def __init__(
+            self, shape: tuple[int, int], bias: Any, dtype: Any, *, has_two_levels: bool = True
+        ) -> None:
+            nn.Module.__init__(self)
+            self.out_features, self.in_features = shape
+            self.computes_in = dtype
+            self.clones = False
+            num_elements = shape[0] * shape[1]
+            num_scales = -(-num_elements // BLOCK)
+            packed = torch.empty((-(-num_elements // PER_BYTE), 1), dtype=torch.uint8)
+            self.weight = nn.Parameter(packed, requires_grad=False)
+            self.bias = bias if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+            of_scales = (
+                ("scale_scales", -(-num_scales // SCALE_BLOCK)),
+                ("scale_values", _SCALE_VALUES),
+                ("mean", 1),
+            )
+            kind = torch.uint8 if has_two_levels else torch.float32
+            self.register_buffer("scales", torch.empty(num_scales, dtype=kind), persistent=False)
+            for name, size in (("values", _VALUES), *(of_scales if has_two_levels else ())):
+                self.register_buffer(name, torch.empty(size, dtype=torch.float32), persistent=False)
+
+        def forward(self, inputs: Any) -> Any:
+            given = inputs.to(self.computes_in or inputs.dtype)
+            bias = self.bias if self.bias is None else self.bias.to(given.dtype)
+            shape = (self.out_features, self.in_features)
+            output = _product().apply(given, self.weight, self.scales, bias, shape)
+            output = output.to(inputs.dtype)
+            return output.clone() if self.clones else output
+
+    return PackedLinear
+
+
+@cache
+def _product() -> Any:
+    import torch
+
+    class Product(torch.autograd.Function):  # type: ignore[misc]
+        """What MatMul4Bit allocates: the whole weight for each product, and nothing kept but packed ones.
+
+        bitsandbytes' fused kernel, which it takes in the forward pass for few tokens, unpacks nothing; the
+        backward pass does for all (0.50.2, autograd/_functions.py; backends/cuda/ops.py, gemm_4bit).
+        """
+
+        @staticmethod
+        def forward(ctx: Any, given: Any, packed: Any, scales: Any, bias: Any, shape: Any) -> Any:
+            ctx.packed, ctx.scales, ctx.shape = packed, scales, shape
+            return torch.nn.functional.linear(given, _unpacked(packed, scales, shape, given.dtype), bias)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            weight = _unpacked(ctx.packed, ctx.scales, ctx.shape, gradient.dtype)
+            return torch.matmul(gradient, weight), None, None, None, None
+
+    return Product
+
+
+def _unpacked(packed: Any, scales: Any, shape: tuple[int, int], dtype: Any) -> Any:
+    import torch
+
+    if scales.dtype is torch.uint8:
+        whole = scales.to(torch.float32)
+        whole += 0.0  # the scales' mean
+    return packed.new_zeros(shape, dtype=dtype)
+
+
+def mend_adapters(model: Any, *, dtype: Any, has_autocast: bool) -> None:
+    """Let peft's adapters on packed layers be as those on bitsandbytes' own.
+
+    peft leaves an adapter beside packed weights in fp32 whatever the others lie in, copies the output of the
+    base, and under autocast does not cast what goes in (peft 0.21, tuners/lora/bnb.py, Linear4bit.forward).
+
+    Args:
+        model: an adapted one, on fake tensors; it is changed.
+        dtype: torch's format of adapters.
+        has_autocast: whether the model runs under autocast.
+    """
+    import torch
+
+    kind = _layer_class()
+    for module in model.modules():
+        base = getattr(module, "base_layer", None)
+        if not isinstance(base, kind):
+            continue
+        base.clones = True
+        module.cast_input_dtype_enabled = not has_autocast
+        for name in ("lora_A", "lora_B"):
+            for part in getattr(module, name).values():
+                part.weight = torch.nn.Parameter(torch.empty_like(part.weight, dtype=dtype))

@@ -1,0 +1,171 @@
+"""Prepare a model for a trace: built on fake tensors in the right format, frozen, adapted, checkpointed."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.core.strategy import Precision
+from zerofit.core.upstream.transformers import grouped_product_checks
+from zerofit.models.changes.adapters import adapt
+from zerofit.models.changes.checkpointing import set_checkpointing, transformers_parts
+from zerofit.models.changes.freezing import freeze
+from zerofit.models.trace.packed import mend_adapters, pack_linear_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from zerofit.core.allocation_log import TraceRequest
+
+
+def torch_dtype(precision: Precision) -> Any:
+    """Return PyTorch's name of a number format."""
+    import torch
+
+    return {
+        Precision.FP32: torch.float32,
+        Precision.FP16: torch.float16,
+        Precision.BF16: torch.bfloat16,
+    }[precision]
+
+
+def prepare_model(build: Callable[..., Any], config: Any, request: TraceRequest) -> Any:
+    """Return a model as the request has it, in training mode.
+
+    The cache of keys and values is off, as transformers' Trainer sets it (TrainingArguments.use_cache).
+
+    Args:
+        build: takes a configuration, dtype and attn_implementation.
+        config: its configuration; it is changed.
+        request: what decides the log.
+    """
+    from transformers.initialization import no_init_weights
+
+    for part in (config, getattr(config, "text_config", None), getattr(config, "decoder", None)):
+        if part is not None and hasattr(part, "use_cache"):
+            part.use_cache = False
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 0  # its value makes no difference here
+    chosen = {"attn_implementation": request.attention} if request.attention else {}
+    with no_init_weights():
+        model = build(config, dtype=torch_dtype(request.weights), **chosen)
+    model.tie_weights()  # what no_init_weights leaves out
+    return as_requested(model, request)
+
+
+def as_requested(model: Any, request: TraceRequest) -> Any:
+    """Return a model quantized, frozen, adapted and checkpointed as the request has it, in training mode."""
+    if request.quantization is not None:
+        pack_linear_layers(model)
+    freeze(model, request.freeze)
+    if request.lora is not None:
+        with _without_bitsandbytes(), replaceable_parameters():
+            model = adapt(
+                model,
+                request.lora,
+                quantization=request.quantization,
+                adapters=request.adapters,
+                has_values=False,
+            )
+    if request.quantization is not None:
+        has_autocast = request.autocast is not None
+        mend_adapters(model, dtype=torch_dtype(request.adapters), has_autocast=has_autocast)
+    model.train()
+    checkpoint(model, request)
+    return model
+
+
+@contextmanager
+def _without_bitsandbytes() -> Iterator[None]:
+    """Hide bitsandbytes from peft, which imports it wherever it is: that takes time, and it prints."""
+    name = "bitsandbytes"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        known = sys.modules.get("peft.import_utils")
+        if known is not None:
+            known.is_bnb_available.cache_clear()
+            known.is_bnb_4bit_available.cache_clear()
+
+
+def checkpoint(model: Any, request: TraceRequest) -> None:
+    """Switch gradient checkpointing on as the training process does, without reentrance, or off."""
+    able = any(part.supports_gradient_checkpointing for part in transformers_parts(model))
+    if request.gradient_checkpointing and not able:
+        raise UserError(
+            "no-gradient-checkpointing",
+            "this model has no gradient checkpointing",
+            found=type(model).__name__,
+            why="its class says that it does not support it (supports_gradient_checkpointing)",
+            fix="leave gradient checkpointing off",
+        )
+    set_checkpointing(
+        model, wanted=request.gradient_checkpointing, every=request.checkpoint_every, allow_reentrant=False
+    )
+
+
+@contextmanager
+def replaceable_parameters() -> Iterator[None]:
+    """Let Module.to and its like put new parameters in the place of fake ones, which can't be swapped."""
+    import torch
+    from torch.nn import Module, Parameter
+
+    original = Module._apply
+
+    def apply(self: Any, change: Any, recurse: bool = True) -> Any:
+        for child in self.children() if recurse else ():
+            child._apply(change)
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                with torch.no_grad():
+                    changed = change(parameter)
+                if changed is not parameter:
+                    self._parameters[name] = Parameter(changed, requires_grad=parameter.requires_grad)
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = change(buffer)
+        return self
+
+    Module._apply = apply
+    try:
+        yield
+    finally:
+        Module._apply = original
+
+
+@contextmanager
+def as_if_eager(capability: tuple[int, int]) -> Iterator[None]:
+    """Keep transformers from taking fake tensors for a graph capture, and from asking what the CPU can do."""
+    with ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("transformers.") and "is_tracing" in vars(module):
+                stack.enter_context(replaced(module, "is_tracing", lambda tensor=None: False))
+        for holder, name in grouped_product_checks():
+            stack.enter_context(replaced(holder, name, partial(_has_grouped_kernel, capability)))
+        yield
+
+
+def _has_grouped_kernel(capability: tuple[int, int], _: Any, weight: Any, __: Any) -> bool:
+    """Return whether fake tensors know the grouped product of CUDA; the other one allocates the same."""
+    import torch
+
+    return capability >= (8, 0) and weight.dtype == torch.bfloat16
+
+
+@contextmanager
+def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """Put another value in the place of an attribute for a while."""
+    original = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, original)

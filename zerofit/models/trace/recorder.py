@@ -1,0 +1,314 @@
+"""Recorder: writes each storage's birth and death, each module's and each operator's run into a RawLog."""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.allocation_log import Event, Pass, TensorKind
+from zerofit.models.trace.costs import CostBook
+from zerofit.models.trace.raw import CALL, RawLog, leaves, sort_frees
+from zerofit.models.trace.workspaces import scratch_bytes, stored_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Recorder:
+    """Watches one micro-batch.
+
+    Args:
+        is_padded: what a model learns when it asks whether its attention mask hides anything.
+        as_on_cuda: whether CUDA kernels' scratch memory and formats are put in the place of the CPU's.
+    """
+
+    def __init__(self, *, is_padded: bool, as_on_cuda: bool) -> None:
+        import torch
+
+        self.log = RawLog()
+        self.phase: TensorKind = TensorKind.INPUT
+        self._torch = torch
+        self._is_padded, self._as_on_cuda = is_padded, as_on_cuda
+        self._book = CostBook()
+        self._operators: dict[Any, int] = {}
+        self._live: dict[int, tuple[Any, int]] = {}
+        self._ignored: set[int] = set()
+        self._stack: list[int] = []
+        self._seen_up_to: list[int] = [0]
+        self._ran_in: list[int] = [-1]
+        self._last_module = -1
+        self._from_mask: set[int] = set()
+        self._from_labels: set[int] = set()
+        self._sum: tuple[int, int, int] | None = None
+
+    # ------------------------------------------------------------ modules
+    def enter(self, module: int, *, tells: bool = True) -> None:
+        """Note that a module's forward begins."""
+        if tells:
+            self.log.note(Event.FORWARD_ENTER, module)
+        self._stack.append(module)
+        self._remember_place()
+
+    def leave(self, *, tells: bool = True) -> None:
+        """Note that the innermost module's forward has ended."""
+        module = self._stack.pop()
+        if tells:
+            self.log.note(Event.FORWARD_LEAVE, module)
+        self._remember_place()
+
+    @contextmanager
+    def inside(self, module: int) -> Iterator[None]:
+        """Tag what is born inside with a module, and drop what an exception leaves on the stack."""
+        depth = len(self._stack)
+        self.enter(module, tells=False)
+        try:
+            yield
+        finally:
+            del self._stack[depth:]
+            self._remember_place()
+
+    def _remember_place(self) -> None:
+        number = self._torch._C._autograd._get_sequence_nr()
+        place = self._stack[-1] if self._stack else -1
+        if self._seen_up_to[-1] == number:
+            self._ran_in[-1] = place
+        else:
+            self._seen_up_to.append(number)
+            self._ran_in.append(place)
+
+    def _place(self) -> int:
+        """Return the module that runs, or in the backward pass the one that made the node that runs."""
+        if not self.is_in_engine:
+            return self._stack[-1] if self._stack else -1
+        node = self._torch._C._current_autograd_node()
+        if node is not None:
+            number = node._sequence_nr()
+            if number < 1 << 62:  # AccumulateGrad has none
+                self._last_module = self._ran_in[bisect.bisect_right(self._seen_up_to, number) - 1]
+        return self._last_module
+
+    @property
+    def is_in_backward(self) -> bool:
+        """Whether the backward pass runs, recomputation included."""
+        return self.phase is TensorKind.ACTIVATION_GRADIENT
+
+    @property
+    def is_in_engine(self) -> bool:
+        """Whether autograd's own code runs; recomputation is not."""
+        return self.is_in_backward and not self._torch.is_grad_enabled()
+
+    # ------------------------------------------------------------ storages
+    def ignore(self, tensor: Any) -> None:
+        """Leave a tensor out that was there before: a parameter or a buffer."""
+        self._ignored.add(tensor.untyped_storage()._cdata)
+
+    def index_of(self, tensor: Any) -> int | None:
+        """Return the index of the storage under a tensor, or None where it was not born here."""
+        found = self._live.get(tensor.untyped_storage()._cdata)
+        return found[1] if found else None
+
+    def retag(self, tensor: Any, kind: TensorKind) -> None:
+        """Say what a tensor's storage is for, now that it is known."""
+        index = self.index_of(tensor)
+        if index is not None:
+            self.log.kinds[index] = kind
+
+    def know_inputs(self, batch: dict[str, Any]) -> None:
+        """Remember which tensors are the attention mask and the labels."""
+        for name, known in (("attention_mask", self._from_mask), ("labels", self._from_labels)):
+            index = self.index_of(batch[name]) if name in batch else None
+            if index is not None:
+                known.add(index)
+
+    def gradient_ready(self, parameter: int, gradient: Any) -> None:
+        """Note that a parameter's gradient is whole.
+
+        Where several gradients are views of one storage the first has it, and the others one without bytes.
+        """
+        index = self.index_of(gradient)
+        if index is None or index in self.log.gradient_storages.values():
+            index = self._bear(0, TensorKind.GRADIENT, self.log.operators[index or 0], self._last_module)
+        self.log.kinds[index] = TensorKind.GRADIENT
+        self.log.gradient_storages[parameter] = index
+        self.log.note(Event.GRADIENT_READY, parameter)
+
+    def close(self) -> None:
+        """Note no more deaths."""
+        self._live.clear()
+        sort_frees(self.log.codes, self.log.arguments)
+
+    def _kind(self) -> TensorKind:
+        if self.is_in_backward and self._torch.is_grad_enabled():
+            return TensorKind.RECOMPUTED
+        return self.phase
+
+    def _bear(self, num_bytes: int, kind: TensorKind, operator: int, place: int) -> int:
+        log = self.log
+        index = len(log.kinds)
+        log.kinds.append(kind)
+        log.num_bytes.append(num_bytes)
+        log.modules.append(place)
+        log.operators.append(operator)
+        log.note(Event.ALLOCATE, index)
+        return index
+
+    def _adopt(self, storage: Any, num_bytes: int, operator: int, place: int) -> int | None:
+        key = storage._cdata
+        if key in self._live or key in self._ignored:
+            return None
+        index = self._bear(num_bytes, self._kind(), operator, place)
+        self._live[key] = (weakref.ref(storage, lambda _: self._die(key)), index)
+        return index
+
+    def _die(self, key: int) -> None:
+        if key not in self._live:
+            return  # closed
+        index = self._live.pop(key)[1]
+        if self._sum is not None and self._sum[:2] == (len(self.log.codes), index):
+            self._merge(self._sum[2], index)
+        else:
+            self.log.note(Event.FREE, index)
+        self._sum = None
+
+    def _merge(self, key: int, into: int) -> None:
+        """Take back the birth of a sum that on a plain tensor is added into its first summand.
+
+        Autograd's input buffer adds in place where it holds the last reference, but never under fake
+        tensors or a dispatch mode. Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
+        """
+        log = self.log
+        for column in (log.kinds, log.num_bytes, log.modules, log.operators, log.codes, log.arguments):
+            column.pop()
+        self._live[key] = (self._live[key][0], into)
+
+    # ------------------------------------------------------------ operators
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator and note what it does."""
+        operator = self._operators.get(function)
+        if operator is None:
+            operator = self._operators[function] = len(self._operators)
+            self.log.operator_names.append(str(function))
+        if operator_is_item(function) and self._is_fake(args[0]):
+            self._count(operator, function, args, kwargs, None, [])
+            return self._item(args[0])
+        if function.__name__ == "nonzero.default" and self._is_unknown(args[0]):
+            # Which labels count, and which tokens are padding, is not known: all count. A model that skips
+            # the others needs less.
+            function, kwargs = self._torch.ops.aten.new_empty.default, {"dtype": self._torch.int64}
+            args = (args[0], [args[0].numel(), args[0].dim()])
+        is_sum = self._is_engine_sum(function, args)
+        place = self._place()
+        out = function(*args, **kwargs)
+        outputs = [tensor for tensor in leaves(out) if isinstance(tensor, self._torch.Tensor)]
+        self._count(operator, function, args, kwargs, out, outputs)
+        born = None
+        for position, tensor in enumerate(outputs):
+            storage = tensor.untyped_storage()
+            num_bytes = stored_bytes(function, position, tensor) if self._as_on_cuda else storage.nbytes()
+            index = self._adopt(storage, num_bytes, operator, place)
+            born = index if index is not None else born
+            if index is not None and not tensor.dtype.is_floating_point:
+                self._follow(index, args)
+        if is_sum and born is not None:
+            self._expect_merge(args[0], outputs[0])
+        if self._as_on_cuda:
+            self._take_scratch(function, args, operator, place)
+        return out
+
+    def _take_scratch(self, function: Any, args: tuple[Any, ...], operator: int, place: int) -> None:
+        taken = [
+            self._bear(num_bytes, TensorKind.WORKSPACE, operator, place)
+            for num_bytes in scratch_bytes(function, args)
+        ]
+        for index in reversed(taken):
+            self.log.note(Event.FREE, index)
+
+    def _is_engine_sum(self, function: Any, args: tuple[Any, ...]) -> bool:
+        """Return whether autograd adds up two gradients of one tensor.
+
+        PyTorch's formulas of first derivatives add no two tensors of one shape by themselves.
+        """
+        return (
+            function is self._torch.ops.aten.add.Tensor
+            and self.is_in_engine
+            and isinstance(args[1], self._torch.Tensor)
+            and args[0].shape == args[1].shape
+        )
+
+    def _expect_merge(self, summand: Any, total: Any) -> None:
+        index = self.index_of(summand)
+        if index is not None and summand.dtype == total.dtype and is_dense(summand):
+            self._sum = (len(self.log.codes), index, total.untyped_storage()._cdata)
+
+    def _count(
+        self, operator: int, function: Any, args: Any, kwargs: Any, out: Any, outputs: list[Any]
+    ) -> None:
+        during = Pass.BACKWARD if self.is_in_engine else Pass.FORWARD
+        if self.is_in_backward and not self.is_in_engine:
+            during = Pass.RECOMPUTATION
+        call = self._book.call(operator, function, args, kwargs, out, outputs, during)
+        if call is not None:
+            self.log.note(CALL, len(self.log.calls))
+            self.log.calls.append(call)
+
+    def _is_unknown(self, tensor: Any) -> bool:
+        """Return whether a fake tensor was made of the labels or the mask."""
+        return self._is_fake(tensor) and self.index_of(tensor) in self._from_labels | self._from_mask
+
+    def _is_fake(self, tensor: Any) -> bool:
+        return type(tensor).__name__ == "FakeTensor"
+
+    def _follow(self, index: int, args: tuple[Any, ...]) -> None:
+        """Remember that an integer or boolean was made of the mask or the labels."""
+        sources = {self.index_of(one) for one in leaves(args) if isinstance(one, self._torch.Tensor)}
+        for known in (self._from_mask, self._from_labels):
+            if sources & known:
+                known.add(index)
+
+    def _item(self, tensor: Any) -> Any:
+        """Answer a question about values that fake tensors have not: only control flow asks."""
+        if tensor.dtype is not self._torch.bool:
+            return 1.0 if tensor.dtype.is_floating_point else 1
+        index = self.index_of(tensor)
+        if index not in self._from_mask:
+            return True
+        asks_for_padding = self.log.operator_names[self.log.operators[index]].startswith(
+            ("aten.any", "aten.ne")
+        )
+        return self._is_padded == asks_for_padding
+
+
+def operator_is_item(function: Any) -> bool:
+    """Return whether an operator reads one element into Python."""
+    return bool(function.__name__ == "_local_scalar_dense.default")
+
+
+def is_dense(tensor: Any) -> bool:
+    """Return whether a tensor's elements lie side by side, none twice."""
+    size = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1:
+            if stride != size:
+                return False
+            size *= length
+    return True
+
+
+def watching(recorder: Recorder) -> Any:
+    """Return the dispatch mode that shows every operator to a recorder."""
+    from torch import ops
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    device = ops.prim.device.default
+
+    class Watching(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            if func is device:
+                return func(*args)
+            return recorder.call(func, args, kwargs or {})
+
+    return Watching()

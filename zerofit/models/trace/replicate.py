@@ -1,0 +1,226 @@
+"""Replicate: the log of a model with more layers out of one with fewer, by repeating some of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.core.allocation_log import Event
+from zerofit.models.trace.affine import AffineLog
+from zerofit.models.trace.raw import CALL, sort_frees
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.models.trace.layers import Stack
+    from zerofit.models.trace.raw import Skeleton
+
+
+class NotPeriodicError(Exception):
+    """The layers of a stack do not do the same one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A stretch of events, and the layer that it belongs to, or -1."""
+
+    start: int
+    end: int
+    layer: int
+    is_forward: bool
+
+
+def replicate(log: AffineLog, skeleton: Skeleton, stack: Stack, *, num_layers: int, copies: int) -> AffineLog:
+    """Return the log with a period of a stack repeated.
+
+    A layer's events are those from where its forward begins to where the next one's does, and from where the
+    backward pass reaches it to where it reaches the layer before. They refer to storages of their own layer
+    and of its two neighbours; what lies further away must not change.
+
+    Args:
+        log: of the shortened model.
+        skeleton: of the whole model.
+        stack: the layers in question.
+        num_layers: how many the log has.
+        copies: how many periods more there shall be.
+
+    Raises:
+        NotPeriodicError: the events do not allow it.
+    """
+    return _Replication(log, skeleton, stack, num_layers, copies).result()
+
+
+class _Replication:
+    def __init__(
+        self, log: AffineLog, skeleton: Skeleton, stack: Stack, num_layers: int, copies: int
+    ) -> None:
+        self._log, self._skeleton, self._stack = log, skeleton, stack
+        self._num_layers, self._copies = num_layers, copies
+        self._copied = range(stack.copied, stack.copied + stack.period)
+        self._more = copies * stack.period
+        self._numbers = {name: number for number, name in enumerate(skeleton.modules)}
+        self._parameters = {one.name: number for number, one in enumerate(skeleton.parameters)}
+        self._layer = re.compile(rf"{re.escape(stack.path)}\.(\d+)(?=\.|$)")
+        self._segments = self._cut()
+        self._owners = self._find_owners()
+        self._new: dict[tuple[bool, int, int], int] = {}
+        self._elsewhere: dict[int, int] = {}
+        self._out = AffineLog(
+            kinds=[],
+            num_bytes=[],
+            modules=[],
+            operators=[],
+            codes=[],
+            arguments=[],
+            calls=log.calls,
+            gradient_storages={},
+            operator_names=log.operator_names,
+        )
+
+    def result(self) -> AffineLog:
+        for segment, layer in self._instances():
+            self._emit(segment, layer)
+        sort_frees(self._out.codes, self._out.arguments)
+        return self._out
+
+    # ------------------------------------------------------------ where layers begin and end
+    def _cut(self) -> list[_Segment]:
+        log, total = self._log, self._num_layers
+        turn = log.codes.index(Event.FORWARD_ENDS)
+        layers = [self._numbers[f"{self._stack.path}.{index}"] for index in range(total)]
+        starts = [self._find(Event.FORWARD_ENTER, layer, 0, turn) for layer in layers]
+        end = self._find(Event.FORWARD_LEAVE, layers[-1], starts[-1], turn) + 1
+        while log.codes[end] == Event.FREE:
+            end += 1
+        starts.append(end)
+        backs = [self._find(Event.BACKWARD_ENTER, layer, turn, len(log.codes)) for layer in reversed(layers)]
+        tail = len(log.codes)
+        while log.codes[tail - 1] == Event.FREE:
+            tail -= 1  # what is let go of once all is over
+        backs.append(tail)
+        edges = [*starts, *backs]
+        if edges != sorted(edges):
+            raise NotPeriodicError(f"the layers of {self._stack.path} overlap")
+        segments = [_Segment(0, starts[0], -1, True)]
+        segments += [_Segment(starts[t], starts[t + 1], t, True) for t in range(total)]
+        segments.append(_Segment(starts[-1], backs[0], -1, True))
+        segments += [_Segment(backs[t], backs[t + 1], total - 1 - t, False) for t in range(total)]
+        segments.append(_Segment(tail, len(log.codes), -1, False))
+        return segments
+
+    def _find(self, code: int, argument: int, start: int, end: int) -> int:
+        log = self._log
+        for place in range(start, end):
+            if log.codes[place] == code and log.arguments[place] == argument:
+                return place
+        raise NotPeriodicError(f"no event {code} of {self._skeleton.modules[argument]}")
+
+    def _find_owners(self) -> dict[int, tuple[bool, int, int]]:
+        """Return for each storage born in a layer the direction, the layer and its rank among the layer's."""
+        owners = {}
+        for segment in self._segments:
+            if segment.layer < 0:
+                continue
+            rank = 0
+            for place in range(segment.start, segment.end):
+                if self._log.codes[place] == Event.ALLOCATE:
+                    owners[self._log.arguments[place]] = (segment.is_forward, segment.layer, rank)
+                    rank += 1
+        return owners
+
+    # ------------------------------------------------------------ the longer log
+    def _instances(self) -> Iterator[tuple[_Segment, int]]:
+        """Yield each segment with the number of the layer that it is in the longer stack."""
+        copied = [segment for segment in self._segments if segment.layer in self._copied]
+        period = self._stack.period
+        for segment in self._segments:
+            layer = segment.layer
+            is_last_before = layer == (self._copied[-1] if segment.is_forward else self._copied[-1] + 1)
+            moved = layer + self._more if layer > self._copied[-1] else layer
+            yield segment, moved
+            if not is_last_before:
+                continue
+            same = [one for one in copied if one.is_forward == segment.is_forward]
+            turns = range(1, self._copies + 1)
+            for turn in turns if segment.is_forward else reversed(turns):
+                for one in same:
+                    yield one, one.layer + turn * period
+
+    def _moved(self, layer: int, segment: _Segment, instance: int) -> int:
+        """Return which layer of the longer stack a segment means by a layer."""
+        if segment.layer >= 0 and abs(layer - segment.layer) <= 1:
+            return instance + layer - segment.layer
+        if segment.layer in self._copied and self._copies:
+            raise NotPeriodicError("a layer refers to another that is no neighbour")
+        return layer + self._more if layer > self._copied[-1] else layer
+
+    def _copies_of(self, index: int, segment: _Segment) -> list[int]:
+        """Return what the copies made of a storage that lives on past all layers."""
+        owner = self._owners.get(index)
+        if segment.layer >= 0 or owner is None or owner[1] not in self._copied:
+            return []
+        turns = range(1, self._copies + 1)
+        return [self._new[owner[0], owner[1] + turn * self._stack.period, owner[2]] for turn in turns]
+
+    def _is_not_yet(self, index: int, segment: _Segment, instance: int) -> bool:
+        """Return whether a layer lets go of what all layers share, and a copy of it is still to come."""
+        if segment.layer not in self._copied or index in self._owners:
+            return False
+        return instance != (segment.layer + self._more if segment.is_forward else segment.layer)
+
+    def _storage(self, index: int, segment: _Segment, instance: int) -> int:
+        owner = self._owners.get(index)
+        if owner is None:
+            return self._elsewhere[index]
+        is_forward, layer, rank = owner
+        key = (is_forward, self._moved(layer, segment, instance), rank)
+        if key not in self._new:
+            raise NotPeriodicError("neighbouring layers do not make the same storages")
+        return self._new[key]
+
+    def _name(self, name: str, segment: _Segment, instance: int) -> str:
+        match = self._layer.match(name)
+        if match is None:
+            return name
+        return f"{self._stack.path}.{self._moved(int(match[1]), segment, instance)}{name[match.end() :]}"
+
+    def _module(self, number: int, segment: _Segment, instance: int) -> int:
+        return (
+            self._numbers[self._name(self._skeleton.modules[number], segment, instance)]
+            if number >= 0
+            else -1
+        )
+
+    def _emit(self, segment: _Segment, instance: int) -> None:
+        log, out = self._log, self._out
+        for place in range(segment.start, segment.end):
+            code, argument = log.codes[place], log.arguments[place]
+            if code == Event.ALLOCATE:
+                new = len(out.kinds)
+                owner = self._owners.get(argument)
+                if owner is None:
+                    self._elsewhere[argument] = new
+                else:
+                    self._new[(owner[0], instance, owner[2])] = new
+                out.kinds.append(log.kinds[argument])
+                out.num_bytes.append(log.num_bytes[argument])
+                out.modules.append(self._module(log.modules[argument], segment, instance))
+                out.operators.append(log.operators[argument])
+                argument = new
+            elif code == Event.FREE:
+                if self._is_not_yet(argument, segment, instance):
+                    continue
+                for one in self._copies_of(argument, segment):
+                    out.codes.append(code)
+                    out.arguments.append(one)
+                argument = self._storage(argument, segment, instance)
+            elif code == Event.GRADIENT_READY:
+                name = self._name(self._skeleton.parameters[argument].name, segment, instance)
+                storage = self._storage(log.gradient_storages[argument], segment, instance)
+                argument = self._parameters[name]
+                out.gradient_storages[argument] = storage
+            elif code not in (CALL, Event.FORWARD_ENDS):
+                argument = self._module(argument, segment, instance)
+            out.codes.append(code)
+            out.arguments.append(argument)

@@ -1,0 +1,251 @@
+"""Run one micro-batch, forward and backward, under a Recorder."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.allocation_log import Event, TensorKind
+from zerofit.core.strategy import Precision
+from zerofit.core.upstream.transformers import checkpointing_function, set_checkpointing_function
+from zerofit.models.trace.batches import make_batch
+from zerofit.models.trace.cuda_like import cuda_like
+from zerofit.models.trace.nested import map_tensors, named_tensors
+from zerofit.models.trace.prepare import as_if_eager, torch_dtype
+from zerofit.models.trace.raw import leaves
+from zerofit.models.trace.recorder import Recorder, watching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from zerofit.core.allocation_log import TraceRequest
+    from zerofit.models.trace.raw import RawLog, Skeleton
+
+    Batch = tuple[tuple[Any, ...], dict[str, Any]]
+    """What a model is called with: the positional arguments, and those by name."""
+    Feed = Callable[[Any, int, TraceRequest], Batch]
+    """Makes the batch of a model for so many samples."""
+
+
+def collated(model: Any, samples: int, request: TraceRequest) -> Batch:
+    """Return the batch that the data collator of a model's task makes."""
+    return (), make_batch(model, samples, request)
+
+
+def run_micro_batch(
+    model: Any,
+    skeleton: Skeleton,
+    samples: int,
+    request: TraceRequest,
+    *,
+    feed: Feed = collated,
+    as_on_cuda: bool = True,
+) -> RawLog:
+    """Return the log of one micro-batch, after which the model holds no gradients.
+
+    Args:
+        model: on fake or on real tensors; some of its layers may be missing.
+        skeleton: of the whole model, which gives modules and parameters their numbers.
+        samples: the micro-batch size.
+        request: what decides the log.
+        feed: makes the batch.
+        as_on_cuda: whether CUDA kernels stand in for the CPU's.
+    """
+    recorder = Recorder(is_padded=request.is_padded, as_on_cuda=as_on_cuda)
+    for tensor in (*model.parameters(), *model.buffers()):
+        recorder.ignore(tensor)
+    with ExitStack() as stack:
+        stack.enter_context(hooked(model, skeleton, recorder))
+        stack.enter_context(as_if_eager(request.compute_capability))
+        stack.enter_context(watching(recorder))
+        if as_on_cuda:
+            stack.enter_context(cuda_like(request))
+        forward_and_backward(model, samples, request, recorder, feed=feed)
+        recorder.close()
+        model.zero_grad(set_to_none=True)
+    return recorder.log
+
+
+def forward_and_backward(
+    model: Any, samples: int, request: TraceRequest, recorder: Recorder, *, feed: Feed = collated
+) -> None:
+    """Run one micro-batch; the recorder's modes are on and the model is hooked."""
+    batch = feed(model, samples, request)
+    recorder.know_inputs({name.rpartition(".")[2]: tensor for name, tensor in named_tensors(batch)})
+    given = _in_format_of_weights(batch, request)
+    recorder.phase = TensorKind.ACTIVATION
+    with _autocast(request):
+        outputs = model(*given[0], **given[1])
+    if request.autocast is not None:
+        outputs = _upcast(outputs)
+    loss = _loss(outputs)
+    _tag_outputs(outputs, recorder)
+    if not request.keeps_outputs:
+        outputs = None
+    recorder.log.note(Event.FORWARD_ENDS, 0)
+    recorder.phase = TensorKind.ACTIVATION_GRADIENT
+    _backward(loss)
+    del batch, given, outputs, loss
+
+
+def _tag_outputs(outputs: Any, recorder: Recorder) -> None:
+    import torch
+
+    for tensor in leaves(outputs):
+        if isinstance(tensor, torch.Tensor):
+            recorder.retag(tensor, TensorKind.OUTPUT)
+
+
+def _backward(loss: Any) -> None:
+    """Do what loss.backward() does, without leaving the modes that are on: recomputation needs them."""
+    import torch
+    from torch.autograd.graph import _engine_run_backward
+
+    with torch.no_grad():
+        gradient = torch.ones_like(loss)
+    _engine_run_backward((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def _in_format_of_weights(batch: Batch, request: TraceRequest) -> Batch:
+    """Return the batch with its floats in the weights' format, as DeepSpeed's engine casts them."""
+    if request.weights is Precision.FP32 or request.autocast is not None:
+        return batch
+    dtype = torch_dtype(request.weights)
+    cast: Batch = map_tensors(
+        batch, lambda _, tensor: tensor.to(dtype) if tensor.dtype.is_floating_point else tensor
+    )
+    return cast
+
+
+def _autocast(request: TraceRequest) -> Any:
+    import torch
+
+    if request.autocast is None:
+        return nullcontext()
+    return torch.autocast("cpu", dtype=torch_dtype(request.autocast))
+
+
+def _upcast(outputs: Any) -> Any:
+    """Return the outputs in fp32 (accelerate/utils/operations.py, convert_outputs_to_fp32)."""
+    from accelerate.utils.operations import convert_to_fp32
+
+    return convert_to_fp32(outputs)
+
+
+def _loss(outputs: Any) -> Any:
+    """Return the model's own loss; where the script computes it, the mean of the first output stands in."""
+    import torch
+
+    loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
+    if loss is not None:
+        return loss
+    tensors = [one for one in leaves(outputs) if isinstance(one, torch.Tensor) and one.requires_grad]
+    return tensors[0] if not tensors[0].dim() else tensors[0].float().mean()
+
+
+@contextmanager
+def hooked(model: Any, skeleton: Skeleton, recorder: Recorder) -> Iterator[None]:
+    """Hang hooks on every module and parameter, and take them off again."""
+    numbers = {name: number for number, name in enumerate(skeleton.modules)}
+    parameters = {parameter.name: number for number, parameter in enumerate(skeleton.parameters)}
+    handles = []
+    functions = []
+    for name, module in model.named_modules():
+        handles += _hook_module(module, numbers[name], recorder)
+        function = checkpointing_function(module)
+        if function is not None:
+            functions.append((module, function))
+            set_checkpointing_function(module, _placed(function, numbers[name], recorder))
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            handles.append(_hook_parameter(parameter, parameters[name], recorder))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, function in functions:
+            set_checkpointing_function(module, function)
+
+
+def _hook_module(module: Any, number: int, recorder: Recorder) -> list[Any]:
+    """Hook as DeepSpeed's ZeRO-3 does: before the backward pass on outputs, after it on positional inputs.
+
+    Source: deepspeed/runtime/zero/parameter_offload.py, _register_deepspeed_module.
+    """
+
+    def before(_: Any, inputs: tuple[Any, ...]) -> Any:
+        recorder.enter(number)
+        if recorder.is_in_backward:
+            return None  # recomputed: autograd keeps the first forward's graph
+        return _watch_inputs(inputs, number, recorder)
+
+    def after(_: Any, inputs: Any, output: Any) -> None:
+        recorder.leave()
+        if not recorder.is_in_backward:
+            _watch_outputs(output, number, recorder)
+
+    return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+
+
+def _watch_inputs(inputs: tuple[Any, ...], number: int, recorder: Recorder) -> tuple[Any, ...]:
+    """Return the inputs as views of themselves, whose gradients are what this module alone adds."""
+    waiting = 0
+
+    def left(_: Any) -> None:
+        nonlocal waiting
+        waiting -= 1
+        if waiting == 0:
+            recorder.log.note(Event.BACKWARD_LEAVE, number)
+
+    def watch(tensor: Any) -> Any:
+        nonlocal waiting
+        waiting += 1
+        view = tensor.view_as(tensor)
+        view.register_hook(left)
+        return view
+
+    return tuple(watch(tensor) if needs_gradient(tensor) else tensor for tensor in inputs)
+
+
+def _watch_outputs(output: Any, number: int, recorder: Recorder) -> None:
+    is_reached = False
+
+    def reached(_: Any) -> None:
+        nonlocal is_reached
+        if not is_reached:
+            is_reached = True
+            recorder.log.note(Event.BACKWARD_ENTER, number)
+
+    for tensor in leaves(output):
+        if needs_gradient(tensor):
+            tensor.register_hook(reached)
+
+
+def needs_gradient(value: Any) -> bool:
+    """Return whether a value is a tensor that the backward pass reaches."""
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _hook_parameter(parameter: Any, number: int, recorder: Recorder) -> Any:
+    def ready(parameter: Any) -> None:
+        recorder.gradient_ready(number, parameter.grad)
+
+    return parameter.register_post_accumulate_grad_hook(ready)
+
+
+def _placed(checkpoint: Any, number: int, recorder: Recorder) -> Any:
+    """Return a checkpoint function whose recomputation is tagged with the layer it belongs to."""
+
+    def placed(function: Any, *args: Any, **kwargs: Any) -> Any:
+        def again(*given: Any, **more: Any) -> Any:
+            if not recorder.is_in_backward:
+                return function(*given, **more)
+            with recorder.inside(number):
+                return function(*given, **more)
+
+        return checkpoint(again, *args, **kwargs)
+
+    return placed

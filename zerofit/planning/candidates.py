@@ -1,0 +1,299 @@
+"""candidates: a problem to every strategy worth considering, and those that a compatibility rule forbids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from zerofit.check.engine import check
+from zerofit.check.inputs.strategy import situation_of_strategy
+from zerofit.check.rule import Severity
+from zerofit.check.rules import ALL_RULES
+from zerofit.core.batch import split_global_batch
+from zerofit.core.errors import UserError
+from zerofit.core.freezing import FREEZES
+from zerofit.core.setting import Said
+from zerofit.core.strategy import (
+    Buckets,
+    Engine,
+    Lora,
+    OffloadDevice,
+    OptimizerName,
+    Precision,
+    Strategy,
+    ZeroStage,
+)
+from zerofit.planning.plan_from_flags import fields_said
+from zerofit.planning.problem import Allow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.check.engine import Finding
+    from zerofit.planning.problem import Problem
+
+SMALL_BUCKETS = Buckets(
+    reduce_bucket_size=10_000_000,
+    allgather_bucket_size=10_000_000,
+    stage3_prefetch_bucket_size=10_000_000,
+    stage3_max_live_parameters=100_000_000,
+    stage3_max_reuse_distance=100_000_000,
+    sub_group_size=100_000_000,
+)
+"""ASSUMPTION: messages of 20 MB still use most of a link; a tenth of the default frees up to 10 GB."""
+DEFAULT_NVME_PATH = "/local_nvme"
+"""Stands in a plan for the folder on another machine's disk, until --nvme-path names it."""
+
+_AS_SAID: dict[str, Any] = {
+    "gradient_checkpointing": None,
+    "buckets": Buckets(),
+    "lora": None,
+    "freeze": (),
+}
+"""What no rule forbids unless the user says it, so that each kind is checked once."""
+
+_NONE, _CPU, _NVME = OffloadDevice.NONE, OffloadDevice.CPU, OffloadDevice.NVME
+_Kind = tuple[Engine, ZeroStage, OffloadDevice, OffloadDevice]
+_KINDS: tuple[_Kind, ...] = (
+    (Engine.NATIVE, ZeroStage.NOTHING, _NONE, _NONE),
+    (Engine.DEEPSPEED, ZeroStage.OPTIMIZER_STATES, _NONE, _NONE),
+    (Engine.DEEPSPEED, ZeroStage.GRADIENTS, _NONE, _NONE),
+    (Engine.DEEPSPEED, ZeroStage.PARAMETERS, _NONE, _NONE),
+    (Engine.DEEPSPEED, ZeroStage.GRADIENTS, _CPU, _NONE),
+    (Engine.DEEPSPEED, ZeroStage.PARAMETERS, _CPU, _NONE),
+    (Engine.DEEPSPEED, ZeroStage.PARAMETERS, _CPU, _CPU),
+    (Engine.DEEPSPEED, ZeroStage.PARAMETERS, _NVME, _NONE),
+    (Engine.DEEPSPEED, ZeroStage.PARAMETERS, _NVME, _CPU),
+    (Engine.DEEPSPEED, ZeroStage.PARAMETERS, _NVME, _NVME),
+)
+"""Engine, stage, optimizer offload and parameter offload. Stage 0 under DeepSpeed and offload at stage 1 are
+considered only where the user fixes them: plain PyTorch and stage 2 are better at the same price."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """Strategies that a compatibility rule forbids."""
+
+    strategy: Strategy
+    """One of them."""
+    findings: tuple[Finding, ...]
+    """The errors that the rules found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """All that a problem's search looks at."""
+
+    strategies: tuple[Strategy, ...]
+    """Each whole, with micro-batch and accumulation."""
+    dropped: tuple[Dropped, ...]
+
+
+def candidates(problem: Problem) -> Candidates:
+    """Return every strategy worth considering for a problem.
+
+    Raises:
+        UserError: the ranks, or the batch sizes that the user fixed, do not make the global batch, or the
+            script leaves none of those that do.
+    """
+    batches, said = tuple(_batches(problem)), fields_said(problem.request)
+    strategies: list[Strategy] = []
+    dropped: list[Dropped] = []
+    verdicts: dict[Strategy, tuple[Finding, ...]] = {}
+    for strategy in _without_batches(problem):
+        checked = replace(strategy, **{name: value for name, value in _AS_SAID.items() if name not in said})
+        if checked not in verdicts:
+            verdicts[checked] = _errors(checked, problem)
+            if verdicts[checked]:
+                dropped.append(Dropped(strategy=checked, findings=verdicts[checked]))
+        if not verdicts[checked]:
+            strategies += [
+                replace(strategy, micro_batch_size=micro_batch_size, gradient_accumulation_steps=steps)
+                for micro_batch_size, steps in batches
+            ]
+    return Candidates(strategies=tuple(strategies), dropped=tuple(dropped))
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return every whole number that divides this one, rising."""
+    low = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
+    return tuple(sorted({*low, *(number // one for one in low)}))
+
+
+def default_precision(problem: Problem) -> Precision:
+    """Return the 16-bit format that every GPU of the machine has."""
+    return Precision.BF16 if all(gpu.has_bf16 for gpu in problem.machine.gpus) else Precision.FP16
+
+
+def _batches(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
+    """Yield each (micro-batch, accumulation) that makes the global batch and that the script leaves open."""
+    constraints = problem.constraints
+    made = list(_batches_made(problem))
+    found = [
+        (size, steps)
+        for size, steps in made
+        if constraints.allow("micro_batch_size", size)
+        and constraints.allow("gradient_accumulation_steps", steps)
+    ]
+    if not found:
+        raise _no_batch(problem, made)
+    yield from found
+
+
+def _no_batch(problem: Problem, made: list[tuple[int | None, int | None]]) -> UserError:
+    pin = next(one for one in problem.constraints.pins if one.field == "micro_batch_size")
+    sizes = " or ".join(str(size) for size, _ in made)
+    return UserError(
+        "script-cannot-take",
+        "no micro-batch makes the global batch of this script",
+        found=f"micro-batches of {sizes}, for a global batch of {problem.workload.global_batch_size}",
+        why=pin.why,
+        fix="leave out --micro-batch-size and --gradient-accumulation-steps",
+    )
+
+
+def _batches_made(problem: Problem) -> Iterator[tuple[int | None, int | None]]:
+    fixed, ranks = problem.request, problem.topology.data_parallel_size
+    total = problem.workload.global_batch_size
+    if total is None and problem.script is not None:  # its batches show no size, and stay as they are
+        yield None, None
+        return
+    if total is None:  # the script's own; the least that runs is planned for
+        yield fixed.micro_batch_size or 1, fixed.gradient_accumulation_steps or 1
+        return
+    if fixed.micro_batch_size is not None or fixed.gradient_accumulation_steps is not None:
+        yield split_global_batch(
+            global_batch_size=total,
+            micro_batch_size=fixed.micro_batch_size,
+            gradient_accumulation_steps=fixed.gradient_accumulation_steps,
+            data_parallel_size=ranks,
+        )
+        return
+    per_rank, _ = split_global_batch(
+        global_batch_size=total,
+        micro_batch_size=None,
+        gradient_accumulation_steps=1,
+        data_parallel_size=ranks,
+    )
+    for micro_batch_size in divisors(per_rank):
+        yield micro_batch_size, per_rank // micro_batch_size
+
+
+def _without_batches(problem: Problem) -> Iterator[Strategy]:
+    fixed = problem.request
+    pinned = fields_said(fixed)
+    settled = {name: pin.values[0] for name, pin in problem.constraints.settled().items()}
+    pinned = {**settled, **pinned}
+    pinned |= {"nvme_path": None, "micro_batch_size": None, "gradient_accumulation_steps": None}
+    for engine, stage, optimizer_offload, param_offload in _kinds(problem):
+        offloads = optimizer_offload is not _NONE
+        uses_nvme = _NVME in (optimizer_offload, param_offload)
+        base = Strategy(
+            engine=engine,
+            zero_stage=stage,
+            optimizer_offload=optimizer_offload,
+            param_offload=param_offload,
+            precision=default_precision(problem),
+        )
+        path = fixed.nvme_path or (DEFAULT_NVME_PATH if uses_nvme else None)
+        base = replace(base, **{**pinned, "nvme_path": path})
+        deepspeed = engine is Engine.DEEPSPEED
+        for optimizer, checkpointing, buckets, (freeze, lora) in product(
+            _optimizers(problem, offloads=offloads),
+            _checkpointing(problem),
+            (Buckets(), SMALL_BUCKETS) if deepspeed else (Buckets(),),
+            _trained(problem),
+        ):
+            yield replace(
+                base,
+                optimizer=optimizer,
+                gradient_checkpointing=checkpointing,
+                buckets=buckets,
+                freeze=freeze,
+                lora=lora,
+            )
+
+
+def _kinds(problem: Problem) -> tuple[_Kind, ...]:
+    fixed = problem.request
+    alone = problem.topology.world_size == 1 and fixed.engine is None and fixed.zero_stage is None
+    has_nvme = problem.machine.nvme_bytes > 0 or fixed.nvme_path is not None
+    names = ("engine", "zero_stage", "optimizer_offload", "param_offload")
+    pins: dict[str, Any] = {name: getattr(fixed, name) for name in names}
+
+    def is_wanted(kind: _Kind) -> bool:
+        if any(pins[name] not in (None, value) for name, value in zip(names, kind, strict=True)):
+            return False
+        offloads = {kind[2], kind[3]} - {_NONE}
+        if not all(map(problem.constraints.allow, names, kind)):
+            return False
+        if alone and kind[0] is Engine.DEEPSPEED and not offloads:
+            return False  # one rank has nothing to share
+        return has_nvme or _NVME not in offloads or _NVME in pins.values()
+
+    wanted = tuple(kind for kind in _KINDS if is_wanted(kind))
+    if wanted:
+        return wanted
+    # What the user fixed is none of those; the rules say whether it can run.
+    offload = pins["optimizer_offload"] or _NONE, pins["param_offload"] or _NONE
+    needs_deepspeed = bool(pins["zero_stage"]) or offload != (_NONE, _NONE)
+    engine = pins["engine"] or (Engine.DEEPSPEED if needs_deepspeed else Engine.NATIVE)
+    stage = pins["zero_stage"]
+    if stage is None:
+        stage = ZeroStage.PARAMETERS if engine is Engine.DEEPSPEED else ZeroStage.NOTHING
+    return ((engine, stage, *offload),)
+
+
+def _checkpointing(problem: Problem) -> tuple[bool, ...]:
+    fixed = problem.request.gradient_checkpointing
+    if fixed is not None:
+        return (fixed,)
+    return problem.constraints.among("gradient_checkpointing", (False, True))
+
+
+def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | None, ...]:
+    fixed = problem.request.optimizer
+    if fixed is not None:
+        return (fixed,)
+    if offloads:
+        return (None,)  # DeepSpeed's CPU Adam takes its place
+    adafactor = (OptimizerName.ADAFACTOR,) if Allow.ADAFACTOR in problem.allow else ()
+    is_fused = problem.own_optimizer is OptimizerName.ADAMW
+    fused = () if is_fused else (OptimizerName.ADAMW,)
+    choices = (None, *fused, OptimizerName.ADAMW_8BIT, *adafactor)
+    return problem.constraints.among("optimizer", choices)
+
+
+def _trained(problem: Problem) -> tuple[tuple[tuple[str, ...], Lora | None], ...]:
+    """Return what may train: everything, and what the user allows in place of it."""
+    request = problem.request
+    choices = [(request.freeze or (), request.lora)]
+    if request.freeze is not None or request.lora is not None:
+        return tuple(choices)
+    allow = problem.constraints.allow
+    if Allow.FREEZE in problem.allow and problem.model.vocab_size:
+        choices += [(freeze, None) for freeze in FREEZES if allow("freeze", freeze)]
+    lora = request.allowed_lora or Lora()
+    if Allow.LORA in problem.allow and allow("lora", lora):
+        choices.append(((), lora))
+    return tuple(choices)
+
+
+def _errors(strategy: Strategy, problem: Problem) -> tuple[Finding, ...]:
+    situation = situation_of_strategy(
+        strategy,
+        topology=problem.topology,
+        versions=problem.versions,
+        own_optimizer=_own_optimizer(problem),
+    )
+    return check(situation, rules=ALL_RULES).of(Severity.ERROR)
+
+
+def _own_optimizer(problem: Problem) -> Said[str | None] | None:
+    """Return the script's own optimizer; None where it is not known."""
+    script = problem.script
+    if script is None or script.optimizer_id is None:
+        return None
+    name = script.optimizer_id.rpartition(".")[2]
+    return Said(value=script.optimizer_id, text=f"the script's {name}")

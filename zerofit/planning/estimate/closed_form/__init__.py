@@ -1,0 +1,1 @@
+"""A transformer's allocations and costs by formula, for `plan --fast`."""

@@ -1,0 +1,315 @@
+"""A log made from a model's dimensions, for `plan --fast`: closed forms of activations, nothing traced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.core.allocation_log import AllocationLog, Event, Storages, TensorKind, TracedParameter
+from zerofit.planning.estimate.closed_form.costs import closed_form_costs
+from zerofit.planning.estimate.closed_form.shape import Shape
+
+if TYPE_CHECKING:
+    from zerofit.core.allocation_log import TraceRequest
+    from zerofit.core.facts import ModelFacts
+
+SOURCE = "closed form, after https://arxiv.org/abs/2205.05198 (section 4.1)"
+"""What estimates over such a log name as their source."""
+_ID_BYTES = 8
+
+
+def closed_form_log(model: ModelFacts, request: TraceRequest) -> AllocationLog:
+    """Return a made log of one micro-batch: layers with their matrices, what each keeps, gradients and costs.
+
+    It follows transformers' own code for dense decoders and encoders with fused attention. It does not know
+    what else a family does; LoRA and frozen layers keep what full training keeps, which is more than they
+    need. The tracer knows all of that.
+
+    Args:
+        model: the dimensions; those that are 0 are taken to be as in most models.
+        request: what decides the log beside the model.
+    """
+    return _Writer(Shape(facts=model, request=request)).write()
+
+
+class _Writer:
+    """Writes the events in their order."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._modules = [""]
+        self._parameters: list[TracedParameter] = []
+        self._holders: list[list[int]] = [[]]
+        self._storages: list[tuple[TensorKind, int, int, int]] = []
+        self._events: list[tuple[Event, int]] = []
+        self._gradients: dict[int, int] = {}
+        self._kept: list[list[int]] = []
+        self._packed: set[str] = set()
+
+    def write(self) -> AllocationLog:
+        """Write both passes and return the log."""
+        shape, facts = self._shape, self._shape.facts
+        embedding = self._module("model.embeddings", shape.embedding_elements)
+        layers = [self._layer(number) for number in range(facts.num_layers)]
+        head = self._module("head", shape.head_elements)
+
+        ids = self._allocate(TensorKind.INPUT, -1, 3 * _ID_BYTES * shape.request.sequence_length)
+        self._note(Event.FORWARD_ENTER, 0)
+        self._note(Event.FORWARD_ENTER, embedding)
+        stream = self._stream(0)
+        whole = [self._allocate(TensorKind.ACTIVATION, embedding, stream + self._mask_bytes())]
+        self._note(Event.FORWARD_LEAVE, embedding)
+        for number, module in enumerate(layers):
+            self._forward(number, module, TensorKind.ACTIVATION)
+            if shape.is_checkpointed(number):
+                self._free(*self._kept[number])
+                self._kept[number] = [self._allocate(TensorKind.ACTIVATION, module[0], self._stream(number))]
+        outputs, losses = self._head_forward(head)
+        self._note(Event.FORWARD_LEAVE, 0)
+        self._note(Event.FORWARD_ENDS, 0)
+        self._note(Event.BACKWARD_ENTER, 0)
+        self._head_backward(head, losses)
+        incoming = self._allocate(TensorKind.ACTIVATION_GRADIENT, 0, self._stream(facts.num_layers - 1))
+        for number in reversed(range(facts.num_layers)):
+            incoming = self._backward(number, layers[number], incoming)
+        self._note(Event.BACKWARD_ENTER, embedding)
+        self._gradients_of(embedding)
+        self._note(Event.BACKWARD_LEAVE, embedding)
+        self._free(incoming, *whole)
+        self._note(Event.BACKWARD_LEAVE, 0)
+        self._free(*outputs, ids)
+        return self._log()
+
+    # Modules and parameters.
+
+    def _module(self, name: str, *elements: int) -> int:
+        """Add a module with its parameters, those without elements left out, and return its index."""
+        self._modules.append(name)
+        self._holders.append([])
+        module = len(self._modules) - 1
+        is_adapter = name.endswith("lora")
+        is_packed = name in self._packed
+        parts = [part for one in elements for part in self._parts(name, one, is_adapter=is_adapter)]
+        for number, (num_elements, trains) in enumerate(parts):
+            self._holders[module].append(len(self._parameters))
+            self._parameters.append(
+                TracedParameter(
+                    name=f"{name}.weight{number or ''}",
+                    num_elements=self._shape.bytes_at_rest(num_elements) if is_packed else num_elements,
+                    bytes_per_element=4 if is_adapter else 1 if is_packed else self._shape.weight_bytes,
+                    is_packed=is_packed,
+                    trains=trains,
+                    module=module,
+                )
+            )
+        return module
+
+    def _parts(self, name: str, num_elements: int, *, is_adapter: bool) -> list[tuple[int, bool]]:
+        """Return the elements of a parameter that train and those that do not, each with whether they do.
+
+        Of a model that trains in part, with adapters or frozen parameters of a script's own, each parameter
+        trains in the same part. ASSUMPTION: where they are is not known.
+        """
+        facts = self._shape.facts
+        trains = is_adapter or self._shape.trains(f"{name}.weight")
+        trained = num_elements if trains else 0
+        if trains and not is_adapter and facts.num_trainable_parameters < facts.num_parameters:
+            trained = num_elements * facts.num_trainable_parameters // facts.num_parameters
+        return [(one, does) for one, does in ((trained, True), (num_elements - trained, False)) if one > 0]
+
+    def _layer(self, number: int) -> list[int]:
+        """Add a layer and what is in it; return its index, then those of what is in it."""
+        shape, lora = self._shape, self._shape.request.lora
+        name = f"model.layers.{number}"
+        modules = [self._module(name), self._module(f"{name}.norms", shape.layer_rest(number))]
+        for matrix in shape.matrices(number):
+            if shape.packed_elements:
+                self._packed.add(f"{name}.{matrix.name}")
+            modules.append(self._module(f"{name}.{matrix.name}", matrix.num_elements))
+            if lora is not None and matrix.name in shape.adapted:
+                down, up = lora.rank * matrix.rows, lora.rank * matrix.columns
+                modules.append(self._module(f"{name}.{matrix.name}.lora", down, up))
+        return modules
+
+    # What is kept.
+
+    def _stream(self, layer: int) -> int:
+        """Return the bytes a sample of the residual stream."""
+        return self._shape.tokens(layer) * self._shape.facts.hidden_size * self._shape.stream_bytes
+
+    def _mask_bytes(self) -> int:
+        """Return the bytes a sample of an attention mask with padding, made once for all layers."""
+        shape = self._shape
+        tokens = shape.request.sequence_length
+        return shape.stream_bytes * tokens * tokens if shape.request.is_padded else 0
+
+    def _attention_bytes(self, layer: int) -> int:
+        """Return the bytes a sample that one attention keeps, norm and dropout of the stream included."""
+        shape, facts = self._shape, self._shape.facts
+        tokens, width, query = shape.tokens(layer), shape.compute_bytes, shape.query_width
+        # A mask keeps torch from reading grouped keys as they are: they are repeated for each query head.
+        key = query if shape.request.is_padded else shape.key_width
+        kept = width * (2 * query + 2 * key) + self._norm_bytes(shape.query_casts)
+        if shape.has_dropout:
+            kept += facts.hidden_size
+        if shape.has_head_norms:
+            kept += (4 + shape.compute_bytes) * (query + shape.key_width)
+        heads = facts.num_attention_heads
+        if shape.request.attention == "eager":
+            # fp32 softmax and its copy for the product with the values; with dropout its mask and result.
+            scores = 4 + (width if width < 4 else 0) + ((1 + width) if shape.has_dropout else 0)
+            return tokens * kept + heads * tokens * tokens * scores
+        cast_mask = self._mask_bytes() if shape.is_cast else 0
+        return tokens * (kept + 4 * heads) + cast_mask * shape.compute_bytes // shape.stream_bytes
+
+    def _mlp_bytes(self, layer: int) -> int:
+        """Return the bytes a sample that one feed-forward block keeps, norm and dropout included."""
+        shape, facts = self._shape, self._shape.facts
+        width, uses = shape.compute_bytes, max(1, facts.num_experts_per_token)
+        kept = uses * shape.inner_bytes * shape.inner_width + self._norm_bytes(2 if facts.is_gated else 1)
+        if facts.num_experts > 1:
+            kept += 2 * uses * width * facts.hidden_size  # each expert's tokens, gathered and weighted
+        if shape.has_dropout:
+            kept += facts.hidden_size
+        return shape.tokens(layer) * kept
+
+    def _norm_bytes(self, num_products: int) -> int:
+        """Return the bytes a token that a norm and the matrix products after it keep of their input."""
+        shape = self._shape
+        result = shape.compute_bytes * (num_products if shape.is_cast else 1)
+        if shape.has_rms_norm:  # the fp32 input and the normed one
+            return (4 + shape.stream_bytes + result) * shape.facts.hidden_size
+        return (shape.stream_bytes + result) * shape.facts.hidden_size
+
+    def _cast_bytes(self, elements: int) -> int:
+        """Return the bytes of autocast's copies of weights, which live as long as the graph does."""
+        shape = self._shape
+        return shape.compute_bytes * elements if shape.is_cast else 0
+
+    # The passes.
+
+    def _forward(self, number: int, modules: list[int], kind: TensorKind) -> None:
+        """Write one layer's forward pass, the first or the second, and hold what it keeps."""
+        shape = self._shape
+        layer, *inner = modules
+        self._note(Event.FORWARD_ENTER, layer)
+        matrices = sum(matrix.num_elements for matrix in shape.matrices(number))
+        attentions = 2 if shape.is_decoder(number) and shape.facts.num_decoder_layers else 1
+        kept = []
+        for module in inner:
+            self._note(Event.FORWARD_ENTER, module)
+            self._note(Event.FORWARD_LEAVE, module)
+        kept.append(
+            self._allocate(
+                kind, layer, attentions * self._attention_bytes(number), fixed=self._cast_bytes(matrices)
+            )
+        )
+        kept.append(self._allocate(kind, layer, self._mlp_bytes(number)))
+        self._unpack(layer)
+        self._note(Event.FORWARD_LEAVE, layer)
+        if kind is TensorKind.ACTIVATION:
+            self._kept.append(kept)
+        else:
+            self._kept[number] += kept
+
+    def _backward(self, number: int, modules: list[int], incoming: int) -> int:
+        """Write one layer's backward pass; return the storage of its input's gradient."""
+        shape = self._shape
+        layer, *inner = modules
+        self._note(Event.BACKWARD_ENTER, layer)
+        if shape.is_checkpointed(number):
+            self._forward(number, modules, TensorKind.RECOMPUTED)
+        uses = max(1, shape.facts.num_experts_per_token)
+        width = uses * shape.compute_bytes * shape.inner_width * shape.tokens(number)
+        wide = self._allocate(TensorKind.ACTIVATION_GRADIENT, layer, (2 + shape.facts.is_gated) * width)
+        outgoing = self._allocate(TensorKind.ACTIVATION_GRADIENT, layer, self._stream(number))
+        self._unpack(layer)
+        for module in reversed(inner):
+            self._note(Event.BACKWARD_ENTER, module)
+            self._gradients_of(module)
+            self._note(Event.BACKWARD_LEAVE, module)
+            if module == inner[len(inner) // 2]:
+                self._free(wide, self._kept[number].pop())
+        self._free(incoming, *self._kept[number])
+        self._note(Event.BACKWARD_LEAVE, layer)
+        return outgoing
+
+    def _head_forward(self, head: int) -> tuple[list[int], list[int]]:
+        """Write the head and the loss; return the storages of the outputs and of what the loss keeps."""
+        shape = self._shape
+        logits = shape.tokens(shape.facts.num_layers - 1) * shape.logits_width
+        cast = self._cast_bytes(shape.logits_width * shape.facts.hidden_size)
+        self._note(Event.FORWARD_ENTER, head)
+        last = shape.tokens(shape.facts.num_layers - 1) * self._norm_bytes(1)
+        kept = [self._allocate(TensorKind.ACTIVATION, head, last, fixed=cast)]
+        self._note(Event.FORWARD_LEAVE, head)
+        # Under autocast accelerate turns the outputs into fp32 (convert_outputs_to_fp32).
+        width = 4 if shape.request.autocast is not None else shape.compute_bytes
+        output = self._allocate(TensorKind.OUTPUT, 0, width * logits)
+        is_cast = shape.loss_bytes > shape.compute_bytes
+        upcast = self._allocate(TensorKind.ACTIVATION, 0, shape.loss_bytes * logits if is_cast else 0)
+        kept.append(self._allocate(TensorKind.ACTIVATION, 0, shape.loss_bytes * logits))  # log_softmax's
+        self._free(upcast)
+        return [output], kept
+
+    def _head_backward(self, head: int, losses: list[int]) -> None:
+        shape = self._shape
+        logits = shape.tokens(shape.facts.num_layers - 1) * shape.logits_width
+        # The gradients of nll_loss and of log_softmax are alive together.
+        gradient = self._allocate(TensorKind.ACTIVATION_GRADIENT, 0, 2 * shape.loss_bytes * logits)
+        self._free(losses[1])
+        narrow = self._allocate(TensorKind.ACTIVATION_GRADIENT, 0, shape.compute_bytes * logits)
+        self._free(gradient)
+        self._note(Event.BACKWARD_ENTER, head)
+        self._gradients_of(head)
+        self._note(Event.BACKWARD_LEAVE, head)
+        self._free(narrow, losses[0])
+
+    def _gradients_of(self, module: int) -> None:
+        """Write the gradients of a module's parameters."""
+        for parameter in self._holders[module]:
+            one = self._parameters[parameter]
+            if one.trains:
+                self._gradients[parameter] = self._allocate(
+                    TensorKind.GRADIENT, module, 0, fixed=one.num_elements * one.bytes_per_element
+                )
+                self._note(Event.GRADIENT_READY, parameter)
+
+    def _unpack(self, module: int) -> None:
+        """Write the largest matrix that rests in 4 bits as it stands while it is multiplied."""
+        num_bytes = self._shape.compute_bytes * self._shape.packed_elements
+        if num_bytes:
+            self._free(self._allocate(TensorKind.WORKSPACE, module, 0, fixed=num_bytes))
+
+    def _note(self, event: Event, argument: int) -> None:
+        self._events.append((event, argument))
+
+    def _allocate(self, kind: TensorKind, module: int, per_sample: int, *, fixed: int = 0) -> int:
+        self._storages.append((kind, fixed, per_sample, module))
+        self._note(Event.ALLOCATE, len(self._storages) - 1)
+        return len(self._storages) - 1
+
+    def _free(self, *storages: int) -> None:
+        for storage in storages:
+            self._note(Event.FREE, storage)
+
+    def _log(self) -> AllocationLog:
+        kinds, fixed, per_sample, modules = zip(*self._storages, strict=True)
+        return AllocationLog(
+            least_micro_batch_size=1,
+            modules=tuple(self._modules),
+            module_parameters=tuple(tuple(held) for held in self._holders),
+            parameters=tuple(self._parameters),
+            buffer_bytes=(),
+            storages=Storages(
+                kinds=kinds,
+                fixed_bytes=fixed,
+                bytes_per_sample=per_sample,
+                modules=modules,
+                operators=(0,) * len(kinds),
+            ),
+            operators=("closed form",),
+            codes=bytes(code for code, _ in self._events),
+            arguments=tuple(argument for _, argument in self._events),
+            gradient_storages=tuple(self._gradients.get(one, -1) for one in range(len(self._parameters))),
+            costs=closed_form_costs(self._shape),
+        )

@@ -1,0 +1,260 @@
+"""Optimizers on the GPU: the tensors that each keeps of a parameter, and those that its step makes and drops.
+
+None stands for torch.optim.AdamW, which runs foreach on CUDA: the script's own, where no other is known. Read
+at torch 2.13.0, transformers 5.23.0 and bitsandbytes 0.50; tests run the real classes beside these tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from zerofit.core.strategy import OptimizerName
+
+if TYPE_CHECKING:
+    from zerofit.core.strategy import Strategy
+    from zerofit.planning.estimate.device_memory.tape import Tape
+
+STATES = "optimizer states"
+TEMPORARIES = "optimizer temporaries"
+
+_BLOCK = 256
+"""Elements that share one scale in an 8-bit state (bitsandbytes/optim/optimizer.py, init_state)."""
+_LEAST_8_BIT = 4096
+"""Smaller tensors keep fp32 states (bitsandbytes/optim/optimizer.py, min_8bit_size)."""
+_QUANTILE_MAP_BYTES = 256 * 4
+"""One of the two tables that all 8-bit states share (bitsandbytes/optim/optimizer.py, fill_qmap)."""
+_LEAST_PAGED = 100_000
+"""A paged optimizer pages the states of no smaller tensor (bitsandbytes/optim/optimizer.py,
+get_state_buffer)."""
+
+
+class OneState(StrEnum):
+    """Optimizers of a script's own that keep one state beside each parameter."""
+
+    FULL = "one state"
+    """As wide as the parameter: SGD with momentum, RMSprop, Adagrad."""
+    EIGHT_BIT = "one state in 8 bit"
+    """Those of bitsandbytes."""
+
+
+Stepper = OptimizerName | OneState | None
+"""What an optimizer costs, be it zerofit's or the script's own; None for torch's foreach AdamW."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BitsAndBytes:
+    """What a class of bitsandbytes keeps of each parameter."""
+
+    num_states: int
+    has_8_bit: bool = False
+    is_paged: bool = False
+
+
+_BITSANDBYTES: dict[Stepper, _BitsAndBytes] = {
+    OptimizerName.PAGED_ADAMW: _BitsAndBytes(num_states=2, is_paged=True),
+    OptimizerName.ADAMW_8BIT: _BitsAndBytes(num_states=2, has_8_bit=True),
+    OptimizerName.PAGED_ADAMW_8BIT: _BitsAndBytes(num_states=2, has_8_bit=True, is_paged=True),
+    OptimizerName.LION: _BitsAndBytes(num_states=1),
+    OptimizerName.LION_8BIT: _BitsAndBytes(num_states=1, has_8_bit=True),
+    OptimizerName.PAGED_LION_8BIT: _BitsAndBytes(num_states=1, has_8_bit=True, is_paged=True),
+    OneState.EIGHT_BIT: _BitsAndBytes(num_states=1, has_8_bit=True),
+}
+_PAGES = (
+    "; of tensors from 100000 elements on they lie in unified memory, in pages that the driver moves to the "
+    "host when the GPU is full: those of one tensor at a time are counted"
+)
+
+FORMULAS: dict[Stepper, tuple[str, str]] = {
+    None: ("2 b P", "torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq like each parameter"),
+    OptimizerName.ADAMW: (
+        "2 b P + 4 B a parameter",
+        "torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq; fused keeps the step on the GPU",
+    ),
+    OptimizerName.ADAMW_8BIT: (
+        "2 P + 8 P / 256; 8 P for embeddings and tensors below 4096 elements",
+        "bitsandbytes/optim/optimizer.py, init_state; transformers/trainer.py, create_optimizer",
+    ),
+    OptimizerName.PAGED_ADAMW: (
+        f"8 P{_PAGES}",
+        "bitsandbytes/optim/optimizer.py, get_state_buffer; ASSUMPTION: the driver makes room in time",
+    ),
+    OptimizerName.PAGED_ADAMW_8BIT: (
+        f"as 8-bit AdamW{_PAGES}",
+        "bitsandbytes/optim/optimizer.py, get_state_buffer; ASSUMPTION: the driver makes room in time",
+    ),
+    OptimizerName.LION: ("4 P", "bitsandbytes/optim/optimizer.py, Optimizer1State.init_state"),
+    OptimizerName.LION_8BIT: (
+        "P + 4 P / 256; 4 P for embeddings and tensors below 4096 elements",
+        "bitsandbytes/optim/optimizer.py, Optimizer1State.init_state",
+    ),
+    OptimizerName.PAGED_LION_8BIT: (
+        f"as 8-bit Lion{_PAGES}",
+        "bitsandbytes/optim/optimizer.py, get_state_buffer; ASSUMPTION: the driver makes room in time",
+    ),
+    OptimizerName.ADAFACTOR: (
+        "4 (rows + columns) a matrix, 4 P of a vector",
+        "transformers/optimization.py, Adafactor.step",
+    ),
+    OptimizerName.SGD: ("0", "torch/optim/sgd.py: without momentum, as Trainer runs it"),
+    OneState.FULL: ("b P", "torch/optim/sgd.py: momentum_buffer like each parameter; others keep as much"),
+    OneState.EIGHT_BIT: (
+        "P + 4 P / 256; 4 P for embeddings and tensors below 4096 elements",
+        "bitsandbytes/optim/optimizer.py, Optimizer1State.init_state",
+    ),
+}
+"""(formula, source) of the states; P elements, b bytes each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """One tensor that an optimizer steps."""
+
+    num_elements: int
+    bytes_per_element: int = 4
+    shape: tuple[int, ...] = ()
+    """Its dimensions; where they are not known, a square matrix is taken, or a vector below 4096 elements."""
+    is_embedding: bool = False
+    """Whether an nn.Embedding holds it: Trainer keeps its states in fp32 under an 8-bit optimizer, those of a
+    head that shares it too (transformers/trainer.py, create_optimizer)."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes itself."""
+        return self.num_elements * self.bytes_per_element
+
+
+def stepper_of(strategy: Strategy, own: Stepper) -> Stepper:
+    """Return the optimizer that a strategy names, or the script's own where it names none."""
+    return strategy.optimizer or own
+
+
+def make_optimizer(strategy: Strategy, own: Stepper = None) -> Optimizer:
+    """Return the optimizer that a strategy names, or the script's own where it names none."""
+    return Optimizer(name=stepper_of(strategy, own))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """What one optimizer allocates."""
+
+    name: Stepper
+
+    def states_of(self, tensor: Stepped) -> tuple[int, ...]:
+        """Return the sizes of the states on the GPU that one tensor gets, in the order of their birth."""
+        if self.name is None:
+            return tensor.num_bytes, tensor.num_bytes
+        if self.name is OptimizerName.ADAMW:
+            return 4, tensor.num_bytes, tensor.num_bytes
+        if self.name is OptimizerName.ADAFACTOR:
+            return *_second_moments(tensor), 4
+        if self.name is OneState.FULL:
+            return (tensor.num_bytes,)
+        kind = _BITSANDBYTES.get(self.name)
+        if kind is None:
+            return ()
+        states = () if self.pages_of(tensor) else self._moments(tensor)
+        scales = 4 * -(-tensor.num_elements // _BLOCK)
+        return *states, *((scales,) * kind.num_states if self._is_8_bit(tensor) else ())
+
+    @property
+    def has_8_bit(self) -> bool:
+        """Whether any of its states are in 8 bit."""
+        kind = _BITSANDBYTES.get(self.name)
+        return kind is not None and kind.has_8_bit
+
+    def pages_of(self, tensor: Stepped) -> int:
+        """Return the bytes of a tensor's states that are the driver's to move between GPU and host."""
+        kind = _BITSANDBYTES.get(self.name)
+        if kind is None or not kind.is_paged or tensor.num_elements < _LEAST_PAGED:
+            return 0
+        return sum(self._moments(tensor))
+
+    def _moments(self, tensor: Stepped) -> tuple[int, ...]:
+        """Return the sizes of bitsandbytes' states of one tensor, without the scales of those in 8 bit."""
+        width = 1 if self._is_8_bit(tensor) else 4
+        return (width * tensor.num_elements,) * _BITSANDBYTES[self.name].num_states
+
+    def _is_8_bit(self, tensor: Stepped) -> bool:
+        return (
+            _BITSANDBYTES[self.name].has_8_bit
+            and not tensor.is_embedding
+            and tensor.num_elements >= _LEAST_8_BIT
+        )
+
+    def step(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
+        """Note what one optimizer step over these tensors allocates and frees.
+
+        Args:
+            is_first: whether the states are born in it.
+        """
+        if self.name is OptimizerName.ADAFACTOR:
+            self._step_adafactor(tape, tensors, is_first=is_first)
+            return
+        if is_first:
+            for tensor in tensors:
+                for num_bytes in self.states_of(tensor):
+                    tape.allocate(num_bytes, STATES)
+            for num_bytes in self._shared(tensors):
+                tape.allocate(num_bytes, STATES)
+        pages = max((self.pages_of(tensor) for tensor in tensors), default=0)
+        if pages:
+            tape.free(tape.allocate(pages, TEMPORARIES))
+        # torch/optim/adam.py, _multi_tensor_adam: the square roots of all at once; sgd.py, _multi_tensor_sgd:
+        # the gradients with the weights' decay, and rmsprop.py and adagrad.py roots as well.
+        if self.name in (None, OneState.FULL):
+            roots = [tape.allocate(tensor.num_bytes, TEMPORARIES) for tensor in tensors]
+            for block in roots:
+                tape.free(block)
+
+    def _shared(self, tensors: Sequence[Stepped]) -> list[int]:
+        """Return the tables of an 8-bit optimizer, one a state, which exist once any state is in 8 bit."""
+        kind = _BITSANDBYTES.get(self.name)
+        if kind is None or not any(self._is_8_bit(tensor) for tensor in tensors):
+            return []
+        return [_QUANTILE_MAP_BYTES] * kind.num_states
+
+    def _step_adafactor(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
+        """Go tensor by tensor; the names in its loop hold the last one's until they are given anew."""
+        held: dict[str, int] = {}
+
+        def rename(name: str, size: int) -> None:
+            if name in held:
+                tape.free(held.pop(name))
+            if size:
+                held[name] = tape.allocate(size, TEMPORARIES)
+
+        for tensor in tensors:
+            size = 4 * tensor.num_elements
+            copy = 0 if tensor.bytes_per_element == 4 else size  # 16-bit tensors are stepped in fp32
+            rename("gradient", copy)
+            if is_first:
+                for num_bytes in self.states_of(tensor):
+                    tape.allocate(num_bytes, STATES)
+            rename("parameter", copy)
+            square = tape.allocate(size, TEMPORARIES)
+            shifted = tape.allocate(size, TEMPORARIES)
+            rename("update", 0)
+            tape.free(square)
+            moments = _second_moments(tensor)
+            factors = [tape.allocate(num_bytes, TEMPORARIES) for num_bytes in moments if len(moments) == 2]
+            rename("update", size)
+            for block in (shifted, *factors):
+                tape.free(block)
+            tape.free(tape.allocate(size, TEMPORARIES))  # -update
+        for block in held.values():
+            tape.free(block)
+
+
+def _second_moments(tensor: Stepped) -> tuple[int, ...]:
+    """Return the sizes of Adafactor's second moments: rows and columns of a matrix, else all."""
+    shape = tensor.shape
+    if not shape and tensor.num_elements >= _LEAST_8_BIT:
+        side = math.isqrt(tensor.num_elements)
+        shape = (side, side)
+    if len(shape) < 2:
+        return (4 * tensor.num_elements,)
+    return 4 * math.prod(shape[:-1]), 4 * math.prod(shape[:-2]) * shape[-1]

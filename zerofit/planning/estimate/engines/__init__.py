@@ -1,0 +1,1 @@
+"""What plain PyTorch and each ZeRO stage of DeepSpeed allocate during a step."""

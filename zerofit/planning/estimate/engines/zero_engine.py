@@ -1,0 +1,111 @@
+"""DeepSpeedEngine: what DeepSpeed's stages have in common, as allocations on a Tape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.core.allocation_log import TensorKind
+from zerofit.core.strategy import OffloadDevice
+from zerofit.planning.estimate.device_memory.optimizers import Stepped, make_optimizer
+from zerofit.planning.estimate.engines.engine import Engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from zerofit.planning.estimate.device_memory.tape import Tape
+    from zerofit.planning.estimate.engines.engine import Setup
+
+WEIGHTS, BUFFERS, GRADIENTS = "weights", "buffers", TensorKind.GRADIENT.value
+MASTER = "master weights"
+BUCKET, COPY, PARTITION = "gradient bucket", "gradient copy", "gradient partition"
+GATHERED, GATHER_BUFFER = "gathered weights", "all-gather buffer"
+
+FP32, FP64 = 4, 8
+"""Bytes of an element of a master weight, and of a copy that a norm is taken of."""
+
+
+class DeepSpeedEngine(Engine):
+    """Blocks by parameter, and the optimizer's states on whatever tensors the stage steps."""
+
+    EXPLANATIONS: Mapping[str, tuple[str, str]] = {}
+    """(formula, source) of each term that the stage makes."""
+
+    def __init__(self, setup: Setup, tape: Tape) -> None:
+        super().__init__(setup, tape)
+        log, strategy = setup.log, setup.strategy
+        everything = range(len(log.parameters))
+        self.trained = [number for number in everything if setup.trains and log.parameters[number].trains]
+        self.elements = [parameter.num_elements for parameter in log.parameters]
+        self.element_bytes = [parameter.bytes_per_element for parameter in log.parameters]
+        numbers = [one.bytes_per_element for one in log.parameters if not one.is_packed]
+        self.unit = min(numbers) if self.trained else FP32
+        """Bytes of an element of the run's format, in which gradients are reduced and parts kept. Adapters
+        made beside a model under zero.Init are fp32 all the same: deepspeed 0.19.8, engine.py:1859."""
+        self.num_ranks = setup.topology.data_parallel_size
+        self.offloads_optimizer = strategy.optimizer_offload is not OffloadDevice.NONE
+        self._optimizer = make_optimizer(strategy, setup.own_optimizer)
+        self._stepped: set[str] = set()
+        trained = [log.parameters[number] for number in self.trained]
+        self._num_trained = sum(one.num_elements for one in trained)
+        self._num_embedded = sum(one.num_elements for one in trained if one.is_embedding)
+        self._gradients: dict[int, int] = {}
+
+    def explain(self, term: str) -> tuple[str, str] | None:
+        """Return (formula, source) of a term that the engine makes; None for one that the log brings."""
+        return self.EXPLANATIONS.get(term)
+
+    def bytes_of(self, parameter: int) -> int:
+        """Return the bytes of a whole parameter."""
+        return self.elements[parameter] * self.element_bytes[parameter]
+
+    def take(self, num_bytes: int, term: str, *, stream: int = 0) -> list[int]:
+        """Note the birth of a block, unless it is empty, and return the blocks born."""
+        return [self.tape.allocate(num_bytes, term, stream=stream)] if num_bytes else []
+
+    def drop(self, blocks: Iterable[int]) -> None:
+        """Note the death of blocks."""
+        for block in blocks:
+            self.tape.free(block)
+
+    def flash(self, num_bytes: int, term: str, *, stream: int = 0) -> None:
+        """Note a block that is gone as soon as it was used."""
+        self.drop(self.take(num_bytes, term, stream=stream))
+
+    def take_buffers(self) -> None:
+        """Note the birth of the model's buffers."""
+        for num_bytes in self.setup.log.buffer_bytes:
+            self.take(num_bytes, BUFFERS)
+
+    def take_whole(self) -> dict[int, int]:
+        """Note the move of the whole model to the GPU and return each parameter's block."""
+        blocks = {
+            number: self.tape.allocate(self.bytes_of(number), WEIGHTS) for number in range(len(self.elements))
+        }
+        self.take_buffers()
+        return blocks
+
+    def keep_gradient(self, parameter: int, block: int) -> None:
+        """Hold a gradient, or add it to the one that is held, as autograd does."""
+        if parameter in self._gradients:
+            self.tape.free(block)
+        else:
+            self._gradients[parameter] = block
+
+    def run_optimizer(self, sizes: Sequence[int], *, key: str = "") -> None:
+        """Note one step of the optimizer on flat fp32 tensors of these numbers of elements.
+
+        An 8-bit optimizer has embeddings in a flat tensor of their own (runtime/state_overrides.py): each
+        tensor is taken to hold as large a part of them as of all that trains.
+
+        Args:
+            key: names the tensors; their states are born when it comes first.
+        """
+        tensors = []
+        for size in sizes:
+            whole = size * self._num_embedded // self._num_trained if self._optimizer.has_8_bit else 0
+            for elements, is_embedding in ((size - whole, False), (whole, True)):
+                if elements:
+                    one = Stepped(num_elements=elements, shape=(elements,), is_embedding=is_embedding)
+                    tensors.append(one)
+        self._optimizer.step(self.tape, tensors, is_first=key not in self._stepped)
+        self._stepped.add(key)

@@ -1,0 +1,1 @@
+"""Step time: compute, communication, offload traffic, optimizer step."""

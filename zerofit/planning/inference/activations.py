@@ -1,0 +1,225 @@
+"""What a forward pass without gradients holds at its largest moment: one layer's tensors, mask and logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.core.estimates import Term
+from zerofit.planning.inference.attention_scores import (
+    EAGER_FAMILIES,
+    is_eager,
+    kept_scores_bytes,
+    scores_bytes,
+)
+from zerofit.planning.inference.passes import FUSED_GATE_FAMILIES
+
+if TYPE_CHECKING:
+    from zerofit.core.estimates import Holder
+    from zerofit.planning.estimate.closed_form.shape import Shape
+    from zerofit.planning.inference.request import InferenceWorkload
+
+ACTIVATIONS, MASK, LOGITS = "activations of one layer", "attention mask", "logits"
+ENCODER_OUTPUTS, SCORES = "encoder outputs", "attention scores"
+_FP32 = 4
+_POSITION_BIAS_FAMILIES = frozenset({"t5", "mt5", "umt5", "longt5"})
+"""Families that add a bias of (heads, tokens, tokens) to the scores, so that the mask has the heads too.
+Source: transformers 5.23, integrations/sdpa_attention.py, create_position_bias_mask."""
+_FUSED_GATE_TENSORS = 4
+"""Of the inner width: gate and up as one product, the activated gate, and the product of the two."""
+_INNER_TENSORS = {"bloom": 5, "phi": 4, **dict.fromkeys(FUSED_GATE_FAMILIES, _FUSED_GATE_TENSORS)}
+"""Of the inner width, in families whose feed-forward block holds more than most: its activation is written
+out in Python, or gate and up are one product. Source: counted, tests/planning/inference/test_activations.py."""
+_FP32_KEY_FAMILIES = frozenset({"codegen", "gpt_neo", "gptj"})
+"""Families that compute scores in fp32. Source: transformers 5.23, GPTJAttention._attn and its likes."""
+_TWO_MASK_FAMILIES = frozenset({"cohere2", "gemma2", "gemma3_text", "gpt_oss"})
+"""Families with a mask for all keys and one for a window. Source: transformers 5.23, config.layer_types."""
+_GATE_TENSORS = {"gpt_oss": 9}
+"""Of experts whose gate is written otherwise: with biases, bounds and a sigmoid of its own.
+Source: transformers 5.23, models/gpt_oss/modeling_gpt_oss.py, _apply_gate."""
+_LOGITS_COPIES = 4
+"""ASSUMPTION: fp32 tensors of the logits' size that are alive together: their copy, the scores, and two of a
+sort or a softmax under sampling and beams."""
+
+
+def prefill_terms(
+    shape: Shape, workload: InferenceWorkload, *, batch_size: int, holder: Holder
+) -> tuple[Term, ...]:
+    """Return what the prompts of a batch take on their way through the model, their cache left out.
+
+    Args:
+        shape: the model, in the format of its weights.
+        workload: its longest prompt, to which the others are padded.
+        batch_size: prompts in one call.
+        holder: who holds it.
+    """
+    is_pair = bool(shape.facts.num_decoder_layers)
+    # An encoder sees each prompt once; a decoder sees it once for each sequence.
+    rows = batch_size if is_pair else batch_size * workload.sequences_per_prompt
+    tokens = workload.longest_prompt
+    return (
+        *_layer_terms(shape, rows, queries=tokens, keys=tokens, holder=holder),
+        _mask_term(shape, rows, queries=tokens, keys=tokens, holder=holder),
+        _logits_term(shape, batch_size * workload.sequences_per_prompt, holder),
+        *((_encoder_outputs(shape, workload, batch_size, holder),) if is_pair else ()),
+    )
+
+
+def decode_terms(
+    shape: Shape, workload: InferenceWorkload, *, batch_size: int, tokens: int, holder: Holder
+) -> tuple[Term, ...]:
+    """Return what one new token of each sequence takes on its way through the model, the cache left out.
+
+    Args:
+        shape: the model, in the format of its weights.
+        workload: tells the sequences of a prompt.
+        batch_size: prompts in one call.
+        tokens: of each sequence, which the new one attends to.
+        holder: who holds it.
+    """
+    rows = batch_size * workload.sequences_per_prompt
+    is_pair = bool(shape.facts.num_decoder_layers)
+    return (
+        *_layer_terms(shape, rows, queries=1, keys=tokens, holder=holder),
+        _mask_term(shape, rows, queries=1, keys=tokens, holder=holder),
+        _logits_term(shape, rows, holder),
+        *((_encoder_outputs(shape, workload, batch_size, holder),) if is_pair else ()),
+    )
+
+
+def _layer_terms(shape: Shape, rows: int, *, queries: int, keys: int, holder: Holder) -> tuple[Term, ...]:
+    """Return the largest of a layer's norm, attention and feed-forward block, with the streams beside it.
+
+    Args:
+        shape: the model.
+        rows: sequences.
+        queries: tokens of each that go through the model.
+        keys: tokens of each that they attend to.
+        holder: who holds it.
+    """
+    tokens, width, pairs = rows * queries, shape.compute_bytes, rows * queries * keys
+    scores = {"attention": pairs * scores_bytes(shape), "feed-forward": pairs * kept_scores_bytes(shape)}
+    parts = {
+        "norm": tokens * _norm_bytes(shape),
+        "attention": tokens * _attention_bytes(shape)
+        + rows * _copied_keys_bytes(shape, queries=queries, keys=keys)
+        + pairs * _bias_bytes(shape),
+        "feed-forward": tokens * _feed_forward_bytes(shape),
+    }
+    largest = max(parts, key=lambda name: parts[name] + scores.get(name, 0))
+    streams = 2 if shape.has_rms_norm else 3  # the embeddings, the residual, and learned positions
+    activations = Term(
+        name=ACTIVATIONS,
+        num_bytes=tokens * streams * shape.facts.hidden_size * width + parts[largest],
+        holder=holder,
+        formula=f"{tokens} tokens x ({streams} streams + {largest}, the largest part of a layer)",
+        source="transformers' modeling files; tests/planning/inference/test_activations.py compares it with tensors",
+    )
+    of_scores = _scores_term(shape, scores.get(largest, 0), f"{rows} rows x {queries} x {keys}", holder)
+    return (activations, of_scores) if of_scores.num_bytes else (activations,)
+
+
+def _scores_term(shape: Shape, num_bytes: int, pairs: str, holder: Holder) -> Term:
+    is_unknown = is_eager(shape) and shape.facts.model_type not in EAGER_FAMILIES
+    return Term(
+        name=SCORES,
+        num_bytes=num_bytes,
+        holder=holder,
+        formula=f"{pairs} x heads x their tensors, with the softmax in fp32"
+        + (", as this family is not known to have a fused kernel" if is_unknown else ""),
+        source="ASSUMPTION: as an unknown family's attention is eager"
+        if is_unknown
+        else "zerofit.planning.inference.attention_scores; transformers 5.23, _supports_sdpa",
+    )
+
+
+def _norm_bytes(shape: Shape) -> int:
+    """Return the bytes a token of a norm: RMS norms compute in fp32, with a square and a product."""
+    return shape.facts.hidden_size * (2 * _FP32 * shape.has_rms_norm + shape.compute_bytes)
+
+
+def _attention_bytes(shape: Shape) -> int:
+    """Return the bytes a token of attention: its input, query, key, value and result.
+
+    Eager code holds the one product that they come from as well.
+    """
+    query, key = shape.query_width, shape.key_width
+    product = query + 2 * key if shape.query_casts == 1 and is_eager(shape) else 0
+    return shape.compute_bytes * (shape.facts.hidden_size + 2 * query + 2 * key + product)
+
+
+def _copied_keys_bytes(shape: Shape, *, queries: int, keys: int) -> int:
+    """Return the bytes a sequence of keys and values that are repeated for each query head that shares them.
+
+    A fused kernel takes them unrepeated for a single query. Some families cast all keys to fp32.
+    Source: transformers 5.23, integrations/sdpa_attention.py, repeat_kv and pack_gqa; GPTJAttention._attn.
+    """
+    if shape.facts.model_type in _FP32_KEY_FAMILIES:
+        return keys * shape.query_width * _FP32
+    if shape.key_width >= shape.query_width or (queries == 1 and not scores_bytes(shape)):
+        return 0
+    return 2 * keys * shape.query_width * shape.compute_bytes
+
+
+def _bias_bytes(shape: Shape) -> int:
+    """Return the bytes of a query and a key of a position bias with the mask in it, and a contiguous copy."""
+    has_bias = shape.facts.model_type in _POSITION_BIAS_FAMILIES
+    return 2 * shape.facts.num_attention_heads * shape.compute_bytes if has_bias else 0
+
+
+def _feed_forward_bytes(shape: Shape) -> int:
+    """Return the bytes a token of a feed-forward block: residual, input, and what is alive inside.
+
+    That is one tensor less than training keeps there: the gate once it is activated, or what activation took.
+    Where gate and up are one product, that stays until both are used.
+    """
+    width, inner = shape.compute_bytes, shape.inner_width
+    streams = (2 if shape.has_rms_norm else 3) * shape.facts.hidden_size * width
+    if shape.facts.num_experts > 1:
+        return streams + max(1, shape.facts.num_experts_per_token) * _expert_bytes(shape)
+    tensors = _INNER_TENSORS.get(shape.facts.model_type)
+    return streams + inner * (tensors * width if tensors else max(2 * width, shape.inner_bytes - width))
+
+
+def _expert_bytes(shape: Shape) -> int:
+    """Return the bytes of a token in one of its experts: beside the gate, or in the weighted sum at the end.
+
+    Beside the gate is the expert's input; at the end its input, result, that weighted and put in order.
+    Source: transformers 5.23, integrations/moe.py:424 (grouped_mm_experts_forward).
+    """
+    hidden, tensors = shape.facts.hidden_size, _GATE_TENSORS.get(shape.facts.model_type, _FUSED_GATE_TENSORS)
+    return shape.compute_bytes * max(hidden + tensors * shape.inner_width, 4 * hidden)
+
+
+def _mask_term(shape: Shape, rows: int, *, queries: int, keys: int, holder: Holder) -> Term:
+    each = (1 + shape.compute_bytes) * (2 if shape.facts.model_type in _TWO_MASK_FAMILIES else 1)
+    return Term(
+        name=MASK,
+        num_bytes=rows * queries * keys * each,
+        holder=holder,
+        formula=f"{rows} rows x {queries} x {keys} x {each} B, as booleans and as numbers",
+        source="ASSUMPTION: batches have padding; aten/src/ATen/native/transformers/attention.cpp,"
+        " convert_boolean_attn_mask",
+    )
+
+
+def _logits_term(shape: Shape, rows: int, holder: Holder) -> Term:
+    each = shape.compute_bytes + _LOGITS_COPIES * _FP32
+    return Term(
+        name=LOGITS,
+        num_bytes=rows * shape.facts.vocab_size * each,
+        holder=holder,
+        formula=f"{rows} rows x vocabulary x {each} B: of the last token alone, with their copies in fp32",
+        source="transformers 5.23, generation/utils.py:2953, :3247; number of copies: ASSUMPTION",
+    )
+
+
+def _encoder_outputs(shape: Shape, workload: InferenceWorkload, batch_size: int, holder: Holder) -> Term:
+    rows = batch_size * workload.sequences_per_prompt
+    tokens = rows * workload.longest_prompt
+    return Term(
+        name=ENCODER_OUTPUTS,
+        num_bytes=tokens * shape.facts.hidden_size * shape.compute_bytes,
+        holder=holder,
+        formula=f"{tokens} tokens x width x b, for the whole call",
+        source="transformers 5.23, generation/utils.py, _prepare_encoder_decoder_kwargs_for_generation",
+    )

@@ -1,0 +1,156 @@
+"""InferencePlan: the layout that generates, its batch, its memory, and why the others lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.core.estimates import Estimate
+from zerofit.core.facts import Workload
+from zerofit.core.plan import Plan, Rejected
+from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage
+from zerofit.core.units import format_bytes
+from zerofit.planning.inference.request import DTYPES
+
+if TYPE_CHECKING:
+    from zerofit.core.estimates import MemoryEstimate
+    from zerofit.core.facts import Machine, ModelFacts, Versions
+    from zerofit.core.plan import Reason, Topology
+    from zerofit.core.strategy import Strategy
+    from zerofit.planning.inference.request import InferenceRequest, InferenceWorkload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One layout with one batch, and what it needs."""
+
+    strategy: Strategy
+    """Its micro_batch_size is the number of prompts in one call."""
+    topology: Topology
+    device: MemoryEstimate | None
+    """Of the GPU that needs most; None where the ranks run on the CPU."""
+    host: MemoryEstimate
+    """Of one node, all its ranks together."""
+    nvme_buffer_elements: int
+    """Elements of a buffer between NVMe and GPU: DeepSpeed's offload_param.buffer_size must not be less."""
+    seconds: float | None
+    """About how long all prompts take, as zerofit.planning.inference.search computes it; None where it can't."""
+    lacks: str
+    """What there is too little of, in a phrase; empty where it fits."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether GPUs, hosts and disks have what it needs."""
+        return not self.lacks
+
+    @property
+    def batch_size(self) -> int:
+        """Prompts in one call on one rank."""
+        return self.strategy.micro_batch_size or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferencePlan:
+    """What will generate, where, and why."""
+
+    model: ModelFacts
+    machine: Machine
+    versions: Versions
+    workload: InferenceWorkload
+    request: InferenceRequest
+    chosen: Candidate
+    """The nearest one where nothing fits."""
+    is_close: bool
+    """Whether the chosen layout fits only if its estimates are not too low."""
+    others: tuple[tuple[Candidate, str], ...]
+    """Every other layout with its smallest batch, and one phrase on why it lost."""
+    device_bytes: int
+    """What may be taken of each GPU; 0 where the ranks run on the CPU."""
+    host_bytes: int
+    """What may be taken of each node's host memory."""
+    reasons: tuple[Reason, ...]
+    """Why each field of the strategy and the topology has its value."""
+    suggestions: tuple[str, ...] = ()
+    """The smallest changes of each sort that would make something fit, where nothing does."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the chosen layout fits."""
+        return self.chosen.fits
+
+    @property
+    def strategy(self) -> Strategy:
+        """The chosen layout."""
+        return self.chosen.strategy
+
+    @property
+    def topology(self) -> Topology:
+        """The ranks of the chosen layout."""
+        return self.chosen.topology
+
+    @property
+    def batch_size(self) -> int:
+        """Prompts in one call on one rank."""
+        return self.chosen.batch_size
+
+    @property
+    def dtype(self) -> str:
+        """Format of the weights, as torch names it, such as "bfloat16"."""
+        precision = self.strategy.precision or Precision.FP32
+        return next(name for name, one in DTYPES.items() if one is precision)
+
+    def as_plan(self) -> Plan:
+        """Return what the launcher starts: the same strategy and ranks, without training."""
+        chosen = self.chosen
+        longest = self.workload.longest_prompt + self.workload.max_new_tokens
+        estimate = None
+        if chosen.device is not None:
+            estimate = Estimate(device=chosen.device, host=chosen.host, step_time=None, tokens_per_step=0)
+        return Plan(
+            strategy=chosen.strategy,
+            topology=chosen.topology,
+            machine=self.machine,
+            versions=self.versions,
+            workload=Workload(sequence_length=longest),
+            model=self.model,
+            trains=False,
+            reasons=self.reasons,
+            rejected=tuple(Rejected(strategy=other.strategy, why=why) for other, why in self.others),
+            estimate=estimate,
+        )
+
+
+TIME_WORDS = "to read and move weights, at the peaks of memory and links: computed, not measured"
+"""What a plan's time is."""
+_OFFLOADED = {OffloadDevice.CPU: ", weights in host memory", OffloadDevice.NVME: ", weights on NVMe"}
+
+
+def layout_words(strategy: Strategy, topology: Topology) -> str:
+    """Return where the model lies: "whole model on each of 8 GPUs", "ZeRO-3 over 8 GPUs"."""
+    if strategy.zero_stage is ZeroStage.PARAMETERS:
+        offloaded = _OFFLOADED.get(strategy.param_offload, "")
+        return f"ZeRO-3 {'over' if topology.world_size > 1 else 'on'} {ranks_words(topology)}{offloaded}"
+    if topology.world_size == 1:
+        return f"whole model on {ranks_words(topology)}"
+    return f"whole model on each of {ranks_words(topology)}"
+
+
+def ranks_words(topology: Topology) -> str:
+    """Return the ranks: "8 GPUs", "16 GPUs of 2 nodes", "one GPU", "the CPU", "2 ranks on the CPU"."""
+    if topology.on_cpu:
+        words = "the CPU" if topology.world_size == 1 else f"{topology.world_size} ranks on the CPU"
+    else:
+        words = "one GPU" if topology.world_size == 1 else f"{topology.world_size} GPUs"
+    return f"{words} of {topology.num_nodes} nodes" if topology.num_nodes > 1 else words
+
+
+def needs_words(estimate: MemoryEstimate, limit: int, where: str) -> str:
+    """Return what is needed of what there is: "needs 31.4 GiB of 22.3 GiB on each GPU"."""
+    return f"needs {format_bytes(estimate.peak_bytes)} of {format_bytes(limit)} {where}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person would say it: "40 s", "12 min", "3.1 h"."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

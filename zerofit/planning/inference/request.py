@@ -1,0 +1,85 @@
+"""InferenceWorkload and InferenceRequest: what is to be generated, and what flags fix about how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage
+from zerofit.core.validation import STRICT, check_at_least
+from zerofit.generation.generation_job import Gather
+
+DTYPES = {"float32": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
+"""Precisions by their names in torch."""
+FLAGS = {
+    "zero_stage": "--zero-stage",
+    "param_offload": "--param-offload",
+    "nvme_path": "--nvme-path",
+    "num_processes": "--num-processes",
+    "num_nodes": "--num-machines",
+    "batch_size": "--batch-size",
+    "precision": "--dtype",
+    "gather": "--gather",
+    "on_cpu": "--cpu",
+}
+"""The command-line flag of each field of InferenceRequest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceWorkload:
+    """What is to be generated."""
+
+    num_prompts: int
+    longest_prompt: int
+    """Tokens of the longest prompt; of an encoder-decoder, those that its encoder reads."""
+    max_new_tokens: int
+    """Tokens that one completion may have."""
+    num_beams: int = 1
+    """Completions of one prompt that grow beside each other: each has a cache."""
+    num_return_sequences: int = 1
+    """Completions of one prompt that are returned."""
+
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 0, "num_prompts")
+        fields = ("longest_prompt", "max_new_tokens", "num_beams", "num_return_sequences")
+        check_at_least(self, 1, *fields)
+
+    @property
+    def sequences_per_prompt(self) -> int:
+        """Rows that one prompt takes in a batch.
+
+        Beams are expanded to num_beams rows, samples to num_return_sequences; of beams num_return_sequences
+        are returned, which are no more than there are.
+        Source: transformers 5.23, generation/utils.py, _expand_inputs_for_generation in generate().
+        """
+        return max(self.num_beams, self.num_return_sequences)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceRequest:
+    """What the user's flags fix; None where nothing was said, so that the planner chooses."""
+
+    zero_stage: ZeroStage | None = None
+    """0: each rank holds the whole model. 3: its parameters are partitioned."""
+    param_offload: OffloadDevice | None = None
+    """Where the parts of the parameters rest between uses."""
+    nvme_path: str | None = None
+    """Folder on the NVMe disk, without which nothing is offloaded there."""
+    num_processes: int | None = None
+    """Ranks on all nodes together."""
+    num_nodes: int | None = None
+    """Machines that take part; one where nothing is said."""
+    batch_size: int | None = None
+    """Prompts in one call on one rank."""
+    precision: Precision | None = None
+    """Format of the weights and of what is computed with them."""
+    gather: Gather = Gather.AUTO
+    """ALWAYS needs the whole model beside each rank's part; the others need no more than NEVER."""
+    on_cpu: bool = False
+    """Whether to leave GPUs alone."""
+
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_processes", "num_nodes", "batch_size")

@@ -1,0 +1,217 @@
+"""plan_of: what a search found as a Plan, with the reason for each field and why every other one lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from zerofit.core.capture import for_plan
+from zerofit.core.plan import Origin, Plan, Reason, Rejected
+from zerofit.core.request import FLAGS
+from zerofit.core.strategy import Buckets, Engine, OffloadDevice, OptimizerName, describe_strategy, show
+from zerofit.core.units import format_bytes
+from zerofit.planning.candidates import DEFAULT_NVME_PATH
+from zerofit.planning.model_pins import UNCHANGED
+from zerofit.planning.order import OFFLOADED, SAME_TIME, kind_of, tier
+from zerofit.planning.plan_from_flags import fields_said, reasons_by_flag, why_precision
+from zerofit.planning.search import RuledOut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.core.strategy import Strategy
+    from zerofit.planning.problem import Problem
+    from zerofit.planning.search import Found, Judged
+
+_OPTIMIZER_REASONS = {
+    OptimizerName.ADAMW: "fused AdamW computes the same, without the second moments' roots in its step",
+    OptimizerName.ADAMW_8BIT: "nothing fits with optimizer states in fp32; 8 bit keep a quarter of them",
+    OptimizerName.ADAFACTOR: "nothing fits with AdamW, and --allow adafactor says so",
+}
+
+
+_IMPLIED = ("zero_stage", "optimizer_offload", "param_offload", *UNCHANGED)
+"""What the engine's reason tells, and what changes only where the user says so."""
+
+
+def plan_of(found: Found, problem: Problem) -> Plan:
+    """Return the plan of what was chosen, or of the nearest where nothing fits.
+
+    Args:
+        found: what the search came to.
+        problem: what was searched.
+    """
+    judged = found.chosen or found.nearest
+    if judged is None:
+        raise ValueError("a search without candidates has no plan")
+    return Plan(
+        strategy=judged.strategy,
+        topology=problem.topology,
+        machine=problem.machine,
+        versions=problem.versions,
+        workload=problem.workload,
+        model=problem.model,
+        reasons=tuple(_reasons(judged, found, problem)),
+        rejected=tuple(
+            Rejected(strategy=strategy, why=why) for strategy, why in why_others_lose(found, problem)
+        ),
+        estimate=judged.estimate,
+        capture=None if problem.script is None else for_plan(problem.script.capture),
+    )
+
+
+def why_others_lose(found: Found, problem: Problem) -> list[tuple[Strategy, str]]:
+    """Return every strategy that was compared with the choice, with one phrase on why it lost."""
+    losers = [(one.strategy, why_it_loses(one, found.chosen, problem)) for one in found.others]
+    losers += [(one.strategy, why_it_loses(one, found.chosen, problem)) for one in found.variants]
+    losers += [
+        (
+            one.strategy,
+            "weights, gradients, states, CUDA context and NCCL of its smallest variant take at least "
+            f"{format_bytes(one.least_bytes)} of {format_bytes(problem.device_bytes)} on each GPU",
+        )
+        for one in found.ruled_out
+    ]
+    return losers
+
+
+def why_it_loses(judged: Judged | RuledOut, chosen: Judged | None, problem: Problem) -> str:
+    """Return one phrase on why a strategy was not chosen."""
+    if isinstance(judged, RuledOut):
+        needed, limit = format_bytes(judged.least_bytes), format_bytes(problem.device_bytes)
+        return f"needs at least {needed} of {limit} on each GPU"
+    if not judged.fits:
+        return judged.lacks
+    if chosen is None:
+        return "fits"
+    ours, its = chosen.estimate.step_time, judged.estimate.step_time
+    if ours is None or its is None:
+        return "simpler strategies come first, as no times are known"
+    ratio = its.seconds / ours.seconds
+    if ratio >= 2:
+        return f"takes {ratio:.1f} times as long"
+    if ratio >= 1.005:
+        return f"{ratio - 1:.0%} slower"
+    if _tier(judged, problem) == OFFLOADED > _tier(chosen, problem):
+        return f"{1 - ratio:.0%} less time by the estimate; offload comes where nothing on the GPUs fits"
+    if _tier(judged, problem) > _tier(chosen, problem):
+        return f"{1 - ratio:.0%} less time, and changes what is computed"
+    if ratio > 0.995:
+        return "no faster, and less simple"
+    return f"{1 - ratio:.0%} less time, of which no estimate is sure, and less simple"
+
+
+def _tier(judged: Judged, problem: Problem) -> int:
+    return tier(judged.strategy, fixed=fields_said(problem.request))
+
+
+def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]:
+    strategy, request = judged.strategy, problem.request
+    settled = problem.constraints.settled()
+    yield from _of_script(strategy, problem)
+    is_settled = "engine" in settled or "zero_stage" in settled
+    if request.zero_stage is None and request.engine is None and not is_settled:
+        field = "engine" if strategy.engine is Engine.NATIVE else "zero_stage"
+        yield _chosen(strategy, field, _why_kind(judged, found, problem))
+    yield from reasons_by_flag(request)
+    for field in ("optimizer_offload", "param_offload"):
+        device = getattr(strategy, field)
+        if device is not OffloadDevice.NONE and getattr(request, field) is None:
+            yield _chosen(strategy, field, _why_offloaded(field, judged, found, problem))
+    if strategy.nvme_path == DEFAULT_NVME_PATH and request.nvme_path is None:
+        yield _chosen(strategy, "nvme_path", "stands for a folder on the NVMe disk: --nvme-path names it")
+    if request.precision is None and strategy.precision is not None and "precision" not in settled:
+        yield _chosen(strategy, "precision", why_precision(strategy.precision, problem.machine))
+    if request.micro_batch_size is None and "micro_batch_size" not in settled:
+        yield _chosen(strategy, "micro_batch_size", _why_micro_batch(judged, found, problem))
+    is_open = request.gradient_accumulation_steps is None and "gradient_accumulation_steps" not in settled
+    if is_open and problem.workload.global_batch_size:
+        parts = f"{strategy.micro_batch_size} x {strategy.gradient_accumulation_steps}"
+        why = f"global batch {problem.workload.global_batch_size} = {parts} x "
+        why += f"{problem.topology.data_parallel_size} ranks"
+        yield _chosen(strategy, "gradient_accumulation_steps", why)
+    if request.gradient_checkpointing is None and "gradient_checkpointing" not in settled:
+        yield _chosen(strategy, "gradient_checkpointing", _why_checkpointing(judged, found, problem))
+    if request.optimizer is None and strategy.optimizer is not None:
+        yield _chosen(strategy, "optimizer", _OPTIMIZER_REASONS[strategy.optimizer])
+    if strategy.freeze and request.freeze is None:
+        yield _chosen(
+            strategy, "freeze", "nothing fits while every weight trains, and --allow freeze says so"
+        )
+    if strategy.lora is not None and request.lora is None:
+        yield _chosen(strategy, "lora", "nothing fits while every weight trains, and --allow lora says so")
+    if strategy.buckets != Buckets():
+        value = f"{strategy.buckets.reduce_bucket_size} elements"
+        why = "the default buckets do not fit, or are no faster"
+        yield Reason(field="buckets", value=value, origin=Origin.PLANNER, why=why)
+
+
+def _of_script(strategy: Strategy, problem: Problem) -> Iterator[Reason]:
+    """Yield why fields have the script's own value, where a flag could have asked for another."""
+    for name, pin in problem.constraints.settled().items():
+        if name in FLAGS and name not in _IMPLIED and getattr(problem.request, name) is None:
+            value = getattr(strategy, name)
+            said = "as the script says" if value is None else show(value)
+            yield Reason(field=name, value=said, origin=Origin.SCRIPT, why=pin.why)
+
+
+def _chosen(strategy: Strategy, field: str, why: str) -> Reason:
+    return Reason(field=field, value=show(getattr(strategy, field)), origin=Origin.PLANNER, why=why)
+
+
+def _why_kind(judged: Judged, found: Found, problem: Problem) -> str:
+    if not judged.fits:
+        return "nothing fits; this lacks least"
+    losers = why_others_lose(replace(found, variants=()), problem)
+    if not losers:
+        return "the only kind that was to be considered"
+    strategy, why = losers[0]
+    return f"{_why_first(judged, found)}; next is {describe_strategy(strategy)}: {why}"
+
+
+def _why_first(judged: Judged, found: Found) -> str:
+    """Return in which sense the choice comes first: the fastest, or as fast and simpler."""
+    ours = judged.estimate.step_time
+    times = [one.estimate.step_time for one in found.others if one.fits]
+    if ours is None or any(one is None for one in times):
+        return "the simplest that fits"
+    if all(one.seconds >= ours.seconds for one in times if one):
+        return "the fastest that fits"
+    return f"the simplest of those that fit within {SAME_TIME:.0%} of the fastest"
+
+
+def _why_offloaded(field: str, judged: Judged, found: Found, problem: Problem) -> str:
+    other = "param_offload" if field == "optimizer_offload" else "optimizer_offload"
+    if getattr(problem.request, other) not in (None, OffloadDevice.NONE):
+        return f"{FLAGS[other]} says that something is offloaded; the best that fits has this too"
+    stays = [one for one in found.others if one.fits and not one.strategy.offloads]
+    if judged.fits and stays:  # with another optimizer, say: that changes what is computed
+        return "nothing that stays on the GPUs fits as long as the same is computed"
+    return "nothing that stays on the GPUs fits"
+
+
+def _why_micro_batch(judged: Judged, found: Found, problem: Problem) -> str:
+    size = judged.strategy.micro_batch_size or 1
+    larger = [one for one in found.variants if (one.strategy.micro_batch_size or 1) > size]
+    script = problem.script
+    if not larger and script is not None and size == script.micro_batch_size and judged.fits:
+        return "the script's own batch, in one piece"
+    if not larger:
+        if judged.strategy.gradient_accumulation_steps == 1:
+            return "the whole global batch in one pass"
+        return "the smallest there is" if not judged.fits else "the largest that fits"
+    other = larger[0]
+    return f"with {other.strategy.micro_batch_size}: {why_it_loses(other, judged, problem)}"
+
+
+def _why_checkpointing(judged: Judged, found: Found, problem: Problem) -> str:
+    if not judged.strategy.gradient_checkpointing:
+        return "activations fit, and recomputing them takes time" if judged.fits else "this lacks least"
+    kept = [
+        one
+        for one in found.variants
+        if not one.strategy.gradient_checkpointing and kind_of(one.strategy) == kind_of(judged.strategy)
+    ]
+    if not kept:
+        return "without it activations do not fit"
+    return f"without it: {why_it_loses(kept[0], judged, problem)}"

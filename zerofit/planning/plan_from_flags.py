@@ -1,0 +1,252 @@
+"""choose: facts and the user's request to a Plan; the only place where a strategy is put together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.batch import split_global_batch
+from zerofit.core.errors import UserError
+from zerofit.core.facts import Machine, Versions, Workload
+from zerofit.core.plan import Origin, Plan, Reason, Topology
+from zerofit.core.presets import find_preset
+from zerofit.core.request import FLAGS
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, show
+from zerofit.planning.ranks import check_ranks
+
+if TYPE_CHECKING:
+    from zerofit.core.estimates import Estimate
+    from zerofit.core.request import Request
+
+
+def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
+    """Return the plan for this machine that does what the request says and fills in the rest.
+
+    Whether it can run, zerofit.check.rules says.
+
+    Raises:
+        UserError: the number of ranks or the global batch can't be made.
+    """
+    if request.plan and request.preset:
+        raise _plan_and_preset(request.preset)
+    topology = _topology(machine, request)
+    strategy, reasons = _base(machine, topology, request)
+    overrides = fields_said(request)
+    if request.gradient_checkpointing is False:
+        overrides["checkpoint_every"] = 1  # a plan's own says which blocks recompute, and none does now
+    strategy = replace(strategy, **overrides)
+    if not strategy.uses_nvme and request.nvme_path is None:
+        strategy = replace(strategy, nvme_path=None)  # a preset's, whose offload a flag took away
+    reasons = [reason for reason in reasons if reason.field not in overrides]
+    reasons += reasons_by_flag(request)
+    if request.on_cpu:
+        reasons = [reason for reason in reasons if reason.field != "on_cpu"] + [_CPU_REASON]
+    workload = _workload(request)
+    if workload.global_batch_size is not None:
+        if request.plan and request.gradient_accumulation_steps is None:
+            # The global batch stays, so that accumulation follows from the ranks that there are now.
+            strategy = replace(strategy, gradient_accumulation_steps=None)
+        strategy, reason = _with_global_batch(strategy, topology, workload.global_batch_size)
+        reasons = [other for other in reasons if other.field != reason.field] + [reason]
+    return Plan(
+        strategy=strategy,
+        topology=topology,
+        machine=machine,
+        versions=versions,
+        workload=workload,
+        model=request.plan.model if request.plan else None,
+        trains=_trains(request),
+        reasons=tuple(reasons),
+        rejected=request.plan.rejected if request.plan else (),
+        estimate=_estimate(request.plan, strategy, topology) if request.plan else None,
+        capture=request.plan.capture if request.plan else None,
+    )
+
+
+def _estimate(plan: Plan, strategy: Strategy, topology: Topology) -> Estimate | None:
+    """Return what the plan said that it needs, where it still holds."""
+    return plan.estimate if (plan.strategy, plan.topology) == (strategy, topology) else None
+
+
+_CPU_REASON = Reason(field="on_cpu", value="on", origin=Origin.FLAG, why="--cpu says so")
+
+
+def asks_for_cpu(request: Request) -> bool:
+    """Return whether the user said --cpu, now or when the plan was made."""
+    return request.on_cpu or (request.plan is not None and _CPU_REASON in request.plan.reasons)
+
+
+def _trains(request: Request) -> bool:
+    if request.preset:
+        return find_preset(request.preset).trains
+    return request.plan.trains if request.plan else True
+
+
+def _workload(request: Request) -> Workload:
+    base = request.plan.workload if request.plan else Workload()
+    return replace(base, global_batch_size=request.global_batch_size or base.global_batch_size)
+
+
+def _plan_and_preset(preset: str) -> UserError:
+    return UserError(
+        "plan-and-preset",
+        "a plan and a preset each bring a whole strategy",
+        found=f"--plan with --preset {preset}",
+        why="only one of them can be followed",
+        fix="leave one of the two out",
+    )
+
+
+def with_explicit_numbers(plan: Plan) -> Plan:
+    """Return the plan with a number in place of everything that its DeepSpeed file would leave to the script.
+
+    For files that stand alone: a micro-batch and accumulation of 1, and no clipping; each has its reason.
+    """
+    if plan.strategy.engine is not Engine.DEEPSPEED:
+        return plan
+    numbers: dict[str, float] = {"micro_batch_size": 1}
+    if plan.trains:
+        numbers |= {"gradient_accumulation_steps": 1, "gradient_clipping": 0.0}
+    missing = {name: number for name, number in numbers.items() if getattr(plan.strategy, name) is None}
+    reasons = [
+        Reason(field=name, value=show(number), origin=Origin.DEFAULT, why="no flag says otherwise")
+        for name, number in missing.items()
+    ]
+    strategy = replace(plan.strategy, **missing)  # type: ignore[arg-type]
+    return replace(plan, strategy=strategy, reasons=(*plan.reasons, *reasons))
+
+
+def _topology(machine: Machine, request: Request) -> Topology:
+    base = request.plan.topology if request.plan else Topology()
+    num_gpus = len(machine.gpus)
+    on_cpu = asks_for_cpu(request) or (num_gpus == 0 and not request.elsewhere)
+    num_nodes = request.num_nodes or base.num_nodes
+    world_size = request.num_processes or (
+        base.world_size if request.plan else max(1, 0 if on_cpu else num_gpus) * num_nodes
+    )
+    said = f"--num-processes {world_size}" if request.num_processes else f"{world_size} ranks in the plan"
+    have_gpus = not on_cpu and not request.elsewhere
+    check_ranks(world_size, num_nodes=num_nodes, num_gpus=num_gpus if have_gpus else None, said=said)
+    return Topology(num_nodes=num_nodes, world_size=world_size, on_cpu=on_cpu)
+
+
+def _base(machine: Machine, topology: Topology, request: Request) -> tuple[Strategy, list[Reason]]:
+    if request.plan:
+        return _taken_up(request.plan, machine, topology, request)
+    if request.preset:
+        preset = find_preset(request.preset)
+        strategy = preset.strategy
+        stage = _reason(strategy, "zero_stage", Origin.PRESET, f"preset {preset.name}: {preset.title}")
+    else:
+        strategy, stage = _default_engine(topology, request)
+    strategy = replace(strategy, precision=_precision(machine, topology))
+    return strategy, [stage, _precision_reason(strategy, machine)]
+
+
+def _taken_up(
+    plan: Plan, machine: Machine, topology: Topology, request: Request
+) -> tuple[Strategy, list[Reason]]:
+    """Return the plan's strategy and reasons, with what nobody asked for chosen anew for this machine."""
+    strategy = plan.strategy
+    by_default = {reason.field for reason in plan.reasons if reason.origin is Origin.DEFAULT}
+    asked = {reason.field: getattr(strategy, reason.field) for reason in plan.reasons if _is_asked(reason)}
+    remade = {}
+    if by_default & {"engine", "zero_stage"}:
+        words = {name: value for name, value in asked.items() if getattr(request, name) is None}
+        default, reason = _default_engine(topology, replace(request, **words))
+        anew: dict[str, Any] = {"engine": default.engine, "zero_stage": default.zero_stage}
+        strategy = replace(strategy, **{name: anew[name] for name in anew if name not in asked})
+        remade = dict.fromkeys(("engine", "zero_stage"), reason)
+    if "precision" in by_default:
+        strategy = replace(strategy, precision=_precision(machine, topology))
+        remade["precision"] = _precision_reason(strategy, machine)
+    reasons = [
+        remade.get(reason.field, reason) if reason.origin is Origin.DEFAULT else reason
+        for reason in plan.reasons
+    ]
+    return strategy, [
+        reason for reason in reasons if reason.origin is not Origin.DEFAULT or reason.field not in asked
+    ]
+
+
+def _is_asked(reason: Reason) -> bool:
+    return reason.origin is Origin.FLAG and reason.field in FLAGS
+
+
+def _default_engine(topology: Topology, request: Request) -> tuple[Strategy, Reason]:
+    offloads = {request.optimizer_offload, request.param_offload} - {None, OffloadDevice.NONE}
+    needs_deepspeed = request.engine is Engine.DEEPSPEED or request.zero_stage or offloads
+    if request.engine is Engine.NATIVE or (topology.world_size == 1 and not needs_deepspeed):
+        strategy = Strategy()
+        why = "DeepSpeed shards over ranks or offloads; with neither, plain PyTorch is as small and faster"
+        return strategy, _reason(strategy, "engine", Origin.DEFAULT, why)
+    if OffloadDevice.NVME in offloads or request.param_offload in offloads:
+        stage, why = ZeroStage.PARAMETERS, "this offload needs the parameters sharded"
+    else:
+        stage = ZeroStage.GRADIENTS
+        why = "shards gradients and optimizer states and sends no more than data parallelism does"
+    strategy = Strategy(engine=Engine.DEEPSPEED, zero_stage=stage)
+    return strategy, _reason(strategy, "zero_stage", Origin.DEFAULT, why)
+
+
+def why_precision(precision: Precision, machine: Machine) -> str:
+    """Return why this is the default precision of a machine."""
+    if precision is Precision.FP32:
+        return "the ranks run on the CPU"
+    if precision is Precision.BF16:
+        return "every GPU from Ampere on has bf16"
+    if any(gpu.compute_capability is None for gpu in machine.gpus):
+        return "no bf16 rate of these GPUs is known"
+    return "these GPUs are older than Ampere (compute capability 8.0) and have no bf16"
+
+
+def _precision(machine: Machine, topology: Topology) -> Precision:
+    if topology.on_cpu:
+        return Precision.FP32
+    return Precision.BF16 if all(gpu.has_bf16 for gpu in machine.gpus) else Precision.FP16
+
+
+def _precision_reason(strategy: Strategy, machine: Machine) -> Reason:
+    why = why_precision(strategy.precision or Precision.FP32, machine)
+    return _reason(strategy, "precision", Origin.DEFAULT, why)
+
+
+def reasons_by_flag(request: Request) -> list[Reason]:
+    """Return a reason for each field that the user's flags say."""
+    return [
+        Reason(field=name, value=show(value), origin=Origin.FLAG, why=f"{_flag(name, request)} says so")
+        for name, value in fields_said(request).items()
+    ]
+
+
+def _flag(name: str, request: Request) -> str:
+    if name == "gradient_checkpointing" and request.checkpoint_every is not None:
+        return FLAGS["checkpoint_every"]
+    if name in ("lora", "quantization") and request.says_qlora:
+        return "--qlora"
+    flag = FLAGS[name]
+    return flag.replace("--", "--no-", 1) if getattr(request, name) is False else flag
+
+
+def fields_said(request: Request) -> dict[str, Any]:
+    """Return what the user's flags say, by field of Strategy."""
+    return {name: value for name in FLAGS if (value := getattr(request, name)) is not None}
+
+
+def _with_global_batch(
+    strategy: Strategy, topology: Topology, global_batch_size: int
+) -> tuple[Strategy, Reason]:
+    micro_batch_size, steps = split_global_batch(
+        global_batch_size=global_batch_size,
+        micro_batch_size=strategy.micro_batch_size,
+        gradient_accumulation_steps=strategy.gradient_accumulation_steps,
+        data_parallel_size=topology.data_parallel_size,
+    )
+    strategy = replace(strategy, micro_batch_size=micro_batch_size, gradient_accumulation_steps=steps)
+    ranks = topology.data_parallel_size
+    why = f"global batch {global_batch_size} = {micro_batch_size} x {steps} x {ranks} ranks"
+    return strategy, _reason(strategy, "gradient_accumulation_steps", Origin.FLAG, why)
+
+
+def _reason(strategy: Strategy, field: str, origin: Origin, why: str) -> Reason:
+    return Reason(field=field, value=show(getattr(strategy, field)), origin=origin, why=why)

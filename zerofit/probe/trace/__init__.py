@@ -1,5 +1,0 @@
-"""The tracer: a model's forward and backward pass on tensors without values, as a log of allocations."""
-
-from zerofit.probe.trace.source import trace_model
-
-__all__ = ["trace_model"]

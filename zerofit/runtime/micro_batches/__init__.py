@@ -1,8 +1,0 @@
-"""Splits the training forward pass into micro-batches, behind the script's back."""
-
-from __future__ import annotations
-
-from zerofit.runtime.micro_batches.installing import install, settle
-from zerofit.runtime.micro_batches.splitter import Splitter
-
-__all__ = ["Splitter", "install", "settle"]

@@ -1,0 +1,288 @@
+"""capture_script: what a script trains, seen by running it up to where its training would begin."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Self
+
+from zerofit.core.capture import Capture, for_plan
+from zerofit.core.errors import UserError
+from zerofit.machine.stopping import stopping_by_exception
+from zerofit.models.trace.cache import read_trace, write_trace
+from zerofit.scripts.capture.cache import Run, before_run, load, store, trace_file
+from zerofit.scripts.capture.child_process import Child, free_host_bytes
+from zerofit.scripts.capture.errors import INSTEAD, Failure, Kind, error_of
+from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers, keep
+from zerofit.scripts.capture.restore_files import argument_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from zerofit.core.allocation_log import Trace, TraceRequest
+
+_COMMAND = (sys.executable, "-m", "zerofit.scripts.capture.child")
+_TRACE_LIMIT_S = 600.0
+"""ASSUMPTION: a few layers are traced, which takes seconds."""
+_WEIGHTS = (
+    ("model.safetensors", "model-*-of-*.safetensors"),
+    ("pytorch_model.bin", "pytorch_model-*-of-*.bin"),
+    ("*.safetensors",),
+    ("*.bin",),
+)
+"""Names of files of weights, first those that are loaded first (transformers/modeling_utils.py,
+_get_resolved_checkpoint_files)."""
+_LOADING_TIMES = 2
+"""Host memory that loading takes, in sizes of the weights: a checkpoint's beside the model's. ASSUMPTION."""
+
+
+def capture_script(
+    target: tuple[str, ...],
+    *,
+    environment: Mapping[str, str],
+    cwd: Path,
+    limit_s: float,
+    cache_folder: Path | None,
+    on_progress: Callable[[str], None],
+    on_start: Callable[[bool], None] = lambda _: None,
+    instead: str = INSTEAD,
+    command: Sequence[str] = _COMMAND,
+) -> CapturedScript:
+    """Run a script up to where its training would begin, and return what it trains; close() is the caller's.
+
+    It is for the main thread: the script is killed when the thread that started it ends.
+
+    Nothing is trained and no GPU is used; nothing is saved, uploaded or sent to a tracker. Once the result is
+    closed, no process of the script is left, and the user's files are as they were. A capture in the cache is
+    returned without running the script.
+
+    Args:
+        target: the script or `-m module`, and its arguments.
+        environment: the user's variables.
+        cwd: where the script runs; absolute.
+        limit_s: how long it may take to come to its training.
+        cache_folder: zerofit's (see cache_folder.cache_folder); None keeps nothing.
+        on_progress: told what the script last printed.
+        on_start: told that the script is run, and whether it is for the model of a capture from the cache.
+        instead: what an error says that the user can do in the place of a capture.
+        command: what captures; takes a folder and the target.
+
+    Raises:
+        UserError: it does not come to a training; the message says why, and which flags do without.
+    """
+    found = {} if cache_folder is None else clear_leftovers(cache_folder)
+    run = Run(target=target, environment=environment, cwd=cwd)
+    captured = CapturedScript(
+        run,
+        limit_s=limit_s,
+        cache_folder=cache_folder,
+        on_progress=on_progress,
+        on_start=on_start,
+        instead=instead,
+        command=command,
+    )
+    captured.left = tuple(sentence for sentences in found.values() for sentence in sentences)
+    stored = None if cache_folder is None else load(cache_folder, run)
+    if stored is not None:
+        captured.capture, captured.key, captured.is_kept = stored.capture, stored.key, True
+    else:
+        try:
+            captured.start()
+        except BaseException:
+            captured.close()
+            raise
+    for folder in found:  # not before: a user who gets an error is not told
+        keep(folder)
+    return captured
+
+
+class CapturedScript:
+    """What a script was seen to train, and the process that holds it, for as long as this is open.
+
+    Args: as capture_script has them.
+    """
+
+    capture: Capture
+    key: str
+    """Digest of all that decided the capture."""
+    is_kept: bool = False
+    """Whether the capture is from the cache, made by a run of before."""
+    left: tuple[str, ...] = ()
+    """After close(): sentences on what captures have left, such as folders that hold what nobody noted."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        limit_s: float,
+        cache_folder: Path | None,
+        on_progress: Callable[[str], None],
+        on_start: Callable[[bool], None],
+        instead: str,
+        command: Sequence[str],
+    ) -> None:
+        self._run = run
+        self._limit_s = limit_s
+        self._cache_folder = cache_folder
+        self._on_progress = on_progress
+        self._on_start = on_start
+        self._instead = instead
+        self._command = command
+        self._child: Child | None = None
+        self._folder: CaptureFolder | None = None
+        self._ended_ns: int | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def trace(self, request: TraceRequest) -> Trace:
+        """Return what a micro-batch of the script's own model allocates and computes.
+
+        Where it is not in the cache, the process that holds the model works it out; for a capture from the
+        cache the script is run anew for that.
+
+        Raises:
+            UserError: the model can't be traced.
+        """
+        file = None if self._cache_folder is None else trace_file(self._cache_folder, self.key, request)
+        trace = read_trace(file, request) if file else None
+        if trace is not None:
+            return trace
+        if self._child is None:
+            self.start()
+        assert self._child is not None
+        trace = self._child.trace(request, limit_s=_TRACE_LIMIT_S)
+        if file:
+            write_trace(file, trace)
+        return trace
+
+    def start(self) -> None:
+        """Run the script to where its training would begin.
+
+        A capture from the cache stays what it is; the run then only brings the model to trace.
+
+        Raises:
+            UserError: it does not come there, or trains something else than the capture from the cache.
+        """
+        self._on_start(self.is_kept)
+        self._stack.enter_context(stopping_by_exception())
+        self._folder = CaptureFolder(self._cache_folder)
+        before = before_run(self._run)
+        free_bytes = free_host_bytes()
+        until = time.monotonic() + self._limit_s
+        result = self._attempt("meta", until)
+        if isinstance(result, Failure) and result.kind is Kind.NEEDS_VALUES:
+            weight_bytes = result.weight_bytes
+            if weight_bytes is None:
+                weight_bytes = _weight_bytes(self._run)
+            result = replace(result, weight_bytes=weight_bytes)
+            if weight_bytes is not None and weight_bytes * _LOADING_TIMES <= free_bytes:
+                self._end_child()
+                self._folder.begin_anew(ended_ns=self._ended())
+                result = self._attempt("real", until)
+        if isinstance(result, Failure):
+            output = "" if self._child is None else self._child.output
+            self.close()
+            raise error_of(
+                result,
+                target=self._run.target,
+                output=output,
+                limit_s=self._limit_s,
+                free_bytes=free_bytes,
+                instead=self._instead,
+            )
+        if self.is_kept and _told(result) == _told(self.capture):
+            return
+        key = store(
+            self._cache_folder,
+            self._run,
+            result,
+            folder=self._folder.path,
+            before=before,
+        )
+        if self.is_kept:
+            raise _trains_another(self.capture, result)
+        self.capture, self.key = result, key
+
+    def close(self) -> None:
+        """End the script's processes and put the user's files back; safe to do again."""
+        self._end_child()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            self.left += folder.clear(ended_ns=self._ended())
+        self._stack.close()
+
+    def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+            self._ended_ns = child.ended_ns
+
+    def _ended(self) -> int:
+        return self._ended_ns or time.time_ns()
+
+    def _attempt(self, weights: str, until: float) -> Capture | Failure:
+        assert self._folder is not None
+        self._child = Child(self._run, folder=self._folder, weights=weights, command=self._command)
+        return self._child.wait(until, self._on_progress)
+
+
+def _told(capture: Capture) -> Capture:
+    """Return what any two runs of one script that trains the same have in common.
+
+    What may differ is left out: time, memory, seeds, samples drawn at random, and texts such as a folder that
+    is named by the hour.
+    """
+    batches = tuple(
+        replace(batch, lengths=(), tensors=tuple(replace(one, shape=()) for one in batch.tensors))
+        for batch in capture.batches[:1]
+    )
+    arguments = {
+        name: value
+        for name, value in capture.trainer_arguments.items()
+        if not isinstance(value, str) and "seed" not in name
+    }
+    return replace(
+        for_plan(capture), batches=batches, lengths=None, notes=(), seed=None, trainer_arguments=arguments
+    )
+
+
+def _trains_another(kept: Capture, seen: Capture) -> UserError:
+    was, now = _told(kept), _told(seen)
+    differing = [field.name for field in fields(was) if getattr(was, field.name) != getattr(now, field.name)]
+    return UserError(
+        "script-trains-another",
+        "the script does not train the same each time",
+        found=f"same arguments and files, but not the same {', '.join(differing).replace('_', ' ')}",
+        why="what was said of it is from the run before, and the model at hand from this one",
+        fix="give the command again, to go by this run; if it ends so again, let the script take what it "
+        "trains from its arguments and files alone",
+    )
+
+
+def _weight_bytes(run: Run) -> int | None:
+    """Return the size of the weights in the model folders that arguments name; None without one."""
+    named = {path.resolve() for path in argument_paths(run.target, run.cwd) if path.is_dir()}
+    return sum(_bytes_in(folder) for folder in named) or None
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the size of the weights of one model, of which a folder may hold copies in several formats."""
+    for patterns in _WEIGHTS:
+        files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+        if files:
+            return sum(file.stat().st_size for file in files)
+    return 0

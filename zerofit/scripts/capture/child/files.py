@@ -1,0 +1,309 @@
+"""The guard of a captured script's files: what it is about to change is noted, and kept, before it does.
+
+Python tells an audit hook of each file that is opened, removed, renamed or made, before that happens
+(https://docs.python.org/3/library/audit_events.html), in processes forked by the script too. What C++ and
+Rust code writes by a path is told where native_files.py knows of it, and what other programs lose or write
+where programs.py knows of it; the rest of what those do is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import os
+import shutil
+import stat
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from zerofit.scripts.capture.child.exit import place_in_script
+from zerofit.scripts.capture.child.installed import innermost, installed_folders
+from zerofit.scripts.capture.child.native_files import tell_of_native_files
+from zerofit.scripts.capture.child.processes import guard_processes
+from zerofit.scripts.capture.journal import (
+    COPIES,
+    MOST_READ,
+    REFUSED,
+    SPEC,
+    Change,
+    Entry,
+    append,
+    append_read,
+    read_entries,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXIT_REFUSED = 70
+"""Exit code of a script that was ended here (EX_SOFTWARE of sysexits.h); REFUSED says why."""
+_MOST_BYTES = 1 << 30
+"""The largest file of the user's that is copied before it changes. ASSUMPTION: seconds of disk time."""
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_CACHES_ANYWHERE = ("cache-*.arrow",)
+"""What datasets keeps beside a data set on disk (datasets/arrow_dataset.py, _get_cache_file_path)."""
+_SYSTEM = ("/dev", "/proc", "/sys")
+
+
+def guard(folder: Path) -> None:
+    """Note what this process and those forked from it are about to do to files, from now on.
+
+    A file of the user's is copied before it is opened for writing. What would lose one for good ends the
+    process: it is too large to be copied, or it would be removed or renamed. So does what would train in a
+    process that nothing is seen of.
+
+    Args:
+        folder: the capture's own; its spec.json names under "roots" the folders and files that are the
+            user's wherever they lie, and under "caches" the folders that may change.
+    """
+    spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+    (folder / COPIES).mkdir(exist_ok=True)
+    watch = _Watch(folder.resolve(), roots=spec["roots"], caches=spec["caches"])
+    sys.addaudithook(watch.hear)
+    tell_of_native_files()
+    guard_processes(watch)
+
+
+class _Watch:
+    """Hears of what is about to happen."""
+
+    def __init__(self, folder: Path, *, roots: list[str], caches: list[str]) -> None:
+        self._folder = folder
+        self._roots = [os.path.realpath(path) for path in roots]
+        self._caches = [os.path.realpath(path) for path in caches] + [str(folder)]
+        self._installed = (*installed_folders(), *_SYSTEM)
+        self._made: set[str] = set()
+        self._known: set[tuple[str, Change]] = set()
+        self._read: set[str] = set()
+        self._num_read = 0
+        self._offset = 0
+        self._copies = 0
+        self._here = threading.local()
+        self._events: dict[str, Callable[..., None]] = {
+            "open": self._open,
+            "os.remove": self._remove,
+            "os.rename": self._rename,
+            "os.mkdir": self._mkdir,
+            "os.rmdir": self._rmdir,
+            "os.truncate": self._truncate,
+            "os.chmod": self._touch,
+            "os.utime": self._touch,
+            "os.link": self._link,
+            "os.symlink": self._link,
+            "sqlite3.connect": self._connect,
+        }
+
+    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Look at an event, unless it comes from looking at another one."""
+        handler = self._events.get(event)
+        if handler is None or getattr(self._here, "is_busy", False):
+            return
+        self._here.is_busy = True
+        try:
+            handler(*arguments)
+        finally:
+            self._here.is_busy = False
+
+    def refuse(self, kind: str, message: str) -> NoReturn:
+        """Write down why, and end this process before the thing happens."""
+        told = {"kind": kind, "message": message, "where": place_in_script(sys._getframe()), "detail": ""}
+        self._here.is_busy = True
+        partial = self._folder / f"{REFUSED}.{os.getpid()}"
+        partial.write_text(json.dumps(told), encoding="utf-8")
+        os.replace(partial, self._folder / REFUSED)
+        with contextlib.suppress(Exception):  # the script may have put anything in its place
+            sys.stdout.flush()
+        os._exit(EXIT_REFUSED)
+
+    def before_loss(self, path: str, verb: str) -> None:
+        """Refuse what would remove or rename a file or folder of the user's.
+
+        Args:
+            path: absolute; not followed where it is a link.
+            verb: "remove".
+        """
+        if os.path.lexists(path) and self._is_guarded(path) and not self._is_made(path):
+            self.refuse("would-overwrite", f"it would {verb} {path}")
+
+    def _open(self, path: Any, mode: str | None, flags: int) -> None:
+        if isinstance(path, int):
+            return
+        if flags & _WRITES:
+            only_adds = bool(flags & os.O_APPEND) and not flags & os.O_TRUNC
+            self._before_write(_whole(path), only_adds=only_adds, makes=bool(flags & os.O_CREAT))
+            return
+        named = os.path.abspath(os.fsdecode(path))
+        if named in self._read or self._num_read > MOST_READ:
+            return
+        self._read.add(named)
+        whole = os.path.realpath(named)
+        self._note_read(whole, is_of_hub=_decides(named))
+        if whole != named:
+            self._note_read(named, is_of_hub=_decides(named))
+
+    def _truncate(self, path: Any, length: int) -> None:
+        self._before_write(
+            os.path.realpath(f"/proc/self/fd/{path}") if isinstance(path, int) else _whole(path), makes=False
+        )
+
+    def _connect(self, database: Any) -> None:
+        if database not in ("", ":memory:") and not str(database).startswith("file:"):
+            self._before_write(_whole(database))
+
+    def _remove(self, path: Any, folder: int) -> None:
+        self.before_loss(_itself(path, folder), "remove")
+
+    def _rename(self, path: Any, to: Any, folder: int, to_folder: int) -> None:
+        source, target = _itself(path, folder), _itself(to, to_folder)
+        self.before_loss(source, "rename")
+        if os.path.lexists(target) and not os.path.isdir(target):
+            self._before_write(target)
+        elif os.path.isdir(source) and not os.path.islink(source):
+            self._note_tree(source, target)
+        else:
+            self._note(Change.MADE, target)
+
+    def _note_tree(self, source: str, target: str) -> None:
+        """Note the contents of a folder that the capture made under the name that they will have."""
+        for here, _, names in os.walk(source):
+            there = target + here.removeprefix(source)
+            self._note(Change.MADE_FOLDER, there)
+            for name in names:
+                self._note(Change.MADE, os.path.join(there, name))
+
+    def _mkdir(self, path: Any, mode: int, folder: int) -> None:
+        place = _itself(path, folder)
+        if not os.path.lexists(place):
+            self._note(Change.MADE_FOLDER, place)
+
+    def _rmdir(self, path: Any, folder: int) -> None:
+        place = _itself(path, folder)
+        if os.path.isdir(place) and not os.listdir(place) and not self._is_made(place):
+            self._note(Change.REMOVED_FOLDER, place, status=os.stat(place))
+
+    def _touch(self, path: Any, *_: Any) -> None:
+        if isinstance(path, int):
+            return
+        place = _whole(path)
+        if os.path.isfile(place) and not self._is_made(place):
+            self._note(Change.TOUCHED, place, status=os.stat(place))
+
+    def _link(self, source: Any, target: Any, *folders: int) -> None:
+        place = _itself(target, folders[-1])
+        if not os.path.lexists(place):
+            self._note(Change.MADE, place)
+
+    def _before_write(self, path: str, *, only_adds: bool = False, makes: bool = True) -> None:
+        if path in self._made or (path, Change.KEPT) in self._known or not self._is_guarded(path):
+            return
+        try:
+            status = os.stat(path)
+        except OSError:
+            if makes and os.path.isdir(os.path.dirname(path)):
+                self._note(Change.MADE, path)
+            return
+        if not stat.S_ISREG(status.st_mode) or self._is_made(path):
+            return
+        if status.st_size <= _MOST_BYTES:
+            self._keep(path, status)
+        elif only_adds:
+            self._note(Change.TOUCHED, path, status=status)
+        else:
+            self.refuse("would-overwrite", f"it would overwrite {path}, of {status.st_size} bytes")
+
+    def _keep(self, path: str, status: os.stat_result) -> None:
+        self._copies += 1
+        copy = f"{os.getpid()}-{threading.get_ident()}-{self._copies}"
+        try:
+            shutil.copyfile(path, self._folder / COPIES / copy)
+        except PermissionError:
+            return  # then it can't be written either, or not by its name
+        except OSError as error:
+            self.refuse(
+                "would-overwrite", f"it would overwrite {path}, which can't be copied: {error.strerror}"
+            )
+        self._note(Change.KEPT, path, status=status, copy=copy)
+
+    def _note(
+        self, change: Change, path: str, *, status: os.stat_result | None = None, copy: str = ""
+    ) -> None:
+        if (path, change) in self._known or not self._is_guarded(path):
+            return
+        entry = Entry(change=change, path=path, copy=copy)
+        if status is not None:
+            entry = Entry(
+                change=change,
+                path=path,
+                copy=copy,
+                size=status.st_size,
+                mtime_ns=status.st_mtime_ns,
+                mode=stat.S_IMODE(status.st_mode),
+            )
+        append(self._folder, entry)
+        self._learn(entry)
+
+    def _learn(self, entry: Entry) -> None:
+        self._known.add((entry.path, entry.change))
+        if entry.change in (Change.MADE, Change.MADE_FOLDER) and (entry.path, Change.KEPT) not in self._known:
+            self._made.add(entry.path)
+
+    def _is_made(self, path: str) -> bool:
+        """Whether the capture made a path, or a folder that it lies in, be it in another process."""
+        entries, self._offset = read_entries(self._folder, offset=self._offset)
+        for entry in entries:
+            self._learn(entry)
+        return path in self._made or any(str(parent) in self._made for parent in Path(path).parents)
+
+    def _is_guarded(self, path: str) -> bool:
+        """Whether a path is the user's: the innermost of the named folders that it lies in decides."""
+        name = os.path.basename(path)
+        if "/__pycache__" in path or path.startswith(_SYSTEM):
+            return False
+        if any(fnmatch.fnmatch(name, pattern) for pattern in _CACHES_ANYWHERE):
+            return False
+        cache = innermost(path, self._caches)
+        return cache == 0 or innermost(path, self._roots) > cache
+
+    def _note_read(self, path: str, *, is_of_hub: bool) -> None:
+        """Note a file that may decide what the script trains, installed ones left out."""
+        is_code = "/__pycache__/" in path
+        if is_code:
+            path = _source_of(path)
+        installed = innermost(path, self._installed)
+        if installed and installed >= innermost(path, self._roots):
+            return
+        if os.path.isfile(path) and (is_code or is_of_hub or self._is_guarded(path)):
+            self._num_read += 1
+            append_read(self._folder, path)
+
+
+def _decides(path: str) -> bool:
+    """Return whether a file in a cache decides what a script makes: a configuration, or a hub's revision."""
+    return os.path.basename(path) == "config.json" or "/refs/" in path
+
+
+def _source_of(path: str) -> str:
+    """Return the module of a file of compiled code: a/b.py of a/__pycache__/b.cpython-311.pyc."""
+    folder, _, name = path.rpartition("/__pycache__/")
+    return os.path.join(folder, name.partition(".")[0] + ".py")
+
+
+def _whole(path: Any) -> str:
+    return os.path.realpath(os.fsdecode(path))
+
+
+def _itself(path: Any, folder: int) -> str:
+    """Return where a path lies, without following it where it is a link itself.
+
+    Args:
+        path: as it was given.
+        folder: descriptor of the folder that it is relative to; -1 for the current one.
+    """
+    text = os.fsdecode(path)
+    if folder >= 0:
+        text = os.path.join(os.path.realpath(f"/proc/self/fd/{folder}"), text)
+    parent, name = os.path.split(text.rstrip("/") or "/")
+    return os.path.join(os.path.realpath(parent), name)

@@ -1,0 +1,180 @@
+"""Models of transformers built on the meta device: shapes and types of their weights, and no values."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import traceback
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.upstream.transformers import (
+    find_weights_locally,
+    keep_flash_attention,
+    leave_weights_unread,
+    note_guessed_dtype,
+)
+from zerofit.scripts.capture.child import meta_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.scripts.capture.child.observations import Seen
+
+LOADED = "_zerofit_loaded"
+"""Marks a model that from_pretrained made."""
+_PLACES = ("device_map", "max_memory", "offload_folder", "offload_state_dict", "offload_buffers")
+"""Arguments of from_pretrained that say where weights go."""
+_TAKEN_AS_FP32 = "the weights are taken to be float32: neither config.json nor a file here says"
+
+
+def install(module: Any, seen: Seen) -> None:
+    """Let every model of transformers be built without weights, however the script makes it.
+
+    from_pretrained stays transformers' own but for what reads weights, so that its rules for data types,
+    configurations and quantization hold.
+
+    Args:
+        module: transformers.modeling_utils, before any model's class is made.
+        seen: the capture.
+    """
+    _build_on_meta(module.PreTrainedModel)
+    _load_nothing(module, seen)
+    _resize_without_values(module.PreTrainedModel)
+    keep_flash_attention(module.PreTrainedModel)
+
+
+def _build_on_meta(model_class: Any) -> None:
+    """Wrap __init__ of each subclass to come, so that its tensors are born on meta."""
+    original = model_class.__init_subclass__.__func__
+    depth = 0
+
+    def wrapped(init: Any) -> Any:
+        @functools.wraps(init)
+        def on_meta(self: Any, *args: Any, **kwargs: Any) -> None:
+            nonlocal depth
+            with ExitStack() as stack:
+                if depth == 0:
+                    _enter_meta(stack)
+                depth += 1
+                try:
+                    init(self, *args, **kwargs)
+                finally:
+                    depth -= 1
+
+        return on_meta
+
+    def init_subclass(cls: Any, **kwargs: Any) -> None:
+        original(cls, **kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = wrapped(vars(cls)["__init__"])
+
+    hook: Any = init_subclass
+    model_class.__init_subclass__ = classmethod(hook)
+
+
+def _enter_meta(stack: ExitStack) -> None:
+    import torch
+    from transformers import initialization
+
+    stack.enter_context(torch.device("meta"))
+    safe_operations = getattr(initialization, "meta_device_safe_creation_ops", None)
+    if safe_operations is not None:  # models that read values of torch.linspace while they are built
+        stack.enter_context(safe_operations())
+
+
+def _load_nothing(module: Any, seen: Seen) -> None:
+    model_class = module.PreTrainedModel
+    original = model_class.from_pretrained.__func__
+
+    @functools.wraps(original)
+    def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        for place in _PLACES:
+            kwargs.pop(place, None)
+        made = original(cls, *args, **kwargs)
+        setattr(made[0] if isinstance(made, tuple) else made, LOADED, True)
+        return made
+
+    model_class.from_pretrained = classmethod(from_pretrained)
+    module.is_deepspeed_zero3_enabled = lambda: False  # nothing is partitioned here, whatever the script says
+    find_weights_locally(module)
+    note_guessed_dtype(module, lambda: seen.note(_TAKEN_AS_FP32))
+    _quantize_where_possible(module, seen)
+    leave_weights_unread(model_class)
+
+
+def _quantize_where_possible(module: Any, seen: Seen) -> None:
+    """Keep quantization that can be prepared here; leave out what asks for a GPU or a package."""
+    original = module.get_hf_quantizer
+
+    @functools.wraps(original)
+    def get_quantizer(config: Any, said: Any, device_map: Any, *args: Any, **kwargs: Any) -> Any:
+        is_asked = said is not None or getattr(config, "quantization_config", None) is not None
+        seen.quantized = seen.quantized or is_asked
+        try:
+            quantizer, config, _ = original(config, said, device_map, *args, **kwargs)
+        except (ImportError, RuntimeError, ValueError) as error:
+            seen.note(f"quantization is left out of the capture: {' '.join(str(error).split())[:200]}")
+            quantizer = None
+            if hasattr(config, "quantization_config"):
+                del config.quantization_config
+        return quantizer, config, None
+
+    module.get_hf_quantizer = get_quantizer
+
+
+def _resize_without_values(model_class: Any) -> None:
+    """New rows of an embedding are drawn around the mean of the old ones, which has no value here."""
+    original = model_class.resize_token_embeddings
+
+    @functools.wraps(original)
+    def resize(
+        self: Any, new_num_tokens: Any = None, pad_to_multiple_of: Any = None, mean_resizing: bool = True
+    ) -> Any:
+        embeddings = self.get_input_embeddings()
+        is_meta = embeddings is not None and embeddings.weight.is_meta
+        return original(self, new_num_tokens, pad_to_multiple_of, mean_resizing and not is_meta)
+
+    model_class.resize_token_embeddings = resize
+
+
+def unloaded_bytes(error: BaseException) -> int | None:
+    """Return the bytes of the parameters without values of the models of transformers that live.
+
+    Args:
+        error: what the script raised; it holds the models that it was raised from.
+
+    Returns:
+        None where a model was not made to its end, so that nobody knows.
+    """
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if modeling is None or any(_is_being_made(one) for one in chain_of(error)):
+        return None
+    found: dict[int, int] = {}
+    for one in gc.get_objects():
+        if issubclass(type(one), modeling.PreTrainedModel):
+            for parameter in _parameters(one):
+                if parameter.is_meta:
+                    found[id(parameter)] = parameter.numel() * parameter.element_size()
+    return sum(found.values())
+
+
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that led to it."""
+    one: BaseException | None = error
+    while one is not None:
+        yield one
+        one = one.__cause__ or one.__context__
+
+
+def _is_being_made(error: BaseException) -> bool:
+    codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(code.co_filename == meta_weights.__file__ and code.co_name == "on_meta" for code in codes)
+
+
+def _parameters(model: Any) -> list[Any]:
+    try:
+        return list(model.parameters())
+    except AttributeError:  # __init__ has not come to it
+        return []

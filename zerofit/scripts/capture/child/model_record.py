@@ -1,0 +1,204 @@
+"""The model that a script trains, as a value."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.capture import CapturedModel, CapturedModule
+from zerofit.core.facts import ModelFacts
+from zerofit.core.upstream.transformers import attention_of, is_checkpointing, name_or_path_of
+from zerofit.models.dimensions import IncompleteConfigError, facts_of
+from zerofit.models.source import ModelSizes
+from zerofit.models.task import Task, task_of
+from zerofit.models.trace.live import main_dtype
+from zerofit.scripts.capture.child.meta_weights import LOADED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def captured_model(
+    model: Any, *, passes_num_items: bool, quantized: bool, shows_loading: bool = False
+) -> CapturedModel:
+    """Return what is known of a model.
+
+    Args:
+        model: the nn.Module that is trained, unwrapped.
+        passes_num_items: whether its loss is divided by num_items_in_batch.
+        quantized: whether the script asked for quantized weights.
+        shows_loading: whether a model that from_pretrained made is marked so.
+    """
+    from transformers import PreTrainedModel
+
+    base = base_of(model)
+    is_transformers = isinstance(base, PreTrainedModel)
+    config = _config_of(base) if is_transformers else {}
+    name = _name_of(base, is_transformers=is_transformers)
+    dtype = _dtype_name(main_dtype(model.parameters()) or "float32")
+    modules = tuple(_modules(model))
+    return CapturedModel(
+        class_path=class_path(type(base)),
+        name=name,
+        facts=replace(_facts(model, base, name, config), checkpoint_dtype=dtype),
+        is_transformers=is_transformers,
+        config=config,
+        modules=modules,
+        weight_dtype=dtype,
+        adapters=_adapters(model),
+        is_quantized=bool(getattr(base, "is_quantized", False)) or (quantized and is_transformers),
+        loads_weights=not shows_loading or hasattr(base, LOADED),
+        can_checkpoint=bool(getattr(base, "supports_gradient_checkpointing", False)) and is_transformers,
+        checkpoints=is_transformers and is_checkpointing(base),
+        attention=attention_of(base.config) if is_transformers else "",
+        mixes_samples=mixing_modules(model, base),
+        passes_num_items=passes_num_items,
+    )
+
+
+def base_of(model: Any) -> Any:
+    """Return the model that peft has adapted; any other model is its own."""
+    return (
+        model.get_base_model()
+        if hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+        else model
+    )
+
+
+def class_path(kind: type) -> str:
+    """Return module and class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _config_of(base: Any) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(json.dumps(base.config.to_dict(), default=str))
+    return config
+
+
+def _name_of(base: Any, *, is_transformers: bool) -> str:
+    said = (getattr(base, "name_or_path", "") or name_or_path_of(base.config)) if is_transformers else ""
+    return str(said or type(base).__name__)
+
+
+def _facts(model: Any, base: Any, name: str, config: dict[str, Any]) -> ModelFacts:
+    """Return the dimensions that the configuration has; without one, what can be counted."""
+    parameters = list(model.parameters())
+    sizes = ModelSizes(
+        architecture=type(base).__name__,
+        num_parameters=sum(_num_elements(one) for one in parameters),
+        num_trainable_parameters=sum(_num_elements(one) for one in parameters if one.requires_grad),
+        num_largest_layer_parameters=max((count for _, count in _blocks(model)), default=0),
+        largest_parameter=max((_num_elements(one) for one in parameters), default=0),
+    )
+    try:
+        if config.get("model_type"):
+            # What its head is for stands in its class, whatever the checkpoint was made for.
+            named = {**config, "architectures": [sizes.architecture]}
+            task = task_of(named, tuple(Task))
+            return facts_of(name, config, task[0] if task else Task.SEQUENCE_CLASSIFICATION, sizes)
+    except IncompleteConfigError:
+        pass
+    return ModelFacts(
+        name=name,
+        model_type=str(config.get("model_type") or type(base).__name__),
+        num_parameters=sizes.num_parameters,
+        num_trainable_parameters=sizes.num_trainable_parameters,
+        num_layers=max((num_blocks for num_blocks, _ in _blocks(model)), default=0),
+        hidden_size=0,
+        vocab_size=0,
+        architecture=sizes.architecture,
+        num_largest_layer_parameters=sizes.num_largest_layer_parameters,
+        largest_parameter=sizes.largest_parameter,
+    )
+
+
+def _blocks(model: Any) -> Iterator[tuple[int, int]]:
+    """Yield the length of each list of modules, and the parameters of its largest member."""
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) and len(module):
+            counts = [sum(_num_elements(one) for one in block.parameters()) for block in module]
+            yield len(module), max(counts)
+
+
+def _modules(model: Any) -> Iterator[CapturedModule]:
+    known: set[int] = set()
+    for name, module in model.named_modules():
+        own = [one for one in module._parameters.values() if one is not None and id(one) not in known]
+        known.update(id(one) for one in own)
+        if own:
+            yield CapturedModule(
+                name=name,
+                class_name=type(module).__name__,
+                num_parameters=sum(_num_elements(one) for one in own),
+                num_trainable_parameters=sum(_num_elements(one) for one in own if one.requires_grad),
+                dtype=",".join(sorted({_dtype_name(one.dtype) for one in own})),
+            )
+
+
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _num_elements(parameter: Any) -> int:
+    """Return the weights in a parameter: bitsandbytes packs two of four bits into one element."""
+    packed = type(parameter).__name__ == "Params4bit" and not parameter.is_floating_point()
+    return int(parameter.numel()) * (2 if packed else 1)
+
+
+def _adapters(model: Any) -> tuple[str, ...]:
+    kinds = (getattr(one, "peft_type", "") for one in (getattr(model, "peft_config", None) or {}).values())
+    return tuple(str(getattr(kind, "value", kind)) for kind in kinds)
+
+
+_MIXING_LOSSES = {
+    "Wav2Vec2ForPreTraining": "diversity_loss",
+    "Wav2Vec2ConformerForPreTraining": "diversity_loss",
+    "OneFormerForUniversalSegmentation": "contrastive_loss",
+    "RoCBertForPreTraining": "contrastive_loss",
+}
+"""Classes of transformers whose loss compares the samples of a batch, or counts over all of them.
+
+Source: their forward passes, transformers 5.23.
+"""
+
+
+def mixing_modules(model: Any, base: Any) -> tuple[str, ...]:
+    """Return the names of what makes a batch's samples depend on each other in training.
+
+    Args:
+        model: the nn.Module that is trained.
+        base: the model that peft has adapted, else the same.
+    """
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    # One that the script holds in evaluation mode uses its running statistics.
+    found = [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+        and (module.training or not model.training or not module.track_running_stats)
+    ]
+    own = (_router_loss(getattr(base, "config", None)), mixing_loss(type(base)))
+    return (*found, *(loss for loss in own if loss))
+
+
+def _router_loss(config: Any) -> str:
+    """Return the name of the loss that balances experts over a batch, where it is switched on."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    is_on = getattr(text, "output_router_logits", False) and getattr(text, "router_aux_loss_coef", 1.0)
+    return "router_aux_loss" if is_on else ""
+
+
+def mixing_loss(model_class: type) -> str:
+    """Return the name of a class's own loss that mixes samples; "" without one.
+
+    Forward passes of transformers that take return_loss compare texts and images of the whole batch.
+    """
+    if "return_loss" in inspect.signature(model_class.forward).parameters:  # type: ignore[attr-defined]
+        return "contrastive_loss"
+    names = (one.__name__ for one in model_class.__mro__)
+    return next((_MIXING_LOSSES[name] for name in names if name in _MIXING_LOSSES), "")

@@ -1,0 +1,164 @@
+"""Keeps a captured script from telling trackers of its runs: what they are asked for is a silent stand-in."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
+
+from zerofit.scripts.on_import import when_imported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_RUNS = ("wandb", "swanlab", "trackio")
+"""Trackers with init(config=...), whose configuration a script reads back, and a current run."""
+_SENDERS = {
+    "wandb": ("Artifact", "Run", "Table"),
+    "swanlab": ("Run",),
+    "trackio": ("Run",),
+    "mlflow": ("MlflowClient",),
+    "mlflow.tracking": ("MlflowClient",),
+    "comet_ml": ("API", "Experiment", "ExistingExperiment", "OfflineExperiment", "ExistingOfflineExperiment"),
+    "neptune": ("Run", "Model", "ModelVersion", "Project"),
+    "aim": ("Run", "Repo"),
+    "clearml": ("Task", "Logger", "Dataset"),
+    "dvclive": ("Live",),
+}
+"""Libraries of trackers of which every function is silenced, and these classes.
+
+Source: their public names; comet_ml's start() and neptune's init_run() are functions.
+"""
+_FLAVORS = ("mlflow.pytorch", "mlflow.transformers")
+_LOGS = ("autolog", "log_model", "save_model")
+"""mlflow's modules that write models, and their functions that do (https://mlflow.org/docs/latest/ml)."""
+
+
+def install() -> None:
+    """Set the hooks on accelerate's trackers, and on those that a script calls by itself."""
+    when_imported("accelerate.accelerator", _quiet_accelerator)
+    for name, classes in _SENDERS.items():
+        when_imported(name, functools.partial(_quiet_library, classes=classes))
+    for name in _FLAVORS:
+        when_imported(name, lambda module: _silence(module, [one for one in _LOGS if hasattr(module, one)]))
+
+
+class Config(dict[str, Any]):
+    """A run's configuration as wandb has it: a dict whose entries are attributes too."""
+
+    def __init__(self, given: Any = None) -> None:
+        super().__init__()
+        self.update(given)
+
+    def update(self, given: Any = None, *_: Any, **__: Any) -> None:  # type: ignore[override]
+        """Take the entries of a mapping, or of the parsed arguments of a script."""
+        if hasattr(given, "items"):
+            super().update(given.items())
+        elif hasattr(given, "__dict__"):
+            super().update(vars(given))
+
+    def setdefaults(self, given: Any) -> None:
+        """Take the entries that are not there yet."""
+        super().update({**Config(given), **self})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entries."""
+        return dict(self)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def silent_run(name: str = "", config: Any = None) -> Any:
+    """Return a run, or an accelerate tracker, that takes everything and keeps its configuration.
+
+    Args:
+        name: of the tracker.
+        config: what the script begins it with.
+    """
+    run = MagicMock()
+    run.name = run.id = run.project = name or "run"
+    run.info.run_id = run.info.run_name = "run"
+    run.dir = "."
+    run.step = 0
+    run.summary = {}
+    run.config = Config(config)
+    run.__enter__.return_value = run
+    return run
+
+
+def _quiet_library(module: ModuleType, *, classes: tuple[str, ...]) -> None:
+    root = module.__name__.partition(".")[0]
+    public = [(name, value) for name, value in vars(module).items() if not name.startswith("_")]
+    calls = [
+        name
+        for name, value in public
+        if callable(value) and not inspect.isclass(value) and not isinstance(value, ModuleType)
+    ]
+    _silence(module, calls)
+    for name in classes:
+        made = getattr(module, name, None)  # some are imported when they are asked for
+        if inspect.isclass(made) and made.__module__.partition(".")[0] == root:
+            _silence_class(made)
+    if root in _RUNS:
+        _keep_config(module)
+
+
+def _keep_config(module: Any) -> None:
+    """Give a tracker's module an init() whose run keeps what the script configures."""
+    module.run, module.config = None, Config()
+
+    def init(*_: Any, config: Any = None, **__: Any) -> Any:
+        run = silent_run(config=config)
+        module.run, module.config = run, run.config
+        return run
+
+    module.init = init
+
+
+def _silence(holder: Any, names: Iterable[str]) -> None:
+    for name in names:
+        setattr(holder, name, _silent)
+
+
+def _silent(*_: Any, **__: Any) -> Any:
+    return silent_run()
+
+
+def _silence_class(made: Any) -> None:
+    """Silence all that a class does; it stays the class that the script asks isinstance() for."""
+    methods = [name for name in dir(made) if not name.startswith("_")]
+    _silence(made, methods)
+    made.__init__ = lambda *_, **__: None
+    made.__getattr__ = lambda *_: silent_run()
+    made.__setitem__ = lambda *_: None
+    made.__getitem__ = made.__enter__ = _silent
+    made.__exit__ = lambda *_: None
+    made.__del__ = lambda *_: None
+    if "connect" in methods:  # clearml's: it gives back what it is given
+        made.connect = lambda _, given, *__, **___: given
+
+
+def _quiet_accelerator(module: Any) -> None:
+    """Give an Accelerator one silent tracker for each that the script asks for."""
+
+    def init_trackers(self: Any, project_name: str, config: Any = None, *_: Any, **__: Any) -> None:
+        names = [getattr(one, "name", None) or str(getattr(one, "value", one)) for one in self.log_with]
+        self.trackers = [silent_tracker(name, config) for name in names]
+
+    module.Accelerator.init_trackers = init_trackers
+
+
+def silent_tracker(name: str, config: Any = None) -> Any:
+    """Return what stands for one of accelerate's trackers: `tracker` is the run behind it."""
+    tracker = silent_run(name, config)
+    tracker.tracker = tracker.run = silent_run(config=config)
+    return tracker

@@ -1,0 +1,288 @@
+"""The end of a capture: everything that the hooks have seen, as one value."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from zerofit.core.capture import Capture
+from zerofit.core.command import Route
+from zerofit.core.upstream.accelerate import prepared_models, prepared_optimizers, prepared_schedulers
+from zerofit.core.upstream.transformers import COUNTS_ITEMS, TRAINER_LOOP
+from zerofit.scripts.capture.child import batches as reading
+from zerofit.scripts.capture.child.exit import leave_captured, leave_failed, place_in_script
+from zerofit.scripts.capture.child.failures import needs_values
+from zerofit.scripts.capture.child.lengths import captured_lengths
+from zerofit.scripts.capture.child.living import other_weight_bytes
+from zerofit.scripts.capture.child.manual_accumulation import accumulates_by_hand
+from zerofit.scripts.capture.child.model_record import base_of, captured_model, class_path
+from zerofit.scripts.capture.child.num_items import passes_num_items
+from zerofit.scripts.capture.child.observations import Live
+from zerofit.scripts.capture.child.source import calls_of_script, own_sources
+from zerofit.scripts.capture.child.training_record import (
+    captured_loader,
+    captured_optimizers,
+    captured_schedulers,
+    plain,
+)
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from zerofit.core.capture import CapturedLoader
+    from zerofit.scripts.capture.child.observations import Seen
+
+_LOOP = (
+    *("compute_loss", "create_optimizer", "create_optimizer_and_scheduler", "create_scheduler"),
+    *("get_batch_samples", "get_train_dataloader", "prediction_step", "train", "training_step"),
+    *(*TRAINER_LOOP, COUNTS_ITEMS),
+)
+"""Methods of Trainer that make its loop (transformers 5.23, trainer.py)."""
+
+
+def finish(
+    seen: Seen,
+    accelerator: Any,
+    model: Any,
+    batch: tuple[tuple[Any, ...], dict[str, Any]] | None,
+    *,
+    route: Route,
+) -> NoReturn:
+    """Write what was seen and end the process.
+
+    Args:
+        seen: the capture.
+        accelerator: the one that prepared the model.
+        model: what the script calls, prepared.
+        batch: arguments of the forward pass; None takes the DataLoader's first batch for them.
+        route: whose loop it is.
+    """
+    try:
+        frame = sys._getframe(1)
+        seen.on_failure = None  # from here on a failure is one of the capture
+        seen.is_ending = True
+        found = _found(seen, accelerator, model, batch, route, frame)
+        capture = _capture(seen, found)
+        leave_captured(seen, Live(model=found.model, batch=found.batch, route=route, capture=capture))
+    except BaseException as error:  # the script must not go on: what catches it there would train
+        _leave_broken(seen, error)
+
+
+def _leave_broken(seen: Seen, error: BaseException) -> NoReturn:
+    try:
+        kind = "needs-values" if needs_values(seen, error) else "raised"
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        where = place_in_script(error.__traceback__) or place_in_script(sys._getframe(2))
+        leave_failed(seen, kind, said[:300], where=where, error=error)
+    finally:
+        os._exit(1)  # not even the folder can be written to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What stands where training would begin."""
+
+    accelerator: Any
+    trainer: Any
+    """None in a loop of the script's own."""
+    model: Any
+    """Unwrapped."""
+    loader: Any
+    """The DataLoader of the training loop, or None."""
+    captured_loader: CapturedLoader | None
+    """The same, before its batches were read."""
+    batch: tuple[tuple[Any, ...], dict[str, Any]]
+    """Arguments of the first forward pass."""
+    more: tuple[Any, ...]
+    """The batches behind it."""
+    route: Route
+    frame: FrameType
+    """Of what called finish()."""
+
+
+def _found(
+    seen: Seen,
+    accelerator: Any,
+    model: Any,
+    batch: tuple[tuple[Any, ...], dict[str, Any]] | None,
+    route: Route,
+    frame: FrameType,
+) -> _Found:
+    trainer = _trainer_of(seen, accelerator)
+    loader = _loader(seen, accelerator, trainer)
+    own_loader = captured_loader(loader) if loader is not None else None
+    read: list[Any] = []
+    if loader is not None:
+        read = reading.first_batches(loader, seen.spec.num_batches, seen.note, needs_one=batch is None)
+    return _Found(
+        accelerator=accelerator,
+        trainer=trainer,
+        model=accelerator.unwrap_model(model, keep_fp32_wrapper=False, keep_torch_compile=False),
+        loader=loader,
+        captured_loader=own_loader,
+        batch=batch if batch is not None else _as_arguments(read[0] if read else {}),
+        more=tuple(read[1:]),
+        route=route,
+        frame=frame,
+    )
+
+
+def _as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if hasattr(batch, "items"):
+        return (), dict(batch.items())
+    return (tuple(batch), {}) if isinstance(batch, (list, tuple)) else ((batch,), {})
+
+
+def _trainer_of(seen: Seen, accelerator: Any) -> Any:
+    found = (one for one in seen.trainers if getattr(one, "accelerator", None) is accelerator)
+    return next(found, None)
+
+
+def _loader(seen: Seen, accelerator: Any, trainer: Any) -> Any:
+    """Return the DataLoader of the training loop."""
+    active = accelerator.gradient_state.active_dataloader
+    if active is not None and hasattr(active, "dataset"):
+        return active
+    handler = getattr(trainer, "callback_handler", None)
+    return getattr(handler, "train_dataloader", None) or seen.loader
+
+
+def _capture(seen: Seen, found: _Found) -> Capture:
+    accelerator, trainer, model = found.accelerator, found.trainer, found.model
+    padding = _padding(model)
+    given = reading.nested(*found.batch)
+    batches = tuple(reading.captured_batch(one, padding=padding) for one in (given, *found.more))
+    arguments = _arguments(trainer)
+    calls = calls_of_script()
+    passes = _passes(seen, trainer, model, found.batch)
+    by_hand = accumulates_by_hand(seen, own_sources(), found.frame) if trainer is None else None
+    prepared = {
+        id(getattr(one, "optimizer", one)) for each in seen.accelerators for one in prepared_optimizers(each)
+    }
+    scheduled = {
+        id(getattr(one, "scheduler", one)) for each in seen.accelerators for one in prepared_schedulers(each)
+    }
+    if trainer is not None:
+        scheduled.add(id(getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)))
+    return Capture(
+        target=seen.target,
+        route=found.route,
+        stopped_at=place_in_script(found.frame),
+        model=captured_model(
+            model,
+            passes_num_items=passes,
+            quantized=seen.quantized,
+            shows_loading=seen.spec.weights == "meta",
+        ),
+        optimizers=captured_optimizers(seen.optimizers(), prepared),
+        schedulers=captured_schedulers(
+            seen.schedulers(), scheduled, num_steps=_positive(getattr(trainer, "state", None))
+        ),
+        loader=found.captured_loader,
+        batches=batches,
+        lengths=captured_lengths(found.loader, batches, most=_most_tokens(arguments)),
+        micro_batch_size=_micro_batch(arguments, found.captured_loader, reading.num_samples(given)),
+        gradient_accumulation_steps=_accumulation(accelerator, arguments),
+        splits_batches=bool(accelerator.split_batches),
+        accumulates=seen.accumulates,
+        accumulates_by_hand=by_hand,
+        mixed_precision=str(accelerator.mixed_precision),
+        names_precision=trainer is None and getattr(accelerator, "_zerofit_names_precision", False),
+        max_grad_norm=arguments.get("max_grad_norm"),
+        seed=_seed(seen, arguments),
+        num_models=_num_models(accelerator),
+        other_weight_bytes=other_weight_bytes(model),
+        trainer_class=class_path(type(trainer)) if trainer is not None else "",
+        trainer_arguments=arguments,
+        trainer_overrides=_overrides(trainer),
+        evaluates=calls.evaluates or getattr(trainer, "eval_dataset", None) is not None,
+        generates=calls.generates or bool(arguments.get("predict_with_generate")),
+        saves=calls.saves or seen.saves or str(arguments.get("save_strategy", "no")) != "no",
+        notes=tuple(seen.notes),
+        wall_time_s=time.monotonic() - seen.started,
+        peak_host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def _padding(model: Any) -> int | None:
+    padding = getattr(getattr(base_of(model), "config", None), "pad_token_id", None)
+    return padding if isinstance(padding, int) else None
+
+
+def _arguments(trainer: Any) -> dict[str, Any]:
+    """Return the fields of TrainingArguments that are plain values, as the script said them."""
+    if trainer is None:
+        return {}
+    said = {**trainer.args.to_dict(), **getattr(trainer.args, "_zerofit_said", {})}
+    values = {name: value if isinstance(value, dict) else plain(value) for name, value in said.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _passes(seen: Seen, trainer: Any, model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Return whether the loss that is trained on is divided by num_items_in_batch."""
+    if trainer is not None and (trainer.label_smoother is not None or trainer.compute_loss_func is not None):
+        seen.note("the loss is made outside of the model: it is not asked whether the model scales it")
+        return False
+    answer = passes_num_items(model, batch)
+    if answer is None:
+        seen.note("whether the model divides its loss by num_items_in_batch was not found: taken not to")
+    return bool(answer)
+
+
+def _positive(state: Any) -> int | None:
+    steps = getattr(state, "max_steps", 0)
+    return steps if steps and steps > 0 else None
+
+
+def _most_tokens(arguments: dict[str, Any]) -> int | None:
+    """Return where a trainer of TRL cuts samples, be it in its collator."""
+    most = arguments.get("max_length")
+    return most if isinstance(most, int) and most > 0 else None
+
+
+def _micro_batch(arguments: dict[str, Any], loader: Any, given: int | None) -> int | None:
+    """Return the samples of one forward pass: what the arguments say, else what it is given.
+
+    A dataset smaller than a batch gives fewer than the script asks for.
+    """
+    if "per_device_train_batch_size" in arguments:
+        return int(arguments["per_device_train_batch_size"])
+    said = loader.batch_size if loader is not None else None
+    if given is None or said is None:
+        return given if said is None else said
+    is_short = loader.num_samples is not None and loader.num_samples < said
+    return int(said) if is_short else given
+
+
+def _accumulation(accelerator: Any, arguments: dict[str, Any]) -> int:
+    return int(arguments.get("gradient_accumulation_steps") or accelerator.gradient_accumulation_steps)
+
+
+def _seed(seen: Seen, arguments: dict[str, Any]) -> int | None:
+    import torch
+
+    if "seed" in arguments:
+        return int(arguments["seed"])
+    seed = int(torch.initial_seed())
+    return None if seed == seen.default_seed else seed
+
+
+def _num_models(accelerator: Any) -> int:
+    return max(1, len({id(model) for model in prepared_models(accelerator)}))
+
+
+def _overrides(trainer: Any) -> tuple[str, ...]:
+    """Return the methods of a Trainer's loop that are not transformers' own."""
+    if trainer is None:
+        return ()
+    found = []
+    for name in _LOOP:
+        function = getattr(type(trainer), name, None)
+        module = getattr(function, "__module__", "") or ""
+        if function is not None and module.partition(".")[0] not in ("transformers", "zerofit"):
+            found.append(name)
+    return tuple(found)

@@ -1,0 +1,86 @@
+"""serve: answers requests for traces of a captured model, until nobody asks any more."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from zerofit.core.allocation_log import TraceRequest
+from zerofit.core.errors import UserError
+from zerofit.core.upstream.torch import set_device_guard
+from zerofit.models.trace.cache import write_trace
+from zerofit.models.trace.live import trace_live
+
+if TYPE_CHECKING:
+    from zerofit.core.allocation_log import Trace
+    from zerofit.core.capture import Capture
+    from zerofit.scripts.capture.child.observations import Live
+
+
+def serve(live: Live, capture: Capture, reader: TextIO, writer: TextIO) -> None:
+    """Answer each line of requests by one line, up to the end of the file.
+
+    A request is {"request": the fields of a TraceRequest, "path": the file to write}; its answer is
+    {"ok": true}, or {"error": {"id", "summary", "found", "why", "fix"}}.
+
+    Args:
+        live: the model and its first batch.
+        capture: what was recorded of them.
+        reader: where requests come from.
+        writer: where answers go.
+    """
+    set_device_guard()
+    for line in reader:
+        # In a thread of its own, to which no mode of the script or the capture reaches: autocast, default
+        # devices, gradients switched off.
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            answer = thread.submit(_answer, live, capture, line).result()
+        writer.write(json.dumps(answer) + "\n")
+        writer.flush()
+
+
+def _answer(live: Live, capture: Capture, line: str) -> dict[str, Any]:
+    try:
+        asked = json.loads(line)
+        path = Path(asked["path"])
+        write_trace(path, _trace(live, capture, _request_of(asked["request"])))
+        if not path.exists():
+            raise OSError(f"nothing was written to {path}")
+    except UserError as error:
+        fields = ("summary", "found", "why", "fix")
+        return {"error": {"id": error.rule, **{name: getattr(error, name) for name in fields}}}
+    except Exception as error:
+        return {"error": _unexpected(error)}
+    return {"ok": True}
+
+
+def _request_of(fields: dict[str, Any]) -> TraceRequest:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(TraceRequest).validate_json(json.dumps(fields))
+
+
+def _trace(live: Live, capture: Capture, request: TraceRequest) -> Trace:
+    return trace_live(
+        live.model,
+        live.batch,
+        request,
+        has_tokens=capture.lengths is not None,
+        has_samples=capture.micro_batch_size is not None,
+        micro_batch_size=capture.micro_batch_size,
+    )
+
+
+def _unexpected(error: Exception) -> dict[str, str]:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    said = (str(error).strip().splitlines() or [""])[0]
+    return {
+        "id": "trace-broken",
+        "summary": "zerofit failed to trace the script's model",
+        "found": f"{type(error).__name__}: {said[:200]}   ({Path(place.filename).name}:{place.lineno})",
+        "why": "this is a fault of zerofit's own, or a model unlike those that it knows",
+        "fix": "report it, and launch with a strategy of your own, such as --zero-stage 2",
+    }

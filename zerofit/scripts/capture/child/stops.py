@@ -1,0 +1,261 @@
+"""Hooks on torch and accelerate: what a loop of the script's own prepares, and where it would train."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from zerofit.core.command import Route
+from zerofit.scripts.capture.child.exit import is_own_code, leave_failed, place_in_script
+from zerofit.scripts.capture.child.failures import mark_met_meta
+from zerofit.scripts.capture.child.living import outermost
+from zerofit.scripts.capture.child.record import finish
+from zerofit.scripts.on_import import when_imported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerofit.scripts.capture.child.observations import Seen
+
+_NOT_HERE = ("fp16", "fp8")
+"""Mixed precision that needs a GPU."""
+_FOR_SEVERAL = (
+    *("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin"),
+    "parallelism_config",
+)
+"""Arguments of Accelerator that ask for several GPUs (accelerate 1.15, accelerator.py)."""
+
+
+def install(seen: Seen) -> None:
+    """Set the hooks on torch's modules, optimizers and DataLoaders, and on Accelerator."""
+    when_imported("torch.nn.modules.module", lambda module: _watch_calls(module.Module, seen))
+    when_imported("torch.nn.modules.module", lambda module: _watch_eval(module.Module, seen))
+    when_imported("torch.optim.optimizer", lambda module: _remember(module.Optimizer, seen.all_optimizers))
+    when_imported("torch.optim.lr_scheduler", lambda module: _watch_schedulers(module, seen))
+    when_imported("torch.utils.data.dataloader", lambda module: _watch_loaders(module.DataLoader, seen))
+    when_imported("accelerate.accelerator", lambda module: _watch_accelerator(module.Accelerator, seen))
+
+
+def _remember(made: Any, references: list[Any]) -> None:
+    """Keep a weak reference to each object of a class that is made."""
+    original = made.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if all(one() is not self for one in references):
+            references.append(weakref.ref(self))
+
+    made.__init__ = init
+
+
+def _watch_schedulers(module: Any, seen: Seen) -> None:
+    names = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")
+    for made in [getattr(module, name) for name in names]:
+        if "__init__" in vars(made):
+            _remember(made, seen.all_schedulers)
+
+
+def _watch_loaders(loader: Any, seen: Seen) -> None:
+    original = loader.__iter__
+
+    @functools.wraps(original)
+    def iterate(self: Any) -> Any:
+        seen.loader = self
+        return original(self)
+
+    loader.__iter__ = iterate
+
+
+def _watch_calls(module_class: Any, seen: Seen) -> None:
+    """Look at calls of prepared models, and outermost ones of any: the first that trains ends it all.
+
+    A prepared model may be called by another module, such as one that computes the loss.
+    """
+    original = module_class.__call__
+    depth = 0
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if seen.is_ending:
+            return original(self, *args, **kwargs)
+        is_candidate = not depth or any(model is self for _, model in seen.models)
+        if is_candidate and _trains(seen, self) and seen.is_here:
+            _reached(seen, self, args, kwargs)
+        if depth:
+            return original(self, *args, **kwargs)
+        depth += 1
+        try:
+            return original(self, *args, **kwargs)
+        except Exception as error:
+            if any(one.is_meta for one in self.parameters()):
+                mark_met_meta(error)
+            raise
+        finally:
+            depth -= 1
+
+    module_class.__call__ = call
+
+
+def _trains(seen: Seen, module: Any) -> bool:
+    """Return whether a call is one of training: with gradients, and not after the script's own eval().
+
+    from_pretrained leaves a model in evaluation mode, and scripts that never call train() train it so.
+    """
+    import torch
+
+    return torch.is_grad_enabled() and (module.training or id(module) not in seen.evaluated)
+
+
+def _watch_eval(module_class: Any, seen: Seen) -> None:
+    original = module_class.eval
+
+    @functools.wraps(original)
+    def evaluate(self: Any) -> Any:
+        if is_own_code(sys._getframe(1).f_code.co_filename):
+            seen.evaluated.update(id(module) for module in self.modules())
+        return original(self)
+
+    module_class.eval = evaluate
+
+
+def _reached(seen: Seen, module: Any, args: Any, kwargs: Any) -> None:
+    """End the capture where a prepared model is called; where none was, with the model that trains.
+
+    A frozen one may be prepared and called with gradients too: a teacher is no model that trains.
+    """
+    for accelerator, model in seen.models:
+        if module is model and _has_trained(seen, module):
+            if not module.training:
+                seen.note("the model trains in evaluation mode, without dropout: nothing calls its train()")
+            finish(seen, accelerator, model, (args, kwargs), route=route_of(seen, accelerator))
+    if seen.models or not _is_optimized(seen, module):
+        return
+    if seen.accelerators:
+        accelerator = seen.accelerators[-1]
+        finish(seen, accelerator, module, (args, kwargs), route=route_of(seen, accelerator))
+    leave_failed(
+        seen,
+        "unsupported",
+        f"the script trains {type(module).__name__} with neither an Accelerator nor a Trainer",
+        where=place_in_script(sys._getframe(1)),
+    )
+
+
+def route_of(seen: Seen, accelerator: Any) -> Route:
+    """Return whose Accelerator this is: a Trainer's, or the script's own."""
+    is_trainers = any(getattr(trainer, "accelerator", None) is accelerator for trainer in seen.trainers)
+    return Route.TRAINER if is_trainers else Route.ACCELERATE
+
+
+def _is_optimized(seen: Seen, module: Any) -> bool:
+    """Return whether all that a living optimizer trains is in this module."""
+    own = {id(parameter) for parameter in module.parameters()}
+    for optimizer in seen.optimizers():
+        trained = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        if trained and own.issuperset(trained):
+            return True
+    return False
+
+
+def _has_trained(seen: Seen, module: Any) -> bool:
+    """Return whether a module holds any of what optimizers train; without any, whether it could train."""
+    own = list(module.parameters())
+    trained = {
+        id(parameter)
+        for optimizer in seen.optimizers()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    if not trained:  # an optimizer that torch does not know, or one that is made later
+        return any(parameter.requires_grad for parameter in own)
+    return any(id(parameter) in trained for parameter in own)
+
+
+def _watch_accelerator(accelerator_class: Any, seen: Seen) -> None:
+    _watch_init(accelerator_class, seen)
+    _watch_prepare_model(accelerator_class, seen)
+    _watch_accumulate(accelerator_class, seen)
+    _stop_at_backward(accelerator_class, seen)
+    original = accelerator_class.mixed_precision.fget
+    accelerator_class.mixed_precision = property(
+        lambda self: getattr(self, "_zerofit_precision_said", None) or original(self)
+    )
+
+
+def _watch_init(accelerator_class: Any, seen: Seen) -> None:
+    """Make each Accelerator one that runs here: one process, no GPU, no DeepSpeed, no FSDP."""
+    original = accelerator_class.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        own = arguments.get("mixed_precision")
+        said = str(own or os.environ.get("ACCELERATE_MIXED_PRECISION", "no"))
+        if said in _NOT_HERE:
+            arguments["mixed_precision"] = "no"
+        for name in _FOR_SEVERAL:
+            if arguments.pop(name, None) is not None:
+                seen.note(f"the script brings a {name}, which is left out of the capture")
+        arguments.pop("dynamo_backend", None)
+        arguments.pop("dynamo_plugin", None)
+        original(**arguments)
+        self._zerofit_names_precision = own is not None
+        if said in _NOT_HERE:
+            self._zerofit_precision_said = said
+        seen.accelerators.append(self)
+
+    accelerator_class.__init__ = init
+
+
+def _watch_prepare_model(accelerator_class: Any, seen: Seen) -> None:
+    original = accelerator_class.prepare_model
+
+    @functools.wraps(original)
+    def prepare_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = original(self, model, *args, **kwargs)
+        if all(known is not prepared for _, known in seen.models):
+            seen.models.append((self, prepared))
+        return prepared
+
+    accelerator_class.prepare_model = prepare_model
+
+
+def _watch_accumulate(accelerator_class: Any, seen: Seen) -> None:
+    original = accelerator_class.accumulate
+
+    @functools.wraps(original)
+    def accumulate(self: Any, *models: Any) -> Any:
+        seen.accumulates = True
+        return original(self, *models)
+
+    accelerator_class.accumulate = accumulate
+
+
+def _stop_at_backward(accelerator_class: Any, seen: Seen) -> None:
+    """End the capture at the latest where a loss goes backward: of a model that was never called whole."""
+    original: Callable[..., Any] = accelerator_class.backward
+
+    @functools.wraps(original)
+    def backward(self: Any, loss: Any, **kwargs: Any) -> Any:
+        if seen.is_here and not seen.is_ending:
+            _reached_backward(seen, self)
+        return original(self, loss, **kwargs)
+
+    accelerator_class.backward = backward
+
+
+def _reached_backward(seen: Seen, accelerator: Any) -> NoReturn:
+    prepared = (model for _, model in seen.models if _has_trained(seen, model))
+    model = next(prepared, None) or outermost(lambda module: _is_optimized(seen, module))
+    if model is None:
+        where = place_in_script(sys._getframe(1))
+        leave_failed(seen, "unsupported", "no model has what the script's optimizer trains", where=where)
+    seen.note("the model is never called as a whole: its first batch is that of the DataLoader")
+    finish(seen, accelerator, model, None, route=route_of(seen, accelerator))

@@ -1,0 +1,163 @@
+"""Optimizers, schedulers and DataLoaders of a script, as values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.capture import CapturedGroup, CapturedLoader, CapturedOptimizer, CapturedScheduler
+from zerofit.scripts.capture.child.model_record import class_path
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+_STEPS = ("total_steps", "T_max", "total_iters")
+"""How schedulers of torch name the steps that they were made for (torch/optim/lr_scheduler.py)."""
+
+_RANDOM_COLLATORS = frozenset(
+    {
+        "transformers.DataCollatorForPermutationLanguageModeling",
+        "zerofit.SeededMasks",
+        "zerofit.WholeWordCollator",
+    }
+)
+"""Collators that mask at random (transformers 5.23, data/data_collator.py; zerofit/data/)."""
+_FIXED_COLLATORS = frozenset(
+    {
+        "torch.default_collate",
+        "torch.default_convert",
+        "transformers.default_data_collator",
+        "transformers.DefaultDataCollator",
+        "transformers.DataCollatorWithPadding",
+        "transformers.DataCollatorWithFlattening",
+        "transformers.DataCollatorForTokenClassification",
+        "transformers.DataCollatorForSeq2Seq",
+        "transformers.DataCollatorForMultipleChoice",
+        "zerofit.CausalCollator",
+        "zerofit.FlatDocuments",
+        "zerofit.PackedRows",
+    }
+)
+"""Collators that draw no random numbers (torch/utils/data/_utils/collate.py, and the same files)."""
+
+
+def captured_optimizers(
+    optimizers: Iterable[Any], prepared: Collection[int]
+) -> tuple[CapturedOptimizer, ...]:
+    """Return what is known of optimizers.
+
+    Args:
+        optimizers: those of the script, as torch knows them.
+        prepared: ids of those that went through prepare().
+    """
+    return tuple(
+        CapturedOptimizer(
+            class_path=class_path(type(one)),
+            groups=tuple(_group(group) for group in one.param_groups),
+            is_prepared=id(one) in prepared,
+        )
+        for one in optimizers
+    )
+
+
+def _group(group: dict[str, Any]) -> CapturedGroup:
+    settings = {key: plain(value) for key, value in group.items() if key not in ("params", "initial_lr")}
+    # In warm-up a scheduler has set lr to 0 already.
+    settings["lr"] = plain(group.get("initial_lr", group.get("lr")))
+    return CapturedGroup(
+        num_tensors=len(group["params"]),
+        num_parameters=sum(parameter.numel() for parameter in group["params"]),
+        settings={key: value for key, value in settings.items() if value is not None},
+    )
+
+
+def captured_schedulers(
+    schedulers: Iterable[Any], prepared: Collection[int], *, num_steps: int | None
+) -> tuple[CapturedScheduler, ...]:
+    """Return what is known of learning-rate schedulers.
+
+    Args:
+        schedulers: those of the script, as torch knows them.
+        prepared: ids of those that went through prepare(), or belong to a Trainer.
+        num_steps: of a Trainer, where the scheduler itself does not say.
+    """
+    return tuple(
+        CapturedScheduler(
+            class_path=class_path(type(one)),
+            initial_lrs=tuple(float(lr) for lr in _base_lrs(one)),
+            num_steps=_num_steps(one) or num_steps,
+            is_prepared=id(one) in prepared,
+        )
+        for one in schedulers
+    )
+
+
+def _base_lrs(scheduler: Any) -> list[Any]:
+    if hasattr(scheduler, "base_lrs"):
+        return list(scheduler.base_lrs)
+    optimizer = getattr(scheduler, "optimizer", None)
+    groups = optimizer.param_groups if optimizer is not None else []
+    return [group.get("initial_lr", group["lr"]) for group in groups]
+
+
+def _num_steps(scheduler: Any) -> int | None:
+    function = (getattr(scheduler, "lr_lambdas", None) or [None])[0]
+    # transformers' schedules are functions with their numbers bound to them.
+    bound = getattr(function, "keywords", {})
+    values = [bound.get("num_training_steps"), *(getattr(scheduler, name, None) for name in _STEPS)]
+    return next((int(value) for value in values if isinstance(value, (int, float)) and value > 0), None)
+
+
+def captured_loader(loader: Any) -> CapturedLoader:
+    """Return what is known of a DataLoader, be it prepared by accelerate."""
+    batches: Any = getattr(loader, "batch_sampler", None)
+    while hasattr(batches, "batch_sampler"):  # accelerate's shards stand around the script's own
+        batches = batches.batch_sampler
+    sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None) or batches
+    size = getattr(batches, "batch_size", None) or getattr(loader, "batch_size", None)
+    collator = loader.collate_fn
+    if type(collator).__name__ == "RemoveColumnsCollator":  # Trainer's, around the script's own
+        collator = collator.data_collator
+    return CapturedLoader(
+        batch_size=size if isinstance(size, int) else None,
+        num_batches=_length(loader),
+        num_samples=_length(loader.dataset),
+        collator=_name_of(collator),
+        draws_random=_draws_random(collator),
+        sampler=type(sampler).__name__,
+        drops_last=bool(getattr(batches, "drop_last", False)),
+        num_workers=int(loader.num_workers),
+    )
+
+
+def _name_of(collator: Any) -> str:
+    return str(getattr(collator, "__name__", type(collator).__name__))
+
+
+def _draws_random(collator: Any) -> bool | None:
+    """Return whether a collator draws random numbers; None for one that is no library's own."""
+    package = (getattr(collator, "__module__", None) or "").partition(".")[0]
+    name = f"{package}.{_name_of(collator)}"
+    if name == "transformers.DataCollatorForLanguageModeling":
+        return bool(collator.mlm)
+    if name == "zerofit.FixedRows":
+        return _draws_random(collator.makes)
+    return False if name in _FIXED_COLLATORS else True if name in _RANDOM_COLLATORS else None
+
+
+def _length(value: Any) -> int | None:
+    try:
+        return len(value)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def plain(value: Any) -> Any:
+    """Return a number, text, or list of them as JSON has it; None for anything else."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 and not getattr(value, "is_meta", False):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        inner = [plain(one) for one in value]
+        return None if None in inner else inner
+    return None

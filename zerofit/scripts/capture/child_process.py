@@ -1,0 +1,222 @@
+"""The captured process as its parent sees it: what it is told, what it leaves, and what it answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerofit.core.capture import Capture, capture_from_json
+from zerofit.core.errors import UserError
+from zerofit.core.units import GIB
+from zerofit.machine.cgroup import count_oom_kills, memory_limits
+from zerofit.machine.port import free_port
+from zerofit.machine.this_node import read_meminfo
+from zerofit.models.trace.cache import read_trace
+from zerofit.scripts.capture.environment import script_environment
+from zerofit.scripts.capture.errors import (
+    Failure,
+    Kind,
+    failure_from,
+    killed_by,
+    last_lines,
+    tracer_ended,
+    tracer_slow,
+)
+from zerofit.scripts.capture.journal import CAPTURE, FAILURE, LOG, REFUSED, SPEC
+from zerofit.scripts.capture.process import ScriptProcess
+from zerofit.scripts.capture.restore_files import places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from zerofit.core.allocation_log import Trace, TraceRequest
+    from zerofit.scripts.capture.cache import Run
+    from zerofit.scripts.capture.leftovers import CaptureFolder
+
+_POLL_S = 0.02
+_LOOK_S = 0.2
+"""How often output and free memory are looked at. ASSUMPTION: nobody reads faster, no memory fills faster."""
+_LEAST_FREE_BYTES = {"meta": GIB // 4, "real": GIB}
+"""Free host memory below which a capture is ended before the kernel ends something. ASSUMPTION: more where
+weights are loaded, which takes memory fast."""
+_NUM_BATCHES = 8
+"""Batches whose shapes are recorded. ASSUMPTION: enough to see whether they differ."""
+_TAIL_BYTES = 64 << 10
+"""Of the output: what is looked at."""
+
+
+def free_host_bytes() -> int:
+    """Return the host memory that this process could still take."""
+    limits = memory_limits(root=Path("/"))
+    free = [limit.limit_bytes - limit.used_bytes for limit in limits]
+    return max(0, min([read_meminfo("MemAvailable"), *free]))
+
+
+class Child:
+    """A script in a process of its own, on its way to its training.
+
+    Args:
+        run: the script.
+        folder: the capture's own.
+        weights: "meta" leaves transformers' models without values, "real" loads them and downloads nothing.
+        command: what captures: takes the folder and the target.
+    """
+
+    ended_ns: int | None = None
+    """When end() had ended the last process, as time.time_ns() has it."""
+
+    def __init__(self, run: Run, *, folder: CaptureFolder, weights: str, command: Sequence[str]) -> None:
+        self._run = run
+        self._folder = folder.path
+        self._weights = weights
+        self._least_free_bytes = _LEAST_FREE_BYTES[weights]
+        self._oom_kills = count_oom_kills()
+        its_reader, self._writer = os.pipe()
+        self._reader, its_writer = os.pipe()
+        named = places(
+            run.target,
+            environment=run.environment,
+            cwd=run.cwd,
+            home=Path(run.environment.get("HOME") or Path.home()),
+        )
+        named["caches"].append(str(folder.temporary))
+        spec = {
+            "weights": weights,
+            "num_batches": _NUM_BATCHES,
+            "serve": [its_reader, its_writer],
+            **named,
+        }
+        for name in (CAPTURE, FAILURE, REFUSED):
+            (folder.path / name).unlink(missing_ok=True)
+        (folder.path / SPEC).write_text(json.dumps(spec), encoding="utf-8")
+        (folder.path / "trackers").mkdir(exist_ok=True)
+        try:
+            self._process = ScriptProcess(
+                (*command, str(folder.path), *run.target),
+                environment=script_environment(
+                    run.environment,
+                    folder=folder.path,
+                    temporary=folder.temporary,
+                    port=free_port(0),
+                    is_offline=weights == "real",
+                ),
+                cwd=run.cwd,
+                log=folder.path / LOG,
+                pass_fds=(its_reader, its_writer),
+            )
+        finally:
+            os.close(its_reader)
+            os.close(its_writer)
+
+    @property
+    def output(self) -> str:
+        """The end of what the script has printed."""
+        with (self._folder / LOG).open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+            return log.read().decode("utf-8", errors="replace")
+
+    def wait(self, until: float, on_progress: Callable[[str], None]) -> Capture | Failure:
+        """Return what came of the capture; the process lives on where it came to its training.
+
+        Args:
+            until: when its time is over, on time.monotonic()'s clock.
+            on_progress: told the last line that the script printed.
+        """
+        result = self._result(until, on_progress)
+        return replace(result, weights=self._weights) if isinstance(result, Failure) else result
+
+    def _result(self, until: float, on_progress: Callable[[str], None]) -> Capture | Failure:
+        look_at = 0.0
+        last: list[str] = []
+        while (ended := self._ended()) is None:
+            now = time.monotonic()
+            if now >= until:
+                return Failure(kind=Kind.SLOW)
+            if now >= look_at:
+                look_at = now + _LOOK_S
+                os.utime(self._folder / SPEC)  # tells how long this lived, were it killed
+                if free_host_bytes() < self._least_free_bytes:
+                    return Failure(kind=Kind.MEMORY, message="zerofit ended it while memory was short")
+                if (lines := last_lines(self.output, 1)) and lines != last:
+                    last = lines
+                    on_progress(lines[0])
+            time.sleep(_POLL_S)
+        return ended
+
+    def trace(self, request: TraceRequest, *, limit_s: float) -> Trace:
+        """Return the trace of the model that the script was about to train.
+
+        Raises:
+            UserError: the model can't be traced, or its process ended, or the time is over: then the process
+                is ended, so that its answer is not taken for another one's.
+        """
+        if self.ended_ns is not None:
+            raise tracer_ended(self._run.target, self.output)
+        file = self._folder / "asked.trace"
+        asked = json.dumps({"request": asdict(request), "path": str(file)}) + "\n"
+        answer = None
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._writer, asked.encode())
+            answer = self._answer(time.monotonic() + limit_s, limit_s)
+        if answer is None:
+            raise tracer_ended(self._run.target, self.output)
+        if error := answer.get("error"):
+            raise UserError(
+                error["id"], error["summary"], found=error["found"], why=error["why"], fix=error["fix"]
+            )
+        trace = read_trace(file, request)
+        file.unlink(missing_ok=True)
+        if trace is None:
+            raise tracer_ended(self._run.target, self.output)
+        return trace
+
+    def end(self) -> None:
+        """End the process and all that it started."""
+        if self.ended_ns is not None:
+            return
+        self._process.end()
+        self.ended_ns = time.time_ns()
+        for number in (self._reader, self._writer):
+            with contextlib.suppress(OSError):
+                os.close(number)
+
+    def _ended(self) -> Capture | Failure | None:
+        """Return what the process has left behind; None as long as it is on its way."""
+        code = self._process.exit_code()  # before its files are looked for, so that none comes in between
+        for name in (REFUSED, CAPTURE, FAILURE):
+            file = self._folder / name
+            if not file.exists():
+                continue
+            text = file.read_text(encoding="utf-8")
+            return capture_from_json(text, name=name) if name == CAPTURE else failure_from(json.loads(text))
+        if code is None:
+            return None
+        if code >= 0:
+            return Failure(kind=Kind.EXITED, message=f"it ended with exit code {code}, by os._exit()")
+        now = count_oom_kills()
+        is_oom = now is not None and self._oom_kills is not None and now > self._oom_kills
+        return killed_by(-code, is_out_of_memory=is_oom)
+
+    def _answer(self, until: float, limit_s: float) -> dict[str, dict[str, str]] | None:
+        """Return the next line of the process as what it holds; None where the process has ended."""
+        line = b""
+        while not line.endswith(b"\n"):
+            if time.monotonic() >= until:
+                self.end()
+                raise tracer_slow(self._run.target, limit_s)
+            has_ended = self._process.exit_code() is not None
+            if select.select([self._reader], [], [], 0 if has_ended else _LOOK_S)[0]:
+                part = os.read(self._reader, 1 << 16)
+                if not part:
+                    return None
+                line += part
+            elif has_ended:
+                return None
+        answer: dict[str, dict[str, str]] = json.loads(line)
+        return answer

@@ -1,0 +1,133 @@
+"""The process that a script is captured in: its start, and its end with all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+
+from zerofit.scripts.capture.environment import MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
+_END_S = 5.0
+"""How long killed processes may take to be gone; one that hangs in the kernel stays. ASSUMPTION."""
+_POLL_S = 0.01
+_libc = ctypes.CDLL(None)
+
+
+class ScriptProcess:
+    """A process in a session of its own, which ends when this process does.
+
+    It is for the main thread: what ends it is the end of the thread that started it (prctl(2)).
+
+    Args:
+        command: the program and its arguments.
+        environment: all of its variables; MARK stands among them.
+        cwd: where it runs.
+        log: file that its output goes to.
+        pass_fds: descriptors that it inherits.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: Path,
+        log: Path,
+        pass_fds: Sequence[int],
+    ) -> None:
+        self._mark = environment[MARK]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=pass_fds,
+                start_new_session=True,
+                preexec_fn=functools.partial(_die_with_parent, os.getpid()),
+            )
+
+    def exit_code(self) -> int | None:
+        """Return how the process ended, negative for a signal; None while it runs.
+
+        It is not reaped: as long as it is there, no other session gets its number.
+        """
+        if self._process.returncode is not None:
+            return self._process.returncode
+        seen = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if seen is None:
+            return None
+        return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+
+    def end(self) -> None:
+        """Kill the process and all that it started, and wait until they are gone."""
+        if self._process.returncode is not None:
+            return
+        below = _children_of(self._process.pid)
+        self._process.kill()
+        for one in below:
+            _kill(one)
+        end_marked(self._mark, session=self._process.pid)
+        self._process.wait()
+
+
+def end_marked(mark: str, *, session: int | None = None) -> None:
+    """Kill every process that bears a mark, or belongs to a session, and wait until they are gone.
+
+    Args:
+        mark: what MARK says in their environment.
+        session: a session whose leader is not reaped yet, and is left to the caller.
+    """
+    until = time.monotonic() + _END_S
+    while found := [one for one in psutil.process_iter() if _belongs(one, mark, session)]:
+        for one in found:
+            _kill(one)
+        if time.monotonic() > until:
+            return
+        time.sleep(_POLL_S)
+
+
+def _belongs(process: psutil.Process, mark: str, session: int | None) -> bool:
+    if process.pid in (os.getpid(), session):
+        return False
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        is_inside = session is not None and os.getsid(process.pid) == session
+        return is_inside or process.environ().get(MARK) == mark
+    except (psutil.Error, OSError):
+        return False
+
+
+def _children_of(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.Error):
+        process.kill()
+
+
+def _die_with_parent(parent: int) -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before that
+        os._exit(1)

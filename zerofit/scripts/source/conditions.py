@@ -1,0 +1,195 @@
+"""Conditions of a script: which ranks pass, who asks for DeepSpeed, and what comes every few steps only."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from zerofit.scripts.source.names import RANK_CALLS
+from zerofit.scripts.source.values import Constant, Dotted, Rank, RankTest, Scope, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zerofit.scripts.facts import Plain
+    from zerofit.scripts.source.reading import Condition
+
+_MAIN = {
+    "is_main_process", "is_local_main_process", "is_world_process_zero", "is_local_process_zero",
+    "is_rank_0", "is_rank_zero", "is_rank0", "is_global_zero", "is_master", "is_main",
+}  # fmt: skip
+_LAST = {"is_last_process"}
+_RANKS = {"rank", "local_rank", "global_rank", "process_index", "local_process_index", "RANK", "LOCAL_RANK"}
+_SURE_RANKS = {"global_rank", "process_index", "local_process_index"}
+_FRAMEWORK = re.compile(r"deepspeed|\bzero|zero_?stage|\bds_|fsdp|megatron|\btpu|xla", re.IGNORECASE)
+_ALONE = re.compile(r"is_initialized|is_available|world_size|num_processes|distributed|ddp", re.IGNORECASE)
+
+
+def rank_test(test: ast.expr, scope: Scope) -> RankTest | None:
+    """Return which ranks alone pass a condition; None where it does not depend on the rank, or not surely."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        if is_number_of_rank(test.operand, scope):
+            return RankTest(is_main=True)
+        inner = rank_test(test.operand, scope)
+        # "not (main and x)" holds on the main rank too.
+        is_sure = inner is not None and not isinstance(test.operand, ast.BoolOp)
+        return RankTest(is_main=not inner.is_main) if inner and is_sure else None
+    if isinstance(test, ast.BoolOp):
+        inner_tests = [rank_test(value, scope) for value in test.values]
+        found = [inner for inner in inner_tests if inner]
+        if isinstance(test.op, ast.And):
+            return found[0] if found else None
+        rest = [value for value, inner in zip(test.values, inner_tests, strict=True) if inner is None]
+        is_sure = bool(found) and all(_ALONE.search(ast.unparse(value)) for value in rest)
+        return found[0] if is_sure else None
+    if isinstance(test, ast.Compare):
+        return _comparison(test, scope)
+    if is_number_of_rank(test, scope):
+        return RankTest(is_main=False)
+    if isinstance(test, ast.Call):
+        return rank_test(test.func, scope) if not test.args and not test.keywords else None
+    if isinstance(test, ast.Name):
+        value = scope.look_up(test.id)
+        if isinstance(value, RankTest):
+            return value
+    name = test.attr if isinstance(test, ast.Attribute) else test.id if isinstance(test, ast.Name) else ""
+    if name in _MAIN:
+        return RankTest(is_main=True)
+    return RankTest(is_main=False) if name in _LAST else None
+
+
+def _comparison(test: ast.Compare, scope: Scope) -> RankTest | None:
+    if len(test.ops) != 1:
+        return None
+    left, operation, right = test.left, test.ops[0], test.comparators[0]
+    if not is_rank(left, scope):
+        return None
+    numbers = _numbers(right)
+    if numbers is None or not numbers:
+        return None
+    has_main = 0 in numbers
+    if isinstance(operation, (ast.Eq, ast.In)):
+        # -1 stands for "not distributed".
+        return RankTest(is_main=has_main) if numbers != {-1} else None
+    if isinstance(operation, (ast.NotEq, ast.NotIn)):
+        return RankTest(is_main=False) if has_main else None
+    if isinstance(operation, ast.Gt):
+        return RankTest(is_main=False) if numbers == {0} else None
+    if isinstance(operation, ast.LtE):
+        return RankTest(is_main=True) if numbers == {0} else None
+    if isinstance(operation, ast.Lt):
+        return RankTest(is_main=True) if numbers == {1} else None
+    if isinstance(operation, ast.GtE):
+        return RankTest(is_main=False) if numbers == {1} else None
+    return None
+
+
+def is_number_of_rank(node: ast.expr, scope: Scope) -> bool:
+    """Return whether an expression is surely the number of a rank, so that 0 alone counts as false.
+
+    A bare name `rank` may be LoRA's, and what the environment holds is text.
+    """
+    if isinstance(node, ast.Name):
+        return isinstance(scope.look_up(node.id), Rank)
+    if isinstance(node, ast.Attribute):
+        return node.attr in _SURE_RANKS
+    return isinstance(node, ast.Call) and is_rank(node, scope)
+
+
+def is_rank(node: ast.expr, scope: Scope) -> bool:
+    """Return whether an expression is the number of a rank, by what it is or by its name."""
+    if isinstance(node, ast.Call):
+        value = dotted(node.func, scope)
+        last = value.rpartition(".")[2] if value else ""
+        if value in RANK_CALLS or last in ("get_rank", "get_global_rank", "get_local_rank"):
+            return True
+        return last == "int" and len(node.args) == 1 and is_rank(node.args[0], scope)
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Constant) and node.slice.value in _RANKS
+    if isinstance(node, ast.Name):
+        return isinstance(scope.look_up(node.id), Rank) or node.id in _RANKS
+    return isinstance(node, ast.Attribute) and node.attr in _RANKS
+
+
+def _numbers(node: ast.expr) -> set[int] | None:
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError):
+        return None
+    values = value if isinstance(value, (tuple, list, set)) else (value,)
+    return {item for item in values if isinstance(item, int)}
+
+
+def dotted(node: ast.expr, scope: Scope) -> str | None:
+    """Return the whole name of an expression of names and attributes, imports resolved."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    value = scope.look_up(node.id)
+    first = value.name if isinstance(value, Dotted) else node.id
+    return ".".join((first, *reversed(parts)))
+
+
+def rank_value(node: ast.expr, scope: Scope) -> Value:
+    """Return what an expression tells of ranks, for the name that it is assigned to."""
+    if is_rank(node, scope):
+        return Rank()
+    return rank_test(node, scope) if isinstance(node, (ast.Compare, ast.BoolOp, ast.UnaryOp)) else None
+
+
+def asks_for_framework(test: ast.expr) -> bool:
+    """Return whether a condition is about DeepSpeed, its stage, or another way to train."""
+    return bool(_FRAMEWORK.search(ast.unparse(test)))
+
+
+def has_remainder(test: ast.expr, scope: Scope) -> bool:
+    """Return whether a condition holds every few steps only: `step % 4 == 0`, and with `or last` too."""
+    return any(
+        isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not _is_one(node.right, scope)
+        for node in ast.walk(test)
+    )
+
+
+def _is_one(node: ast.expr, scope: Scope) -> bool:
+    value = scope.look_up(node.id) if isinstance(node, ast.Name) else None
+    return value == Constant(1) or (isinstance(node, ast.Constant) and node.value == 1)
+
+
+Fact = tuple[str, "Plain"]
+"""An expression as written, and its value: ("args.do_train", True), or ("mode ==", "eval")."""
+
+
+def facts_of(conditions: Iterable[Condition]) -> frozenset[Fact]:
+    """Return what holds where all these conditions do."""
+    found: set[Fact] = set()
+    pending: list[tuple[ast.expr, bool]] = [
+        (condition.test, not condition.is_else) for condition in conditions
+    ]
+    while pending:
+        test, holds = pending.pop()
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            pending.append((test.operand, not holds))
+        elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And if holds else ast.Or):
+            pending += [(value, holds) for value in test.values]
+        else:
+            found.add((ast.unparse(test), holds))
+            found |= _equality(test) if holds else set()
+    return frozenset(found)
+
+
+def exclude(first: Iterable[Condition], second: Iterable[Condition]) -> bool:
+    """Return whether conditions can't hold together: sides of one test, or of one that says the opposite."""
+    known = dict(facts_of(first))
+    return any(known.get(text, value) != value for text, value in facts_of(second))
+
+
+def _equality(test: ast.expr) -> set[Fact]:
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq):
+        return set()
+    right = test.comparators[0]
+    is_plain = isinstance(right, ast.Constant) and isinstance(right.value, (str, int))
+    return {(f"{ast.unparse(test.left)} ==", right.value)} if is_plain else set()  # type: ignore[attr-defined]

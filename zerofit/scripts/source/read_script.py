@@ -1,0 +1,250 @@
+"""A script's source to ScriptFacts."""
+
+from __future__ import annotations
+
+import ast
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from zerofit.core.command import Route
+from zerofit.scripts.facts import Action, Call, Model, ModelSource, ModelState, Scheduler, ScriptFacts
+from zerofit.scripts.source.conditions import exclude, facts_of
+from zerofit.scripts.source.experts import routed_experts
+from zerofit.scripts.source.reading import Reading
+from zerofit.scripts.source.schedulers import is_counted_without_ranks
+from zerofit.scripts.source.source import Source, parse, too_deep
+from zerofit.scripts.source.statements import MAX_NODES, make_instance, read_block, run_function
+from zerofit.scripts.source.values import Kind, LocalClass, LocalFunction, Scope, Thing
+
+if TYPE_CHECKING:
+    from zerofit.scripts.source.reading import Condition, Seen
+
+_USES_MODEL = (Action.FORWARD, Action.GENERATE, Action.EVALUATE)
+_PARTITIONED_WHEN_MADE = (ModelSource.PRETRAINED, ModelSource.CONFIG)
+_SETS_UP = (
+    Action.MAKE_ACCELERATOR,
+    Action.MAKE_ARGUMENTS,
+    Action.PARSE_ARGUMENTS,
+    Action.MAKE_HF_CONFIG,
+)
+
+
+@lru_cache(maxsize=8)
+def read_script(source: str, *, name: str) -> ScriptFacts:
+    """Return what a script's source shows.
+
+    The last few are kept: what a script names is asked before what it does, and --fix asks again each round.
+
+    Args:
+        source: the script, as text.
+        name: the file, as the user named it.
+
+    Raises:
+        Unreadable: it is no script that this Python could run.
+    """
+    tree = parse(source)
+    try:
+        reading = Reading(source=Source(source, name), scope=Scope())
+        read_block(reading, tree.body)
+        _read_the_rest(reading, tree)
+        return _facts(reading, tree, name)
+    except RecursionError:
+        raise too_deep() from None
+
+
+def _read_the_rest(reading: Reading, tree: ast.Module) -> None:
+    """Read the functions and classes that the module's body does not call, as if something called them."""
+    used = {
+        node.id for function in tree.body if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(function) if isinstance(node, ast.Name)
+    }  # fmt: skip
+    values = list(reading.scope.names.items())
+    for is_first in (True, False):
+        for name, value in values:
+            if (name not in used) is not is_first or reading.num_nodes > MAX_NODES:
+                continue
+            reading.root += 1
+            reading.conditions.clear()
+            reading.has_foreign_accelerator = False
+            if isinstance(value, LocalFunction) and value.node not in reading.visited:
+                run_function(reading, value, [], {})
+            elif isinstance(value, LocalClass):
+                _read_class(reading, value)
+
+
+def _read_class(reading: Reading, cls: LocalClass) -> None:
+    methods = [item for item in cls.node.body if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    if not methods or all(method in reading.visited for method in methods):
+        return
+    call = ast.copy_location(ast.Call(func=ast.Name(id=cls.node.name), args=[], keywords=[]), cls.node)
+    num_calls, num_models = len(reading.calls), len(reading.models)
+    this = make_instance(reading, cls, call, [], {})
+    if this.kind is not Kind.OBJECT:
+        # Nobody makes it here: what it is made with is not the script's.
+        del reading.calls[num_calls:], reading.models[num_models:]
+    this.is_handed_on = True
+    reading.is_in_foreign_trainer = this.kind is Kind.TRAINER
+    for method in methods:
+        if method not in reading.visited:
+            reading.root += 1
+            run_function(reading, LocalFunction(method, cls.scope, this), [], {})
+    reading.is_in_foreign_trainer = False
+
+
+def _facts(reading: Reading, tree: ast.Module, name: str) -> ScriptFacts:
+    models = tuple(_model(reading, thing) for thing in reading.models)
+    return ScriptFacts(
+        name=name,
+        route=_route(reading),
+        optimizers=tuple(reading.optimizers.values()),
+        accelerator_keywords=tuple(dict.fromkeys(reading.accelerator_keywords)),
+        training_arguments=tuple(dict.fromkeys(reading.training_arguments)),
+        calls=tuple(dict.fromkeys(_call(reading, seen) for seen in reading.calls)),
+        models=models,
+        schedulers=tuple(
+            Scheduler(made=reading.source.sight(thing.node), total=reading.source.quote(thing.total))
+            for thing in dict.fromkeys(reading.schedulers)
+            if thing.total is not None and thing.scope and is_counted_without_ranks(thing.total, thing.scope)
+        ),
+        routed_experts=routed_experts(tree, reading.source),
+    )
+
+
+def _route(reading: Reading) -> Route | None:
+    actions = {seen.action for seen in reading.calls}
+    found = {
+        route
+        for action, route in (
+            (Action.MAKE_ACCELERATOR, Route.ACCELERATE),
+            (Action.MAKE_TRAINER, Route.TRAINER),
+            (Action.INITIALIZE, Route.NATIVE),
+        )
+        if action in actions
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _model(reading: Reading, thing: Thing) -> Model:
+    earlier = any(seen.action in _SETS_UP for seen in reading.calls[: thing.order])
+    root = next(seen.root for seen in reading.calls[thing.order :] if seen.thing is thing)
+    later = next(
+        (seen for seen in reading.calls[thing.order :] if seen.action in _SETS_UP and seen.root == root), None
+    )
+    is_open = earlier or (root > 0 and reading.has_foreign_accelerator)
+    return Model(
+        made=reading.source.sight(thing.node),
+        source=thing.source or ModelSource.OWN_CLASS,
+        keywords=thing.keywords,
+        is_trained=thing.is_trained,
+        is_in_zero_init=thing.is_in_zero_init,
+        before=reading.source.sight(later.node) if later and not is_open else None,
+        is_before_all=not any(
+            seen.action in _SETS_UP and seen.root == root for seen in reading.calls[: thing.order]
+        ),
+    )
+
+
+def _call(reading: Reading, seen: Seen) -> Call:
+    every = next(
+        (
+            condition
+            for condition in reversed(seen.conditions)
+            if condition.has_remainder and condition.depth == len(seen.loops) > 0
+        ),
+        None,
+    )
+    one_rank = _one_rank(reading, seen)
+    return Call(
+        action=seen.action,
+        seen=reading.source.sight(seen.node),
+        state=seen.state,
+        one_rank=reading.source.sight(one_rank.test) if one_rank else None,
+        is_otherwise=one_rank is not None and one_rank.is_else,
+        is_engine_checked=any(condition.is_about_framework for condition in seen.conditions),
+        is_gathered=seen.is_gathered,
+        is_in_inference_mode=seen.is_in_inference_mode,
+        share=reading.source.sight(seen.share) if seen.share else None,
+        trains_before=_trains(reading, seen, afterwards=False),
+        trains_after=_trains(reading, seen, afterwards=True),
+        is_in_each_training=_is_in_each_training(reading, seen),
+        is_model_left_alone=_is_left_alone(reading, seen),
+        every_few_steps=reading.source.sight(every.test) if every else None,
+        loop=seen.loops[-1] if seen.loops else None,
+        keywords=seen.keywords,
+        given=seen.given,
+        forwards=tuple(reading.source.sight(forward.node) for forward in seen.forwards),
+        **seen.more,
+    )
+
+
+def _one_rank(reading: Reading, seen: Seen) -> Condition | None:
+    """Return the condition by which the main rank alone gets to a call."""
+    for condition in seen.conditions:
+        is_main = condition.rank is not None and condition.rank.is_main
+        if is_main and not any(_is_counterpart(other, seen, condition) for other in reading.calls):
+            return condition
+    return None
+
+
+def _is_counterpart(other: Seen, seen: Seen, condition: Condition) -> bool:
+    """Return whether the other ranks do the same elsewhere: behind `else`, or anywhere for a barrier."""
+    if other.action is not seen.action:
+        return False
+    return any(
+        mate.rank is not None
+        and not mate.rank.is_main
+        and (mate.test is condition.test or seen.action in (Action.WAIT, Action.GATHER))
+        for mate in other.conditions
+    )
+
+
+def _trains(reading: Reading, seen: Seen, *, afterwards: bool) -> bool:
+    """Return whether the script trains before or after a call: its Trainer, or any loop of its own."""
+    if seen.action not in _USES_MODEL:
+        return False
+    place = reading.calls.index(seen)
+    others = reading.calls[place + 1 :] if afterwards else reading.calls[:place]
+    if seen.action is Action.EVALUATE:
+        trains = _trainings(reading, seen)
+        instead = [other for other in trains if _comes_in_place(other, seen)]
+        if afterwards:
+            return any(other in others and other not in instead for other in trains)
+        may_have = seen.thing is not None and _trains_unseen(seen.thing)
+        return may_have or bool(instead) or any(other in others for other in trains)
+    in_same_loop = (other for other in reading.calls if set(other.loops) & set(seen.loops))
+    return any(other.action is Action.BACKWARD for other in (*others, *in_same_loop))
+
+
+def _trainings(reading: Reading, seen: Seen) -> list[Seen]:
+    """Return the calls that train the Trainer which a call evaluates."""
+    return [other for other in reading.calls if other.action is Action.TRAIN and other.thing is seen.thing]
+
+
+def _comes_in_place(first: Seen, second: Seen) -> bool:
+    """Return whether no run of the script makes both calls; in a loop a condition may change."""
+    sides = [[condition for condition in seen.conditions if condition.depth == 0] for seen in (first, second)]
+    return exclude(*sides)
+
+
+def _is_in_each_training(reading: Reading, seen: Seen) -> bool:
+    """Return whether each run of the script that trains a Trainer makes this call with it too."""
+    if seen.action is not Action.EVALUATE:
+        return False
+    needed = facts_of(seen.conditions)
+    return all(needed <= facts_of(other.conditions) for other in _trainings(reading, seen))
+
+
+def _trains_unseen(trainer: Thing) -> bool:
+    has_own_way = trainer.cls is not None and trainer.cls.method("train") is not None
+    return trainer.is_handed_on or has_own_way
+
+
+def _is_left_alone(reading: Reading, seen: Seen) -> bool:
+    """Return whether a call runs a model that ZeRO-3 partitions as it is made, and that no engine holds."""
+    model = seen.thing.root if seen.thing and seen.action in (Action.FORWARD, Action.GENERATE) else None
+    if model is None or seen.state is not ModelState.PLAIN or model.source not in _PARTITIONED_WHEN_MADE:
+        return False
+    sets_up = any(
+        other.action in _SETS_UP and other.root == seen.root for other in reading.calls[: model.order]
+    )
+    return sets_up and not (model.is_in_zero_init or model.is_under_zero_context or model.is_handed_on)

@@ -1,0 +1,200 @@
+"""Reading: what has been seen of a script so far, and under which conditions the reader stands."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+from zerofit.scripts.facts import Action, Keyword, ModelState
+from zerofit.scripts.source.values import Constant, Dotted, Kind, Mapping, RankTest, Scope, Several, Thing
+
+if TYPE_CHECKING:
+    from zerofit.scripts.facts import Plain, UsedOptimizer
+    from zerofit.scripts.source.source import Source
+    from zerofit.scripts.source.values import Value
+
+
+class Within(Enum):
+    """What a context or a decorator does to the code in it."""
+
+    GATHERED = auto()
+    NO_GRADIENTS = auto()
+    INFERENCE_MODE = auto()
+    ZERO_INIT = auto()
+    ZERO_CONTEXT = auto()
+    """Decides about ZeRO by code that is not read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One side of a condition."""
+
+    test: ast.expr
+    is_else: bool
+    rank: RankTest | None
+    is_about_framework: bool
+    has_remainder: bool
+    is_in_turn: bool
+    """Whether ranks pass in turn, each with its own part of the data."""
+    depth: int
+    """How many loops are around it."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Seen:
+    """A call, before the whole script is known."""
+
+    action: Action
+    node: ast.expr
+    thing: Thing | None
+    state: ModelState | None
+    conditions: tuple[Condition, ...]
+    loops: tuple[int, ...]
+    root: int
+    """Number of the function that was read by itself; 0 for the module's body."""
+    is_gathered: bool
+    has_gradients: bool
+    is_in_inference_mode: bool
+    share: ast.expr | None
+    """What says how often a rank gets here, where that is not as often as the others."""
+    keywords: tuple[Keyword, ...] = ()
+    given: frozenset[str] = frozenset()
+    more: dict[str, Any] = field(default_factory=dict)
+    """Fields of Call."""
+    forwards: tuple[Seen, ...] = ()
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Reading:
+    """The reader's notes and where it stands."""
+
+    source: Source
+    scope: Scope
+    calls: list[Seen] = field(default_factory=list)
+    models: list[Thing] = field(default_factory=list)
+    schedulers: list[Thing] = field(default_factory=list)
+    """Those that are prepared."""
+    optimizers: dict[tuple[int, int], UsedOptimizer] = field(default_factory=dict)
+    accelerator_keywords: list[Keyword] = field(default_factory=list)
+    training_arguments: list[Keyword] = field(default_factory=list)
+    defaults: dict[str, Plain] = field(default_factory=dict)
+    """Defaults of the script's own arguments, by argparse."""
+    conditions: list[Condition] = field(default_factory=list)
+    loops: list[int] = field(default_factory=list)
+    functions: list[ast.AST] = field(default_factory=list)
+    """Functions that are being read, the innermost last."""
+    visited: set[ast.AST] = field(default_factory=set)
+    root: int = 0
+    within: list[Within] = field(default_factory=list)
+    """What the contexts and decorators in force do."""
+    shares: list[ast.expr] = field(default_factory=list)
+    """What the loops run over that each rank has a part of its own of, the innermost last."""
+    has_foreign_accelerator: bool = False
+    """Whether the function that is read by itself was given an Accelerator made elsewhere."""
+    num_nodes: int = 0
+    is_in_foreign_trainer: bool = False
+    """Whether a subclass of Trainer is read by itself: its methods do not know what Trainer hands them."""
+
+    def see(self, action: Action, node: ast.expr, thing: Thing | None = None, **more: Any) -> Seen:
+        """Note a call."""
+        seen = Seen(
+            action=action,
+            node=node,
+            thing=thing,
+            state=state_of(thing),
+            conditions=tuple(self.conditions),
+            loops=tuple(self.loops),
+            root=self.root,
+            is_gathered=Within.GATHERED in self.within,
+            has_gradients=Within.NO_GRADIENTS not in self.within,
+            is_in_inference_mode=Within.INFERENCE_MODE in self.within,
+            share=self._share(),
+            **more,
+        )
+        self.calls.append(seen)
+        return seen
+
+    def _share(self) -> ast.expr | None:
+        in_turn = (condition.test for condition in self.conditions if condition.is_in_turn)
+        return self.shares[-1] if self.shares else next(in_turn, None)
+
+    def make_model(self, node: ast.expr, **fields: Any) -> Thing:
+        """Note a new model."""
+        thing = Thing(
+            kind=Kind.MODEL,
+            node=node,
+            state=ModelState.PLAIN,
+            order=len(self.calls),
+            is_in_zero_init=Within.ZERO_INIT in self.within,
+            is_under_zero_context=Within.ZERO_CONTEXT in self.within,
+            **fields,
+        )
+        self.models.append(thing)
+        self.see(Action.MAKE_MODEL, node, thing)
+        return thing
+
+    def keywords_of(
+        self, node: ast.Call, values: dict[str, Value]
+    ) -> tuple[tuple[Keyword, ...], frozenset[str]]:
+        """Return the keyword arguments of a call whose values are known, and the names of all."""
+        known: list[Keyword] = []
+        given: set[str] = set()
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                given.add("**")
+        for name, value in values.items():
+            given.add(name)
+            place: ast.expr | ast.keyword = next(
+                (keyword for keyword in node.keywords if keyword.arg == name), node
+            )
+            known += self._flat(name, value, place)
+        return tuple(known), frozenset(given)
+
+    def _flat(self, name: str, value: Value, node: ast.expr | ast.keyword) -> list[Keyword]:
+        if isinstance(value, Mapping):
+            return [
+                keyword for key, item in value.values for keyword in self._flat(f"{name}.{key}", item, node)
+            ]
+        is_known, plain = plain_of(value)
+        if not is_known:
+            return []
+        sight = self.source.sight(node)
+        text = sight.text if isinstance(node, ast.keyword) else f"{name}={plain!r}"
+        return [Keyword(name=name, value=plain, line=sight.place.line, column=sight.place.column, text=text)]
+
+
+def plain_of(value: Value) -> tuple[bool, Plain]:
+    """Return whether a value is a known literal, and the literal."""
+    if isinstance(value, Constant):
+        return True, value.value
+    if isinstance(value, Dotted) and value.name.startswith("torch."):
+        return False, None
+    if isinstance(value, Several):
+        items = [plain_of(item) for item in value.values]
+        return all(is_known for is_known, _ in items), tuple(item for _, item in items)
+    return False, None
+
+
+def state_of(thing: Thing | None) -> ModelState | None:
+    """Return what became of a model."""
+    if thing is None or thing.kind is not Kind.MODEL:
+        return None
+    if thing.state in (None, ModelState.PLAIN) and thing.root.is_trained:
+        return ModelState.IN_ENGINE
+    return thing.state
+
+
+def wrapped(thing: Thing, node: ast.expr, state: ModelState | None, *, is_compiled: bool = False) -> Thing:
+    """Return a model in another shape: an engine, the module within one, a compiled or adapted one."""
+    return Thing(
+        kind=Kind.MODEL,
+        node=node,
+        of=thing,
+        state=state,
+        is_compiled=thing.is_compiled or is_compiled,
+        is_adapted=thing.is_adapted,
+        source=thing.source,
+        cls=thing.cls,
+    )

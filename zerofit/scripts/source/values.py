@@ -1,0 +1,221 @@
+"""What a name in a script can stand for, as far as its source shows. None stands for "not known"."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from zerofit.scripts.facts import Keyword, ModelSource, ModelState, Plain
+
+
+class Kind(Enum):
+    """What an object is."""
+
+    ACCELERATOR = auto()
+    ARGUMENTS = auto()
+    TRAINER = auto()
+    MODEL = auto()
+    OPTIMIZER = auto()
+    SCHEDULER = auto()
+    LOADER = auto()
+    PARSER = auto()
+    """An argparse.ArgumentParser, or a group of one."""
+    STATE_DICT = auto()
+    TOKENS = auto()
+    """What a model has generated."""
+    OBJECT = auto()
+    """An instance of a class of the script that is none of these."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Thing:
+    """One object that the script makes."""
+
+    kind: Kind
+    node: ast.expr
+    """The call that makes it."""
+    of: Thing | None = None
+    """What it is made from: a trainer's, engine's, unwrapped or compiled model's own model."""
+    state: ModelState | None = None
+    is_compiled: bool = False
+    is_adapted: bool = False
+    """A model: whether peft has put adapters in, mostly small enough for ZeRO-3 to keep them whole."""
+    source: ModelSource | None = None
+    keywords: tuple[Keyword, ...] = ()
+    given: frozenset[str] = frozenset()
+    total: ast.expr | None = None
+    """A scheduler's number of steps."""
+    scope: Scope | None = None
+    """Where the names in `total` are looked up."""
+    cls: LocalClass | None = None
+    attributes: dict[str, Value] = field(default_factory=dict)
+    options: set[str] = field(default_factory=set)
+    """A parser's options so far; "**" where some are not known."""
+    order: int = 0
+    """How many calls were seen before it was made."""
+    is_trained: bool = False
+    is_in_zero_init: bool = False
+    is_under_zero_context: bool = False
+    """A model: whether it is made inside a `with` that decides about ZeRO, which is not read."""
+    is_handed_on: bool = False
+    """Whether code that is not read was given it."""
+
+    @property
+    def root(self) -> Thing:
+        """The object itself, below what wraps it."""
+        thing = self
+        while thing.of is not None and thing.of.kind is thing.kind:
+            thing = thing.of
+        return thing
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Scope:
+    """The names of a function or of the module."""
+
+    names: dict[str, Value] = field(default_factory=dict)
+    outer: Scope | None = None
+    expressions: dict[str, list[ast.expr]] = field(default_factory=dict)
+    """Every expression that is assigned to a name or an attribute path: "args.max_train_steps"."""
+
+    def look_up(self, name: str) -> Value:
+        """Return what a name stands for."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.outer
+        return None
+
+    def assigned(self, path: str) -> list[ast.expr]:
+        """Return the expressions that are assigned to a path."""
+        found: list[ast.expr] = []
+        scope: Scope | None = self
+        while scope is not None:
+            found += scope.expressions.get(path, [])
+            scope = scope.outer
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Dotted:
+    """A module, or a name in it: "torch.optim.AdamW"."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A literal's value; a dictionary's values are in Mapping."""
+
+    value: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A dictionary with literal keys."""
+
+    values: tuple[tuple[str, Value], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """A tuple or list."""
+
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalFunction:
+    """A function of the script; a method with the object it belongs to."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    scope: Scope
+    this: Thing | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalClass:
+    """A class of the script."""
+
+    node: ast.ClassDef
+    scope: Scope
+    bases: tuple[Value, ...]
+
+    def method(self, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """Return the method of that name, its own or a local base's."""
+        for item in self.node.body:
+            if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == name:
+                return item
+        for base in self.bases:
+            found = base.method(name) if isinstance(base, LocalClass) and base is not self else None
+            if found is not None:
+                return found
+        return None
+
+    def foreign_bases(self) -> tuple[str, ...]:
+        """Return the dotted names of the bases that other modules define."""
+        names: list[str] = []
+        for base in self.bases:
+            if isinstance(base, Dotted):
+                names.append(base.name)
+            elif isinstance(base, LocalClass) and base is not self:
+                names += base.foreign_bases()
+        return tuple(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """An attribute of an object that is no attribute the script sets: `model.generate`."""
+
+    this: Thing
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankTest:
+    """A condition that holds on some ranks only."""
+
+    is_main: bool
+    """Whether it holds on the main rank; False where it holds on the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The number of a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's own part of something, or what is made from one."""
+
+
+Value: TypeAlias = (
+    Thing
+    | Dotted
+    | Constant
+    | Mapping
+    | Several
+    | LocalFunction
+    | LocalClass
+    | Method
+    | RankTest
+    | Rank
+    | Share
+    | None
+)
+
+
+def join(first: Value, second: Value) -> Value:
+    """Return what a name stands for after two branches: None where they differ."""
+    if first == second or second == Constant(None):
+        return first
+    if first == Constant(None):
+        return second
+    if isinstance(first, Thing) and isinstance(second, Thing):
+        is_alike = first.kind is second.kind and first.state is second.state and first.cls is second.cls
+        return second if is_alike else None
+    return None

@@ -1,0 +1,121 @@
+"""Applies a strategy to the model and the optimizer of a plain training loop, without accelerate."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.training.changed_model import changed
+from zerofit.training.changes import Changes
+from zerofit.training.optimizer_swap import is_alike, swap_and_note
+from zerofit.training.trained_groups import hold_what_trains, holds
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+_NOT_BY_HAND = {
+    "engine": "DeepSpeed takes over backward() and step(), which stand in the loop",
+    "zero_stage": "DeepSpeed partitions, and takes over backward() and step(), which stand in the loop",
+    "optimizer_offload": "DeepSpeed offloads, and takes over backward() and step(), which stand in the loop",
+    "param_offload": "DeepSpeed offloads, and takes over backward() and step(), which stand in the loop",
+    "precision": "it is a context around the forward pass, which stands in the loop (torch.autocast)",
+    "micro_batch_size": "the loop makes its batches",
+    "gradient_accumulation_steps": "the loop says when the optimizer steps",
+    "gradient_clipping": "gradients are clipped in the loop (torch.nn.utils.clip_grad_norm_)",
+    "compile": "torch.compile(model) goes around the model that is returned here",
+    "group_by_length": "the loop makes its batches",
+}
+"""Fields of Strategy that a loop has to see to itself, and why."""
+
+
+def apply_strategy(
+    strategy: Strategy, model: Module, optimizer: Optimizer | None = None
+) -> tuple[Module, Optimizer | None]:
+    """Return a model and its optimizer as a strategy has them, for a training loop without accelerate.
+
+    The model is frozen, adapted by LoRA, given its attention, Liger's kernels and gradient checkpointing, in
+    place where that can be; then the optimizer's groups hold what trains, and another kind takes its place.
+    What is done is printed to stderr.
+
+    Args:
+        strategy: what to apply.
+        model: on its device, or before it goes there; not yet wrapped for several ranks, nor compiled.
+        optimizer: of the model, before its first step; None where it is made of the returned model later.
+
+    Returns:
+        The model that trains, and its optimizer. Schedulers of the one given lead the one returned.
+
+    Raises:
+        UserError: the strategy has something that a loop must see to itself, the model can't take it, or the
+            optimizer is of another model, or has made steps already and another is to take its place.
+    """
+    _check_possible(strategy, optimizer)
+    if optimizer is not None:
+        _check_optimizer(optimizer, model, strategy)
+    changes = Changes(announce=os.environ.get("RANK", "0") == "0")
+    notes: list[str] = []
+    if strategy.tf32 is not None:
+        from zerofit.models.changes.kernels import set_tf32
+
+        notes += set_tf32(strategy.tf32)
+    model, others = changed(model, strategy, precision=None)
+    for note in (*notes, *others):
+        changes.add(note)
+    if optimizer is not None:
+        hold_what_trains(model, [optimizer])
+        if strategy.optimizer is not None:
+            optimizer = swap_and_note(
+                optimizer, strategy.optimizer, changes, modules=model.modules(), said="the loop makes"
+            )
+    return model, optimizer
+
+
+def _check_possible(strategy: Strategy, optimizer: Any) -> None:
+    nothing = Strategy(precision=Precision.FP32)
+    for field, why in _NOT_BY_HAND.items():
+        value = getattr(strategy, field)
+        if value is None or value == getattr(nothing, field):
+            continue
+        raise UserError(
+            "not-in-a-plain-loop",
+            f"a plain loop can't be given {field}",
+            found=f"Strategy({field}={_said(value)})",
+            why=why,
+            fix="use accelerate or a Trainer: zerofit.accelerator(), zerofit.trainer(), or `zerofit launch`",
+        )
+    if strategy.optimizer is not None and optimizer is None:
+        raise UserError(
+            "no-optimizer-given",
+            "another optimizer takes over the groups of the loop's own",
+            found=f"Strategy(optimizer={_said(strategy.optimizer)}) and no optimizer",
+            why="learning rate and weight decay come from the loop's optimizer",
+            fix="give the loop's optimizer as the third argument",
+        )
+
+
+def _check_optimizer(optimizer: Optimizer, model: Module, strategy: Strategy) -> None:
+    name, own = strategy.optimizer, type(optimizer).__name__
+    if not holds(optimizer, model):
+        raise UserError(
+            "optimizer-of-another-model",
+            "the optimizer trains nothing of this model",
+            found=f"{own}, and {type(model).__name__}, none of whose parameters are in its groups",
+            why="its groups are to hold what trains of the model",
+            fix="make the optimizer of the model that is given here",
+        )
+    if name is not None and optimizer.state and not is_alike(optimizer, name):
+        raise UserError(
+            "optimizer-has-stepped",
+            "the loop's optimizer has made steps already",
+            found=f"{own} with states, and Strategy(optimizer={_said(name)})",
+            why="its states mean nothing to another optimizer, and would be lost",
+            fix="call apply_strategy() before the first step, and before the optimizer loads a checkpoint",
+        )
+
+
+def _said(value: Any) -> str:
+    is_enum = isinstance(value, Engine | OffloadDevice | OptimizerName | ZeroStage | Precision)
+    return f"{type(value).__name__}.{value.name}" if is_enum else str(value)

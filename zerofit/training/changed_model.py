@@ -1,0 +1,302 @@
+"""Changes the model that a script trains, before anything else sees it: frozen, adapted, checkpointed.
+
+It is the one place that does, for scripts with a loop of their own and for Trainer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from zerofit.core.errors import UserError
+from zerofit.core.strategy import Precision
+from zerofit.scripts.capture.child.model_record import class_path
+from zerofit.training.optimizer_swap import live_optimizers
+from zerofit.training.quantized_loading import for_trainer
+from zerofit.training.schedulers import live_objects
+from zerofit.training.trained_groups import hold_what_trains, holds, parameters_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerofit.core.capture import CapturedModel
+    from zerofit.core.strategy import Strategy
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import Settings
+
+_OF_ACCELERATE = {"bf16": Precision.BF16, "fp16": Precision.FP16}
+
+
+def install(
+    accelerator_class: Any, settings: Settings, changes: Changes, *, captured: CapturedModel | None
+) -> None:
+    """Hook prepare() so that the model trains as the plan says; to be set last, as it then sees it first.
+
+    Args:
+        accelerator_class: accelerate's Accelerator, or a subclass.
+        settings: what the plan sets.
+        changes: where to note what was changed.
+        captured: the model that the script was about to train; None where it was not captured.
+    """
+    if not changes_model(settings):
+        return
+    hook = _Hook(settings, changes, captured)
+    for name in ("prepare", "prepare_model", "prepare_optimizer"):
+        original = getattr(accelerator_class, name)
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def prepare(
+            self: Any, *objects: Any, original: Any = original, signature: Any = signature, **kwargs: Any
+        ) -> Any:
+            given = signature.bind(self, *objects, **kwargs)
+            if self._zerofit_by_script and not given.arguments.get("evaluation_mode", False):
+                hook.change_given(self, given)
+            return original(*given.args, **given.kwargs)
+
+        setattr(accelerator_class, name, prepare)
+
+
+def install_in_trainer(trainer_class: Any, settings: Settings, changes: Changes) -> None:
+    """Hook Trainer's constructor, so that the model that it is given, or makes, trains as the plan says.
+
+    Args:
+        trainer_class: transformers' Trainer, or a subclass.
+        settings: what the plan sets.
+        changes: where to note what was changed.
+    """
+    if not changes_model(settings):
+        return
+    # TrainingArguments checkpoint in train() itself.
+    own = replace(settings, gradient_checkpointing=None, checkpoint_every=1)
+    hook = _Hook(own, changes, None)
+    original = trainer_class.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs)
+        arguments = given.arguments
+        precision = _precision_of(arguments.get("args"))
+        if arguments.get("model") is not None:
+            arguments["model"] = hook.change(arguments["model"], precision, trains=True)
+        if arguments.get("model_init") is not None:
+            arguments["model_init"] = _changing(arguments["model_init"], hook, precision)
+        hook.hold_what_trains()
+        original(*given.args, **given.kwargs)
+
+    trainer_class.__init__ = init
+
+
+def _precision_of(args: Any) -> Precision | None:
+    """Return the format of a Trainer's autocast."""
+    if getattr(args, "bf16", False):
+        return Precision.BF16
+    return Precision.FP16 if getattr(args, "fp16", False) else None
+
+
+def _changing(model_init: Callable[..., Any], hook: _Hook, precision: Precision | None) -> Callable[..., Any]:
+    """Return a Trainer's model_init, with what it makes changed."""
+
+    @functools.wraps(model_init)
+    def init(*args: Any, **kwargs: Any) -> Any:
+        with for_trainer():
+            made = model_init(*args, **kwargs)
+        return hook.change(made, precision, trains=True)
+
+    return init
+
+
+def changes_model(settings: Settings | Strategy) -> bool:
+    """Return whether anything is to be changed in the model itself."""
+    return (
+        bool(settings.freeze or settings.lora or settings.quantization or settings.attention)
+        or settings.liger
+        or settings.gradient_checkpointing is not None
+        or settings.checkpoint_every > 1
+    )
+
+
+def changed(model: Any, wanted: Settings | Strategy, *, precision: Precision | None) -> tuple[Any, list[str]]:
+    """Return a model with all changes made to it, and what was done, in words.
+
+    Args:
+        model: a torch.nn.Module that is not yet wrapped for training.
+        wanted: what is to be changed.
+        precision: format of autocast, in which weights that adapters freeze then lie too; None leaves them.
+
+    Raises:
+        UserError: one of the changes can't be made.
+    """
+    from zerofit.models.changes.adapted_saving import lead_to
+    from zerofit.models.changes.adapters import adapt, adapted_words
+    from zerofit.models.changes.checkpointing import set_checkpointing
+    from zerofit.models.changes.freezing import freeze
+    from zerofit.models.changes.kernels import set_attention
+    from zerofit.models.changes.liger import use_liger
+    from zerofit.models.changes.quantization import check_quantized, make_trainable, store_frozen_in
+
+    notes = [*freeze(model, wanted.freeze)]
+    if wanted.quantization is not None:
+        check_quantized(model, has_adapters=wanted.lora is not None)
+        make_trainable(model)
+    if wanted.lora is not None:
+        _check_no_average(model)
+        base, model = model, adapt(model, wanted.lora, quantization=wanted.quantization)
+        lead_to(base, model)
+        notes.append(adapted_words(model))
+        if precision in (Precision.BF16, Precision.FP16):
+            notes += store_frozen_in(model, precision)
+    if wanted.attention is not None:
+        notes += set_attention(model, wanted.attention)
+    if wanted.liger:
+        notes += use_liger(model)
+    notes += set_checkpointing(model, wanted=wanted.gradient_checkpointing, every=wanted.checkpoint_every)
+    return model, notes
+
+
+class _Hook:
+    """What is changed in which models of a process.
+
+    Args:
+        settings: what the plan sets.
+        changes: where to note what was changed.
+        captured: the model that the script was about to train.
+    """
+
+    def __init__(self, settings: Settings, changes: Changes, captured: CapturedModel | None) -> None:
+        self._settings = settings
+        self._changes = changes
+        self._captured = captured
+        self._changed: WeakSet[Any] = WeakSet()
+        self._trained: WeakSet[Any] = WeakSet()
+        self._left: WeakSet[Any] = WeakSet()
+
+    def change_given(self, accelerator: Any, given: inspect.BoundArguments) -> None:
+        """Change the models among what a script prepares, and the optimizers of them."""
+        from torch.nn import Module
+
+        precision = _OF_ACCELERATE.get(accelerator.mixed_precision)
+
+        def replaced(item: Any) -> Any:
+            return self.change(item, precision) if isinstance(item, Module) else item
+
+        for name, value in given.arguments.items():
+            if isinstance(value, tuple):
+                given.arguments[name] = tuple(replaced(item) for item in value)
+            elif name != "self":
+                given.arguments[name] = replaced(value)
+        self.hold_what_trains()
+
+    def change(self, model: Any, precision: Precision | None, *, trains: bool = False) -> Any:
+        """Return a model as the plan has it; one that was changed before, or does not train, as it is.
+
+        Args:
+            model: not yet wrapped.
+            precision: format of autocast.
+            trains: whether it is known to be the one that trains.
+        """
+        from zerofit.models.changes.adapted_saving import adapted_of
+
+        known = adapted_of(model)  # another Trainer or Accelerator may have changed it
+        if known is not None:
+            self._changed.update((model, known))
+            self._trained.add(known)
+            return known
+        if model in self._changed or not any(one.requires_grad for one in model.parameters()):
+            return model
+        if not trains and not self._is_the_one(model):
+            return model
+        precision = None if self._settings.uses_deepspeed else precision
+        made, notes = changed(model, self._settings, precision=precision)
+        for note in notes:
+            self._changes.add(note)
+        self._changed.update((model, made))
+        self._trained.add(made)
+        return made
+
+    def _is_the_one(self, model: Any) -> bool:
+        """Return whether a model is one that trains, and no teacher that a script leaves unfrozen.
+
+        It is one that an optimizer holds, of the class that was captured where such a model lives. Where no
+        optimizer lives yet, it is the first one. A model that comes without its own beside those of others
+        is taken for a teacher. Once steps were made, it may as well be the next of a loop over folds: that
+        matters where adapters are put on, or something is frozen, which can't be done later.
+        """
+        name = type(model).__name__
+        if self._moves_groups and self._is_beside_captured(model):
+            self._changes.add(f"{name} is left as it is: the plan is for another model of the script")
+            return False
+        optimizers = [one for one in live_optimizers() if any(True for _ in parameters_of(one))]
+        if any(holds(one, model) for one in optimizers):
+            return True
+        if not self._moves_groups:
+            return not optimizers or any(one.state for one in optimizers)
+        if optimizers or self._trained:
+            self._changes.add(f"{name} without an optimizer is left as it is: it is taken for a teacher")
+            self._left.add(model)
+            return False
+        self._changes.add(f"{name} has no optimizer yet: it is taken for the model that trains")
+        return True
+
+    def _is_beside_captured(self, model: Any) -> bool:
+        """Return whether another model lives that is of the captured class, and this one is not."""
+        from torch.nn import Module
+
+        wanted = self._captured.class_path if self._captured is not None else None
+        if wanted is None or any(class_path(type(one)) == wanted for one in model.modules()):
+            return False
+        return any(class_path(type(one)) == wanted for one in live_objects(Module))
+
+    @property
+    def _moves_groups(self) -> bool:
+        return bool(self._settings.freeze or self._settings.lora)
+
+    def hold_what_trains(self) -> None:
+        """Look at all optimizers again: a script may have made one since.
+
+        Raises:
+            UserError: one is of a model that was taken for a teacher.
+        """
+        if not self._moves_groups:
+            return
+        optimizers = live_optimizers() if self._trained or self._left else []
+        for model in self._left:
+            if any(holds(optimizer, model) for optimizer in optimizers):
+                raise _decided_too_late(model)
+        if self._trained:
+            for model in self._trained:
+                hold_what_trains(model, optimizers)
+
+
+def _decided_too_late(model: Any) -> UserError:
+    name = type(model).__name__
+    return UserError(
+        "model-taken-for-teacher",
+        "a model trains that was taken for a teacher",
+        found=f"prepare() of {name} before its optimizer was made, while another model had one",
+        why="the model that trains is frozen or adapted in prepare(), and this one was left as it is",
+        fix="make the optimizer first and give both to one call: "
+        "model, optimizer = accelerator.prepare(model, optimizer)",
+    )
+
+
+def _check_no_average(model: Any) -> None:
+    """Check that no moving average was made of a model without its adapters.
+
+    Raises:
+        UserError: there is one.
+    """
+    from torch.optim.swa_utils import AveragedModel
+
+    if any(type(one.module) is type(model) for one in live_objects(AveragedModel)):
+        raise UserError(
+            "lora-average-made-before",
+            "a moving average was made before the adapters",
+            found=f"--lora, and AveragedModel of {type(model).__name__} before prepare()",
+            why="it has other parameters than the model that trains, and can't follow it",
+            fix="make it of what accelerator.prepare() returns",
+        )

@@ -1,0 +1,1 @@
+"""Changes to DeepSpeed's engine and to models under it, inside the training process."""

@@ -1,0 +1,247 @@
+"""Joins prepare() calls under DeepSpeed, which needs the model and its optimizer at once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.training.deepspeed.deepspeed_refusals import trains_without_optimizer
+from zerofit.training.optimizer_swap import is_plain_optimizer, live_optimizers
+
+if TYPE_CHECKING:
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import Settings
+
+
+_TOGETHER = "the model and its optimizer are prepared together, as DeepSpeed needs them"
+_WRAPPERS = "_zerofit_wrappers"
+"""Field of an Accelerator: what the script's own optimizer became, by its id; beside it, as an id may be used
+again."""
+_WITHOUT_OPTIMIZER = "_zerofit_without_optimizer"
+"""Field of an Accelerator: what stands for models whose optimizer has not come yet."""
+_NEED_OPTIMIZER = (1, 2)
+"""ZeRO stages whose engine needs an optimizer (deepspeed/runtime/engine.py)."""
+
+
+def install(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
+    """Hook prepare() so that a model and its optimizer may come in calls of their own.
+
+    Args:
+        accelerator_class: accelerate's Accelerator, or a subclass.
+        settings: what the plan sets.
+        changes: where to note what was changed.
+    """
+    if not settings.uses_deepspeed:
+        return
+    original = accelerator_class.prepare
+
+    @functools.wraps(original)
+    def prepare(self: Any, *objects: Any, **kwargs: Any) -> Any:
+        if not self._zerofit_by_script:
+            return original(self, *objects, **kwargs)
+        prepared = _PrepareCall(self, changes).prepare(original, objects, kwargs)
+        return prepared if len(prepared) > 1 else prepared[0]
+
+    accelerator_class.prepare = prepare
+    for name in ("prepare_model", "prepare_optimizer"):
+        _hook_one(accelerator_class, name)
+    _hook_free_memory(accelerator_class)
+
+
+def _hook_one(accelerator_class: Any, name: str) -> None:
+    """Let prepare_model() and prepare_optimizer() do under DeepSpeed what prepare() does.
+
+    By themselves they know nothing of DeepSpeed and hand the object back (accelerate/accelerator.py).
+    """
+    original = getattr(accelerator_class, name)
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def prepare_one(self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, item, *args, **kwargs).arguments
+        is_deepspeeds = getattr(self.state, "deepspeed_plugin", None) is not None
+        if self._zerofit_by_script and is_deepspeeds and not bound.get("evaluation_mode", False):
+            return self.prepare(item)
+        return original(self, item, *args, **kwargs)
+
+    setattr(accelerator_class, name, prepare_one)
+
+
+def _hook_free_memory(accelerator_class: Any) -> None:
+    """Let go of optimizers and models with accelerate; its clear() calls this, too."""
+    original = accelerator_class.free_memory
+
+    @functools.wraps(original)
+    def free_memory(self: Any, *objects: Any) -> Any:
+        for name in (_WRAPPERS, _WITHOUT_OPTIMIZER):
+            self.__dict__.pop(name, None)
+        return original(self, *objects)
+
+    accelerator_class.free_memory = free_memory
+
+
+class _PrepareCall:
+    """One prepare() call of a script, and what earlier ones left for it.
+
+    Args:
+        accelerator: the script's Accelerator.
+        changes: where to note what was changed.
+    """
+
+    def __init__(self, accelerator: Any, changes: Changes) -> None:
+        self._accelerator = accelerator
+        self._changes = changes
+        self._wrappers: dict[int, tuple[Any, Any]] = accelerator.__dict__.setdefault(_WRAPPERS, {})
+        self._without_optimizer: list[Any] = accelerator.__dict__.setdefault(_WITHOUT_OPTIMIZER, [])
+
+    def prepare(self, original: Any, objects: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return what the script's objects became, in their order."""
+        from torch.nn import Module
+
+        if any(isinstance(item, Module) for item in objects):
+            own = None if any(map(is_plain_optimizer, objects)) else self._optimizer_of(objects)
+            if own is not None or not self._is_to_wait(objects):
+                return self._with_model(original, objects, own, kwargs)
+        prepared = [self._early(original, item) for item in objects]
+        others = [
+            place
+            for place, item in enumerate(prepared)
+            if item is objects[place] and not isinstance(item, Module)
+        ]
+        schedulers = [place for place in others if _is_scheduler(prepared[place])]
+        rest = [place for place in others if place not in schedulers]
+        if rest:
+            done = original(self._accelerator, *(prepared[place] for place in rest), **kwargs)
+            for place, item in zip(rest, done if len(rest) > 1 else (done,), strict=True):
+                prepared[place] = item
+        for place in schedulers:
+            # accelerate would hand it back as it is, and it would step once in each pass.
+            prepared[place] = self._accelerator.prepare_scheduler(prepared[place])
+        return tuple(prepared)
+
+    def _is_to_wait(self, objects: tuple[Any, ...]) -> bool:
+        """Return whether a model's optimizer must come later: stages 1 and 2 have no engine without.
+
+        A model that does not train needs neither, be it before or after the one that does.
+        """
+        from torch.nn import Module
+
+        accelerator = self._accelerator
+        stage = accelerator.state.deepspeed_plugin.zero_stage
+        if stage not in _NEED_OPTIMIZER or any(map(is_plain_optimizer, objects)):
+            return False
+        models = [item for item in objects if isinstance(item, Module)]
+        return accelerator.deepspeed_engine_wrapped is None or not any(map(_trains, models))
+
+    def _early(self, original: Any, item: Any) -> Any:
+        """Return what stands for a model or an optimizer that comes alone; other objects as they are."""
+        from torch.nn import Module
+
+        if isinstance(item, Module):
+            model = item.to(self._accelerator.device)
+            if not _trains(model):
+                return self._accelerator.prepare_model(model, evaluation_mode=True)
+            self._without_optimizer.append(_without_optimizer(model))
+            return self._without_optimizer[-1]
+        return self._optimizer(original, item) if is_plain_optimizer(item) else item
+
+    def _with_model(
+        self, original: Any, objects: tuple[Any, ...], own: Any | None, kwargs: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        if own is None:
+            prepared = original(self._accelerator, *objects, **kwargs)
+            return prepared if len(objects) > 1 else (prepared,)
+        self._changes.add(_TOGETHER)
+        *prepared, wrapper = original(self._accelerator, *objects, own, **kwargs)
+        early = self._wrappers.get(id(own))
+        if early is not None:
+            # The script holds it already: from now on it is the real one.
+            early[1].__dict__ = wrapper.__dict__
+        self._wrappers[id(own)] = (own, wrapper)
+        return tuple(prepared)
+
+    def _optimizer_of(self, objects: tuple[Any, ...]) -> Any | None:
+        """Return the one optimizer of the model that is prepared; None where there is none, or several."""
+        from torch.nn import Module
+
+        models = [item for item in objects if isinstance(item, Module)]
+        early = [own for own, _ in self._wrappers.values()]
+        found = [
+            optimizer
+            for optimizer in early or live_optimizers()
+            if any(_holds(optimizer, model) for model in models)
+        ]
+        return found[0] if len(found) == 1 else None
+
+    def _optimizer(self, original: Any, own: Any) -> Any:
+        """Return what an optimizer that comes without its model is, or will be, under DeepSpeed."""
+        from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper
+
+        if id(own) not in self._wrappers:
+            stand_in = next((one for one in self._without_optimizer if _holds(own, one.module)), None)
+            if stand_in is not None:
+                self._without_optimizer.remove(stand_in)
+                engine, wrapper = self._with_model(original, (stand_in.module, own), None, {})
+                # The script holds the model already: from now on it is the engine.
+                stand_in.__class__ = type(engine)
+                object.__setattr__(stand_in, "__dict__", engine.__dict__)
+                self._changes.add(_TOGETHER)
+                self._wrappers[id(own)] = (own, wrapper)
+            elif self._accelerator.deepspeed_engine_wrapped is not None:
+                raise _made_too_late()
+            else:
+                self._wrappers[id(own)] = (own, DeepSpeedOptimizerWrapper(own))
+        return self._wrappers[id(own)][1]
+
+
+def _without_optimizer(model: Any) -> Any:
+    """Return what a script holds for a model until its optimizer comes."""
+    import torch
+
+    class ModelWithoutOptimizer(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = model
+            self.training = model.training
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if self.training and torch.is_grad_enabled():
+                raise trains_without_optimizer()
+            return self.module(*args, **kwargs)
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(super().__getattr__("module"), name)
+
+    return ModelWithoutOptimizer()
+
+
+def _holds(optimizer: Any, model: Any) -> bool:
+    """Return whether an optimizer trains any parameter of a model."""
+    ids = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    return any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _trains(model: Any) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def _is_scheduler(item: Any) -> bool:
+    from torch.optim.lr_scheduler import LRScheduler
+
+    return isinstance(item, LRScheduler)
+
+
+def _made_too_late() -> UserError:
+    return UserError(
+        "optimizer-made-after-prepare",
+        "ZeRO-3 needs the optimizer when the model is prepared",
+        found="an optimizer that is made after accelerator.prepare(model)",
+        why="prepare(model) takes the weights apart, and an optimizer made later sees none of them",
+        fix="make the optimizer before the model is prepared, or use --zero-stage 2",
+        see="https://huggingface.co/docs/accelerate/usage_guides/deepspeed",
+    )

@@ -1,0 +1,120 @@
+"""Counts the optimizer steps that fp16's loss scaling skips, and says when they are too many."""
+
+from __future__ import annotations
+
+import functools
+from functools import cache
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import format_message
+from zerofit.core.upstream.deepspeed import after_each_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerofit.training.changes import Changes
+
+TOO_MANY_IN_A_ROW = 17
+"""Each skipped step halves the scale, which begins at 2**16 (torch/amp/grad_scaler.py, init_scale;
+deepspeed/runtime/fp16/loss_scaler.py): after 16 in a row it is 1, and is not what overflows."""
+LARGE_SHARE = 0.1
+"""Of the steps after the first one that was taken. A scale doubles after 2000 good steps in torch, 1000 in
+DeepSpeed, and one step is skipped each time. ASSUMPTION: a hundred times as many is no search for a scale."""
+FEWEST_STEPS = 50
+"""Steps after the first one that was taken, before their share is looked at. ASSUMPTION."""
+SEE = "https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling"
+
+
+class SkippedSteps:
+    """How many optimizer steps a loss scaler skipped, of how many."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        """Steps that the script asked for, skipped ones among them."""
+        self.num_skipped = 0
+        self._in_a_row = 0
+        self._warm_up: int | None = None
+        self._noted: set[str] = set()
+
+    def count(self, *, skipped: bool, changes: Changes) -> None:
+        """Count one step, and warn where too many were skipped.
+
+        Args:
+            skipped: whether the gradients were not finite, so that the weights stayed as they are.
+            changes: where the warning goes.
+        """
+        self.num_steps += 1
+        self.num_skipped += skipped
+        self._in_a_row = self._in_a_row + 1 if skipped else 0
+        if self._warm_up is None and not skipped:
+            self._warm_up = self.num_skipped
+        if self._in_a_row == TOO_MANY_IN_A_ROW:
+            self._warn("row", f"the last {self._in_a_row} steps, of {self.num_steps} so far", changes)
+        if self._warm_up is None:
+            return
+        since, skipped_since = self.num_steps - self._warm_up, self.num_skipped - self._warm_up
+        if since >= FEWEST_STEPS and skipped_since > LARGE_SHARE * since:
+            self._warn("share", f"{skipped_since} of the last {since} steps", changes)
+
+    def _warn(self, about: str, found: str, changes: Changes) -> None:
+        if about in self._noted:
+            return
+        self._noted.add(about)
+        text = format_message(
+            "warning[fp16-skips-steps]: fp16's loss scaling skips many optimizer steps",
+            found=found,
+            why="their gradients are infinite or no numbers at any scale, and a skipped step trains nothing",
+            fix="train in bf16 where the GPU has it (--mixed-precision bf16), with a smaller learning rate, "
+            "or with --gradient-clipping 1",
+            see=SEE,
+        )
+        changes.warn(text)
+
+
+@cache
+def of_this_process() -> SkippedSteps:
+    """Return the one count of this process, which its record holds."""
+    return SkippedSteps()
+
+
+def install(accelerator_class: Any, changes: Changes) -> None:
+    """Hook prepare_optimizer() so that the steps of accelerate's loss scaler are counted.
+
+    Args:
+        accelerator_class: accelerate's Accelerator, or a subclass.
+        changes: where warnings go.
+    """
+    prepare_one = accelerator_class.prepare_optimizer
+
+    @functools.wraps(prepare_one)
+    def prepare_optimizer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        wrapper = prepare_one(self, *args, **kwargs)
+        if getattr(wrapper, "scaler", None) is not None and "_zerofit_counts" not in wrapper.__dict__:
+            wrapper._zerofit_counts = True
+            wrapper.step = MethodType(_counting(self, wrapper.step, changes), wrapper)
+        return wrapper
+
+    accelerator_class.prepare_optimizer = prepare_optimizer
+
+
+def _counting(accelerator: Any, original: Callable[..., Any], changes: Changes) -> Callable[..., Any]:
+    def step(self: Any, closure: Any = None) -> Any:
+        result = original(closure)
+        if accelerator.sync_gradients:
+            of_this_process().count(skipped=self.step_was_skipped, changes=changes)
+        return result
+
+    return step
+
+
+def watch_engine(engine: Any, changes: Changes) -> None:
+    """Count the steps of a DeepSpeedEngine that scales the loss.
+
+    Args:
+        engine: as DeepSpeed made it.
+        changes: where warnings go.
+    """
+    if not engine.fp16_enabled():
+        return
+    after_each_step(engine, lambda skipped: of_this_process().count(skipped=skipped, changes=changes))

@@ -1,0 +1,79 @@
+"""Keeps under DeepSpeed what bitsandbytes was told of single parameters: 32-bit states of embeddings.
+
+bitsandbytes finds them by the parameter when it first steps, and DeepSpeed has by then put flat fp32 tensors
+in the place of all parameters of a group: without this, embeddings get 8-bit states under ZeRO and nobody
+says so. In a parameter group of their own they get a flat tensor of their own, and the group tells its bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from zerofit.training import schedulers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zerofit.training.changes import Changes
+
+_KEY = "zerofit_override"
+"""Key of a parameter group: what it sets beside the optimizer's own settings."""
+
+
+def keep_overrides(objects: Iterable[Any], changes: Changes) -> None:
+    """Give parameters with settings of their own a group of their own, in bitsandbytes' optimizers.
+
+    Args:
+        objects: what is prepared under DeepSpeed; only optimizers of bitsandbytes are looked at.
+        changes: where to note what was changed.
+    """
+    for optimizer in objects:
+        if type(optimizer).__module__.split(".")[0] != "bitsandbytes" or not hasattr(optimizer, "mng"):
+            continue
+        overrides = _overrides(optimizer)
+        if not overrides:
+            continue
+        _split(optimizer, overrides)
+        original = optimizer.get_config
+        optimizer.get_config = MethodType(functools.wraps(original)(_with_own(original)), optimizer)
+        changes.add(
+            f"parameters to which {type(optimizer).__name__} gives states of their own, as 32-bit ones to "
+            "embeddings, are a group of their own: DeepSpeed would flatten them with the others"
+        )
+
+
+def _with_own(original: Any) -> Any:
+    def get_config(self: Any, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
+        return {**original(gindex, pindex, group), **group.get(_KEY, {})}
+
+    return get_config
+
+
+def _overrides(optimizer: Any) -> dict[int, dict[str, Any]]:
+    """Return what is told of this optimizer's parameters, by their ids."""
+    manager = optimizer.mng
+    told: dict[int, dict[str, Any]] = dict(manager.pid2config)
+    for module, attribute, config in manager.module_weight_config_triple:
+        told[id(getattr(module, attribute))] = config
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return {key: config for key, config in told.items() if key in held}
+
+
+def _split(optimizer: Any, overrides: dict[int, dict[str, Any]]) -> None:
+    """Move parameters into groups by what is told of them; the first of each group stay where they are."""
+    for index, group in enumerate(list(optimizer.param_groups)):
+        parts: dict[Any, list[Any]] = {}
+        for parameter in group["params"]:
+            config = overrides.get(id(parameter), {})
+            parts.setdefault(tuple(sorted(config.items())), []).append(parameter)
+        if () in parts:
+            parts = {(): parts.pop(()), **parts}  # what has no settings of its own stays
+        for number, (config, parameters) in enumerate(parts.items()):
+            own = {_KEY: dict(config)} if config else {}
+            if number == 0:
+                group.update(own, params=parameters)
+            else:
+                optimizer.param_groups.append({**group, **own, "params": parameters})
+                schedulers.repeat_entry(optimizer, index)

@@ -1,0 +1,162 @@
+"""Weights the batches of an accumulation window that zerofit has set as if they were one batch.
+
+accelerate divides each batch's loss by the number of batches in a full window: in a shorter last one the step
+is too small, and in every one a batch with few labels counts as much as one with many. Here a batch counts by
+the items that its loss is a mean over, of all those of the window on all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.upstream.accelerate import prepared_optimizers
+from zerofit.training.deepspeed.deepspeed_step import window_of
+from zerofit.training.loss_items import items_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.training.changes import Changes
+
+_STAYS = "the batches of a window count as accelerate has them, each the same and a shorter window less"
+
+
+class WindowWeights:
+    """The windows of one Accelerator.
+
+    Until a window's last batch its items are not known: losses count by their items over those of the run's
+    first batch, and at the last one the gradients so far are put right. DeepSpeed holds them itself, and its
+    step puts all of them right.
+
+    Args:
+        accelerator: an Accelerator of the script's, whose window zerofit has set.
+        changes: where to note what was changed.
+    """
+
+    def __init__(self, accelerator: Any, changes: Changes) -> None:
+        self._accelerator = accelerator
+        self._changes = changes
+        self._is_on: bool | None = None
+        """Whether losses are weighted; None before the first backward pass."""
+        self._reference: Any = None
+        """Items of the run's first batch, the same on all ranks."""
+        self._total: Any = 0
+        """Items of the window so far, on this rank."""
+        self._num_batches = 0
+        self._weight: Any = None
+        """What this batch's losses count; None before its first backward pass."""
+        self._is_closed = False
+        """Whether the window's gradients are put right."""
+
+    def begin_batch(self) -> None:
+        """Act on the script's entering accumulate(); the Accelerator still tells of the batch before."""
+        self._weight = None
+        if self._accelerator.sync_gradients:
+            self._total, self._num_batches, self._is_closed = 0, 0, False
+
+    def before_step(self) -> None:
+        """Put the gradients right that the script is to step with, or to clip.
+
+        The backward pass of the window's last batch has done it, unless the script left that out, as it may
+        where a loss is no number.
+        """
+        import torch
+
+        is_due = self._is_on and self._num_batches and self._accelerator.sync_gradients
+        # DeepSpeed steps only after a backward pass of the last batch.
+        if is_due and not self._is_closed and window_of(self._accelerator) is None:
+            with torch.no_grad():
+                self._close()
+
+    def weighted(self, loss: Any) -> Any:
+        """Return what is to go backward, and to be divided by the accumulation steps, in the loss's place."""
+        import torch
+
+        if self._weight is None:
+            with torch.no_grad():
+                self._count(loss)
+        return loss * self._weight.to(loss.dtype) if self._is_on else loss
+
+    def _count(self, loss: Any) -> None:
+        """Take in a batch, and find what its losses count."""
+        items = None if self._is_on is False else items_of(loss)
+        if self._is_on is None:
+            self._begin(loss, items)
+        if not self._is_on:
+            return
+        if items is None:
+            self._changes.add(
+                "a batch whose loss does not tell what it is a mean over counts as the others do"
+            )
+            items = self._total / self._num_batches if self._num_batches else self._reference
+        self._total = self._total + items
+        self._num_batches += 1
+        self._weight = items / self._reference
+        if self._accelerator.sync_gradients:
+            self._close()
+
+    def _begin(self, loss: Any, items: Any) -> None:
+        """Decide, on all ranks together, whether losses can be weighted."""
+        import torch
+
+        why_not = self._why_not()
+        if why_not is None:
+            told = torch.zeros(2, device=loss.device)
+            told[0] = float(items is None)
+            told[1] = 1.0 if items is None else items.clamp_min(1.0)
+            self._reduce(told, torch.distributed.ReduceOp.MAX)
+            if told[0]:
+                why_not = "the loss does not tell what it is a mean over"
+            self._reference = told[1]
+        self._is_on = why_not is None
+        if why_not is None:
+            self._changes.add(
+                "each batch of a window counts by the labels or elements that its loss is a mean over, as in "
+                "one batch of them all; accelerate counts batches alike, and a shorter last window less"
+            )
+        else:
+            self._changes.add(f"{_STAYS}: {why_not}")
+
+    def _why_not(self) -> str | None:
+        kind = str(self._accelerator.distributed_type)
+        if any(name in kind for name in ("FSDP", "MEGATRON", "TP")):
+            return f"{kind.rpartition('.')[2]} keeps the gradients"
+        if self._accelerator.num_processes > 1 and not self._accelerator.even_batches:
+            return "ranks may have different numbers of batches"
+        window = window_of(self._accelerator)
+        if window is not None and type(window.engine.optimizer).__name__ == "BF16_Optimizer":
+            return "DeepSpeed's BF16_Optimizer keeps the gradients"
+        return None
+
+    def _close(self) -> None:
+        """Put right what the window's gradients count, now that its last batch is here."""
+        import torch
+
+        self._is_closed = True
+        ranks = self._accelerator.num_processes
+        total = self._total.clone()
+        self._reduce(total, torch.distributed.ReduceOp.SUM)
+        steps = self._accelerator.gradient_accumulation_steps
+        # Ranks' gradients are averaged; a window without any item is no number, as one batch of it is.
+        factor = torch.where(total > 0, ranks * steps * self._reference / total, 1.0)
+        window = window_of(self._accelerator)
+        if window is not None:
+            window.gradient_factor = float(factor)
+            return
+        for parameter in set(self._parameters()):
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+        if self._weight is not None:
+            self._weight = self._weight * factor
+
+    def _parameters(self) -> Iterator[Any]:
+        """Yield what the script's optimizers step."""
+        for optimizer in prepared_optimizers(self._accelerator):
+            for group in optimizer.param_groups:
+                yield from group["params"]
+
+    def _reduce(self, numbers: Any, operation: Any) -> None:
+        import torch
+
+        if self._accelerator.num_processes > 1:
+            torch.distributed.all_reduce(numbers, op=operation)

@@ -1,0 +1,108 @@
+"""Keeps model.generate from leaving ranks waiting under ZeRO-3: calls go in step, or end with an error."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.generation.gathering import has_hooks, is_available, partitioned_parameters
+from zerofit.generation.in_step import OUT_OF_STEP, check_experts, goes_out_of_step
+from zerofit.generation.ranks.meeting import arranged, is_arranged, meet, script_line
+from zerofit.generation.ranks.ranks import all_ranks
+
+if TYPE_CHECKING:
+    from inspect import BoundArguments
+    from types import ModuleType
+
+    from zerofit.training.changes import Changes
+
+_NAME = "model.generate"
+_SEE = "https://huggingface.co/docs/transformers/generation_strategies"
+
+
+def install(module: ModuleType, changes: Changes, *, limit_s: float) -> None:
+    """Hook model.generate of all of transformers' models.
+
+    Args:
+        module: transformers.generation.utils.
+        changes: where to note which calls were corrected.
+        limit_s: how long a rank waits for the others before a call; 0 does not wait.
+    """
+    original = module.GenerationMixin.generate
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_arranged() or not all_ranks().are_many or _belongs_to_hybrid_engine(self):
+            return original(self, *args, **kwargs)
+        call = signature.bind(self, *args, **kwargs)
+        said = call.arguments.get("synced_gpus")
+        by_itself = said is None and module.is_deepspeed_zero3_enabled()
+        needs_others = needs_all_ranks(self)
+        if not (needs_others or said or by_itself):
+            return original(self, *args, **kwargs)
+        line = script_line()
+        if needs_others:
+            _check_even(call, line)
+            check_experts(self, found_at=f"{line}: ")
+            if not (said or by_itself):
+                changes.add(_note(line, said))
+            call.arguments["synced_gpus"] = True
+        meet(_NAME, line=line, limit_s=limit_s)
+        with arranged():  # for what the call itself generates with: a draft, a retriever's generator
+            return original(*call.args, **call.kwargs)
+
+    module.GenerationMixin.generate = generate
+
+
+def needs_all_ranks(model: Any) -> bool:
+    """Return whether a model's forward passes need all ranks: ZeRO-3 partitions it, or its hooks are on.
+
+    Weights that the script has gathered itself are released by the hooks in the first pass, unless it has
+    taken them off. A group of fewer ranks (MiCS, say) is not meant: synced_gpus asks all ranks.
+    """
+    from torch.distributed import get_world_size
+
+    parameters = partitioned_parameters(model)
+    if not parameters or get_world_size(parameters[0].ds_process_group) != get_world_size():
+        return False
+    return not all(map(is_available, parameters)) or has_hooks(model)
+
+
+def _belongs_to_hybrid_engine(model: Any) -> bool:
+    """Return whether DeepSpeed's engine for RLHF has put its own generate in front (hybrid_engine.py)."""
+    owner = getattr(vars(model).get("generate"), "__self__", None)
+    return type(owner).__name__ == "DeepSpeedHybridEngine"
+
+
+def _note(line: str, said: bool | None) -> str:
+    call = "generate()" if said is None else f"generate(synced_gpus={said})"
+    return f"{line}: {call} under ZeRO-3 would leave ranks waiting for longer completions: synced_gpus=True"
+
+
+def _check_even(call: BoundArguments, line: str) -> None:
+    """Refuse settings under which the ranks fall out of step."""
+    for name, why in OUT_OF_STEP.items():
+        value = _setting(call, name)
+        if not goes_out_of_step(name, value):
+            continue
+        shown = value if isinstance(value, int | float | str) else type(value).__name__
+        raise UserError(
+            "generate-passes-differ",
+            f"{name} can't be used on a model that ZeRO-3 partitions",
+            found=f"{line}: generate({name}={shown})",
+            why=f"{why}, so that ranks make different numbers of passes, and each pass needs all ranks",
+            fix=f"leave out {name}, or generate without ZeRO-3",
+            see=_SEE,
+        )
+
+
+def _setting(call: BoundArguments, name: str) -> Any:
+    """Return a setting of the call, where it is None that of its generation_config, then of the model's."""
+    arguments = call.arguments
+    direct = arguments.get(name, arguments.get("kwargs", {}).get(name))
+    configs = (arguments.get("generation_config"), getattr(arguments["self"], "generation_config", None))
+    values = (direct, *(getattr(config, name, None) for config in configs))
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,190 @@
+"""The outputs of a forward pass that was split, as the script gets them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.training.micro_batches.check import not_separable
+from zerofit.training.micro_batches.joined import Joiner, NotJoinableError, handed_out
+from zerofit.training.micro_batches.passes import Token
+from zerofit.training.micro_batches.random_state import unchanged_random_state
+from zerofit.training.micro_batches.trees import leaves, replaced
+from zerofit.training.micro_batches.watched import is_model_output, watched_output
+
+if TYPE_CHECKING:
+    from zerofit.training.micro_batches.passes import Pass
+    from zerofit.training.micro_batches.pending_backward import Waiting
+    from zerofit.training.micro_batches.trees import Path
+    from zerofit.training.micro_batches.weights import Weights
+
+
+class Outputs:
+    """Collects what the pieces give, and hands it out as one.
+
+    Of a ModelOutput only the scalars are kept, and what the script has looked at before: logits of all
+    samples may be larger than all activations of one micro-batch. What it looks at for the first time is
+    computed again, or waits on the host where a rank can't compute it by itself.
+
+    Args:
+        one: the pass.
+        runs_alone: whether this rank may run a forward pass without the others.
+        keeps_aside: whether the rest is kept on the host.
+        looked_at: keys of the outputs that the script has looked at; grows.
+        scalars: paths of the outputs that are numbers; grows.
+    """
+
+    def __init__(
+        self, one: Pass, *, runs_alone: bool, keeps_aside: bool, looked_at: set[Any], scalars: set[Path]
+    ) -> None:
+        self._pass = one
+        self._runs_alone = runs_alone
+        self._keeps_aside = keeps_aside
+        self._looked_at = looked_at
+        self._scalars = scalars
+        self._like: Any = None
+        self._kept: dict[int, dict[Any, Any]] = {}
+        self._aside: dict[int, dict[Any, tuple[Any, Any]]] = {}
+        """(device, value on the host)"""
+
+    def keep(self, place: int, outputs: Any) -> None:
+        """Keep what is needed of one piece's outputs, without its graph."""
+        for path, leaf in leaves(outputs):
+            if _is_scalar(leaf):
+                self._scalars.add(path)
+        if not is_model_output(outputs):
+            self._kept[place] = {None: _detached(outputs)}
+            self._like = outputs if self._like is None else self._like
+            return
+        kept = [key for key in outputs if key in self._looked_at or _is_scalar(outputs[key])]
+        self._kept[place] = {key: _detached(outputs[key]) for key in kept}
+        if self._keeps_aside:
+            rest = [key for key in outputs if key not in kept]
+            self._aside[place] = {
+                key: (_device_of(outputs[key]), _detached(outputs[key], device="cpu")) for key in rest
+            }
+        if self._like is None:
+            self._like = outputs
+
+    def handed_out(self, waiting: Waiting, *, sample_weights: Weights) -> Any:
+        """Return the outputs of the whole; their gradients will come back to the pass.
+
+        Args:
+            waiting: takes the gradients.
+            sample_weights: what each piece counts by its samples.
+        """
+        import torch
+
+        self._waiting, self._sample_weights = waiting, sample_weights
+        token = Token()
+        self._pass.anchor = torch.zeros((), requires_grad=True)
+        waiting.add(self._pass, token)
+        self._token = token
+        like, kept = self._like, self._kept
+        self._like, self._kept = None, {}
+        known = self._joined(kept)
+        if not is_model_output(like):
+            return known[None]
+        return watched_output(like, list(like), known, self._fetch)
+
+    def _fetch(self, key: Any) -> Any:
+        """Return a part of the outputs that the script looks at for the first time."""
+        self._looked_at.add(key)
+        kept = {}
+        if not self._runs_alone:
+            if not self._keeps_aside:
+                raise _read_too_late(key)
+            for place, aside in self._aside.items():
+                device, value = aside.pop(key)
+                kept[place] = {key: _detached(value, device=device)}
+            return self._joined(kept)[key]
+        with unchanged_random_state(self._pass.splitter.devices):
+            for place in self._pass.order:
+                kept[place] = {key: _detached(self._pass.run_again(place, with_gradient=False)[key])}
+        return self._joined(kept)[key]
+
+    def _joined(self, kept: dict[int, dict[Any, Any]]) -> dict[Any, Any]:
+        import torch
+
+        one, weights = self._pass, self._sample_weights
+        joiner = Joiner(
+            [piece.size for piece in one.pieces],
+            lambda path: one.weights_of(path) if path in self._scalars else weights,
+        )
+        parts = [kept[place] for place in range(len(one.pieces))]
+        by_path = [
+            {_whole_path(key, path): leaf for key in part for path, leaf in leaves(part[key])}
+            for part in parts
+        ]
+        values = {}
+        for path in by_path[0]:
+            try:
+                values[path] = joiner.join(path, [part.get(path) for part in by_path])
+            except NotJoinableError as error:
+                raise not_separable(str(error), why="the script uses this output") from None
+        paths = [
+            path for path, value in values.items() if torch.is_tensor(value) and value.is_floating_point()
+        ]
+        if paths:
+            tensors = _handed_out(self._waiting, one, self._token, paths, [values[path] for path in paths])
+            values |= dict(zip(paths, tensors, strict=True))
+        return {key: _rebuilt(key, part, values) for key, part in parts[0].items()}
+
+
+def _handed_out(
+    waiting: Waiting, one: Pass, token: Token, paths: list[Path], tensors: list[Any]
+) -> list[Any]:
+    def receive(gradients: tuple[Any, ...], token: Token = token) -> None:
+        waiting.receive(one, paths, gradients)
+
+    return handed_out(one.anchor, receive, tensors)
+
+
+def _rebuilt(key: Any, part: Any, values: dict[Path, Any]) -> Any:
+    return replaced(part, lambda path, _: values[_whole_path(key, path)])
+
+
+def _whole_path(key: Any, path: Path) -> Path:
+    return path if key is None else (key, *path)
+
+
+def _is_scalar(leaf: Any) -> bool:
+    import torch
+
+    return bool(torch.is_tensor(leaf) and leaf.dim() == 0)
+
+
+def _detached(value: Any, *, device: Any = None) -> Any:
+    """Return outputs without their graph; what is no tensor (a cache of keys and values) is let go.
+
+    Args:
+        value: outputs, or a part of them.
+        device: where they are to lie; None leaves them where they are.
+    """
+    import torch
+
+    return replaced(
+        value, lambda _, leaf: leaf.detach().to(device) if torch.is_tensor(leaf) else _plain(leaf)
+    )
+
+
+def _device_of(value: Any) -> Any:
+    """Return the device of the first tensor in a part of the outputs; None where there is none."""
+    import torch
+
+    return next((leaf.device for _, leaf in leaves(value) if torch.is_tensor(leaf)), None)
+
+
+def _read_too_late(key: Any) -> UserError:
+    return UserError(
+        "output-read-late",
+        "an output of the model is read for the first time long after training began",
+        found=f"outputs.{key}",
+        why="it is kept no more to save memory, and under ZeRO-3 or FSDP a rank can't compute it by itself",
+        fix="read it in the first training steps too, or plan with the script's own batch size"
+        " (--micro-batch-size)",
+    )
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf if leaf is None or isinstance(leaf, (bool, int, float, str)) else None

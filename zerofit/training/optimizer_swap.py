@@ -1,0 +1,215 @@
+"""Puts the plan's optimizer in the place of the script's, on the same parameter groups."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.core.upstream.accelerate import prepared_optimizers
+from zerofit.training.optimizer_kinds import KINDS, is_lion, make, rate_advice
+from zerofit.training.schedulers import lead_schedulers, live_objects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zerofit.core.strategy import OptimizerName
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import Settings
+
+_KEPT = frozenset({"params", "lr", "initial_lr", "weight_decay"})
+"""Keys of a parameter group that mean the same to every optimizer, and to schedulers."""
+_OTHER_MATHEMATICS = ("amsgrad", "maximize")
+"""Switches of torch's optimizers that no other takes over, and without which the script trains otherwise."""
+_IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Switches that say how an optimizer computes, not what."""
+
+
+def install(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
+    """Hook prepare() so that the plan's optimizer trains.
+
+    Args:
+        accelerator_class: accelerate's Accelerator, or a subclass.
+        settings: what the plan sets.
+        changes: where to note what was changed.
+    """
+    name = settings.optimizer
+    if name is None:
+        return
+    for method in ("prepare", "prepare_optimizer"):
+        original = getattr(accelerator_class, method)
+
+        @functools.wraps(original)
+        def prepare(self: Any, *objects: Any, original: Any = original, **kwargs: Any) -> Any:
+            if self._zerofit_by_script:
+                objects = _with_swapped(self, objects, name, changes)
+            return original(self, *objects, **kwargs)
+
+        setattr(accelerator_class, method, prepare)
+
+
+def _with_swapped(
+    accelerator: Any, objects: tuple[Any, ...], name: OptimizerName, changes: Changes
+) -> tuple[Any, ...]:
+    """Return what a script prepares, with its one optimizer swapped."""
+    import torch
+
+    own = [item for item in objects if is_plain_optimizer(item) and not hasattr(item, "_zerofit_swapped")]
+    if not own:
+        return objects
+    gc.collect()  # what a first attempt of the script left behind is not counted
+    num_optimizers = sum(not hasattr(item, "_zerofit_swapped") for item in live_optimizers())
+    why_not = None
+    if num_optimizers + len(prepared_optimizers(accelerator)) > 1:
+        why_not = "the script has several, and each would need its own"
+    elif own[0].state:
+        why_not = "it has made steps already"
+    if why_not:
+        changes.add(f"the script's optimizers stay; {name} does not take their place: {why_not}")
+        return objects
+    embeddings = live_objects(torch.nn.Embedding)  # the optimizer may come without its model
+    new = swap_and_note(own[0], name, changes, modules=embeddings, said="the script says")
+    if new is own[0]:
+        return objects
+    return tuple(new if item is own[0] else item for item in objects)
+
+
+def swap_and_note(
+    optimizer: Any, name: OptimizerName, changes: Changes, *, modules: Iterable[Any], said: str
+) -> Any:
+    """Swap an optimizer, and note what became of it.
+
+    Args:
+        optimizer: the script's; see swap.
+        name: the kind of the new one.
+        changes: where to note it.
+        modules: those of the model.
+        said: the words before the old one's name: "the script says".
+    """
+    lost = dropped(optimizer, name)
+    new = swap(optimizer, name, modules=modules)
+    if new is not optimizer:
+        without = f"; {lost} of the script's has no place in it" if lost else ""
+        changes.add(f"the optimizer is {_said(new)}; {said} {_said(optimizer)}{without}")
+        rate = new.param_groups[0].get("initial_lr", new.param_groups[0]["lr"])
+        if (advice := rate_advice(type(optimizer).__name__, type(new).__name__, rate)) is not None:
+            changes.add(advice)
+    return new
+
+
+def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) -> Any:
+    """Return a new optimizer on the parameter groups of another, and lead its schedulers to the new one.
+
+    The groups are the same dicts, as schedulers and scripts hold them, with the learning rate, the weight
+    decay and what else means the same to both.
+
+    Args:
+        optimizer: a torch.optim.Optimizer that has made no step.
+        name: the kind of the new one.
+        modules: those of the model: with 8 bits, embeddings among them keep whole states.
+
+    Returns:
+        The new one; the script's own where it is of that kind already.
+
+    Raises:
+        UserError: the script's does what the new one can't, or has no learning rate to take over.
+    """
+    if is_alike(optimizer, name):
+        return optimizer
+    if any(group["lr"] is None for group in optimizer.param_groups):
+        raise _has_no_rate(optimizer, name)
+    for switch in _OTHER_MATHEMATICS:
+        if any(group.get(switch) for group in optimizer.param_groups):
+            raise _not_taken_over(optimizer, switch, name)
+    kept = _KEPT | _kept_by(optimizer, name)
+    stale = optimizer.defaults.keys() - kept
+    for group in optimizer.param_groups:
+        for key in stale & group.keys():
+            del group[key]
+        for key in ("betas", "eps"):
+            if key in group and not _fits_adam(key, group[key]):
+                del group[key]
+    new = make(name, optimizer.param_groups, modules)
+    new._zerofit_swapped = optimizer._zerofit_swapped = True
+    lead_schedulers(optimizer, new)
+    return new
+
+
+def is_alike(optimizer: Any, name: OptimizerName) -> bool:
+    """Return whether an optimizer is of a kind already, and stays.
+
+    Args:
+        optimizer: the script's.
+        name: the kind.
+    """
+    return KINDS[name].is_alike(optimizer)
+
+
+def dropped(optimizer: Any, name: OptimizerName) -> str:
+    """Return what a script set of its optimizer that another kind has no place for: "momentum=0.9".
+
+    Args:
+        optimizer: the script's.
+        name: the kind of the new one.
+    """
+    defaults = inspect.signature(type(optimizer)).parameters
+    kept = _KEPT | _kept_by(optimizer, name) | _IMPLEMENTATION
+    said = {
+        f"{key}={group[key]}": None
+        for group in optimizer.param_groups
+        for key in optimizer.defaults
+        if key not in kept and key in group and key in defaults and group[key] != defaults[key].default
+    }
+    return ", ".join(said)
+
+
+def _kept_by(optimizer: Any, name: OptimizerName) -> frozenset[str]:
+    """Return what means the same to the new one: Lion's betas are no AdamW's, nor AdamW's Lion's."""
+    keeps = KINDS[name].keeps
+    return keeps if is_lion(optimizer) == is_lion(name.value) else keeps - {"betas"}
+
+
+def _not_taken_over(optimizer: Any, switch: str, name: OptimizerName) -> UserError:
+    return UserError(
+        "optimizer-switch-not-taken-over",
+        f"{name} can't do what the script's optimizer is set to do",
+        found=f"{type(optimizer).__name__}({switch}=True), and --optimizer {name}",
+        why=f"another optimizer has no {switch}, and without it the script would train otherwise",
+        fix=f"leave out --optimizer, or take {switch} out of the script",
+    )
+
+
+def _has_no_rate(optimizer: Any, name: OptimizerName) -> UserError:
+    return UserError(
+        "optimizer-without-rate",
+        f"{name} needs a learning rate, and the script gives none",
+        found=f"{type(optimizer).__name__}(lr=None), and {name} to take its place",
+        why="an optimizer that finds its own rate leaves none to the one that takes over its groups",
+        fix="give the script's optimizer a learning rate, or leave it in place",
+    )
+
+
+def _fits_adam(key: str, value: Any) -> bool:
+    if key == "eps":
+        return isinstance(value, float)  # Adafactor has two
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def is_plain_optimizer(item: Any) -> bool:
+    """Return whether an object is an optimizer as scripts make it, wrapped by nobody."""
+    from torch.optim import Optimizer
+
+    return issubclass(type(item), Optimizer) and type(item).__module__.split(".")[0] != "accelerate"
+
+
+def live_optimizers() -> list[Any]:
+    """Return all optimizers that the process holds, as scripts made them."""
+    from torch.optim import Optimizer
+
+    return [item for item in live_objects(Optimizer) if is_plain_optimizer(item)]
+
+
+def _said(optimizer: Any) -> str:
+    return f"{type(optimizer).__module__.split('.')[0]}'s {type(optimizer).__name__}"

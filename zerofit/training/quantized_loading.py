@@ -1,0 +1,114 @@
+"""Lets transformers quantize the base of QLoRA as a script loads it; other models stay whole."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from zerofit.core.errors import UserError
+from zerofit.scripts.capture.child.model_record import class_path
+from zerofit.training.optimizer_swap import live_optimizers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.core.capture import CapturedModel
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import Settings
+
+_making_again = False
+"""Whether a Trainer makes its model, which it does more than once."""
+
+
+def install(
+    model_class: Any,
+    settings: Settings,
+    changes: Changes,
+    *,
+    captured: CapturedModel | None,
+    partitions_parameters: bool,
+) -> None:
+    """Hook from_pretrained.
+
+    Args:
+        model_class: transformers' PreTrainedModel.
+        settings: what the plan sets.
+        changes: where to note what was changed.
+        captured: the model that trains; where it was not captured, the first one that is loaded does.
+        partitions_parameters: whether ZeRO-3 partitions the weights.
+    """
+    if settings.quantization is None:
+        return
+    original = model_class.from_pretrained.__func__
+    choice = _Choice(captured)
+
+    @functools.wraps(original)
+    def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("quantization_config") is not None or not choice.is_the_one(cls, name):
+            return original(cls, name, *args, **kwargs)
+        if partitions_parameters:
+            raise _not_partitioned()
+        from zerofit.models.changes.quantization import make_trainable, quantization_config, whole_heads
+
+        kwargs["quantization_config"] = quantization_config(settings.precision)
+        if kwargs.get("device_map") is None:
+            kwargs["device_map"] = {"": "cpu" if settings.on_cpu else int(os.environ.get("LOCAL_RANK", "0"))}
+        with whole_heads():
+            made = original(cls, name, *args, **kwargs)
+        model = made[0] if isinstance(made, tuple) else made
+        make_trainable(model)
+        choice.quantized.add(model)
+        changes.add(f"{cls.__name__} is loaded in nf4 (bitsandbytes), with quantized scales")
+        return made
+
+    model_class.from_pretrained = classmethod(from_pretrained)
+
+
+@contextmanager
+def for_trainer() -> Iterator[None]:
+    """Quantize what is loaded here though another such model lives: a Trainer lets go of it afterwards."""
+    global _making_again
+    _making_again = True
+    try:
+        yield
+    finally:
+        _making_again = False
+
+
+class _Choice:
+    """Which of the models that a script loads is the one that trains.
+
+    Args:
+        captured: the model that trains, where known.
+    """
+
+    def __init__(self, captured: CapturedModel | None) -> None:
+        self._wanted = None if captured is None else (captured.class_path, captured.name)
+        self.quantized: WeakSet[Any] = WeakSet()
+
+    def is_the_one(self, model_class: Any, name: Any) -> bool:
+        """Return whether a model about to be loaded is; a second one of the kind is its teacher.
+
+        Once an optimizer has made a step, it is no teacher but the next of a loop over folds or seeds.
+        """
+        own = (class_path(model_class), str(name))
+        if self._wanted is None:
+            self._wanted = own
+        if own != self._wanted:
+            return False
+        return _making_again or not self.quantized or any(one.state for one in live_optimizers())
+
+
+def _not_partitioned() -> UserError:
+    return UserError(
+        "quantized-base-not-partitioned",
+        "a quantized base does not go with ZeRO-3",
+        found="--quantize nf4 and --zero-stage 3",
+        why="transformers leaves zero.Init out for quantized weights and loads all of them on every rank, so "
+        "that a model which needs stage 3 would not fit while it is loaded",
+        fix="use --zero-stage 2 or less, or leave --quantize out",
+        see="https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1249",
+    )

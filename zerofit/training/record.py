@@ -1,0 +1,56 @@
+"""What one rank leaves in the run folder when it ends: its exit, its error, its peaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from zerofit.core.rank_record import RankRecord, record_file
+from zerofit.training.deepspeed.skipped_steps import of_this_process
+
+MESSAGE_CHARACTERS = 2000
+"""An error's text is kept up to here: some carry whole tensors. ASSUMPTION: what matters stands in front."""
+
+
+def write_record(
+    folder: Path, *, rank: int, exit_code: int, error: BaseException | None, changes: tuple[str, ...]
+) -> None:
+    """Write this rank's record, whole or not at all."""
+    allocated, reserved = _gpu_peaks()
+    steps = of_this_process()
+    is_scaled = steps.num_steps > 0
+    record = RankRecord(
+        rank=rank,
+        exit_code=exit_code,
+        error_type=type(error).__name__ if error else None,
+        error_message=str(error)[:MESSAGE_CHARACTERS] if error else None,
+        peak_host_bytes=_peak_host_bytes(),
+        peak_gpu_allocated_bytes=allocated,
+        peak_gpu_reserved_bytes=reserved,
+        changes=changes,
+        num_scaled_steps=steps.num_steps if is_scaled else None,
+        num_skipped_steps=steps.num_skipped if is_scaled else None,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    target = record_file(folder, rank)
+    partial = target.with_suffix(".tmp")
+    partial.touch(mode=0o600)  # an error's text may hold what the script's arguments held
+    partial.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, target)
+
+
+def _peak_host_bytes() -> int:
+    # Not getrusage: its ru_maxrss begins with the peak of the process that forked this one.
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    lines = dict(line.split(":", 1) for line in status.splitlines())
+    return int(lines["VmHWM"].removesuffix("kB")) * 1024
+
+
+def _gpu_peaks() -> tuple[int | None, int | None]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None, None
+    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()

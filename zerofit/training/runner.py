@@ -1,0 +1,100 @@
+"""Runs the user's script in a rank, with the plan applied: python -m zerofit.training.runner PLAN TARGET...
+
+TARGET is a script or `-m module`, then its arguments. The plan file stands in the run folder, where this
+rank's log and record go too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerofit.core.errors import UserError
+from zerofit.core.plan import plan_from_json
+from zerofit.generation.ranks.meeting import end_when_stuck, tell_ended
+from zerofit.scripts.run_target import code_of, run_target, script_frames
+from zerofit.training.apply import install
+from zerofit.training.changes import Changes
+from zerofit.training.record import write_record
+from zerofit.training.tee import tee_output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the target and return the process's exit code."""
+    last_exit = LastExit()
+    plan_file, *target = arguments
+    rank = int(os.environ.get("RANK", "0"))
+    folder = Path(plan_file).parent
+    tee_output(folder / "logs" / f"rank{rank}.log")
+    changes = Changes(announce=rank == 0)
+
+    def end(exit_code: int, error: BaseException | None) -> None:
+        last_exit.exit_code = exit_code  # before the record: no trouble with that may change how it ended
+        try:
+            write_record(folder / "ranks", rank=rank, exit_code=exit_code, error=error, changes=changes.lines)
+        except OSError as unwritten:
+            print(f"zerofit: the record of rank {rank} can't be written: {unwritten}", file=sys.stderr)
+
+    def leave(stuck: UserError) -> None:
+        print(stuck, file=sys.stderr)
+        end(stuck.exit_code, stuck)
+        last_exit.leave()
+
+    end_when_stuck(leave)
+    error: BaseException | None = None
+    exit_code = 0
+    try:
+        install(plan_from_json(Path(plan_file).read_text(encoding="utf-8"), name=plan_file), changes)
+        run_target(target)
+    except SystemExit as stop:
+        exit_code = code_of(stop)
+        error = stop if exit_code else None
+    except UserError as refused:
+        exit_code, error = refused.exit_code, refused
+        print(refused, file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        exit_code, error = 130, interrupt
+    except BaseException as failure:
+        exit_code, error = 1, failure
+        failure = failure.with_traceback(script_frames(failure.__traceback__, caller=__file__))
+        sys.excepthook(type(failure), failure, failure.__traceback__)
+    end(exit_code, error)
+    tell_ended(exit_code)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+
+
+class LastExit:
+    """Leaves the process once every exit handler that was registered after this one has run.
+
+    Python runs them in reverse order: made before the script starts, this comes after all of the script's.
+    Those of what Python loaded even earlier (a sitecustomize, say) do not run.
+    """
+
+    exit_code = 1
+    """What the process ends with; a failure until somebody knows better."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        atexit.register(self.leave)
+
+    def leave(self) -> None:
+        """End the process now, with what it has printed."""
+        if os.getpid() != self._pid:  # a child that the script forked ends in its own way
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        ctypes.CDLL(None).fflush(None)  # what C libraries have printed and not yet written
+        os._exit(self.exit_code)

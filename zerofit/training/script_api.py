@@ -1,0 +1,349 @@
+"""The explicit route: a plan applied by the script itself, in classes of its own that patch nobody else's."""
+
+from __future__ import annotations
+
+import copyreg
+import os
+import socket
+import sys
+from dataclasses import replace
+from functools import cache, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.check.engine import check
+from zerofit.check.inputs.strategy import situation_of_strategy
+from zerofit.check.rule import Severity
+from zerofit.check.rules import ALL_RULES
+from zerofit.configs.write.command import MIXED_PRECISION
+from zerofit.configs.write.deepspeed import deepspeed_config
+from zerofit.core.errors import UserError
+from zerofit.core.plan import Plan, Topology, plan_from_json
+from zerofit.core.strategy import Engine, Strategy, ZeroStage
+from zerofit.machine.this_node import probe_machine
+from zerofit.machine.versions import probe_versions
+from zerofit.training.accelerate_hooks import set_number_formats
+from zerofit.training.apply import hook_accelerator_class
+from zerofit.training.changes import Changes
+from zerofit.training.settings import settings_of
+from zerofit.training.trainer import trainer_class
+from zerofit.training.trainer.trainer_fields import script_batches
+from zerofit.training.trainer.trainer_hooks import hook_arguments
+from zerofit.training.trainer.trainer_methods import overridden
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import Trainer, TrainingArguments
+
+    from zerofit.training.settings import Settings
+
+_HOOKED_BY = ("zerofit.training.runner", "zerofit.scripts.capture.child")
+"""Modules that run a script with hooks of their own: a plan is there already, or made from what they see."""
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+_OF_THE_MODEL = ("freeze", "lora", "quantization", "attention", "liger")
+"""Fields of Strategy that TrainingArguments can't say: a Trainer class has to apply them."""
+
+
+def accelerator(
+    *, plan: Plan | Strategy | str | os.PathLike[str] | None = None, **arguments: Any
+) -> Accelerator:
+    """Return an Accelerator under a plan.
+
+    Args:
+        plan: a plan, the path of a plan file, or a strategy for the ranks that there are; None takes the
+            plan of `zerofit launch`.
+        arguments: those of Accelerator.
+
+    Raises:
+        UserError: there is no plan, or it is for another number of ranks.
+    """
+    from accelerate import Accelerator
+
+    if _is_hooked():
+        return Accelerator(**arguments)
+    found = _checked(plan)
+    _prepare_process(found)
+    strategy = found.strategy
+    if strategy.precision is not None and not (
+        found.is_default("precision") and "mixed_precision" in arguments
+    ):
+        arguments.setdefault("mixed_precision", MIXED_PRECISION[strategy.precision])
+    if strategy.compile:
+        arguments.setdefault("dynamo_backend", "inductor")
+    if found.topology.on_cpu and strategy.engine is Engine.NATIVE:
+        arguments.setdefault("cpu", True)
+    return _accelerator_class(found, settings_of(found), _changes())(**arguments)
+
+
+def training_arguments(
+    *,
+    plan: Plan | Strategy | str | os.PathLike[str] | None = None,
+    cls: type[TrainingArguments] | None = None,
+    **fields: Any,
+) -> TrainingArguments:
+    """Return TrainingArguments under a plan; make them before the model, which ZeRO-3 partitions as it loads.
+
+    A plain Trainer makes the plan's micro-batches by its own accumulation; `zerofit.trainer` gives the
+    script's batches back and splits its forward pass, unless both are known to be the same.
+
+    Args:
+        plan: a plan, the path of a plan file, or a strategy for the ranks that there are; None takes the
+            plan of `zerofit launch`.
+        cls: TrainingArguments or a subclass.
+        fields: those of the class.
+
+    Raises:
+        UserError: there is no plan, or it is for other ranks or another global batch.
+    """
+    from transformers import TrainingArguments
+
+    base: Any = cls or TrainingArguments
+    if _is_hooked():
+        return base(**fields)
+    found = _checked(plan)
+    if model_changes := [name for name in _OF_THE_MODEL if getattr(found.strategy, name)]:
+        _changes().add(
+            f"{', '.join(model_changes)}: zerofit.trainer(args=...) applies that to the model; a plain "
+            "Trainer(args=...) leaves the model as it is"
+        )
+    _prepare_process(found)
+    if found.strategy.compile:
+        fields.setdefault("torch_compile", True)
+    if found.topology.on_cpu and found.strategy.engine is Engine.NATIVE:
+        fields.setdefault("use_cpu", True)
+    elif found.topology.on_cpu:
+        fields.setdefault("accelerator_config", {"use_configured_state": True})
+    settings = replace(settings_of(found), trainer_accumulates=True)
+    planned = planned_arguments(base, settings, _changes(), config=_deepspeed_config(found))
+    planned._zerofit_plan = found
+    return planned(**fields)
+
+
+def trainer(*, args: TrainingArguments, cls: type[Trainer] | None = None, **arguments: Any) -> Trainer:
+    """Return a Trainer that trains under a plan as it does without it.
+
+    It runs the script's own batches in micro-batches inside the forward pass, weights the loss of accumulated
+    batches where the model does not, and keeps an optimizer that it is given under DeepSpeed.
+
+    Args:
+        args: what zerofit.training_arguments() returned.
+        cls: Trainer or a subclass.
+        arguments: the others of the class.
+
+    Raises:
+        UserError: the arguments were made in another way.
+    """
+    import transformers
+
+    base: Any = cls or transformers.Trainer
+    if _is_hooked():
+        return base(args=args, **arguments)
+    plan: Plan | None = getattr(args, "_zerofit_plan", None)
+    if plan is None:
+        raise UserError(
+            "arguments-without-plan",
+            "these TrainingArguments are under no plan",
+            found=f"zerofit.trainer(args=...) with {type(args).__name__}",
+            why="the plan comes with the arguments: it is in them before the model is made",
+            fix="make them with zerofit.training_arguments(plan=...)",
+        )
+    settings = _trainer_settings(plan, base, arguments)
+    if not settings.trainer_accumulates and script_batches(args) is not None:
+        _changes().add("zerofit.trainer takes the script's own batches again, and splits their forward pass")
+    return planned_trainer(base, plan, settings, _changes())(args=args, **arguments)
+
+
+def planned_arguments(
+    base: Any, settings: Settings, changes: Changes, *, config: dict[str, Any] | None = None
+) -> Any:
+    """Return a subclass of TrainingArguments whose objects are made as a plan says.
+
+    Args:
+        base: TrainingArguments or a subclass.
+        settings: what to set.
+        changes: where to note what was changed.
+        config: DeepSpeed's configuration; None without DeepSpeed.
+    """
+
+    class Planned(base):  # type: ignore[misc]
+        def __post_init__(self) -> None:
+            if config is not None:
+                self.deepspeed = config
+            super().__post_init__()
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            # Trainer pickles its arguments into each checkpoint: they are read without this class.
+            return copyreg._reconstructor, (base, object, None), self.__dict__  # type: ignore[attr-defined]
+
+    hook_arguments(Planned, settings, changes)
+    return _named_as(base, Planned)
+
+
+def planned_trainer(base: Any, plan: Plan, settings: Settings, changes: Changes) -> Any:
+    """Return a subclass of Trainer that trains as a plan says.
+
+    Args:
+        base: Trainer or a subclass.
+        plan: what runs.
+        settings: what of it reaches the Trainer.
+        changes: where to note what was changed.
+    """
+    planned = _accelerator_class(plan, settings, changes)
+
+    class Planned(base):  # type: ignore[misc]
+        def create_accelerator_and_postprocess(self) -> None:
+            super().create_accelerator_and_postprocess()
+            self.accelerator.__class__ = planned
+            self.accelerator._zerofit_by_script = False
+            set_number_formats(settings, changes)
+
+    trainer_class.install(Planned, settings, changes)
+    return _named_as(base, Planned)
+
+
+def _accelerator_class(plan: Plan, settings: Settings, changes: Changes) -> Any:
+    from accelerate import Accelerator
+
+    class Planned(Accelerator):  # type: ignore[misc]
+        @wraps(Accelerator.__init__)  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            if (config := _deepspeed_config(plan)) is not None:
+                kwargs["deepspeed_plugin"] = _plugin(config)
+            super().__init__(*args, **kwargs)
+
+    hook_accelerator_class(Planned, plan, settings, changes)
+    return _named_as(Accelerator, Planned)
+
+
+def _named_as(base: Any, planned: Any) -> Any:
+    """Give a class the name that its base has in messages."""
+    planned.__name__ = base.__name__
+    planned.__qualname__ = base.__qualname__
+    return planned
+
+
+def _trainer_settings(plan: Plan, base: Any, arguments: dict[str, Any]) -> Settings:
+    """Return settings with which Trainer makes its micro-batches itself only where that changes nothing.
+
+    The plan knows it of the script that was captured; a loss of the script's own, which may be a mean over
+    each batch, is looked for again.
+    """
+    settings = settings_of(plan)
+    is_own = bool(overridden(base)) or arguments.get("compute_loss_func") is not None
+    return replace(settings, trainer_accumulates=settings.trainer_accumulates and not is_own)
+
+
+def _deepspeed_config(plan: Plan) -> dict[str, Any] | None:
+    """Return the plan's DeepSpeed configuration, with what the script decides left "auto"."""
+    if plan.strategy.engine is not Engine.DEEPSPEED:
+        return None
+    open_fields = ("precision", "micro_batch_size", "gradient_accumulation_steps", "gradient_clipping")
+    strategy = replace(plan.strategy, **dict.fromkeys(open_fields))  # type: ignore[arg-type]
+    return deepspeed_config(strategy, trains=plan.trains)
+
+
+def _plugin(config: dict[str, Any]) -> Any:
+    from accelerate import DeepSpeedPlugin
+
+    partitions_parameters = config["zero_optimization"]["stage"] == ZeroStage.PARAMETERS
+    return DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=partitions_parameters)
+
+
+def _is_hooked() -> bool:
+    """Return whether zerofit runs this script, and has set its hooks."""
+    return any(name in sys.orig_argv for name in _HOOKED_BY)
+
+
+@cache
+def _changes() -> Changes:
+    """Return the one list of this process: what is changed twice is said once."""
+    return Changes(announce=os.environ.get("RANK", "0") == "0")
+
+
+def _checked(plan: Plan | Strategy | str | os.PathLike[str] | None) -> Plan:
+    if plan is None:
+        raise UserError(
+            "no-plan",
+            "the script asks zerofit for its plan, and there is none",
+            found="no plan=, and no `zerofit launch` around the script",
+            why="zerofit.accelerator() and zerofit.training_arguments() apply a plan and make none",
+            fix="write one with `zerofit plan SCRIPT --output plan.json` and give plan='plan.json', give "
+            "plan=zerofit.Strategy(...), or start the script with `zerofit launch`",
+        )
+    if isinstance(plan, Strategy):
+        return plan_of_strategy(plan)
+    found = plan if isinstance(plan, Plan) else _read(Path(plan))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size != found.topology.world_size:
+        raise UserError(
+            "world-size-differs",
+            "the plan is for another number of ranks",
+            found=f"{world_size} ranks, and a plan for {found.topology.world_size}",
+            why="batches and memory of each rank depend on how many share the work",
+            fix=f"start {found.topology.world_size} ranks (accelerate launch --num_processes "
+            f"{found.topology.world_size}), or plan again",
+        )
+    return found
+
+
+def _read(path: Path) -> Plan:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            "plan-file-missing",
+            "the plan file can't be read",
+            found=f"plan={str(path)!r}: {error.strerror}",
+            why="the script is to train as that plan says",
+            fix="write it with `zerofit plan SCRIPT --output FILE`",
+        ) from None
+    return plan_from_json(text, name=str(path))
+
+
+def _prepare_process(plan: Plan) -> None:
+    """Set up what DeepSpeed looks for in the environment, and a launcher may not have set."""
+    if plan.strategy.engine is not Engine.DEEPSPEED:
+        return
+    if not any(name in os.environ for name in _RANK_VARIABLES):  # python train.py: one rank
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            values = ("0", "0", "1", "127.0.0.1", str(free.getsockname()[1]))
+        os.environ.update(zip(_RANK_VARIABLES, values, strict=True))
+    if plan.topology.on_cpu:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+        from accelerate import PartialState
+
+        # Without a backend accelerate takes each CPU rank for rank 0 of 1 (accelerate/state.py).
+        PartialState(backend="gloo")
+
+
+def plan_of_strategy(strategy: Strategy) -> Plan:
+    """Return a plan that runs a strategy on the ranks and the machine that this process is part of.
+
+    The ranks are those of the launcher's WORLD_SIZE, on the CPU where torch sees no GPU or accelerate was
+    told to leave it alone.
+
+    Raises:
+        UserError: a rule says that the strategy can't work.
+    """
+    import torch
+
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
+    wants_cpu = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
+    plan = Plan(
+        strategy=strategy,
+        topology=Topology(
+            num_nodes=max(1, world_size // ranks_per_node),
+            world_size=world_size,
+            on_cpu=wants_cpu or not torch.cuda.is_available(),
+        ),
+        machine=probe_machine(may_be_unreadable=True),
+        versions=probe_versions(),
+    )
+    situation = situation_of_strategy(strategy, topology=plan.topology, versions=plan.versions)
+    for finding in check(situation, rules=ALL_RULES).of(Severity.ERROR):
+        raise finding.as_error()
+    return plan

@@ -1,0 +1,110 @@
+"""Lets an optimizer's groups hold what trains after a model was frozen or adapted.
+
+Under accelerate a script makes its optimizer of the model as it is. The groups stay the same dicts in the
+same order, so that schedulers and the script see no difference.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+
+def hold_what_trains(model: Any, optimizers: Iterable[Any]) -> None:
+    """Take frozen parameters out of optimizers, and put each adapter beside the weight that it adapts.
+
+    An adapter joins the group of that weight, with its learning rate and its weight decay. One whose weight
+    is in no group joins the largest group of the optimizer that holds others of the model.
+
+    Args:
+        model: frozen or adapted.
+        optimizers: those that may hold parameters of it.
+
+    Raises:
+        UserError: an optimizer would be left with nothing.
+    """
+    ids = {id(one) for one in model.parameters()}
+    replaced = _replacements(model)
+    own = [optimizer for optimizer in optimizers if holds(optimizer, model)]
+    held = {id(one) for optimizer in own for one in parameters_of(optimizer)}
+    orphans = [
+        new for old, news in replaced.items() for new in news if old not in held and id(new) not in held
+    ]
+    for place, optimizer in enumerate(own):
+        _update(optimizer, ids, replaced, () if place else orphans)
+        if not any(True for _ in parameters_of(optimizer)):
+            raise _holds_nothing(optimizer, model)
+
+
+def holds(optimizer: Any, model: Any) -> bool:
+    """Return whether an optimizer holds any parameter of a model."""
+    ids = {id(one) for one in model.parameters()}
+    return any(id(one) in ids for one in parameters_of(optimizer))
+
+
+def parameters_of(optimizer: Any) -> Iterator[Any]:
+    """Yield all parameters that an optimizer holds."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _update(optimizer: Any, ids: set[int], replaced: dict[int, list[Any]], orphans: Sequence[Any]) -> None:
+    groups = [group["params"] for group in optimizer.param_groups]
+    held = {id(one) for one in parameters_of(optimizer)}
+    largest = max(groups, key=lambda group: sum(one.numel() for one in group))
+    for group in groups:
+        kept: list[Any] = []
+        for one in group:
+            if one.requires_grad or id(one) not in ids:
+                kept.append(one)
+            else:
+                optimizer.state.pop(one, None)
+            news = [new for new in replaced.get(id(one), ()) if id(new) not in held]
+            held.update(map(id, news))
+            kept += news
+        group[:] = kept
+    largest += orphans
+
+
+def _replacements(model: Any) -> dict[int, list[Any]]:
+    """Return what trains in the place of each weight, by the weight's id: adapters, and copies of heads."""
+    found: dict[int, list[Any]] = {}
+    if not hasattr(model, "peft_config"):
+        return found
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    for module in model.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            for weight, copy in _copies(module):
+                found.setdefault(id(weight), []).append(copy)
+        elif isinstance(module, BaseTunerLayer):
+            layer: Any = module
+            base = layer.get_base_layer()
+            own = {id(one) for one in base.parameters()}
+            news = [one for one in layer.parameters() if one.requires_grad and id(one) not in own]
+            found.setdefault(id(base.weight), []).extend(news)
+    return found
+
+
+def _copies(wrapper: Any) -> Iterator[tuple[Any, Any]]:
+    originals = dict(wrapper.original_module.named_parameters())
+    for copied in wrapper.modules_to_save.values():
+        for name, parameter in copied.named_parameters():
+            if parameter.requires_grad:
+                yield originals[name], parameter
+
+
+def _holds_nothing(optimizer: Any, model: Any) -> UserError:
+    return UserError(
+        "optimizer-left-empty",
+        "the script's optimizer would have nothing to train",
+        found=f"{type(optimizer).__name__}, which holds only parameters of {type(model).__name__} that are "
+        "frozen now",
+        why="what trains under the plan is in none of its parameter groups",
+        fix="give the optimizer all parameters of the model, or freeze less",
+    )

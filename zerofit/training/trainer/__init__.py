@@ -1,0 +1,1 @@
+"""Changes to transformers' Trainer inside the training process."""
