@@ -46,7 +46,7 @@ mutation: $(VENV)/.installed  ## the share of 200 small changes to the code that
 presets: $(VENV)/.installed  ## render ds_configs/ and launch/ anew from zerofit/core/presets.py
 	@$(BIN)/python -m tools.write_presets
 
-docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/check/rules/ and tests/evidence/measured/
+docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/checking/rules/ and tests/evidence/measured/
 	@$(BIN)/python -m tools.write_docs
 
 catalog: $(VENV)/.installed  ## add the installed libraries' releases to zerofit/catalog/*.json, and read model_sizes.toml anew

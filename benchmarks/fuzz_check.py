@@ -28,12 +28,12 @@ from hypothesis import strategies as st
 from mutations import HJSON, JSON, YAML, mutate
 
 from zerofit import __version__
-from zerofit.check.check_run import verdict_of
-from zerofit.check.fix_files import find_fixes
-from zerofit.check.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, example_files
-from zerofit.check.read_targets import read_targets
-from zerofit.check.rules import ALL_RULES
-from zerofit.check.targets import Checked
+from zerofit.checking.check_run import verdict_of
+from zerofit.checking.fix_files import find_fixes
+from zerofit.checking.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, example_files
+from zerofit.checking.read_targets import read_targets
+from zerofit.checking.rules import ALL_RULES
+from zerofit.checking.targets import Checked
 from zerofit.cli.output.findings import findings_text
 from zerofit.cli.output.findings_json import findings_json
 from zerofit.cli.output.sarif import sarif

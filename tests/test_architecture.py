@@ -255,7 +255,7 @@ _PLANTED = [
     ),
     (
         "runtime/tee.py",
-        "import zerofit.launch.watch\n",
+        "import zerofit.launching.watch\n",
         ["runtime/tee.py:1: an edge (runtime) must not import launcher"],
     ),
     (

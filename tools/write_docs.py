@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zerofit.check.pages.evidence_page import evidence_page
-from zerofit.check.pages.optimizer_page import optimizer_page
-from zerofit.check.pages.rule_pages import rules_reference
-from zerofit.check.pages.versions_page import versions_page
-from zerofit.check.rules import ALL_RULES
+from zerofit.checking.pages.evidence_page import evidence_page
+from zerofit.checking.pages.optimizer_page import optimizer_page
+from zerofit.checking.pages.rule_pages import rules_reference
+from zerofit.checking.pages.versions_page import versions_page
+from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.write.write_files import write_files
 from zerofit.core.supported import release_of
 

@@ -6,8 +6,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
 from zerofit.core.plan import Plan, Reason
 from zerofit.core.strategy import Strategy
-
-__version__ = "0.1.0"
+from zerofit.core.version import VERSION as __version__
 
 __all__ = [
     "GpuSpec",
@@ -45,9 +44,7 @@ def __getattr__(name: str) -> Any:
         from zerofit.generation.generate import generate
 
         return generate
-    from zerofit.training import accumulation_windows
-    from zerofit.training import apply_strategy as by_hand
-    from zerofit.training import script_api as explicit
+    from zerofit.training import accumulation_windows, apply_strategy, script_api
 
-    homes = {"accumulation_windows": accumulation_windows, "apply_strategy": by_hand}
-    return getattr(homes.get(name, explicit), name)
+    homes = {"accumulation_windows": accumulation_windows, "apply_strategy": apply_strategy}
+    return getattr(homes.get(name, script_api), name)

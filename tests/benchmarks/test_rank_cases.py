@@ -6,10 +6,10 @@ import pytest
 from gpu_truth.rank_cases import RANKS, RANKS_ON_CPU
 from gpu_truth.results import Case
 
-from zerofit.check.engine import check
-from zerofit.check.inputs.strategy import situation_of_strategy
-from zerofit.check.rule import Severity
-from zerofit.check.rules import ALL_RULES
+from zerofit.checking.engine import check
+from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules import ALL_RULES
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import OffloadDevice
 

@@ -25,10 +25,10 @@ from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import GIB
-from zerofit.launch import follow_plan
-from zerofit.launch import plan as launch_plan
-from zerofit.launch.run_folder import run_folder
-from zerofit.launch.start import Launch, launch_files
+from zerofit.launching import follow_plan
+from zerofit.launching import plan as launch_plan
+from zerofit.launching.run_folder import run_folder
+from zerofit.launching.start import Launch, launch_files
 from zerofit.training.settings import check_batch, settings_of
 
 _A100 = GpuSpec(name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * GIB, compute_capability=(8, 0))

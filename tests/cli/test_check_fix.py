@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.check.engine import Finding, Verdict
-from zerofit.check.fix_files import Fix, diff_of, find_fixes, write_fixes
-from zerofit.check.rule import Confidence, Severity
-from zerofit.check.targets import Checked, TargetFile, Targets
+from zerofit.checking.engine import Finding, Verdict
+from zerofit.checking.fix_files import Fix, diff_of, find_fixes, write_fixes
+from zerofit.checking.rule import Confidence, Severity
+from zerofit.checking.targets import Checked, TargetFile, Targets
 from zerofit.configs.document import Edit, FileKind, RemoveKey, RenameKey, SetValue
 from zerofit.configs.text import read_document
 from zerofit.core.errors import UserError

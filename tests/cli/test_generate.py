@@ -23,8 +23,8 @@ from dry_runs import written as _written
 from zerofit.cli.generate import generate
 from zerofit.core.errors import UserError
 from zerofit.generation.prompt_lines import PromptFormat, read_prompt_lines
-from zerofit.launch.generate.model import find_model
-from zerofit.launch.generate.prompts import read_prompts_file, tokenized
+from zerofit.launching.generate.model import find_model
+from zerofit.launching.generate.prompts import read_prompts_file, tokenized
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -16,7 +16,7 @@ from dry_runs import leave_unfinished as _unfinished
 from dry_runs import written as _written
 
 from zerofit.generation.results.parts import Parts
-from zerofit.launch.generate.output import kept_words
+from zerofit.launching.generate.output import kept_words
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])

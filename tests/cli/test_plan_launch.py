@@ -11,8 +11,8 @@ from zerofit.cli.launch import _tell
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.units import GIB
-from zerofit.launch import plan as launch_plan
-from zerofit.launch.start import Launch
+from zerofit.launching import plan as launch_plan
+from zerofit.launching.start import Launch
 
 _H100 = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_capability=(9, 0))
 _EIGHT = Machine(

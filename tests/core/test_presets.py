@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from zerofit.check.engine import check
-from zerofit.check.inputs.strategy import situation_of_strategy
-from zerofit.check.rules import ALL_RULES
+from zerofit.checking.engine import check
+from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.rules import ALL_RULES
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Topology
 from zerofit.core.presets import PRESETS, Preset, find_preset

@@ -17,7 +17,7 @@ from harness.layout import reference_of, run_of
 from harness.prove import MismatchError, prove
 from harness.table import fingerprint, stale_rows
 
-from zerofit.check.rule import Evidence, Example, Outcome, Rule, Severity
+from zerofit.checking.rule import Evidence, Example, Outcome, Rule, Severity
 from zerofit.core.command import Route
 
 if TYPE_CHECKING:

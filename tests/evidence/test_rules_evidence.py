@@ -8,7 +8,7 @@ import pytest
 from harness.prove import prove
 from harness.table import read_table, stale_rows, write_table
 
-from zerofit.check.rules import ALL_RULES, Rule
+from zerofit.checking.rules import ALL_RULES, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from zerofit.check.engine import Finding, Unknown, Verdict
-from zerofit.check.rule import Confidence, Severity
-from zerofit.check.targets import TargetFile
+from zerofit.checking.engine import Finding, Unknown, Verdict
+from zerofit.checking.rule import Confidence, Severity
+from zerofit.checking.targets import TargetFile
 from zerofit.configs.document import BrokenFile, FileKind, RemoveKey, RenameKey, SetValue
 from zerofit.configs.text import read_document
 from zerofit.core.setting import Place, Said

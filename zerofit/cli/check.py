@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zerofit.check.check_run import verdict_of
-from zerofit.check.read_targets import read_targets
-from zerofit.check.rule import Severity
-from zerofit.check.rules import ALL_RULES
-from zerofit.check.targets import Checked
+from zerofit.checking.check_run import verdict_of
+from zerofit.checking.read_targets import read_targets
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules import ALL_RULES
+from zerofit.checking.targets import Checked
 from zerofit.cli.capturing import capture_limit_option, check_limit
 from zerofit.cli.output.capture_words import capture_lines
 from zerofit.cli.output.findings import findings_text
@@ -29,7 +29,7 @@ from zerofit.scripts.capture.with_progress import captured
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from zerofit.check.targets import Targets
+    from zerofit.checking.targets import Targets
     from zerofit.configs.schema import Schemas
     from zerofit.core.facts import Versions
 
@@ -109,7 +109,7 @@ def check(
         seeing = _with_capture(look({}).targets, around, limit_s=capture_limit_s)
         look = _looking_at(targets, seeing, stdin, schemas)
     if fix:
-        from zerofit.check.fix_files import diff_of, find_fixes, write_fixes
+        from zerofit.checking.fix_files import diff_of, find_fixes, write_fixes
 
         fixes = find_fixes(look)
         if not fixes:
@@ -211,10 +211,10 @@ def _output(checked: Checked, *, as_json: bool, as_sarif: bool) -> str:
 
         return findings_json(verdict, files=files, num_rules=len(ALL_RULES))
     if as_sarif:
-        from zerofit import __version__
         from zerofit.cli.output.sarif import sarif
+        from zerofit.core.version import VERSION
 
-        return sarif(verdict, files=files, rules=ALL_RULES, version=__version__)
+        return sarif(verdict, files=files, rules=ALL_RULES, version=VERSION)
     return _coloured(findings_text(verdict, files=files, num_rules=len(ALL_RULES)))
 
 
@@ -229,7 +229,7 @@ def _coloured(text: str) -> str:
 
 
 def _page(name: str) -> str:
-    from zerofit.check.pages.rule_pages import rule_page
+    from zerofit.checking.pages.rule_pages import rule_page
 
     rules = {rule.id: rule for rule in ALL_RULES}
     if name in rules:
@@ -245,6 +245,6 @@ def _page(name: str) -> str:
 
 
 def _rules_table() -> str:
-    from zerofit.check.pages.rule_pages import rules_table
+    from zerofit.checking.pages.rule_pages import rules_table
 
     return rules_table(ALL_RULES)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.check.check_run import no_check_option, stop_at_errors
-from zerofit.check.inputs.strategy import situation_of_strategy
+from zerofit.checking.check_run import no_check_option, stop_at_errors
+from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.cli.options import request_of, strategy_options
 from zerofit.cli.output.report import plan_lines
 from zerofit.cli.parameters import CONTEXT, Verb

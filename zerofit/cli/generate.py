@@ -15,13 +15,13 @@ from zerofit.core.errors import UserError
 from zerofit.core.plan import Origin
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
-from zerofit.launch.generate.settings import SETTING_FLAGS
+from zerofit.launching.generate.settings import SETTING_FLAGS
 from zerofit.planning.inference.request import DTYPES, InferenceRequest, InferenceWorkload
 
 if TYPE_CHECKING:
     from zerofit.generation.prompt_lines import PromptLines
-    from zerofit.launch.generate.run import Run
-    from zerofit.launch.nodes import Nodes
+    from zerofit.launching.generate.run import Run
+    from zerofit.launching.nodes import Nodes
     from zerofit.planning.inference.planned import InferencePlan
 
 _POSITIVE = Number(int, least=1)
@@ -127,9 +127,9 @@ def generate(run_dir: Path, dry_run: bool, **flags: Any) -> int:
     files, 128 + N where signal N ended it: 130 after Ctrl-C, 141 where what reads --out - has gone.
     """
     # Only here: they bring much code, which --help does not need.
-    from zerofit.launch.generate import output as outs
-    from zerofit.launch.generate.run import made_folder, planned_folder
-    from zerofit.launch.start import launch_command, start
+    from zerofit.launching.generate import output as outs
+    from zerofit.launching.generate.run import made_folder, planned_folder
+    from zerofit.launching.start import launch_command, start
 
     run = _run_of(flags)
     _say(f"generation: {run.settings.line(seed=run.seed)}")
@@ -163,12 +163,12 @@ def _run_of(flags: dict[str, Any]) -> Run:
     Raises:
         UserError: something of it is wrong, or nothing fits.
     """
-    from zerofit.launch.generate import model as models
-    from zerofit.launch.generate import prompts as prompt_files
-    from zerofit.launch.generate.output import check_out, drawn_batch_size
-    from zerofit.launch.generate.run import Run, meeting_place
-    from zerofit.launch.generate.settings import settings_said, whole_settings
-    from zerofit.launch.nodes import Nodes
+    from zerofit.launching.generate import model as models
+    from zerofit.launching.generate import prompts as prompt_files
+    from zerofit.launching.generate.output import check_out, drawn_batch_size
+    from zerofit.launching.generate.run import Run, meeting_place
+    from zerofit.launching.generate.settings import settings_said, whole_settings
+    from zerofit.launching.nodes import Nodes
     from zerofit.machine.library_versions import check_libraries
 
     nodes = Nodes(**{name: flags[name] for name in _NODE_FLAGS})
@@ -247,7 +247,7 @@ def _plan(
     """
     from zerofit.cli.output.generate_plan import generate_plan
     from zerofit.generation.results.folder import parts_folder
-    from zerofit.launch.checks import check_nvme_path
+    from zerofit.launching.checks import check_nvme_path
     from zerofit.machine.this_node import probe_machine
     from zerofit.machine.versions import probe_versions
     from zerofit.planning.inference.plan_inference import plan_inference

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.check.engine import check
-from zerofit.check.inputs.strategy import situation_of_strategy
-from zerofit.check.rule import Severity
-from zerofit.check.rules import ALL_RULES
+from zerofit.checking.engine import check
+from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules import ALL_RULES
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Said

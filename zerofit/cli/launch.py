@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from zerofit.check.check_run import no_check_option, stop_at_errors
-from zerofit.check.inputs.capture import with_capture
-from zerofit.check.inputs.launch import situation_of_launch
-from zerofit.check.read_file import script_file
-from zerofit.check.resumed_checkpoint import probe_resumed
-from zerofit.check.targets import Targets
+from zerofit.checking.check_run import no_check_option, stop_at_errors
+from zerofit.checking.inputs.capture import with_capture
+from zerofit.checking.inputs.launch import situation_of_launch
+from zerofit.checking.read_file import script_file
+from zerofit.checking.resumed_checkpoint import probe_resumed
+from zerofit.checking.targets import Targets
 from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.options import rendezvous_options, run_dir_option, strategy_options
 from zerofit.cli.output.applied_table import applied_rows, applied_table
@@ -24,9 +24,9 @@ from zerofit.cli.plan_options import model_options
 from zerofit.configs.schemas.load import load_schemas
 from zerofit.configs.write.command import is_on_one_of_many_gpus
 from zerofit.core.plan import GENERATE_LIMIT_S
-from zerofit.launch.plan import plan_launch
-from zerofit.launch.run_folder import run_folder
-from zerofit.launch.start import Launch, launch_command, launch_files, prepare_run, start
+from zerofit.launching.plan import plan_launch
+from zerofit.launching.run_folder import run_folder
+from zerofit.launching.start import Launch, launch_command, launch_files, prepare_run, start
 from zerofit.machine.library_versions import check_libraries, check_libraries_of
 from zerofit.scripts.target import check_script
 

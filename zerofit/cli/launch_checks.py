@@ -10,7 +10,7 @@ from zerofit.core.errors import UserError
 from zerofit.scripts.target import put_before, script_of
 
 if TYPE_CHECKING:
-    from zerofit.launch.asked import Asked
+    from zerofit.launching.asked import Asked
 
 
 def check_flags(asked: Asked) -> None:

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import click
 
-from zerofit import __version__
 from zerofit.core.errors import EXIT_USAGE, UserError, nearest
+from zerofit.core.version import VERSION
 
 _VERBS = {
     "bench": "Measure the ladder of memory strategies on this machine.",
@@ -48,7 +48,7 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="zerofit %(version)s")
+@click.version_option(VERSION, message="zerofit %(version)s")
 @click.option(
     "--debug",
     is_flag=True,

@@ -1,4 +1,4 @@
-"""TODO."""
+"""RankRecord: how a rank ended, as it wrote it into the run folder."""
 
 from __future__ import annotations
 

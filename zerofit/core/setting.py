@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeAlias
-
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -103,11 +103,3 @@ def job_from_json(text: str) -> GenerationJob:
     from pydantic import TypeAdapter
 
     return TypeAdapter(GenerationJob).validate_json(text)
-
-
-
-
-
-
-
-

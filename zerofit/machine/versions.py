@@ -11,9 +11,9 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-import zerofit
 from zerofit.core.facts import Versions
 from zerofit.core.supported import SUPPORTED
+from zerofit.core.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ def probe_versions(*, search_path: Sequence[str] | None = None) -> Versions:
             found = _METADATA.fullmatch(name)
             if found and found["name"].lower() in SUPPORTED:
                 installed.setdefault(found["name"].lower(), found["version"])
-    return Versions(python=platform.python_version(), zerofit=zerofit.__version__, **installed)
+    return Versions(python=platform.python_version(), zerofit=VERSION, **installed)
 
 
 def _names_in(folder: str) -> list[str]:

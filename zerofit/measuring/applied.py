@@ -20,11 +20,9 @@ def apply_to_model(strategy: Strategy, model: Any) -> tuple[Any, Any]:
     Raises:
         UserError: the model can't take the strategy.
     """
-    import zerofit
+    from zerofit.training.apply_strategy import apply_strategy
 
-    made: tuple[Any, Any] = zerofit.apply_strategy(
-        _for_model(strategy), model, _own_optimizer(model, strategy)
-    )
+    made: tuple[Any, Any] = apply_strategy(_for_model(strategy), model, _own_optimizer(model, strategy))
     return made
 
 

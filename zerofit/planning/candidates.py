@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from zerofit.check.engine import check
-from zerofit.check.inputs.strategy import situation_of_strategy
-from zerofit.check.rule import Severity
-from zerofit.check.rules import ALL_RULES
+from zerofit.checking.engine import check
+from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules import ALL_RULES
 from zerofit.core.batch import split_global_batch
 from zerofit.core.errors import UserError
 from zerofit.core.freezing import FREEZES
@@ -30,7 +30,7 @@ from zerofit.planning.problem import Allow
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.check.engine import Finding
+    from zerofit.checking.engine import Finding
     from zerofit.planning.problem import Problem
 
 SMALL_BUCKETS = Buckets(

@@ -1,4 +1,4 @@
-"""TODO."""
+"""What is said of a model, its workload and a machine that is not here."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
     """Return the plan for this machine that does what the request says and fills in the rest.
 
-    Whether it can run, zerofit.check.rules says.
+    Whether it can run, zerofit.checking.rules says.
 
     Raises:
         UserError: the number of ranks or the global batch can't be made.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from zerofit.check.read_file import script_file
+from zerofit.checking.read_file import script_file
 from zerofit.cli.output.plan_table import plan_table
 from zerofit.configs.text import Unreadable
 from zerofit.core.allocation_log import Trace

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Check that a request's ranks, nodes and batch sizes go together."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from zerofit.planning.suggestions import Suggestion, suggestions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from zerofit.check.engine import Finding
+    from zerofit.checking.engine import Finding
     from zerofit.core.facts import GpuSpec
     from zerofit.core.strategy import Strategy
     from zerofit.planning.candidates import Dropped

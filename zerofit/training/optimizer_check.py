@@ -9,11 +9,11 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.check.engine import check
-from zerofit.check.inputs.optimizer_ids import optimizer_of_class
-from zerofit.check.inputs.strategy import situation_of_strategy
-from zerofit.check.rule import Severity
-from zerofit.check.rules.optimizer.offload import OPTIMIZER_RULES
+from zerofit.checking.engine import check
+from zerofit.checking.inputs.optimizer_ids import optimizer_of_class
+from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules.optimizer.offload import OPTIMIZER_RULES
 from zerofit.core.setting import Said
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.check.engine import check
-from zerofit.check.inputs.strategy import situation_of_strategy
-from zerofit.check.rule import Severity
-from zerofit.check.rules import ALL_RULES
+from zerofit.checking.engine import check
+from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.write.command import MIXED_PRECISION
 from zerofit.configs.write.deepspeed import deepspeed_config
 from zerofit.core.errors import UserError

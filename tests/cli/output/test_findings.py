@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from verdicts import FILES, VERDICT
 
-from zerofit.check.engine import Verdict
+from zerofit.checking.engine import Verdict
 from zerofit.cli.output.findings import findings_text
 from zerofit.cli.output.findings_json import findings_json
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from verdicts import DEEPSPEED_TEXT, FILES, VERDICT
 
-from zerofit.check.engine import Verdict
-from zerofit.check.rules import ALL_RULES
+from zerofit.checking.engine import Verdict
+from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.output.sarif import sarif, uri
 from zerofit.configs.document import RemoveKey
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.check.trainer_settings import DEFAULTS
+from zerofit.checking.trainer_settings import DEFAULTS
 from zerofit.configs.schema import Schema
 from zerofit.configs.schemas.accelerate_schema import probe_accelerate_launch_schema, probe_accelerate_schema
 from zerofit.configs.schemas.load import load_history, load_schema

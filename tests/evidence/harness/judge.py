@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.check.rule import Evidence, Outcome
+from zerofit.checking.rule import Evidence, Outcome
 
 if TYPE_CHECKING:
     from harness.runner import Ended

@@ -13,20 +13,20 @@ import hjson
 import yaml
 
 from harness.reference import ASKED, DEFAULT_CLIPPING, NUM_RANKS
-from zerofit.check.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
+from zerofit.checking.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
 from zerofit.configs.write.command import Rendezvous, accelerate_launch_arguments, launch_environment
 from zerofit.core.command import Route
 from zerofit.core.facts import Machine
 from zerofit.core.plan import Plan, Topology
 from zerofit.core.strategy import Engine, Strategy, ZeroStage
-from zerofit.launch.run_folder import RunFolder
-from zerofit.launch.start import Launch, launch_files
+from zerofit.launching.run_folder import RunFolder
+from zerofit.launching.start import Launch, launch_files
 from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from zerofit.check.rule import Example
+    from zerofit.checking.rule import Example
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _ACCELERATE_YAML = {

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from harness.judge import Runs, judge
 from harness.layout import reference_of, route_of, run_of
 from harness.table import fingerprint
-from zerofit.check.rule import Outcome
+from zerofit.checking.rule import Outcome
 
 if TYPE_CHECKING:
     from harness.runner import Runner
-    from zerofit.check.rule import Rule
+    from zerofit.checking.rule import Rule
 
 _HANG_LIMIT_S = 12.0
 """Shortest limit of a run that should not end."""

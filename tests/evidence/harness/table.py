@@ -15,7 +15,7 @@ from zerofit.machine.versions import probe_versions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from zerofit.check.rule import Rule
+    from zerofit.checking.rule import Rule
 
 TABLE = Path(__file__).parents[1] / "measured" / "rules.json"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.check.rule import Severity
-from zerofit.check.targets import is_mendable
+from zerofit.checking.rule import Severity
+from zerofit.checking.targets import is_mendable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerofit.check.engine import Verdict
-    from zerofit.check.targets import TargetFile
+    from zerofit.checking.engine import Verdict
+    from zerofit.checking.targets import TargetFile
 
 _PLURAL = {
     Severity.ERROR: ("error", "errors"),

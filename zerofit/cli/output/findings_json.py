@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from zerofit.check.rule import Severity
+from zerofit.checking.rule import Severity
 from zerofit.configs.document import RemoveKey, RenameKey, SetValue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerofit.check.engine import Finding, Verdict
-    from zerofit.check.targets import TargetFile
+    from zerofit.checking.engine import Finding, Verdict
+    from zerofit.checking.targets import TargetFile
     from zerofit.configs.document import Edit
     from zerofit.core.setting import Place
 

@@ -10,17 +10,17 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from zerofit.check.pages.rule_pages import fix_text, rule_page
-from zerofit.check.rule import Severity
+from zerofit.checking.pages.rule_pages import fix_text, rule_page
+from zerofit.checking.rule import Severity
 from zerofit.cli.output.findings import unknown_lines
 from zerofit.configs.text import Uneditable, apply_edits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerofit.check.engine import Finding, Verdict
-    from zerofit.check.rule import Rule
-    from zerofit.check.targets import TargetFile
+    from zerofit.checking.engine import Finding, Verdict
+    from zerofit.checking.rule import Rule
+    from zerofit.checking.targets import TargetFile
     from zerofit.configs.document import Document, Edit
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

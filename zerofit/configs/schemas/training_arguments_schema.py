@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from zerofit.configs.schema import Key, Kind, OnUnknown, Removed, Schema, Section
-from zerofit.configs.write.trainer import CHECKPOINTING_BEFORE_5_23
+from zerofit.core.upstream.transformers import CHECKPOINTING_BEFORE_5_23
 
 _KINDS: dict[Any, Kind] = {
     bool: Kind.BOOL,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.strategy import Engine, OptimizerName, Precision
 from zerofit.core.supported import release_of
+from zerofit.core.upstream.transformers import CHECKPOINTING_BEFORE_5_23
 
 if TYPE_CHECKING:
     from zerofit.core.strategy import Strategy
@@ -39,13 +40,6 @@ OPTIM_ALIKE = {
 LION_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.99}
 """Trainer gives Lion the betas of AdamW (transformers/trainer_optimizer.py); these are its own
 (bitsandbytes/optim/lion.py; https://arxiv.org/abs/2302.06675)."""
-
-
-CHECKPOINTING_BEFORE_5_23 = {
-    "activation_checkpointing": "gradient_checkpointing",
-    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
-}
-"""Fields that had another name before transformers 5.23, which 5.23 still takes with a warning."""
 
 
 def training_arguments(

@@ -9,10 +9,15 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from zerofit.configs.write.trainer import CHECKPOINTING_BEFORE_5_23
-
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+CHECKPOINTING_BEFORE_5_23 = {
+    "activation_checkpointing": "gradient_checkpointing",
+    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
+}
+"""Fields that had another name before transformers 5.23, which 5.23 still takes with a warning."""
+
 
 TRAINER_LOOP = ("_inner_training_loop", "_prepare_inputs", "_run_epoch")
 """Private methods of Trainer that make its loop, beside the public ones (5.23, trainer.py)."""

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Captures a script for a verb: shows that it runs, and what it left."""
 
 from __future__ import annotations
 

@@ -63,6 +63,7 @@ class Setup:
         return self.strategy.lora is not None or self.has_own_adapters
 
 
+WEIGHT_COPIES = "16-bit weight copies"
 _TRACED = ("fixed + bytes a sample x micro_batch_size, of what is alive", "traced")
 TRACED_TERMS = {
     **{kind.value: _TRACED for kind in TensorKind},
@@ -282,7 +283,6 @@ def _hooks(engine: Engine) -> dict[int, Callable[[int], None]]:
     }
 
 
-WEIGHT_COPIES = "16-bit weight copies"
 _CAST = "aten._to_copy.default"
 _FP32 = 4
 _MADE_FORWARD = (TensorKind.ACTIVATION, TensorKind.RECOMPUTED)

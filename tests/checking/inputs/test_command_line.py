@@ -1,0 +1,96 @@
+"""Words of a command to its launcher, flags, script and arguments."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from zerofit.checking.inputs.command_line import read_command
+from zerofit.configs.schemas.load import load_schema
+from zerofit.core.command import Flag, LaunchCommand
+
+_FLAGS = load_schema("accelerate_launch").root
+
+
+def _read(command: str) -> LaunchCommand | None:
+    return read_command(shlex.split(command), launch_flags=_FLAGS)
+
+
+def _told(command: LaunchCommand | None) -> str:
+    """Return a command on one line: launcher, flags, script and arguments."""
+    assert command is not None
+    flags = " ".join(
+        flag.name if flag.value is None else f"{flag.name}={flag.value}" for flag in command.flags
+    )
+    return f"{command.launcher}: {flags} | {command.script} | {' '.join(command.arguments)}"
+
+
+_COMMANDS = [
+    (
+        "accelerate launch --num-processes=2 --use_deepspeed --zero_stage 3 train.py --zero_stage 1",
+        "accelerate launch: num_processes=2 use_deepspeed zero_stage=3 | train.py | --zero_stage 1",
+    ),
+    ("accelerate-launch -m my.module --x 1", "accelerate launch: module | my.module | --x 1"),
+    (
+        "/opt/bin/accelerate launch -q -t 3 -- train.py a",
+        "accelerate launch: quiet tee=3 | train.py | a",
+    ),
+    (
+        "python -m accelerate.commands.launch --cpu train.py",
+        "accelerate launch: cpu | train.py | ",
+    ),
+    ("accelerate launch --zero_stag 3 train.py", "accelerate launch: zero_stag=3 | train.py | "),
+    ("accelerate launch --fast train.py", "accelerate launch: fast | train.py | "),
+    ("accelerate launch --num_processes 2", "accelerate launch: num_processes=2 | None | "),
+    (
+        "OMP_NUM_THREADS=1 env -u A B=2 nohup torchrun --nproc-per-node 4 --standalone train.py --bf16",
+        "torchrun: nproc_per_node=4 standalone | train.py | --bf16",
+    ),
+    (
+        "python3.11 -u -X dev -m torch.distributed.launch --use_env --nnodes 2 -m a.b",
+        "torchrun: use_env nnodes=2 module | a.b | ",
+    ),
+    (
+        "deepspeed --num_gpus=2 -i localhost:0,1 --no_local_rank train.py --deepspeed ds.json",
+        "deepspeed: num_gpus=2 include=localhost:0,1 no_local_rank | train.py | --deepspeed ds.json",
+    ),
+    ("python -W ignore train.py --x", "python:  | train.py | --x"),
+    ("python -m my.training --x", "python:  | my.training | --x"),
+    (
+        "zerofit launch --nnodes 2 --cpu --offload-param-device cpu train.py",
+        "zerofit launch: num_machines=2 cpu offload_param=cpu | train.py | ",
+    ),
+    ("python -m zerofit launch --dry-run train.py", "zerofit launch: dry_run | train.py | "),
+    (
+        "srun --ntasks 4 accelerate launch --machine_rank 0 train.py",
+        "accelerate launch: machine_rank=0 | train.py | ",
+    ),
+    ("uv run python train.py", "python:  | train.py | "),
+    (
+        "accelerate launch --monitor_interval -1 train.py",
+        "accelerate launch: monitor_interval=-1 | train.py | ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "expected"), _COMMANDS)
+def test_a_command_is_taken_apart(command: str, expected: str) -> None:
+    assert _told(_read(command)) == expected
+
+
+@pytest.mark.parametrize(
+    "command", ["", "ls -l", "python", "python -c 'print(1)'", "accelerate config", "A=1", "env", "srun ls"]
+)
+def test_what_starts_no_script_is_none(command: str) -> None:
+    assert _read(command) is None
+
+
+def test_a_flag_keeps_the_words_of_its_user() -> None:
+    command = _read("accelerate launch --zero-stage 2 --zero_stage=3 train.py")
+    assert command is not None
+    assert command.flags == (
+        Flag(name="zero_stage", value="2", text="--zero-stage 2"),
+        Flag(name="zero_stage", value="3", text="--zero_stage=3"),
+    )
+    assert command.find("zero_stage") == command.flags[1]

@@ -1,0 +1,110 @@
+"""Every rule breaks on its bad example, holds on its good one, and is declared whole."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pkgutil import iter_modules
+
+import pytest
+
+from zerofit.checking import rules as compat
+from zerofit.checking.engine import DEEPSPEED_NAMES, check, spell
+from zerofit.checking.inputs.example import situations_of_example
+from zerofit.checking.rule import Outcome, Severity
+from zerofit.checking.rules import ALL_RULES, Rule
+from zerofit.configs.schemas.load import load_schemas
+from zerofit.machine.versions import probe_versions
+
+_EVERY_RULE = pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.id)
+_SCHEMAS = load_schemas()
+_VERSIONS = probe_versions()
+
+
+def _broken(rule: Rule, which: str) -> list[str]:
+    example = getattr(rule, which)
+    situations = situations_of_example(example, schemas=_SCHEMAS, versions=_VERSIONS)
+    return [
+        finding.rule for situation in situations for finding in check(situation, rules=ALL_RULES).findings
+    ]
+
+
+@_EVERY_RULE
+def test_bad_example_breaks_this_rule_alone(rule: Rule) -> None:
+    assert set(_broken(rule, "bad")) == {rule.id}
+
+
+@_EVERY_RULE
+def test_good_example_breaks_no_rule(rule: Rule) -> None:
+    assert _broken(rule, "good") == []
+
+
+@_EVERY_RULE
+def test_examples_differ(rule: Rule) -> None:
+    assert rule.bad != rule.good
+
+
+@_EVERY_RULE
+def test_rule_is_declared_whole(rule: Rule) -> None:
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.id)
+    for text in (rule.summary, rule.why, rule.fix):
+        assert text
+        assert text == text.strip().rstrip(".")
+        assert "\n" not in text
+        assert not re.search(r"{{|}}", text)  # of an f-string that is none
+    assert re.fullmatch(r"https://\S+", rule.see)
+
+
+@_EVERY_RULE
+def test_a_fix_names_settings_that_there_are(rule: Rule) -> None:
+    named = set(re.findall(r"{(\w+)}", rule.fix))
+    spelt = spell(rule.fix, {})
+    assert not re.search(r"{\w+}", spelt)
+    assert named <= set(DEEPSPEED_NAMES)
+
+
+@_EVERY_RULE
+def test_a_rule_has_evidence_or_says_why_it_can_not_be_reproduced(rule: Rule) -> None:
+    evidence = rule.evidence
+    shown = {
+        Outcome.FAILS: bool(evidence.says),
+        Outcome.IGNORED: bool(evidence.observed),
+    }
+    assert evidence.not_reproduced or shown.get(evidence.outcome, True)
+
+
+@_EVERY_RULE
+def test_what_wrecks_a_run_is_no_advice(rule: Rule) -> None:
+    if rule.severity is Severity.ADVICE:
+        assert rule.evidence.outcome in (Outcome.COSTS, Outcome.IGNORED)
+
+
+def test_every_file_of_rules_is_in_the_list() -> None:
+    modules = [
+        importlib.import_module(f"zerofit.checking.rules.{name}")
+        for _, name, _ in iter_modules(compat.__path__)
+    ]
+    declared = [rule for module in modules for rule in getattr(module, "RULES", ())]
+    assert {rule.id for rule in declared} == {rule.id for rule in ALL_RULES}
+    assert len(declared) == len(ALL_RULES)
+
+
+def test_ids_are_unique() -> None:
+    ids = [rule.id for rule in ALL_RULES]
+    assert sorted(set(ids)) == sorted(ids)
+
+
+def test_ids_are_permanent() -> None:
+    # An id stands in users' scripts and notes: add to this list, and take nothing away.
+    assert {rule.id for rule in ALL_RULES} >= {
+        "bf16-needs-ampere",
+        "cpu-ranks-need-zerofit-launch",
+        "fp16-needs-gpu",
+        "nvme-needs-path",
+        "nvme-offload-needs-zero3",
+        "nvme-path-unused",
+        "offload-needs-adam",
+        "optimizer-offload-needs-zero",
+        "param-offload-needs-zero3",
+        "zero-needs-deepspeed",
+    }

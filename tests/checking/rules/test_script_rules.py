@@ -1,0 +1,343 @@
+"""The rules of scripts: each on small sources, and none where the source gives no reason."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zerofit.checking.engine import check
+from zerofit.checking.inputs.join import settings_of_deepspeed
+from zerofit.checking.rule import Example, Rule
+from zerofit.checking.rules.example_scripts import EVALUATES, LANGUAGE, LOADED, SMALL, changed, ending, zero
+from zerofit.checking.rules.script import generation as script_generation
+from zerofit.checking.rules.script import inference as script_inference
+from zerofit.checking.rules.script import loop as script_loop
+from zerofit.checking.rules.script import order as script_order
+from zerofit.checking.rules.script import ranks as script_ranks
+from zerofit.checking.situation import Situation
+from zerofit.configs.read import read_document
+from zerofit.core.plan import Topology
+from zerofit.scripts.source.read_script import read_script
+
+_RULES = (
+    *script_ranks.RULES,
+    *script_order.RULES,
+    *script_loop.RULES,
+    *script_generation.RULES,
+    *script_inference.RULES,
+)
+
+
+def _situation(script: str, deepspeed: Any) -> Situation:
+    facts = read_script(script, name="train.py")
+    if deepspeed is None:
+        return Situation(script=facts, route=facts.route)
+    document = read_document(json.dumps(deepspeed), name="ds_config.json")
+    return Situation(
+        script=facts, route=facts.route, deepspeed=document, settings=settings_of_deepspeed(document)
+    )
+
+
+def _found(script: str, deepspeed: Any) -> list[tuple[str, str]]:
+    findings = check(_situation(script, deepspeed), rules=_RULES).findings
+    return [(finding.rule, finding.found) for finding in findings]
+
+
+def _ids(example: Example) -> list[str]:
+    assert example.script is not None
+    return [rule for rule, _ in _found(example.script, example.deepspeed)]
+
+
+@pytest.mark.parametrize("rule", _RULES, ids=lambda rule: rule.id)
+def test_examples(rule: Rule) -> None:
+    assert _ids(rule.bad) == [rule.id]
+    assert _ids(rule.good) == []
+    # A Trainer that evaluates first is refused below ZeRO-3 for another reason than at ZeRO-3.
+    at_stage_0 = _ids(Example(script=rule.bad.script, deepspeed=zero(0)))
+    assert set(at_stage_0) <= {rule.id, "trainer-inference-needs-zero3"}
+
+
+@pytest.mark.parametrize("script", [SMALL, LANGUAGE, LOADED, EVALUATES])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_nothing_is_wrong_with_what_examples_start_from(script: str, stage: int) -> None:
+    assert _found(script, zero(stage)) == []
+
+
+def _main(line: str, script: str = LANGUAGE) -> str:
+    return ending(script, f"if accelerator.is_main_process:\n    {line}")
+
+
+_UNDER = "under `accelerator.is_main_process`"
+_AT_ZERO3 = "zero3-weights-need-all-ranks"
+_TRAINER = """\
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+arguments = TrainingArguments("out")
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+trainer = Trainer(model=model, args=arguments)
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "stage", "expected"),
+    [
+        (_main("model(**batch)"), 3, [(_AT_ZERO3, f"model(**batch) {_UNDER}")]),
+        (_main("model(**batch)"), 2, []),
+        (_main("accelerator.unwrap_model(model).generate(x)"), 2, []),
+        (
+            _main("accelerator.get_state_dict(model)"),
+            3,
+            [(_AT_ZERO3, f"accelerator.get_state_dict(model) {_UNDER}")],
+        ),
+        (
+            _main("accelerator.save_model(model, 'out')"),
+            3,
+            [(_AT_ZERO3, f"accelerator.save_model(model, 'out') {_UNDER}")],
+        ),
+        (
+            _main("model.save_checkpoint('out')"),
+            1,
+            [("deepspeed-checkpoint-needs-all-ranks", f"model.save_checkpoint('out') {_UNDER}")],
+        ),
+        (
+            _main("accelerator.gather(loss)"),
+            0,
+            [("all-ranks-must-meet", f"accelerator.gather(loss) {_UNDER}")],
+        ),
+        (
+            ending(LANGUAGE, "def f():\n    if not is_main_process():\n        return\n    model(1)\nf()"),
+            3,
+            [(_AT_ZERO3, "model(1) where `not is_main_process()` does not hold")],
+        ),
+        (_main("teacher(batch)"), 3, []),
+        (_main("tokenizer.save_pretrained('out')"), 3, []),
+        (
+            ending(LANGUAGE, "if zero_stage != 3 and rank == 0:\n    model(1)"),
+            3,
+            [],
+        ),
+        (
+            f"{_TRAINER}if trainer.is_world_process_zero():\n    trainer.evaluate()\n",
+            1,
+            [("all-ranks-must-meet", "trainer.evaluate() under `trainer.is_world_process_zero()`")],
+        ),
+        (
+            f"{_TRAINER}if trainer.is_world_process_zero():\n    trainer.save_state()\n",
+            3,
+            [],
+        ),
+        (f"{_TRAINER}trainer.save_model()\n", 3, []),
+        (
+            f"{_TRAINER}model.save_pretrained('out')\n",
+            3,
+            [("zero3-save-needs-gathered-weights", "model.save_pretrained('out') without state_dict=")],
+        ),
+        (f"{_TRAINER}model.save_pretrained('out')\n", 2, []),
+    ],
+)  # fmt: skip
+def test_ranks(script: str, stage: int, expected: list[tuple[str, str]]) -> None:
+    assert _found(script, zero(stage)) == expected
+
+
+_ADAPTED = """\
+from accelerate import Accelerator
+from peft import get_peft_model
+from transformers import AutoModelForCausalLM
+accelerator = Accelerator()
+model = accelerator.prepare(get_peft_model(AutoModelForCausalLM.from_pretrained("gpt2"), config))
+"""
+_OWN_TRAINER = """\
+from transformers import Trainer
+class Mine(Trainer):
+    def _save(self, folder, state_dict=None):
+        state_dict = state_dict or self.model.state_dict()
+        self.model.save_pretrained(folder)
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        _OWN_TRAINER,
+        _ADAPTED + "model.save_pretrained('out')\n",
+        _ADAPTED + "accelerator.unwrap_model(model).save_pretrained('out')\n",
+        _TRAINER.replace("args=arg", "peft_config=x, args=arg") + "trainer.model.save_pretrained('out')\n",
+        ending(LANGUAGE, "with deepspeed.zero.GatheredParameters(x):\n    model.state_dict()").replace(
+            "import torch\n", "import deepspeed\nimport torch\n", 1
+        ),
+        ending(LANGUAGE, "accelerator.unwrap_model(model).save_pretrained('out', **arguments)"),
+        changed(LANGUAGE, "optimizer = torch", "model.save_pretrained('fresh')\noptimizer = torch"),
+        changed(LANGUAGE, "from_config(config)", "from_pretrained('gpt2', device_map=None)"),
+        changed(LANGUAGE, "from_config(config)", "from_pretrained('gpt2', device_map=device_map)"),
+        changed(
+            LOADED, "accelerator = Accelerator()\n", "accelerator = Accelerator()\nLlamaForCausalLM(config)\n"
+        ),
+        "from transformers import AutoModel\nmodel = AutoModel.from_pretrained('x', device_map='auto')\n",
+        "from accelerate import Accelerator\ndef f(model):\n    Accelerator().prepare(model)\n",
+    ],
+)
+def test_no_alarm_at_zero3(script: str) -> None:
+    assert _found(script, zero(3)) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        (4, ["accelerator.backward(loss) outside accumulate(), with gradient_accumulation_steps=4"]),
+        (1, []),
+        ("auto", []),
+    ],
+)
+def test_accumulation(steps: object, found: list[str]) -> None:
+    expected = [("accumulation-needs-accumulate", text) for text in found]
+    assert _found(SMALL, zero(1, gradient_accumulation_steps=steps)) == expected
+
+
+def _clips(norm: str, before: str = "") -> str:
+    step = f"    accelerator.clip_grad_norm_(model.parameters(), {norm})\n    optimizer.step()\n"
+    return before + changed(SMALL, "    optimizer.step()\n", step)
+
+
+_CLIP = "accelerator.clip_grad_norm_(model.parameters(), "
+_PARSER = 'parser.add_argument("--norm", type=float, default=0.5)\n'
+
+
+@pytest.mark.parametrize(
+    ("script", "clipping", "found"),
+    [
+        (_clips("0.5"), 1.0, [f"{_CLIP}0.5) with gradient_clipping=1.0"]),
+        (_clips("0.5"), "auto", [f"{_CLIP}0.5) with the default of 1.0"]),
+        (_clips("0.5"), 0.5, []),
+        (_clips("1"), 1.0, []),
+        (_clips("norm"), 1.0, []),
+        (_clips("args.norm", _PARSER), 0.5, []),
+        (_clips("args.norm", _PARSER), 1, [f"{_CLIP}args.norm) (0.5 by default) with gradient_clipping=1"]),
+    ],
+)  # fmt: skip
+def test_clipping(script: str, clipping: object, found: list[str]) -> None:
+    expected = [("deepspeed-clips-by-its-own", text) for text in found]
+    assert _found(script, zero(1, gradient_clipping=clipping)) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_found"),
+    [
+        ("100", True),
+        ("10 * 10", True),
+        ("args.max_train_steps", True),
+        ("100 * accelerator.num_processes", False),
+        ("len(loader)", False),
+        ("total", False),
+        ("args.epochs * 10", False),
+    ],
+)
+def test_steps_of_a_scheduler(steps: str, is_found: bool) -> None:
+    bad = next(rule.bad.script for rule in _RULES if rule.id == "scheduler-steps-once-a-rank")
+    assert bad is not None
+    script = changed(bad, "num_training_steps=8", f"num_training_steps={steps}")
+    script = script.replace(
+        "torch.manual_seed(0)\n", "torch.manual_seed(0)\ntotal = 8 * accelerator.num_processes\n"
+    )
+    assert bool(_found(script, zero(1))) is is_found
+
+
+def test_experts_that_the_file_names_as_leaf_modules_are_left_alone() -> None:
+    (rule,) = [one for one in script_loop.RULES if one.id == "zero3-experts-need-leaf-module"]
+    assert rule.bad.script is not None
+    named = zero(3)
+    named["zero_optimization"]["leaf_module"] = {"classes": ["Layer"]}
+    assert [
+        [finding.rule for finding in check(_situation(rule.bad.script, config), rules=[rule]).findings]
+        for config in (zero(3), named)
+    ] == [[rule.id], []]
+
+
+def test_what_is_unknown_without_settings() -> None:
+    verdict = check(_situation(_main("model(**batch)"), None), rules=_RULES)
+    assert verdict.findings == ()
+    assert [(item.rule, item.fact) for item in verdict.unknown] == [
+        (_AT_ZERO3, "what runs the training step")
+    ]
+    assert check(_situation(LANGUAGE, None), rules=_RULES).unknown == ()
+
+
+def test_a_finding_about_a_script_is_a_warning_with_its_place() -> None:
+    (finding,) = check(_situation(_main("model(**batch)"), zero(3)), rules=_RULES).findings
+    assert (str(finding.severity), str(finding.confidence), str(finding.place)) == (
+        "warning", "likely", "train.py:22",
+    )  # fmt: skip
+
+
+def test_without_a_script_nothing_is_found_or_unknown() -> None:
+    verdict = check(Situation(), rules=_RULES)
+    assert (verdict.findings, verdict.unknown) == ((), ())
+
+
+def _backward(lines: str, script: str = SMALL) -> str:
+    return changed(script, "    accelerator.backward(loss)\n", f"    {lines}\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        (_backward("loss.backward()"), ["loss.backward()"]),
+        (_backward("loss.backward(retain_graph=True)"), ["loss.backward(retain_graph=True)"]),
+        (_backward("(loss / 2).backward()"), ["(loss / 2).backward()"]),
+        (_backward("loss.backward()\n    model.step()"), []),
+        (_backward("if accelerator.distributed_type != 'DEEPSPEED':\n        loss.backward()"), []),
+        (_backward("loss.backward()\n    accelerator.backward(loss)"), []),
+        (_backward("trainer.backward(loss)"), []),
+        (
+            _backward("loss.backward()").replace("accelerator.prepare(model, optimizer", "prepare(model, x"),
+            [],
+        ),
+        (ending(SMALL, "probe(torch.ones(1)).backward()"), []),
+    ],
+)
+def test_backward_past_the_accelerator(script: str, found: list[str]) -> None:
+    for stage in (0, 1, 2, 3):
+        expected = [("backward-through-accelerator", text) for text in found]
+        assert _found(script, zero(stage)) == expected
+
+
+_LOADS = 'AutoModelForCausalLM.from_pretrained("model"'
+_EARLY = changed(
+    LOADED,
+    f"accelerator = Accelerator()\nmodel = {_LOADS})\n",
+    f"model = {_LOADS})\naccelerator = Accelerator()\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("device_map", "ranks", "stage", "expected"),
+    [
+        ("'auto'", None, 2, ["device-map-not-on-ranks"]),
+        ("'balanced'", Topology(world_size=8), 0, ["device-map-not-on-ranks"]),
+        ("'auto'", Topology(world_size=8), 3, ["zero3-device-map"]),
+        ("{'model': 0, 'lm_head': 1}", Topology(world_size=1), 1, ["device-map-not-on-ranks"]),
+        ("'auto'", Topology(world_size=1), 2, []),
+        ("'auto'", Topology(world_size=2, num_nodes=2), 2, []),
+        ("'auto'", Topology(world_size=2, on_cpu=True), 2, []),
+        ("{'': accelerator.process_index}", None, 2, []),
+        ("{'model': 0, 'lm_head': 0}", None, 2, []),
+        ("'cpu'", None, 2, []),
+        ("'sequential'", None, 2, []),
+        ("None", None, 2, []),
+        ("args.device_map", None, 2, []),
+    ],
+)
+def test_device_map(device_map: str, ranks: Topology | None, stage: int, expected: list[str]) -> None:
+    script = changed(LOADED, f"{_LOADS})", f"{_LOADS}, device_map={device_map})")
+    situation = replace(_situation(script, zero(stage)), topology=ranks)
+    assert [finding.rule for finding in check(situation, rules=_RULES).findings] == expected
+
+
+def test_device_map_of_a_model_made_before_zero3_is_known() -> None:
+    script = changed(_EARLY, f"{_LOADS})", f"{_LOADS}, device_map='auto')")
+    assert [rule for rule, _ in _found(script, zero(3))] == [
+        "device-map-not-on-ranks",
+        "zero3-model-made-too-early",
+    ]

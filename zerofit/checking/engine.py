@@ -1,0 +1,178 @@
+"""The rule engine: a Situation and rules to findings and to what stays unknown."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.checking.rule import Confidence, Severity
+from zerofit.checking.situation import Lacking, known
+from zerofit.core.command import Launcher
+from zerofit.core.errors import UserError, format_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from zerofit.checking.rule import Hit, Rule
+    from zerofit.checking.situation import Situation
+    from zerofit.configs.document import Edit
+    from zerofit.core.facts import Versions
+    from zerofit.core.setting import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One place where a rule is broken, with all that is printed of it."""
+
+    rule: str
+    """The rule's id."""
+    severity: Severity
+    """The rule's own; what is not certain is a warning at most."""
+    confidence: Confidence
+    summary: str
+    found: str
+    why: str
+    fix: str
+    see: str
+    place: Place | None
+    edits: tuple[Edit, ...]
+
+    def as_error(self) -> UserError:
+        """Return the finding as an error that ends a command."""
+        return UserError(
+            self.rule,
+            self.summary,
+            found=self.located,
+            why=self.why,
+            fix=self.fix,
+            see=self.see,
+        )
+
+    def as_text(self) -> str:
+        """Return the finding as it is printed."""
+        certainty = "" if self.confidence is Confidence.CERTAIN else f" ({self.confidence})"
+        return format_message(
+            f"{self.severity}[{self.rule}]: {self.summary}{certainty}",
+            found=self.located,
+            why=self.why,
+            fix=self.fix,
+            see=self.see,
+        )
+
+    @property
+    def located(self) -> str:
+        """What was found, and behind it the file and line."""
+        return f"{self.found}   ({self.place})" if self.place else self.found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """A rule that could not be decided."""
+
+    rule: str
+    """The rule's id."""
+    fact: str
+    """What is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """All that the rules say of a situation."""
+
+    findings: tuple[Finding, ...] = ()
+    """Sorted by file and line, then severity, then rule; what stands in no file comes first."""
+    unknown: tuple[Unknown, ...] = ()
+    """In the order of the rules."""
+
+    def of(self, severity: Severity) -> tuple[Finding, ...]:
+        """Return the findings of one severity."""
+        return tuple(finding for finding in self.findings if finding.severity is severity)
+
+
+_ORDER = {severity: number for number, severity in enumerate(Severity)}
+
+
+def check(situation: Situation, *, rules: Iterable[Rule]) -> Verdict:
+    """Return what the rules find in a situation, all at once."""
+    findings: list[Finding] = []
+    unknown: list[Unknown] = []
+    for rule in rules:
+        if rule.is_put_right_by_launch and situation.launcher is Launcher.ZEROFIT:
+            continue
+        try:
+            for hit in rule.find(situation):
+                # Only now: reading specifiers takes longer than all the rules together.
+                if all(_is_satisfied(specifier, situation.versions) for specifier in rule.holds_for):
+                    findings.append(_finding(rule, hit, situation))
+        except Lacking as lacking:
+            unknown.append(Unknown(rule=rule.id, fact=lacking.fact))
+    return Verdict(findings=sort_findings(findings), unknown=tuple(unknown))
+
+
+def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings in the order in which they are printed, each once."""
+    return tuple(sorted(dict.fromkeys(findings), key=_place_in_output))
+
+
+def _place_in_output(finding: Finding) -> tuple[str, int, int, int, str]:
+    place = finding.place
+    where = (place.file, place.line, place.column) if place else ("", 0, 0)
+    return (*where, _ORDER[finding.severity], finding.rule)
+
+
+def _finding(rule: Rule, hit: Hit, situation: Situation) -> Finding:
+    severity = rule.severity
+    if severity is Severity.ERROR and hit.confidence is not Confidence.CERTAIN:
+        severity = Severity.WARNING
+    return Finding(
+        rule=rule.id,
+        severity=severity,
+        confidence=hit.confidence,
+        summary=rule.summary,
+        found=_printable(hit.found),
+        why=_printable(hit.why) if hit.why else rule.why,
+        fix=_printable(hit.fix) if hit.fix else spell(rule.fix, situation.settings.names),
+        see=rule.see,
+        place=hit.place,
+        edits=hit.edits,
+    )
+
+
+DEEPSPEED_NAMES = {
+    "engine": "--engine",
+    "zero_stage": "zero_optimization.stage",
+    "optimizer_offload": "offload_optimizer",
+    "param_offload": "offload_param",
+    "nvme_path": "nvme_path",
+    "micro_batch_size": "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "optimizer": "the optimizer",
+    "precision": "bf16.enabled or fp16.enabled",
+}
+"""How DeepSpeed's file spells each setting."""
+
+
+def spell(text: str, names: Mapping[str, str]) -> str:
+    """Return a rule's text with each setting in braces as the user spells it."""
+    spelt = {**DEEPSPEED_NAMES, **names}
+    return re.sub(r"{(\w+)}", lambda match: spelt.get(match[1], match[0]), text)
+
+
+def _printable(text: str) -> str:
+    """Return a text of the user's with control characters, line ends too, in the form of Python's escapes."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
+def _is_satisfied(specifier: str, versions: Versions | None) -> bool:
+    from packaging.requirements import Requirement
+
+    requirement = Requirement(specifier)
+    version = known(
+        getattr(versions, requirement.name, None), f"the version of {requirement.name} that will run"
+    )
+    return requirement.specifier.contains(version, prereleases=True)

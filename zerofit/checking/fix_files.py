@@ -1,0 +1,195 @@
+"""What --fix does: edits of findings to new texts, their diff, and the files, written with backups."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.checking.targets import is_mendable
+from zerofit.configs.text import Uneditable, apply_edits
+from zerofit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from zerofit.checking.targets import Checked
+    from zerofit.configs.document import Document, Edit
+
+_MAX_ROUNDS = 10
+"""ASSUMPTION: a mended key shows what was wrong below it, so a few rounds are needed, and never ten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fix:
+    """One file that changes."""
+
+    name: str
+    """As the user named it."""
+    before: str
+    after: str
+
+
+def find_fixes(look: Callable[[Mapping[str, str]], Checked]) -> tuple[Fix, ...]:
+    """Return the files that change when every finding with edits is mended, and all that then comes to light.
+
+    Args:
+        look: reads and checks the targets, with texts in place of files, by the files' real paths.
+
+    Raises:
+        UserError: findings contradict each other, or a file can't be changed safely.
+    """
+    fixes: dict[str, Fix] = {}
+    for _ in range(_MAX_ROUNDS):
+        checked = look({path: fix.after for path, fix in fixes.items()})
+        mended = _mend(checked)
+        if not mended:
+            break
+        for path, fix in mended.items():
+            before = fixes[path].before if path in fixes else fix.before
+            fixes[path] = Fix(name=fix.name, before=before, after=fix.after)
+    return tuple(fix for fix in fixes.values() if fix.before != fix.after)
+
+
+def diff_of(fix: Fix) -> str:
+    """Return the change of a file as a unified diff that `patch` takes."""
+    lines = difflib.unified_diff(
+        fix.before.splitlines(keepends=True), fix.after.splitlines(keepends=True), fix.name, fix.name
+    )
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
+
+
+def write_fixes(fixes: Sequence[Fix]) -> tuple[str, ...]:
+    """Write each file whole, with a copy of what it was beside it; return the copies' names.
+
+    Raises:
+        UserError: a file may not be written, or is no longer what was checked; then none is written.
+    """
+    for fix in fixes:
+        _refuse_if_not_writable(fix)
+    return tuple(_write(fix) for fix in fixes)
+
+
+def _mend(checked: Checked) -> dict[str, Fix]:
+    """Return the files that the edits of the findings change, by their real paths."""
+    asked: dict[str, list[Edit]] = {}
+    for finding in checked.verdict.findings:
+        if is_mendable(finding, checked.targets.files):
+            for edit in finding.edits:
+                asked.setdefault(edit.document, []).append(edit)
+    fixes = {}
+    for file in checked.targets.files:
+        if file.document is None or not os.path.isfile(file.name) or file.name not in asked:
+            continue
+        after = _edited(file.document, asked[file.name])
+        if after != file.document.text:
+            fixes[os.path.realpath(file.name)] = Fix(name=file.name, before=file.document.text, after=after)
+    return fixes
+
+
+def _edited(document: Document, edits: Sequence[Edit]) -> str:
+    try:
+        return apply_edits(document, edits)
+    except Uneditable as error:
+        raise UserError(
+            "fix-not-possible",
+            "the file can't be mended",
+            found=f"{document.name}: {error}",
+            why="--fix changes only what has exactly one right answer, and nothing beside it",
+            fix="change it by hand, as the findings of zerofit check say",
+        ) from None
+
+
+def _refuse_if_not_writable(fix: Fix) -> None:
+    path = os.path.realpath(fix.name)
+    mode = os.stat(path).st_mode
+    folder = os.path.dirname(path)
+    fix_text = "make it writable, or see the change with check --fix --dry-run"
+    if not mode & 0o222 or not os.access(path, os.W_OK):
+        found, why = "it is read-only", "someone protected it from changes"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        found, why = f"{folder} is read-only", "the backup is written beside the file"
+    else:
+        with open(path, "rb") as file:
+            if file.read() == fix.before.encode("utf-8"):
+                return
+        found, why, fix_text = (
+            "it has changed since it was checked",
+            "another program writes it",
+            "check it again",
+        )
+    raise UserError(
+        "fix-not-written",
+        "a file can't be mended",
+        found=f"{fix.name}: {found}",
+        why=why,
+        fix=fix_text,
+    )
+
+
+def _write(fix: Fix) -> str:
+    """Write a backup, then the new text beside the file, then put it in its place: a stop spoils nothing."""
+    import tempfile
+
+    path = os.path.realpath(fix.name)
+    partial = backup = None
+    try:
+        backup = _back_up(path)
+        descriptor, partial = tempfile.mkstemp(
+            dir=os.path.dirname(path), prefix=f".{os.path.basename(path)}."
+        )
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(fix.after.encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(path, partial)
+        _keep_owner(path, partial)
+        os.replace(partial, path)
+        partial = None
+    except BaseException as error:
+        for leftover in (partial, backup):
+            if leftover is not None:
+                os.unlink(leftover)
+        if not isinstance(error, OSError):
+            raise
+        raise UserError(
+            "fix-not-written",
+            "a file can't be mended",
+            found=f"{fix.name}: {error.strerror}",
+            why="the file is as it was",
+            fix="free some space, or see the change with check --fix --dry-run",
+        ) from None
+    beside = os.path.relpath(backup)
+    return backup if beside.startswith(os.pardir) else beside
+
+
+def _keep_owner(path: str, partial: str) -> None:
+    """Give the new file to whom the old one belongs, where the system lets us."""
+    owner = os.stat(path)
+    with suppress(PermissionError):
+        os.chown(partial, owner.st_uid, owner.st_gid)
+
+
+def _back_up(path: str) -> str:
+    """Copy a file to a name beside it that is free; return the name."""
+    number = 0
+    while True:
+        name = f"{path}.bak{number or ''}"
+        try:
+            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            number += 1
+            continue
+        try:
+            with os.fdopen(descriptor, "wb") as copy, open(path, "rb") as original:
+                shutil.copyfileobj(original, copy)
+            shutil.copystat(path, name)
+        except BaseException:
+            os.unlink(name)
+            raise
+        return name

@@ -1,0 +1,123 @@
+"""What a script was seen to train, in the place of what its source and its arguments show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from zerofit.checking.inputs.optimizer_ids import optimizer_of_class
+from zerofit.checking.inputs.precision import precision_of
+from zerofit.checking.trainer_settings import DEFAULTS, TrainerSettings
+from zerofit.core.command import Route
+from zerofit.core.request import FLAGS
+from zerofit.core.setting import Confidence, Said
+from zerofit.scripts.facts import Action, Keyword, Plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from zerofit.checking.situation import Settings, Situation
+    from zerofit.core.capture import Capture
+    from zerofit.core.strategy import Precision
+    from zerofit.scripts.facts import ScriptFacts
+
+_OF_THE_LAUNCH = frozenset({"deepspeed", "fsdp", "fsdp_config", "local_rank", "use_cpu", "no_cuda"})
+"""Fields of TrainingArguments that a capture, one process without a GPU, shows otherwise than the run."""
+
+
+def with_capture(situation: Situation, capture: Capture) -> Situation:
+    """Return a situation in which the capture overrules what the script's source shows, and is certain.
+
+    What a DeepSpeed file or a flag of zerofit's says stays.
+    """
+    trainer = situation.trainer
+    if capture.route is Route.TRAINER:
+        trainer = _trainer(trainer or TrainerSettings(), capture)
+    settings = replace(situation.settings, optimizer=_optimizer(situation, capture))
+    settings = replace(settings, precision=_precision(replace(situation, trainer=trainer), settings, capture))
+    return replace(
+        situation,
+        route=capture.route,
+        trainer=trainer,
+        settings=settings,
+        script=None if situation.script is None else _script(situation.script, capture),
+    )
+
+
+def _optimizer(situation: Situation, capture: Capture) -> Said[str | None] | None:
+    known, made = situation.settings.optimizer, capture.optimizer
+    is_of_flag = known is not None and known.text.startswith(FLAGS["optimizer"])
+    is_of_file = situation.deepspeed is not None and situation.deepspeed.at("optimizer", "type") is not None
+    if made is None or is_of_flag or is_of_file:
+        return known
+    value = optimizer_of_class(made.class_path)
+    if known is not None and known.value == value:
+        return replace(known, confidence=Confidence.CERTAIN)
+    return Said(value=value, text=f"the script's {made.class_path.rpartition('.')[2]}")
+
+
+def _trainer(known: TrainerSettings, capture: Capture) -> TrainerSettings:
+    said = {**known.said, **dict(_fields(known, capture))}
+    return replace(known, said=said, unread=frozenset(), shows_all=True)
+
+
+def _fields(known: TrainerSettings, capture: Capture) -> Iterator[tuple[str, Said[Any]]]:
+    for name, value in capture.trainer_arguments.items():
+        before = known.said.get(name)
+        if name in _OF_THE_LAUNCH:
+            continue
+        if before is not None and before.value == value:
+            yield name, replace(before, confidence=Confidence.CERTAIN)
+        elif before is not None or name in known.unread or DEFAULTS.get(name, value) != value:
+            place = before.place if before is not None else None
+            yield name, Said(value=value, text=f"TrainingArguments.{name}={value}", place=place)
+
+
+def _precision(situation: Situation, settings: Settings, capture: Capture) -> Said[Precision | None] | None:
+    if situation.deepspeed is not None:
+        trainer = situation.trainer if capture.route is Route.TRAINER else None
+        said = _captured_precision(capture)
+        launch = said if said.value is not None else settings.precision
+        return precision_of(situation.deepspeed, launch=launch, trainer=trainer)
+    if settings.precision is None or (capture.precision is not None and not situation.is_of_flags):
+        return _captured_precision(capture)
+    return settings.precision
+
+
+def _captured_precision(capture: Capture) -> Said[Precision | None]:
+    return Said(value=capture.precision, text=f"the script's mixed_precision={capture.mixed_precision}")
+
+
+def _script(script: ScriptFacts, capture: Capture) -> ScriptFacts:
+    """Return the source's facts with the keywords of Accelerator() as they came out."""
+    made = script.find(Action.MAKE_ACCELERATOR)
+    if capture.route is not Route.ACCELERATE or not made:
+        return replace(script, route=capture.route)
+    place = made[0].seen.place
+    values: dict[str, Plain] = {
+        "gradient_accumulation_steps": capture.gradient_accumulation_steps,
+        "mixed_precision": capture.mixed_precision,
+    }
+    defaults = {"gradient_accumulation_steps": 1, "mixed_precision": "no"}
+    certain = Confidence.CERTAIN
+    keywords = [one for one in script.accelerator_keywords if one.name not in values]
+    keywords += [
+        replace(one, confidence=certain)
+        for one in script.accelerator_keywords
+        if values.get(one.name) == one.value
+    ]
+    read = {one.name for one in keywords}
+    keywords += [
+        Keyword(
+            name=name,
+            value=value,
+            line=place.line,
+            column=place.column,
+            text=f"{name}={value!r}",
+            confidence=certain,
+        )
+        for name, value in values.items()
+        if name not in read and value != defaults[name]
+    ]
+    return replace(script, route=capture.route, accelerator_keywords=tuple(keywords))

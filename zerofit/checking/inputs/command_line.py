@@ -1,0 +1,149 @@
+"""The words of a launch command to its launcher, flags, script and the script's own arguments."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from zerofit.checking.inputs.launcher_flags import DEEPSPEED, TORCHRUN, ZEROFIT, LauncherFlags
+from zerofit.configs.schema import Kind
+from zerofit.core.command import Flag, LaunchCommand, Launcher
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerofit.configs.schema import Section
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?t?$")
+_WRAPPERS = ("nohup", "time", "exec")
+"""Commands that run the rest of the line as it stands."""
+_RUNNERS = ("srun", "uv", "poetry", "pipenv", "conda", "numactl", "nsys")
+"""Commands with flags of their own before the command that they run."""
+PROGRAMS = ("accelerate", "accelerate-launch", "zerofit", "torchrun", "deepspeed", "deepspeed.pt")
+_ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
+_PYTHON_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_MODULES = {
+    "accelerate.commands.launch": Launcher.ACCELERATE,
+    "torch.distributed.run": Launcher.TORCHRUN,
+    "torch.distributed.launch": Launcher.TORCHRUN,
+    "deepspeed.launcher.runner": Launcher.DEEPSPEED,
+}
+
+
+def read_command(words: Sequence[str], *, launch_flags: Section) -> LaunchCommand | None:
+    """Return a launch command taken apart; None where it starts no Python script in a way that is known.
+
+    Args:
+        words: the command, split as a shell does it.
+        launch_flags: the flags of `accelerate launch`, as in Schemas.accelerate_launch.
+    """
+    rest = _without_wrappers(list(words))
+    if not rest:
+        return None
+    program = _program(rest[0])
+    if program in ("accelerate", "zerofit"):
+        launcher = Launcher.ACCELERATE if program == "accelerate" else Launcher.ZEROFIT
+        return _launch(launcher, rest[2:], launch_flags) if rest[1:2] == ["launch"] else None
+    if program == "accelerate-launch":
+        return _launch(Launcher.ACCELERATE, rest[1:], launch_flags)
+    if program == "torchrun":
+        return _launch(Launcher.TORCHRUN, rest[1:], launch_flags)
+    if program in ("deepspeed", "deepspeed.pt"):
+        return _launch(Launcher.DEEPSPEED, rest[1:], launch_flags)
+    return _python(rest[1:], launch_flags) if _PYTHON.match(program) else None
+
+
+def _without_wrappers(words: list[str]) -> list[str]:
+    """Return a command without VAR=value, `env` and the like before it."""
+    while words:
+        if _ASSIGNMENT.match(words[0]) or words[0] in _WRAPPERS:
+            words = words[1:]
+        elif _program(words[0]) == "env":
+            words = words[1:]
+            while words and words[0].startswith("-"):
+                words = words[2 if words[0] in _ENV_WITH_VALUE else 1 :]
+        elif _program(words[0]) in _RUNNERS:
+            begin = next((i for i, word in enumerate(words) if _is_launcher(word)), len(words))
+            words = words[begin:]
+        else:
+            break
+    return words
+
+
+def _program(word: str) -> str:
+    return word.rpartition("/")[2]
+
+
+def _is_launcher(word: str) -> bool:
+    program = _program(word)
+    return program in PROGRAMS or _PYTHON.match(program) is not None
+
+
+def _python(words: list[str], launch_flags: Section) -> LaunchCommand | None:
+    while words and words[0].startswith("-"):
+        if words[0] == "-c":
+            return None
+        if words[0] == "-m":
+            return _module(words[1:], launch_flags)
+        words = words[2 if words[0] in _PYTHON_WITH_VALUE else 1 :]
+    return _command(Launcher.PYTHON, (), words) if words else None
+
+
+def _module(words: list[str], launch_flags: Section) -> LaunchCommand | None:
+    if not words:
+        return None
+    if words[0] in _MODULES:
+        return _launch(_MODULES[words[0]], words[1:], launch_flags)
+    if words[:2] == ["zerofit", "launch"]:
+        return _launch(Launcher.ZEROFIT, words[2:], launch_flags)
+    return _command(Launcher.PYTHON, (), words)
+
+
+def _launch(launcher: Launcher, words: list[str], launch_flags: Section) -> LaunchCommand:
+    known = {
+        Launcher.ACCELERATE: _of_section(launch_flags),
+        Launcher.TORCHRUN: TORCHRUN,
+        Launcher.DEEPSPEED: DEEPSPEED,
+        Launcher.ZEROFIT: ZEROFIT,
+    }[launcher]
+    flags = []
+    while words and words[0].startswith("-") and words[0] != "--":
+        flag, words = _flag(words, known)
+        flags.append(flag)
+    return _command(launcher, tuple(flags), words[1:] if words[:1] == ["--"] else words)
+
+
+def _command(launcher: Launcher, flags: tuple[Flag, ...], words: list[str]) -> LaunchCommand:
+    return LaunchCommand(
+        launcher=launcher, flags=flags, script=words[0] if words else None, arguments=tuple(words[1:])
+    )
+
+
+def _of_section(section: Section) -> LauncherFlags:
+    switches = {key.name for key in section.keys if key.kinds == (Kind.BOOL,)}
+    return LauncherFlags(
+        switches=frozenset(switches),
+        valued=frozenset(key.name for key in section.keys if key.name not in switches),
+        short={alias: key.name for key in section.keys for alias in key.aliases},
+    )
+
+
+def _flag(words: list[str], known: LauncherFlags) -> tuple[Flag, list[str]]:
+    """Return the flag at the beginning of the words, and the words behind it and its value."""
+    word, *rest = words
+    written, equals, value = word.partition("=")
+    name = written.lstrip("-").replace("-", "_")
+    name = known.find(name) or name
+    if equals:
+        return Flag(name=name, value=value, text=word), rest
+    if name in known.switches or not rest or not _is_value(rest[0], name in known.valued):
+        return Flag(name=name, value=None, text=word), rest
+    return Flag(name=name, value=rest[0], text=f"{word} {rest[0]}"), rest[1:]
+
+
+def _is_value(word: str, is_valued: bool) -> bool:
+    """Return whether a word belongs to the flag before it; behind an unknown flag, a script does not."""
+    if word.startswith("-"):
+        return re.fullmatch(r"-\d+(\.\d+)?", word) is not None
+    return is_valued or not word.endswith(".py")

@@ -1,0 +1,137 @@
+"""A rule's Example to the Situations that the same files, flags and script make."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.inputs.command_line import read_command
+from zerofit.checking.inputs.join import situations
+from zerofit.checking.inputs.named_files import (
+    named_by_accelerate,
+    named_by_arguments,
+    named_by_command,
+    named_by_source,
+)
+from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.targets import TargetFile, Targets
+from zerofit.configs.document import FileKind, Format
+from zerofit.configs.text import Unreadable, read_document
+from zerofit.configs.text.unreadable import broken_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.rule import Example
+    from zerofit.checking.situation import Situation
+    from zerofit.configs.schema import Schemas
+    from zerofit.core.facts import Versions
+    from zerofit.core.setting import Said
+
+DEEPSPEED_FILE = "ds_config.json"
+ACCELERATE_FILE = "accelerate.yaml"
+SCRIPT_FILE = "train.py"
+
+
+def example_files(example: Example) -> dict[str, str]:
+    """Return the text of each file of an example, by its name."""
+    files = {}
+    if example.deepspeed is not None:
+        files[DEEPSPEED_FILE] = _text(example.deepspeed, Format.JSON)
+    if example.accelerate is not None:
+        files[ACCELERATE_FILE] = _text(example.accelerate, Format.YAML)
+    if example.script is not None:
+        files[SCRIPT_FILE] = example.script
+    return files
+
+
+def situations_of_example(example: Example, *, schemas: Schemas, versions: Versions) -> tuple[Situation, ...]:
+    """Return the situations of an example.
+
+    Args:
+        example: the run in small.
+        schemas: the keys that files and flags may have.
+        versions: what is installed; the example's own take their place.
+    """
+    versions = replace(versions, **example.versions)
+    if example.strategy is not None:
+        assert example.topology is not None, "a strategy runs on some ranks"
+        return (
+            situation_of_strategy(
+                example.strategy, topology=example.topology, machine=example.machine, versions=versions
+            ),
+        )
+    found = situations(_targets(example, schemas, versions))
+    if example.topology is None:
+        return found
+    return tuple(replace(situation, topology=example.topology) for situation in found)
+
+
+def _targets(example: Example, schemas: Schemas, versions: Versions) -> Targets:
+    files = {name: _file(name, text) for name, text in example_files(example).items()}
+    words = [*shlex.split(example.command or ""), *([SCRIPT_FILE] if example.script else [])]
+    arguments = tuple(shlex.split(example.arguments))
+    command = read_command([*words, *arguments], launch_flags=schemas.accelerate_launch.root)
+    missing = []
+    for kind, said in _named(files, command, arguments):
+        if said.value in files:
+            files[said.value] = replace(files[said.value], kind=kind, named_by=said)
+        else:
+            missing.append(said)
+    return Targets(
+        files=tuple(files.values()),
+        missing=tuple(missing),
+        command=command,
+        arguments=arguments,
+        route=example.route,
+        schemas=schemas,
+        checkpoint=example.checkpoint,
+        machine=example.machine,
+        versions=versions,
+    )
+
+
+def _named(
+    files: Mapping[str, TargetFile], command: Any, arguments: tuple[str, ...]
+) -> Iterator[tuple[FileKind, Said[str]]]:
+    if command is not None:
+        yield from named_by_command(command)
+    for said in named_by_arguments(arguments):
+        yield FileKind.DEEPSPEED, said
+    for file in files.values():
+        if file.source is not None:
+            for said in named_by_source(file.name, file.source):
+                yield FileKind.DEEPSPEED, said
+        if file.document is not None and file.kind is FileKind.ACCELERATE:
+            for said in named_by_accelerate(file.document):
+                yield FileKind.DEEPSPEED, said
+
+
+_KINDS = {
+    DEEPSPEED_FILE: FileKind.DEEPSPEED,
+    ACCELERATE_FILE: FileKind.ACCELERATE,
+    SCRIPT_FILE: FileKind.SCRIPT,
+}
+
+
+def _file(name: str, text: str) -> TargetFile:
+    kind = _KINDS[name]
+    if kind is FileKind.SCRIPT:
+        return TargetFile(name=name, kind=kind, source=text)
+    try:
+        return TargetFile(name=name, kind=kind, document=read_document(text, name=name))
+    except Unreadable as error:
+        return TargetFile(name=name, kind=kind, broken=broken_file(name, kind, error))
+
+
+def _text(content: Mapping[str, Any] | str, format: Format) -> str:  # noqa: A002 - the field's word
+    if isinstance(content, str):
+        return content
+    if format is Format.JSON:
+        return json.dumps(content, indent=2) + "\n"
+    import yaml
+
+    return str(yaml.safe_dump(dict(content), sort_keys=False))

@@ -1,0 +1,207 @@
+"""All layers of a run to the Situations that the rules look at: one for each run that they can make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.engine import DEEPSPEED_NAMES
+from zerofit.checking.inputs.accelerate import settings_of_accelerate, topology_of_launch
+from zerofit.checking.inputs.optimizer import optimizer_of
+from zerofit.checking.inputs.precision import precision_of
+from zerofit.checking.situation import Settings, Situation
+from zerofit.configs.document import FileKind
+from zerofit.configs.quote import say
+from zerofit.configs.text import Unreadable
+from zerofit.configs.text.unreadable import broken_file
+from zerofit.core.command import Launcher, Route
+from zerofit.core.plan import Topology
+from zerofit.core.setting import Said
+from zerofit.core.strategy import Engine, OffloadDevice, ZeroStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.targets import TargetFile, Targets
+    from zerofit.configs.document import BrokenFile, Document
+    from zerofit.scripts.facts import ScriptFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """The layers of one run; what is None is not there."""
+
+    deepspeed: Document | None
+    accelerate: Document | None
+    script: ScriptFacts | None
+
+
+def situations(targets: Targets) -> tuple[Situation, ...]:
+    """Return the situation of each run that the targets make.
+
+    Each accelerate file meets the DeepSpeed file that it names, or, where it names none, each of those that
+    no other names; and all meet the script.
+    """
+    scripts, broken = _read_scripts(targets)
+    first, *others = [_situation(run, targets) for run in _runs(targets, scripts)]
+    # What concerns no run in particular is said with the first.
+    first = replace(first, broken=(*targets.broken, *broken), missing=targets.missing)
+    return (first, *others)
+
+
+def _read_scripts(targets: Targets) -> tuple[tuple[ScriptFacts, ...], tuple[BrokenFile, ...]]:
+    if not targets.scripts:
+        return (), ()
+    from zerofit.scripts.source.read_script import read_script  # only where there is one: it takes its time
+
+    read, broken = [], []
+    for name, source in targets.scripts:
+        try:
+            read.append(read_script(source, name=name))
+        except Unreadable as error:
+            broken.append(broken_file(name, FileKind.SCRIPT, error))
+    return tuple(read), tuple(broken)
+
+
+def _runs(targets: Targets, scripts: tuple[ScriptFacts, ...]) -> Iterator[_Run]:
+    files = [file for file in targets.files if file.document is not None]
+    deepspeed = [file for file in files if file.kind is FileKind.DEEPSPEED]
+    accelerate = [file for file in files if file.kind is FileKind.ACCELERATE]
+    for script in scripts or (None,):
+        met = set()
+        own = [file for file in deepspeed if not _is_of_another(file, script, scripts)]
+        for launch in accelerate:
+            partners = _partners(launch, own, script, targets)
+            met |= {partner.name for partner in partners}
+            for partner in partners or (None,):
+                yield _Run(
+                    deepspeed=partner.document if partner else None,
+                    accelerate=launch.document,
+                    script=script,
+                )
+        alone = [file for file in own if file.name not in met]
+        for file in alone:
+            yield _Run(deepspeed=file.document, accelerate=None, script=script)
+        if not accelerate and not alone:
+            yield _Run(deepspeed=None, accelerate=None, script=script)
+
+
+def _is_of_another(file: TargetFile, script: ScriptFacts | None, scripts: tuple[ScriptFacts, ...]) -> bool:
+    """Return whether another script than this names a DeepSpeed file."""
+    return any(_is_named_in(file, other.name) for other in scripts if other is not script)
+
+
+def _partners(
+    launch: TargetFile, deepspeed: list[TargetFile], script: ScriptFacts | None, targets: Targets
+) -> list[TargetFile]:
+    """Return the DeepSpeed files that an accelerate file can run with."""
+    if script is not None:
+        # What a script gives to the library itself takes the place of what the launcher hands over.
+        named = [file for file in deepspeed if _is_named_in(file, script.name)]
+        if named:
+            return named
+    if any(said.place and said.place.file == launch.name for said in targets.missing):
+        return []
+    own = [file for file in deepspeed if _is_named_in(file, launch.name)]
+    return own or [file for file in deepspeed if file.named_by is None or file.named_by.place is None]
+
+
+def _is_named_in(file: TargetFile, name: str) -> bool:
+    place = file.named_by.place if file.named_by else None
+    return place is not None and place.file == name
+
+
+def _situation(run: _Run, targets: Targets) -> Situation:
+    command = targets.command
+    route = (run.script.route if run.script else None) or targets.route
+    trainer = None
+    if route is Route.TRAINER:
+        from zerofit.checking.inputs.training_arguments import trainer_of  # only where there is one, likewise
+
+        trainer = trainer_of(run.script, route, targets)
+    launch = settings_of_accelerate(run.accelerate, command)
+    settings = launch or Settings()
+    if run.deepspeed is not None:
+        settings = settings_of_deepspeed(run.deepspeed)
+        precision = precision_of(run.deepspeed, launch=launch.precision if launch else None, trainer=trainer)
+        settings = replace(settings, precision=precision)
+    settings = replace(settings, optimizer=optimizer_of(run.deepspeed, trainer, run.script))
+    launcher = command.launcher if command else Launcher.ACCELERATE if run.accelerate else None
+    return Situation(
+        settings=settings,
+        route=route,
+        launcher=launcher,
+        deepspeed=run.deepspeed,
+        accelerate=run.accelerate,
+        command=command,
+        script=run.script,
+        trainer=trainer,
+        checkpoint=targets.checkpoint,
+        schemas=targets.schemas,
+        topology=_topology(run, targets),
+        machine=targets.machine,
+        versions=targets.versions,
+    )
+
+
+def _topology(run: _Run, targets: Targets) -> Topology | None:
+    said = topology_of_launch(run.accelerate, targets.command)
+    if targets.num_processes is not None:
+        said = Topology(world_size=targets.num_processes, on_cpu=bool(said and said.on_cpu))
+    if targets.on_cpu:
+        said = replace(said or Topology(), on_cpu=True)
+    return said
+
+
+def settings_of_deepspeed(document: Document) -> Settings:
+    """Return what a DeepSpeed configuration by itself comes to; values of a wrong type are not known."""
+    return Settings(
+        names=dict(DEEPSPEED_NAMES),
+        engine=Said(value=Engine.DEEPSPEED, text=document.name),
+        zero_stage=_stage(document),
+        optimizer_offload=_offload(document, "offload_optimizer"),
+        param_offload=_offload(document, "offload_param"),
+        optimizer_nvme_path=_nvme_path(document, "offload_optimizer"),
+        param_nvme_path=_nvme_path(document, "offload_param"),
+        force_cpu_optimizer=_flag(document, "zero_force_ds_cpu_optimizer", default=True),
+    )
+
+
+def _said(document: Document, value: Any, *path: str) -> Said[Any]:
+    entry = document.at(*path)
+    return Said(
+        value=value,
+        text=say(document, *path),
+        place=document.place(entry.key_span) if entry else None,
+    )
+
+
+def _stage(document: Document) -> Said[ZeroStage] | None:
+    value = document.value("zero_optimization", "stage")
+    if document.at("zero_optimization", "stage") is None:
+        value = 0
+    if isinstance(value, str) and value.strip() in ("0", "1", "2", "3"):
+        value = int(value)  # as DeepSpeed does
+    if isinstance(value, bool) or value not in tuple(ZeroStage):
+        return None
+    return _said(document, ZeroStage(value), "zero_optimization", "stage")
+
+
+def _offload(document: Document, section: str) -> Said[OffloadDevice] | None:
+    value = document.value("zero_optimization", section, "device")
+    if value is None:
+        return _said(document, OffloadDevice.NONE, "zero_optimization", section)
+    if value not in tuple(OffloadDevice):
+        return None
+    return _said(document, OffloadDevice(value), "zero_optimization", section, "device")
+
+
+def _nvme_path(document: Document, section: str) -> Said[str | None] | None:
+    path = ("zero_optimization", section, "nvme_path")
+    value = document.value(*path)
+    return _said(document, value or None, *path) if value is None or isinstance(value, str) else None
+
+
+def _flag(document: Document, key: str, *, default: bool) -> Said[bool] | None:
+    value = document.value(key) if document.at(key) else default
+    return _said(document, value, key) if isinstance(value, bool) else None

@@ -1,0 +1,93 @@
+"""zerofit's own flags to a Situation: what `config` and `launch` check before anything is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.checking.situation import Settings, Situation
+from zerofit.core.command import Launcher
+from zerofit.core.request import FLAGS
+from zerofit.core.setting import Said
+from zerofit.core.strategy import OffloadDevice, OptimizerName
+
+if TYPE_CHECKING:
+    from zerofit.core.facts import Machine, Versions
+    from zerofit.core.plan import Topology
+    from zerofit.core.strategy import Strategy
+
+OPTIMIZER_IDS = {
+    OptimizerName.ADAMW: "torch.AdamW",
+    # Made as AdamW(is_paged=True), for which accelerate puts CPU Adam under offload: nothing would be paged.
+    OptimizerName.PAGED_ADAMW: "bitsandbytes.PagedAdamW",
+    OptimizerName.ADAMW_8BIT: "bitsandbytes.AdamW8bit",
+    OptimizerName.PAGED_ADAMW_8BIT: "bitsandbytes.PagedAdamW8bit",
+    OptimizerName.LION: "bitsandbytes.Lion",
+    OptimizerName.LION_8BIT: "bitsandbytes.Lion8bit",
+    OptimizerName.PAGED_LION_8BIT: "bitsandbytes.PagedLion8bit",
+    OptimizerName.ADAFACTOR: "transformers.Adafactor",
+    OptimizerName.SGD: "torch.SGD",
+}
+"""The id that compat/optimizer_table.py gives to each optimizer that zerofit can put in."""
+
+
+def situation_of_strategy(
+    strategy: Strategy,
+    *,
+    topology: Topology,
+    machine: Machine | None = None,
+    versions: Versions | None = None,
+    launcher: Launcher = Launcher.ZEROFIT,
+    own_optimizer: Said[str | None] | None = None,
+) -> Situation:
+    """Return the situation of a strategy that came by flags.
+
+    Args:
+        strategy: what will run.
+        topology: the ranks.
+        machine: the node that runs it; None where it is another one than this.
+        versions: what is installed.
+        launcher: what will start the ranks.
+        own_optimizer: the script's, by its id, which runs where the strategy names none; None where it is
+            not known.
+    """
+    optimizer = own_optimizer
+    if strategy.optimizer is not None:
+        optimizer = Said(
+            value=OPTIMIZER_IDS[strategy.optimizer], text=f"{FLAGS['optimizer']} {strategy.optimizer}"
+        )
+    nvme_path = Said(
+        value=strategy.nvme_path or None,
+        text=f"{FLAGS['nvme_path']} {strategy.nvme_path}" if strategy.nvme_path else "no --nvme-path",
+    )
+    return Situation(
+        settings=Settings(
+            names=dict(FLAGS),
+            engine=Said(value=strategy.engine, text=f"{FLAGS['engine']} {strategy.engine}"),
+            zero_stage=Said(
+                value=strategy.zero_stage, text=f"{FLAGS['zero_stage']} {strategy.zero_stage.value}"
+            ),
+            optimizer_offload=_offload("optimizer_offload", strategy.optimizer_offload),
+            param_offload=_offload("param_offload", strategy.param_offload),
+            optimizer_nvme_path=nvme_path,
+            param_nvme_path=nvme_path,
+            precision=Said(value=strategy.precision, text=_precision(strategy)),
+            optimizer=optimizer,
+            force_cpu_optimizer=Said(value=True, text="no zero_force_ds_cpu_optimizer"),
+        ),
+        strategy=strategy,
+        launcher=launcher,
+        topology=topology,
+        machine=machine,
+        versions=versions,
+    )
+
+
+def _offload(field: str, device: OffloadDevice) -> Said[OffloadDevice]:
+    text = f"no {FLAGS[field]}" if device is OffloadDevice.NONE else f"{FLAGS[field]} {device}"
+    return Said(value=device, text=text)
+
+
+def _precision(strategy: Strategy) -> str:
+    if strategy.precision is None:
+        return f"no {FLAGS['precision']}"
+    return f"{FLAGS['precision']} {strategy.precision}"

@@ -1,0 +1,163 @@
+"""The script's arguments and its source to fields of TrainingArguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.trainer_settings import TrainerSettings
+from zerofit.configs.schema import Kind
+from zerofit.core.command import Route
+from zerofit.core.setting import Confidence, Place, Said
+from zerofit.scripts.facts import Action
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from zerofit.checking.targets import Targets
+    from zerofit.checking.trainer_settings import TrainerSettings
+    from zerofit.configs.schema import Key, Section
+    from zerofit.scripts.facts import Call, Keyword, ScriptFacts
+
+# What transformers/hf_argparser.py, string_to_bool, makes of a text.
+_TRUE = ("yes", "true", "t", "y", "1")
+_FALSE = ("no", "false", "f", "n", "0")
+_ARGUMENT = re.compile(r"[a-z_]\w*")
+# Classes whose fields and defaults are those of the catalog; TRL's have others.
+_PLAIN_CLASSES = ("TrainingArguments(", "Seq2SeqTrainingArguments(")
+
+
+def read_training_arguments(
+    *,
+    fields: Section,
+    arguments: Sequence[str] = (),
+    keywords: Sequence[Keyword] = (),
+    script: str = "",
+    made: Sequence[Call] = (),
+) -> TrainerSettings:
+    """Return what is known of a run's TrainingArguments.
+
+    A script that calls TrainingArguments(...) itself gives them there. In any other they are made of the
+    script's arguments, by HfArgumentParser and its kind.
+
+    Args:
+        fields: the fields of TrainingArguments, as in Schemas.training_arguments.
+        arguments: the script's own arguments.
+        keywords: literal keywords of TrainingArguments(...) in the script's source.
+        script: the script's name.
+        made: the calls of TrainingArguments(...) in the script's source.
+    """
+    if not keywords and not made:
+        return TrainerSettings(said=dict(_of_arguments(arguments, fields)))
+    said = {keyword.name: _of_keyword(keyword, script) for keyword in keywords}
+    given = frozenset(name for call in made for name in call.given)
+    is_plain = len(made) == 1 and _class_of(made[0].seen.text) in _PLAIN_CLASSES
+    return TrainerSettings(
+        said={name: field for name, field in said.items() if fields.find(name) is not None},
+        unread=given - set(said) - {"**"},
+        shows_all=is_plain and "**" not in given,
+        surplus=tuple(
+            dataclasses.replace(field, value=name)
+            for name, field in said.items()
+            if is_plain and fields.find(name) is None
+        ),
+    )
+
+
+def _class_of(text: str) -> str:
+    """Return "TrainingArguments(" of "transformers.TrainingArguments(output_dir=...)"."""
+    called = text.partition("(")[0]
+    return f"{called.rpartition('.')[2]}("
+
+
+def _of_keyword(keyword: Keyword, script: str) -> Said[Any]:
+    return Said(
+        value=keyword.value,
+        text=keyword.text,
+        place=Place(file=script, line=keyword.line, column=keyword.column),
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _of_arguments(arguments: Sequence[str], fields: Section) -> Iterator[tuple[str, Said[Any]]]:
+    for name, value, text in _pairs(arguments):
+        key, is_negated = _key(fields, name)
+        if key is not None:
+            yield key.name, Said(value=_converted(key, value, is_negated=is_negated), text=text)
+        elif _ARGUMENT.fullmatch(name):
+            yield name, Said(value=value, text=text)
+
+
+def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str | None, str]]:
+    """Yield (name without dashes, value, text as written) of each argument that begins with two dashes."""
+    position = 0
+    while position < len(arguments):
+        word = arguments[position]
+        position += 1
+        if not word.startswith("--") or word == "--":
+            continue
+        written, equals, value = word.partition("=")
+        name = written.removeprefix("--").replace("-", "_")
+        if equals:
+            yield name, value, word
+        elif position < len(arguments) and _is_value(arguments[position]):
+            yield name, arguments[position], f"{word} {arguments[position]}"
+            position += 1
+        else:
+            yield name, None, word
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or re.fullmatch(r"-\d*\.?\d+([eE][-+]?\d+)?", word) is not None
+
+
+def _key(fields: Section, name: str) -> tuple[Key | None, bool]:
+    """Return the field that argparse finds for a name, and whether the name turns it off.
+
+    argparse takes any beginning of a name that fits one field alone.
+    """
+    key = fields.find(name)
+    if key is not None:
+        return key, False
+    if name.startswith("no_") and fields.find(name.removeprefix("no_")) is not None:
+        return fields.find(name.removeprefix("no_")), True
+    fitting = [key for key in fields.keys if key.name.startswith(name)]
+    return (fitting[0] if len(fitting) == 1 else None), False
+
+
+def _converted(key: Key, value: str | None, *, is_negated: bool) -> Any:
+    """Return an argument's value as HfArgumentParser converts it; the text itself where it can't."""
+    if is_negated:
+        return False
+    if Kind.BOOL in key.kinds:
+        return _boolean(value)
+    if value is None:
+        return None
+    numbers: Mapping[Kind, type[int] | type[float]] = {Kind.INTEGER: int, Kind.NUMBER: float}
+    for kind, number in numbers.items():
+        if kind in key.kinds:
+            try:
+                return number(value)
+            except ValueError:
+                return value
+    return value
+
+
+def _boolean(value: str | None) -> Any:
+    if value is None or value.lower() in _TRUE:
+        return True
+    return False if value.lower() in _FALSE else value
+
+
+def trainer_of(script: ScriptFacts | None, route: Route | None, targets: Targets) -> TrainerSettings | None:
+    """Return what is known of TrainingArguments; None where no Trainer runs, or nothing names its fields."""
+    if route is not Route.TRAINER or targets.schemas is None:
+        return None
+    return read_training_arguments(
+        fields=targets.schemas.training_arguments.root,
+        arguments=targets.arguments,
+        keywords=script.training_arguments if script else (),
+        script=script.name if script else "",
+        made=script.find(Action.MAKE_ARGUMENTS) if script else (),
+    )

@@ -1,0 +1,159 @@
+"""A rule as a page in Markdown, and the reference of all rules, from the rules' own declarations."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from zerofit.checking.engine import spell
+from zerofit.checking.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
+from zerofit.checking.rule import Outcome
+from zerofit.core.command import Route
+from zerofit.core.request import FLAGS
+from zerofit.core.strategy import Lora, Strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from zerofit.checking.rule import Evidence, Example, Rule
+
+_HEAD = """\
+<!-- Written by `make docs` from zerofit/checking/rules/: edit the rules there. -->
+# Rules of zerofit check
+
+An **error** fails, hangs, or trains something else than was asked for. A **warning** runs, and something that
+was asked for does not happen, or other numbers come out. **Advice** runs right, and slower or larger than it
+could. `zerofit check --explain RULE` prints one rule of this page.
+
+"""
+
+_LANGUAGES = {DEEPSPEED_FILE: "json", ACCELERATE_FILE: "yaml", SCRIPT_FILE: "python"}
+_CALLS = {
+    Route.ACCELERATE: "Accelerator()",
+    Route.TRAINER: "Trainer()",
+    Route.NATIVE: "deepspeed.initialize()",
+}
+_SEEN = {
+    Outcome.FAILS: "the run ends in an error",
+    Outcome.HANGS: "the run does not end",
+    Outcome.DIFFERS: "the run ends well, with other weights than it should have",
+    Outcome.IGNORED: "the run ends well, and what was asked for is not what runs",
+    Outcome.COSTS: "the run ends well with the right weights, and it is slower or larger than it could be",
+}
+
+
+def rules_reference(rules: Sequence[Rule]) -> str:
+    """Return the reference of all rules: a table of them all, then each one's page."""
+    ordered = sorted(rules, key=lambda rule: rule.id)
+    rows = ["| rule | severity | what it says |", "|---|---|---|"]
+    rows += [f"| [{rule.id}](#{rule.id}) | {rule.severity} | {_cell(rule.summary)} |" for rule in ordered]
+    pages = [rule_page(rule, level=2) for rule in ordered]
+    return _HEAD + "\n".join(rows) + "\n\n" + "\n".join(pages)
+
+
+def rule_page(rule: Rule, *, level: int = 1) -> str:
+    """Return the page of one rule.
+
+    Args:
+        rule: the rule.
+        level: how many # stand before its title.
+    """
+    lines = [
+        f"{'#' * level} {rule.id}",
+        "",
+        f"**{rule.severity}**: {rule.summary}.",
+        "",
+        f"- why: {rule.why}",
+        f"- fix: {fix_text(rule)}",
+        f"- seen: {_seen(rule.evidence)}",
+        f"- see: <{rule.see}>",
+    ]
+    if rule.holds_for:
+        lines.append(f"- holds for: {', '.join(f'`{versions}`' for versions in rule.holds_for)}")
+    if rule.is_put_right_by_launch:
+        lines.append("- `zerofit launch` puts it right inside the run")
+    for title, example in (("Breaks the rule:", rule.bad), ("Keeps it:", rule.good)):
+        lines += ["", title, "", *_example_lines(example)]
+    return "\n".join(lines) + "\n"
+
+
+def rules_table(rules: Sequence[Rule]) -> str:
+    """Return one line a rule, in columns: severity, id and summary."""
+    width = max(len(rule.id) for rule in rules)
+    return "\n".join(
+        f"{rule.severity.value:<7}  {rule.id:<{width}}  {rule.summary}"
+        for rule in sorted(rules, key=lambda rule: rule.id)
+    )
+
+
+def fix_text(rule: Rule) -> str:
+    """Return what to do; settings are spelt as in the rule's bad example, as flags or as DeepSpeed's keys."""
+    return spell(rule.fix, FLAGS if rule.bad.strategy is not None else {})
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _seen(evidence: Evidence) -> str:
+    text = _SEEN[evidence.outcome]
+    if evidence.says:
+        text += f": `{evidence.says}`"
+    if evidence.observed:
+        text += ": " + ", ".join(f"`{name}` is {json.dumps(value)}" for name, value in evidence.observed)
+    if evidence.not_reproduced:
+        text += f" (documented, not reproduced: {evidence.not_reproduced})"
+    return text
+
+
+def _example_lines(example: Example) -> Iterator[str]:
+    """Yield an example as the files and the command that a user would have."""
+    blocks = [_block(name, _LANGUAGES[name], text) for name, text in example_files(example).items()]
+    if command := _command(example):
+        blocks.append(("```sh", *command.splitlines(), "```"))
+    if around := _around(example):
+        blocks.append((f"with {', '.join(around)}",))
+    for number, block in enumerate(blocks):
+        yield from ("",) * bool(number)
+        yield from block
+
+
+def _block(name: str, language: str, text: str) -> tuple[str, ...]:
+    return (f"`{name}`", "", f"```{language}", *text.strip("\n").splitlines(), "```")
+
+
+def _command(example: Example) -> str:
+    if example.strategy is not None:
+        return f"zerofit launch {_strategy_flags(example.strategy)} train.py"
+    if example.command is None and not example.arguments:
+        return ""
+    launcher = example.command or "accelerate launch"
+    return f"{launcher} train.py {example.arguments}".strip()
+
+
+def _strategy_flags(strategy: Strategy) -> str:
+    words = []
+    for field, flag in FLAGS.items():
+        value = getattr(strategy, field)
+        if field != "engine" and value == getattr(Strategy(), field):
+            continue
+        is_switch = value is True or value == Lora()
+        words.append(flag if is_switch else f"{flag} {getattr(value, 'value', value)}")
+    return " ".join(words)
+
+
+def _around(example: Example) -> list[str]:
+    """Return what the files and the command do not show."""
+    words = []
+    if example.route is not None:
+        words.append(f"a script that calls {_CALLS[example.route]}")
+    if example.topology is not None:
+        topology = example.topology
+        kind = "CPU" if topology.on_cpu else "GPU"
+        words.append(f"{topology.world_size} {kind} rank{'s' * (topology.world_size > 1)}")
+    if example.machine is not None and example.machine.gpus:
+        words.append(f"{example.machine.gpus[0].name} as GPU")
+    if example.checkpoint is not None:
+        words.append(f"a checkpoint of {example.checkpoint.num_ranks} ranks to resume from")
+    words += [f"{package} {version}" for package, version in example.versions.items()]
+    return words

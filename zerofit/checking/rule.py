@@ -1,0 +1,135 @@
+"""Rule: one thing that fails or silently goes wrong, declared whole as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.setting import Confidence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from zerofit.checking.situation import Situation
+    from zerofit.configs.document import Edit
+    from zerofit.core.command import Route
+    from zerofit.core.facts import Checkpoint, Machine
+    from zerofit.core.plan import Topology
+    from zerofit.core.setting import Place
+    from zerofit.core.strategy import Strategy
+
+
+class Severity(StrEnum):
+    """What a broken rule means for the run."""
+
+    ERROR = "error"
+    """It fails, hangs, or trains something else than was asked for."""
+    WARNING = "warning"
+    """It runs, and something that was asked for does not happen, or other numbers come out."""
+    ADVICE = "advice"
+    """It runs right, and slower or larger than it could."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """One place where a rule is broken."""
+
+    found: str
+    """What offends, in the user's own words: keys, flags and values."""
+    place: Place | None = None
+    """Where it stands; None for a flag."""
+    fix: str | None = None
+    """In place of the rule's own, where the case says more: the nearest valid key, say."""
+    why: str | None = None
+    """In place of the rule's own, likewise."""
+    edits: tuple[Edit, ...] = ()
+    """What `check --fix` does, where there is exactly one right answer."""
+    confidence: Confidence = Confidence.CERTAIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One thing that fails or silently goes wrong, with the reason."""
+
+    id: str
+    """Permanent, kebab-case."""
+    severity: Severity
+    summary: str
+    """The rule in one line."""
+    why: str
+    """The one reason."""
+    fix: str
+    """What to do. Settings' names in braces, {zero_stage}, are spelt as the user spells them."""
+    see: str
+    """Where it is documented, or the line of the library's source that does it."""
+    find: Callable[[Situation], Iterable[Hit]]
+    """Yields each place that breaks the rule; raises Lacking where a fact is not known."""
+    bad: Example
+    """An example that breaks this rule and no other."""
+    good: Example
+    """The same, mended; it breaks no rule."""
+    evidence: Evidence
+    """What the bad example does when it is run."""
+    holds_for: tuple[str, ...] = ()
+    """Versions, as requirement specifiers such as "deepspeed<0.19.3"; empty for all that zerofit supports."""
+    is_put_right_by_launch: bool = False
+    """Whether `zerofit launch` cures it inside the run, so that it says nothing there."""
+
+
+__all__ = ["Confidence", "Hit", "Rule", "Severity"]
+
+
+class Outcome(StrEnum):
+    """How a bad example goes wrong."""
+
+    FAILS = "fails"
+    """The run ends in an error."""
+    HANGS = "hangs"
+    """The run does not end."""
+    DIFFERS = "differs"
+    """The run ends well with other weights than the reference, which is the good example's run."""
+    IGNORED = "ignored"
+    """The run ends well, and what was asked for is not what the engine does."""
+    COSTS = "costs"
+    """The run ends well with the right weights; it is slower or larger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What was seen, or why it could not be."""
+
+    outcome: Outcome
+    says: str = ""
+    """Part of the error's text, where it fails."""
+    observed: tuple[tuple[str, Any], ...] = ()
+    """What the running engine shows in place of what was asked for: (("zero_stage", 0),)."""
+    not_reproduced: str = ""
+    """Why the harness can't run it: "needs a GPU"; the rule's `see` is then its evidence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """The layers of a run; what is None is not there."""
+
+    deepspeed: Mapping[str, Any] | str | None = None
+    """ds_config.json, as a mapping or as the text itself."""
+    accelerate: Mapping[str, Any] | str | None = None
+    """accelerate.yaml."""
+    route: Route | None = None
+    """Who reads the DeepSpeed configuration, where no script says it."""
+    command: str | None = None
+    """The command line up to the script: "accelerate launch --zero_stage 3"."""
+    script: str | None = None
+    """The source of train.py."""
+    arguments: str = ""
+    """The script's own arguments, as in a shell."""
+    strategy: Strategy | None = None
+    """zerofit's own flags, in place of files."""
+    topology: Topology | None = None
+    machine: Machine | None = None
+    checkpoint: Checkpoint | None = None
+    """What the run is to resume from."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions other than those that zerofit is tested with: {"deepspeed": "0.18.0"}."""

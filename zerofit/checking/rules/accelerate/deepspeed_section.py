@@ -1,0 +1,282 @@
+"""Rules of what accelerate's file asks of DeepSpeed, and of the DeepSpeed file that it names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.inputs.launch_values import (
+    DEEPSPEED_SECTION,
+    DYNAMO_BACKEND,
+    IN_DEEPSPEED_FILE,
+    launch_of,
+    launch_value,
+    named_deepspeed_file,
+    whether_deepspeed,
+)
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.configs.document import RemoveKey, SetValue
+from zerofit.configs.quote import say
+from zerofit.core.setting import Said
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.inputs.launch_values import Launch
+    from zerofit.checking.situation import Situation
+    from zerofit.configs.document import Document, Edit
+
+_SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
+_PLUGIN = f"{_SOURCE}/utils/dataclasses.py"
+_FILE: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "DEEPSPEED",
+    "num_machines": 1,
+    "num_processes": 1,
+}
+_NAMED = {**_FILE, DEEPSPEED_SECTION: {"deepspeed_config_file": "ds_config.json"}}
+_ZERO2 = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
+
+
+def _keys_beside_file(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    if launch is None or launch.file is None:
+        return
+    named, deepspeed = named_deepspeed_file(launch), whether_deepspeed(launch)
+    if named is None or deepspeed is None or not deepspeed.value:
+        return
+    file = launch.file
+    is_said_by_flag = launch.command is not None and launch.command.find("mixed_precision") is not None
+    paths = [(DEEPSPEED_SECTION, key) for key in IN_DEEPSPEED_FILE]
+    for path in paths if is_said_by_flag else [*paths, ("mixed_precision",)]:
+        entry = file.at(*path)
+        if entry is None or (path == ("mixed_precision",) and entry.plain is None):
+            continue
+        yield Hit(
+            found=f"{say(file, *path)} beside {named.text}",
+            place=file.place(entry.key_span),
+            fix=_where_it_belongs(path),
+            edits=_move(file, situation.deepspeed, path, entry.plain),
+        )
+
+
+def _where_it_belongs(path: tuple[str, ...]) -> str:
+    if path == ("mixed_precision",):
+        return "take the key out, and choose bf16.enabled or fp16.enabled in the DeepSpeed file"
+    return f"take the key out, and write {'.'.join(IN_DEEPSPEED_FILE[path[-1]])} in the DeepSpeed file"
+
+
+def _move(file: Document, deepspeed: Document | None, path: tuple[str, ...], value: Any) -> tuple[Edit, ...]:
+    """Return the edits where taking the key out changes nothing that was asked for."""
+    if deepspeed is None:
+        return ()
+    take_out = RemoveKey(document=file.name, path=path)
+    if path == ("mixed_precision",):
+        is_on = any(deepspeed.value(key, "enabled") not in (None, False) for key in ("bf16", "fp16"))
+        # No edit for a value without quotes: the rule of types puts quotes around it first.
+        return (take_out,) if value == "no" and not is_on else ()
+    target = IN_DEEPSPEED_FILE[path[-1]]
+    there = deepspeed.at(*target)
+    if there is not None:
+        return (take_out,) if there.plain == value else ()
+    if value in (None, "none"):
+        return (take_out,)
+    if len(target) == 1 and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return (SetValue(document=deepspeed.name, path=target, value=value), take_out)
+    return ()
+
+
+def _section_without_deepspeed(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    if launch is None or launch.file is None:
+        return
+    section = launch.file.at(DEEPSPEED_SECTION)
+    deepspeed = whether_deepspeed(launch)
+    if section is None or not section.plain or deepspeed is None or deepspeed.value:
+        return
+    if deepspeed.place is not None:  # a flag that says otherwise has a rule of its own
+        yield Hit(
+            found=f"{deepspeed.text} with {DEEPSPEED_SECTION}",
+            place=deepspeed.place,
+        )
+
+
+def _use_cpu_with_deepspeed(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    if launch is None or launch.file is None:
+        return
+    entry, deepspeed = launch.file.at("use_cpu"), whether_deepspeed(launch)
+    if entry is not None and entry.plain is True and deepspeed is not None and deepspeed.value:
+        yield Hit(
+            found=f"{say(launch.file, 'use_cpu')} with {deepspeed.text}",
+            place=launch.file.place(entry.key_span),
+        )
+
+
+def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    if launch is None or named_deepspeed_file(launch) is not None:
+        return
+    deepspeed = whether_deepspeed(launch)
+    if deepspeed is None or not deepspeed.value:
+        return
+    for part in ("optimizer", "param"):
+        device = launch_value(launch, f"offload_{part}_device")
+        folder = launch_value(launch, f"offload_{part}_nvme_path")
+        if device is not None and str(device.value).lower() == "nvme":
+            told = f" with {folder.text}" if folder else ""
+            yield Hit(found=f"{device.text}{told}", place=device.place)
+
+
+def _zero_clipping_is_lost(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    if launch is None or named_deepspeed_file(launch) is not None:
+        return
+    deepspeed, clipping = whether_deepspeed(launch), launch_value(launch, "gradient_clipping")
+    if clipping is None or deepspeed is None or not deepspeed.value:
+        return
+    try:
+        is_off = float(clipping.value) == 0
+    except (TypeError, ValueError, OverflowError):
+        return
+    if is_off:
+        yield Hit(found=clipping.text, place=clipping.place)
+
+
+def _dynamo_is_ignored(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    deepspeed = whether_deepspeed(launch) if launch else None
+    if launch is None or deepspeed is None or not deepspeed.value:
+        return
+    for said in _dynamo_backends(launch):
+        if isinstance(said.value, str) and said.value.upper() not in ("", "NO"):
+            yield Hit(found=f"{said.text} with {deepspeed.text}", place=said.place)
+
+
+def _dynamo_backends(launch: Launch) -> Iterator[Said[Any]]:
+    """Yield the backend of torch.compile that the flags or, without one, the file choose."""
+    flag = launch.command.find("dynamo_backend") if launch.command else None
+    if flag is not None:
+        yield Said(value=flag.value, text=flag.text)
+        return
+    file = launch.file
+    if file is None:
+        return
+    for path in DYNAMO_BACKEND:
+        entry = file.at(*path)
+        if entry is not None:
+            yield Said(value=entry.plain, text=say(file, *path), place=file.place(entry.key_span))
+
+
+RULES = (
+    Rule(
+        id="accelerate-keys-beside-deepspeed-file",
+        severity=Severity.ERROR,
+        summary="accelerate refuses these keys beside deepspeed_config_file",
+        why="a DeepSpeed file has the last word on them, and accelerate takes a second source for a mistake",
+        fix="take the keys out, and say it in the DeepSpeed file",
+        see=_PLUGIN,
+        find=_keys_beside_file,
+        bad=Example(
+            deepspeed=_ZERO2,
+            accelerate={**_NAMED, "mixed_precision": "no"},
+        ),
+        good=Example(deepspeed=_ZERO2, accelerate=_NAMED),
+        evidence=Evidence(
+            outcome=Outcome.FAILS, says="the following accelerate config variables will be ignored"
+        ),
+    ),
+    Rule(
+        id="deepspeed-section-without-deepspeed",
+        severity=Severity.WARNING,
+        summary="accelerate's file sets DeepSpeed up and does not use it",
+        why="only distributed_type decides what runs; the section alone does nothing",
+        fix="write distributed_type: DEEPSPEED, or take deepspeed_config out",
+        see=f"{_SOURCE}/commands/launch.py",
+        find=_section_without_deepspeed,
+        bad=Example(
+            accelerate={
+                **_FILE,
+                "distributed_type": "MULTI_GPU",
+                DEEPSPEED_SECTION: {"zero_stage": 2},
+            }
+        ),
+        good=Example(accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2}}),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+    ),
+    Rule(
+        id="use-cpu-with-deepspeed",
+        severity=Severity.WARNING,
+        summary="accelerate ignores use_cpu under DeepSpeed",
+        why="the launcher does not pass it on with DeepSpeed: the ranks take GPUs where there are any",
+        fix="rehearse with `zerofit launch --cpu`, or take use_cpu out",
+        see=f"{_SOURCE}/utils/launch.py",
+        find=_use_cpu_with_deepspeed,
+        bad=Example(accelerate={**_FILE, "use_cpu": True, DEEPSPEED_SECTION: {"zero_stage": 2}}),
+        good=Example(accelerate={**_FILE, "use_cpu": False, DEEPSPEED_SECTION: {"zero_stage": 2}}),
+        evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="needs a GPU"),
+    ),
+    Rule(
+        id="accelerate-loses-nvme-path",
+        severity=Severity.ERROR,
+        summary="offload to NVMe needs a DeepSpeed file: accelerate does not pass the folder on",
+        why="the launcher drops the folder, and DeepSpeed writes to a folder named none where it stands",
+        fix="write a DeepSpeed file with device nvme and nvme_path, and name it with deepspeed_config_file",
+        see=f"{_SOURCE}/utils/launch.py",
+        find=_nvme_folder_is_lost,
+        bad=Example(
+            accelerate={
+                **_FILE,
+                DEEPSPEED_SECTION: {
+                    "zero_stage": 3,
+                    "offload_optimizer_device": "nvme",
+                    "offload_optimizer_nvme_path": "/local_nvme",
+                },
+            }
+        ),
+        good=Example(
+            accelerate=_NAMED,
+            deepspeed={
+                "train_micro_batch_size_per_gpu": 4,
+                "zero_optimization": {
+                    "stage": 3,
+                    "offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"},
+                },
+            },
+        ),
+        evidence=Evidence(
+            outcome=Outcome.IGNORED, observed=(("engine.zero_offload_optimizer.nvme_path", "none"),)
+        ),
+    ),
+    Rule(
+        id="accelerate-loses-zero-clipping",
+        severity=Severity.WARNING,
+        summary="accelerate takes a gradient clipping of 0 for none said, and DeepSpeed then clips at 1.0",
+        why="the plugin leaves a clipping of 0 out of DeepSpeed's configuration, where the default is 1.0",
+        fix="write a DeepSpeed file with gradient_clipping 0, and name it with deepspeed_config_file",
+        see=_PLUGIN,
+        find=_zero_clipping_is_lost,
+        bad=Example(
+            accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2, "gradient_clipping": 0}},
+        ),
+        good=Example(accelerate=_NAMED, deepspeed={**_ZERO2, "gradient_clipping": 0.0}),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("gradient_clipping", 1.0),)),
+    ),
+    Rule(
+        id="dynamo-ignored-with-deepspeed",
+        severity=Severity.WARNING,
+        summary="accelerate launch does not hand its dynamo settings on where DeepSpeed runs",
+        why="with DeepSpeed the launcher leaves ACCELERATE_DYNAMO_BACKEND out, so that nothing is compiled",
+        fix="write Accelerator(dynamo_backend=...) in the script, or set ACCELERATE_DYNAMO_BACKEND yourself",
+        see=f"{_SOURCE}/utils/launch.py",
+        find=_dynamo_is_ignored,
+        bad=Example(
+            accelerate={
+                **_FILE,
+                DEEPSPEED_SECTION: {"zero_stage": 2},
+                "dynamo_config": {"dynamo_backend": "EAGER"},
+            },
+        ),
+        good=Example(accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2}}),
+        evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="the ranks' environment is not observed"),
+    ),
+)

@@ -1,0 +1,366 @@
+"""Rules of the file of `accelerate config`: its keys and the values that they take."""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.inputs.launch_values import (
+    DEEPSPEED_SECTION,
+    DYNAMO_BACKEND,
+    is_for_sagemaker,
+    launch_of,
+    whether_deepspeed,
+    whole_number,
+)
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rules.other_releases import fix_for_release
+from zerofit.checking.situation import known
+from zerofit.configs.document import Entries, RenameKey, Scalar, SetValue
+from zerofit.configs.quote import say, show
+from zerofit.configs.schema import Kind
+from zerofit.configs.schemas.key_values import expected, is_in_range, is_right_type
+from zerofit.configs.text import repeated_keys
+from zerofit.core.errors import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from zerofit.checking.situation import Situation
+    from zerofit.configs.document import Document, Entry
+    from zerofit.configs.schema import Key, Schema
+
+_SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
+_NEAR = 0.85
+"""Likeness of two spellings from which one is the other misspelt. ASSUMPTION: 0.85 takes zero_stag for
+zero_stage and does not take one key of accelerate for another."""
+_FILE: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "DEEPSPEED",
+    "num_machines": 1,
+    "num_processes": 1,
+    "deepspeed_config": {"zero_stage": 2},
+}
+_PRECISION = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+num_machines: 1
+num_processes: 1
+mixed_precision: {}
+deepspeed_config:
+  zero_stage: 2
+"""
+
+
+def written(file: Document, *path: str) -> str:
+    """Return a key and its value in the file's own words: mixed_precision=no, where YAML reads false."""
+    entry = file.at(*path)
+    if entry is None or not isinstance(entry.node, Scalar):
+        return say(file, *path)
+    text = file.text[entry.node.span.start : entry.node.span.end]
+    return f"{'.'.join(path)}={show(text)}"
+
+
+def _schema_of(situation: Situation) -> tuple[Document, Schema] | None:
+    file = situation.accelerate
+    if file is None or is_for_sagemaker(file):
+        return None
+    return file, known(situation.schemas, "the keys that accelerate reads").accelerate
+
+
+def _unknown_keys(situation: Situation) -> Iterator[Hit]:
+    found = _schema_of(situation)
+    if found is None:
+        return
+    file, schema = found
+    removed = {former.path[0]: former.instead for former in schema.removed}
+    names = [key.name for key in schema.root.keys]
+    for entry in file.root.entries:
+        if schema.root.find(entry.key) is None:
+            instead = removed.get(entry.key) or fix_for_release(schema, entry.key)
+            yield _unknown(file, (entry.key,), entry, names, instead)
+
+
+def _ignored_keys(situation: Situation) -> Iterator[Hit]:
+    found = _schema_of(situation)
+    if found is None:
+        return
+    file, schema = found
+    # accelerate gives each of these keys to the flag of that name, whatever section it stands in.
+    schemas = known(situation.schemas, "the flags of accelerate launch")
+    flags, deepspeed = schemas.accelerate_launch.root, schemas.deepspeed.root
+    for section in schema.root.keys:
+        top = file.at(section.name)
+        if section.section is None or top is None or not isinstance(top.node, Entries):
+            continue
+        names = [key.name for key in section.section.keys if key.replaced_by is None]
+        for entry in top.node.entries:
+            key = section.section.find(entry.key)
+            if key is not None and key.replaced_by is not None:
+                yield _unknown(file, (section.name, entry.key), entry, [], f"write {key.replaced_by}")
+            elif key is None and flags.find(entry.key) is None and entry.plain is not None:
+                is_deepspeed_key = section.name == DEEPSPEED_SECTION and deepspeed.find(entry.key) is not None
+                instead = "write it in a DeepSpeed file, and name that with deepspeed_config_file"
+                yield _unknown(
+                    file,
+                    (section.name, entry.key),
+                    entry,
+                    names,
+                    instead if is_deepspeed_key else fix_for_release(schema, section.name, entry.key),
+                )
+
+
+def _unknown(
+    file: Document, path: tuple[str, ...], entry: Entry, names: Iterable[str], instead: str | None
+) -> Hit:
+    near = nearest(entry.key, names)
+    is_free = near is not None and file.at(*path[:-1], near) is None
+    is_near = near is not None and SequenceMatcher(None, near, entry.key).ratio() >= _NEAR
+    edits = (RenameKey(document=file.name, path=path, key=near),) if near and is_free and is_near else ()
+    return Hit(
+        found=written(file, *path),
+        place=file.place(entry.key_span),
+        fix=instead or (f"write {'.'.join((*path[:-1], near))}, or take it out" if near else None),
+        edits=edits,
+    )
+
+
+def _repeated_keys(situation: Situation) -> Iterator[Hit]:
+    file = situation.accelerate
+    if file is None:
+        return
+    for path, entry in repeated_keys(file):
+        parent = file.at(*path[:-1]) if len(path) > 1 else None
+        section = parent.node if parent else file.root
+        same = (
+            [other for other in section.entries if other.key == entry.key]
+            if isinstance(section, Entries)
+            else []
+        )
+        if same and all(other.plain == entry.plain for other in same):
+            continue  # whichever of them counts
+        yield Hit(
+            found=f"{'.'.join(path)} stands twice, the last time with {show(entry.plain)}",
+            place=file.place(entry.key_span),
+        )
+
+
+def _wrong_types(situation: Situation) -> Iterator[Hit]:
+    for file, path, entry, key in _known_entries(situation):
+        if not is_right_type(key, entry.plain):
+            repaired = _repaired(file, entry, key)
+            fix = f"write {'.'.join(path)}: {_yaml(repaired)}" if repaired is not None else None
+            yield Hit(
+                found=f"{written(file, *path)}, where accelerate takes {expected(key)}",
+                place=file.place(entry.key_span),
+                fix=fix or f"give {'.'.join(path)} {expected(key)}",
+                edits=(SetValue(document=file.name, path=path, value=repaired),) if fix else (),
+            )
+
+
+def _repaired(file: Document, entry: Entry, key: Key) -> str | int | None:
+    """Return the value of the right type that the user meant: "no" for no, "0" for 0, 2 for "2"."""
+    value = entry.plain
+    if value is False and "no" in key.choices:
+        return "no"
+    if Kind.STRING in key.kinds and isinstance(value, (bool, int)):
+        text = file.text[entry.node.span.start : entry.node.span.end]
+        return text if not key.choices or text.lower() in key.choices else None
+    return whole_number(value) if Kind.INTEGER in key.kinds and isinstance(value, str) else None
+
+
+def _yaml(value: str | int) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _wrong_choices(situation: Situation) -> Iterator[Hit]:
+    for file, path, entry, key in _known_entries(situation):
+        is_word = not isinstance(entry.plain, bool)
+        if is_word and is_right_type(key, entry.plain) and not is_in_range(key, entry.plain):
+            near = nearest(str(entry.plain), [str(choice) for choice in key.choices])
+            upper = str(entry.plain).upper()
+            near = upper if upper in key.choices else near
+            yield Hit(
+                found=f"{written(file, *path)}, where accelerate takes {expected(key)}",
+                place=file.place(entry.key_span),
+                fix=f"write {'.'.join(path)}: {near}" if near else f"give {'.'.join(path)} {expected(key)}",
+            )
+
+
+def _known_entries(situation: Situation) -> Iterator[tuple[Document, tuple[str, ...], Entry, Key]]:
+    """Yield each entry that counts, at the top and in deepspeed_config, with its key in the schema."""
+    found = _schema_of(situation)
+    if found is None:
+        return
+    file, schema = found
+    launch = launch_of(situation)
+    deepspeed = whether_deepspeed(launch) if launch else None
+    # With DeepSpeed the launcher does not look at it, and dynamo-ignored-with-deepspeed says so.
+    is_read = deepspeed is not None and not deepspeed.value and file.value("distributed_type") != "XLA"
+    for path in [
+        *((key.name,) for key in schema.root.keys),
+        *((DEEPSPEED_SECTION, key.name) for key in _deepspeed_keys(schema)),
+        *(path for path in DYNAMO_BACKEND if len(path) > 1),
+    ]:
+        entry, key = file.at(*path), schema.find(*path)
+        if entry is not None and key is not None and (is_read or path not in DYNAMO_BACKEND):
+            yield file, path, entry, key
+
+
+def _deepspeed_keys(schema: Schema) -> tuple[Key, ...]:
+    section = schema.find(DEEPSPEED_SECTION)
+    return section.section.keys if section and section.section else ()
+
+
+def _no_distributed_type(situation: Situation) -> Iterator[Hit]:
+    found = _schema_of(situation)
+    if found is not None and found[0].at("distributed_type") is None:
+        yield Hit(found="no distributed_type", place=found[0].place(found[0].root.span))
+
+
+def _no_num_processes(situation: Situation) -> Iterator[Hit]:
+    found = _schema_of(situation)
+    if found is None or found[0].value("distributed_type") in (None, "NO"):
+        return
+    file = found[0]
+    entry = file.at("num_processes")
+    if entry is not None and entry.plain != -1:
+        return
+    known(situation.command, "the command line, which may have --num_processes")
+    launch = launch_of(situation)
+    if launch is not None and launch.command is not None and launch.command.find("num_processes") is None:
+        yield Hit(
+            found="num_processes=-1" if entry else "no num_processes and no --num_processes",
+            place=file.place(entry.key_span if entry else file.root.span),
+        )
+
+
+def _unheard_keys(situation: Situation) -> Iterator[Hit]:
+    found = _schema_of(situation)
+    if found is None:
+        return
+    file = found[0]
+    for key, default in (("rdzv_backend", "static"), ("enable_cpu_affinity", False)):
+        entry = file.at(key)
+        if entry is None or entry.plain in (default, None):
+            continue
+        flag = f"--{key} {entry.plain}" if isinstance(entry.plain, str) else f"--{key}"
+        if situation.command is None or situation.command.find(key) is None:
+            yield Hit(
+                found=written(file, key),
+                place=file.place(entry.key_span),
+                fix=f"say it on the command line: {flag}",
+            )
+
+
+_TWICE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+num_processes: 2
+deepspeed_config:
+  zero_stage: 3
+  zero_stage: 1
+"""
+
+
+RULES = (
+    Rule(
+        id="accelerate-key-repeated",
+        severity=Severity.ERROR,
+        summary="a key stands twice in accelerate's file",
+        why="YAML's reader takes the last one and says nothing, so what was meant by the first is lost",
+        fix="keep one of them",
+        see="https://yaml.org/spec/1.1/#id902561",
+        find=_repeated_keys,
+        bad=Example(accelerate=_TWICE),
+        good=Example(accelerate=_TWICE.replace("  zero_stage: 1\n", "")),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 1),)),
+    ),
+    Rule(
+        id="accelerate-unknown-key",
+        severity=Severity.ERROR,
+        summary="accelerate does not know a key of its file",
+        why="accelerate refuses a file with a key that it does not know",
+        fix="take the key out, or upgrade accelerate where it is a newer one",
+        see=f"{_SOURCE}/commands/config/config_args.py#L154",
+        find=_unknown_keys,
+        bad=Example(accelerate={**_FILE, "num_proceses": 1}),
+        good=Example(accelerate=_FILE),
+        evidence=Evidence(outcome=Outcome.FAILS, says="had unknown keys (['num_proceses'])"),
+    ),
+    Rule(
+        id="accelerate-ignored-key",
+        severity=Severity.WARNING,
+        summary="accelerate ignores a key of its file",
+        why="accelerate checks the top of its file only; a key below that it does not know has no effect",
+        fix="take the key out",
+        see=f"{_SOURCE}/commands/launch.py",
+        find=_ignored_keys,
+        bad=Example(accelerate={**_FILE, "deepspeed_config": {"zero_stag": 3}}),
+        good=Example(accelerate={**_FILE, "deepspeed_config": {"zero_stage": 3}}),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 2),)),
+    ),
+    Rule(
+        id="accelerate-value-type",
+        severity=Severity.ERROR,
+        summary="a value in accelerate's file has the wrong type",
+        why="the launcher uses values as they stand, and YAML reads no as false and 0 as a number",
+        fix="give the key a value of the type that accelerate takes",
+        see=f"{_SOURCE}/commands/launch.py",
+        find=_wrong_types,
+        bad=Example(accelerate=_PRECISION.format("no")),
+        good=Example(accelerate=_PRECISION.format('"no"')),
+        evidence=Evidence(outcome=Outcome.FAILS, says="'bool' object has no attribute 'lower'"),
+    ),
+    Rule(
+        id="accelerate-value-choice",
+        severity=Severity.ERROR,
+        summary="a value in accelerate's file is none of those that it takes",
+        why="accelerate or DeepSpeed refuses the value when the run starts",
+        fix="give the key one of the values that it takes",
+        see=f"{_SOURCE}/utils/dataclasses.py",
+        find=_wrong_choices,
+        bad=Example(accelerate={**_FILE, "distributed_type": "deepspeed"}),
+        good=Example(accelerate=_FILE),
+        evidence=Evidence(outcome=Outcome.FAILS, says="is not a valid DistributedType"),
+    ),
+    Rule(
+        id="accelerate-needs-distributed-type",
+        severity=Severity.ERROR,
+        summary="accelerate's file needs distributed_type",
+        why="accelerate refuses a file that does not say how the run is distributed",
+        fix="write distributed_type: DEEPSPEED, or the kind that is meant",
+        see=f"{_SOURCE}/commands/config/config_args.py#L110",
+        find=_no_distributed_type,
+        bad=Example(accelerate={key: value for key, value in _FILE.items() if key != "distributed_type"}),
+        good=Example(accelerate=_FILE),
+        evidence=Evidence(outcome=Outcome.FAILS, says="A `distributed_type` must be specified"),
+    ),
+    Rule(
+        id="accelerate-needs-num-processes",
+        severity=Severity.ERROR,
+        summary="accelerate needs num_processes in its file or on the command line",
+        why="with a file accelerate does not count the GPUs",
+        fix="write num_processes: the GPUs of all machines together",
+        see=f"{_SOURCE}/commands/launch.py",
+        find=_no_num_processes,
+        bad=Example(
+            accelerate={key: value for key, value in _FILE.items() if key != "num_processes"},
+            command="accelerate launch --config_file accelerate.yaml",
+        ),
+        good=Example(accelerate=_FILE, command="accelerate launch --config_file accelerate.yaml"),
+        evidence=Evidence(outcome=Outcome.FAILS, says="You need to manually pass in `--num_processes`"),
+    ),
+    Rule(
+        id="accelerate-key-needs-flag",
+        severity=Severity.WARNING,
+        summary="accelerate takes this setting from the command line only",
+        why="the flag has a default of its own, so that the launcher never looks at the file's value",
+        fix="say it on the command line",
+        see=f"{_SOURCE}/commands/launch.py",
+        find=_unheard_keys,
+        bad=Example(accelerate={**_FILE, "rdzv_backend": "c10d"}),
+        good=Example(accelerate={**_FILE, "rdzv_backend": "static"}),
+        evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="the launcher's own state is not observed"),
+    ),
+)

@@ -1,0 +1,368 @@
+"""Rules of the keys of ds_config.json: unknown, misplaced, missing, repeated, removed and deprecated ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.checking.rule import Confidence, Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rules.deepspeed.entries import entries_of, schema_of
+from zerofit.checking.rules.deepspeed.near_keys import Meant, meant_by
+from zerofit.checking.rules.deepspeed.spellings import is_unseen_offload
+from zerofit.checking.rules.other_releases import fix_for_release
+from zerofit.checking.situation import known
+from zerofit.configs.document import Entries, RemoveKey, RenameKey
+from zerofit.configs.quote import say, show_apart
+from zerofit.configs.schema import OnUnknown
+from zerofit.configs.schemas.walk import params_section
+from zerofit.configs.text import repeated_keys
+from zerofit.core.command import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.situation import Situation
+    from zerofit.configs.document import Document, Edit
+    from zerofit.configs.schema import Key
+    from zerofit.configs.schemas.walk import Found
+
+_DOCS = "https://www.deepspeed.ai/docs/config-json/"
+_SOURCE = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime"
+_REMOVED_ISSUE = "https://github.com/deepspeedai/DeepSpeed/issues/8489"
+_MAX_NAMED = 5
+"""Of the unknown keys of one section; a file with more than these is hardly one for DeepSpeed."""
+_WHY_OF_PARAMS = (
+    "params are the arguments of a constructor, and Python ends the run where it takes no such one"
+)
+_BATCH = {"train_micro_batch_size_per_gpu": 4}
+_ZERO2 = {**_BATCH, "zero_optimization": {"stage": 2}}
+
+_DECAY = {"type": "WarmupDecayLR"}
+_RATES = {"warmup_min_lr": 0.01, "warmup_max_lr": 0.01, "warmup_num_steps": 2}
+
+
+def _misspelt(situation: Situation) -> Iterator[Hit]:
+    for document, found, meant in _unknown(situation, OnUnknown.IGNORES):
+        if meant.fix is not None and meant.of_release is None and not _is_note(found):
+            yield _unknown_hit(document, found, meant)
+
+
+def _ignored(situation: Situation) -> Iterator[Hit]:
+    sections: dict[tuple[str, ...], list[Found]] = {}
+    for document, found, meant in _unknown(situation, OnUnknown.IGNORES):
+        if meant.of_release is not None:
+            yield _unknown_hit(document, found, meant)
+        elif meant.fix is None and not _is_note(found):
+            sections.setdefault(found.path[:-1], []).append(found)
+    for founds in sections.values():
+        document = known(situation.deepspeed, "the DeepSpeed configuration")
+        names = [".".join(found.path) for found in founds]
+        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        yield Hit(
+            found=say(document, *founds[0].path) if len(names) == 1 else ", ".join(names[:_MAX_NAMED]) + more,
+            place=document.place(founds[0].entry.key_span),
+        )
+
+
+def _rejected(situation: Situation) -> Iterator[Hit]:
+    for document, found, meant in _unknown(situation, OnUnknown.REJECTS):
+        yield _unknown_hit(document, found, meant)
+
+
+def _incomplete(situation: Situation) -> Iterator[Hit]:
+    # Scripts that hand their configuration to DeepSpeed themselves often count the steps first.
+    confidence = Confidence.LIKELY if situation.route in (None, Route.NATIVE) else Confidence.CERTAIN
+    for document, found in entries_of(situation):
+        missing = [".".join((*found.path, *below)) for below in _missing_params(found)]
+        if missing:
+            names = " and ".join(missing)
+            yield Hit(
+                found=f"{say(document, *found.path, 'type')} without {names}",
+                place=document.place(found.entry.key_span),
+                fix=f"set {names}",
+                confidence=confidence,
+            )
+
+
+def _missing_params(found: Found) -> Iterator[tuple[str, ...]]:
+    """Yield what a section with a type lacks, as paths below it."""
+    section = found.key.section if found.key else None
+    entries = found.entry.node
+    if section is None or not section.params_of or not isinstance(entries, Entries):
+        return
+    params = section.find("params")
+    given = found.value.get("params", {})
+    if not isinstance(found.value.get("type"), str) or not isinstance(given, dict):
+        return
+    taken = params_section(entries, section)
+    needed = [key.name for key in taken.keys if key.required] if taken else []
+    # An argument that nobody takes is refused first, and may be the missing one misspelt.
+    if taken is None or all(taken.find(name) for name in given):
+        yield from (("params", name) for name in needed if name not in given)
+    if params is not None and params.required and not needed and "params" not in found.value:
+        yield ("params",)
+
+
+def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Document, Found, Meant]]:
+    removed = None
+    for document, found in entries_of(situation):
+        if found.key is None and found.section.on_unknown is on_unknown:
+            schema = schema_of(situation)
+            removed = removed or {gone.path for gone in schema.removed}
+            if found.path not in removed:
+                of_release = fix_for_release(schema, *found.path)
+                yield document, found, Meant(of_release=of_release) if of_release else meant_by(found, schema)
+
+
+def _unknown_hit(document: Document, found: Found, meant: Meant) -> Hit:
+    edits: tuple[Edit, ...] = ()
+    beside = document.at(*found.path[:-1], meant.spellings[0]) if meant.spellings else None
+    if meant.is_sure and beside is None:
+        edits = (RenameKey(document=document.name, path=found.path, key=meant.spellings[0]),)
+    return Hit(
+        found=say(document, *found.path),
+        place=document.place(found.entry.key_span),
+        fix=meant.fix,
+        why=_WHY_OF_PARAMS if found.path[-2:-1] == ("params",) else None,
+        edits=edits,
+    )
+
+
+def _is_note(found: Found) -> bool:
+    """Return whether a key is there for people to read."""
+    name = found.path[-1].lower()
+    return not name[:1].isalpha() or "comment" in name or name in ("note", "notes", "description", "doc")
+
+
+def _removed(situation: Situation) -> Iterator[Hit]:
+    if situation.deepspeed is None:
+        return
+    document = situation.deepspeed
+    for gone in schema_of(situation).removed:
+        entry = document.at(*gone.path)
+        if entry is None:
+            continue
+        # mics_shard_size was off at -1.
+        is_off = entry.plain in (False, None, 0, -1, {}) or (
+            isinstance(entry.plain, dict) and entry.plain.get("enabled") is False
+        )
+        yield Hit(
+            found=say(document, *gone.path),
+            place=document.place(entry.key_span),
+            fix="remove it: it is switched off anyway" if is_off else gone.instead,
+            edits=(RemoveKey(document=document.name, path=gone.path),) if is_off else (),
+        )
+
+
+def _deprecated(situation: Situation) -> Iterator[Hit]:
+    for document, found in entries_of(situation):
+        if found.key is None or found.key.replaced_by is None or found.value is None:
+            continue
+        if not _successors(document, found) and not is_unseen_offload(situation, found):
+            yield _deprecated_hit(document, found, found.key.replaced_by)
+
+
+def _deprecated_hit(document: Document, found: Found, replaced_by: str) -> Hit:
+    successor = found.section.find(replaced_by)
+    edits: tuple[Edit, ...] = ()
+    if successor is not None and successor.section is None:
+        edits = (RenameKey(document=document.name, path=found.path, key=successor.name),)
+    elif found.value is False:
+        edits = (RemoveKey(document=document.name, path=found.path),)
+    return Hit(
+        found=say(document, *found.path),
+        place=document.place(found.entry.key_span),
+        fix=_how_to_say_it_now(successor, replaced_by, is_on=found.value is not False),
+        edits=edits,
+    )
+
+
+def _how_to_say_it_now(successor: Key | None, replaced_by: str, *, is_on: bool) -> str:
+    if successor is None:
+        return f"use {replaced_by}"
+    if successor.section is None:
+        return f"write {successor.name}"
+    return (
+        f'write "{successor.name}": {{"device": "cpu"}}' if is_on else "remove it: it is switched off anyway"
+    )
+
+
+def _successors(document: Document, found: Found) -> Iterator[str] | list[str]:
+    """Return the keys beside a deprecated one that stand for the same."""
+    replaced_by = found.key.replaced_by if found.key else None
+    successor = found.section.find(replaced_by) if replaced_by else None
+    if successor is None:
+        return []
+    names = (successor.name, *successor.aliases)
+    return [name for name in names if document.at(*found.path[:-1], name)]
+
+
+def _two_names(situation: Situation) -> Iterator[Hit]:
+    for document, found in entries_of(situation):
+        if found.key is None or found.section.on_unknown is not OnUnknown.REJECTS:
+            continue
+        others = list(_successors(document, found))
+        if found.path[-1] in found.key.aliases and document.at(*found.path[:-1], found.key.name):
+            others.append(found.key.name)
+        if others and found.value is not None:
+            yield Hit(
+                found=f"{say(document, *found.path)} with {say(document, *found.path[:-1], others[0])}",
+                place=document.place(found.entry.key_span),
+                fix=f"remove {found.path[-1]}",
+            )
+
+
+def _repeated(situation: Situation) -> Iterator[Hit]:
+    if situation.deepspeed is None:
+        return
+    document = situation.deepspeed
+    for path, entry in repeated_keys(document):
+        parent = document.at(*path[:-1]) if len(path) > 1 else None
+        entries = parent.node.entries if parent is not None else document.root.entries  # type: ignore[union-attr]
+        values = [other.plain for other in entries if other.key == entry.key]
+        is_harmless = all(value == values[0] for value in values)
+        if is_harmless and known(situation.route, "who reads the file") is not Route.NATIVE:
+            continue
+        shown = " and ".join(show_apart(values))
+        yield Hit(found=f"{'.'.join(path)} twice: {shown}", place=document.place(entry.key_span))
+
+
+RULES = (
+    Rule(
+        id="deepspeed-key-misspelt",
+        severity=Severity.ERROR,
+        summary="DeepSpeed ignores a key that it does not have, and this one is near to one that it has",
+        why="these sections are read key by key and nobody looks for others, so the default counts",
+        fix="write the key that is meant, in its section",
+        see=f"{_SOURCE}/config.py",
+        find=_misspelt,
+        bad=Example(deepspeed={**_BATCH, "zero_optimisation": {"stage": 2}}, route=Route.NATIVE),
+        good=Example(deepspeed=_ZERO2, route=Route.NATIVE),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 0),)),
+    ),
+    Rule(
+        id="deepspeed-key-ignored",
+        severity=Severity.WARNING,
+        summary="DeepSpeed ignores a key that it does not have",
+        why="these sections are read key by key and nobody looks for others, so the key does nothing",
+        fix="remove it, or look up the key that is meant",
+        see=_DOCS,
+        find=_ignored,
+        bad=Example(deepspeed={**_ZERO2, "fp32_allreduce": True}, route=Route.NATIVE),
+        good=Example(deepspeed={**_ZERO2, "communication_data_type": "fp32"}, route=Route.NATIVE),
+        evidence=Evidence(
+            outcome=Outcome.IGNORED, observed=(("engine._config.communication_data_type", None),)
+        ),
+    ),
+    Rule(
+        id="deepspeed-key-rejected",
+        severity=Severity.ERROR,
+        summary="DeepSpeed refuses a key that this section does not have",
+        why="these sections are declared whole, and an unknown key in them ends the run",
+        fix="remove it, or look up the key that is meant",
+        see=_DOCS,
+        find=_rejected,
+        bad=Example(
+            deepspeed={**_BATCH, "zero_optimization": {"stage": 2, "overlap_com": True}}, route=Route.NATIVE
+        ),
+        good=Example(
+            deepspeed={**_BATCH, "zero_optimization": {"stage": 2, "overlap_comm": True}}, route=Route.NATIVE
+        ),
+        evidence=Evidence(outcome=Outcome.FAILS, says="Extra inputs are not permitted"),
+    ),
+    Rule(
+        id="deepspeed-params-incomplete",
+        severity=Severity.ERROR,
+        summary="a scheduler lacks an argument that it can't do without",
+        why='params are arguments of a constructor; accelerate and Trainer replace "auto", and add none',
+        fix="set it",
+        see=f"{_SOURCE}/lr_schedules.py",
+        find=_incomplete,
+        bad=Example(deepspeed={**_ZERO2, "scheduler": {**_DECAY, "params": _RATES}}, route=Route.NATIVE),
+        good=Example(
+            deepspeed={**_ZERO2, "scheduler": {**_DECAY, "params": {**_RATES, "total_num_steps": 10**6}}},
+            route=Route.NATIVE,
+        ),
+        evidence=Evidence(
+            outcome=Outcome.FAILS, says="missing 1 required positional argument: 'total_num_steps'"
+        ),
+    ),
+    Rule(
+        id="deepspeed-key-removed",
+        severity=Severity.ERROR,
+        summary="DeepSpeed refuses a key of a feature that it no longer has",
+        why="the feature was removed, and the key ends the run even where it switches the feature off",
+        fix="remove it",
+        see=_REMOVED_ISSUE,
+        find=_removed,
+        bad=Example(deepspeed={**_ZERO2, "amp": {"enabled": False}}, route=Route.NATIVE),
+        good=Example(deepspeed=_ZERO2, route=Route.NATIVE),
+        evidence=Evidence(outcome=Outcome.FAILS, says="has been removed"),
+    ),
+    Rule(
+        id="deepspeed-key-deprecated",
+        severity=Severity.ADVICE,
+        summary="DeepSpeed has a newer key for this",
+        why="the old key still works and will be refused one day",
+        fix="use the newer key",
+        see=f"{_SOURCE}/zero/config.py",
+        find=_deprecated,
+        bad=Example(
+            deepspeed={
+                **_BATCH,
+                "zero_optimization": {"stage": 2, "stage3_gather_fp16_weights_on_model_save": True},
+            },
+            route=Route.NATIVE,
+        ),
+        good=Example(
+            deepspeed={
+                **_BATCH,
+                "zero_optimization": {"stage": 2, "stage3_gather_16bit_weights_on_model_save": True},
+            },
+            route=Route.NATIVE,
+        ),
+        evidence=Evidence(outcome=Outcome.COSTS),
+    ),
+    Rule(
+        id="deepspeed-key-under-two-names",
+        severity=Severity.ERROR,
+        summary="DeepSpeed refuses a setting that is given under two names",
+        why="one of the names is old or an alias of the other, and both together contradict each other",
+        fix="keep one of them",
+        see=f"{_SOURCE}/config_utils.py",
+        find=_two_names,
+        bad=Example(
+            deepspeed={
+                **_BATCH,
+                "zero_optimization": {
+                    "stage": 2,
+                    "cpu_offload": False,
+                    "offload_optimizer": {"device": "none"},
+                },
+            },
+            route=Route.NATIVE,
+        ),
+        good=Example(
+            deepspeed={**_BATCH, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}},
+            route=Route.NATIVE,
+        ),
+        evidence=Evidence(outcome=Outcome.FAILS, says="Cannot provide deprecated parameter"),
+    ),
+    Rule(
+        id="deepspeed-key-repeated",
+        severity=Severity.ERROR,
+        summary="a key stands twice in the same section",
+        why="DeepSpeed refuses such a file, and accelerate and Trainer silently take the last one",
+        fix="keep one of them",
+        see=f"{_SOURCE}/config_utils.py",
+        find=_repeated,
+        bad=Example(
+            deepspeed='{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1, "stage": 2}}',
+            route=Route.NATIVE,
+        ),
+        good=Example(
+            deepspeed='{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}',
+            route=Route.NATIVE,
+        ),
+        evidence=Evidence(outcome=Outcome.FAILS, says="Duplicate keys in DeepSpeed config"),
+    ),
+)

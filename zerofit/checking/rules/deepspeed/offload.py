@@ -1,0 +1,171 @@
+"""Rules of ZeRO and offload: which stage can move what, and where to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.situation import known, stage_of
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.situation import Situation
+
+_DOCS = "https://www.deepspeed.ai/docs/config-json/"
+_NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
+_CPU = {"device": "cpu"}
+_ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
+
+
+def _zero(stage: int, **offload: dict[str, str]) -> Example:
+    zero: dict[str, Any] = {"stage": stage, **offload}
+    return Example(deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": zero})
+
+
+def _zero_without_deepspeed(situation: Situation) -> Iterator[Hit]:
+    settings = situation.settings
+    engine = known(settings.engine, "what runs the training step")
+    if engine.value is not Engine.NATIVE:
+        return
+    stage = stage_of(situation)
+    optimizer = known(settings.optimizer_offload, "the optimizer offload")
+    param = known(settings.param_offload, "the parameter offload")
+    needing = [said.text for said in (stage, optimizer, param) if said.value not in (0, OffloadDevice.NONE)]
+    if needing:
+        yield Hit(found=f"{engine.text} with {' and '.join(needing)}", place=engine.place)
+
+
+def _optimizer_offload_without_zero(situation: Situation) -> Iterator[Hit]:
+    offload = known(situation.settings.optimizer_offload, "the optimizer offload")
+    if offload.value is OffloadDevice.NONE:
+        return
+    stage = stage_of(situation)
+    if stage.value is ZeroStage.NOTHING:
+        yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
+
+
+def _param_offload_below_zero3(situation: Situation) -> Iterator[Hit]:
+    offload = known(situation.settings.param_offload, "the parameter offload")
+    if offload.value is OffloadDevice.NONE:
+        return
+    stage = stage_of(situation)
+    if stage.value < ZeroStage.PARAMETERS:
+        yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
+
+
+def _nvme_below_zero3(situation: Situation) -> Iterator[Hit]:
+    offload = known(situation.settings.optimizer_offload, "the optimizer offload")
+    if offload.value is not OffloadDevice.NVME:
+        return
+    stage = stage_of(situation)
+    if stage.value in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
+        yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
+
+
+def _nvme_without_path(situation: Situation) -> Iterator[Hit]:
+    settings = situation.settings
+    sections = (
+        (settings.optimizer_offload, settings.optimizer_nvme_path),
+        (settings.param_offload, settings.param_nvme_path),
+    )
+    for device, path in sections:
+        offload = known(device, "what is offloaded")
+        if offload.value is OffloadDevice.NVME:
+            folder = known(path, "the folder for NVMe offload")
+            if folder.value is None:
+                yield Hit(found=f"{offload.text} with {folder.text}", place=offload.place)
+
+
+def _nvme_path_unused(situation: Situation) -> Iterator[Hit]:
+    if not situation.is_of_flags:
+        return  # in a file the folder often stands ready beside an offload to cpu
+    settings = situation.settings
+    path = known(settings.optimizer_nvme_path, "the folder for NVMe offload")
+    if path.value is None:
+        return
+    offloads = (settings.optimizer_offload, settings.param_offload)
+    if not any(known(device, "what is offloaded").value is OffloadDevice.NVME for device in offloads):
+        yield Hit(found=f"{path.text} without an offload to nvme", place=path.place)
+
+
+RULES = (
+    Rule(
+        id="zero-needs-deepspeed",
+        severity=Severity.ERROR,
+        summary="ZeRO and offload need DeepSpeed",
+        why="PyTorch's own data parallelism keeps whole parameters, gradients and states on every GPU",
+        fix="leave out {engine} native, or set {zero_stage} to 0 without offload",
+        see=f"{_DOCS}#zero-optimizations-for-fp16-training",
+        find=_zero_without_deepspeed,
+        bad=Example(strategy=replace(_ZERO3, engine=Engine.NATIVE), topology=Topology(world_size=2)),
+        good=Example(strategy=_ZERO3, topology=Topology(world_size=2)),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+    ),
+    Rule(
+        id="optimizer-offload-needs-zero",
+        severity=Severity.ERROR,
+        summary="optimizer offload needs ZeRO-1 or higher",
+        why="at stage 0 DeepSpeed runs its CPU optimizer without partitioning anything, on every rank alike",
+        fix="set {zero_stage} to 1, 2 or 3, or leave out {optimizer_offload}",
+        see=f"{_DOCS}#optimizer-offloading",
+        find=_optimizer_offload_without_zero,
+        bad=_zero(0, offload_optimizer=_CPU),
+        good=_zero(1, offload_optimizer=_CPU),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("partitions_optimizer_states", False),)),
+    ),
+    Rule(
+        id="param-offload-needs-zero3",
+        severity=Severity.ERROR,
+        summary="parameter offload needs ZeRO-3",
+        why="only stage 3 partitions parameters, so lower stages ignore the setting",
+        fix="set {zero_stage} to 3, or leave out {param_offload}",
+        see=f"{_DOCS}#parameter-offloading",
+        find=_param_offload_below_zero3,
+        bad=_zero(2, offload_param=_CPU),
+        good=_zero(3, offload_param=_CPU),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("offloads_parameters", False),)),
+    ),
+    Rule(
+        id="nvme-offload-needs-zero3",
+        severity=Severity.ERROR,
+        summary="offload to NVMe needs ZeRO-3",
+        why="at stages 1 and 2 DeepSpeed takes nvme for cpu, and the host's memory fills instead of the disk",
+        fix="set {zero_stage} to 3, or offload to cpu",
+        see=f"{_DOCS}#optimizer-offloading",
+        find=_nvme_below_zero3,
+        bad=_zero(2, offload_optimizer=_NVME),
+        good=_zero(3, offload_optimizer=_NVME),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("optimizer_states_on", "cpu"),)),
+    ),
+    Rule(
+        id="nvme-needs-path",
+        severity=Severity.ERROR,
+        summary="offload to NVMe needs a folder on that disk",
+        why="DeepSpeed has no default folder and fails later with an error that does not name the setting",
+        fix="name a writable folder on that disk with {nvme_path}",
+        see=f"{_DOCS}#optimizer-offloading",
+        find=_nvme_without_path,
+        bad=_zero(3, offload_optimizer={"device": "nvme"}),
+        good=_zero(3, offload_optimizer=_NVME),
+        evidence=Evidence(outcome=Outcome.FAILS, says="TypeError"),
+    ),
+    Rule(
+        id="nvme-path-unused",
+        severity=Severity.ERROR,
+        summary="nothing is offloaded to NVMe",
+        why="the folder would stay empty, and everything in memory",
+        fix="add --offload-optimizer nvme or --offload-param nvme, or leave out {nvme_path}",
+        see=f"{_DOCS}#optimizer-offloading",
+        find=_nvme_path_unused,
+        bad=Example(strategy=replace(_ZERO3, nvme_path="/local_nvme"), topology=Topology(world_size=2)),
+        good=Example(
+            strategy=replace(_ZERO3, nvme_path="/local_nvme", optimizer_offload=OffloadDevice.NVME),
+            topology=Topology(world_size=2),
+        ),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("optimizer_states_on", "gpu"),)),
+    ),
+)

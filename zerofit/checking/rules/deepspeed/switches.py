@@ -1,0 +1,352 @@
+"""Rules of switches in ds_config.json that exclude or need one another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rules.optimizer.facts import optimizer_script
+from zerofit.checking.situation import known, stage_of
+from zerofit.configs.document import SetValue
+from zerofit.configs.quote import say
+from zerofit.core.command import Route
+from zerofit.core.strategy import ZeroStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.situation import Situation
+    from zerofit.configs.document import Document
+
+_DOCS = "https://www.deepspeed.ai/docs/config-json/"
+_SOURCE = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime"
+_ZERO = "zero_optimization"
+_ON_TEXTS = {"true", "t", "yes", "y", "on", "1"}
+_MASTERS = (("fp16", "fp16_master_weights_and_grads"), ("bf16", "bf16_master_weights_and_grads"))
+_QUANTIZED = tuple(
+    (_ZERO, f"zero_quantized_{what}") for what in ("weights", "nontrainable_weights", "gradients")
+)
+_SECONDARY = (_ZERO, "zero_hpz_partition_size")
+_ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
+_SGD = {
+    "optimizer": {"type": "SGD", "params": {"lr": 0.01}},
+    "zero_allow_untested_optimizer": True,
+}
+_STATES = ("bf16", "bf16_optimizer_states")
+
+
+def _is_on(document: Document, *path: str) -> bool:
+    value = document.value(*path)
+    return value.lower() in _ON_TEXTS if isinstance(value, str) else value in (True, 1)
+
+
+def _is_off(document: Document, *path: str) -> bool:
+    return document.value(*path) in (False, 0) and document.at(*path) is not None
+
+
+def _hit(document: Document, path: tuple[str, ...], *others: str) -> Hit:
+    entry = document.at(*path)
+    return Hit(
+        found=" with ".join((say(document, *path), *others)),
+        place=document.place(entry.key_span) if entry else None,
+    )
+
+
+def _stage_as_text(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    entry = document.at("zero_optimization", "stage") if document else None
+    if document is None or entry is None or not isinstance(entry.plain, str) or entry.plain.strip() != "3":
+        return
+    if known(situation.route, "who reads the file") is Route.NATIVE:
+        return
+    path = ("zero_optimization", "stage")
+    yield Hit(
+        found=f'zero_optimization.stage="{entry.plain}", a text',
+        place=document.place(entry.key_span),
+        edits=(SetValue(document=document.name, path=path, value=3),),
+    )
+
+
+def _two_formats(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None or not _is_on(document, "fp16", "enabled"):
+        return
+    # The old name counts only where the new one is missing.
+    bf16 = "bf16" if document.value("bf16") is not None else "bfloat16"
+    if _is_on(document, bf16, "enabled"):
+        yield _hit(document, ("fp16", "enabled"), say(document, bf16, "enabled"))
+
+
+def _loss_scale(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None or not _is_on(document, "fp16", "enabled"):
+        return
+    if document.value("fp16", "loss_scale") not in (None, 0, "0", "auto"):
+        return
+    for name in ("loss_scale_window", "min_loss_scale"):
+        value = document.value("fp16", name)
+        if isinstance(value, (int, float)) and value <= 0:
+            yield _hit(document, ("fp16", name))
+
+
+def _partial_offload(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    path = (_ZERO, "offload_optimizer", "ratio")
+    ratio = document.value(*path) if document else None
+    if document is None or not isinstance(ratio, (int, float)) or ratio >= 1:
+        return
+    stage = stage_of(situation)
+    if stage.value is not ZeroStage.PARAMETERS:
+        yield _hit(document, path, stage.text)
+
+
+def _grad_norm(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    path = (_ZERO, "compute_grad_norm")
+    if document is None or not _is_off(document, *path):
+        return
+    stage = stage_of(situation)
+    if stage.value not in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
+        yield _hit(document, path, stage.text)
+
+
+def _low_precision_masters(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None:
+        return
+    for path in (*_MASTERS, _STATES):
+        if _is_on(document, *path):
+            stage = stage_of(situation)
+            if stage.value is ZeroStage.NOTHING:
+                yield _hit(document, path, stage.text)
+
+
+def _states_without_masters(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None or not _is_on(document, *_STATES):
+        return
+    if not _is_on(document, "bf16", "bf16_master_weights_and_grads"):
+        stage = stage_of(situation)
+        if stage.value is not ZeroStage.NOTHING:
+            yield _hit(document, _STATES, say(document, "bf16", "bf16_master_weights_and_grads"))
+
+
+def _summed_gradients(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    operation = document.value("gradient_allreduce_op") if document else None
+    if document is None or not isinstance(operation, str) or operation.lower() != "sum":
+        return
+    if document.value(_ZERO, "zenflow") is not None:
+        yield _hit(document, ("gradient_allreduce_op",), f"{_ZERO}.zenflow")
+    elif _is_on(document, "compile", "deepcompile"):
+        yield _hit(document, ("gradient_allreduce_op",), say(document, "compile", "deepcompile"))
+    else:
+        stage = stage_of(situation)
+        if stage.value is ZeroStage.PARAMETERS:
+            yield _hit(document, ("gradient_allreduce_op",), stage.text)
+
+
+def _quantized_below_zero3(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None:
+        return
+    shards = document.value(*_SECONDARY)
+    is_set = isinstance(shards, int) and shards > 1
+    on = [path for path in _QUANTIZED if _is_on(document, *path)] + ([_SECONDARY] if is_set else [])
+    for path in on:
+        stage = stage_of(situation)
+        if stage.value is not ZeroStage.PARAMETERS:
+            yield _hit(document, path, stage.text)
+
+
+def _clips_nothing(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    norm = document.value("gradient_clipping") if document else None
+    if document is not None and isinstance(norm, (int, float)) and norm < 0:
+        yield _hit(document, ("gradient_clipping",))
+
+
+def _scaled_before_reduce(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None or _is_off(document, _ZERO, "reduce_scatter"):
+        return
+    factor = document.value("gradient_predivide_factor")
+    is_divided = isinstance(factor, (int, float)) and factor != 1
+    for name, is_set in (
+        ("prescale_gradients", document.value("prescale_gradients") is True),
+        ("gradient_predivide_factor", is_divided),
+    ):
+        if is_set:
+            stage = stage_of(situation)
+            if stage.value is ZeroStage.GRADIENTS:
+                yield _hit(document, (name,), stage.text)
+
+
+def _zero(stage: int, **more: Any) -> dict[str, Any]:
+    return {"train_micro_batch_size_per_gpu": 4, _ZERO: {"stage": stage, **more}}
+
+
+def _native(deepspeed: dict[str, Any]) -> Example:
+    return Example(deepspeed=deepspeed, route=Route.NATIVE)
+
+
+def _fails(says: str) -> Evidence:
+    return Evidence(outcome=Outcome.FAILS, says=says)
+
+
+_STAGE_3: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 1,
+    "gradient_clipping": 0.0,
+    "zero_optimization": {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+}
+_SAVES = (
+    optimizer_script("torch.optim.AdamW(model.parameters(), lr=1e-2)")
+    + "state = accelerator.get_state_dict(model)\n"
+    + 'assert state is None or state["weight"].numel() == 32 * 32, "no weights"\n'
+)
+
+
+RULES = (
+    Rule(
+        id="zero-stage-is-a-number",
+        severity=Severity.ERROR,
+        summary="accelerate and Trainer take ZeRO-3 for another stage where it is a text",
+        why='DeepSpeed makes 3 of "3" and shards the parameters, and they compare it with the number: models '
+        "are loaded whole, and saved weights are empty",
+        fix="write the stage as a number",
+        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py",
+        find=_stage_as_text,
+        bad=Example(
+            deepspeed={**_STAGE_3, "zero_optimization": {**_STAGE_3["zero_optimization"], "stage": "3"}},
+            script=_SAVES,
+        ),
+        good=Example(deepspeed=_STAGE_3, script=_SAVES),
+        evidence=Evidence(outcome=Outcome.FAILS, says="no weights"),
+    ),
+    Rule(
+        id="deepspeed-fp16-and-bf16",
+        severity=Severity.ERROR,
+        summary="DeepSpeed trains in fp16 or in bf16, not in both",
+        why="a parameter has one number format",
+        fix="switch one of them off",
+        see=f"{_SOURCE}/config.py",
+        find=_two_formats,
+        bad=_native({**_zero(2), "fp16": {"enabled": True}, "bf16": {"enabled": True}}),
+        good=_native({**_zero(2), "fp16": {"enabled": False}, "bf16": {"enabled": True}}),
+        evidence=_fails("bfloat16 and fp16 modes cannot be simultaneously enabled"),
+    ),
+    Rule(
+        id="deepspeed-loss-scale-limits",
+        severity=Severity.ERROR,
+        summary="dynamic loss scaling needs a window and a minimum greater than 0",
+        why="the scale is raised after each window, and cannot fall to 0",
+        fix="give a whole number greater than 0",
+        see=f"{_SOURCE}/precision_config.py",
+        find=_loss_scale,
+        bad=_native({**_zero(2), "fp16": {"enabled": True, "min_loss_scale": 0}}),
+        # fp16 that is on trains on a GPU only.
+        good=_native({**_zero(2), "fp16": {"enabled": False, "min_loss_scale": 0}}),
+        evidence=_fails("min_loss_scale must be > 0"),
+    ),
+    Rule(
+        id="partial-offload-needs-zero3",
+        severity=Severity.ERROR,
+        summary="offload of a part of the optimizer states needs ZeRO-3",
+        why="lower stages move all states or none",
+        fix="set {zero_stage} to 3, or leave out ratio",
+        see=f"{_SOURCE}/zero/config.py",
+        find=_partial_offload,
+        bad=_native({**_zero(2, offload_optimizer={"device": "cpu", "ratio": 0.5}), **_ADAMW}),
+        good=_native({**_zero(2, offload_optimizer={"device": "cpu"}), **_ADAMW}),
+        evidence=_fails("Partial offloading only supported for ZeRO Stage 3"),
+    ),
+    Rule(
+        id="no-grad-norm-needs-zero1-or-2",
+        severity=Severity.ERROR,
+        summary="compute_grad_norm can be switched off with ZeRO-1 and ZeRO-2 only",
+        why="the optimizers of the other stages always compute the norm, and refuse the key",
+        fix="set {zero_stage} to 1 or 2, or leave out compute_grad_norm",
+        see=f"{_SOURCE}/zero/config.py",
+        find=_grad_norm,
+        bad=_native({**_zero(3, compute_grad_norm=False), "gradient_clipping": 0.0}),
+        good=_native({**_zero(2, compute_grad_norm=False), "gradient_clipping": 0.0}),
+        evidence=_fails("compute_grad_norm=false is supported only with ZeRO Stage 1 or 2"),
+    ),
+    Rule(
+        id="low-precision-masters-need-zero",
+        severity=Severity.ERROR,
+        summary="master weights and optimizer states in 16 bits need ZeRO-1 or higher",
+        why="only the optimizers of ZeRO can keep them so",
+        fix="set {zero_stage} to 1, 2 or 3, or keep them in fp32",
+        see=f"{_SOURCE}/config.py",
+        find=_low_precision_masters,
+        bad=_native({**_zero(0), "bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}),
+        good=_native({**_zero(1), "bf16": {"enabled": True}}),
+        evidence=_fails("is only supported with ZeRO Stage 1, 2, or 3"),
+    ),
+    Rule(
+        id="bf16-states-need-bf16-masters",
+        severity=Severity.ERROR,
+        summary="optimizer states in bf16 need master weights in bf16",
+        why="DeepSpeed has no optimizer with fp32 weights and bf16 states",
+        fix="set bf16.bf16_master_weights_and_grads to true, or leave out bf16_optimizer_states",
+        see=f"{_SOURCE}/config.py",
+        find=_states_without_masters,
+        bad=_native({**_zero(2), "bf16": {"enabled": True, "bf16_optimizer_states": True}}),
+        good=_native({**_zero(2), "bf16": {"enabled": True}}),
+        evidence=_fails("requires bf16_master_weights_and_grads"),
+    ),
+    Rule(
+        id="summed-gradients-below-zero3",
+        severity=Severity.ERROR,
+        summary="gradients can't be summed over ranks with ZeRO-3, ZenFlow or DeepCompile",
+        why="these average within their own communication",
+        fix="set gradient_allreduce_op to mean",
+        see=f"{_SOURCE}/config.py",
+        find=_summed_gradients,
+        bad=_native({**_zero(3), "gradient_allreduce_op": "sum"}),
+        good=_native({**_zero(3), "gradient_allreduce_op": "mean"}),
+        evidence=_fails("is not supported with ZeRO stage 3"),
+    ),
+    Rule(
+        id="prescaled-gradients-with-zero2",
+        severity=Severity.ERROR,
+        summary="ZeRO-2 can't scale gradients before it reduces them",
+        why="its reduce-scatter averages by itself, and refuses to have the gradients scaled before",
+        fix="leave them out, or set zero_optimization.reduce_scatter to false",
+        see=f"{_SOURCE}/zero/stage_1_and_2.py",
+        find=_scaled_before_reduce,
+        bad=_native({**_zero(2), "prescale_gradients": True}),
+        good=_native(_zero(2)),
+        evidence=_fails("pre-scale gradients is not yet supported"),
+    ),
+    Rule(
+        id="zeropp-needs-zero3",
+        severity=Severity.WARNING,
+        summary="ZeRO++ does nothing below ZeRO-3",
+        why="only the optimizer of ZeRO-3 quantizes weights and gradients or keeps secondary shards",
+        fix="set {zero_stage} to 3, or leave it out",
+        see=f"{_SOURCE}/zero/stage3.py",
+        find=_quantized_below_zero3,
+        bad=_native(_zero(2, zero_hpz_partition_size=2)),
+        good=_native(_zero(3, zero_hpz_partition_size=2)),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("partitions_parameters", False),)),
+    ),
+    Rule(
+        id="negative-norm-clips-nothing",
+        severity=Severity.WARNING,
+        summary="a gradient_clipping below 0 clips nothing",
+        why="DeepSpeed clips where the largest norm is greater than 0, and says nothing where it is less",
+        fix="give the largest norm, or 0 to clip nothing",
+        see=f"{_SOURCE}/zero/stage_1_and_2.py",
+        find=_clips_nothing,
+        bad=_native({**_zero(2), **_SGD, "gradient_clipping": -0.1}),
+        good=_native({**_zero(2), **_SGD, "gradient_clipping": 0.1}),
+        evidence=Evidence(outcome=Outcome.DIFFERS),
+    ),
+)

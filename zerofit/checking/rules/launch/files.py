@@ -1,0 +1,71 @@
+"""Rules of files that are not what they should be: one a kind of file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.configs.document import FileKind
+from zerofit.core.command import Route
+from zerofit.core.setting import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from zerofit.checking.situation import Situation
+
+_CONFIG = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}'
+_LAUNCH = (
+    "distributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 2\ndeepspeed_config:\n  zero_stage: 2\n"
+)
+_FIX = "correct the text at this place"
+
+
+def _broken(kind: FileKind) -> Callable[[Situation], Iterator[Hit]]:
+    def find(situation: Situation) -> Iterator[Hit]:
+        for broken in situation.broken:
+            if broken.kind is kind:
+                place = Place(file=broken.name, line=broken.line, column=broken.column)
+                yield Hit(found=broken.problem, place=place, why=broken.why, fix=broken.fix)
+
+    return find
+
+
+RULES = (
+    Rule(
+        id="deepspeed-syntax",
+        severity=Severity.ERROR,
+        summary="the DeepSpeed configuration can't be read",
+        why="DeepSpeed, accelerate and Trainer all stop at the first character that is not valid",
+        fix=_FIX,
+        see="https://www.json.org/json-en.html",
+        find=_broken(FileKind.DEEPSPEED),
+        bad=Example(deepspeed=_CONFIG[:-1], route=Route.NATIVE),
+        good=Example(deepspeed=_CONFIG, route=Route.NATIVE),
+        evidence=Evidence(outcome=Outcome.FAILS, says="Error"),
+    ),
+    Rule(
+        id="accelerate-syntax",
+        severity=Severity.ERROR,
+        summary="the accelerate configuration can't be read",
+        why="accelerate stops at the first character that is not valid, before it starts anything",
+        fix=_FIX,
+        see="https://yaml.org/spec/1.1/",
+        find=_broken(FileKind.ACCELERATE),
+        bad=Example(accelerate="fsdp_config: {\n" + _LAUNCH),
+        good=Example(accelerate=_LAUNCH),
+        evidence=Evidence(outcome=Outcome.FAILS, says="while parsing"),
+    ),
+    Rule(
+        id="script-syntax",
+        severity=Severity.ERROR,
+        summary="the script can't be read",
+        why="Python stops before it runs the first line",
+        fix=_FIX,
+        see="https://docs.python.org/3/reference/",
+        find=_broken(FileKind.SCRIPT),
+        bad=Example(script='print("weights"\n'),
+        good=Example(script='print("weights")\n'),
+        evidence=Evidence(outcome=Outcome.FAILS, says="SyntaxError"),
+    ),
+)

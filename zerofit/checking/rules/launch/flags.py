@@ -1,0 +1,257 @@
+"""Rules of the launch command: flags that are refused, and flags that do nothing."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.inputs.launch_values import (
+    DEEPSPEED_SECTION,
+    IN_DEEPSPEED_FILE,
+    is_literal,
+    launch_of,
+    named_deepspeed_file,
+    whether_deepspeed,
+)
+from zerofit.checking.inputs.launcher_flags import DEEPSPEED, TORCHRUN
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rules.other_releases import fix_for_release
+from zerofit.checking.situation import known
+from zerofit.configs.quote import say
+from zerofit.configs.schema import Kind
+from zerofit.configs.schemas.key_values import expected, is_in_range, is_right_type
+from zerofit.core.command import Launcher
+from zerofit.core.errors import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from zerofit.checking.inputs.launcher_flags import LauncherFlags
+    from zerofit.checking.situation import Situation
+    from zerofit.configs.document import Document
+    from zerofit.core.command import Flag
+
+_SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
+_LAUNCH = f"{_SOURCE}/commands/launch.py"
+_TABLES = {Launcher.TORCHRUN: TORCHRUN, Launcher.DEEPSPEED: DEEPSPEED}
+_ONE_OF = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
+_DEEPSPEED_FLAGS = (*IN_DEEPSPEED_FILE, "deepspeed_config_file", "zero3_init_flag")
+_ZERO2: dict[str, Any] = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
+_FILE: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "DEEPSPEED",
+    "num_machines": 1,
+    "num_processes": 1,
+    DEEPSPEED_SECTION: {"zero_stage": 2},
+}
+_NAMED = {**_FILE, DEEPSPEED_SECTION: {"deepspeed_config_file": "ds_config.json"}}
+_WITH_FILE = "accelerate launch --config_file accelerate.yaml"
+
+
+def _flags(situation: Situation) -> tuple[Flag, ...]:
+    command = situation.command
+    if command is None or command.launcher is not Launcher.ACCELERATE:
+        return ()
+    return command.flags
+
+
+def _unknown_flags(situation: Situation) -> Iterator[Hit]:
+    command = situation.command
+    if command is not None and command.launcher in _TABLES:
+        yield from _unknown_to(_TABLES[command.launcher], command.flags)
+        return
+    flags = _flags(situation)
+    if not flags:
+        return
+    schema = known(situation.schemas, "the flags of accelerate launch").accelerate_launch
+    for flag in flags:
+        if schema.root.find(flag.name) is None and is_literal(flag.name):
+            near = nearest(flag.name, [key.name for key in schema.root.keys])
+            fix = fix_for_release(schema, flag.name) or (f"write --{near}" if near else None)
+            yield Hit(found=flag.text, fix=fix)
+
+
+def _unknown_to(known_flags: LauncherFlags, flags: Iterable[Flag]) -> Iterator[Hit]:
+    for flag in flags:
+        written = re.split("[ =]", flag.text)[0]
+        # Behind one dash, a short flag's value may follow without a blank.
+        if not written.startswith("--") or not is_literal(written):
+            continue
+        if known_flags.find(flag.name) is None:
+            near = nearest(flag.name, known_flags.names)
+        elif not known_flags.takes_dashes and "-" in written.removeprefix("--"):
+            near = flag.name
+        else:
+            continue
+        yield Hit(found=flag.text, fix=f"write --{near}" if near else None)
+
+
+def _flag_values(situation: Situation) -> Iterator[Hit]:
+    flags = _flags(situation)
+    if not flags:
+        return
+    root = known(situation.schemas, "the flags of accelerate launch").accelerate_launch.root
+    for flag in flags:
+        key = root.find(flag.name)
+        if key is None or key.kinds == (Kind.BOOL,) or not is_literal(flag.value):
+            continue
+        if not is_right_type(key, flag.value) or not is_in_range(key, flag.value):
+            yield Hit(found=flag.text, fix=f"give --{flag.name} {expected(key)}")
+
+
+def _excluding_flags(situation: Situation) -> Iterator[Hit]:
+    chosen = [flag for flag in _flags(situation) if flag.name in _ONE_OF]
+    if len({flag.name for flag in chosen}) > 1:
+        yield Hit(found=" with ".join(flag.text for flag in chosen))
+
+
+def _flags_beside_file(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    if launch is None or launch.command is None:
+        return
+    named, deepspeed = named_deepspeed_file(launch), whether_deepspeed(launch)
+    if named is None or deepspeed is None or not deepspeed.value:
+        return
+    for name, path in IN_DEEPSPEED_FILE.items():
+        flag = launch.command.find(name)
+        if flag is not None and is_literal(flag.value):
+            file = known(situation.deepspeed, "what stands in the DeepSpeed file")
+            if _is_ignored(file, flag, path):
+                key = ".".join(path)
+                yield Hit(
+                    found=f"{flag.text} with {say(file, *path)} in {file.name}",
+                    fix=f"write {key}: {_json(flag.value)} in {file.name}, without the flag",
+                )
+
+
+def _is_ignored(file: Document, flag: Flag, path: tuple[str, ...]) -> bool:
+    """Return whether the file has something else, or nothing; only "auto" takes the flag's value over."""
+    entry = file.at(*path)
+    value = flag.value or ""
+    if entry is None:
+        does_nothing = value.lower() in ("none", "false")
+        only_at_3 = flag.name == "zero3_save_16bit_model"
+        return not does_nothing and not (only_at_3 and file.value("zero_optimization", "stage") != 3)
+    if entry.plain == "auto":
+        return flag.name.endswith("nvme_path")  # the launcher does not pass it on
+    return not _is_same(entry.plain, value)
+
+
+def _is_same(value: Any, text: str) -> bool:
+    try:
+        return not isinstance(value, bool) and float(value) == float(text)
+    except (TypeError, ValueError, OverflowError):
+        return str(value).lower() == text.lower()
+
+
+def _json(text: str | None) -> str:
+    try:
+        float(text or "")
+    except ValueError:
+        return text.lower() if text and text.lower() in ("true", "false") else f'"{text}"'
+    return text or ""
+
+
+def _flags_without_deepspeed(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    if launch is None or launch.command is None:
+        return
+    flags = [flag for flag in launch.command.flags if flag.name in _DEEPSPEED_FLAGS]
+    deepspeed = whether_deepspeed(launch)
+    if flags and deepspeed is not None and not deepspeed.value:
+        yield Hit(
+            found=f"{' '.join(flag.text for flag in flags)} with {deepspeed.text}",
+            confidence=deepspeed.confidence,
+        )
+
+
+def _cpu_flag_with_deepspeed(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    if launch is None or launch.command is None or launch.file is None:
+        return
+    flag = launch.command.find("cpu")
+    if flag is not None and launch.file.value("distributed_type") == "DEEPSPEED":
+        yield Hit(found=f"{flag.text} with {say(launch.file, 'distributed_type')}")
+
+
+RULES = (
+    Rule(
+        id="launch-unknown-flag",
+        severity=Severity.ERROR,
+        summary="the launcher does not know a flag",
+        why="what stands before the script belongs to the launcher, which refuses flags it does not know",
+        fix="take the flag out, or write it behind the script where it is the script's",
+        see=_LAUNCH,
+        find=_unknown_flags,
+        bad=Example(accelerate=_FILE, command=f"{_WITH_FILE} --zero_stag 3"),
+        good=Example(accelerate=_FILE, command=f"{_WITH_FILE} --zero_stage 3"),
+        evidence=Evidence(outcome=Outcome.FAILS, says="unrecognized arguments: --zero_stag"),
+    ),
+    Rule(
+        id="launch-flag-value",
+        severity=Severity.ERROR,
+        summary="a flag of accelerate launch does not take this value",
+        why="the launcher, or DeepSpeed behind it, refuses the value",
+        fix="give the flag a value that it takes",
+        see=_LAUNCH,
+        find=_flag_values,
+        bad=Example(accelerate=_FILE, command=f"{_WITH_FILE} --mixed_precision bf61"),
+        good=Example(accelerate=_FILE, command=f"{_WITH_FILE} --mixed_precision bf16"),
+        evidence=Evidence(outcome=Outcome.FAILS, says="invalid choice: 'bf61'"),
+    ),
+    Rule(
+        id="launch-flags-exclude-each-other",
+        severity=Severity.ERROR,
+        summary="accelerate launch takes one of --cpu, --multi_gpu, --tpu, --use_deepspeed and --use_fsdp",
+        why="each of them alone says how the run is distributed",
+        fix="keep one: --use_deepspeed brings several GPUs with it",
+        see=_LAUNCH,
+        find=_excluding_flags,
+        bad=Example(command="accelerate launch --num_processes 1 --use_deepspeed --multi_gpu"),
+        good=Example(command="accelerate launch --num_processes 1 --use_deepspeed"),
+        evidence=Evidence(outcome=Outcome.FAILS, says="You can only use one of"),
+    ),
+    Rule(
+        id="launch-flags-ignored-beside-deepspeed-file",
+        severity=Severity.WARNING,
+        summary="accelerate ignores these flags beside a DeepSpeed file",
+        why='a flag fills in what is "auto" in the file, and nothing else; nobody says that it lost',
+        fix="write the value into the DeepSpeed file, and leave the flag out",
+        see=f"{_SOURCE}/utils/dataclasses.py",
+        find=_flags_beside_file,
+        bad=Example(deepspeed=_ZERO2, accelerate=_NAMED, command=f"{_WITH_FILE} --zero_stage 3"),
+        good=Example(
+            deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}},
+            accelerate=_NAMED,
+            command=_WITH_FILE,
+        ),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 2),)),
+    ),
+    Rule(
+        id="launch-flags-without-deepspeed",
+        severity=Severity.ERROR,
+        summary="DeepSpeed's flags do nothing where DeepSpeed does not run",
+        why="accelerate runs DeepSpeed for --use_deepspeed or for its file's distributed_type, not for these",
+        fix="add --use_deepspeed, or write distributed_type: DEEPSPEED",
+        see=_LAUNCH,
+        find=_flags_without_deepspeed,
+        bad=Example(
+            accelerate={**_FILE, "distributed_type": "NO", DEEPSPEED_SECTION: {}},
+            command=f"{_WITH_FILE} --zero_stage 3",
+        ),
+        good=Example(accelerate=_FILE, command=f"{_WITH_FILE} --zero_stage 3"),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+    ),
+    Rule(
+        id="cpu-flag-skips-deepspeed",
+        severity=Severity.WARNING,
+        summary="accelerate launch --cpu runs the script without DeepSpeed",
+        why="with --cpu the launcher starts one process, whatever its file says",
+        fix="rehearse with `zerofit launch --cpu`, or leave --cpu out",
+        see=_LAUNCH,
+        find=_cpu_flag_with_deepspeed,
+        bad=Example(accelerate=_FILE, command=f"{_WITH_FILE} --cpu"),
+        good=Example(accelerate=_FILE, command=_WITH_FILE),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+    ),
+)

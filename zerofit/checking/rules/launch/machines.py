@@ -1,0 +1,167 @@
+"""Rules of runs on several machines, and of what the launchers add there and to the script's arguments."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.inputs.launch_values import (
+    DEEPSPEED_SECTION,
+    Launch,
+    launch_of,
+    launch_value,
+    whether_deepspeed,
+    whole_number,
+)
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.core.setting import Said
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.situation import Situation
+
+_SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
+_IDS = re.compile(r"\d+(,\d+)*")
+_STANDARD = "standard"
+_FILE: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "DEEPSPEED",
+    "num_machines": 2,
+    "num_processes": 2,
+    "machine_rank": 0,
+    "main_process_ip": "10.0.0.1",
+    "main_process_port": 29500,
+}
+
+
+def _file(**section: Any) -> dict[str, Any]:
+    return {**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2, **section}}
+
+
+_ONE_MACHINE = {**_file(), "num_machines": 1}
+
+
+def _count(launch: Launch, name: str) -> tuple[Said[Any], int] | None:
+    """Return a number of the file or the flags, if it stands there as a number."""
+    said = launch_value(launch, name)
+    number = whole_number(said.value) if said else None
+    return (said, number) if said is not None and number is not None else None
+
+
+def _uneven_ranks(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    if launch is None:
+        return
+    ranks, machines = _count(launch, "num_processes"), _count(launch, "num_machines")
+    if ranks is None or machines is None or machines[1] < 2 or ranks[1] < 1 or not ranks[1] % machines[1]:
+        return
+    yield Hit(found=f"{ranks[0].text} with {machines[0].text}", place=ranks[0].place)
+
+
+def _several_through_deepspeed(situation: Situation) -> tuple[Launch, Said[Any]] | None:
+    """Return the launch and its num_machines, where DeepSpeed's launcher has to start several machines."""
+    launch = launch_of(situation)
+    deepspeed = whether_deepspeed(launch) if launch else None
+    if launch is None or deepspeed is None or not deepspeed.value:
+        return None
+    machines = _count(launch, "num_machines")
+    launcher = launch_value(launch, "deepspeed_multinode_launcher")
+    if machines is None or machines[1] < 2 or (launcher is not None and launcher.value == _STANDARD):
+        return None
+    return launch, machines[0]
+
+
+def _no_hostfile(situation: Situation) -> Iterator[Hit]:
+    found = _several_through_deepspeed(situation)
+    if found is None:
+        return
+    launch, machines = found
+    hostfile = launch_value(launch, "deepspeed_hostfile")
+    if hostfile is None or not hostfile.value:
+        launcher = launch_value(launch, "deepspeed_multinode_launcher")
+        told = launcher.text if launcher else "no deepspeed_multinode_launcher"
+        yield Hit(found=f"{machines.text} with {told} and no deepspeed_hostfile", place=machines.place)
+
+
+def _environment_in_a_file(situation: Situation) -> Iterator[Hit]:
+    found = _several_through_deepspeed(situation)
+    if found is None:
+        return
+    launch, machines = found
+    hostfile = launch_value(launch, "deepspeed_hostfile")
+    if hostfile is not None and hostfile.value:
+        yield Hit(found=f"{machines.text} with {hostfile.text}", place=machines.place)
+
+
+def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
+    launch = launch_of(situation)
+    deepspeed = whether_deepspeed(launch) if launch else None
+    if launch is None or deepspeed is None or not deepspeed.value:
+        return
+    said, ranks, machines = (
+        launch_value(launch, "gpu_ids"),
+        _count(launch, "num_processes"),
+        _count(launch, "num_machines"),
+    )
+    on_cpu = launch_value(launch, "use_cpu")
+    if said is None or ranks is None or (on_cpu is not None and on_cpu.value is not False):
+        return
+    if not isinstance(said.value, str) or not _IDS.fullmatch(said.value) or (machines and machines[1] != 1):
+        return
+    if ranks[1] > len(said.value.split(",")):
+        yield Hit(found=f"{ranks[0].text} with {said.text}", place=said.place)
+
+
+RULES = (
+    Rule(
+        id="num-processes-is-for-all-machines",
+        severity=Severity.ERROR,
+        summary="num_processes does not divide over the machines",
+        why="accelerate takes num_processes for all machines together and drops what is left over",
+        fix="give num_processes the ranks of one machine times the machines",
+        see=f"{_SOURCE}/utils/launch.py",
+        find=_uneven_ranks,
+        bad=Example(accelerate={**_file(deepspeed_multinode_launcher=_STANDARD), "num_processes": 3}),
+        good=Example(accelerate={**_file(deepspeed_multinode_launcher=_STANDARD), "num_processes": 4}),
+        evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="needs two machines"),
+    ),
+    Rule(
+        id="gpu-ids-too-few",
+        severity=Severity.ERROR,
+        summary="gpu_ids names fewer GPUs than there are ranks",
+        why="the ranks see no other GPUs, and those without one end with an invalid device ordinal",
+        fix="name a GPU for each rank, or lower num_processes",
+        see=f"{_SOURCE}/utils/launch.py",
+        find=_too_few_gpus,
+        bad=Example(accelerate={**_ONE_MACHINE, "num_processes": 4, "gpu_ids": "0,1"}),
+        good=Example(accelerate={**_ONE_MACHINE, "num_processes": 2, "gpu_ids": "0,1"}),
+        evidence=Evidence(outcome=Outcome.FAILS, not_reproduced="needs GPUs"),
+    ),
+    Rule(
+        id="multinode-needs-hostfile",
+        severity=Severity.ERROR,
+        summary="without a hostfile DeepSpeed's launcher runs on this machine alone",
+        why="accelerate gives it `--hostfile None`, and it goes on with this machine after one line of log",
+        fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or name a "
+        "deepspeed_hostfile",
+        see=f"{_SOURCE}/utils/launch.py",
+        find=_no_hostfile,
+        bad=Example(accelerate=_file()),
+        good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("world_size", 1),)),
+    ),
+    Rule(
+        id="multinode-writes-environment",
+        severity=Severity.WARNING,
+        summary="accelerate writes the environment, secrets with it, to .deepspeed_env",
+        why="each such launch adds it once more, and DeepSpeed's launcher sends it to all machines",
+        fix="set deepspeed_multinode_launcher to standard and start the command on every machine, or delete "
+        ".deepspeed_env before and after each launch",
+        see=_SOURCE + "/commands/launch.py",
+        find=_environment_in_a_file,
+        bad=Example(accelerate=_file(deepspeed_hostfile="hostfile")),
+        good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("left .deepspeed_env", True),)),
+    ),
+)

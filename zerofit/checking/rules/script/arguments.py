@@ -1,0 +1,74 @@
+"""Rules of scripts: the arguments that a launcher hands to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rules.example_scripts import changed, zero
+from zerofit.checking.rules.script.hits import hit
+from zerofit.core.command import Launcher
+from zerofit.scripts.facts import Action
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.situation import Situation
+
+_HANDED_OVER = "--local_rank"
+
+
+def _refuses_local_rank(situation: Situation) -> Iterator[Hit]:
+    command, script = situation.command, situation.script
+    if command is None or script is None or command.launcher is not Launcher.DEEPSPEED:
+        return
+    by = command.find("launcher")
+    # Other multi-node launchers start the script themselves, without the argument.
+    if command.find("no_local_rank", "no_python") or (by and by.value != "pdsh"):
+        return
+    for call in script.find(Action.PARSE_STRICTLY):
+        # argparse takes the beginning of a longer option for the option.
+        takes = any(option == "**" or option.startswith(_HANDED_OVER) for option in call.options)
+        if not takes and not call.is_engine_checked:
+            yield hit(call.seen, f" without {_HANDED_OVER}")
+
+
+_PARSES = """\
+import argparse
+
+import deepspeed
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.01)
+arguments = parser.parse_args()
+deepspeed.init_distributed()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
+engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config="ds_config.json")
+size = engine.train_micro_batch_size_per_gpu()
+for inputs in torch.randn(32, 8).view(8, -1, size, 8)[:, torch.distributed.get_rank()]:
+    engine.backward((engine(inputs) - inputs.sum(1, keepdim=True)).square().mean())
+    engine.step()
+total = sum(parameter.double().abs().sum().item() for parameter in engine.parameters())
+print("weights", f"{total:.6f}")
+"""
+_TAKES = changed(
+    _PARSES, "arguments = parser", 'parser.add_argument("--local_rank", type=int)\narguments = parser'
+)
+
+RULES = (
+    Rule(
+        id="script-must-take-local-rank",
+        severity=Severity.ERROR,
+        summary="the deepspeed launcher hands --local_rank to the script, which refuses it",
+        why="parse_args() ends the script at an argument that the parser does not have",
+        fix='add parser.add_argument("--local_rank", type=int), or launch with --no_local_rank',
+        see="https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/launcher/launch.py",
+        find=_refuses_local_rank,
+        bad=Example(deepspeed=zero(1), script=_PARSES, command="deepspeed --num_gpus 2"),
+        good=Example(deepspeed=zero(1), script=_TAKES, command="deepspeed --num_gpus 2"),
+        evidence=Evidence(outcome=Outcome.FAILS, says="unrecognized arguments: --local_rank"),
+    ),
+)

@@ -1,0 +1,171 @@
+"""Rules of scripts: models that only run, without or beside training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rules.example_scripts import EVALUATES, INFERENCE, LANGUAGE, changed, zero
+from zerofit.checking.rules.script.hits import EVERY_STAGE, at_stages, hit
+from zerofit.checking.situation import stage_of
+from zerofit.core.command import Route
+from zerofit.core.setting import Confidence
+from zerofit.core.strategy import ZeroStage
+from zerofit.scripts.facts import Action, ModelState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.situation import Situation
+    from zerofit.scripts.facts import Call
+
+_BELOW_ZERO3 = tuple(stage for stage in EVERY_STAGE if stage is not ZeroStage.PARAMETERS)
+_RUNS = (Action.FORWARD, Action.GENERATE)
+_OF_ENGINE = (ModelState.ENGINE, ModelState.IN_ENGINE)
+
+
+@at_stages(*_BELOW_ZERO3)
+def _nothing_prepared(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or script.route is not Route.ACCELERATE or script.optimizers:
+        return
+    if script.find(Action.PREPARE, Action.BACKWARD, Action.BACKWARD_OF_LOSS, Action.GENERATE_TOGETHER):
+        return
+    call = next((call for call in script.find(*_RUNS) if call.is_model_left_alone), None)
+    if call is not None and not call.is_engine_checked:
+        yield hit(call.seen, f" of a model that nothing prepares, with {stage_of(situation).text}")
+
+
+@at_stages(ZeroStage.PARAMETERS)
+def _left_alone(situation: Situation) -> Iterator[Hit]:
+    for call in situation.script.find(*_RUNS) if situation.script else ():
+        if call.is_model_left_alone and not call.is_engine_checked:
+            yield hit(call.seen, " of a model that no engine holds")
+
+
+@at_stages(ZeroStage.PARAMETERS)
+def _inference_mode(situation: Situation) -> Iterator[Hit]:
+    for call in situation.script.find(*_RUNS) if situation.script else ():
+        goes_on = call.is_in_inference_mode and call.trains_after
+        if goes_on and call.state in _OF_ENGINE and not call.is_engine_checked:
+            yield hit(call.seen, " in torch.inference_mode()")
+
+
+@at_stages(*_BELOW_ZERO3)
+def _evaluates_untrained(situation: Situation) -> Iterator[Hit]:
+    for call in situation.script.find(Action.EVALUATE) if situation.script else ():
+        if not call.trains_before and not call.is_engine_checked:
+            yield hit(call.seen, f" before train(), with {stage_of(situation).text}", _how_sure(call))
+
+
+@at_stages(ZeroStage.PARAMETERS)
+def _trains_after_evaluating(situation: Situation) -> Iterator[Hit]:
+    for call in situation.script.find(Action.EVALUATE) if situation.script else ():
+        if call.trains_after and not call.trains_before and not call.is_engine_checked:
+            yield hit(call.seen, " before train()", _how_sure(call))
+
+
+def _how_sure(call: Call) -> Confidence:
+    return Confidence.LIKELY if call.is_in_each_training else Confidence.POSSIBLE
+
+
+_PREPARES = "model = accelerator.prepare(AutoModelForCausalLM.from_config(config))"
+_UNPREPARED = changed(
+    changed(INFERENCE, _PREPARES, "model = AutoModelForCausalLM.from_config(config)"),
+    "model.module.generate",
+    "model.generate",
+)
+_MADE = "teacher = AutoModelForCausalLM.from_config(config)\n"
+_FIRST = "accelerator = Accelerator()\nset_seed(0)\n"
+_ASKS = changed(
+    LANGUAGE,
+    "    loss = model(**batch).loss\n",
+    "    with torch.no_grad():\n        hints = teacher(**batch).logits\n    loss = model(**batch).loss\n",
+)
+_CONFIG = _ASKS[_ASKS.index("config = LlamaConfig(") : _ASKS.index("model = Auto")]
+_LATE_TEACHER = changed(_ASKS, _CONFIG, f"{_CONFIG}{_MADE}")
+_EARLY_TEACHER = changed(changed(_ASKS, _CONFIG, ""), _FIRST, f"set_seed(0)\n{_CONFIG}{_MADE}{_FIRST}")
+_WATCHES = changed(
+    LANGUAGE,
+    "    optimizer.zero_grad()\n",
+    "    optimizer.zero_grad()\n    with torch.inference_mode():\n        model(**batch)\n",
+)
+_KEEPS_WEIGHTS = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_clipping": 0.0,
+    "zero_optimization": {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+}
+"""DeepSpeed's own limits of live weights: those of a small model stay gathered from one pass to the next."""
+_AUTO = {"train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto"}
+_TWICE = changed(EVALUATES, "trainer.train()\n", "trainer.evaluate()\ntrainer.train()\n")
+_ONLY = changed(EVALUATES, "trainer.train()\n", "")
+_TRAINER = "https://github.com/huggingface/transformers/issues/30205"
+
+RULES = (
+    Rule(
+        id="inference-model-not-prepared",
+        severity=Severity.ADVICE,
+        summary="ZeRO does nothing for a model that is not prepared",
+        why="each rank runs its own whole model, and prepare() is what would make a DeepSpeed engine",
+        fix="run without DeepSpeed; where the model is too large for one GPU, prepare it with {zero_stage} 3",
+        see="https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/distributed_inference",
+        find=_nothing_prepared,
+        bad=Example(deepspeed=zero(2), script=_UNPREPARED),
+        good=Example(deepspeed=zero(3), script=INFERENCE),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+    ),
+    Rule(
+        id="zero3-model-needs-engine",
+        severity=Severity.ERROR,
+        summary="under ZeRO-3 a model that no engine holds can't run",
+        why="from_pretrained() and from_config() partition it as it is made, and only an engine gathers it",
+        fix="prepare it, or make it before the Accelerator or the TrainingArguments, whole on every rank",
+        see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
+        find=_left_alone,
+        bad=Example(deepspeed=zero(3), script=_LATE_TEACHER),
+        good=Example(deepspeed=zero(3), script=_EARLY_TEACHER),
+        evidence=Evidence(outcome=Outcome.FAILS, says="'weight' must be 2-D"),
+    ),
+    Rule(
+        id="zero3-no-inference-mode",
+        severity=Severity.ERROR,
+        summary="under ZeRO-3 torch.inference_mode() and training exclude each other",
+        why="weights that are gathered in it stay gathered, and autograd refuses them in the next step",
+        fix="use torch.no_grad()",
+        see="https://github.com/snowflakedb/ArcticTraining/pull/265",
+        find=_inference_mode,
+        bad=Example(deepspeed=_KEEPS_WEIGHTS, script=_WATCHES),
+        good=Example(
+            deepspeed=_KEEPS_WEIGHTS, script=changed(_WATCHES, "torch.inference_mode()", "torch.no_grad()")
+        ),
+        evidence=Evidence(outcome=Outcome.FAILS, says="Inference tensors cannot be saved for backward"),
+    ),
+    Rule(
+        id="trainer-inference-needs-zero3",
+        severity=Severity.ERROR,
+        summary="a Trainer that has not trained can evaluate and predict under ZeRO-3 alone",
+        why="the other stages have nothing to partition without an optimizer, and transformers refuses them",
+        fix="run without DeepSpeed, set {zero_stage} to 3, or evaluate after train()",
+        see=_TRAINER,
+        find=_evaluates_untrained,
+        bad=Example(deepspeed=zero(2, **_AUTO), script=_ONLY),
+        good=Example(deepspeed=zero(3, **_AUTO), script=_ONLY),
+        evidence=Evidence(outcome=Outcome.FAILS, says="ZeRO inference only makes sense with ZeRO Stage 3"),
+    ),
+    Rule(
+        id="zero3-evaluate-before-train",
+        severity=Severity.ERROR,
+        summary="under ZeRO-3 a Trainer that has evaluated can't train any more",
+        why="evaluate() makes an engine without an optimizer, and train() goes on with what is left of it",
+        fix="evaluate after train(), or set eval_on_start=True in the TrainingArguments",
+        see="https://github.com/huggingface/transformers/pull/44889",
+        find=_trains_after_evaluating,
+        bad=Example(deepspeed=zero(3, **_AUTO), script=_TWICE),
+        good=Example(deepspeed=zero(3, **_AUTO), script=EVALUATES),
+        evidence=Evidence(outcome=Outcome.FAILS, says="'NoneType' object has no attribute 'backward'"),
+    ),
+)

@@ -1,0 +1,357 @@
+"""Rules of scripts: what the training loop counts, clips and runs twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rules.example_scripts import LANGUAGE, SMALL, changed, zero
+from zerofit.checking.rules.script.hits import EVERY_STAGE, at_stages, hit
+from zerofit.core.command import Route
+from zerofit.core.setting import Confidence
+from zerofit.core.strategy import ZeroStage
+from zerofit.scripts.facts import Action, ModelState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.situation import Situation
+    from zerofit.scripts.facts import Call, ScriptFacts
+
+_KEEPS_COUNT = {"step_scheduler_with_optimizer", "split_batches", "dataloader_config", "**"}
+_DEFAULT_CLIPPING = 1.0
+"""What accelerate makes of "auto", and DeepSpeed's own (deepspeed/runtime/constants.py)."""
+
+
+def _own_loop(situation: Situation) -> ScriptFacts | None:
+    """Return a script with Accelerator() that runs backward() itself and never calls accumulate()."""
+    script = situation.script
+    if script is None or script.route is not Route.ACCELERATE or script.find(Action.ACCUMULATE):
+        return None
+    return script if script.find(Action.BACKWARD) else None
+
+
+def _by_hand(script: ScriptFacts) -> Iterator[Call]:
+    """Yield the optimizer's steps that come every few steps, where backward() comes in each."""
+    in_each = {call.loop for call in script.find(Action.BACKWARD) if call.every_few_steps is None}
+    for call in script.find(Action.STEP):
+        if call.every_few_steps is not None and call.loop in in_each and not call.is_engine_checked:
+            yield call
+
+
+@at_stages(*EVERY_STAGE)
+def _accumulates_by_hand(situation: Situation) -> Iterator[Hit]:
+    script = _own_loop(situation)
+    for call in _by_hand(script) if script else ():
+        if call.every_few_steps is not None:
+            yield hit(call.seen, f" under `{call.every_few_steps.text}`", Confidence.POSSIBLE)
+
+
+@at_stages(*EVERY_STAGE)
+def _never_accumulates(situation: Situation) -> Iterator[Hit]:
+    script = _own_loop(situation)
+    if script is None or any(_by_hand(script)):
+        return
+    backward = next(
+        (call for call in script.find(Action.BACKWARD) if call.loop and not call.is_engine_checked), None
+    )
+    steps = _accumulation(situation, script)
+    if backward is not None and steps is not None:
+        yield hit(backward.seen, f" outside accumulate(), with {steps}")
+
+
+def _accumulation(situation: Situation, script: ScriptFacts) -> str | None:
+    """Return what asks for accumulation, in the user's words; None where nothing surely does."""
+    entry = situation.deepspeed.at("gradient_accumulation_steps") if situation.deepspeed else None
+    if entry is not None and isinstance(entry.plain, int):
+        return f"gradient_accumulation_steps={entry.plain}" if entry.plain > 1 else None
+    if situation.deepspeed is not None and entry is None:
+        return None  # another fault: accelerate then takes 1, whatever the script says
+    for keyword in script.accelerator_keywords:
+        is_number = isinstance(keyword.value, int) and keyword.value > 1
+        if keyword.name == "gradient_accumulation_steps" and is_number:
+            return keyword.text
+    return None
+
+
+@at_stages(*EVERY_STAGE)
+def _passes_accelerator_by(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or script.route is not Route.ACCELERATE or script.find(Action.BACKWARD):
+        return
+    if any(call.state is ModelState.ENGINE for call in script.find(Action.STEP)):
+        return  # the engine's own step() after loss.backward() does train
+    loops = {
+        call.loop
+        for call in script.find(Action.FORWARD)
+        if call.loop and call.state is ModelState.ENGINE and not call.is_engine_checked
+    }
+    for call in script.find(Action.BACKWARD_OF_LOSS):
+        if call.loop in loops and not call.is_engine_checked:
+            yield hit(call.seen)
+
+
+@at_stages(*EVERY_STAGE)
+def _clips_in_vain(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or script.route is not Route.ACCELERATE or situation.deepspeed is None:
+        return
+    entry = situation.deepspeed.at("gradient_clipping")
+    value = _DEFAULT_CLIPPING if entry is None or entry.plain == "auto" else entry.plain
+    if not isinstance(value, (int, float)):
+        return
+    said = f"gradient_clipping={value}" if entry and entry.plain != "auto" else f"the default of {value}"
+    for call in script.find(Action.CLIP):
+        norm = call.keyword("max_norm")
+        is_of_engine = call.state in (ModelState.ENGINE, ModelState.IN_ENGINE)
+        is_other = norm is not None and isinstance(norm.value, (int, float)) and norm.value != value
+        if is_of_engine and is_other and not call.is_engine_checked:
+            shown = "" if norm is None or str(norm.value) in call.seen.text else f" ({norm.value} by default)"
+            yield hit(call.seen, f"{shown} with {said}")
+
+
+def _counts_steps_once(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or (situation.topology is not None and situation.topology.world_size == 1):
+        return
+    if any(call.given & _KEEPS_COUNT for call in script.find(Action.MAKE_ACCELERATOR)):
+        return
+    for scheduler in script.schedulers:
+        yield hit(scheduler.made, f" for {scheduler.total} steps", Confidence.POSSIBLE)
+
+
+@at_stages(ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)
+def _two_forwards(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or not any(map(_is_reentrant, script.find(Action.CHECKPOINT_ACTIVATIONS))):
+        return
+    for call in script.find(Action.BACKWARD):
+        if len(call.forwards) > 1:
+            yield hit(call.seen, f" after {' and '.join(seen.text for seen in call.forwards)}")
+
+
+def _is_reentrant(call: Call) -> bool:
+    return any(
+        keyword.name == "gradient_checkpointing_kwargs.use_reentrant" and keyword.value is True
+        for keyword in call.keywords
+    )
+
+
+@at_stages(ZeroStage.PARAMETERS)
+def _routed_experts(situation: Situation) -> Iterator[Hit]:
+    script = situation.script
+    if script is None or not script.routed_experts or script.find(Action.SET_LEAF_MODULES):
+        return
+    settings = situation.deepspeed
+    if settings is not None and settings.at("zero_optimization", "leaf_module"):
+        return
+    for seen in script.routed_experts:
+        yield hit(seen, ", where the data decides which of them run", Confidence.POSSIBLE)
+
+
+_AUTO = zero(1, gradient_accumulation_steps=2)
+_ACCUMULATES = changed(SMALL, "Accelerator()\n", "Accelerator(gradient_accumulation_steps=2)\n")
+_LOOP = """\
+for batch in loader:
+    loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_WITH_ACCUMULATE = changed(
+    _ACCUMULATES,
+    _LOOP,
+    """\
+for batch in loader:
+    with accelerator.accumulate(model):
+        loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+)
+_BY_HAND = changed(
+    SMALL,
+    _LOOP,
+    """\
+for step, batch in enumerate(loader, 1):
+    loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+    accelerator.backward(loss / 2)
+    if step % 2 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+)
+_PASSED_BY = changed(SMALL, "accelerator.backward(loss)", "loss.backward()")
+_CLIPS = changed(
+    SMALL,
+    "    optimizer.step()\n",
+    "    accelerator.clip_grad_norm_(model.parameters(), 0.1)\n    optimizer.step()\n",
+)
+_SCHEDULED = changed(
+    changed(
+        SMALL,
+        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+        "schedule = get_scheduler('linear', optimizer, num_warmup_steps=0, num_training_steps=8)\n"
+        "model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)",
+    ),
+    "    optimizer.step()\n",
+    "    optimizer.step()\n    schedule.step()\n",
+)
+_SCHEDULED = changed(
+    _SCHEDULED,
+    "from torch.utils.data import DataLoader\n",
+    "from torch.utils.data import DataLoader\nfrom transformers import get_scheduler\n",
+)
+_TWICE = changed(
+    changed(
+        LANGUAGE,
+        "    loss = model(**batch).loss\n",
+        "    chosen = model(**batch).loss\n"
+        '    rejected = model(input_ids=batch["input_ids"].flip(1), labels=batch["labels"]).loss\n'
+        "    loss = chosen - 0.1 * rejected\n",
+    ),
+    "optimizer = torch",
+    'model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})\n'
+    "optimizer = torch",
+)
+_EXPERTS = """\
+import torch
+from accelerate import Accelerator
+from deepspeed.utils import set_z3_leaf_modules
+from torch.utils.data import DataLoader
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, inputs):
+        outputs = torch.zeros_like(inputs)
+        chosen = (inputs[:, 0] > 0).long() * 3
+        for number, expert in enumerate(self.experts):
+            mask = chosen == number
+            if mask.any():
+                outputs[mask] = expert(inputs[mask])
+        return outputs
+
+
+accelerator = Accelerator()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), Layer())
+set_z3_leaf_modules(model, [Layer])
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+# Batches of 1 and of -1 in turn: two ranks always choose different experts.
+loader = DataLoader(torch.tensor([1.0, 1.0, -1.0, -1.0]).repeat(4).unsqueeze(1).expand(-1, 8), batch_size=2)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for inputs in loader:
+    accelerator.backward(model(inputs).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+weights = accelerator.get_state_dict(model)
+if accelerator.is_main_process:
+    print("weights", f"{sum(weight.double().abs().sum().item() for weight in weights.values()):.6f}")
+"""
+_UNMARKED = changed(
+    changed(_EXPERTS, "from deepspeed.utils import set_z3_leaf_modules\n", ""),
+    "set_z3_leaf_modules(model, [Layer])\n",
+    "",
+)
+_ACCUMULATION_DOCS = "https://huggingface.co/docs/accelerate/v1.15.0/usage_guides/gradient_accumulation"
+
+RULES = (
+    Rule(
+        id="accumulation-needs-accumulate",
+        severity=Severity.ERROR,
+        summary="gradient accumulation needs accelerator.accumulate()",
+        why="outside it every micro-batch is a step of its own, with gradients divided by the steps",
+        fix="put the step into `with accelerator.accumulate(model):`, or set the steps to 1",
+        see=_ACCUMULATION_DOCS,
+        find=_never_accumulates,
+        bad=Example(deepspeed=_AUTO, script=_ACCUMULATES),
+        good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
+        evidence=Evidence(outcome=Outcome.DIFFERS),
+    ),
+    Rule(
+        id="accumulation-by-hand",
+        severity=Severity.ERROR,
+        summary="under DeepSpeed accelerate can't accumulate by hand",
+        why="accelerator.backward() runs DeepSpeed's step too, and each micro-batch is a step of its own",
+        fix="put the training step into `with accelerator.accumulate(model):` and step in each pass",
+        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py",
+        find=_accumulates_by_hand,
+        bad=Example(deepspeed=zero(1), script=_BY_HAND),
+        good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
+        evidence=Evidence(outcome=Outcome.DIFFERS),
+        is_put_right_by_launch=True,
+    ),
+    Rule(
+        id="backward-through-accelerator",
+        severity=Severity.ERROR,
+        summary="under DeepSpeed loss.backward() without the Accelerator trains nothing",
+        why="accelerator.backward() runs DeepSpeed's step, and the prepared optimizer's step() does nothing",
+        fix="write accelerator.backward(loss)",
+        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py",
+        find=_passes_accelerator_by,
+        bad=Example(deepspeed=zero(2), script=_PASSED_BY),
+        good=Example(deepspeed=zero(2), script=SMALL),
+        evidence=Evidence(outcome=Outcome.DIFFERS),
+    ),
+    Rule(
+        id="deepspeed-clips-by-its-own",
+        severity=Severity.WARNING,
+        summary="under DeepSpeed the script's clip_grad_norm_() does nothing",
+        why="DeepSpeed has clipped and stepped inside backward(), by its own gradient_clipping",
+        fix="set {gradient_clipping} to the script's value",
+        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py",
+        find=_clips_in_vain,
+        bad=Example(deepspeed=zero(1), script=_CLIPS),
+        good=Example(deepspeed=zero(1, gradient_clipping=0.1), script=_CLIPS),
+        evidence=Evidence(outcome=Outcome.DIFFERS),
+        is_put_right_by_launch=True,
+    ),
+    Rule(
+        id="scheduler-steps-once-a-rank",
+        severity=Severity.WARNING,
+        summary="a prepared scheduler steps once for every rank",
+        why="accelerate expects it to count the batches of all ranks: on N ranks it ends N times too early",
+        fix="multiply the scheduler's numbers of steps by accelerator.num_processes",
+        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/scheduler.py",
+        find=_counts_steps_once,
+        bad=Example(deepspeed=zero(1), script=_SCHEDULED),
+        good=Example(
+            deepspeed=zero(1),
+            script=changed(
+                _SCHEDULED, "num_training_steps=8", "num_training_steps=8 * accelerator.num_processes"
+            ),
+        ),
+        evidence=Evidence(outcome=Outcome.DIFFERS),
+    ),
+    Rule(
+        id="two-forwards-need-new-checkpointing",
+        severity=Severity.ERROR,
+        summary="two forward passes for one backward need use_reentrant=False under ZeRO-2 and ZeRO-3",
+        why="reentrant checkpointing runs a backward of its own in each, and reduces the same gradient twice",
+        fix="set use_reentrant to False, or join both batches into one forward pass",
+        see="https://github.com/deepspeedai/DeepSpeed/issues/988",
+        find=_two_forwards,
+        bad=Example(deepspeed=zero(2), script=_TWICE),
+        good=Example(
+            deepspeed=zero(2), script=changed(_TWICE, '"use_reentrant": True', '"use_reentrant": False')
+        ),
+        evidence=Evidence(outcome=Outcome.FAILS, says="has already been reduced"),
+    ),
+    Rule(
+        id="zero3-experts-need-leaf-module",
+        severity=Severity.ERROR,
+        summary="under ZeRO-3 experts that the data chooses must be a leaf module",
+        why="a rank that runs an expert waits for weights that the others send only if they run it too",
+        fix="call deepspeed.utils.set_z3_leaf_modules(model, [LayerClass]) before prepare()",
+        see="https://deepspeed.readthedocs.io/en/latest/training.html#mixture-of-experts-moe",
+        find=_routed_experts,
+        bad=Example(deepspeed=zero(3), script=_UNMARKED),
+        good=Example(deepspeed=zero(3), script=_EXPERTS),
+        evidence=Evidence(outcome=Outcome.FAILS, says="Detected a disagreement on list contents"),
+    ),
+)

@@ -1,0 +1,322 @@
+"""Rules of TrainingArguments: its fields, and values that Trainer holds against the DeepSpeed file."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.inputs.launch_values import is_literal
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rules.other_releases import fix_for_release
+from zerofit.checking.situation import known
+from zerofit.configs.document import SetValue
+from zerofit.configs.quote import say
+from zerofit.core.command import Route
+from zerofit.core.errors import nearest
+from zerofit.core.setting import Confidence, Said
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from zerofit.checking.situation import Situation
+    from zerofit.checking.trainer_settings import TrainerSettings
+
+_SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers"
+_INTEGRATION = f"{_SOURCE}/integrations/deepspeed.py"
+_ARGUMENTS = f"{_SOURCE}/training_args.py"
+_BATCH = "train_micro_batch_size_per_gpu"
+_STEPS = "gradient_accumulation_steps"
+_ONE_FIELD: Mapping[tuple[str, ...], str] = {
+    (_BATCH,): "per_device_train_batch_size",
+    (_STEPS,): _STEPS,
+    ("gradient_clipping",): "max_grad_norm",
+    ("optimizer", "params", "lr"): "learning_rate",
+    ("optimizer", "params", "eps"): "adam_epsilon",
+    ("optimizer", "params", "weight_decay"): "weight_decay",
+    ("scheduler", "params", "warmup_max_lr"): "learning_rate",
+}
+"""Keys of the DeepSpeed file that Trainer compares, and the field with which (trainer_config_process)."""
+_EITHER_FIELD: Mapping[tuple[str, ...], tuple[str, str]] = {
+    ("fp16", "enabled"): ("fp16", "fp16_full_eval"),
+    ("bf16", "enabled"): ("bf16", "bf16_full_eval"),
+}
+_BETAS = ("adam_beta1", "adam_beta2")
+_OPTIMIZERS_ALIKE = {
+    "adamw": ("adamw_torch", "adamw_torch_fused"),
+    "adam": ("adamw_torch", "adamw_torch_fused"),
+}
+"""DeepSpeed's Adam is AdamW too, adam_w_mode being its default."""
+_SCHEDULERS_ALIKE = {
+    "warmuplr": ("constant_with_warmup", "constant"),
+    "warmupdecaylr": ("linear",),
+    "warmupcosinelr": ("cosine",),
+}
+
+
+def _values_differ(situation: Situation) -> Iterator[Hit]:
+    trainer, file = situation.trainer, situation.deepspeed
+    if trainer is None or file is None:
+        return
+    for path, names, said in _compared(trainer):
+        entry = file.at(*path)
+        if entry is None or entry.plain in (None, "auto") or entry.plain == said.value:
+            continue
+        if not _is_read(said.value):
+            continue
+        is_said = any(trainer.find(name) is not None for name in names)
+        fix = f'write {".".join(path)}: "auto"'
+        yield Hit(
+            found=f"{say(file, *path)} with {said.text}",
+            place=file.place(entry.key_span),
+            fix=fix if is_said else f"{fix}, and give {names[0]} its value",
+            edits=(SetValue(document=file.name, path=path, value="auto"),) if is_said else (),
+            confidence=said.confidence,
+        )
+
+
+def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], Said[Any]]]:
+    """Yield each key of the DeepSpeed file that Trainer compares, its fields, and the value they want."""
+    searches = trainer.find_or_default("auto_find_batch_size")
+    for path, name in _ONE_FIELD.items():
+        said = trainer.find_or_default(name)
+        if said is not None and not (path == (_BATCH,) and searches is not None and searches.value):
+            yield path, (name,), said
+    for path, names in _EITHER_FIELD.items():
+        both = [trainer.find_or_default(name) for name in names]
+        said = next((one for one in both if one is not None and one.value is True), both[0])
+        if said is not None and isinstance(said.value, bool):
+            yield path, names, said
+    betas = [trainer.find_or_default(name) for name in _BETAS]
+    if betas[0] is not None and betas[1] is not None:
+        texts = [beta.text for beta in betas if beta is not None]
+        values = [beta.value for beta in betas if beta is not None]
+        yield (
+            ("optimizer", "params", "betas"),
+            _BETAS,
+            dataclasses.replace(betas[0], value=values, text=" and ".join(texts)),
+        )
+    warmup = trainer.find_or_default("warmup_steps")
+    if warmup is not None and isinstance(warmup.value, (int, float)) and not 0 < warmup.value < 1:
+        steps = dataclasses.replace(warmup, value=max(1, int(warmup.value)))
+        yield ("scheduler", "params", "warmup_num_steps"), ("warmup_steps",), steps
+
+
+def _is_read(value: Any) -> bool:
+    """Return whether a value is a number or true or false, not a text such as $RATE."""
+    return not any(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
+
+
+def _steps_missing(situation: Situation) -> Iterator[Hit]:
+    trainer, file = situation.trainer, situation.deepspeed
+    if trainer is None or file is None or file.at(_STEPS) is not None:
+        return
+    steps = trainer.find(_STEPS)
+    if steps is not None and isinstance(steps.value, int) and steps.value > 1:
+        yield Hit(
+            found=f"{steps.text} with no {_STEPS} in {file.name}",
+            place=steps.place or file.place(file.root.span),
+            edits=(SetValue(document=file.name, path=(_STEPS,), value="auto"),),
+            confidence=steps.confidence,
+        )
+
+
+def _clipping_missing(situation: Situation) -> Iterator[Hit]:
+    trainer, file = situation.trainer, situation.deepspeed
+    if trainer is None or file is None or file.at("gradient_clipping") is not None:
+        return
+    norm = trainer.find("max_grad_norm")
+    if norm is not None and isinstance(norm.value, (int, float)) and norm.value != 1:
+        yield Hit(
+            found=f"{norm.text} with no gradient_clipping in {file.name}",
+            place=norm.place or file.place(file.root.span),
+            edits=(SetValue(document=file.name, path=("gradient_clipping",), value="auto"),),
+            confidence=norm.confidence,
+        )
+
+
+def _overridden(situation: Situation) -> Iterator[Hit]:
+    trainer, file = situation.trainer, situation.deepspeed
+    if trainer is None or file is None:
+        return
+    pairs = (
+        ("optim", "optimizer", _OPTIMIZERS_ALIKE),
+        ("lr_scheduler_type", "scheduler", _SCHEDULERS_ALIKE),
+    )
+    for name, section, alike in pairs:
+        said, entry = trainer.find(name), file.at(section)
+        kind = file.value(section, "type")
+        if said is None or entry is None or said.value in alike.get(str(kind).lower(), ()):
+            continue
+        if not isinstance(said.value, str) or not is_literal(said.value):
+            continue
+        yield Hit(
+            found=f"{said.text} with {say(file, section, 'type')}",
+            place=file.place(entry.key_span),
+            fix=f"take {section} out of {file.name}, or leave {name} out",
+            confidence=said.confidence,
+        )
+
+
+def _both_halves(situation: Situation) -> Iterator[Hit]:
+    if situation.trainer is None:
+        return
+    for suffix in ("", "_full_eval"):
+        said = [situation.trainer.find(f"{name}{suffix}") for name in ("bf16", "fp16")]
+        both = [one for one in said if one is not None and one.value is True]
+        if len(both) > 1:
+            yield Hit(
+                found=" with ".join(one.text for one in both),
+                place=both[0].place,
+                confidence=both[0].confidence,
+            )
+
+
+def _unknown_fields(situation: Situation) -> Iterator[Hit]:
+    trainer = situation.trainer
+    if trainer is None:
+        return
+    schema = known(situation.schemas, "the fields of TrainingArguments").training_arguments
+    gone = {other.path[0]: fix_for_release(schema, *other.path) for other in schema.other_releases}
+    gone |= {former.path[0]: former.instead for former in schema.removed}
+    names = [key.name for key in schema.root.keys]
+    for said in trainer.surplus:
+        near = nearest(said.value, names)
+        instead = gone.get(said.value, f"write {near}" if near else None)
+        yield Hit(found=said.text, place=said.place, fix=_use(instead), confidence=said.confidence)
+    for name, argument in trainer.said.items():
+        if name in gone:  # of a command line, where another class of the script may have it
+            yield Hit(
+                found=argument.text,
+                place=argument.place,
+                fix=_use(gone[name]),
+                confidence=Confidence.LIKELY,
+            )
+
+
+def _use(instead: str | None) -> str | None:
+    return instead if instead is None or " " in instead else f"write {instead}"
+
+
+def _unknown_optimizer(situation: Situation) -> Iterator[Hit]:
+    said = situation.trainer.find("optim") if situation.trainer else None
+    if said is None or not isinstance(said.value, str) or not is_literal(said.value):
+        return
+    key = known(situation.schemas, "the optimizers of Trainer").training_arguments.find("optim")
+    choices = [str(choice) for choice in key.choices] if key else []
+    if said.value not in choices:
+        near = nearest(said.value, choices)
+        yield Hit(
+            found=said.text,
+            place=said.place,
+            fix=f"write {near}" if near else None,
+            confidence=said.confidence,
+        )
+
+
+_AUTO: dict[str, Any] = {_BATCH: "auto", _STEPS: "auto", "zero_optimization": {"stage": 2}}
+_TRAINER = Example(deepspeed=_AUTO, route=Route.TRAINER, arguments="--deepspeed ds_config.json")
+_NO_STEPS = {key: value for key, value in _AUTO.items() if key != _STEPS}
+_ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+
+
+def _with(arguments: str, **keys: Any) -> Example:
+    return dataclasses.replace(
+        _TRAINER, deepspeed={**_AUTO, **keys}, arguments=f"{_TRAINER.arguments} {arguments}".strip()
+    )
+
+
+RULES = (
+    Rule(
+        id="trainer-values-differ",
+        severity=Severity.ERROR,
+        summary="Trainer refuses a DeepSpeed file that says otherwise than its arguments",
+        why='Trainer compares the two as they stand, 8 and "8" being different, and fills in "auto" alone',
+        fix='write "auto" in the DeepSpeed file, and the value in TrainingArguments',
+        see=_INTEGRATION,
+        find=_values_differ,
+        bad=_with("--per_device_train_batch_size 4", **{_BATCH: 2}),
+        good=_with("--per_device_train_batch_size 4"),
+        evidence=Evidence(
+            outcome=Outcome.FAILS,
+            says="Please correct the following DeepSpeed config values that mismatch TrainingArguments",
+        ),
+    ),
+    Rule(
+        id="trainer-accumulation-not-in-file",
+        severity=Severity.ERROR,
+        summary="DeepSpeed does not accumulate what TrainingArguments ask for",
+        why="a DeepSpeed file without gradient_accumulation_steps means 1, and nobody says that it differs",
+        fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
+        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py",
+        find=_steps_missing,
+        bad=dataclasses.replace(
+            _TRAINER,
+            deepspeed=_NO_STEPS,
+            arguments=f"{_TRAINER.arguments} --gradient_accumulation_steps 4",
+        ),
+        good=_with("--gradient_accumulation_steps 4"),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=((_STEPS, 1),)),
+    ),
+    Rule(
+        id="trainer-clipping-not-in-file",
+        severity=Severity.WARNING,
+        summary="DeepSpeed does not clip at max_grad_norm",
+        why="a DeepSpeed file without gradient_clipping means 1.0, and the engine clips, not Trainer",
+        fix='write gradient_clipping: "auto" in the DeepSpeed file',
+        see="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/constants.py",
+        find=_clipping_missing,
+        bad=_with("--max_grad_norm 0.3"),
+        good=_with("--max_grad_norm 0.3", gradient_clipping="auto"),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("gradient_clipping", 1.0),)),
+    ),
+    Rule(
+        id="trainer-argument-overridden",
+        severity=Severity.WARNING,
+        summary="the DeepSpeed file's optimizer and scheduler take the place of TrainingArguments' own",
+        why="where the file has the section Trainer makes none of its own, and says nothing",
+        fix="keep one of the two",
+        see=_INTEGRATION,
+        find=_overridden,
+        bad=_with("--optim sgd", **_ADAMW),
+        good=_with("--optim sgd"),
+        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("optimizer", "FusedAdam"),)),
+    ),
+    Rule(
+        id="trainer-takes-one-half-precision",
+        severity=Severity.ERROR,
+        summary="TrainingArguments take one of bf16 and fp16",
+        why="a run has one format for forward and backward",
+        fix="keep bf16, or fp16 on GPUs before Ampere",
+        see=_ARGUMENTS,
+        find=_both_halves,
+        bad=_with("--use_cpu --bf16 --fp16"),
+        good=_with("--use_cpu"),
+        evidence=Evidence(outcome=Outcome.FAILS, says="At most one of fp16 and bf16 can be True"),
+    ),
+    Rule(
+        id="training-argument-unknown",
+        severity=Severity.ERROR,
+        summary="TrainingArguments have no such field",
+        why="transformers refuses an argument that it does not know, or no longer knows",
+        fix="take it out",
+        see=_ARGUMENTS,
+        find=_unknown_fields,
+        bad=_with("--evaluation_strategy no"),
+        good=_with("--eval_strategy no"),
+        evidence=Evidence(outcome=Outcome.FAILS, says="evaluation_strategy"),
+        holds_for=("transformers>=5",),
+    ),
+    Rule(
+        id="trainer-unknown-optimizer",
+        severity=Severity.ERROR,
+        summary="Trainer has no optimizer of this name",
+        why="optim takes the names of transformers' OptimizerNames alone",
+        fix="give optim a name that Trainer knows",
+        see=_ARGUMENTS,
+        find=_unknown_optimizer,
+        bad=_with("--optim adamw_hf"),
+        good=_with("--optim adamw_torch"),
+        evidence=Evidence(outcome=Outcome.FAILS, says="adamw_hf"),
+        holds_for=("transformers>=5",),
+    ),
+)

@@ -1,0 +1,111 @@
+"""Situation: all that rules look at, and how a rule says that it lacks a fact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from zerofit.checking.trainer_settings import TrainerSettings
+    from zerofit.configs.document import BrokenFile, Document
+    from zerofit.configs.schema import Schemas
+    from zerofit.core.command import LaunchCommand, Launcher, Route
+    from zerofit.core.facts import Checkpoint, Machine, Versions
+    from zerofit.core.plan import Topology
+    from zerofit.core.setting import Said
+    from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
+    from zerofit.scripts.facts import ScriptFacts
+
+T = TypeVar("T")
+
+
+class Lacking(Exception):  # noqa: N818 - no error: it says that a question stays open
+    """Raised by a predicate that needs a fact nobody gave; the rule's answer is then "unknown".
+
+    Args:
+        fact: what is not known, as it reads behind "not known:".
+    """
+
+    def __init__(self, fact: str) -> None:
+        super().__init__(fact)
+        self.fact = fact
+
+
+def known(value: T | None, fact: str) -> T:
+    """Return a fact.
+
+    Raises:
+        Lacking: nobody gave it.
+    """
+    if value is None:
+        raise Lacking(fact)
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What all layers together come to. None stands for "not known"; ask with `known`.
+
+    A setting that nobody gave has its default, with a text that says what is missing.
+    """
+
+    names: dict[str, str] = field(default_factory=dict)
+    """How the user spells each setting, for the words of a fix: {"zero_stage": "--zero-stage", ...}."""
+    engine: Said[Engine] | None = None
+    zero_stage: Said[ZeroStage] | None = None
+    optimizer_offload: Said[OffloadDevice] | None = None
+    param_offload: Said[OffloadDevice] | None = None
+    optimizer_nvme_path: Said[str | None] | None = None
+    """Folder on the NVMe disk for the optimizer's states; a value of None: none is named."""
+    param_nvme_path: Said[str | None] | None = None
+    precision: Said[Precision | None] | None = None
+    """A value of None means that nobody chose one."""
+    optimizer: Said[str | None] | None = None
+    """Id of the optimizer in compat/optimizer_table.py; a value of None: there is none, nothing trains."""
+    force_cpu_optimizer: Said[bool] | None = None
+    """DeepSpeed's zero_force_ds_cpu_optimizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What a rule looks at. None stands for "not given"."""
+
+    settings: Settings = field(default_factory=Settings)
+    strategy: Strategy | None = None
+    """zerofit's own, which says what it changes in the model; None where files alone make the run."""
+    route: Route | None = None
+    launcher: Launcher | None = None
+    deepspeed: Document | None = None
+    """The DeepSpeed configuration."""
+    accelerate: Document | None = None
+    """The file of `accelerate config`."""
+    command: LaunchCommand | None = None
+    """The launcher's command line."""
+    script: ScriptFacts | None = None
+    """What the script's source shows."""
+    trainer: TrainerSettings | None = None
+    """TrainingArguments, from the script's arguments and its source; None without a Trainer."""
+    checkpoint: Checkpoint | None = None
+    """What the run is to resume from."""
+    schemas: Schemas | None = None
+    missing: tuple[Said[str], ...] = ()
+    """Files that a layer names and that are not there: the path, and the line or flag that names it."""
+    broken: tuple[BrokenFile, ...] = ()
+    """Files that are not what they should be."""
+    topology: Topology | None = None
+    machine: Machine | None = None
+    versions: Versions | None = None
+
+    @property
+    def is_of_flags(self) -> bool:
+        """Whether zerofit's own flags make the run, and no file of the user's."""
+        return self.deepspeed is None and self.accelerate is None and self.command is None
+
+
+def stage_of(situation: Situation) -> Said[ZeroStage]:
+    """Return the ZeRO stage.
+
+    Raises:
+        Lacking: nobody gave it.
+    """
+    return known(situation.settings.zero_stage, "the ZeRO stage")

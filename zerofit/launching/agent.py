@@ -1,0 +1,83 @@
+"""Runs accelerate's own launch code and writes down how each child ended.
+
+`accelerate launch` turns every failure into exit code 1; called in this process, its exceptions still carry
+each rank's exit code and signal. Usage: python -m zerofit.launching.agent RESULT ARGUMENTS...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+_PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What zerofit sends on to this process (zerofit/launching/watch.py)."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Launch, write how the ranks failed as JSON, and return 0 where all ended well, else 1."""
+    result, *launch_arguments = arguments
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no run outlives the zerofit that started it
+    for number in _PASSED_ON:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, _pass_on)
+    failures = _launch(launch_arguments)
+    partial = Path(result).with_suffix(".tmp")
+    partial.touch(mode=0o600)
+    partial.write_text(json.dumps(failures) + "\n", encoding="utf-8")
+    os.replace(partial, result)
+    return 1 if failures else 0
+
+
+def _launch(arguments: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return how each rank failed that did: its exit code, negative for a signal, and when that was seen."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        launch_command(launch_command_parser().parse_args(list(arguments)))
+    except ChildFailedError as failed:
+        return {str(rank): _failure(one.exitcode, one.timestamp) for rank, one in failed.failures.items()}
+    except subprocess.CalledProcessError as failed:
+        return {"0": _failure(failed.returncode, int(time.time()))}
+    except SignalException as stopped:
+        return {"0": _failure(-int(stopped.sigval), int(time.time()))}
+    return {}
+
+
+def _failure(exit_code: int, timestamp: int) -> dict[str, int]:
+    return {"exit_code": exit_code, "timestamp": timestamp}
+
+
+def _pass_on(number: int, frame: FrameType | None) -> None:
+    """Send a signal on to the script, and go on waiting for it; torchrun's own handler replaces this one.
+
+    Only zerofit sends us any: a terminal's reach its foreground process group, and this is a session of its
+    own. So the script gets each signal once.
+    """
+    children = psutil.Process().children()
+    if not children:
+        sys.exit(128 + number)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.send_signal(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,162 @@
+"""Where the results of `zerofit generate` go: what is refused, what earlier runs left, standard output."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerofit.configs.write.write_files import not_writable
+from zerofit.core.errors import UserError
+from zerofit.generation.results import errors as part_errors
+from zerofit.generation.results.folder import (
+    check_claim,
+    check_free,
+    kept_batch_size,
+    kept_files,
+    parts_folder,
+)
+from zerofit.generation.results.parts import PartLines
+from zerofit.launching.generate.run import STDOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.launching.generate.run import Run
+
+_READER_HAS_GONE = 141
+"""What a shell says of a process that SIGPIPE ended."""
+
+
+def check_out(out: str, *, flag: str = "--out FILE") -> None:
+    """Check, before anything slow is done, that results can be written where they should go.
+
+    Args:
+        out: the file, or "-".
+        flag: what names it.
+
+    Raises:
+        UserError: something is there, or the folder is not, or can't be written.
+    """
+    if out == STDOUT:
+        return
+    path = Path(out)
+    if out.startswith("/dev/") or (path.exists() and not path.is_file() and not path.is_dir()):
+        raise UserError(
+            "generate-out-no-file",
+            "results go into a file, or to standard output",
+            found=f"--out {out}",
+            why="a file gets its name when all results are in it, which a device or a pipe can't wait for",
+            fix="name a new file; --out - is standard output",
+        )
+    check_free(path)
+    if path.parent.exists() and not path.parent.is_dir():
+        raise not_writable(f"{os.strerror(errno.ENOTDIR)}: {path.parent}", flag=flag)
+    if not path.parent.is_dir():
+        raise UserError(
+            "generate-out-folder-missing",
+            "the folder for the results is not there",
+            found=f"--out {out}: no folder {path.parent}",
+            why="zerofit makes no folders for results: a slip of the keys would hide them",
+            fix=f"mkdir -p {path.parent}, or name a file in another folder",
+        )
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise not_writable(f"{os.strerror(errno.EACCES)}: {path.parent}", flag=flag)
+
+
+def drawn_batch_size(out: str) -> int | None:
+    """Return in what batches the results that an earlier run left were made; None where there are none."""
+    if out == STDOUT:
+        return None
+    try:
+        return kept_batch_size(Path(out))
+    except OSError:  # count_done() says it
+        return None
+
+
+def count_done(run: Run) -> int:
+    """Return how many prompts an earlier run of the same kind has done; nothing is written.
+
+    Raises:
+        UserError: unfinished results of another kind are there, or another run is writing them.
+    """
+    if run.out == STDOUT or run.rendezvous.machine_rank:  # node 0 looks: copies of a model have other times
+        return 0
+    out = Path(run.out).absolute()
+    try:
+        check_claim(out, fingerprint=run.fingerprint, resume=True)
+        return len(PartLines(kept_files(out)))
+    except UserError as error:
+        raise _with_batch_size(error, run) from None
+    except OSError as error:
+        raise part_errors.not_writable(parts_folder(out), error) from None
+
+
+def _with_batch_size(error: UserError, run: Run) -> UserError:
+    """Return the same of results that were drawn in other batches: each batch has its own seed."""
+    drawn = drawn_batch_size(run.out) if run.settings.samples else None
+    if error.rule != "generate-other-parts" or drawn in (None, run.plan.batch_size):
+        return error
+    return UserError(
+        error.rule,
+        error.summary,
+        found=f"{error.found}; in batches of {drawn} prompts, and {run.plan.batch_size} are asked for",
+        why=error.why,
+        fix=f"{error.fix}; if batches alone differ: --batch-size {drawn}",
+    )
+
+
+def kept_words(out: Path, *, num_prompts: int, is_named: bool) -> str:
+    """Return what is left of a run that ended before its end, and how to go on; empty where nothing is.
+
+    Args:
+        out: the file that its ranks write.
+        num_prompts: all of them.
+        is_named: whether the command line names this file.
+    """
+    if out.exists():
+        return f"all results are in {out}"
+    num_done = len(PartLines(kept_files(out)))
+    if not num_done:
+        return ""
+    command = "the same command" if is_named else f"the same command with --out {out}"
+    return f"{num_done} of {num_prompts} prompts are done, and kept: {command} goes on from them"
+
+
+@contextmanager
+def stdout_is_stderr() -> Iterator[None]:
+    """Let what the ranks and their libraries print go to standard error: standard output is for results."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
+
+
+def copy_to_stdout(path: Path) -> None:
+    """Write a file's content to standard output.
+
+    Raises:
+        UserError: what reads it has gone, or the disk behind it is full.
+    """
+    try:
+        with path.open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains once more while closing it
+        raise UserError(
+            "generate-stdout-not-writable",
+            "the results can't be written to standard output",
+            found=f"--out -: {error.strerror}",
+            why="what reads it has gone, or the disk behind it is full",
+            fix=f"all results are in {path}",
+            exit_code=_READER_HAS_GONE if error.errno == errno.EPIPE else 1,
+        ) from None

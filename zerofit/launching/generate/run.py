@@ -1,0 +1,165 @@
+"""A run of `zerofit generate`: its job, its files, its fingerprint, where its ranks meet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.configs.write.command import first_gpu, is_on_one_of_many_gpus
+from zerofit.configs.write.deepspeed import deepspeed_config
+from zerofit.core.strategy import Engine
+from zerofit.generation.generation_job import GenerationJob, job_to_json
+from zerofit.launching.nodes import find_rendezvous
+from zerofit.launching.run_folder import RunFolder, new_run_folder, run_folder, write_file
+from zerofit.launching.start import Launch, launch_files
+
+if TYPE_CHECKING:
+    from zerofit.configs.write.command import Rendezvous
+    from zerofit.core.plan import Plan
+    from zerofit.generation.generation_job import Gather
+    from zerofit.launching.generate.prompts import Prompt
+    from zerofit.launching.generate.settings import Settings
+    from zerofit.launching.nodes import Nodes
+    from zerofit.planning.inference.planned import InferencePlan
+
+_PROGRAM = "zerofit.generation.program"
+_NAME = "generate"
+"""What run folders of this verb are named after."""
+_DECIDING = frozenset({".json", ".safetensors", ".bin", ".model", ".txt", ".py", ".jinja", ".tiktoken"})
+"""Endings of the files of a model and a tokenizer that decide about what is generated."""
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, for the fingerprint to be computed once
+class Run:
+    """What is to be generated, with what, and where to."""
+
+    model: Path
+    tokenizer: Path
+    trust_remote_code: bool
+    prompts: tuple[Prompt, ...]
+    settings: Settings
+    plan: InferencePlan
+    gather: Gather
+    seed: int
+    out: str
+    """The file for the results, or "-"."""
+    rendezvous: Rendezvous
+    """Where the ranks meet."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all that decides about the results; where, and on how many ranks, they are made does not."""
+        settings = self.settings
+        # Batches decide about what is drawn: each has its own seed.
+        drawn = [self.seed, self.plan.batch_size] if settings.samples else None
+        folders = [_stamp(self.model), _stamp(self.tokenizer)]
+        whole = [folders, settings.whole, settings.max_new_tokens, self.plan.dtype, drawn]
+        digest = hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode())
+        for prompt in self.prompts:
+            digest.update(f"\n{json.dumps([prompt.line.fields, prompt.tokens.tolist()])}".encode())
+        return digest.hexdigest()
+
+    def files(self, folder: RunFolder) -> dict[Path, str]:
+        """Return the text of each file that the run folder gets before the start."""
+        launch = self.launch(folder)
+        files = {
+            _prompts_file(folder): "".join(map(_prompt_line, self.prompts)),
+            _job_file(folder): job_to_json(self.job(folder)),
+        }
+        files |= launch_files(launch, folder)
+        if folder.deepspeed in files:
+            files[folder.deepspeed] = json.dumps(self._deepspeed_config(), indent=2) + "\n"
+        return files
+
+    def launch(self, folder: RunFolder) -> Launch:
+        """Return what starts the ranks."""
+        target = ("-m", _PROGRAM, str(_job_file(folder)))
+        return Launch(plan=self.plan.as_plan(), target=target, rendezvous=self.rendezvous)
+
+    def job(self, folder: RunFolder) -> GenerationJob:
+        """Return what the ranks are told."""
+        is_deepspeed = self.plan.strategy.engine is Engine.DEEPSPEED
+        return GenerationJob(
+            model=str(self.model),
+            tokenizer=str(self.tokenizer),
+            prompts=str(_prompts_file(folder)),
+            out=str(self.out_file(folder)),
+            fingerprint=self.fingerprint,
+            dtype=self.plan.dtype,
+            batch_size=self.plan.batch_size,
+            max_new_tokens=self.settings.max_new_tokens,
+            gather=self.gather,
+            seed=self.seed,
+            trust_remote_code=self.trust_remote_code,
+            deepspeed=str(folder.deepspeed) if is_deepspeed else None,
+            generation=self.settings.said,
+        )
+
+    def out_file(self, folder: RunFolder) -> Path:
+        """Return the file that the ranks write: standard output gets a copy of it at the end."""
+        return folder.path / "results.jsonl" if self.out == STDOUT else Path(self.out).absolute()
+
+    def _deepspeed_config(self) -> dict[str, Any]:
+        """Return DeepSpeed's configuration, with numbers where a script would decide."""
+        config = deepspeed_config(self.plan.strategy, trains=False)
+        offload = config["zero_optimization"].get("offload_param", {})
+        if "buffer_size" in offload:
+            offload["buffer_size"] = max(offload["buffer_size"], self.plan.chosen.nvme_buffer_elements)
+        return config
+
+
+def planned_folder(runs: Path) -> RunFolder:
+    """Return the folder that a run would get now; nothing is written."""
+    return run_folder(runs, target=_NAME, at=datetime.now())
+
+
+def made_folder(run: Run, runs: Path) -> RunFolder:
+    """Make the folder of a run and write its files.
+
+    Raises:
+        UserError: the folder can't be written.
+    """
+    folder = new_run_folder(runs, target=_NAME, at=datetime.now())
+    for path, text in run.files(folder).items():
+        write_file(path, text, executable=path == folder.command)
+    return folder
+
+
+def meeting_place(nodes: Nodes, plan: Plan) -> Rendezvous:
+    """Return where the ranks of a plan meet, and on which of this node's GPUs they are.
+
+    Raises:
+        UserError: on several nodes, something that each must know was not said.
+    """
+    rendezvous = find_rendezvous(nodes, plan.topology)
+    if not is_on_one_of_many_gpus(plan):
+        return rendezvous
+    return replace(rendezvous, gpu_ids=first_gpu(nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def _prompts_file(folder: RunFolder) -> Path:
+    return folder.path / "prompts.jsonl"
+
+
+def _job_file(folder: RunFolder) -> Path:
+    return folder.path / "generation.json"
+
+
+def _prompt_line(prompt: Prompt) -> str:
+    document = {"line": prompt.line.number, "tokens": prompt.tokens.tolist(), "fields": prompt.line.fields}
+    return json.dumps(document) + "\n"
+
+
+def _stamp(folder: Path) -> list[Any]:
+    """Return what tells whether a folder's files are still the same, without reading gigabytes."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in _DECIDING)
+    return [str(folder), [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]]
+
+
+STDOUT = "-"

@@ -1,0 +1,194 @@
+"""A launch: its files and its command from the plan, its start, its record."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from zerofit.configs.write.accelerate import accelerate_yaml
+from zerofit.configs.write.command import (
+    Rendezvous,
+    accelerate_launch_arguments,
+    launch_environment,
+    shell_command,
+)
+from zerofit.configs.write.deepspeed import deepspeed_json
+from zerofit.core.errors import UserError
+from zerofit.core.plan import Plan, plan_to_json
+from zerofit.core.rank_record import RankRecord, read_record
+from zerofit.core.strategy import Engine
+from zerofit.launching.diagnose import RankFailure, Verdict, judge
+from zerofit.launching.run_folder import RunFolder, new_run_folder, write_file
+from zerofit.launching.watch import run_watched
+from zerofit.machine.cgroup import count_oom_kills
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RUN_VERSION = 1
+"""Raised whenever run.json changes in a way that its readers must know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What is to be run."""
+
+    plan: Plan
+    target: tuple[str, ...]
+    """The script or `-m module`, and its arguments."""
+    rendezvous: Rendezvous
+    """Where the ranks meet."""
+
+
+def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
+    """Return the text of each file that the run folder gets before the start."""
+    plan = launch.plan
+    strategy = plan.strategy
+    deepspeed = strategy.engine is Engine.DEEPSPEED
+    files = {
+        folder.plan: plan_to_json(plan),
+        folder.accelerate: accelerate_yaml(
+            strategy,
+            topology=plan.topology,
+            deepspeed_file=str(folder.deepspeed) if deepspeed else None,
+        ),
+        folder.command: _command_script(launch, folder),
+    }
+    if deepspeed:
+        # What the script itself may decide stays "auto": the runner sets what the plan forces, and a second
+        # number here could only contradict.
+        script_decides = replace(
+            strategy,
+            precision=None,
+            micro_batch_size=None,
+            gradient_accumulation_steps=None,
+            gradient_clipping=None,
+        )
+        files[folder.deepspeed] = deepspeed_json(script_decides, trains=plan.trains)
+    return files
+
+
+def _command_script(launch: Launch, folder: RunFolder) -> str:
+    return (
+        "#!/bin/sh\n"
+        "# What zerofit ran through `accelerate launch`. Run again, it writes into the same run folder.\n"
+        f"cd {shlex.quote(os.getcwd())} || exit\n"
+        f"{launch_command(launch, folder)}\n"
+    )
+
+
+def launch_command(launch: Launch, folder: RunFolder) -> str:
+    """Return the launch as a line for a shell."""
+    return shell_command(_arguments(launch, folder), environment=_environment(launch))
+
+
+def _environment(launch: Launch) -> dict[str, str]:
+    return launch_environment(launch.plan, inherited=os.environ)
+
+
+def _arguments(launch: Launch, folder: RunFolder) -> tuple[str, ...]:
+    runner = ("-m", "zerofit.training.runner", str(folder.plan))
+    return accelerate_launch_arguments(
+        launch.plan,
+        config_file=str(folder.accelerate),
+        rendezvous=launch.rendezvous,
+        target=(*runner, *launch.target),
+    )
+
+
+def prepare_run(launch: Launch, *, runs: Path, at: datetime) -> RunFolder:
+    """Make the run folder and write its files.
+
+    Args:
+        launch: what is to be run.
+        runs: folder of all run folders.
+        at: the time that the folder is named after.
+
+    Raises:
+        UserError: the folder can't be written.
+    """
+    folder = new_run_folder(runs, target=_name_of(launch.target), at=at)
+    for path, text in launch_files(launch, folder).items():
+        write_file(path, text, executable=path == folder.command)
+    return folder
+
+
+def _name_of(target: tuple[str, ...]) -> str:
+    return target[1] if target[0] == "-m" else target[0]
+
+
+def start(launch: Launch, folder: RunFolder) -> Verdict:
+    """Run the launch to its end, write run.json, and return how it ended."""
+    started_at = datetime.now(UTC)
+    oom_kills = count_oom_kills()
+    command = (
+        sys.executable,
+        "-m",
+        "zerofit.launching.agent",
+        str(folder.launch_result),
+        *_arguments(launch, folder),
+    )
+    # torch calls ninja by its bare name when it builds an op: pip's own must be found without an activated
+    # environment too.
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
+    ended = run_watched(command, environment={**_environment(launch), "PATH": path})
+    now = count_oom_kills()
+    failures = _failures(folder)
+    records = _records(launch, folder)
+    verdict = judge(
+        launcher_code=ended.exit_code,
+        stopped_by=ended.stopped_by,
+        failures=failures,
+        records=records,
+        oom_kills=None if now is None or oom_kills is None else now - oom_kills,
+    )
+    document = _run_document(launch, folder, started_at, verdict, failures, records)
+    try:
+        write_file(folder.run, json.dumps(document, indent=2) + "\n")
+    except UserError as error:  # the script has ended as it has, whether or not that can be noted
+        print(f"zerofit: the record of the run can't be written: {error.found}", file=sys.stderr)
+    return verdict
+
+
+def _failures(folder: RunFolder) -> dict[int, RankFailure]:
+    try:
+        document = json.loads(folder.launch_result.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {int(rank): RankFailure(**failure) for rank, failure in document.items()}
+
+
+def _records(launch: Launch, folder: RunFolder) -> dict[int, RankRecord]:
+    ranks_per_node = launch.plan.topology.ranks_per_node
+    first = launch.rendezvous.machine_rank * ranks_per_node
+    found = {rank: read_record(folder.ranks, rank) for rank in range(first, first + ranks_per_node)}
+    return {rank: record for rank, record in found.items() if record is not None}
+
+
+def _run_document(
+    launch: Launch,
+    folder: RunFolder,
+    started_at: datetime,
+    verdict: Verdict,
+    failures: dict[int, RankFailure],
+    records: dict[int, RankRecord],
+) -> dict[str, object]:
+    ended_at = datetime.now(UTC)
+    return {
+        "version": RUN_VERSION,
+        "command": launch_command(launch, folder),
+        "started_at": started_at.isoformat(timespec="seconds"),
+        "ended_at": ended_at.isoformat(timespec="seconds"),
+        "wall_time_s": round((ended_at - started_at).total_seconds(), 3),
+        "exit_code": verdict.exit_code,
+        "cause": verdict.cause,
+        "restarts": 0,
+        "versions": asdict(launch.plan.versions),
+        "exit_code_of_rank": {str(rank): failure.exit_code for rank, failure in failures.items()},
+        "ranks": [asdict(record) for record in records.values()],
+    }
