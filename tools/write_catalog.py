@@ -14,10 +14,11 @@ from zerofit.configs.schemas.load import load_history
 from zerofit.configs.schemas.releases import with_release
 from zerofit.configs.schemas.training_arguments_schema import probe_training_arguments_schema
 from zerofit.configs.schemas.write import render_schema
+from zerofit.core.catalog_folder import CATALOG_FOLDER
 from zerofit.machine.versions import probe_versions
 from zerofit.models.catalog import measure_catalog, render_sizes
 
-FOLDER = Path(__file__).parents[1] / "catalog"
+FOLDER = Path(CATALOG_FOLDER)
 PROBES = {
     "deepspeed": probe_deepspeed_schema,
     "accelerate": probe_accelerate_schema,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = ROOT / "tests" / "launching" / "scripts"
 RUN_TIMEOUT_S = 285
 """The first use of DeepSpeed's CPU Adam compiles it, which takes minutes on two cores."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from records import Tolerance, Training, differences, read_training
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "semantics"
 RUN_TIMEOUT_S = 285
 _TRAINER = [
     *("--per_device_train_batch_size=4", "--gradient_accumulation_steps=2", "--per_device_eval_batch_size=4"),

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from test_window_weights import BATCH_SIZE, KINDS, RATE, SAME, SAMPLES, STEPS, big_batches, distance
 from torch.utils.data import DataLoader
 from trainer_training import TOKENS
+from window_trainings import BATCH_SIZE, KINDS, RATE, SAME, SAMPLES, STEPS, big_batches, distance
 
 import zerofit
 

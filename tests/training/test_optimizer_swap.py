@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accelerators import own_class, quiet, settings
+from grouped_optimizers import VOCABULARY, WIDTH, groups, model
 from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, SequentialLR
 
 from zerofit.core.errors import UserError
@@ -17,22 +18,9 @@ from zerofit.training import optimizer_swap
 
 pytestmark = pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 
-VOCABULARY, WIDTH = 80, 64
 WEIGHT = VOCABULARY * WIDTH
 """Elements of each matrix below; 8-bit states need 4096 at least (bitsandbytes, min_8bit_size)."""
 FP32 = 4
-
-
-def model() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, WIDTH), torch.nn.Linear(WIDTH, VOCABULARY))
-
-
-def groups(net: torch.nn.Module) -> list[dict[str, Any]]:
-    return [
-        {"params": [net[0].weight, net[1].weight], "weight_decay": 0.1, "name": "the script's own"},
-        {"params": [net[1].bias], "weight_decay": 0.0, "lr": 0.02},
-    ]
 
 
 def step(net: torch.nn.Module, optimizer: Any) -> None:

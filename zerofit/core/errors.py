@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from zerofit.configs.text import Unreadable
-
 import difflib
 from typing import TYPE_CHECKING
 

@@ -9,11 +9,12 @@ import tomllib
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zerofit.core.catalog_folder import CATALOG_FOLDER
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.facts import GpuSpec
 from zerofit.core.units import GIB, MIB
 
-_FILE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "catalog", "gpus.toml")
+_FILE = os.path.join(CATALOG_FOLDER, "gpus.toml")
 
 RESERVED_BYTES = 512 * MIB
 """What the driver keeps of a GPU whose usable memory is not known.

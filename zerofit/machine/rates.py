@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.cache_folder import cache_folder, write_whole
+from zerofit.core.catalog_folder import CATALOG_FOLDER
 from zerofit.core.rates import Basis, Rate, RateName, Rates, Unit
 from zerofit.core.validation import STRICT
 from zerofit.machine.gpus import probe_driver
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.facts import Machine
 
-_CATALOG = os.path.join(os.path.dirname(os.path.dirname(__file__)), "catalog", "rates.toml")
+_CATALOG = os.path.join(CATALOG_FOLDER, "rates.toml")
 CALIBRATION_VERSION = 2
 """Raised whenever what is measured, or how, changes: older calibrations are not read then."""
 _UNITS = {

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.catalog_folder import CATALOG_FOLDER
 from zerofit.models.meta_device import available_tasks, measure_sizes, transformers_config
 from zerofit.models.source import LocatedConfig, ModelOrigin, ModelSizes
 from zerofit.models.task import Task
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from zerofit.models.source import ModelSizes
     from zerofit.models.task import Task
 
-_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "catalog")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ def _by_spelling() -> dict[str, CatalogModel]:
 
 
 def _read(name: str) -> str:
-    with open(os.path.join(_FOLDER, name), encoding="utf-8") as file:
+    with open(os.path.join(CATALOG_FOLDER, name), encoding="utf-8") as file:
         return file.read()
 
 

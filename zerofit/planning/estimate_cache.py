@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zerofit.planning.problem import Problem
 
 _PACKAGE = Path(__file__).parents[1]
-_DECIDING = ("estimate", "planning", "probe/trace", "catalog", ".")
+_DECIDING = ("planning", "models/trace", "catalog", "core")
 """Folders of zerofit whose files decide an estimate."""
 
 Estimates = dict[str, MemoryEstimate | None]

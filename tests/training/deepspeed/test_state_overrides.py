@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from accelerators import quiet
-from test_optimizer_swap import groups, model
+from grouped_optimizers import groups, model
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from zerofit.core.strategy import OptimizerName

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_window_weights import KINDS, SAME, distance
+from window_trainings import KINDS, SAME, distance
 
 if TYPE_CHECKING:
     from collections.abc import Callable

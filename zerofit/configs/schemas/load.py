@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.schema import Key, Kind, OnUnknown, Removed, Schema, Schemas, Section
 from zerofit.configs.schemas.releases import schema_at
+from zerofit.core.catalog_folder import CATALOG_FOLDER
 
 if TYPE_CHECKING:
     from zerofit.core.facts import Versions
 
-_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "catalog")
 NAMES = ("deepspeed", "accelerate", "accelerate_launch", "training_arguments")
 """The files, which are the fields of Schemas."""
 
@@ -40,7 +40,7 @@ def load_schema(name: str, versions: Versions | None = None) -> Schema:
 
 def load_history(name: str) -> Schema:
     """Return one schema of the catalog, with the keys of all supported releases."""
-    with open(os.path.join(_FOLDER, f"{name}.json"), "rb") as file:
+    with open(os.path.join(CATALOG_FOLDER, f"{name}.json"), "rb") as file:
         return schema_of(json.load(file))
 
 
