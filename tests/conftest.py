@@ -42,9 +42,17 @@ def pytest_configure(config: pytest.Config) -> None:
         time.tzset()
 
 
-_AT_FIRST = ("runtime/capture", "launch", "semantics", "generation", "ladder", "benchmarks", "inference")
+_AT_FIRST = (
+    "scripts/capture/child",
+    "launching",
+    "semantics",
+    "generation",
+    "measuring",
+    "benchmarks",
+    "planning/inference",
+)
 """Folders whose files take longest: begun first, so that no core waits for another one's last file."""
-_SHARES_ITS_FIXTURES = ("runtime/capture",)
+_SHARES_ITS_FIXTURES = ("scripts/capture/child",)
 """Folders whose files share what takes long to make: one process runs all of them."""
 
 

@@ -1,8 +1,10 @@
-"""The three rings: imports point inward only, pure code does not touch the world, files stay short."""
+"""The wings of the house: which one may import which, no circles, pure code does not touch the world."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,129 +12,79 @@ import pytest
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT / "zerofit"
-_MAX_LINES = 400
+_MAX_LINES = 600
 
-# Every module or folder of zerofit/ stands in one ring; "__init__" is zerofit itself.
-_VALUES = frozenset(
-    {
-        "__init__",
-        "allocation_log",
-        "capture",
-        "checkpoint",
-        "command",
-        "document",
-        "edits",
-        "errors",
-        "estimates",
-        "facts",
-        "freezing",
-        "generated",
-        "generation_job",
-        "ladder_results",
-        "lengths",
-        "plan",
-        "rates",
-        "releases",
-        "request",
-        "said",
-        "schema",
-        "script_facts",
-        "script_words",
-        "strategy",
-        "strict",
-        "supported",
-        "toolchain",
-        "trainer_settings",
-        "units",
-    }
-)
-_PURE = frozenset(
-    {
-        "batch",
-        "candidates",
-        "checkup",
-        "choose",
-        "compat",
-        "documents",
-        "estimate",
-        "generation_calls",
-        "inference",
-        "layers",
-        "planning",
-        "presets",
-        "prompt_lines",
-        "render",
-        "script_reading",
-        "targets",
-    }
-)
-_EDGES = {
-    "upstream": frozenset(),
-    "model_changes": frozenset(),
-    "data": frozenset(),
-    "generation": frozenset({"probe"}),
-    "probe": frozenset({"model_changes"}),
-    "runtime": frozenset({"model_changes", "probe", "data", "generation"}),
-    "launcher": frozenset({"probe", "data", "runtime"}),
-    "ladder": frozenset({"model_changes", "probe", "data", "runtime"}),
-    "cli": frozenset({"probe", "data", "generation", "runtime", "launcher", "ladder"}),
+_WINGS: dict[str, frozenset[str]] = {
+    "core": frozenset(),
+    "machine": frozenset({"core"}),
+    "configs": frozenset({"core"}),
+    "data": frozenset({"core"}),
+    "models": frozenset({"core"}),
+    "generation": frozenset({"core", "machine"}),
+    "scripts": frozenset({"core", "machine", "data", "models"}),
+    "checking": frozenset({"core", "configs", "scripts"}),
+    "planning": frozenset({"core", "machine", "configs", "models", "generation", "scripts", "checking"}),
+    "training": frozenset(
+        {"core", "machine", "configs", "data", "models", "generation", "scripts", "checking"}
+    ),
+    "launching": frozenset(
+        {"core", "machine", "configs", "data", "models", "generation", "scripts", "checking", "planning"}
+    ),
+    "measuring": frozenset({"core", "machine", "configs", "models", "planning", "training"}),
+    "cli": frozenset(
+        {
+            *(
+                "core",
+                "machine",
+                "configs",
+                "data",
+                "models",
+                "generation",
+                "scripts",
+                "checking",
+                "planning",
+            ),
+            *("launching", "measuring"),
+        }
+    ),
+}
+"""Each wing, from the ground up, and the wings below that it may import."""
+_LOOSE = {
+    "__init__": frozenset({"core", "checking", "generation", "planning", "launching", "training"}),
     "__main__": frozenset({"cli"}),
 }
-"""Each edge, and the edges that it may import beside upstream and everything further in."""
-
-_STDLIB = frozenset(
-    {
-        "__future__",
-        "abc",
-        "ast",
-        "bisect",
-        "collections",
-        "copy",
-        "dataclasses",
-        "decimal",
-        "difflib",
-        "enum",
-        "fnmatch",
-        "fractions",
-        "functools",
-        "heapq",
-        "itertools",
-        "json",
-        "math",
-        "operator",
-        "re",
-        "shlex",
-        "statistics",
-        "string",
-        "textwrap",
-        "types",
-        "typing",
-        "warnings",
-    }
+"""Modules at the top of zerofit/, and the wings that they may import."""
+_PURE = (
+    "core",
+    "configs/text",
+    "configs/recipes",
+    "configs/write/accelerate.py",
+    "configs/write/command.py",
+    "configs/write/deepspeed.py",
+    "configs/write/trainer.py",
+    "checking/rules",
+    "checking/inputs",
+    "checking/pages",
+    "data/lengths",
+    "machine/doctor",
+    "planning/estimate",
+    "scripts/source",
 )
-"""What of the standard library touches neither files, environment, network, processes nor the clock."""
+"""Value in, value out: no files, environment, processes, network or clock."""
+_NOT_PURE = ("core/cache_folder.py", "core/catalog_folder.py", "core/upstream")
+_STDLIB = frozenset(
+    """
+    __future__ abc ast bisect collections copy dataclasses decimal difflib enum fnmatch fractions functools
+    heapq html itertools json math operator re shlex statistics string textwrap types typing warnings
+    """.split()
+)
+"""What of the standard library touches nothing of the world."""
 _STDLIB_NAMES = {"pathlib": {"PurePath", "PurePosixPath"}}
 """Names without I/O in modules that have it."""
-_LAZY = {"value": {"pydantic"}, "pure stage": {"hjson", "packaging", "pydantic", "yaml"}}
-"""What the inner rings may import inside functions."""
+_LAZY = {"hjson", "packaging", "pydantic", "yaml"}
+"""What pure code may import inside functions."""
 _IO_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
 _HEAVY = {"accelerate", "bitsandbytes", "datasets", "deepspeed", "peft", "torch", "transformers"}
-
-
-def _ring(top: str) -> str | None:
-    if top in _VALUES:
-        return "value"
-    if top in _PURE:
-        return "pure stage"
-    return "edge" if top in _EDGES else None
-
-
-def _may_import(top: str, other: str) -> bool:
-    if top == other or other in _VALUES:
-        return True
-    if top in _VALUES:
-        return False
-    return other in _PURE or (top in _EDGES and other in {"upstream", *_EDGES[top]})
 
 
 def _is_typing_only(node: ast.AST) -> bool:
@@ -160,143 +112,236 @@ def _imported(node: ast.AST) -> list[tuple[str, str | None]]:
     return []
 
 
-def _top_of(package: Path, module: str, name: str | None) -> str:
-    """Return the module or folder of zerofit/ that an import leads to."""
-    _, _, rest = module.partition(".")
-    if rest:
-        return rest.partition(".")[0]
-    is_module = name is not None and ((package / name).is_dir() or (package / f"{name}.py").is_file())
-    return str(name) if is_module else "__init__"
+def _wing_of(module: str, name: str | None) -> str:
+    """Return the wing that an import leads to; "" for zerofit itself."""
+    parts = module.split(".")
+    if len(parts) > 1:
+        return parts[1]
+    return name if name in _WINGS else ""
 
 
-def _complaints(package: Path, top: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield (line, what is wrong) for each import and call that a module's ring forbids."""
-    ring = _ring(top)
+def _is_pure(place: str) -> bool:
+    def lies_in(folders: tuple[str, ...]) -> bool:
+        return any(place == folder or place.startswith(f"{folder}/") for folder in folders)
+
+    return lies_in(_PURE) and not lies_in(_NOT_PURE)
+
+
+def _complaints(place: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield (line, what is wrong) for each import and call that a file must not have."""
+    wing = place.parts[0].removesuffix(".py")
+    below = {**_WINGS, **_LOOSE}[wing]
+    is_pure = _is_pure(place.as_posix())
     for node, lazy, typing_only in _statements(tree):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Call):
             called = node.func.id if isinstance(node.func, ast.Name) else None
-            if ring != "edge" and called in _IO_CALLS:
-                yield line, f"a {ring} must not call {called}()"
+            if is_pure and called in _IO_CALLS:
+                yield line, f"pure code must not call {called}()"
             continue
         for module, name in _imported(node):
             root = module.partition(".")[0]
             if root == "":
                 yield line, "write the whole name in place of a relative import"
             elif root == "zerofit":
-                other = _top_of(package, module, name)
-                is_public_name = top == "__init__" and lazy  # zerofit's own, imported when it is asked for
-                if not _may_import(top, other) and not is_public_name:
-                    article = "an" if ring == "edge" else "a"
-                    yield line, f"{article} {ring} ({top}) must not import {other}"
+                other = _wing_of(module, name)
+                if other != wing and other not in below:
+                    yield line, f"{wing} must not import {other or 'zerofit itself'}"
             elif typing_only:
                 continue
-            elif ring == "edge":
-                if root in _HEAVY and not lazy:
-                    yield line, f"import {root} inside the function that needs it: it takes seconds"
-            elif root not in _STDLIB and name not in _STDLIB_NAMES.get(module, ()):
-                if root not in _LAZY[str(ring)]:
-                    yield line, f"a {ring} must not import {module}"
+            elif root in _HEAVY and not lazy:
+                yield line, f"import {root} inside the function that needs it: it takes seconds"
+            elif is_pure and root not in _STDLIB and name not in _STDLIB_NAMES.get(module, ()):
+                if root not in _LAZY:
+                    yield line, f"pure code must not import {module}"
                 elif not lazy:
-                    yield line, f"a {ring} may import {root} inside a function only"
+                    yield line, f"pure code may import {root} inside a function only"
 
 
 def violations(package: Path) -> list[str]:
-    """Return one line for each thing in a package folder that breaks the rings."""
+    """Return one line for each thing in a package folder that breaks the rules of the house."""
     found = []
     for path in sorted(package.rglob("*.py")):
         place = path.relative_to(package)
-        top = place.parts[0].removesuffix(".py")
-        if _ring(top) is None:
-            found.append(
-                f"{place}: {top} stands in no ring; add it to _VALUES, _PURE or _EDGES in "
-                "tests/test_architecture.py, and to the map of modules in the design"
-            )
+        if place.parts[0].removesuffix(".py") not in (_WINGS if len(place.parts) > 1 else _LOOSE):
+            found.append(f"{place}: it stands in no wing; the wings are in tests/test_architecture.py")
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        found += [f"{place}:{line}: {text}" for line, text in _complaints(package, top, tree)]
+        found += [f"{place}:{line}: {text}" for line, text in _complaints(place, tree)]
     return found
 
 
-def test_imports_point_inward_only() -> None:
+def circles(package: Path) -> list[list[str]]:
+    """Return the groups of files of a package folder that import each other, imports for types included."""
+    modules = {
+        ".".join((package.name, *path.relative_to(package).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        ): path
+        for path in package.rglob("*.py")
+    }
+    imports = {module: _modules_imported(path, modules) - {module} for module, path in modules.items()}
+    reached = {module: _reachable(module, imports) for module in modules}
+    found = {
+        frozenset(other for other in reached[module] if module in reached[other])
+        for module in modules
+        if module in reached[module]
+    }
+    return sorted(sorted(one) for one in found)
+
+
+def _modules_imported(path: Path, modules: dict[str, Path]) -> set[str]:
+    found = set()
+    for node, _, _ in _statements(ast.parse(path.read_text(encoding="utf-8"))):
+        for module, name in _imported(node):
+            whole = f"{module}.{name}"
+            found |= {whole} if whole in modules else {module} & modules.keys()
+    return found
+
+
+def _reachable(start: str, imports: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = list(imports[start])
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.add(module)
+            waiting += imports[module]
+    return found
+
+
+def test_a_wing_imports_from_the_wings_below_it_only() -> None:
     assert violations(_PACKAGE) == []
 
 
+def test_the_table_of_wings_goes_one_way_down() -> None:
+    wings = list(_WINGS)
+    assert {wing: sorted(below - set(wings[: wings.index(wing)])) for wing, below in _WINGS.items()} == {
+        wing: [] for wing in wings
+    }
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert circles(_PACKAGE) == []
+
+
 _PLANTED = [
-    ("facts.py", "import os\n", ["facts.py:1: a value must not import os"]),
-    ("facts.py", "import pydantic\n", ["facts.py:1: a value may import pydantic inside a function only"]),
-    ("facts.py", "def f():\n    import pydantic\n", []),
-    ("facts.py", "def f():\n    import yaml\n", ["facts.py:2: a value must not import yaml"]),
-    ("facts.py", "from zerofit import units, __version__\n", []),
+    ("core/facts.py", "import os\n", ["core/facts.py:1: pure code must not import os"]),
     (
-        "facts.py",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from zerofit.planning.plan_from_flags import choose\n",
-        ["facts.py:3: a value (facts) must not import choose"],
+        "core/facts.py",
+        "import pydantic\n",
+        ["core/facts.py:1: pure code may import pydantic inside a function only"],
     ),
-    ("choose.py", "def f():\n    import torch\n", ["choose.py:2: a pure stage must not import torch"]),
-    ("choose.py", "from datetime import datetime\n", ["choose.py:1: a pure stage must not import datetime"]),
-    ("choose.py", "from pathlib import Path\n", ["choose.py:1: a pure stage must not import pathlib"]),
-    ("choose.py", "from pathlib import PurePath\nimport collections.abc\n", []),
-    ("choose.py", "text = open('f').read()\n", ["choose.py:1: a pure stage must not call open()"]),
+    ("core/facts.py", "def f():\n    import pydantic\n", []),
+    ("core/facts.py", "from zerofit.core import units\n", []),
+    ("core/facts.py", "import zerofit\n", ["core/facts.py:1: core must not import zerofit itself"]),
     (
-        "choose.py",
-        "from zerofit import probe\n",
-        ["choose.py:1: a pure stage (choose) must not import probe"],
+        "core/facts.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from zerofit.planning.solve import solve\n",
+        ["core/facts.py:3: core must not import planning"],
     ),
     (
-        "render/json.py",
+        "planning/estimate/host.py",
+        "def f():\n    import torch\n",
+        ["planning/estimate/host.py:2: pure code must not import torch"],
+    ),
+    (
+        "checking/rules/offload.py",
+        "from datetime import datetime\n",
+        ["checking/rules/offload.py:1: pure code must not import datetime"],
+    ),
+    ("checking/rules/offload.py", "from pathlib import PurePath\nimport collections.abc\n", []),
+    (
+        "checking/rules/offload.py",
+        "text = open('f').read()\n",
+        ["checking/rules/offload.py:1: pure code must not call open()"],
+    ),
+    (
+        "checking/engine.py",
+        "from zerofit import planning\n",
+        ["checking/engine.py:1: checking must not import planning"],
+    ),
+    (
+        "configs/write/json.py",
         "def f():\n    from zerofit.cli.main import main\n",
-        ["render/json.py:2: a pure stage (render) must not import cli"],
+        ["configs/write/json.py:2: configs must not import cli"],
     ),
     (
-        "render/json.py",
+        "configs/write/json.py",
         "from . import yaml\n",
-        ["render/json.py:1: write the whole name in place of a relative import"],
+        ["configs/write/json.py:1: write the whole name in place of a relative import"],
     ),
     (
-        "runtime/tee.py",
+        "training/tee.py",
         "import zerofit.launching.watch\n",
-        ["runtime/tee.py:1: an edge (runtime) must not import launcher"],
+        ["training/tee.py:1: training must not import launching"],
     ),
     (
-        "probe/machine.py",
+        "launching/watch.py",
         "from zerofit.training import record\n",
-        ["probe/machine.py:1: an edge (probe) must not import runtime"],
+        ["launching/watch.py:1: launching must not import training"],
     ),
-    (
-        "launcher/watch.py",
-        "from zerofit.cli.main import main\n",
-        ["launcher/watch.py:1: an edge (launcher) must not import cli"],
-    ),
-    ("launcher/watch.py", "import os\nfrom zerofit.machine.this_node import probe_machine\n", []),
+    ("launching/watch.py", "import os\nfrom zerofit.machine.this_node import probe_machine\n", []),
     (
         "cli/plan.py",
         "import torch.cuda\n",
         ["cli/plan.py:1: import torch inside the function that needs it: it takes seconds"],
     ),
     ("cli/plan.py", "def f():\n    import torch.cuda\n", []),
+    ("utils.py", "", ["utils.py: it stands in no wing; the wings are in tests/test_architecture.py"]),
     (
-        "utils.py",
+        "tuning/run.py",
         "",
-        [
-            "utils.py: utils stands in no ring; add it to _VALUES, _PURE or _EDGES in "
-            "tests/test_architecture.py, and to the map of modules in the design"
-        ],
+        ["tuning/run.py: it stands in no wing; the wings are in tests/test_architecture.py"],
     ),
 ]
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), _PLANTED)
 def test_a_planted_import_is_caught(tmp_path: Path, name: str, text: str, expected: list[str]) -> None:
-    (tmp_path / "probe").mkdir()
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(text)
-    (tmp_path / "units.py").touch()
     assert violations(tmp_path) == expected
 
 
+def test_a_planted_circle_is_caught(tmp_path: Path) -> None:
+    package = tmp_path / "zerofit"
+    texts = {
+        "core/a.py": "from zerofit.core import b\n",
+        "core/b.py": "def f():\n    from zerofit.core.c import g\n",
+        "core/c.py": "if TYPE_CHECKING:\n    import zerofit.core.a\n",
+        "core/d.py": "from zerofit.core import a\n",
+    }
+    for name, text in texts.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    assert circles(package) == [["zerofit.core.a", "zerofit.core.b", "zerofit.core.c"]]
+
+
+def test_modules_that_are_named_in_strings_are_there() -> None:
+    """Programs that are started with -m, and modules that messages name."""
+    named = {
+        name
+        for folder in ("zerofit", "tools", "benchmarks", "examples")
+        for path in (_ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for name in re.findall(r"\bzerofit(?:\.[a-z_]\w*)+\b", node.value)
+    }
+    assert named
+    assert {name for name in named if not _is_there(name)} == set()
+
+
+def _is_there(name: str) -> bool:
+    """Return whether a dotted name is a module, or a name in one."""
+    module, _, last = name.rpartition(".")
+    path = _ROOT / Path(*name.split("."))
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    return bool(module) and (hasattr(importlib.import_module(module), last) if _is_there(module) else False)
+
+
 def _own_files() -> list[Path]:
-    folders = ("zerofit", "tests", "examples", "benchmarks")
+    folders = ("zerofit", "tests", "tools", "examples", "benchmarks")
     return [path for folder in folders for path in sorted((_ROOT / folder).rglob("*.py"))]
 
 

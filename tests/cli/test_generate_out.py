@@ -144,8 +144,8 @@ def test_a_run_that_was_stopped_says_what_is_kept(
 _COPY = """
 import sys
 from pathlib import Path
-from zerofit.cli.generate_out import copy_to_stdout
-from zerofit.errors import UserError
+from zerofit.launching.generate.output import copy_to_stdout
+from zerofit.core.errors import UserError
 try:
     copy_to_stdout(Path(sys.argv[1]))
 except UserError as error:

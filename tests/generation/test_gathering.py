@@ -13,7 +13,7 @@ from runs import run_command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-RANKS = Path(__file__).parent / "ranks_of_gathering.py"
+RANKS = Path(__file__).parents[1] / "support" / "ranks_of_gathering.py"
 ON_NVME = ("tokens, on NVMe", "training, on NVMe")
 Answers = dict[str, list[bool]]
 

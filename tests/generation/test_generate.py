@@ -18,7 +18,7 @@ import zerofit
 from zerofit.core.errors import UserError
 from zerofit.generation.generation_job import FinishReason
 
-_RANKS = Path(__file__).parent / "ranks_of_generate.py"
+_RANKS = Path(__file__).parents[1] / "support" / "ranks_of_generate.py"
 _AS_ALONE = ("data_parallel", "zero2", "zero3", "zero3_gathered", "zero3_gathered_by_the_script")
 _OTHER_CASES = (
     "zero3_weights_meanwhile",

@@ -17,7 +17,7 @@ import pytest
 
 _WATCH = """
 import json, sys
-from zerofit.launcher.watch import run_watched
+from zerofit.launching.watch import run_watched
 
 grace = {"stop_grace_s": float(sys.argv.pop(1))} if sys.argv[1] != "sh" else {}
 ended = run_watched(sys.argv[1:], environment={"FROM_WATCH": "yes"}, **grace)

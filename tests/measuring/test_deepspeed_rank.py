@@ -72,7 +72,7 @@ def _spec(
 def _held(folder: Path, spec: Spec) -> dict[str, Any]:
     """Return what rank_program.py prints of a spec, run in a process of its own."""
     (folder / "spec.json").write_text(spec_to_json(spec))
-    program = Path(__file__).with_name("rank_program.py")
+    program = Path(__file__).parents[1] / "support" / "rank_program.py"
     finished = subprocess.run(
         [sys.executable, str(program), str(folder / "spec.json")],
         env={**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},

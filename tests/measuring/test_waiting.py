@@ -112,7 +112,7 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         "print('started', flush=True); time.sleep(60)\n"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path), str(Path(__file__).parent)],
+        [sys.executable, "-c", program, str(tmp_path), str(Path(__file__).parents[1] / "support")],
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -20,6 +20,6 @@ def test_the_tests_of_a_file_stay_in_one_process() -> None:
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options, *files]
     said = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True).stdout
 
-    places = set(re.findall(r"^\[(gw\d)\] .* (tests/\w+\.py)::", said, re.MULTILINE))
+    places = set(re.findall(r"^\[(gw\d)\] .* (tests/\w+/\w+\.py)::", said, re.MULTILINE))
     assert sorted(file for _, file in places) == sorted(files)
     assert {worker for worker, _ in places} == {"gw0", "gw1"}

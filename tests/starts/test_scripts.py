@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT, documented, made, python_script, targets
 
-_PROGRAM = Path(__file__).with_name("start_scripts.py")
+_PROGRAM = Path(__file__).parents[1] / "support" / "start_scripts.py"
 _FILES = sorted(
     str(path.relative_to(ROOT))
     for folder in ("benchmarks", "examples")

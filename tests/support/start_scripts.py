@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parents[2]
 _OK = "ok"
-_PLACES = (_ROOT / "benchmarks", _ROOT / "examples", _ROOT / "tests" / "semantics")
+_PLACES = (_ROOT / "benchmarks", _ROOT / "examples", _ROOT / "tests" / "support")
 """Where scripts find one another, and what they borrow."""
 
 

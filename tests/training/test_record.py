@@ -63,7 +63,7 @@ def test_a_killed_rank_has_no_record(tmp_path: Path, text: str | None) -> None:
 _ALLOCATE = """
 import subprocess, sys
 from pathlib import Path
-from zerofit.runtime.record import write_record
+from zerofit.training.record import write_record
 
 block = bytearray(int(sys.argv[2]))
 block[::4096] = b"x" * len(block[::4096])

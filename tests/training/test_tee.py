@@ -18,7 +18,7 @@ import pytest
 _HEAD = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from zerofit.runtime.tee import tee_output
+from zerofit.training.tee import tee_output
 
 tee_output(Path("logs/rank0.log"))
 """

@@ -11,7 +11,7 @@ _PROGRAM = """
 import os, sys
 os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 import accelerate.state
-from zerofit.upstream.accelerate import skip_data_parallel_wrapping
+from zerofit.core.upstream.accelerate import skip_data_parallel_wrapping
 
 skip_data_parallel_wrapping(accelerate.state)
 state = accelerate.state.PartialState(**eval(sys.argv[1]))

@@ -176,7 +176,7 @@ def test_a_name_that_a_killed_run_reserved_without_hard_links_is_in_nobodys_way(
 HOLD = """
 import sys
 from pathlib import Path
-from zerofit.generation.part_folder import claim
+from zerofit.generation.results.folder import claim
 
 lock = claim(Path(sys.argv[1]), fingerprint="F", resume=True)
 print("held", flush=True)

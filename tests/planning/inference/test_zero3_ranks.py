@@ -21,7 +21,7 @@ from zerofit.planning.inference.device import Weights
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parents[2] / "support"
 _TIMEOUT_S = 280
 _BUCKETS = Buckets(
     stage3_prefetch_bucket_size=PREFETCH,

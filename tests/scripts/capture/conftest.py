@@ -14,7 +14,7 @@ import pytest
 
 from zerofit.scripts.capture.capture import CapturedScript, capture_script
 
-_MADE_CHILD = (sys.executable, str(Path(__file__).parents[2] / "capture_scripts" / "made_child.py"))
+_MADE_CHILD = (sys.executable, str(Path(__file__).parent / "programs" / "made_child.py"))
 
 
 class Workplace:

@@ -14,7 +14,7 @@ import pytest
 from zerofit.core.errors import UserError
 from zerofit.scripts.capture.capture import capture_script
 
-_SCRIPTS = Path(__file__).parents[2] / "capture_scripts"
+_SCRIPTS = Path(__file__).parent / "programs"
 _LINES = (
     "no_training.py",
     "never_prepares.py",

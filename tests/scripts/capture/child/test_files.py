@@ -19,7 +19,7 @@ from zerofit.scripts.capture.restore_files import undo as undo_until
 _CHILD = """
 import sys
 from pathlib import Path
-from zerofit.runtime.capture.files import guard
+from zerofit.scripts.capture.child.files import guard
 guard(Path(sys.argv[1]))
 exec(compile(Path(sys.argv[2]).read_text(), sys.argv[2], "exec"))
 """
