@@ -18,7 +18,6 @@ from captures import LOOP, TRAINER, with_model
 from launch_flags import launch_flags
 
 from zerofit.cli.launch import _check_rules, _tell
-from zerofit.cli.output.applied_table import applied_rows
 from zerofit.core.capture import Capture, for_plan
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine
@@ -29,6 +28,7 @@ from zerofit.launching import follow_plan
 from zerofit.launching import plan as launch_plan
 from zerofit.launching.run_folder import run_folder
 from zerofit.launching.start import Launch, launch_files
+from zerofit.planning.applied_table import applied_rows
 from zerofit.training.settings import check_batch, settings_of
 
 _A100 = GpuSpec(name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * GIB, compute_capability=(8, 0))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
-
 from zerofit.checking.engine import Verdict, sort_findings
 from zerofit.checking.engine import check as check_rules
 from zerofit.checking.inputs.capture import with_capture
@@ -14,6 +12,8 @@ from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zerofit.checking.targets import Targets
 
 from typing import TYPE_CHECKING
@@ -23,17 +23,14 @@ from zerofit.checking.engine import check
 if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
 
-no_check_option = click.option(
-    "--no-check", is_flag=True, help="Go on where the rules of `zerofit check` say that it can't work."
-)
 
-
-def stop_at_errors(situation: Situation, *, no_check: bool) -> None:
+def stop_at_errors(situation: Situation, *, no_check: bool, tell: Callable[[str], None]) -> None:
     """Print what the rules warn of, and end the command where they say that it can't work.
 
     Args:
         situation: what will run.
         no_check: whether to print errors as well, and go on.
+        tell: takes each finding as text.
 
     Raises:
         ExceptionGroup: of one UserError for each finding that is an error.
@@ -41,7 +38,7 @@ def stop_at_errors(situation: Situation, *, no_check: bool) -> None:
     verdict = check(situation, rules=ALL_RULES)
     errors, warnings = verdict.of(Severity.ERROR), verdict.of(Severity.WARNING)
     for finding in warnings + (errors if no_check else ()):
-        click.echo(finding.as_text(), err=True)
+        tell(finding.as_text())
     if errors and not no_check:
         raise ExceptionGroup("combinations that do not work", [finding.as_error() for finding in errors])
 

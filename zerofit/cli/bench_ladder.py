@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zerofit.cli.ladder_checks import check_steps
+from zerofit.cli.output.console import Console
 from zerofit.cli.output.ladder_table import head_words, ladder_table
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.configs.write.write_files import file_exists, write_files
@@ -169,7 +170,7 @@ def ladder(
         check_can_plot(plot, force=force)
     if output is not None and not force and (output / "ladder.json").exists():
         raise file_exists(str(output / "ladder.json"), flag="--output FOLDER")
-    check_libraries()
+    check_libraries(Console())
     here = () if on_cpu else probe_machine().gpus
     said_model = model or (PUBLISHED_MODEL if here else _CPU_MODEL)
     source = probe_model(said_model, task=task)

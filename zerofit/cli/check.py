@@ -16,15 +16,17 @@ from zerofit.checking.read_targets import read_targets
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.checking.targets import Checked
-from zerofit.cli.capturing import capture_limit_option, check_limit
-from zerofit.cli.output.capture_words import capture_lines
+from zerofit.cli.capturing import capture_limit_option
+from zerofit.cli.output.console import Console
 from zerofit.cli.output.findings import findings_text
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.configs.schemas.load import load_schemas
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError, nearest
 from zerofit.machine.versions import probe_versions
+from zerofit.planning.inputs import check_capture_limit
 from zerofit.scripts.capture.with_progress import captured
+from zerofit.scripts.capture_summary import capture_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -99,7 +101,7 @@ def check(
         return 0
     _refuse_wrong_use(context, targets, as_json=as_json, as_sarif=as_sarif, fix=fix, dry_run=dry_run)
     if not captures:
-        check_limit(capture_limit_s, because="no --capture")
+        check_capture_limit(capture_limit_s, because="no --capture")
     versions = probe_versions()
     schemas = load_schemas(versions)
     around = _around(route=route, num_processes=num_processes, on_cpu=on_cpu, here=here, versions=versions)
@@ -185,7 +187,7 @@ def _with_capture(
         )
     target = (*scripts[0], *targets.arguments)
     without = "leave out --capture: the source alone is then read"
-    with captured(target, limit_s=limit_s, instead=without) as run:
+    with captured(target, limit_s=limit_s, instead=without, observer=Console()) as run:
         capture = run.capture
     click.echo("\n".join(capture_lines(capture, is_kept=run.is_kept)), err=True)
     return lambda targets: replace(around(targets), capture=capture)

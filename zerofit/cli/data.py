@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.cli.capturing import capture_limit_option, check_limit
+from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.output.data_json import data_json
 from zerofit.cli.output.data_table import data_table
 from zerofit.cli.parameters import CONTEXT, Number, ParamType, Verb, Word
@@ -15,6 +15,7 @@ from zerofit.configs.write.write_files import check_can_write, write_files
 from zerofit.core.errors import UserError
 from zerofit.data.lengths.report import Unit, Workload, length_report
 from zerofit.models.task import Task
+from zerofit.planning.inputs import check_capture_limit
 from zerofit.scripts.target import check_script
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def data(
         batch_size = batch_size or capture.micro_batch_size
         is_causal = _is_causal(capture)
     else:
-        check_limit(capture_limit_s, because="files")
+        check_capture_limit(capture_limit_s, because="files")
         measured, is_causal = _of_files(sources, flags), False
     workload = Workload(
         batch_size=batch_size or DEFAULT_BATCH_SIZE,

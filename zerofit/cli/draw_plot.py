@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from zerofit.cli.output.plan_table import GROUPS
 from zerofit.configs.write.write_files import check_can_write, write_bytes
 from zerofit.core.errors import UserError
+from zerofit.planning.plan_table import GROUPS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,6 +10,7 @@ import click
 
 from zerofit.cli.generation_values import NUMBERS
 from zerofit.cli.options import rendezvous_options, run_dir_option
+from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Origin
@@ -175,7 +176,7 @@ def _run_of(flags: dict[str, Any]) -> Run:
     _check_nodes(nodes, flags)
     said = settings_said({name: flags[name] for name in SETTING_FLAGS}, file=flags["generation_config"])
     check_out(flags["out"])
-    check_libraries()
+    check_libraries(Console())
     lines = prompt_files.read_prompts_file(flags["prompts"])
     model = models.find_model(flags["model"])
     place = models.find_tokenizer(flags["tokenizer"], model=model, model_text=flags["model"])

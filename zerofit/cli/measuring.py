@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from zerofit.cli.output.console import Console
 from zerofit.core.errors import UserError
 from zerofit.data.columns import chosen_columns, header_notes
 from zerofit.data.counting import Characters, Words
@@ -89,7 +90,7 @@ def measure_script(target: tuple[str, ...], *, limit_s: float) -> tuple[Measured
     Raises:
         UserError: it does not come to a training, or its samples have no tokens.
     """
-    with captured(target, limit_s=limit_s, instead=_INSTEAD) as script:
+    with captured(target, limit_s=limit_s, instead=_INSTEAD, observer=Console()) as script:
         capture = script.capture
     lengths = capture.lengths
     if lengths is None or not lengths.counts:

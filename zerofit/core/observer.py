@@ -15,8 +15,8 @@ class Observer:
     def say(self, sentence: str) -> None:
         """Take one sentence for the user, such as an assumption of a plan."""
 
-    def show(self, result: object) -> None:
-        """Take a result on the way: the capture of a script, the answer of a planner, a launch."""
+    def show(self, text: str) -> None:
+        """Take a text of several lines, such as what a script trains or the table of a plan."""
 
     def task(
         self, title: str, *, is_announced: bool = False

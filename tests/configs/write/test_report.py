@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from zerofit.cli.output.report import describe_machine, plan_lines
 from zerofit.core.facts import GpuSpec, Machine
+from zerofit.core.plan import describe_machine, plan_lines
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, describe_strategy
 from zerofit.core.units import GIB
 

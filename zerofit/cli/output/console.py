@@ -5,14 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import contextmanager
-from functools import singledispatch
 from typing import TYPE_CHECKING
 
 import click
 
-from zerofit.cli.output.applied_table import applied_rows, applied_table
-from zerofit.cli.output.capture_words import capture_lines
-from zerofit.cli.output.report import head_lines
 from zerofit.core.observer import Observer
 
 if TYPE_CHECKING:
@@ -29,9 +25,9 @@ class Console(Observer):
         """Print a sentence."""
         click.echo(f"zerofit: {sentence}", err=True)
 
-    def show(self, result: object) -> None:
-        """Print a result on the way as a table."""
-        click.echo(_text(result), err=True)
+    def show(self, text: str) -> None:
+        """Print a text of several lines as it is."""
+        click.echo(text, err=True)
 
     @contextmanager
     def task(self, title: str, *, is_announced: bool = False) -> Iterator[Callable[[str], None]]:

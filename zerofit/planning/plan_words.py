@@ -10,7 +10,7 @@ from zerofit.core.units import GIB
 
 if TYPE_CHECKING:
     from zerofit.core.estimates import Estimate, MemoryEstimate, StepTime
-    from zerofit.core.facts import ModelFacts, Workload
+    from zerofit.core.facts import Workload
     from zerofit.core.plan import Topology
     from zerofit.planning.problem import Problem
 
@@ -113,12 +113,6 @@ def rate(per_s: float | None) -> str:
     if per_s >= 1000:
         return f"{per_s / 1000:.3g}k" if per_s < 1e6 else f"{per_s / 1e6:.3g}M"
     return f"{per_s:.3g}"
-
-
-def parameters(model: ModelFacts) -> str:
-    """Return the number of parameters: "8.03 B", "336 M"."""
-    number = model.num_parameters
-    return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
 
 
 def workload_words(workload: Workload) -> str:

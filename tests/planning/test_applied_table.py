@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from captures import LOOP, TRAINER, with_model
 
-from zerofit.cli.output.applied_table import Row, applied_rows, applied_table
 from zerofit.core.capture import Capture
 from zerofit.core.facts import Machine, Versions, Workload
 from zerofit.core.plan import Origin, Plan, Reason, Topology
@@ -22,6 +21,7 @@ from zerofit.core.strategy import (
     Strategy,
     ZeroStage,
 )
+from zerofit.planning.applied_table import Row, applied_rows, applied_table
 
 _MACHINE = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=2, host_memory_available_bytes=1)
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from captures import LOOP, TRAINER, with_model
 
-from zerofit.cli.output.capture_words import capture_lines, capture_summary
 from zerofit.core.capture import Capture
+from zerofit.scripts.capture_summary import capture_lines, capture_summary
 from zerofit.scripts.target import script_of
 
 

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import html
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.cli.output.plan_words import (
+from zerofit.core.estimates import Holder
+from zerofit.core.facts import parameters
+from zerofit.core.text_table import table_lines
+from zerofit.core.units import format_bytes
+from zerofit.planning.make_plan import why_it_loses
+from zerofit.planning.plan_words import (
     batch,
     fit_words,
     gib,
     kind_label,
     label,
     memory,
-    parameters,
     rate,
     time,
     workload_words,
 )
-from zerofit.core.estimates import Holder
-from zerofit.core.units import format_bytes
-from zerofit.planning.make_plan import why_it_loses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from zerofit.core.estimates import MemoryEstimate, PhaseMemory
     from zerofit.planning.answer import Answer
@@ -36,21 +38,12 @@ _HEADER = ("", "strategy", "batch", "GPU memory", "GiB", "host GiB", "step", "to
 
 def plan_table(answer: Answer) -> str:
     """Return what `zerofit plan` prints."""
-    lines = [*_head(answer), "", *_rows(answer), "", *_legend(answer)]
+    lines = [*_head(answer), "", *table_lines(_cells(answer)), "", *_legend(answer)]
     if answer.fits:
         lines += ["", *_peak(answer)]
     else:
         lines += ["", *_nothing_fits(answer)]
     return "\n".join(lines)
-
-
-def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines, the columns aligned and the last one as long as it is."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return [
-        "  ".join((*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1])).rstrip()
-        for row in rows
-    ]
 
 
 def machine_words(answer: Answer) -> str:
@@ -74,7 +67,23 @@ def _head(answer: Answer) -> Iterator[str]:
         yield "--fast: from closed forms, not from a trace of the model; the numbers are rougher"
 
 
-def _rows(answer: Answer) -> list[str]:
+def answer_html(answer: Answer) -> str:
+    """Return the same as HTML, for notebooks."""
+
+    def paragraph(lines: Iterator[str]) -> str:
+        return f"<p>{'<br>'.join(html.escape(line) for line in lines)}</p>"
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    header, *rows = _cells(answer)
+    table = "".join((row(header, "th"), *(row(cells, "td") for cells in rows)))
+    last = _peak(answer) if answer.fits else _nothing_fits(answer)
+    return f"{paragraph(_head(answer))}<table>{table}</table>{paragraph(_legend(answer))}{paragraph(last)}"
+
+
+def _cells(answer: Answer) -> list[list[str]]:
+    """Return the table's header and rows."""
     found = answer.found
     rows = [list(_HEADER), _row(answer, answer.head, ">" if answer.fits else "?")]
     rows += [_row(answer, judged, "") for judged in found.others]
@@ -83,7 +92,7 @@ def _rows(answer: Answer) -> list[str]:
         least = f"at least {gib(one.least_bytes)}"
         name = kind_label(one.strategy, problem.topology)
         rows.append(["", name, "-", ">" * _BAR, least, "-", "-", "-", _AT_LEAST])
-    return table_lines(rows)
+    return rows
 
 
 def _row(answer: Answer, judged: Judged, mark: str) -> list[str]:

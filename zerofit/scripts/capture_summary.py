@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.cli.output.plan_table import table_lines
-from zerofit.cli.output.plan_words import parameters
 from zerofit.core.command import Route
+from zerofit.core.facts import parameters
+from zerofit.core.text_table import table_lines
 from zerofit.core.units import format_bytes
 from zerofit.scripts.target import script_words
 

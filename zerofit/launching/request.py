@@ -1,4 +1,4 @@
-"""Asked: what the flags of `zerofit launch` ask for, beside the node that they are given on."""
+"""LaunchRequest: what a launch is asked for, and on which node."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
     from zerofit.core.facts import Machine
     from zerofit.core.request import Request
+    from zerofit.launching.nodes import Nodes
+
+
+NO_GPU = "no GPU in sight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What the flags ask for, and what is here."""
+class LaunchRequest:
+    """A script with what was said of how it runs, and this node."""
 
     target: tuple[str, ...]
     request: Request
@@ -30,7 +34,11 @@ class Asked:
     captures: bool
     """Whether the script may be run to see what it trains."""
     capture_limit_s: float
+    """How long the script may take to come to its training."""
     plan_file: Path | None
+    """Where the plan in `request` was read from."""
+    nodes: Nodes
+    """The nodes of the run, and the GPUs of this one."""
 
     @property
     def on_cpu(self) -> bool:
@@ -60,7 +68,7 @@ class Asked:
             return f"--preset {self.request.preset}" if self.request.preset else f"--plan {self.plan_file}"
         if not self.captures:
             return "--no-capture"
-        return "--cpu" if asks_for_cpu(self.request) else "no GPU in sight"
+        return "--cpu" if asks_for_cpu(self.request) else NO_GPU
 
     @property
     def lacks_micro_batch(self) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.cli.output.capture_words import batch_words, class_name
-from zerofit.cli.output.plan_table import table_lines
-from zerofit.cli.output.plan_words import OPTIMIZER_WORDS
 from zerofit.core.plan import Origin
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, show
+from zerofit.core.text_table import table_lines
 from zerofit.planning.constraints import constraints_of
+from zerofit.planning.plan_words import OPTIMIZER_WORDS
+from zerofit.scripts.capture_summary import batch_words, class_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
