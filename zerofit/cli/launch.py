@@ -83,24 +83,9 @@ def launch(
     Flags before SCRIPT are zerofit's, all behind it are the script's own. The exit code is the script's;
     128 + N where signal N ended it.
     """
-    ranks_per_node = flags.pop("ranks_per_node")
-    rank_for_each_gpu = isinstance(ranks_per_node, str)  # torchrun's word for one rank a GPU
-    model = take_model_flags(flags)
-    nodes = Nodes(
-        ranks_per_node=None if rank_for_each_gpu else ranks_per_node,
-        **{name: flags.pop(name) for name in _OF_NODES},
-    )
     run = launch_run(
         (*(("-m",) if module else ()), script, *script_args),
-        model=model,
-        nodes=nodes,
-        rank_for_each_gpu=rank_for_each_gpu,
-        hostfile=flags.pop("hostfile"),
-        gpus=flags.pop("gpus"),
-        captures=not flags.pop("no_capture"),
-        capture_limit_s=flags.pop("capture_limit_s"),
-        plan_file=flags["plan_file"],
-        request=request_of(allow=model.allow, **flags),
+        **asked_of(flags),
         is_checked=not no_check,
         generate_limit_s=generate_limit_s,
         run_dir=run_dir,
@@ -115,3 +100,24 @@ def launch(
     if run.cause:
         click.echo(f"zerofit: {run.cause}; its log and record are in {run.folder}", err=True)
     return run.exit_code
+
+
+def asked_of(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return what flags say of a launch, as the arguments of launch_request beside the script."""
+    ranks_per_node = flags.pop("ranks_per_node")
+    rank_for_each_gpu = isinstance(ranks_per_node, str)  # torchrun's word for one rank a GPU
+    model = take_model_flags(flags)
+    return {
+        "model": model,
+        "nodes": Nodes(
+            ranks_per_node=None if rank_for_each_gpu else ranks_per_node,
+            **{name: flags.pop(name) for name in _OF_NODES},
+        ),
+        "rank_for_each_gpu": rank_for_each_gpu,
+        "hostfile": flags.pop("hostfile"),
+        "gpus": flags.pop("gpus"),
+        "captures": not flags.pop("no_capture"),
+        "capture_limit_s": flags.pop("capture_limit_s"),
+        "plan_file": flags["plan_file"],
+        "request": request_of(allow=model.allow, **flags),
+    }

@@ -25,7 +25,7 @@ from zerofit.planning.plan_words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from zerofit.core.estimates import MemoryEstimate, PhaseMemory
     from zerofit.planning.answer import Answer

@@ -57,8 +57,8 @@ def settings_of(settings: Mapping[str, Any]) -> tuple[ModelFlags, MachineFlags, 
         UserError: a name or a value is not known.
     """
     values = {name: _value(name, value) for name, value in settings.items()}
-    model = {name: values.get(name, DEFAULTS.get(name)) for name in _OF_MODEL}
-    machine = {name: values.get(name) for name in _OF_MACHINE}
+    model: dict[str, Any] = {name: values.get(name, DEFAULTS.get(name)) for name in _OF_MODEL}
+    machine: dict[str, Any] = {name: values.get(name) for name in _OF_MACHINE}
     request = {name: value for name, value in values.items() if name in _OF_REQUEST and value is not None}
     return ModelFlags(**model), MachineFlags(**machine), Request(**request)
 

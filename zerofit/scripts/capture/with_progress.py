@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.core.cache_folder import cache_folder
 from zerofit.machine.library_versions import check_libraries
@@ -52,7 +52,7 @@ def captured(
         observer.say(sentence)
 
 
-def _callbacks(script: str, running: ExitStack, observer: Observer) -> dict[str, Callable[..., None]]:
+def _callbacks(script: str, running: ExitStack, observer: Observer) -> dict[str, Any]:
     """Return what capture_script calls as the script starts, and with each line that it prints."""
     tellers: list[Callable[[str], None]] = []
 
