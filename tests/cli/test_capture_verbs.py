@@ -49,7 +49,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> _Run:
 
     def in_process(module: Any, *words: str, capture: Capture = LOOP, is_kept: bool = False) -> int:
         @contextmanager
-        def captured(target: tuple[str, ...], *, limit_s: float, instead: str) -> Iterator[Any]:
+        def captured(target: tuple[str, ...], **_: Any) -> Iterator[Any]:
             yield SimpleNamespace(capture=replace(capture, target=target), is_kept=is_kept)
 
         monkeypatch.setattr(module, "captured", captured)

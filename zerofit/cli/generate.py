@@ -252,7 +252,7 @@ def _plan(
     from zerofit.machine.this_node import probe_machine
     from zerofit.machine.versions import probe_versions
     from zerofit.planning.inference.plan_inference import plan_inference
-    from zerofit.planning.planner import DOES_NOT_FIT
+    from zerofit.planning.plan import DOES_NOT_FIT
 
     request = InferenceRequest(
         zero_stage=flags["zero_stage"],
