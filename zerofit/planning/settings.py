@@ -76,12 +76,12 @@ def _value(name: str, value: Any) -> Any:
     try:
         return _converted(name, value)
     except (ValueError, TypeError):
-        words = [str(member.value) for member in _ENUMS[name]] if name in _ENUMS else []
+        words = [member.value for member in _ENUMS[name]] if name in _ENUMS else []
         raise UserError(
             "bad-value",
             f"{name} can't be {value!r}",
             found=f"{name}={value!r}",
-            why=f"it is one of {', '.join(words)}" if words else "its type is another one",
+            why=f"it is one of {', '.join(map(str, words))}" if words else "its type is another one",
             fix=f"write it like {name}={words[-1]!r}" if words else "see the documentation of zerofit.plan",
         ) from None
 
