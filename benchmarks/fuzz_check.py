@@ -37,7 +37,7 @@ from zerofit.checking.targets import Checked
 from zerofit.cli.output.findings import findings_text
 from zerofit.cli.output.findings_json import findings_json
 from zerofit.cli.output.sarif import sarif
-from zerofit.configs.schemas.load import load_schemas
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.machine.versions import probe_versions

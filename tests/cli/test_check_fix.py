@@ -17,7 +17,7 @@ from zerofit.checking.fix_files import Fix, diff_of, find_fixes, write_fixes
 from zerofit.checking.rule import Confidence, Severity
 from zerofit.checking.targets import Checked, TargetFile, Targets
 from zerofit.configs.document import Edit, FileKind, RemoveKey, RenameKey, SetValue
-from zerofit.configs.text import read_document
+from zerofit.configs.text.read import read_document
 from zerofit.core.errors import UserError
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]

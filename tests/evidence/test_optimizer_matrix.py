@@ -15,8 +15,8 @@ from optimizer_matrix.pair import Pair
 from optimizer_matrix.results import RESULTS, read_results, write_results
 from optimizer_matrix.run_matrix import run_case, run_matrix
 
-from zerofit.checking.rules.optimizer.groups import OPTIMIZERS
-from zerofit.checking.rules.optimizer.row import Answer
+from zerofit.checking.rules.optimizer.table import OPTIMIZERS
+from zerofit.checking.rules.optimizer.table import Answer
 from zerofit.checking.rules.optimizer.table import ROWS
 from zerofit.core.command import Route
 from zerofit.core.strategy import OffloadDevice, ZeroStage

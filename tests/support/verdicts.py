@@ -6,7 +6,7 @@ from zerofit.checking.engine import Finding, Unknown, Verdict
 from zerofit.checking.rule import Confidence, Severity
 from zerofit.checking.targets import TargetFile
 from zerofit.configs.document import BrokenFile, FileKind, RemoveKey, RenameKey, SetValue
-from zerofit.configs.text import read_document
+from zerofit.configs.text.read import read_document
 from zerofit.core.setting import Place, Said
 
 DEEPSPEED_TEXT = '{\n  "zero_optimisation": {"stage": 2},\n  "amp": {},\n  "bf16": {"enabled": false}\n}\n'

@@ -9,7 +9,7 @@ import click
 from zerofit.checking.engine import Verdict, sort_findings
 from zerofit.checking.engine import check as check_rules
 from zerofit.checking.inputs.capture import with_capture
-from zerofit.checking.inputs.join import situations
+from zerofit.checking.inputs.situations import situations
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 

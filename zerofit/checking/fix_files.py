@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.checking.targets import is_mendable
-from zerofit.configs.text import Uneditable, apply_edits
+from zerofit.configs.text.edits import Uneditable, apply_edits
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from dataclasses import replace
@@ -14,15 +15,15 @@ from zerofit.checking.inputs.named_files import (
     named_by_arguments,
     named_by_command,
     named_by_source,
+    resumed_from,
 )
-from zerofit.checking.read_file import read_bytes, script_file
-from zerofit.checking.resumed_checkpoint import probe_resumed
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
-from zerofit.configs.text import Unreadable, decode, read_document
-from zerofit.configs.text.unreadable import broken_file
+from zerofit.configs.text.read import decode, read_document
+from zerofit.configs.text.unreadable import MAX_BYTES, broken_file
 from zerofit.core.command import Launcher
-from zerofit.core.errors import UserError, nearest
+from zerofit.core.errors import Unreadable, UserError, nearest
+from zerofit.core.facts import Checkpoint
 from zerofit.core.setting import Said
 
 if TYPE_CHECKING:
@@ -31,6 +32,109 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document
     from zerofit.configs.schema import Schemas
     from zerofit.core.command import LaunchCommand
+
+_MAX_SCRIPT_BYTES = 4 * 1024 * 1024
+"""ASSUMPTION: no training script is longer; a hundred times the longest of transformers' examples."""
+
+
+def read_bytes(name: str) -> bytes:
+    """Return a file's first bytes: all of it, or one more than anything that is checked may have.
+
+    Raises:
+        UserError: it is a folder, or the system refuses to read it.
+    """
+    try:
+        with open(name, "rb") as file:
+            return file.read(max(MAX_BYTES, _MAX_SCRIPT_BYTES) + 1)
+    except OSError as error:
+        is_folder = os.path.isdir(name)
+        raise UserError(
+            "target-unreadable",
+            "the file can't be read",
+            found=f"{name}: {'it is a folder' if is_folder else error.strerror}",
+            why="check reads files one by one" if is_folder else "the system does not allow it",
+            fix=f"name the files in it: {os.path.join(name, '*.json')}"
+            if is_folder
+            else "name a file that you may read",
+        ) from None
+
+
+def decode_script(data: bytes) -> str:
+    """Return a script's text, in the encoding that its first lines declare.
+
+    Raises:
+        Unreadable: it is no text, or too long.
+    """
+    if len(data) > _MAX_SCRIPT_BYTES:
+        raise Unreadable(
+            f"the file is longer than {_MAX_SCRIPT_BYTES} bytes",
+            "no training script is so long, so this is another file",
+            "name the script",
+        )
+    import tokenize  # only where there is a script: it takes its time
+
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        text = io.IncrementalNewlineDecoder(None, translate=True).decode(data.decode(encoding), final=True)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        raise Unreadable(
+            "the file is no text in the encoding that it declares",
+            f"Python can't read it: {getattr(error, 'msg', None) or error}",
+            "save the file as UTF-8",
+        ) from None
+    if "\x00" in text:
+        raise Unreadable(
+            "the file holds zero bytes",
+            "Python refuses them in source: the file is binary, or damaged",
+            "name the script",
+            text.count("\n", 0, text.index("\x00")) + 1,
+        )
+    return text
+
+
+def script_file(name: str) -> TargetFile:
+    """Return a script, read.
+
+    Raises:
+        UserError: it can't be opened.
+    """
+    data = read_bytes(name)
+    try:
+        return TargetFile(name=name, kind=FileKind.SCRIPT, source=decode_script(data))
+    except Unreadable as error:
+        return TargetFile(name=name, kind=FileKind.SCRIPT, broken=broken_file(name, FileKind.SCRIPT, error))
+
+
+# deepspeed/runtime/engine.py, _get_rank_zero_ckpt_name and _get_ckpt_name.
+_OPTIMIZER_STATES = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
+_PARAMETER_SHARD = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
+
+
+def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
+    """Return the checkpoint that a script's arguments say to resume from; None where they name none."""
+    folder = resumed_from(arguments)
+    return probe_checkpoint(folder) if folder else None
+
+
+def probe_checkpoint(folder: str) -> Checkpoint | None:
+    """Return what a folder that a run is to resume from shows; None where DeepSpeed did not write it.
+
+    The folder is the one that is given to Trainer's --resume_from_checkpoint or accelerate's load_state: the
+    file `latest` in it names the folder of the shards.
+    """
+    try:
+        with open(os.path.join(folder, "latest"), encoding="utf-8") as file:
+            names = os.listdir(os.path.join(folder, file.read().strip()))
+    except (OSError, UnicodeDecodeError, ValueError):
+        return None
+    ranks = {match[1] for name in names if (match := _OPTIMIZER_STATES.fullmatch(name))}
+    return Checkpoint(
+        folder=folder,
+        num_ranks=len(ranks),
+        partitions_parameters=any(_PARAMETER_SHARD.fullmatch(name) for name in names),
+        is_universal="zero" in names,  # deepspeed/checkpoint/ds_to_universal.py: one folder a parameter
+    )
+
 
 STDIN = "standard input"
 """The name of what - stands for."""

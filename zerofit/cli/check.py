@@ -20,7 +20,7 @@ from zerofit.cli.capturing import capture_limit_option, check_limit
 from zerofit.cli.output.capture_words import capture_lines
 from zerofit.cli.output.findings import findings_text
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
-from zerofit.configs.schemas.load import load_schemas
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError, nearest
 from zerofit.machine.versions import probe_versions

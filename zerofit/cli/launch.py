@@ -11,9 +11,8 @@ import click
 
 from zerofit.checking.check_run import no_check_option, stop_at_errors
 from zerofit.checking.inputs.capture import with_capture
-from zerofit.checking.inputs.launch import situation_of_launch
-from zerofit.checking.read_file import script_file
-from zerofit.checking.resumed_checkpoint import probe_resumed
+from zerofit.checking.inputs.strategy import situation_of_launch
+from zerofit.checking.read_targets import probe_resumed, script_file
 from zerofit.checking.targets import Targets
 from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.options import rendezvous_options, run_dir_option, strategy_options
@@ -21,7 +20,7 @@ from zerofit.cli.output.applied_table import applied_rows, applied_table
 from zerofit.cli.output.report import head_lines
 from zerofit.cli.parameters import CONTEXT, Number, Verb
 from zerofit.cli.plan_options import model_options
-from zerofit.configs.schemas.load import load_schemas
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.write.command import is_on_one_of_many_gpus
 from zerofit.core.plan import GENERATE_LIMIT_S
 from zerofit.launching.plan import plan_launch

@@ -1,13 +1,19 @@
-"""Schema: the keys that a file may have, as the library that reads it declares them."""
+"""The keys that a file may have, as the library that reads it declares them; documents held against them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from zerofit.configs.document import Entries
+
+if TYPE_CHECKING:
+    from zerofit.configs.document import Document, KeyValue
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """The type of a value in a file."""
 
     BOOL = "bool"
@@ -35,7 +41,7 @@ class Key:
     """One key of a section."""
 
     name: str
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[ValueKind, ...] = ()
     """Types with which the library does what it should; none: it takes anything."""
     converts: bool = False
     """Whether the library makes the right type of another one: 8 of "8" or of 8.0, true of "yes" or of 1."""
@@ -151,3 +157,50 @@ class Schemas:
     """Flags of `accelerate launch`, one flat section, names with underscores and without dashes."""
     training_arguments: Schema
     """Fields of transformers' TrainingArguments, one flat section."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundKey:
+    """One entry of a document."""
+
+    path: tuple[str, ...]
+    entry: KeyValue
+    section: Section
+    """Where it stands."""
+    key: Key | None
+    """What it is there; None for a key that the section does not have."""
+
+    @property
+    def value(self) -> Any:
+        """The value as plain Python."""
+        return self.entry.plain
+
+
+def walk_document(document: Document, schema: Schema) -> Iterator[FoundKey]:
+    """Yield each entry whose section the schema knows, once for a key that is repeated."""
+    yield from _walk_entries(document.root, schema.root, ())
+
+
+def _walk_entries(entries: Entries, section: Section, path: tuple[str, ...]) -> Iterator[FoundKey]:
+    for entry in entries.entries:
+        if entries.find(entry.key) is not entry:
+            continue
+        found = FoundKey(path=(*path, entry.key), entry=entry, section=section, key=section.find(entry.key))
+        yield found
+        if found.key is None or not isinstance(entry.node, Entries):
+            continue
+        below = found.key.section
+        if section.params_of and entry.key == "params":
+            below = params_section(entries, section) or below
+        if below is not None:
+            yield from _walk_entries(entry.node, below, found.path)
+
+
+def params_section(entries: Entries, section: Section) -> Section | None:
+    """Return what the type beside the params takes; DeepSpeed's own optimizers may have capitals."""
+    entry = entries.find("type")
+    by_type = dict(section.params_of)
+    name = entry.plain if entry else None
+    if not isinstance(name, str):
+        return None
+    return by_type.get(name) or by_type.get(name.lower())

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from zerofit.checking.read_file import script_file
+from zerofit.checking.read_targets import script_file
 from zerofit.cli.output.plan_table import plan_table
-from zerofit.configs.text import Unreadable
 from zerofit.core.allocation_log import Trace
 from zerofit.core.command import Route
-from zerofit.core.errors import UserError
+from zerofit.core.errors import Unreadable, UserError
 from zerofit.core.request import Request
 from zerofit.machine.gpu_catalog import load_gpus
 from zerofit.machine.library_versions import check_libraries_of_traces

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from zerofit.checking.inputs.command_line import read_command
-from zerofit.configs.schemas.load import load_schema
+from zerofit.configs.schemas.catalog import load_schema
 from zerofit.core.command import Flag, LaunchCommand
 
 _FLAGS = load_schema("accelerate_launch").root

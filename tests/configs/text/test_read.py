@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from zerofit.configs.document import Document, Entries, Format, Items, Node
-from zerofit.configs.text import MAX_BYTES, Unreadable, decode, read_document, repeated_keys
+from zerofit.configs.text.read import decode, read_document, repeated_keys
+from zerofit.configs.text.unreadable import MAX_BYTES
+from zerofit.core.errors import Unreadable
 from zerofit.core.setting import Place
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rules.optimizer.row import Answer
+from zerofit.checking.rules.optimizer.table import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zerofit.checking.rules.optimizer.row import Row
+    from zerofit.checking.rules.optimizer.table import Row
 
 SAME_UP_TO = 1e-4
 """Relative error up to which weights are the same. Rounding in another order, and CPU Adam's arithmetic, come

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from optimizer_matrix.cases import Case, all_cases
 from optimizer_matrix.makers import UNKNOWN
 from optimizer_matrix.with_trainer import OPTIM_NAMES
-from zerofit.checking.rules.optimizer.groups import OPTIMIZERS, TESTED
+from zerofit.checking.rules.optimizer.table import OPTIMIZERS, TESTED
 from zerofit.checking.rules.optimizer.table import verdict
 from zerofit.core.command import Route
 from zerofit.core.strategy import OffloadDevice, ZeroStage
@@ -15,7 +15,7 @@ from zerofit.core.strategy import OffloadDevice, ZeroStage
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.checking.rules.optimizer.row import Row
+    from zerofit.checking.rules.optimizer.table import Row
 
 EVERYWHERE = (
     *("torch.AdamW", "torch.SGD", "torch.Adafactor", "bitsandbytes.AdamW8bit", "config.AdamW", "config.SGD"),

@@ -9,18 +9,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.command_line import read_command
-from zerofit.checking.inputs.join import situations
 from zerofit.checking.inputs.named_files import (
     named_by_accelerate,
     named_by_arguments,
     named_by_command,
     named_by_source,
 )
+from zerofit.checking.inputs.situations import situations
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind, Format
-from zerofit.configs.text import Unreadable, read_document
+from zerofit.configs.text.read import read_document
 from zerofit.configs.text.unreadable import broken_file
+from zerofit.core.errors import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.configs.document import FileKind
-from zerofit.configs.text import Unreadable
 from zerofit.core.command import Launcher
+from zerofit.core.errors import Unreadable
 from zerofit.core.setting import Confidence, Place, Said
 from zerofit.scripts.facts import Action
 

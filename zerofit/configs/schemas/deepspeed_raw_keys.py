@@ -9,25 +9,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerofit.configs.schema import Key, Kind, OnUnknown, Section
+from zerofit.configs.schema import Key, OnUnknown, Section, ValueKind
 
-_BOOL = (Kind.BOOL,)
-_NUMBER = (Kind.NUMBER,)
-_STRING = (Kind.STRING,)
-_INTEGER_OR_NULL = (Kind.INTEGER, Kind.NULL)
-_STRING_OR_NULL = (Kind.STRING, Kind.NULL)
-_ANY: tuple[Kind, ...] = ()
-_SECTION = (Kind.SECTION,)
+_BOOL = (ValueKind.BOOL,)
+_NUMBER = (ValueKind.NUMBER,)
+_STRING = (ValueKind.STRING,)
+_INTEGER_OR_NULL = (ValueKind.INTEGER, ValueKind.NULL)
+_STRING_OR_NULL = (ValueKind.STRING, ValueKind.NULL)
+_ANY: tuple[ValueKind, ...] = ()
+_SECTION = (ValueKind.SECTION,)
 
 
-def _keys(kinds: tuple[Kind, ...], *names: str, **more: Any) -> tuple[Key, ...]:
+def _keys(kinds: tuple[ValueKind, ...], *names: str, **more: Any) -> tuple[Key, ...]:
     return tuple(Key(name=name, kinds=kinds, **more) for name in names)
 
 
 def _section(
     name: str, *keys: tuple[Key, ...], on_unknown: OnUnknown = OnUnknown.IGNORES, null: bool = False
 ) -> tuple[Key, ...]:
-    kinds = (Kind.SECTION, Kind.NULL) if null else _SECTION
+    kinds = (ValueKind.SECTION, ValueKind.NULL) if null else _SECTION
     flat = tuple(key for group in keys for key in group)
     return (Key(name=name, kinds=kinds, section=Section(keys=flat, on_unknown=on_unknown)),)
 
@@ -40,7 +40,7 @@ _TOP = (
     *_keys(_BOOL, "disable_python_gc", "wall_clock_breakdown", "memory_breakdown", "dataloader_drop_last"),
     *_keys(_BOOL, "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
     *_keys(_BOOL, "use_data_before_expert_parallelism"),
-    *_keys((Kind.NUMBER, Kind.NULL), "steps_per_print", above=0),
+    *_keys((ValueKind.NUMBER, ValueKind.NULL), "steps_per_print", above=0),
     *_keys(_NUMBER, "gradient_clipping"),
     *_keys(_ANY, "gradient_predivide_factor"),
     *_keys(_STRING, "gradient_allreduce_op", choices=("mean", "sum"), ignores_case=True),
@@ -125,7 +125,7 @@ _DTYPES = (
 _DATA_TYPES = _section(
     "data_types",
     _keys(_STRING_OR_NULL, "grad_accum_dtype", "param_dtype", "buffer_dtype", choices=_DTYPES),
-    _keys((Kind.STRING, Kind.LIST), "keep_in_fp32_modules"),
+    _keys((ValueKind.STRING, ValueKind.LIST), "keep_in_fp32_modules"),
 )
 _TORCH_AUTOCAST = _section(
     "torch_autocast",

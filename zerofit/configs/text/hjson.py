@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NoReturn
 
-from zerofit.configs.document import Entries, Entry, Items, Node, Scalar, Span
+from zerofit.configs.document import Entries, Items, KeyValue, Node, Scalar, Span
 from zerofit.configs.text.unreadable import (
     MAX_DEPTH,
     MAX_DIGITS,
@@ -97,7 +97,7 @@ class _Reader:
 
     def mapping(self, start: int, depth: int, *, is_braced: bool = True) -> tuple[Entries, int]:
         text = self.text
-        entries: list[Entry] = []
+        entries: list[KeyValue] = []
         at = self.skip(start + 1) if is_braced else start
         if is_braced and text[at : at + 1] == "}":
             return Entries(entries=(), span=Span(start, at + 1)), at + 1
@@ -114,7 +114,7 @@ class _Reader:
                     fix="put a colon and the value behind the key",
                 )
             node, end = self._value(self.skip(colon + 1), depth + 1)
-            entries.append(Entry(key=key, key_span=Span(at, key_end), node=node))
+            entries.append(KeyValue(key=key, key_span=Span(at, key_end), node=node))
             at = self._behind_comma(end)
             if is_braced and text[at : at + 1] == "}":
                 return Entries(entries=tuple(entries), span=Span(start, at + 1)), at + 1

@@ -8,7 +8,7 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from json.scanner import NUMBER_RE
 from typing import NoReturn
 
-from zerofit.configs.document import Entries, Entry, Items, Node, Scalar, Span
+from zerofit.configs.document import Entries, Items, KeyValue, Node, Scalar, Span
 from zerofit.configs.text.unreadable import (
     MAX_DEPTH,
     MAX_DIGITS,
@@ -118,7 +118,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Node, int]:
 
 
 def _mapping(text: str, start: int, depth: int) -> tuple[Entries, int]:
-    entries: list[Entry] = []
+    entries: list[KeyValue] = []
     at = _skip(text, start + 1)
     if text[at : at + 1] == "}":
         return Entries(entries=(), span=Span(start, at + 1)), at + 1
@@ -137,7 +137,7 @@ def _mapping(text: str, start: int, depth: int) -> tuple[Entries, int]:
                 fix="put a colon and the value behind the key",
             )
         node, end = _value(text, _skip(text, colon + 1), depth + 1)
-        entries.append(Entry(key=key, key_span=Span(at, key_end), node=node))
+        entries.append(KeyValue(key=key, key_span=Span(at, key_end), node=node))
         at, closed = _next(text, end, opened=start, closing="}")
         if closed:
             return Entries(entries=tuple(entries), span=Span(start, at)), at

@@ -10,7 +10,7 @@ from zerofit.core.errors import Unreadable
 
 if TYPE_CHECKING:
     from zerofit.configs.document import FileKind
-    from zerofit.configs.text import Unreadable
+    from zerofit.core.errors import Unreadable
 
 MAX_BYTES = 256 * 1024
 """The longest file that is read. ASSUMPTION: real configurations are a hundredth of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.configs.document import Entries, Entry, Items, Node, Scalar, Span
+from zerofit.configs.document import Entries, Items, KeyValue, Node, Scalar, Span
 from zerofit.configs.text.unreadable import (
     MAX_DEPTH,
     MAX_DIGITS,
@@ -266,7 +266,7 @@ class _Composer:
         return Items(nodes=tuple(nodes), span=Span(start, end))
 
     def _entries(self, event: Any, depth: int) -> Entries:
-        own: list[Entry] = []
+        own: list[KeyValue] = []
         merged: list[Entries] = []
         last_end = event.start_mark.index
         while not isinstance(self.loader.peek_event(), self.yaml.MappingEndEvent):
@@ -282,7 +282,7 @@ class _Composer:
             end = last_end
         return Entries(entries=(*_inherited(own, merged), *own), span=Span(start, end))
 
-    def _key(self) -> tuple[bool, Entry]:
+    def _key(self) -> tuple[bool, KeyValue]:
         event = self.loader.peek_event()
         at = event.start_mark.index
         if isinstance(event, self.yaml.AliasEvent):
@@ -291,7 +291,7 @@ class _Composer:
             tag = self._tag(event)
             if tag == _MERGE:
                 self.loader.get_event()
-                return True, Entry(
+                return True, KeyValue(
                     key="<<", key_span=Span(at, self._end(event)), node=Scalar(value=None, span=Span(at, at))
                 )
             node = self.node(MAX_DEPTH)
@@ -306,7 +306,7 @@ class _Composer:
                 fix="write a string for the key",
             )
         key = event.value if isinstance(event, self.yaml.ScalarEvent) else str(node.value)
-        return False, Entry(key=key, key_span=Span(at, event.end_mark.index), node=node)
+        return False, KeyValue(key=key, key_span=Span(at, event.end_mark.index), node=node)
 
     def _merged(self, node: Node, at: int) -> list[Entries]:
         """Return the mappings that << takes entries from, the one that counts most first."""
@@ -324,7 +324,7 @@ class _Composer:
         return mappings
 
 
-def _inherited(own: list[Entry], merged: list[Entries]) -> list[Entry]:
+def _inherited(own: list[KeyValue], merged: list[Entries]) -> list[KeyValue]:
     """Return the merged entries that no other one overrides."""
     seen = {entry.key for entry in own}
     inherited = []

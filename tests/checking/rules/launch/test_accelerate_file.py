@@ -13,7 +13,7 @@ from zerofit.checking.inputs.example import situations_of_example
 from zerofit.checking.rule import Example
 from zerofit.checking.rules.accelerate import file as accelerate_file
 from zerofit.configs.document import RenameKey, SetValue
-from zerofit.configs.schemas.load import load_schemas
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.machine.versions import probe_versions
 
 Check = Callable[..., list[Finding]]

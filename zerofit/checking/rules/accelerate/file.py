@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.launch_values import (
+from zerofit.checking.inputs.accelerate import (
     DEEPSPEED_SECTION,
     DYNAMO_BACKEND,
     is_for_sagemaker,
@@ -14,20 +14,19 @@ from zerofit.checking.inputs.launch_values import (
     whole_number,
 )
 from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.other_releases import fix_for_release
 from zerofit.checking.situation import known
-from zerofit.configs.document import Entries, RenameKey, Scalar, SetValue
-from zerofit.configs.quote import say, show
-from zerofit.configs.schema import Kind
+from zerofit.configs.document import Entries, RenameKey, Scalar, SetValue, say, show
+from zerofit.configs.schema import ValueKind
 from zerofit.configs.schemas.key_values import expected, is_in_range, is_right_type
-from zerofit.configs.text import repeated_keys
+from zerofit.configs.schemas.releases import fix_for_release
+from zerofit.configs.text.read import repeated_keys
 from zerofit.core.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.configs.document import Document, Entry
+    from zerofit.configs.document import Document, KeyValue
     from zerofit.configs.schema import Key, Schema
 
 _SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
@@ -111,7 +110,7 @@ def _ignored_keys(situation: Situation) -> Iterator[Hit]:
 
 
 def _unknown(
-    file: Document, path: tuple[str, ...], entry: Entry, names: Iterable[str], instead: str | None
+    file: Document, path: tuple[str, ...], entry: KeyValue, names: Iterable[str], instead: str | None
 ) -> Hit:
     near = nearest(entry.key, names)
     is_free = near is not None and file.at(*path[:-1], near) is None
@@ -158,15 +157,15 @@ def _wrong_types(situation: Situation) -> Iterator[Hit]:
             )
 
 
-def _repaired(file: Document, entry: Entry, key: Key) -> str | int | None:
+def _repaired(file: Document, entry: KeyValue, key: Key) -> str | int | None:
     """Return the value of the right type that the user meant: "no" for no, "0" for 0, 2 for "2"."""
     value = entry.plain
     if value is False and "no" in key.choices:
         return "no"
-    if Kind.STRING in key.kinds and isinstance(value, (bool, int)):
+    if ValueKind.STRING in key.kinds and isinstance(value, (bool, int)):
         text = file.text[entry.node.span.start : entry.node.span.end]
         return text if not key.choices or text.lower() in key.choices else None
-    return whole_number(value) if Kind.INTEGER in key.kinds and isinstance(value, str) else None
+    return whole_number(value) if ValueKind.INTEGER in key.kinds and isinstance(value, str) else None
 
 
 def _yaml(value: str | int) -> str:
@@ -187,7 +186,7 @@ def _wrong_choices(situation: Situation) -> Iterator[Hit]:
             )
 
 
-def _known_entries(situation: Situation) -> Iterator[tuple[Document, tuple[str, ...], Entry, Key]]:
+def _known_entries(situation: Situation) -> Iterator[tuple[Document, tuple[str, ...], KeyValue, Key]]:
     """Yield each entry that counts, at the top and in deepspeed_config, with its key in the schema."""
     found = _schema_of(situation)
     if found is None:

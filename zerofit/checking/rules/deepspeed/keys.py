@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Confidence, Evidence, Example, Hit, Outcome, Rule, Severity
 from zerofit.checking.rules.deepspeed.entries import entries_of, schema_of
-from zerofit.checking.rules.deepspeed.near_keys import Meant, meant_by
-from zerofit.checking.rules.deepspeed.spellings import is_unseen_offload
-from zerofit.checking.rules.other_releases import fix_for_release
+from zerofit.checking.rules.deepspeed.readers import is_unseen_offload
 from zerofit.checking.situation import known
-from zerofit.configs.document import Entries, RemoveKey, RenameKey
-from zerofit.configs.quote import say, show_apart
-from zerofit.configs.schema import OnUnknown
-from zerofit.configs.schemas.walk import params_section
-from zerofit.configs.text import repeated_keys
+from zerofit.configs.document import Entries, RemoveKey, RenameKey, say, show_apart
+from zerofit.configs.schema import OnUnknown, params_section
+from zerofit.configs.schemas.releases import fix_for_release
+from zerofit.configs.text.read import repeated_keys
 from zerofit.core.command import Route
 
 if TYPE_CHECKING:
@@ -22,8 +21,93 @@ if TYPE_CHECKING:
 
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit
-    from zerofit.configs.schema import Key
-    from zerofit.configs.schemas.walk import Found
+    from zerofit.configs.schema import FoundKey, Key, Schema, Section
+
+_NEAR = 0.8
+"""ASSUMPTION: from this likeness on, a key is another one misspelt; "optimizer" and "optimiser" have 0.89."""
+_SAME = 0.9
+"""ASSUMPTION: from this likeness on, and with one key alone, nothing else can be meant."""
+_ONE_PLACE = ("stage", "zenflow", "hysteresis")
+"""Keys without an underscore that one section has and whose name means nothing else."""
+_OTHER_NAMES = {"learning_rate": "lr", "epsilon": "eps"}
+"""What other libraries call a key of DeepSpeed's, too far from it to be a misspelling."""
+_TELLING = ("zero_optimization", "fp16", "activation_checkpointing", "aio", "optimizer", "scheduler")
+"""Sections whose keys with an underscore mean nothing else; "seed" or "debug" may be anybody's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meant:
+    """Valid keys near to an unknown one."""
+
+    spellings: tuple[str, ...] = ()
+    """Keys of the same section, the nearest first."""
+    is_sure: bool = False
+    """Whether it can only be the first spelling."""
+    elsewhere: tuple[tuple[str, ...], ...] = ()
+    """Paths of keys with that very name in other sections."""
+
+    of_release: str | None = None
+    """What to do where another release has the very key, in words."""
+
+    @property
+    def fix(self) -> str | None:
+        """What to do, in words; None where nothing is near."""
+        if self.of_release is not None:
+            return self.of_release
+        if self.elsewhere:
+            sections = [".".join(path[:-1]) for path in self.elsewhere]
+            places = " or ".join(f"into {section}" if section else "to the top level" for section in sections)
+            return f"move it {places}, or remove it"
+        return f"write {' or '.join(self.spellings)}" if self.spellings else None
+
+
+def meant_by(found: FoundKey, schema: Schema) -> Meant:
+    """Return what an unknown key may have been meant to be."""
+    name = found.path[-1]
+    other = _OTHER_NAMES.get(name)
+    if other is not None and found.section.find(other) is not None:
+        return Meant(spellings=(other,), is_sure=True)
+    if places := _places(name, schema):
+        return Meant(elsewhere=places)
+    likeness = sorted(
+        ((_likeness(name, spelling), spelling) for spelling in set(_spellings(found.section))),
+        key=lambda pair: (-pair[0], pair[1]),
+    )
+    near = [(likeness, spelling) for likeness, spelling in likeness if likeness >= _NEAR][:3]
+    best = near[0][0] if near else 0.0
+    # A plural or a prefix makes two keys alike that both exist; then the far one is not worth a word.
+    near = [(likeness, spelling) for likeness, spelling in near if likeness >= best - 0.05]
+    return Meant(spellings=tuple(spelling for _, spelling in near), is_sure=len(near) == 1 and best >= _SAME)
+
+
+def _spellings(section: Section) -> Iterator[str]:
+    """Yield the names that one should write; of an alias, the documented one only."""
+    for key in section.keys:
+        if key.replaced_by is None:
+            yield key.name
+
+
+def _likeness(one: str, other: str) -> float:
+    matcher = SequenceMatcher(a=_plain(one), b=_plain(other), autojunk=False)
+    # The quick ones are upper bounds; a file of thousands of unknown keys would take minutes without them.
+    bounds = (matcher.real_quick_ratio, matcher.quick_ratio)
+    return matcher.ratio() if all(bound() >= _NEAR for bound in bounds) else 0.0
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_").replace(" ", "_")
+
+
+def _places(name: str, schema: Schema) -> tuple[tuple[str, ...], ...]:
+    """Return where a key of that very name belongs, if its name tells that."""
+    if "_" not in name and name not in (*_TELLING, *_ONE_PLACE):
+        return ()
+    return tuple(
+        path
+        for path, key in schema.walk()
+        if (name == key.name or name in key.aliases) and (len(path) == 1 or path[0] in _TELLING)
+    )
+
 
 _DOCS = "https://www.deepspeed.ai/docs/config-json/"
 _SOURCE = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime"
@@ -47,7 +131,7 @@ def _misspelt(situation: Situation) -> Iterator[Hit]:
 
 
 def _ignored(situation: Situation) -> Iterator[Hit]:
-    sections: dict[tuple[str, ...], list[Found]] = {}
+    sections: dict[tuple[str, ...], list[FoundKey]] = {}
     for document, found, meant in _unknown(situation, OnUnknown.IGNORES):
         if meant.of_release is not None:
             yield _unknown_hit(document, found, meant)
@@ -83,7 +167,7 @@ def _incomplete(situation: Situation) -> Iterator[Hit]:
             )
 
 
-def _missing_params(found: Found) -> Iterator[tuple[str, ...]]:
+def _missing_params(found: FoundKey) -> Iterator[tuple[str, ...]]:
     """Yield what a section with a type lacks, as paths below it."""
     section = found.key.section if found.key else None
     entries = found.entry.node
@@ -102,7 +186,7 @@ def _missing_params(found: Found) -> Iterator[tuple[str, ...]]:
         yield ("params",)
 
 
-def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Document, Found, Meant]]:
+def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Document, FoundKey, Meant]]:
     removed = None
     for document, found in entries_of(situation):
         if found.key is None and found.section.on_unknown is on_unknown:
@@ -113,7 +197,7 @@ def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Docu
                 yield document, found, Meant(of_release=of_release) if of_release else meant_by(found, schema)
 
 
-def _unknown_hit(document: Document, found: Found, meant: Meant) -> Hit:
+def _unknown_hit(document: Document, found: FoundKey, meant: Meant) -> Hit:
     edits: tuple[Edit, ...] = ()
     beside = document.at(*found.path[:-1], meant.spellings[0]) if meant.spellings else None
     if meant.is_sure and beside is None:
@@ -127,7 +211,7 @@ def _unknown_hit(document: Document, found: Found, meant: Meant) -> Hit:
     )
 
 
-def _is_note(found: Found) -> bool:
+def _is_note(found: FoundKey) -> bool:
     """Return whether a key is there for people to read."""
     name = found.path[-1].lower()
     return not name[:1].isalpha() or "comment" in name or name in ("note", "notes", "description", "doc")
@@ -161,7 +245,7 @@ def _deprecated(situation: Situation) -> Iterator[Hit]:
             yield _deprecated_hit(document, found, found.key.replaced_by)
 
 
-def _deprecated_hit(document: Document, found: Found, replaced_by: str) -> Hit:
+def _deprecated_hit(document: Document, found: FoundKey, replaced_by: str) -> Hit:
     successor = found.section.find(replaced_by)
     edits: tuple[Edit, ...] = ()
     if successor is not None and successor.section is None:
@@ -186,7 +270,7 @@ def _how_to_say_it_now(successor: Key | None, replaced_by: str, *, is_on: bool) 
     )
 
 
-def _successors(document: Document, found: Found) -> Iterator[str] | list[str]:
+def _successors(document: Document, found: FoundKey) -> Iterator[str] | list[str]:
     """Return the keys beside a deprecated one that stand for the same."""
     replaced_by = found.key.replaced_by if found.key else None
     successor = found.section.find(replaced_by) if replaced_by else None

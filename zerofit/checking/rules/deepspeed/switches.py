@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.optimizer.facts import optimizer_script
+from zerofit.checking.rules.example_scripts import optimizer_script
 from zerofit.checking.situation import known, stage_of
-from zerofit.configs.document import SetValue
-from zerofit.configs.quote import say
+from zerofit.configs.document import SetValue, say
 from zerofit.core.command import Route
 from zerofit.core.strategy import ZeroStage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.launch_values import (
+from zerofit.checking.inputs.accelerate import (
     DEEPSPEED_SECTION,
     IN_DEEPSPEED_FILE,
     is_literal,
@@ -13,20 +13,20 @@ from zerofit.checking.inputs.launch_values import (
     named_deepspeed_file,
     whether_deepspeed,
 )
-from zerofit.checking.inputs.launcher_flags import DEEPSPEED, TORCHRUN
+from zerofit.checking.inputs.command_line import DEEPSPEED, TORCHRUN
 from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.other_releases import fix_for_release
 from zerofit.checking.situation import known
-from zerofit.configs.quote import say
-from zerofit.configs.schema import Kind
+from zerofit.configs.document import say
+from zerofit.configs.schema import ValueKind
 from zerofit.configs.schemas.key_values import expected, is_in_range, is_right_type
+from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.core.command import Launcher
 from zerofit.core.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from zerofit.checking.inputs.launcher_flags import LauncherFlags
+    from zerofit.checking.inputs.command_line import LauncherFlags
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document
     from zerofit.core.command import Flag
@@ -93,7 +93,7 @@ def _flag_values(situation: Situation) -> Iterator[Hit]:
     root = known(situation.schemas, "the flags of accelerate launch").accelerate_launch.root
     for flag in flags:
         key = root.find(flag.name)
-        if key is None or key.kinds == (Kind.BOOL,) or not is_literal(flag.value):
+        if key is None or key.kinds == (ValueKind.BOOL,) or not is_literal(flag.value):
             continue
         if not is_right_type(key, flag.value) or not is_in_range(key, flag.value):
             yield Hit(found=flag.text, fix=f"give --{flag.name} {expected(key)}")

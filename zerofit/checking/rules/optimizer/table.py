@@ -6,27 +6,176 @@ Each row says what a group of optimizers does in a group of placements; the firs
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 
-from zerofit.checking.rules.optimizer.groups import (
-    ADEMAMIX,
-    CONFIG_REMOVED,
-    EIGHT_BIT,
-    OF_CONFIG,
-    OPTIMIZERS,
-    SWAPPED_FOR_ADAGRAD,
-    SWAPPED_FOR_LION,
-    SWAPPED_RIGHT,
-    SWAPPED_RIGHT_WITHOUT_DECAY,
-    SWAPPED_UNBOUNDED,
-    TESTED,
-    TORCH_ADAGRAD,
-    WHOLE_TENSORS,
-    in_group,
-)
-from zerofit.checking.rules.optimizer.row import Answer, Cause, Row
 from zerofit.core.command import Route
 from zerofit.core.strategy import OffloadDevice, ZeroStage
+
+_BITS = ("", "8bit", "32bit")
+
+
+def _family(*names: str, bits: tuple[str, ...] = _BITS) -> tuple[str, ...]:
+    return tuple(f"bitsandbytes.{name}{suffix}" for name in names for suffix in bits)
+
+
+TORCH = tuple(
+    f"torch.{name}"
+    for name in (
+        *("AdamW", "Adam", "SGD", "RMSprop", "Adagrad", "Adafactor", "Muon", "NAdam", "RAdam", "Adamax"),
+        *("Adadelta", "ASGD", "Rprop", "LBFGS"),
+    )
+)
+BITSANDBYTES = _family(
+    *("AdamW", "PagedAdamW", "Adam", "PagedAdam", "Lion", "PagedLion", "LAMB", "AdEMAMix", "PagedAdEMAMix"),
+    *("LARS", "RMSprop", "Adagrad", "SGD"),
+)
+"""Those without a number of bits are in 32 bits unless optim_bits=8 says otherwise."""
+OF_DEEPSPEED = tuple(
+    f"deepspeed.{name}"
+    for name in (
+        *("DeepSpeedCPUAdam", "FusedAdam", "DeepSpeedCPUAdagrad", "DeepSpeedCPULion", "FusedLion"),
+        "FusedLamb",
+    )
+)
+OF_CONFIG = tuple(
+    f"config.{name}"
+    for name in (
+        *(
+            "Adam",
+            "AdamW",
+            "Adagrad",
+            "Lion",
+            "Lamb",
+            "Muon",
+            "SGD",
+            "Adafactor",
+            "RMSprop",
+            "NAdam",
+            "RAdam",
+        ),
+        *("Adamax", "Adadelta", "ASGD", "Rprop", "LBFGS", "SparseAdam"),
+    )
+)
+"""What DeepSpeed makes of optimizer.type: its own kinds, and any class of torch.optim."""
+CONFIG_WITH_MUP = ("config.MuAdam", "config.MuAdamW", "config.MuSGD")
+CONFIG_REMOVED = ("config.OneBitAdam", "config.ZeroOneAdam", "config.OneBitLamb")
+"""DeepSpeed had them once."""
+OPTIMIZERS = (
+    *TORCH,
+    "transformers.Adafactor",
+    *BITSANDBYTES,
+    *OF_DEEPSPEED,
+    "accelerate.DummyOptim",
+    *OF_CONFIG,
+    *CONFIG_WITH_MUP,
+    *CONFIG_REMOVED,
+)
+"""Every id that the table knows."""
+
+EIGHT_BIT = tuple(name for name in BITSANDBYTES if name.endswith("8bit"))
+WHOLE_TENSORS = (
+    *("torch.Adafactor", "transformers.Adafactor", "config.Adafactor", "deepspeed.FusedLamb", "config.Lamb"),
+    *_family("LAMB", "LARS"),
+)
+"""They step by norms or factors of whole tensors."""
+ADEMAMIX = _family("AdEMAMix", "PagedAdEMAMix")
+TORCH_ADAGRAD = ("torch.Adagrad", "config.Adagrad")
+SWAPPED_RIGHT = ("torch.AdamW", "torch.Adam", *_family("AdamW", bits=("", "32bit")))
+"""DeepSpeed's CPU Adam in their place computes the same."""
+SWAPPED_RIGHT_WITHOUT_DECAY = _family("Adam", "PagedAdam", bits=("", "32bit"))
+"""bitsandbytes decays with Adam as with AdamW, and DeepSpeed's CPU Adam in their place does not."""
+SWAPPED_UNBOUNDED = _family("LARS", "SGD")
+"""Their groups have an eps of 0, by which DeepSpeed's CPU Adam divides."""
+SWAPPED_FOR_ADAGRAD = ("torch.Adagrad", *_family("Adagrad", bits=("", "32bit")))
+SWAPPED_FOR_LION = _family("Lion", bits=("", "32bit"))
+TESTED = (
+    *("torch.AdamW", "torch.Adam", "torch.Adagrad"),
+    *(name for name in OF_DEEPSPEED if name != "deepspeed.FusedLamb"),
+    *("config.Adam", "config.AdamW", "config.Adagrad", "config.Lion", "config.Muon"),
+)
+"""DeepSpeed takes them with ZeRO unasked (deepspeed/runtime/zero/utils.py)."""
+
+
+def in_group(optimizer: str, group: tuple[str, ...]) -> bool:
+    """Return whether an id is in a group, where "torch.*" stands for all that begin so, and "*" for all."""
+    return optimizer in group or any(
+        name.endswith("*") and optimizer.startswith(name.removesuffix("*")) for name in group
+    )
+
+
+class Answer(StrEnum):
+    """What a combination comes to."""
+
+    ALLOWED = "allowed"
+    """It trains what it trains unsharded."""
+    DIFFERENT = "allowed, but numerically different"
+    """The optimizer that was asked for runs, and shards change what it computes."""
+    WRONG = "silently wrong"
+    """Another optimizer runs, and nothing says so."""
+    REFUSED = "refused"
+    """The run ends in an error."""
+    UNKNOWN = "not known"
+    """Nobody measured it, and nothing in the libraries decides it."""
+
+
+class Cause(StrEnum):
+    """Why a combination comes to its answer, in a few words."""
+
+    ELEMENTWISE = "it steps each element by itself, so that shards change nothing"
+    NOT_SHARDED = "nothing is partitioned"
+    SAME_ON_CPU = "DeepSpeed's CPU Adam takes its place and computes the same"
+    SAME_WITHOUT_DECAY = "DeepSpeed's CPU Adam takes its place and, without weight decay, computes the same"
+    SWAPPED = "accelerate puts DeepSpeed's CPU Adam in its place"
+    SWAP_KEEPS_GROUPS = "accelerate gives its parameter groups to DeepSpeed's CPU Adam, which can't read them"
+    SWAP_ARGUMENT = "accelerate gives adamw_mode to DeepSpeed's CPU Adagrad or Lion, which do not know it"
+    REFUSED_CLIENT = (
+        "under offload DeepSpeed takes no optimizer of the script's but its own CPU Adam and Lion"
+    )
+    UNTESTED = "DeepSpeed has not tested it with ZeRO and asks for zero_allow_untested_optimizer"
+    WHOLE_TENSORS = "it steps by factors or norms of whole tensors, and ZeRO gives it flat shards"
+    NEEDS_MATRICES = "it takes matrices only, and ZeRO gives it flat shards"
+    REBUILT = "ZeRO makes a new Adagrad from its defaults, without its groups' settings and its scheduler"
+    GATHERED = "DeepSpeed gathers each matrix for its step"
+    REDUCE_SCATTER = "at stage 3 DeepSpeed's Muon needs zero_optimization.reduce_scatter to be false"
+    BLOCKS = "flat shards cut its 8-bit blocks elsewhere"
+    BF16_STEPS = "it orthogonalises in bf16, where the order of sums shows"
+    DECOUPLED = "DeepSpeed makes of Adam an AdamW unless adam_w_mode is false"
+    NO_SUCH_TYPE = "neither DeepSpeed nor torch.optim has an optimizer of this name"
+    NO_SECTION = "it stands for an optimizer section that is not there"
+    NOT_AN_OPTIMIZER = "it is accelerate's placeholder, and DeepSpeed takes a real optimizer only"
+    ON_GPU = "it steps on the CPU, and without offload its parameters are on the GPU"
+    ON_CPU = "it steps on the GPU, and offload keeps its parameters on the CPU"
+    GPU_KERNEL = "its kernel is for GPUs"
+    NEEDS_CLOSURE = "its step() needs a closure, which DeepSpeed's engine does not pass on"
+    NEEDS_MUP = "the package mup makes it"
+    NOT_MEASURED = "nobody measured it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What some optimizers do in some placements. None, or all stages and routes, stand for "whichever"."""
+
+    optimizers: tuple[str, ...]
+    """Ids; "torch.*" stands for all that begin so, "*" for all."""
+    but_not: tuple[str, ...] = ()
+    """Ids that these patterns cover and the row does not."""
+    answer: Answer
+    cause: Cause
+    stages: tuple[ZeroStage, ...] = tuple(ZeroStage)
+    routes: tuple[Route, ...] = tuple(Route)
+    offloads_optimizer: bool | None = None
+    forces_cpu_optimizer: bool | None = None
+    allows_untested: bool | None = None
+    error: tuple[float, float] | None = None
+    """Smallest and largest relative error of the weights that was measured, where it is above 1e-4; 1e6
+    stands for weights that are not finite any more."""
+    says: str = ""
+    """Part of the error's text, where it is refused."""
+    not_run: str = ""
+    """What a measurement would need, where a CPU can't make one; the libraries' source is the evidence."""
+
 
 _SHARDED = (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)
 _HOOKED = (Route.ACCELERATE, Route.TRAINER)

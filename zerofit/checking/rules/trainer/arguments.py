@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.launch_values import is_literal
+from zerofit.checking.inputs.accelerate import is_literal
 from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.other_releases import fix_for_release
 from zerofit.checking.situation import known
-from zerofit.configs.document import SetValue
-from zerofit.configs.quote import say
+from zerofit.configs.document import SetValue, say
+from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.core.command import Route
 from zerofit.core.errors import nearest
 from zerofit.core.setting import Confidence, Said
@@ -18,8 +17,7 @@ from zerofit.core.setting import Confidence, Said
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from zerofit.checking.situation import Situation
-    from zerofit.checking.trainer_settings import TrainerSettings
+    from zerofit.checking.situation import Situation, TrainerSettings
 
 _SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers"
 _INTEGRATION = f"{_SOURCE}/integrations/deepspeed.py"

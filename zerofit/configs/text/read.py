@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zerofit.configs.document import Document, Entries, Entry, Format, Items, Node
+from zerofit.configs.document import Document, Entries, Format, Items, KeyValue, Node
 from zerofit.configs.text.hjson import tree_of_hjson
 from zerofit.configs.text.json import tree_of_json
 from zerofit.configs.text.unreadable import MAX_BYTES, refuse_what_is_no_configuration, too_long
@@ -68,7 +68,7 @@ def why_not_json(document: Document) -> Unreadable | None:
     return None
 
 
-def repeated_keys(document: Document) -> tuple[tuple[tuple[str, ...], Entry], ...]:
+def repeated_keys(document: Document) -> tuple[tuple[tuple[str, ...], KeyValue], ...]:
     """Return each entry whose key stood before in the same mapping, with its path, in the order of the text.
 
     Python's json and yaml take the last one; DeepSpeed refuses the file.
@@ -76,7 +76,7 @@ def repeated_keys(document: Document) -> tuple[tuple[tuple[str, ...], Entry], ..
     return tuple(_repeated(document.root, ()))
 
 
-def _repeated(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Entry]]:
+def _repeated(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], KeyValue]]:
     if isinstance(node, Items):
         for item in node.nodes:
             yield from _repeated(item, path)
