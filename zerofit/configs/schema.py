@@ -38,36 +38,36 @@ class OnUnknown(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key of a section."""
+    """One key of a section; a file of the catalog has its fields under the same names, in this order."""
 
     name: str
     kinds: tuple[ValueKind, ...] = ()
     """Types with which the library does what it should; none: it takes anything."""
     converts: bool = False
-    """Whether the library makes the right type of another one: 8 of "8" or of 8.0, true of "yes" or of 1."""
+    """True if the library makes the right type of another one: 8 of "8" or of 8.0, true of "yes" or of 1."""
     choices: tuple[str | int, ...] = ()
     """The only values, where there are few."""
     ignores_case: bool = False
-    """Whether choices may be written in capitals or not."""
+    """True if choices may be written in capitals or not."""
+    aliases: tuple[str, ...] = ()
+    """Other spellings that the library takes for the same key."""
+    required: bool = False
+    """True if it must be there wherever its section is."""
+    reader: str = ""
+    """The package that reads the key, where it is another one than the schema's; empty: the schema's own."""
+    since: str = ""
+    """The first release for which this holds; empty: the oldest supported one."""
+    until: str = ""
+    """The first release for which this no longer holds; empty: it holds for the newest."""
     above: float | None = None
     """A number must be greater than this."""
     at_least: float | None = None
     below: float | None = None
     at_most: float | None = None
-    aliases: tuple[str, ...] = ()
-    """Other spellings that the library takes for the same key."""
     replaced_by: str | None = None
     """Deprecated: the path of the key that takes its place, "" where nothing does; None for a key in use."""
-    required: bool = False
-    """Whether it must be there wherever its section is."""
-    reader: str = ""
-    """The package that reads the key, where it is another one than the schema's; empty: the schema's own."""
     section: Section | None = None
     """The keys of a section."""
-    since: str = ""
-    """The first release for which this holds; empty: the oldest supported one."""
-    until: str = ""
-    """The first release for which this no longer holds; empty: it holds for the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Section:
     keys: tuple[Key, ...]
     on_unknown: OnUnknown
     drops_auto: bool = False
-    """Whether a key with the value "auto" counts as missing."""
+    """True if a key with the value "auto" counts as missing."""
     params_of: tuple[tuple[str, Section], ...] = ()
     """For a section with a type and params: what params each type takes."""
 

@@ -1,9 +1,17 @@
-"""The schemas in zerofit/catalog: what the supported libraries read, without importing them."""
+"""The schemas in zerofit/catalog: what the supported libraries read, without importing them.
+
+A file holds {"package": ..., "version": ..., "on_unknown": ..., "keys": {NAME: KEY, ...}, "removed": {PATH:
+WHAT TO DO NOW, ...}}. A KEY has the fields of schema.Key under the same names, without those that have their
+default; a section has the fields of schema.Section right beside them. A key that was another one in former
+releases is a list of them, each with the releases for which it holds. One line is one key, so that a new
+version's changes read as a diff.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Schemas, Section, ValueKind
@@ -15,6 +23,7 @@ if TYPE_CHECKING:
 
 NAMES = ("deepspeed", "accelerate", "accelerate_launch", "training_arguments")
 """The files, which are the fields of Schemas."""
+_OF_SECTION = ("on_unknown", "drops_auto", "keys", "params_of")
 
 
 def load_schemas(versions: Versions | None = None) -> Schemas:
@@ -40,14 +49,12 @@ def load_history(name: str) -> Schema:
 
 def schema_of(plain: dict[str, Any]) -> Schema:
     """Return a schema from the content of its file."""
+    removed = plain.get("removed", {}).items()
     return Schema(
         package=plain["package"],
         version=plain["version"],
         root=_section(plain),
-        removed=tuple(
-            Removed(path=tuple(path.split(".")), instead=instead)
-            for path, instead in plain.get("removed", {}).items()
-        ),
+        removed=tuple(Removed(path=tuple(path.split(".")), instead=instead) for path, instead in removed),
     )
 
 
@@ -65,28 +72,18 @@ def _section(plain: dict[str, Any]) -> Section:
 
 
 def _key(name: str, plain: dict[str, Any]) -> Key:
-    return Key(
-        name=name,
-        kinds=tuple(ValueKind(kind) for kind in plain.get("kinds", ())),
-        converts=plain.get("converts", False),
-        choices=tuple(plain.get("choices", ())),
-        ignores_case=plain.get("ignores_case", False),
-        above=plain.get("above"),
-        at_least=plain.get("at_least"),
-        below=plain.get("below"),
-        at_most=plain.get("at_most"),
-        aliases=tuple(plain.get("aliases", ())),
-        replaced_by=plain.get("replaced_by"),
-        required=plain.get("required", False),
-        reader=plain.get("reader", ""),
-        section=_section(plain) if "keys" in plain else None,
-        since=plain.get("since", ""),
-        until=plain.get("until", ""),
-    )
+    told = {
+        field: tuple(value) if isinstance(value, list) else value
+        for field, value in plain.items()
+        if field not in _OF_SECTION
+    }
+    if "kinds" in told:
+        told["kinds"] = tuple(map(ValueKind, told["kinds"]))
+    return Key(name=name, section=_section(plain) if "keys" in plain else None, **told)
 
 
 def render_schema(schema: Schema) -> str:
-    """Return a schema as JSON; probe/catalog.py reads it."""
+    """Return a schema as the text of its file."""
     plain = {"package": schema.package, "version": schema.version, **_plain_section(schema.root)}
     if schema.removed:
         plain["removed"] = {".".join(removed.path): removed.instead for removed in schema.removed}
@@ -107,22 +104,12 @@ def _plain_section(section: Section) -> dict[str, Any]:
 
 
 def _plain_key(key: Key) -> dict[str, Any]:
-    limits = {name: getattr(key, name) for name in ("above", "at_least", "below", "at_most")}
-    told = {
-        "kinds": [kind.value for kind in key.kinds],
-        "converts": key.converts,
-        "choices": list(key.choices),
-        "ignores_case": key.ignores_case,
-        "aliases": list(key.aliases),
-        "required": key.required,
-        "reader": key.reader,
-        "since": key.since,
-        "until": key.until,
+    told = {field.name: (getattr(key, field.name), field.default) for field in fields(Key)}
+    plain = {
+        name: value
+        for name, (value, default) in told.items()
+        if name not in ("name", "section") and value != default
     }
-    plain = {name: value for name, value in told.items() if value}
-    plain |= {name: limit for name, limit in limits.items() if limit is not None}
-    if key.replaced_by is not None:
-        plain["replaced_by"] = key.replaced_by
     return {**plain, **(_plain_section(key.section) if key.section else {})}
 
 
@@ -133,7 +120,7 @@ def _text(plain: dict[str, Any], depth: int) -> str:
 
 
 def _value(name: str, value: Any, depth: int) -> str:
-    if isinstance(value, list) and any(isinstance(span, dict) for span in value):
+    if isinstance(value, list):
         inner = "  " * (depth + 1)
         spans = ",\n".join(f"{inner}{_value(name, span, depth + 1)}" for span in value)
         return f"[\n{spans}\n{'  ' * depth}]"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerofit.configs.document import Document, Entries, Format, Items, KeyValue, Node
-from zerofit.configs.text.hjson import tree_of_hjson
-from zerofit.configs.text.json import tree_of_json
+from zerofit.configs.text.json import tree_of_hjson, tree_of_json
 from zerofit.configs.text.unreadable import MAX_BYTES, refuse_what_is_no_configuration, too_long
 from zerofit.configs.text.yaml import tree_of_yaml
 from zerofit.core.errors import NotStrict, Unreadable
