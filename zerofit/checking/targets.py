@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zerofit.checking.engine import Finding, Verdict
+    from zerofit.checking.engine import Finding
     from zerofit.configs.document import BrokenFile, Document, FileKind
     from zerofit.configs.schema import Schemas
     from zerofit.core.capture import Capture
@@ -97,11 +97,3 @@ class Targets:
 
     def _documents(self, kind: FileKind) -> tuple[Document, ...]:
         return tuple(file.document for file in self.files if file.document and file.kind is kind)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """Targets and what the rules say of them."""
-
-    targets: Targets
-    verdict: Verdict

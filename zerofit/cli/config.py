@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.checking.check_run import no_check_option, stop_at_errors
+from zerofit.checking.check_run import stop_at_errors
 from zerofit.checking.inputs.strategy import situation_of_strategy
-from zerofit.cli.options import request_of, strategy_options
+from zerofit.cli.options import no_check_option, request_of, strategy_options
 from zerofit.cli.output.report import plan_lines
 from zerofit.cli.parameters import CONTEXT, Verb
 from zerofit.cli.plan_options import (
@@ -92,7 +93,7 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
     situation = situation_of_strategy(
         plan.strategy, topology=plan.topology, versions=plan.versions, launcher=Launcher.ACCELERATE
     )
-    stop_at_errors(situation, no_check=no_check)
+    stop_at_errors(situation, no_check=no_check, say=partial(click.echo, err=True))
     plan = plan if auto else with_explicit_numbers(plan)
     files = _files(plan, output_dir, auto=auto)
     if dry_run:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from zerofit.checking.check_run import no_check_option, stop_at_errors
+from zerofit.checking.check_run import stop_at_errors
 from zerofit.checking.inputs.capture import with_capture
 from zerofit.checking.inputs.strategy import situation_of_launch
 from zerofit.checking.read_targets import probe_resumed, script_file
 from zerofit.checking.targets import Targets
 from zerofit.cli.capturing import capture_limit_option
-from zerofit.cli.options import rendezvous_options, run_dir_option, strategy_options
+from zerofit.cli.options import no_check_option, rendezvous_options, run_dir_option, strategy_options
 from zerofit.cli.output.applied_table import applied_rows, applied_table
 from zerofit.cli.output.report import head_lines
 from zerofit.cli.parameters import CONTEXT, Number, Verb
@@ -118,7 +119,7 @@ def _check_rules(to_launch: Launch, *, script: str | None, arguments: tuple[str,
     situation = situation_of_launch(plan, machine=plan.machine, targets=targets)
     if plan.capture is not None:
         situation = with_capture(situation, plan.capture)
-    stop_at_errors(situation, no_check=not plan.is_checked)
+    stop_at_errors(situation, no_check=not plan.is_checked, say=partial(click.echo, err=True))
 
 
 def _print_dry_run(to_launch: Launch, folder: Any) -> None:

@@ -200,3 +200,8 @@ def _read_plan(path: Path) -> Plan:
             fix="name a plan file that is there, or leave out --plan",
         ) from None
     return plan_from_json(text, name=str(path))
+
+
+no_check_option = click.option(
+    "--no-check", is_flag=True, help="Go on where the rules of `zerofit check` say that it can't work."
+)
