@@ -43,7 +43,7 @@ def check(
     """Say what would fail, or silently go wrong, before it runs; `zerofit check` for programs and notebooks.
 
     `check("ds_config.json", "accelerate.yaml")` checks files together, `check("train.py", "--deepspeed",
-    "ds_config.json")` a script with its arguments, `check("accelerate", "launch", "train.py")` a whole command.
+    "ds_config.json")` a script with its arguments, and `check("accelerate", "launch", "train.py")` a command.
     Files that these name are read too. In a notebook the report shows as text.
 
     Args:

@@ -124,11 +124,7 @@ def _refuse_if_not_writable(fix: Fix) -> None:
             "check it again",
         )
     raise UserError(
-        "fix-not-written",
-        "a file can't be mended",
-        found=f"{fix.name}: {found}",
-        why=why,
-        fix=fix_text,
+        "fix-not-written", "a file can't be mended", found=f"{fix.name}: {found}", why=why, fix=fix_text
     )
 
 

@@ -20,7 +20,7 @@ from zerofit.checking.inputs.named_files import (
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.text.read import decode, read_document
-from zerofit.configs.text.unreadable import MAX_BYTES, broken_file
+from zerofit.configs.text.unreadable import MAX_BYTES
 from zerofit.core.command import Launcher
 from zerofit.core.errors import Unreadable, UserError, nearest
 from zerofit.core.facts import Checkpoint
@@ -102,7 +102,7 @@ def script_file(name: str) -> TargetFile:
     try:
         return TargetFile(name=name, kind=FileKind.SCRIPT, source=decode_script(data))
     except Unreadable as error:
-        return TargetFile(name=name, kind=FileKind.SCRIPT, broken=broken_file(name, FileKind.SCRIPT, error))
+        return TargetFile(name=name, kind=FileKind.SCRIPT, broken=error)
 
 
 # deepspeed/runtime/engine.py, _get_rank_zero_ckpt_name and _get_ckpt_name.
@@ -271,14 +271,14 @@ class _Reading:
         text = self._text(name, data)
         kind = _kind_of_broken(name)
         if isinstance(text, Unreadable):
-            return self._add(name, TargetFile(name=name, kind=kind, broken=broken_file(name, kind, text)))
+            return self._add(name, TargetFile(name=name, kind=kind, broken=text))
         format = format_of(name, text)  # noqa: A001 - the field's word
         if format is None:
             raise _not_a_configuration(name, f"a {os.path.splitext(name)[1] or 'text'} file", None)
         try:
             document = read_document(text, name=name, format=format)
         except Unreadable as error:
-            return self._add(name, TargetFile(name=name, kind=kind, broken=broken_file(name, kind, error)))
+            return self._add(name, TargetFile(name=name, kind=kind, broken=error))
         found = kind_of(document, self._schemas)
         if isinstance(found, FileKind):
             return self._add(name, TargetFile(name=name, kind=found, document=document))
@@ -315,7 +315,7 @@ class _Reading:
                 raise text
             document = read_document(text, name=name, format=format_of(name, text))
         except Unreadable as error:
-            return TargetFile(name=name, kind=kind, broken=broken_file(name, kind, error), named_by=named_by)
+            return TargetFile(name=name, kind=kind, broken=error, named_by=named_by)
         return TargetFile(name=name, kind=kind, document=document, named_by=named_by)
 
     def _text(self, name: str, data: bytes) -> str | Unreadable:

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from zerofit.configs.schema import walk_document
+from zerofit.core.command import Route
 from zerofit.core.setting import Confidence, Said
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from zerofit.configs.document import BrokenFile, Document
-    from zerofit.configs.schema import Schemas
-    from zerofit.core.command import LaunchCommand, Launcher, Route
+    from zerofit.configs.schema import FoundKey, Schemas
+    from zerofit.core.command import LaunchCommand, Launcher
     from zerofit.core.facts import Checkpoint, Machine, Versions
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
@@ -156,3 +160,20 @@ def stage_of(situation: Situation) -> Said[ZeroStage]:
         Lacking: nobody gave it.
     """
     return known(situation.settings.zero_stage, "the ZeRO stage")
+
+
+def is_read_by_others(situation: Situation) -> bool:
+    """Return True if accelerate or Trainer read the DeepSpeed file, False if DeepSpeed alone does.
+
+    Raises:
+        Lacking: it is not known who reads it.
+    """
+    return known(situation.route, "who reads the file") is not Route.NATIVE
+
+
+def entries_of(situation: Situation) -> Iterator[tuple[Document, FoundKey]]:
+    """Yield the DeepSpeed file and each of its entries with its key in the schema; nothing without a file."""
+    if situation.deepspeed is not None:
+        schema = known(situation.schemas, "which keys DeepSpeed has").deepspeed
+        for found in walk_document(situation.deepspeed, schema):
+            yield situation.deepspeed, found

@@ -37,9 +37,7 @@ _ROUTES = {route.value: route for route in Route}
 @click.option("--fix", is_flag=True, help="Mend what has exactly one right answer; FILE.bak keeps the old.")
 @click.option("--dry-run", is_flag=True, help="With --fix: print the change as a diff, and write nothing.")
 @click.option(
-    "--route",
-    type=Word("route", _ROUTES),
-    help="Who reads the DeepSpeed file, where no script shows it.",
+    "--route", type=Word("route", _ROUTES), help="Who reads the DeepSpeed file, where no script shows it."
 )
 @click.option("--num-processes", type=Number(int, least=1), help="Ranks on all nodes together.")
 @click.option("--cpu", "on_cpu", is_flag=True, help="The run is on the CPU.")

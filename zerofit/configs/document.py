@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from zerofit.core.setting import Place
+from zerofit.core.errors import Unreadable
+from zerofit.core.setting import Place, Said
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,16 +106,12 @@ class Document:
         line, column = line_and_column(self.text, span.start)
         return Place(file=self.name, line=line, column=column)
 
-    def walk(self) -> Iterator[tuple[tuple[str, ...], KeyValue]]:
-        """Yield each entry of mappings within mappings with its path, in the order of the text."""
-        yield from _walk(self.root, ())
-
-
-def _walk(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], KeyValue]]:
-    if isinstance(node, Entries):
-        for entry in node.entries:
-            yield (*path, entry.key), entry
-            yield from _walk(entry.node, (*path, entry.key))
+    def said(self, *path: str) -> Said[Any] | None:
+        """Return the value at a path of keys, as the user wrote it, and where; None without one."""
+        entry = self.at(*path)
+        if entry is None:
+            return None
+        return Said(value=entry.plain, text=say(self, *path), place=self.place(entry.key_span))
 
 
 _LINE_END = re.compile(r"\r\n?|\n")
@@ -157,12 +153,8 @@ class BrokenFile:
     name: str
     kind: FileKind
     """What it was meant for."""
-    problem: str
-    """What is wrong, in a few words."""
-    why: str
-    fix: str
-    line: int = 1
-    column: int = 1
+    error: Unreadable
+    """What is wrong, where, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

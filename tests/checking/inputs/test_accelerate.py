@@ -58,10 +58,7 @@ _SETTINGS = [
     (
         f"{_FILE}deepspeed_config:\n  deepspeed_config_file: ds.json\n",
         None,
-        {
-            "engine": ("deepspeed", "distributed_type=DEEPSPEED"),
-            "precision": (None, "no mixed_precision"),
-        },
+        {"engine": ("deepspeed", "distributed_type=DEEPSPEED"), "precision": (None, "no mixed_precision")},
     ),
     (
         None,

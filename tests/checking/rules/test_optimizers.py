@@ -186,9 +186,7 @@ def _facts(situation: Situation) -> set[str]:
 def test_what_has_one_right_answer_is_put_right(
     kind: str, stage: int, edits: tuple[str, bool] | None
 ) -> None:
-    (finding,) = check(
-        _situation(None, stage=stage, optimizer={"type": kind}), rules=RULES
-    ).findings
+    (finding,) = check(_situation(None, stage=stage, optimizer={"type": kind}), rules=RULES).findings
     expected = ()
     if edits is not None:
         path, value = edits
@@ -208,10 +206,7 @@ def test_what_has_one_right_answer_is_put_right(
 )
 def test_zerofits_own_optimizers_under_offload(optimizer: OptimizerName, rule: str | None) -> None:
     strategy = Strategy(
-        engine=Engine.DEEPSPEED,
-        zero_stage=ZeroStage.GRADIENTS,
-        optimizer_offload=_CPU,
-        optimizer=optimizer,
+        engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS, optimizer_offload=_CPU, optimizer=optimizer
     )
     situation = situation_of_strategy(strategy, topology=Topology(world_size=2))
     assert situation.launcher is Launcher.ZEROFIT

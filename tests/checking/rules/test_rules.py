@@ -66,10 +66,7 @@ def test_a_fix_names_settings_that_there_are(rule: Rule) -> None:
 @_EVERY_RULE
 def test_a_rule_has_evidence_or_says_why_it_can_not_be_reproduced(rule: Rule) -> None:
     evidence = rule.evidence
-    shown = {
-        Outcome.FAILS: bool(evidence.says),
-        Outcome.IGNORED: bool(evidence.observed),
-    }
+    shown = {Outcome.FAILS: bool(evidence.says), Outcome.IGNORED: bool(evidence.observed)}
     assert evidence.not_reproduced or shown.get(evidence.outcome, True)
 
 

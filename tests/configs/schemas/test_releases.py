@@ -12,10 +12,7 @@ def _schema(version: str, *keys: Key) -> Schema:
     gone = Removed(path=("old",), instead="use new")
     removed = () if any(key.name == "old" for key in keys) else (gone,)
     return Schema(
-        package="lib",
-        version=version,
-        root=Section(keys=keys, on_unknown=OnUnknown.REJECTS),
-        removed=removed,
+        package="lib", version=version, root=Section(keys=keys, on_unknown=OnUnknown.REJECTS), removed=removed
     )
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.situation import Settings
-from zerofit.configs.document import say
 from zerofit.core.command import Launcher
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Confidence, Said
@@ -38,14 +37,14 @@ _OTHER_PARADIGMS = ("multi_gpu", "tpu", "tpu_cluster", "use_fsdp", "use_megatron
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class LaunchLayers:
     """The file and the flags of one `accelerate launch`."""
 
     file: Document | None
     command: LaunchCommand | None
 
 
-def launch_of(situation: Situation) -> Launch | None:
+def launch_of(situation: Situation) -> LaunchLayers | None:
     """Return what goes through `accelerate launch`; None where nothing does."""
     command = situation.command
     if command is not None and command.launcher is not Launcher.ACCELERATE:
@@ -54,7 +53,7 @@ def launch_of(situation: Situation) -> Launch | None:
         return None
     if situation.accelerate is not None and is_for_sagemaker(situation.accelerate):
         return None
-    return Launch(file=situation.accelerate, command=command)
+    return LaunchLayers(file=situation.accelerate, command=command)
 
 
 def is_for_sagemaker(file: Document) -> bool:
@@ -75,23 +74,24 @@ def whole_number(value: Any) -> int | None:
     return value if is_count else None
 
 
-def launch_value(launch: Launch, name: str) -> Said[Any] | None:
+def launch_value(launch: LaunchLayers, name: str) -> Said[Any] | None:
     """Return a setting as it counts: of the flag, of the file, or None where neither has it."""
     flag = launch.command.find(name) if launch.command else None
     if flag is not None:
         return Said(value=flag.value, text=flag.text)
     if launch.file is None:
         return None
-    for path in ((DEEPSPEED_SECTION, name), (name,)):
-        entry = launch.file.at(*path)
-        if entry is not None:
-            return Said(
-                value=entry.plain, text=say(launch.file, *path), place=launch.file.place(entry.key_span)
-            )
-    return None
+    return launch.file.said(DEEPSPEED_SECTION, name) or launch.file.said(name)
 
 
-def named_deepspeed_file(launch: Launch) -> Said[str] | None:
+def launch_of_deepspeed(situation: Situation) -> tuple[LaunchLayers, Said[bool]] | None:
+    """Return an `accelerate launch` that runs DeepSpeed, and what says so; None where none is known to."""
+    launch = launch_of(situation)
+    deepspeed = whether_deepspeed(launch) if launch else None
+    return (launch, deepspeed) if launch and deepspeed and deepspeed.value else None
+
+
+def named_deepspeed_file(launch: LaunchLayers) -> Said[str] | None:
     """Return the DeepSpeed file that the flags or the file name."""
     said = launch_value(launch, "deepspeed_config_file")
     if said is None or not isinstance(said.value, str) or said.value in ("", "none"):
@@ -99,7 +99,7 @@ def named_deepspeed_file(launch: Launch) -> Said[str] | None:
     return said
 
 
-def whether_deepspeed(launch: Launch) -> Said[bool] | None:
+def whether_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
     """Return whether `accelerate launch` runs DeepSpeed, and what says so.
 
     Without a file the launcher reads the one that `accelerate config` wrote into the user's home; that one is
@@ -115,14 +115,10 @@ def whether_deepspeed(launch: Launch) -> Said[bool] | None:
             return Said(value=True, text=flag.text)
     if file is None:
         return Said(value=False, text="no --use_deepspeed", confidence=Confidence.LIKELY)
-    entry = file.at("distributed_type")
-    if entry is None or (entry.plain != "DEEPSPEED" and str(entry.plain).upper() == "DEEPSPEED"):
+    said = file.said("distributed_type")
+    if said is None or (said.value != "DEEPSPEED" and str(said.value).upper() == "DEEPSPEED"):
         return None  # accelerate refuses the file
-    return Said(
-        value=entry.plain == "DEEPSPEED",
-        text=say(file, "distributed_type"),
-        place=file.place(entry.key_span),
-    )
+    return replace(said, value=said.value == "DEEPSPEED")
 
 
 _DEFAULT_STAGE = 2
@@ -145,7 +141,7 @@ def settings_of_accelerate(file: Document | None, command: LaunchCommand | None)
     """
     if file is None and (command is None or command.launcher is not Launcher.ACCELERATE):
         return None
-    launch = Launch(file=file, command=command)
+    launch = LaunchLayers(file=file, command=command)
     names = _names(launch)
     uses_deepspeed = whether_deepspeed(launch)
     if uses_deepspeed is None:
@@ -186,7 +182,7 @@ def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> 
         return _topology_of_flags(command)
     if file is None and (command is None or command.launcher is not Launcher.ACCELERATE):
         return None
-    launch = Launch(file=file, command=command)
+    launch = LaunchLayers(file=file, command=command)
     num_processes = launch_value(launch, "num_processes")
     num_machines = launch_value(launch, "num_machines")
     on_cpu = command is not None and command.find("cpu") is not None
@@ -215,7 +211,7 @@ def _topology(world_size: int | None, num_nodes: int | None, *, on_cpu: bool) ->
     return Topology(num_nodes=num_nodes, world_size=world_size, on_cpu=on_cpu)
 
 
-def _stage(launch: Launch) -> Said[ZeroStage] | None:
+def _stage(launch: LaunchLayers) -> Said[ZeroStage] | None:
     said = launch_value(launch, "zero_stage")
     if said is None:
         return Said(value=ZeroStage(_DEFAULT_STAGE), text=f"no zero_stage, which makes it {_DEFAULT_STAGE}")
@@ -225,7 +221,7 @@ def _stage(launch: Launch) -> Said[ZeroStage] | None:
     return Said(value=ZeroStage(value), text=said.text, place=said.place)
 
 
-def _offload(launch: Launch, key: str) -> Said[OffloadDevice] | None:
+def _offload(launch: LaunchLayers, key: str) -> Said[OffloadDevice] | None:
     said = launch_value(launch, key)
     if said is None or said.value is None:
         return Said(value=OffloadDevice.NONE, text=f"no {key}")
@@ -235,14 +231,14 @@ def _offload(launch: Launch, key: str) -> Said[OffloadDevice] | None:
     return Said(value=OffloadDevice(device), text=said.text, place=said.place)
 
 
-def _folder(launch: Launch, key: str) -> Said[str | None]:
+def _folder(launch: LaunchLayers, key: str) -> Said[str | None]:
     said = launch_value(launch, key)
     if said is None:
         return Said(value=_NO_FOLDER, text=f"no {key}")
     return Said(value=_NO_FOLDER, text=said.text, place=said.place)
 
 
-def _precision(launch: Launch) -> Said[Precision | None] | None:
+def _precision(launch: LaunchLayers) -> Said[Precision | None] | None:
     said = launch_value(launch, "mixed_precision")
     if said is None or said.value is None:
         return Said(value=None, text="no mixed_precision")
@@ -250,7 +246,7 @@ def _precision(launch: Launch) -> Said[Precision | None] | None:
     return Said(value=precision, text=said.text, place=said.place) if precision else None
 
 
-def _names(launch: Launch) -> dict[str, str]:
+def _names(launch: LaunchLayers) -> dict[str, str]:
     """Return how the user spells each setting: as keys of the file where there is one, as flags where not."""
     keys = {
         "zero_stage": "zero_stage",

@@ -46,77 +46,37 @@ class LauncherFlags:
         return tuple(sorted(name for name in {*self.switches, *self.valued, *self.short} if len(name) > 1))
 
 
-TORCHRUN = LauncherFlags(  # torch/distributed/run.py; use_env is of torch.distributed.launch
-    switches=frozenset(
-        {"help", "standalone", "module", "no_python", "run_path", "virtual_local_rank", "use_env"}
-    ),
-    valued=frozenset(
-        [
-            "nnodes",
-            "nproc_per_node",
-            "rdzv_backend",
-            "rdzv_endpoint",
-            "rdzv_id",
-            "rdzv_conf",
-            "max_restarts",
-            "monitor_interval",
-            "start_method",
-            "event_log_handler",
-            "role",
-            "log_dir",
-            "redirects",
-            "tee",
-            "local_ranks_filter",
-            "duplicate_stdout_filters",
-            "duplicate_stderr_filters",
-            "node_rank",
-            "master_addr",
-            "master_port",
-            "local_addr",
-            "logs_specs",
-            "numa_binding",
-            "signals_to_handle",
-            "shutdown_timeout",
-        ]
-    ),
+def _flags(*, switches: str, valued: str, short: Mapping[str, str], **more: bool) -> LauncherFlags:
+    """Return a launcher's flags; names have blanks between them."""
+    return LauncherFlags(
+        switches=frozenset(switches.split()), valued=frozenset(valued.split()), short=short, **more
+    )
+
+
+TORCHRUN = _flags(  # torch/distributed/run.py; use_env is of torch.distributed.launch
+    switches="""
+        help standalone module no_python run_path virtual_local_rank use_env
+        """,
+    valued="""
+        nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf max_restarts
+        monitor_interval start_method event_log_handler role log_dir redirects tee
+        local_ranks_filter duplicate_stdout_filters duplicate_stderr_filters node_rank
+        master_addr master_port local_addr logs_specs numa_binding signals_to_handle
+        shutdown_timeout
+        """,
     short={"h": "help", "m": "module", "r": "redirects", "t": "tee"},
     abbreviates=True,
 )
-DEEPSPEED = LauncherFlags(  # deepspeed/launcher/runner.py
-    switches=frozenset(
-        [
-            "help",
-            "module",
-            "no_python",
-            "no_local_rank",
-            "no_ssh",
-            "no_ssh_check",
-            "force_multi",
-            "save_pid",
-            "bind_cores_to_rank",
-            "quiet",
-        ]
-    ),
-    valued=frozenset(
-        [
-            "hostfile",
-            "include",
-            "exclude",
-            "num_nodes",
-            "num_gpus",
-            "master_port",
-            "master_addr",
-            "node_rank",
-            "launcher",
-            "launcher_args",
-            "enable_each_rank_log",
-            "autotuning",
-            "bind_core_list",
-            "ssh_port",
-            "venv_script",
-            "log_level",
-        ]
-    ),
+DEEPSPEED = _flags(  # deepspeed/launcher/runner.py
+    switches="""
+        help module no_python no_local_rank no_ssh no_ssh_check force_multi save_pid
+        bind_cores_to_rank quiet
+        """,
+    valued="""
+        hostfile include exclude num_nodes num_gpus master_port master_addr node_rank launcher
+        launcher_args enable_each_rank_log autotuning bind_core_list ssh_port venv_script
+        log_level
+        """,
     short={
         "h": "help",
         "H": "hostfile",
@@ -128,47 +88,17 @@ DEEPSPEED = LauncherFlags(  # deepspeed/launcher/runner.py
     abbreviates=True,
     takes_dashes=False,
 )
-ZEROFIT = LauncherFlags(  # zerofit/cli/launch.py
-    switches=frozenset(
-        [
-            "help",
-            "version",
-            "debug",
-            "gradient_checkpointing",
-            "no_gradient_checkpointing",
-            "compile",
-            "cpu",
-            "module",
-            "dry_run",
-            "no_check",
-        ]
-    ),
-    valued=frozenset(
-        [
-            "preset",
-            "plan",
-            "engine",
-            "zero_stage",
-            "offload_optimizer",
-            "offload_param",
-            "nvme_path",
-            "mixed_precision",
-            "micro_batch_size",
-            "gradient_accumulation_steps",
-            "global_batch_size",
-            "gradient_clipping",
-            "optimizer",
-            "num_processes",
-            "num_machines",
-            "machine_rank",
-            "main_process_ip",
-            "main_process_port",
-            "nproc_per_node",
-            "hostfile",
-            "gpu_ids",
-            "run_dir",
-        ]
-    ),
+ZEROFIT = _flags(  # zerofit/cli/launch.py
+    switches="""
+        help version debug gradient_checkpointing no_gradient_checkpointing compile cpu module
+        dry_run no_check
+        """,
+    valued="""
+        preset plan engine zero_stage offload_optimizer offload_param nvme_path
+        mixed_precision micro_batch_size gradient_accumulation_steps global_batch_size
+        gradient_clipping optimizer num_processes num_machines machine_rank main_process_ip
+        main_process_port nproc_per_node hostfile gpu_ids run_dir
+        """,
     short={
         "h": "help",
         "m": "module",

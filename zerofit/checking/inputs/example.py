@@ -20,7 +20,6 @@ from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind, Format
 from zerofit.configs.text.read import read_document
-from zerofit.configs.text.unreadable import broken_file
 from zerofit.core.errors import Unreadable
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def _file(name: str, text: str) -> TargetFile:
     try:
         return TargetFile(name=name, kind=kind, document=read_document(text, name=name))
     except Unreadable as error:
-        return TargetFile(name=name, kind=kind, broken=broken_file(name, kind, error))
+        return TargetFile(name=name, kind=kind, broken=error)
 
 
 def _text(content: Mapping[str, Any] | str, format: Format) -> str:  # noqa: A002 - the field's word

@@ -9,8 +9,7 @@ from zerofit.checking.engine import DEEPSPEED_NAMES
 from zerofit.checking.inputs.accelerate import settings_of_accelerate, topology_of_launch
 from zerofit.checking.inputs.optimizer import optimizer_of
 from zerofit.checking.situation import Settings, Situation
-from zerofit.configs.document import FileKind, say
-from zerofit.configs.text.unreadable import broken_file
+from zerofit.configs.document import BrokenFile, FileKind, say
 from zerofit.core.command import Launcher, Route
 from zerofit.core.errors import Unreadable
 from zerofit.core.plan import Topology
@@ -29,10 +28,7 @@ _SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
 
 
 def precision_of(
-    deepspeed: Document,
-    *,
-    launch: Said[Precision | None] | None,
-    trainer: TrainerSettings | None,
+    deepspeed: Document, *, launch: Said[Precision | None] | None, trainer: TrainerSettings | None
 ) -> Said[Precision | None] | None:
     """Return the number format of a run that a DeepSpeed file configures; None where it is not known.
 
@@ -107,7 +103,7 @@ def _read_scripts(targets: Targets) -> tuple[tuple[ScriptFacts, ...], tuple[Brok
         try:
             read.append(read_script(source, name=name))
         except Unreadable as error:
-            broken.append(broken_file(name, FileKind.SCRIPT, error))
+            broken.append(BrokenFile(name=name, kind=FileKind.SCRIPT, error=error))
     return tuple(read), tuple(broken)
 
 
@@ -123,9 +119,7 @@ def _runs(targets: Targets, scripts: tuple[ScriptFacts, ...]) -> Iterator[_Run]:
             met |= {partner.name for partner in partners}
             for partner in partners or (None,):
                 yield _Run(
-                    deepspeed=partner.document if partner else None,
-                    accelerate=launch.document,
-                    script=script,
+                    deepspeed=partner.document if partner else None, accelerate=launch.document, script=script
                 )
         alone = [file for file in own if file.name not in met]
         for file in alone:
@@ -218,9 +212,7 @@ def settings_of_deepspeed(document: Document) -> Settings:
 def _said(document: Document, value: Any, *path: str) -> Said[Any]:
     entry = document.at(*path)
     return Said(
-        value=value,
-        text=say(document, *path),
-        place=document.place(entry.key_span) if entry else None,
+        value=value, text=say(document, *path), place=document.place(entry.key_span) if entry else None
     )
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rules.optimizer.table import OPTIMIZERS, Answer, verdict
+from zerofit.checking.rules.optimizer.table import OPTIMIZERS, OptimizerAnswer, verdict
 from zerofit.core.command import Route
 from zerofit.core.strategy import OffloadDevice, ZeroStage
 from zerofit.core.supported import PYTHON, SUPPORTED
@@ -14,7 +14,7 @@ from zerofit.core.supported import PYTHON, SUPPORTED
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zerofit.checking.rules.optimizer.table import Row
+    from zerofit.checking.rules.optimizer.table import OptimizerRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,24 +64,23 @@ class Line:
 
     optimizers: tuple[str, ...]
     """Ids."""
-    rows: tuple[Row, ...]
+    rows: tuple[OptimizerRow, ...]
     """What the table says, in the order of `COLUMNS`."""
 
 
 def optimizer_lines() -> tuple[Line, ...]:
     """Return the table's lines, in the order of its optimizers."""
-    alike: dict[tuple[Row, ...], list[str]] = defaultdict(list)
+    alike: dict[tuple[OptimizerRow, ...], list[str]] = defaultdict(list)
     for optimizer in OPTIMIZERS:
         alike[tuple(_table_row(optimizer, column) for column in COLUMNS)].append(optimizer)
     return tuple(Line(optimizers=tuple(names), rows=rows) for rows, names in alike.items())
 
 
-def _table_row(optimizer: str, column: Column) -> Row:
+def _table_row(optimizer: str, column: Column) -> OptimizerRow:
     return verdict(
         optimizer,
         zero_stage=column.zero_stage,
         optimizer_offload=column.optimizer_offload,
-        param_offload=OffloadDevice.NONE,
         forces_cpu_optimizer=column.forces_cpu_optimizer,
         route=column.route,
         allows_untested=column.allows_untested,
@@ -147,11 +146,11 @@ Parameter offload changed no answer; nvme answers as cpu does.
 A star marks what a CPU can't run, and the libraries' source decides.
 """
 _ANSWERS = {
-    Answer.ALLOWED: "ok",
-    Answer.DIFFERENT: "other numbers",
-    Answer.WRONG: "**WRONG**",
-    Answer.REFUSED: "refused",
-    Answer.UNKNOWN: "?",
+    OptimizerAnswer.ALLOWED: "ok",
+    OptimizerAnswer.DIFFERENT: "other numbers",
+    OptimizerAnswer.WRONG: "**WRONG**",
+    OptimizerAnswer.REFUSED: "refused",
+    OptimizerAnswer.UNKNOWN: "?",
 }
 
 
@@ -184,13 +183,13 @@ def _title(title: str) -> str:
     return ", ".join(f"`{word}`" if ":" in word or "(" in word else word for word in words)
 
 
-def _answer(row: Row, notes: dict[str, int]) -> str:
+def _answer(row: OptimizerRow, notes: dict[str, int]) -> str:
     number = notes.setdefault(row.cause.value, len(notes) + 1)
     star = "*" if row.not_run else ""
     return f"{_ANSWERS[row.answer]}{star}{_error(row)} ({number})"
 
 
-def _error(row: Row) -> str:
+def _error(row: OptimizerRow) -> str:
     if row.error is None:
         return ""
     least, most = row.error

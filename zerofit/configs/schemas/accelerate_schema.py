@@ -25,9 +25,7 @@ _SECTIONS = {
 """The sections of the file, and how the flags begin that take their values over."""
 _WITHOUT_PREFIX = ("fsdp_config", "dynamo_config", "fp8_config")
 """Sections in which accelerate puts the beginning before a key that lacks it (commands/launch.py)."""
-_NOT_FLAGS = {
-    "fsdp_config": ("fsdp_backward_prefetch_policy",),
-}
+_NOT_FLAGS = {"fsdp_config": ("fsdp_backward_prefetch_policy",)}
 _RENAMED = {"fsdp_backward_prefetch_policy": "fsdp_config.fsdp_backward_prefetch"}
 _DEEPSPEED_KINDS = {
     "deepspeed_config_file": (ValueKind.STRING,),
@@ -146,10 +144,7 @@ def _section(name: str, flags: dict[str, Key]) -> Section:
     keys = [
         _dynamo_backend(aliases=("backend",))
         if flag == "dynamo_backend"
-        else Key(
-            name=flag,
-            aliases=(flag.removeprefix(prefix),) if name in _WITHOUT_PREFIX else (),
-        )
+        else Key(name=flag, aliases=(flag.removeprefix(prefix),) if name in _WITHOUT_PREFIX else ())
         for flag in flags
         if flag.startswith(prefix)
     ]

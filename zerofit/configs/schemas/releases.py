@@ -105,10 +105,7 @@ def _follow(old: Section, new: Section, version: str, *, is_again: bool) -> Sect
         new,
         keys=(*keys, *(key for key in closed if key.name not in names), *gone),
         params_of=tuple(
-            (
-                name,
-                _follow(before[name], params, version, is_again=is_again) if name in before else params,
-            )
+            (name, _follow(before[name], params, version, is_again=is_again) if name in before else params)
             for name, params in new.params_of
         ),
     )

@@ -14,22 +14,15 @@ from zerofit.checking.rule import Rule
 from zerofit.checking.rules.deepspeed import keys, readers, switches, values
 from zerofit.checking.rules.launch import files
 from zerofit.checking.situation import Situation
-from zerofit.configs.document import FileKind
+from zerofit.configs.document import BrokenFile, FileKind
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.text.read import read_document
-from zerofit.configs.text.unreadable import broken_file
 from zerofit.core.command import Route
 from zerofit.core.errors import Unreadable
 from zerofit.core.plan import Topology
 
 NAME = "ds_config.json"
-RULES: tuple[Rule, ...] = (
-    *values.RULES,
-    *readers.RULES,
-    *keys.RULES,
-    *switches.RULES,
-    *files.RULES,
-)
+RULES: tuple[Rule, ...] = (*values.RULES, *readers.RULES, *keys.RULES, *switches.RULES, *files.RULES)
 _SCHEMAS = load_schemas()
 
 
@@ -46,7 +39,7 @@ def verdict_of(
     try:
         document = read_document(text, name=NAME)
     except Unreadable as error:
-        broken = broken_file(NAME, FileKind.DEEPSPEED, error)
+        broken = BrokenFile(name=NAME, kind=FileKind.DEEPSPEED, error=error)
         return check(Situation(broken=(broken,), route=route, schemas=schemas), rules=RULES)
     situation = Situation(
         settings=settings_of_deepspeed(document),

@@ -87,11 +87,7 @@ _SAID = [
         "most 3",
     ),
     ("accelerate-key-needs-flag", "enable_cpu_affinity: true\n", "enable_cpu_affinity=true"),
-    (
-        "accelerate-key-repeated",
-        "num_processes: 4\n",
-        "num_processes stands twice, the last time with 4",
-    ),
+    ("accelerate-key-repeated", "num_processes: 4\n", "num_processes stands twice, the last time with 4"),
     (
         "accelerate-key-repeated",
         "deepspeed_config:\n  zero_stage: 3\n  zero_stage: 1\n",

@@ -9,11 +9,12 @@ from zerofit.checking.inputs.accelerate import (
     DYNAMO_BACKEND,
     IN_DEEPSPEED_FILE,
     launch_of,
+    launch_of_deepspeed,
     launch_value,
     named_deepspeed_file,
     whether_deepspeed,
 )
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity, hit_at
 from zerofit.configs.document import RemoveKey, SetValue, say
 from zerofit.core.command import Route
 from zerofit.core.setting import Place, Said
@@ -21,7 +22,7 @@ from zerofit.core.setting import Place, Said
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.checking.inputs.accelerate import Launch
+    from zerofit.checking.inputs.accelerate import LaunchLayers
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit
     from zerofit.scripts.facts import Keyword, ScriptFacts
@@ -39,22 +40,21 @@ _ZERO2 = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}
 
 
 def _keys_beside_file(situation: Situation) -> Iterator[Hit]:
-    launch = launch_of(situation)
-    if launch is None or launch.file is None:
+    found = launch_of_deepspeed(situation)
+    named = named_deepspeed_file(found[0]) if found else None
+    if found is None or named is None or (file := found[0].file) is None:
         return
-    named, deepspeed = named_deepspeed_file(launch), whether_deepspeed(launch)
-    if named is None or deepspeed is None or not deepspeed.value:
-        return
-    file = launch.file
-    is_said_by_flag = launch.command is not None and launch.command.find("mixed_precision") is not None
+    command = found[0].command
+    is_said_by_flag = command is not None and command.find("mixed_precision") is not None
     paths = [(DEEPSPEED_SECTION, key) for key in IN_DEEPSPEED_FILE]
     for path in paths if is_said_by_flag else [*paths, ("mixed_precision",)]:
         entry = file.at(*path)
         if entry is None or (path == ("mixed_precision",) and entry.plain is None):
             continue
-        yield Hit(
+        yield hit_at(
+            file,
+            path,
             found=f"{say(file, *path)} beside {named.text}",
-            place=file.place(entry.key_span),
             fix=_where_it_belongs(path),
             edits=_move(file, situation.deepspeed, path, entry.plain),
         )
@@ -88,52 +88,36 @@ def _move(file: Document, deepspeed: Document | None, path: tuple[str, ...], val
 
 def _section_without_deepspeed(situation: Situation) -> Iterator[Hit]:
     launch = launch_of(situation)
-    if launch is None or launch.file is None:
+    deepspeed = whether_deepspeed(launch) if launch else None
+    if launch is None or launch.file is None or deepspeed is None or deepspeed.value:
         return
-    section = launch.file.at(DEEPSPEED_SECTION)
-    deepspeed = whether_deepspeed(launch)
-    if section is None or not section.plain or deepspeed is None or deepspeed.value:
-        return
-    if deepspeed.place is not None:  # a flag that says otherwise has a rule of its own
-        yield Hit(
-            found=f"{deepspeed.text} with {DEEPSPEED_SECTION}",
-            place=deepspeed.place,
-        )
+    # A flag that says otherwise has a rule of its own.
+    if launch.file.value(DEEPSPEED_SECTION) and deepspeed.place is not None:
+        yield Hit(found=f"{deepspeed.text} with {DEEPSPEED_SECTION}", place=deepspeed.place)
 
 
 def _use_cpu_with_deepspeed(situation: Situation) -> Iterator[Hit]:
-    launch = launch_of(situation)
-    if launch is None or launch.file is None:
-        return
-    entry, deepspeed = launch.file.at("use_cpu"), whether_deepspeed(launch)
-    if entry is not None and entry.plain is True and deepspeed is not None and deepspeed.value:
-        yield Hit(
-            found=f"{say(launch.file, 'use_cpu')} with {deepspeed.text}",
-            place=launch.file.place(entry.key_span),
-        )
+    found = launch_of_deepspeed(situation)
+    if found is not None and found[0].file is not None and found[0].file.value("use_cpu") is True:
+        yield hit_at(found[0].file, ("use_cpu",), found[1].text)
 
 
 def _nvme_folder_is_lost(situation: Situation) -> Iterator[Hit]:
-    launch = launch_of(situation)
-    if launch is None or named_deepspeed_file(launch) is not None:
-        return
-    deepspeed = whether_deepspeed(launch)
-    if deepspeed is None or not deepspeed.value:
+    found = launch_of_deepspeed(situation)
+    if found is None or named_deepspeed_file(found[0]) is not None:
         return
     for part in ("optimizer", "param"):
-        device = launch_value(launch, f"offload_{part}_device")
-        folder = launch_value(launch, f"offload_{part}_nvme_path")
+        device = launch_value(found[0], f"offload_{part}_device")
+        folder = launch_value(found[0], f"offload_{part}_nvme_path")
         if device is not None and str(device.value).lower() == "nvme":
             told = f" with {folder.text}" if folder else ""
             yield Hit(found=f"{device.text}{told}", place=device.place)
 
 
 def _zero_clipping_is_lost(situation: Situation) -> Iterator[Hit]:
-    launch = launch_of(situation)
-    if launch is None or named_deepspeed_file(launch) is not None:
-        return
-    deepspeed, clipping = whether_deepspeed(launch), launch_value(launch, "gradient_clipping")
-    if clipping is None or deepspeed is None or not deepspeed.value:
+    found = launch_of_deepspeed(situation)
+    clipping = launch_value(found[0], "gradient_clipping") if found else None
+    if found is None or clipping is None or named_deepspeed_file(found[0]) is not None:
         return
     try:
         is_off = float(clipping.value) == 0
@@ -144,28 +128,22 @@ def _zero_clipping_is_lost(situation: Situation) -> Iterator[Hit]:
 
 
 def _dynamo_is_ignored(situation: Situation) -> Iterator[Hit]:
-    launch = launch_of(situation)
-    deepspeed = whether_deepspeed(launch) if launch else None
-    if launch is None or deepspeed is None or not deepspeed.value:
-        return
-    for said in _dynamo_backends(launch):
-        if isinstance(said.value, str) and said.value.upper() not in ("", "NO"):
-            yield Hit(found=f"{said.text} with {deepspeed.text}", place=said.place)
+    found = launch_of_deepspeed(situation)
+    for said in _dynamo_backends(found[0]) if found else ():
+        if found and isinstance(said.value, str) and said.value.upper() not in ("", "NO"):
+            yield Hit(found=f"{said.text} with {found[1].text}", place=said.place)
 
 
-def _dynamo_backends(launch: Launch) -> Iterator[Said[Any]]:
+def _dynamo_backends(launch: LaunchLayers) -> Iterator[Said[Any]]:
     """Yield the backend of torch.compile that the flags or, without one, the file choose."""
     flag = launch.command.find("dynamo_backend") if launch.command else None
     if flag is not None:
         yield Said(value=flag.value, text=flag.text)
         return
-    file = launch.file
-    if file is None:
-        return
     for path in DYNAMO_BACKEND:
-        entry = file.at(*path)
-        if entry is not None:
-            yield Said(value=entry.plain, text=say(file, *path), place=file.place(entry.key_span))
+        said = launch.file.said(*path) if launch.file else None
+        if said is not None:
+            yield said
 
 
 _DATACLASSES = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py"
@@ -247,10 +225,7 @@ RULES = (
         fix="take the keys out, and say it in the DeepSpeed file",
         see=_PLUGIN,
         find=_keys_beside_file,
-        bad=Example(
-            deepspeed=_ZERO2,
-            accelerate={**_NAMED, "mixed_precision": "no"},
-        ),
+        bad=Example(deepspeed=_ZERO2, accelerate={**_NAMED, "mixed_precision": "no"}),
         good=Example(deepspeed=_ZERO2, accelerate=_NAMED),
         evidence=Evidence(
             outcome=Outcome.FAILS, says="the following accelerate config variables will be ignored"
@@ -265,11 +240,7 @@ RULES = (
         see=f"{_SOURCE}/commands/launch.py",
         find=_section_without_deepspeed,
         bad=Example(
-            accelerate={
-                **_FILE,
-                "distributed_type": "MULTI_GPU",
-                DEEPSPEED_SECTION: {"zero_stage": 2},
-            }
+            accelerate={**_FILE, "distributed_type": "MULTI_GPU", DEEPSPEED_SECTION: {"zero_stage": 2}}
         ),
         good=Example(accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2}}),
         evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
@@ -326,9 +297,7 @@ RULES = (
         fix="write a DeepSpeed file with gradient_clipping 0, and name it with deepspeed_config_file",
         see=_PLUGIN,
         find=_zero_clipping_is_lost,
-        bad=Example(
-            accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2, "gradient_clipping": 0}},
-        ),
+        bad=Example(accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2, "gradient_clipping": 0}}),
         good=Example(accelerate=_NAMED, deepspeed={**_ZERO2, "gradient_clipping": 0.0}),
         evidence=Evidence(outcome=Outcome.IGNORED, observed=(("gradient_clipping", 1.0),)),
     ),
@@ -345,7 +314,7 @@ RULES = (
                 **_FILE,
                 DEEPSPEED_SECTION: {"zero_stage": 2},
                 "dynamo_config": {"dynamo_backend": "EAGER"},
-            },
+            }
         ),
         good=Example(accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2}}),
         evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="the ranks' environment is not observed"),

@@ -13,7 +13,7 @@ from zerofit.checking.inputs.accelerate import (
     whether_deepspeed,
     whole_number,
 )
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity, hit_at
 from zerofit.checking.situation import known
 from zerofit.configs.document import Entries, RenameKey, Scalar, SetValue, say, show
 from zerofit.configs.schema import ValueKind
@@ -116,32 +116,20 @@ def _unknown(
     is_free = near is not None and file.at(*path[:-1], near) is None
     is_near = near is not None and SequenceMatcher(None, near, entry.key).ratio() >= _NEAR
     edits = (RenameKey(document=file.name, path=path, key=near),) if near and is_free and is_near else ()
-    return Hit(
+    return hit_at(
+        file,
+        path,
         found=written(file, *path),
-        place=file.place(entry.key_span),
         fix=instead or (f"write {'.'.join((*path[:-1], near))}, or take it out" if near else None),
         edits=edits,
     )
 
 
 def _repeated_keys(situation: Situation) -> Iterator[Hit]:
-    file = situation.accelerate
-    if file is None:
-        return
-    for path, entry in repeated_keys(file):
-        parent = file.at(*path[:-1]) if len(path) > 1 else None
-        section = parent.node if parent else file.root
-        same = (
-            [other for other in section.entries if other.key == entry.key]
-            if isinstance(section, Entries)
-            else []
-        )
-        if same and all(other.plain == entry.plain for other in same):
-            continue  # whichever of them counts
-        yield Hit(
-            found=f"{'.'.join(path)} stands twice, the last time with {show(entry.plain)}",
-            place=file.place(entry.key_span),
-        )
+    for path, entry, values in repeated_keys(situation.accelerate) if situation.accelerate else ():
+        if situation.accelerate and any(value != entry.plain for value in values):
+            told = f"{'.'.join(path)} stands twice, the last time with {show(entry.plain)}"
+            yield Hit(found=told, place=situation.accelerate.place(entry.key_span))
 
 
 def _wrong_types(situation: Situation) -> Iterator[Hit]:

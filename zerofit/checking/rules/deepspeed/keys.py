@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Confidence, Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.deepspeed.entries import entries_of, schema_of
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity, hit_at
 from zerofit.checking.rules.deepspeed.readers import is_unseen_offload
-from zerofit.checking.situation import known
+from zerofit.checking.situation import entries_of, is_read_by_others, known
 from zerofit.configs.document import Entries, RemoveKey, RenameKey, say, show_apart
 from zerofit.configs.schema import OnUnknown, params_section
 from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.configs.text.read import repeated_keys
 from zerofit.core.command import Route
+from zerofit.core.setting import Confidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit
-    from zerofit.configs.schema import FoundKey, Key, Schema, Section
+    from zerofit.configs.schema import FoundKey, Schema, Section
 
 _NEAR = 0.8
 """ASSUMPTION: from this likeness on, a key is another one misspelt; "optimizer" and "optimiser" have 0.89."""
@@ -117,6 +117,7 @@ _MAX_NAMED = 5
 _WHY_OF_PARAMS = (
     "params are the arguments of a constructor, and Python ends the run where it takes no such one"
 )
+_IS_OFF = "remove it: it is switched off anyway"
 _BATCH = {"train_micro_batch_size_per_gpu": 4}
 _ZERO2 = {**_BATCH, "zero_optimization": {"stage": 2}}
 
@@ -159,9 +160,10 @@ def _incomplete(situation: Situation) -> Iterator[Hit]:
         missing = [".".join((*found.path, *below)) for below in _missing_params(found)]
         if missing:
             names = " and ".join(missing)
-            yield Hit(
+            yield hit_at(
+                document,
+                found.path,
                 found=f"{say(document, *found.path, 'type')} without {names}",
-                place=document.place(found.entry.key_span),
                 fix=f"set {names}",
                 confidence=confidence,
             )
@@ -190,7 +192,7 @@ def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Docu
     removed = None
     for document, found in entries_of(situation):
         if found.key is None and found.section.on_unknown is on_unknown:
-            schema = schema_of(situation)
+            schema = known(situation.schemas, "which keys DeepSpeed has").deepspeed
             removed = removed or {gone.path for gone in schema.removed}
             if found.path not in removed:
                 of_release = fix_for_release(schema, *found.path)
@@ -202,13 +204,8 @@ def _unknown_hit(document: Document, found: FoundKey, meant: Meant) -> Hit:
     beside = document.at(*found.path[:-1], meant.spellings[0]) if meant.spellings else None
     if meant.is_sure and beside is None:
         edits = (RenameKey(document=document.name, path=found.path, key=meant.spellings[0]),)
-    return Hit(
-        found=say(document, *found.path),
-        place=document.place(found.entry.key_span),
-        fix=meant.fix,
-        why=_WHY_OF_PARAMS if found.path[-2:-1] == ("params",) else None,
-        edits=edits,
-    )
+    why = _WHY_OF_PARAMS if found.path[-2:-1] == ("params",) else None
+    return hit_at(document, found.path, fix=meant.fix, why=why, edits=edits)
 
 
 def _is_note(found: FoundKey) -> bool:
@@ -221,7 +218,7 @@ def _removed(situation: Situation) -> Iterator[Hit]:
     if situation.deepspeed is None:
         return
     document = situation.deepspeed
-    for gone in schema_of(situation).removed:
+    for gone in known(situation.schemas, "which keys DeepSpeed has").deepspeed.removed:
         entry = document.at(*gone.path)
         if entry is None:
             continue
@@ -229,12 +226,9 @@ def _removed(situation: Situation) -> Iterator[Hit]:
         is_off = entry.plain in (False, None, 0, -1, {}) or (
             isinstance(entry.plain, dict) and entry.plain.get("enabled") is False
         )
-        yield Hit(
-            found=say(document, *gone.path),
-            place=document.place(entry.key_span),
-            fix="remove it: it is switched off anyway" if is_off else gone.instead,
-            edits=(RemoveKey(document=document.name, path=gone.path),) if is_off else (),
-        )
+        fix = _IS_OFF if is_off else gone.instead
+        edits = (RemoveKey(document=document.name, path=gone.path),) if is_off else ()
+        yield hit_at(document, gone.path, fix=fix, edits=edits)
 
 
 def _deprecated(situation: Situation) -> Iterator[Hit]:
@@ -247,30 +241,20 @@ def _deprecated(situation: Situation) -> Iterator[Hit]:
 
 def _deprecated_hit(document: Document, found: FoundKey, replaced_by: str) -> Hit:
     successor = found.section.find(replaced_by)
+    fix = f"use {replaced_by}"
     edits: tuple[Edit, ...] = ()
     if successor is not None and successor.section is None:
+        fix = f"write {successor.name}"
         edits = (RenameKey(document=document.name, path=found.path, key=successor.name),)
     elif found.value is False:
+        fix = fix if successor is None else _IS_OFF
         edits = (RemoveKey(document=document.name, path=found.path),)
-    return Hit(
-        found=say(document, *found.path),
-        place=document.place(found.entry.key_span),
-        fix=_how_to_say_it_now(successor, replaced_by, is_on=found.value is not False),
-        edits=edits,
-    )
+    elif successor is not None:
+        fix = f'write "{successor.name}": {{"device": "cpu"}}'
+    return hit_at(document, found.path, fix=fix, edits=edits)
 
 
-def _how_to_say_it_now(successor: Key | None, replaced_by: str, *, is_on: bool) -> str:
-    if successor is None:
-        return f"use {replaced_by}"
-    if successor.section is None:
-        return f"write {successor.name}"
-    return (
-        f'write "{successor.name}": {{"device": "cpu"}}' if is_on else "remove it: it is switched off anyway"
-    )
-
-
-def _successors(document: Document, found: FoundKey) -> Iterator[str] | list[str]:
+def _successors(document: Document, found: FoundKey) -> list[str]:
     """Return the keys beside a deprecated one that stand for the same."""
     replaced_by = found.key.replaced_by if found.key else None
     successor = found.section.find(replaced_by) if replaced_by else None
@@ -284,27 +268,21 @@ def _two_names(situation: Situation) -> Iterator[Hit]:
     for document, found in entries_of(situation):
         if found.key is None or found.section.on_unknown is not OnUnknown.REJECTS:
             continue
-        others = list(_successors(document, found))
+        others = _successors(document, found)
         if found.path[-1] in found.key.aliases and document.at(*found.path[:-1], found.key.name):
             others.append(found.key.name)
         if others and found.value is not None:
-            yield Hit(
-                found=f"{say(document, *found.path)} with {say(document, *found.path[:-1], others[0])}",
-                place=document.place(found.entry.key_span),
-                fix=f"remove {found.path[-1]}",
-            )
+            other = say(document, *found.path[:-1], others[0])
+            yield hit_at(document, found.path, other, fix=f"remove {found.path[-1]}")
 
 
 def _repeated(situation: Situation) -> Iterator[Hit]:
     if situation.deepspeed is None:
         return
     document = situation.deepspeed
-    for path, entry in repeated_keys(document):
-        parent = document.at(*path[:-1]) if len(path) > 1 else None
-        entries = parent.node.entries if parent is not None else document.root.entries  # type: ignore[union-attr]
-        values = [other.plain for other in entries if other.key == entry.key]
+    for path, entry, values in repeated_keys(document):
         is_harmless = all(value == values[0] for value in values)
-        if is_harmless and known(situation.route, "who reads the file") is not Route.NATIVE:
+        if is_harmless and is_read_by_others(situation):
             continue
         shown = " and ".join(show_apart(values))
         yield Hit(found=f"{'.'.join(path)} twice: {shown}", place=document.place(entry.key_span))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.deepspeed.entries import entries_of
-from zerofit.checking.situation import known, stage_of
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity, hit_at
+from zerofit.checking.situation import entries_of, is_read_by_others, known, stage_of
 from zerofit.configs.document import Format, RemoveKey, RenameKey, say
 from zerofit.configs.text.read import why_not_json
 from zerofit.core.command import Route
@@ -30,10 +29,9 @@ def _only_hjson(situation: Situation) -> Iterator[Hit]:
     if document is None or document.format is not Format.HJSON:
         return
     problem = why_not_json(document)
-    if problem is not None and known(situation.route, "who reads the file") is not Route.NATIVE:
+    if problem is not None and is_read_by_others(situation):
         yield Hit(
-            found=problem.problem,
-            place=Place(file=document.name, line=problem.line, column=problem.column),
+            found=problem.problem, place=Place(file=document.name, line=problem.line, column=problem.column)
         )
 
 
@@ -44,9 +42,9 @@ def _without_zero_section(situation: Situation) -> Iterator[Hit]:
     entry = document.at("zero_optimization")
     if entry is not None and not isinstance(entry.plain, bool):
         return
-    if known(situation.route, "who reads the file") is not Route.NATIVE:
+    if is_read_by_others(situation):
         found = f"{document.name} without zero_optimization" if entry is None else say(document, entry.key)
-        yield Hit(found=found, place=document.place(entry.key_span) if entry else None)
+        yield hit_at(document, ("zero_optimization",), found=found)
 
 
 _ACCELERATE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
@@ -65,15 +63,11 @@ state = accelerator.get_state_dict(model)
 
 def _old_bf16(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
-    entry = document.at("bfloat16") if document else None
-    if document is None or entry is None or document.value("bfloat16", "enabled") in (None, False, "auto"):
+    if document is None or document.value("bfloat16", "enabled") in (None, False, "auto"):
         return
-    if document.at("bf16") is None and _is_read_by_others(situation):
-        yield Hit(
-            found=say(document, "bfloat16", "enabled"),
-            place=document.place(entry.key_span),
-            edits=(RenameKey(document=document.name, path=("bfloat16",), key="bf16"),),
-        )
+    if document.at("bf16") is None and is_read_by_others(situation):
+        edit = RenameKey(document=document.name, path=("bfloat16",), key="bf16")
+        yield hit_at(document, ("bfloat16",), found=say(document, "bfloat16", "enabled"), edits=(edit,))
 
 
 def _not_gathered(situation: Situation) -> Iterator[Hit]:
@@ -83,14 +77,14 @@ def _not_gathered(situation: Situation) -> Iterator[Hit]:
     stage = stage_of(situation)
     if stage.value is not ZeroStage.PARAMETERS or _gathers(situation, document):
         return
-    if _is_read_by_others(situation):
+    if is_read_by_others(situation):
         name = next((name for name in _GATHERS if document.at("zero_optimization", name)), _GATHER)
         yield Hit(found=f"{stage.text} with {say(document, 'zero_optimization', name)}", place=stage.place)
 
 
 def _gathers(situation: Situation, document: Document) -> bool:
     values = [document.value("zero_optimization", name) for name in _GATHERS]
-    if "auto" in values and _is_read_by_others(situation):
+    if "auto" in values and is_read_by_others(situation):
         flag = known(situation.command, "the launch command").find("zero3_save_16bit_model")
         return flag is not None and (flag.value or "true").lower() == "true"
     return any(value is True or value == 1 or str(value).lower() == "true" for value in values)
@@ -99,7 +93,7 @@ def _gathers(situation: Situation, document: Document) -> bool:
 def _unseen_offload(situation: Situation) -> Iterator[Hit]:
     for document, found in entries_of(situation):
         if is_unseen_offload(situation, found):
-            yield Hit(found=say(document, *found.path), place=document.place(found.entry.key_span))
+            yield hit_at(document, found.path)
 
 
 def is_unseen_offload(situation: Situation, found: FoundKey) -> bool:
@@ -123,17 +117,8 @@ def _null_sections(situation: Situation) -> Iterator[Hit]:
     if document.at("optimizer") is None:
         paths.append(("zero_optimization", "offload_optimizer"))
     for path in paths:
-        entry = document.at(*path)
-        if entry is not None and entry.plain is None and _is_read_by_others(situation):
-            yield Hit(
-                found=say(document, *path),
-                place=document.place(entry.key_span),
-                edits=(RemoveKey(document=document.name, path=path),),
-            )
-
-
-def _is_read_by_others(situation: Situation) -> bool:
-    return known(situation.route, "who reads the file") is not Route.NATIVE
+        if document.at(*path) and document.value(*path) is None and is_read_by_others(situation):
+            yield hit_at(document, path, edits=(RemoveKey(document=document.name, path=path),))
 
 
 def _zero(stage: int, **more: Any) -> dict[str, Any]:

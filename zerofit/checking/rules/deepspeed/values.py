@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Confidence, Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.deepspeed.entries import entries_of
-from zerofit.checking.situation import known
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity, hit_at
+from zerofit.checking.situation import entries_of, is_read_by_others, known
 from zerofit.configs.document import SetValue, say
 from zerofit.configs.schema import ValueKind
 from zerofit.configs.schemas.key_values import expected, is_in_range, is_right_type
 from zerofit.core.command import Route
+from zerofit.core.setting import Confidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,14 +38,9 @@ def _refused(situation: Situation) -> Iterator[Hit]:
     ]
     # What needs the route comes last, so that it does not keep the certain ones back.
     for document, key, found in sorted(wrong, key=lambda one: one[2].path[0] in _NATIVE_ONLY):
-        if found.path[0] in _NATIVE_ONLY and known(situation.route, "who reads the file") is not Route.NATIVE:
+        if found.path[0] in _NATIVE_ONLY and is_read_by_others(situation):
             continue
-        yield Hit(
-            found=say(document, *found.path),
-            place=document.place(found.entry.key_span),
-            fix=f"give {expected(key)}",
-            edits=_mended(document, key, found),
-        )
+        yield hit_at(document, found.path, fix=f"give {expected(key)}", edits=_mended(document, key, found))
 
 
 def _text_for_bool(situation: Situation) -> Iterator[Hit]:
@@ -53,11 +48,9 @@ def _text_for_bool(situation: Situation) -> Iterator[Hit]:
         if not isinstance(found.value, str) or not _is_unchecked(key, found.value):
             continue
         if found.value.lower() in _FALSE_TEXTS:
-            yield Hit(
-                found=f'{".".join(found.path)}="{found.value}"',
-                place=document.place(found.entry.key_span),
-                edits=(SetValue(document=document.name, path=found.path, value=False),),
-            )
+            edit = SetValue(document=document.name, path=found.path, value=False)
+            told = f'{".".join(found.path)}="{found.value}"'
+            yield hit_at(document, found.path, found=told, edits=(edit,))
 
 
 def _values(situation: Situation) -> Iterator[tuple[Document, Key, FoundKey]]:
@@ -140,7 +133,7 @@ def _accumulation_defaults_to_1(situation: Situation, train: int, micro: int) ->
     """
     if train == micro * _num_data_parallel_ranks(situation):
         return True
-    return known(situation.route, "who reads the file") is not Route.NATIVE
+    return is_read_by_others(situation)
 
 
 def _num_data_parallel_ranks(situation: Situation) -> int:
@@ -239,13 +232,13 @@ _SWITCHES = ("stage", "enabled", "device")
 
 
 def _unresolved(situation: Situation) -> Iterator[Hit]:
-    stuck = [(found, _stuck_on(found)) for found in _autos(situation)]
-    for found, routes in stuck:
+    stuck = [(document, found, _stuck_on(found)) for document, found in _autos(situation)]
+    for document, found, routes in stuck:
         if routes == set(Route):
-            yield _auto_hit(situation, found)
-    for found, routes in stuck:
+            yield hit_at(document, found.path)
+    for document, found, routes in stuck:
         if routes and routes != set(Route) and known(situation.route, "who reads the file") in routes:
-            yield _auto_hit(situation, found)
+            yield hit_at(document, found.path)
 
 
 def _stuck_on(found: FoundKey) -> set[Route]:
@@ -261,21 +254,16 @@ def _is_resolved(found: FoundKey, route: Route) -> bool:
 
 
 def _natively_default(situation: Situation) -> Iterator[Hit]:
-    for found in _autos(situation):
+    for document, found in _autos(situation):
         is_switch = found.section.drops_auto and found.path[-1] in _SWITCHES
-        if is_switch and known(situation.route, "who reads the file") is Route.NATIVE:
-            yield _auto_hit(situation, found)
+        if is_switch and not is_read_by_others(situation):
+            yield hit_at(document, found.path)
 
 
-def _autos(situation: Situation) -> Iterator[FoundKey]:
-    for _, found in entries_of(situation):
+def _autos(situation: Situation) -> Iterator[tuple[Document, FoundKey]]:
+    for document, found in entries_of(situation):
         if found.key is not None and found.value == "auto":
-            yield found
-
-
-def _auto_hit(situation: Situation, found: FoundKey) -> Hit:
-    document = known(situation.deepspeed, "the DeepSpeed configuration")
-    return Hit(found=say(document, *found.path), place=document.place(found.entry.key_span))
+            yield document, found
 
 
 RULES = (

@@ -25,8 +25,9 @@ def _broken(kind: FileKind) -> Callable[[Situation], Iterator[Hit]]:
     def find(situation: Situation) -> Iterator[Hit]:
         for broken in situation.broken:
             if broken.kind is kind:
-                place = Place(file=broken.name, line=broken.line, column=broken.column)
-                yield Hit(found=broken.problem, place=place, why=broken.why, fix=broken.fix)
+                error = broken.error
+                place = Place(file=broken.name, line=error.line, column=error.column)
+                yield Hit(found=error.problem, place=place, why=error.why, fix=error.fix)
 
     return find
 

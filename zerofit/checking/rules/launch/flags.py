@@ -10,6 +10,7 @@ from zerofit.checking.inputs.accelerate import (
     IN_DEEPSPEED_FILE,
     is_literal,
     launch_of,
+    launch_of_deepspeed,
     named_deepspeed_file,
     whether_deepspeed,
 )
@@ -106,14 +107,11 @@ def _excluding_flags(situation: Situation) -> Iterator[Hit]:
 
 
 def _flags_beside_file(situation: Situation) -> Iterator[Hit]:
-    launch = launch_of(situation)
-    if launch is None or launch.command is None:
-        return
-    named, deepspeed = named_deepspeed_file(launch), whether_deepspeed(launch)
-    if named is None or deepspeed is None or not deepspeed.value:
+    found = launch_of_deepspeed(situation)
+    if found is None or found[0].command is None or named_deepspeed_file(found[0]) is None:
         return
     for name, path in IN_DEEPSPEED_FILE.items():
-        flag = launch.command.find(name)
+        flag = found[0].command.find(name)
         if flag is not None and is_literal(flag.value):
             file = known(situation.deepspeed, "what stands in the DeepSpeed file")
             if _is_ignored(file, flag, path):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import (
     DEEPSPEED_SECTION,
-    Launch,
+    LaunchLayers,
     launch_of,
+    launch_of_deepspeed,
     launch_value,
-    whether_deepspeed,
     whole_number,
 )
 from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
@@ -46,7 +46,7 @@ def _file(**section: Any) -> dict[str, Any]:
 _ONE_MACHINE = {**_file(), "num_machines": 1}
 
 
-def _count(launch: Launch, name: str) -> tuple[Said[Any], int] | None:
+def _count(launch: LaunchLayers, name: str) -> tuple[Said[Any], int] | None:
     """Return a number of the file or the flags, if it stands there as a number."""
     said = launch_value(launch, name)
     number = whole_number(said.value) if said else None
@@ -63,46 +63,40 @@ def _uneven_ranks(situation: Situation) -> Iterator[Hit]:
     yield Hit(found=f"{ranks[0].text} with {machines[0].text}", place=ranks[0].place)
 
 
-def _several_through_deepspeed(situation: Situation) -> tuple[Launch, Said[Any]] | None:
-    """Return the launch and its num_machines, where DeepSpeed's launcher has to start several machines."""
-    launch = launch_of(situation)
-    deepspeed = whether_deepspeed(launch) if launch else None
-    if launch is None or deepspeed is None or not deepspeed.value:
+def _several_through_deepspeed(
+    situation: Situation,
+) -> tuple[LaunchLayers, Said[Any], Said[Any] | None] | None:
+    """Return the launch, num_machines and the hostfile, where DeepSpeed launches on several machines."""
+    found = launch_of_deepspeed(situation)
+    if found is None:
         return None
+    launch = found[0]
     machines = _count(launch, "num_machines")
     launcher = launch_value(launch, "deepspeed_multinode_launcher")
     if machines is None or machines[1] < 2 or (launcher is not None and launcher.value == _STANDARD):
         return None
-    return launch, machines[0]
+    return launch, machines[0], launch_value(launch, "deepspeed_hostfile")
 
 
 def _no_hostfile(situation: Situation) -> Iterator[Hit]:
-    found = _several_through_deepspeed(situation)
-    if found is None:
-        return
-    launch, machines = found
-    hostfile = launch_value(launch, "deepspeed_hostfile")
-    if hostfile is None or not hostfile.value:
+    launch, machines, hostfile = _several_through_deepspeed(situation) or (None, None, None)
+    if launch and machines and not (hostfile and hostfile.value):
         launcher = launch_value(launch, "deepspeed_multinode_launcher")
         told = launcher.text if launcher else "no deepspeed_multinode_launcher"
         yield Hit(found=f"{machines.text} with {told} and no deepspeed_hostfile", place=machines.place)
 
 
 def _environment_in_a_file(situation: Situation) -> Iterator[Hit]:
-    found = _several_through_deepspeed(situation)
-    if found is None:
-        return
-    launch, machines = found
-    hostfile = launch_value(launch, "deepspeed_hostfile")
-    if hostfile is not None and hostfile.value:
+    _, machines, hostfile = _several_through_deepspeed(situation) or (None, None, None)
+    if machines and hostfile and hostfile.value:
         yield Hit(found=f"{machines.text} with {hostfile.text}", place=machines.place)
 
 
 def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
-    launch = launch_of(situation)
-    deepspeed = whether_deepspeed(launch) if launch else None
-    if launch is None or deepspeed is None or not deepspeed.value:
+    found = launch_of_deepspeed(situation)
+    if found is None:
         return
+    launch = found[0]
     said, ranks, machines = (
         launch_value(launch, "gpu_ids"),
         _count(launch, "num_processes"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
 from zerofit.checking.rules.example_scripts import optimizer_script
-from zerofit.checking.rules.optimizer.table import EIGHT_BIT, OF_CONFIG, Answer, Cause, verdict
+from zerofit.checking.rules.optimizer.table import EIGHT_BIT, OF_CONFIG, Cause, OptimizerAnswer, verdict
 from zerofit.checking.situation import known, stage_of
 from zerofit.configs.document import SetValue, say
 from zerofit.core.command import Route
@@ -18,7 +18,7 @@ from zerofit.core.strategy import Engine, OffloadDevice
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zerofit.checking.rules.optimizer.table import Row
+    from zerofit.checking.rules.optimizer.table import OptimizerRow
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit, KeyValue
     from zerofit.core.setting import Said
@@ -32,7 +32,7 @@ FORCE_KEY = "zero_force_ds_cpu_optimizer"
 class Placed:
     """One run's optimizer, where it is placed, and what the table says of that."""
 
-    row: Row
+    row: OptimizerRow
     optimizer: Said[str | None]
     zero_stage: Said[ZeroStage]
     optimizer_offload: Said[OffloadDevice]
@@ -71,7 +71,6 @@ def place(situation: Situation) -> Placed | None:
             optimizer.value,
             zero_stage=stage.value,
             optimizer_offload=offload.value,
-            param_offload=OffloadDevice.NONE,
             forces_cpu_optimizer=forces,
             route=route,
             allows_untested=file is not None and file.value(UNTESTED_KEY) is True,
@@ -80,11 +79,7 @@ def place(situation: Situation) -> Placed | None:
     }
     row = rows.pop() if len(rows) == 1 else known(None, "who hands the optimizer to DeepSpeed")
     return Placed(
-        row=row,
-        optimizer=optimizer,
-        zero_stage=stage,
-        optimizer_offload=offload,
-        forces_cpu_optimizer=forces,
+        row=row, optimizer=optimizer, zero_stage=stage, optimizer_offload=offload, forces_cpu_optimizer=forces
     )
 
 
@@ -144,7 +139,7 @@ def _eight_bit_on_cpu(situation: Situation) -> Iterator[Hit]:
     placed = place(situation)
     if placed is None or not placed.offloads or placed.forces_cpu_optimizer:
         return
-    if placed.optimizer.value in EIGHT_BIT and placed.row.answer is not Answer.REFUSED:
+    if placed.optimizer.value in EIGHT_BIT and placed.row.answer is not OptimizerAnswer.REFUSED:
         yield hit(placed)
 
 
@@ -244,16 +239,15 @@ def _untested(situation: Situation) -> Iterator[Hit]:
         placed.optimizer.value,
         zero_stage=placed.zero_stage.value,
         optimizer_offload=placed.optimizer_offload.value,
-        param_offload=OffloadDevice.NONE,
         forces_cpu_optimizer=placed.forces_cpu_optimizer,
         route=situation.route or Route.NATIVE,
         allows_untested=True,
     )
     found = hit(placed)
     edits: tuple[Edit, ...] = ()
-    if situation.deepspeed is not None and allowed.answer is Answer.ALLOWED and not allowed.not_run:
+    if situation.deepspeed is not None and allowed.answer is OptimizerAnswer.ALLOWED and not allowed.not_run:
         edits = (SetValue(document=situation.deepspeed.name, path=(UNTESTED_KEY,), value=True),)
-    fix = None if allowed.answer in (Answer.ALLOWED, Answer.UNKNOWN) else "use AdamW"
+    fix = None if allowed.answer in (OptimizerAnswer.ALLOWED, OptimizerAnswer.UNKNOWN) else "use AdamW"
     yield Hit(found=found.found, place=found.place, fix=fix, edits=edits, confidence=found.confidence)
 
 

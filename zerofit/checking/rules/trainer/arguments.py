@@ -136,10 +136,7 @@ def _overridden(situation: Situation) -> Iterator[Hit]:
     trainer, file = situation.trainer, situation.deepspeed
     if trainer is None or file is None:
         return
-    pairs = (
-        ("optim", "optimizer", _OPTIMIZERS_ALIKE),
-        ("lr_scheduler_type", "scheduler", _SCHEDULERS_ALIKE),
-    )
+    pairs = (("optim", "optimizer", _OPTIMIZERS_ALIKE), ("lr_scheduler_type", "scheduler", _SCHEDULERS_ALIKE))
     for name, section, alike in pairs:
         said, entry = trainer.find(name), file.at(section)
         kind = file.value(section, "type")
@@ -184,10 +181,7 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
     for name, argument in trainer.said.items():
         if name in gone:  # of a command line, where another class of the script may have it
             yield Hit(
-                found=argument.text,
-                place=argument.place,
-                fix=_use(gone[name]),
-                confidence=Confidence.LIKELY,
+                found=argument.text, place=argument.place, fix=_use(gone[name]), confidence=Confidence.LIKELY
             )
 
 
@@ -248,9 +242,7 @@ RULES = (
         see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py",
         find=_steps_missing,
         bad=dataclasses.replace(
-            _TRAINER,
-            deepspeed=_NO_STEPS,
-            arguments=f"{_TRAINER.arguments} --gradient_accumulation_steps 4",
+            _TRAINER, deepspeed=_NO_STEPS, arguments=f"{_TRAINER.arguments} --gradient_accumulation_steps 4"
         ),
         good=_with("--gradient_accumulation_steps 4"),
         evidence=Evidence(outcome=Outcome.IGNORED, observed=((_STEPS, 1),)),
