@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.command_line import PROGRAMS, read_command
 from zerofit.checking.inputs.kind_of_file import format_of, kind_of
-from zerofit.checking.inputs.named_files import (
-    named_by_accelerate,
-    named_by_arguments,
-    named_by_command,
-    named_by_source,
-    resumed_from,
-)
+from zerofit.checking.inputs.named_files import named_files, resumed_from
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
 from zerofit.configs.text.read import decode, read_document
@@ -165,8 +159,9 @@ def read_targets(
         reading.read_command(command)
     else:
         arguments = reading.read_words(words)
-    reading.read_arguments(arguments)
-    reading.read_what_files_name()
+    for kind, said, by in named_files(command, arguments, reading.files):
+        is_alone = command is None and by is not None and by.kind is FileKind.ACCELERATE
+        reading.read_named(_beside(said, by.name) if by and is_alone else said, kind)
     if reading.errors:
         raise ExceptionGroup("targets that can't be checked", reading.errors)
     return Targets(
@@ -187,7 +182,6 @@ class _Reading:
         """By real path, so that a file which is named twice is read once."""
         self.missing: list[Said[str]] = []
         self.errors: list[UserError] = []
-        self._has_command = False
         self._schemas = schemas
         self._stdin = stdin
         self._overlay = overlay
@@ -205,89 +199,32 @@ class _Reading:
         return ()
 
     def read_command(self, command: LaunchCommand) -> None:
-        """Read the script of a launch command, and the files that its flags name."""
-        self._has_command = True
+        """Read a launch command's script, and the file of `accelerate config` where no flag names one."""
+        if command.script is not None:
+            self._read_script(command, command.script)
+        flag = command.find("config_file")
+        default = _default_accelerate_file() if command.launcher is Launcher.ACCELERATE else None
+        if default is not None and (flag is None or not flag.value):
+            said = Said(value=default, text="accelerate launch without --config_file")
+            self.read_named(said, FileKind.ACCELERATE)
+
+    def _read_script(self, command: LaunchCommand, name: str) -> None:
+        script: str | None = name
+        if command.find("module") is not None or (
+            command.launcher is Launcher.PYTHON and not os.path.exists(name) and _is_dotted(name)
+        ):
+            script = _file_of_module(name)  # one that is installed elsewhere stays unknown
         try:
-            self._read_script_of(command)
+            if script == name:
+                from zerofit.scripts.target import check_script
+
+                check_script(name, module=False)
+            if script is not None:
+                self._add(script, script_file(script))
         except UserError as error:
             self.errors.append(error)
-        named = tuple(named_by_command(command))
-        for kind, said in named:
-            self._read_named(said, kind)
-        default = _default_accelerate_file() if command.launcher is Launcher.ACCELERATE else None
-        if default is not None and all(kind is not FileKind.ACCELERATE for kind, _ in named):
-            said = Said(value=default, text="accelerate launch without --config_file")
-            self._read_named(said, FileKind.ACCELERATE)
 
-    def read_arguments(self, arguments: Sequence[str]) -> None:
-        """Read the DeepSpeed configuration that the script's own arguments name, or hold."""
-        for said in named_by_arguments(arguments):
-            self._read_named(said, FileKind.DEEPSPEED)
-
-    def read_what_files_name(self) -> None:
-        """Read each DeepSpeed configuration that an accelerate configuration or a script names."""
-        for file in tuple(self.files.values()):
-            if file.source is not None:
-                for said in named_by_source(file.name, file.source):
-                    self._read_named(said, FileKind.DEEPSPEED)
-            if file.document is not None and file.kind is FileKind.ACCELERATE:
-                for said in named_by_accelerate(file.document):
-                    self._read_named(self._beside(said, file.name), FileKind.DEEPSPEED)
-
-    def _beside(self, said: Said[str], file: str) -> Said[str]:
-        """Return a named file as it is found beside the file that names it, where no command says otherwise.
-
-        The libraries look in the folder in which the command runs; without one, that may well be this.
-        """
-        path = os.path.join(os.path.dirname(file), said.value)
-        if self._has_command or os.path.exists(said.value) or not os.path.exists(path):
-            return said
-        return replace(said, value=path)
-
-    def _read_script_of(self, command: LaunchCommand) -> None:
-        script = command.script
-        if script is None:
-            return
-        is_module = command.find("module") is not None or (
-            command.launcher is Launcher.PYTHON and not os.path.exists(script) and _is_dotted(script)
-        )
-        if is_module:
-            script = _file_of_module(script)
-            if script is None:
-                return  # it is installed somewhere; what it does stays unknown
-        else:
-            from zerofit.scripts.target import check_script
-
-            check_script(script, module=False)
-        self._read_script(script)
-
-    def _read_target(self, name: str) -> TargetFile:
-        if name == "-":
-            file = self._configuration(STDIN, _text_of(self._stdin()), FileKind.DEEPSPEED, None)
-            return self._add(STDIN, file)
-        data = check_target(name)
-        if _is_script(name):
-            return self._read_script(name)
-        text = self._text(name, data)
-        kind = _kind_of_broken(name)
-        if isinstance(text, Unreadable):
-            return self._add(name, TargetFile(name=name, kind=kind, broken=text))
-        format = format_of(name, text)  # noqa: A001 - the field's word
-        if format is None:
-            raise _not_a_configuration(name, f"a {os.path.splitext(name)[1] or 'text'} file", None)
-        try:
-            document = read_document(text, name=name, format=format)
-        except Unreadable as error:
-            return self._add(name, TargetFile(name=name, kind=kind, broken=error))
-        found = kind_of(document, self._schemas)
-        if isinstance(found, FileKind):
-            return self._add(name, TargetFile(name=name, kind=found, document=document))
-        raise _not_a_configuration(name, found, document)
-
-    def _read_script(self, name: str) -> TargetFile:
-        return self._add(name, script_file(name))
-
-    def _read_named(self, said: Said[str], kind: FileKind) -> None:
+    def read_named(self, said: Said[str], kind: FileKind) -> None:
         """Read a file that a layer names; the libraries look for it in the current folder, as this does."""
         path = said.value
         if os.path.realpath(path) in self.files:
@@ -295,28 +232,35 @@ class _Reading:
         if not os.path.exists(path):
             if kind is FileKind.DEEPSPEED and (text := _inline(path)) is not None:
                 name = re.split("[ =:]", said.text)[0]
-                self._add(name, self._configuration(name, text, kind, None))
+                self._add(name, _configuration(name, text, kind))
             elif _is_path(path):
                 self.missing.append(said)
             return
         try:
-            data = read_bytes(path)
+            text_read = self._text(path, read_bytes(path))
         except UserError as error:
             self.errors.append(error)
             return
-        self._add(path, self._configuration(path, self._text(path, data), kind, said))
+        self._add(path, replace(_configuration(path, text_read, kind), named_by=said))
 
-    def _configuration(
-        self, name: str, text: str | Unreadable, kind: FileKind, named_by: Said[str] | None
-    ) -> TargetFile:
-        """Return a file whose kind is known from what names it."""
-        try:
-            if isinstance(text, Unreadable):
-                raise text
-            document = read_document(text, name=name, format=format_of(name, text))
-        except Unreadable as error:
-            return TargetFile(name=name, kind=kind, broken=error, named_by=named_by)
-        return TargetFile(name=name, kind=kind, document=document, named_by=named_by)
+    def _read_target(self, name: str) -> TargetFile:
+        if name == "-":
+            return self._add(STDIN, _configuration(STDIN, _text_of(self._stdin()), FileKind.DEEPSPEED))
+        data = check_target(name)
+        if name.endswith((".py", ".pyw")):
+            return self._add(name, script_file(name))
+        text = self._text(name, data)
+        if isinstance(text, str) and format_of(name, text) is None:
+            raise _not_a_configuration(name, f"a {os.path.splitext(name)[1] or 'text'} file", None)
+        # What a file that can't be read was meant for, its suffix tells.
+        is_yaml = name.lower().endswith((".yaml", ".yml"))
+        file = _configuration(name, text, FileKind.ACCELERATE if is_yaml else FileKind.DEEPSPEED)
+        if file.document is not None:
+            found = kind_of(file.document, self._schemas)
+            if not isinstance(found, FileKind):
+                raise _not_a_configuration(name, found, file.document)
+            file = replace(file, kind=found)
+        return self._add(name, file)
 
     def _text(self, name: str, data: bytes) -> str | Unreadable:
         overlaid = self._overlay.get(os.path.realpath(name))
@@ -324,6 +268,26 @@ class _Reading:
 
     def _add(self, path: str, file: TargetFile) -> TargetFile:
         return self.files.setdefault(os.path.realpath(path), file)
+
+
+def _beside(said: Said[str], file: str) -> Said[str]:
+    """Return a named file as it is found beside the file that names it.
+
+    The libraries look in the folder in which the command runs; without a command, that may well be this.
+    """
+    path = os.path.join(os.path.dirname(file), said.value)
+    return said if os.path.exists(said.value) or not os.path.exists(path) else replace(said, value=path)
+
+
+def _configuration(name: str, text: str | Unreadable, kind: FileKind) -> TargetFile:
+    """Return a file whose kind is known, read."""
+    try:
+        if isinstance(text, Unreadable):
+            raise text
+        document = read_document(text, name=name, format=format_of(name, text))
+    except Unreadable as error:
+        return TargetFile(name=name, kind=kind, broken=error)
+    return TargetFile(name=name, kind=kind, document=document)
 
 
 def _text_of(data: bytes) -> str | Unreadable:
@@ -351,10 +315,6 @@ def _inline(value: str) -> str | None:
     return text if text.lstrip().startswith("{") else None
 
 
-def _is_script(name: str) -> bool:
-    return name.endswith((".py", ".pyw"))
-
-
 def _is_dotted(name: str) -> bool:
     return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) is not None and not name.endswith(".py")
 
@@ -363,11 +323,6 @@ def _file_of_module(name: str) -> str | None:
     """Return the file that `python -m name` runs, where it stands below the current folder."""
     path = name.replace(".", "/")
     return next((file for file in (f"{path}.py", f"{path}/__main__.py") if os.path.isfile(file)), None)
-
-
-def _kind_of_broken(name: str) -> FileKind:
-    """Return what a file that can't be read was meant for, as far as its suffix tells."""
-    return FileKind.ACCELERATE if name.lower().endswith((".yaml", ".yml")) else FileKind.DEEPSPEED
 
 
 def _default_accelerate_file() -> str | None:

@@ -72,7 +72,7 @@ def _section(plain: dict[str, Any]) -> Section:
 
 
 def _key(name: str, plain: dict[str, Any]) -> Key:
-    told = {
+    told: dict[str, Any] = {
         field: tuple(value) if isinstance(value, list) else value
         for field, value in plain.items()
         if field not in _OF_SECTION

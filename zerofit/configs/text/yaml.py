@@ -77,10 +77,11 @@ def _loader(text: str) -> Any:
         open_anchors: tuple[str | None, ...] = ()
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            event = self.peek_event()
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            at = event.start_mark.index
             self._check_anchor(event)
             if self.depth == MAX_DEPTH and isinstance(event, yaml.CollectionStartEvent):
-                raise too_deep(text, event.start_mark.index)
+                raise too_deep(text, at)
             before, self.depth, self.open_anchors = (
                 self.open_anchors,
                 self.depth + 1,
