@@ -57,10 +57,10 @@ _LOOSE = {
 _PURE = (
     "core",
     "configs/text",
-    "configs/recipes",
     "configs/write/accelerate.py",
     "configs/write/command.py",
     "configs/write/deepspeed.py",
+    "configs/write/presets.py",
     "configs/write/trainer.py",
     "checking/rules",
     "checking/inputs",

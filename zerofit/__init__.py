@@ -15,6 +15,7 @@ _ON_DEMAND = {
     "accelerator": "zerofit.training.script_api",
     "accumulation_windows": "zerofit.training.accumulation_windows",
     "apply_strategy": "zerofit.training.apply_strategy",
+    "check": "zerofit.checking.check_run",
     "generate": "zerofit.generation.generate",
     "launch": "zerofit.launching.launch",
     "plan": "zerofit.planning.plan",

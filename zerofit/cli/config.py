@@ -102,7 +102,7 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
     situation = situation_of_strategy(
         plan.strategy, topology=plan.topology, versions=plan.versions, launcher=Launcher.ACCELERATE
     )
-    stop_at_errors(situation, no_check=no_check, tell=console.show)
+    stop_at_errors(situation, no_check=no_check, say=console.show)
     plan = plan if auto else with_explicit_numbers(plan)
     files = _files(plan, output_dir, auto=auto)
     if dry_run:

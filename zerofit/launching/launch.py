@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.check_run import stop_at_errors
 from zerofit.checking.inputs.capture import with_capture
-from zerofit.checking.inputs.launch import situation_of_launch
-from zerofit.checking.read_file import script_file
-from zerofit.checking.resumed_checkpoint import probe_resumed
+from zerofit.checking.inputs.strategy import situation_of_launch
+from zerofit.checking.read_targets import probe_resumed, script_file
 from zerofit.checking.targets import Targets
-from zerofit.configs.schemas.load import load_schemas
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.write.command import is_on_one_of_many_gpus
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
@@ -230,7 +229,7 @@ def _check_rules(
     situation = situation_of_launch(plan, machine=plan.machine, targets=targets)
     if plan.capture is not None:
         situation = with_capture(situation, plan.capture)
-    stop_at_errors(situation, no_check=not plan.is_checked, tell=observer.show)
+    stop_at_errors(situation, no_check=not plan.is_checked, say=observer.show)
 
 
 def _tell(to_launch: Launch, observer: Observer) -> None:

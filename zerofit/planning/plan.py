@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.read_file import script_file
+from zerofit.checking.read_targets import script_file
 from zerofit.core.command import Route
 from zerofit.core.errors import Unreadable, UserError
 from zerofit.core.observer import SILENT, Observer

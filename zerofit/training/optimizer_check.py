@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.engine import check
-from zerofit.checking.inputs.optimizer_ids import optimizer_of_class
+from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Severity
-from zerofit.checking.rules.optimizer.offload import OPTIMIZER_RULES
+from zerofit.checking.rules.optimizer.rules import RULES
 from zerofit.core.setting import Said
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def check_optimizer(optimizer: Any, plan: Plan, changes: Changes) -> None:
     situation = situation_of_strategy(plan.strategy, topology=plan.topology, versions=plan.versions)
     said = Said(value=optimizer_of_class(f"{type(optimizer).__module__}.{name}"), text=f"the script's {name}")
     situation = replace(situation, settings=replace(situation.settings, optimizer=said))
-    verdict = check(situation, rules=OPTIMIZER_RULES)
+    verdict = check(situation, rules=RULES)
     for finding in verdict.of(Severity.WARNING):
         changes.warn(finding.as_text())
     for finding in verdict.of(Severity.ERROR):

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from zerofit.checking.inputs.command_line import read_command
-from zerofit.configs.schemas.load import load_schema
+from zerofit.configs.schemas.catalog import load_schema
 from zerofit.core.command import Flag, LaunchCommand
 
 _FLAGS = load_schema("accelerate_launch").root
@@ -32,14 +32,8 @@ _COMMANDS = [
         "accelerate launch: num_processes=2 use_deepspeed zero_stage=3 | train.py | --zero_stage 1",
     ),
     ("accelerate-launch -m my.module --x 1", "accelerate launch: module | my.module | --x 1"),
-    (
-        "/opt/bin/accelerate launch -q -t 3 -- train.py a",
-        "accelerate launch: quiet tee=3 | train.py | a",
-    ),
-    (
-        "python -m accelerate.commands.launch --cpu train.py",
-        "accelerate launch: cpu | train.py | ",
-    ),
+    ("/opt/bin/accelerate launch -q -t 3 -- train.py a", "accelerate launch: quiet tee=3 | train.py | a"),
+    ("python -m accelerate.commands.launch --cpu train.py", "accelerate launch: cpu | train.py | "),
     ("accelerate launch --zero_stag 3 train.py", "accelerate launch: zero_stag=3 | train.py | "),
     ("accelerate launch --fast train.py", "accelerate launch: fast | train.py | "),
     ("accelerate launch --num_processes 2", "accelerate launch: num_processes=2 | None | "),

@@ -6,8 +6,8 @@ import pytest
 
 from zerofit.checking.inputs.kind_of_file import format_of, kind_of
 from zerofit.configs.document import FileKind, Format
-from zerofit.configs.schemas.load import load_schemas
-from zerofit.configs.text import read_document
+from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.configs.text.read import read_document
 
 _SCHEMAS = load_schemas()
 _ARGUMENTS = "arguments of Trainer, or a training recipe"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zerofit.checking.inputs.launcher_flags import DEEPSPEED, TORCHRUN, LauncherFlags
+from zerofit.checking.inputs.command_line import DEEPSPEED, TORCHRUN, LauncherFlags
 
 
 def _torchrun() -> None:

@@ -11,8 +11,8 @@ from zerofit.checking.inputs.named_files import (
     named_by_command,
     named_by_source,
 )
-from zerofit.configs.schemas.load import load_schemas
-from zerofit.configs.text import read_document
+from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.configs.text.read import read_document
 from zerofit.core.setting import Confidence
 
 _FLAGS = load_schemas().accelerate_launch.root

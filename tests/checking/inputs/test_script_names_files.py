@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.checking.inputs.join import situations
 from zerofit.checking.inputs.named_files import named_by_accelerate, named_by_source
+from zerofit.checking.inputs.situations import situations
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
-from zerofit.configs.schemas.load import load_schemas
-from zerofit.configs.text import read_document
+from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.configs.text.read import read_document
 
 _NAMES = "import deepspeed\ndeepspeed.initialize(model=model, config='{}')\n"
 

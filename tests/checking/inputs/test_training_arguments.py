@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zerofit.checking.inputs.training_arguments import read_training_arguments
-from zerofit.configs.schemas.load import load_schema
+from zerofit.configs.schemas.catalog import load_schema
 from zerofit.core.setting import Confidence, Place, Said
 from zerofit.scripts.facts import Action, Call, Keyword, Sighting
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerofit.checking.pages.versions_page import versions_page
+from zerofit.checking.pages.measured_pages import versions_page
 
 _VERSIONS = {"python": "3.11.7", "torch": "2.8.0", "accelerate": "1.10.0", "deepspeed": "0.18.3"}
 _VERSIONS |= {"transformers": "5.0.0", "huggingface_hub": "1.3.0", "peft": None, "bitsandbytes": "0.46.1"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 import pytest
 
@@ -13,7 +13,7 @@ from zerofit.checking.engine import DEEPSPEED_NAMES, check, spell
 from zerofit.checking.inputs.example import situations_of_example
 from zerofit.checking.rule import Outcome, Severity
 from zerofit.checking.rules import ALL_RULES, Rule
-from zerofit.configs.schemas.load import load_schemas
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.machine.versions import probe_versions
 
 _EVERY_RULE = pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.id)
@@ -66,10 +66,7 @@ def test_a_fix_names_settings_that_there_are(rule: Rule) -> None:
 @_EVERY_RULE
 def test_a_rule_has_evidence_or_says_why_it_can_not_be_reproduced(rule: Rule) -> None:
     evidence = rule.evidence
-    shown = {
-        Outcome.FAILS: bool(evidence.says),
-        Outcome.IGNORED: bool(evidence.observed),
-    }
+    shown = {Outcome.FAILS: bool(evidence.says), Outcome.IGNORED: bool(evidence.observed)}
     assert evidence.not_reproduced or shown.get(evidence.outcome, True)
 
 
@@ -81,8 +78,8 @@ def test_what_wrecks_a_run_is_no_advice(rule: Rule) -> None:
 
 def test_every_file_of_rules_is_in_the_list() -> None:
     modules = [
-        importlib.import_module(f"zerofit.checking.rules.{name}")
-        for _, name, _ in iter_modules(compat.__path__)
+        importlib.import_module(name)
+        for _, name, _ in walk_packages(compat.__path__, "zerofit.checking.rules.")
     ]
     declared = [rule for module in modules for rule in getattr(module, "RULES", ())]
     assert {rule.id for rule in declared} == {rule.id for rule in ALL_RULES}

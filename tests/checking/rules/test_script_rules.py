@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zerofit.checking.engine import check
-from zerofit.checking.inputs.join import settings_of_deepspeed
+from zerofit.checking.inputs.situations import settings_of_deepspeed
 from zerofit.checking.rule import Example, Rule
 from zerofit.checking.rules.example_scripts import EVALUATES, LANGUAGE, LOADED, SMALL, changed, ending, zero
 from zerofit.checking.rules.script import generation as script_generation
@@ -18,7 +18,7 @@ from zerofit.checking.rules.script import loop as script_loop
 from zerofit.checking.rules.script import order as script_order
 from zerofit.checking.rules.script import ranks as script_ranks
 from zerofit.checking.situation import Situation
-from zerofit.configs.read import read_document
+from zerofit.configs.text.read import read_document
 from zerofit.core.plan import Topology
 from zerofit.scripts.source.read_script import read_script
 

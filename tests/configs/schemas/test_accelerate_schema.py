@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.checking.trainer_settings import DEFAULTS
+from zerofit.checking.situation import DEFAULTS
 from zerofit.configs.schema import Schema
 from zerofit.configs.schemas.accelerate_schema import probe_accelerate_launch_schema, probe_accelerate_schema
-from zerofit.configs.schemas.load import load_history, load_schema
+from zerofit.configs.schemas.catalog import load_history, load_schema, render_schema
 from zerofit.configs.schemas.releases import with_release
 from zerofit.configs.schemas.training_arguments_schema import REMOVED, probe_training_arguments_schema
-from zerofit.configs.schemas.write import render_schema
 
 _CATALOG = Path(__file__).parents[3] / "zerofit" / "catalog"
 _PROBES = [

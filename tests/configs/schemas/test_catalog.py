@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.configs.schema import Key, Kind, OnUnknown, Removed, Schema, Section
-from zerofit.configs.schemas.load import NAMES, load_history, load_schema, load_schemas, schema_of
-from zerofit.configs.schemas.write import render_schema
+from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Section, ValueKind
+from zerofit.configs.schemas.catalog import (
+    NAMES,
+    load_history,
+    load_schema,
+    load_schemas,
+    render_schema,
+    schema_of,
+)
 
 _CATALOG = Path(__file__).parents[3] / "zerofit" / "catalog"
 
@@ -30,7 +36,7 @@ def test_a_schema_reads_back_as_it_was_written(name: str) -> None:
 
 def test_a_written_schema_has_one_line_a_key() -> None:
     section = Section(
-        keys=(Key(name="depth", kinds=(Kind.INTEGER,), at_least=0, below=3.5, replaced_by=""),),
+        keys=(Key(name="depth", kinds=(ValueKind.INTEGER,), at_least=0, below=3.5, replaced_by=""),),
         on_unknown=OnUnknown.REJECTS,
         drops_auto=True,
         params_of=(("sgd", Section(keys=(Key(name="lr"),), on_unknown=OnUnknown.ACCEPTS)),),
@@ -39,7 +45,7 @@ def test_a_written_schema_has_one_line_a_key() -> None:
         keys=(
             Key(
                 name="mode",
-                kinds=(Kind.STRING, Kind.NULL),
+                kinds=(ValueKind.STRING, ValueKind.NULL),
                 converts=True,
                 choices=("a", 2),
                 ignores_case=True,
@@ -47,7 +53,7 @@ def test_a_written_schema_has_one_line_a_key() -> None:
                 required=True,
                 reader="accelerate",
             ),
-            Key(name="tree", kinds=(Kind.SECTION,), section=section),
+            Key(name="tree", kinds=(ValueKind.SECTION,), section=section),
         ),
         on_unknown=OnUnknown.IGNORES,
     )
@@ -96,7 +102,7 @@ def test_find_knows_aliases() -> None:
 
 def test_loading_costs_milliseconds_and_no_heavy_import() -> None:
     script = (
-        "import sys; from zerofit.configs.schemas.load import load_schemas; load_schemas();"
+        "import sys; from zerofit.configs.schemas.catalog import load_schemas; load_schemas();"
         "print([name for name in ('pydantic', 'torch', 'deepspeed', 'yaml') if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.configs.text import Unreadable, read_document
+from zerofit.configs.text.read import read_document
+from zerofit.core.errors import Unreadable
 
 _UNREADABLE = {
     (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from zerofit.configs.document import Format
-from zerofit.configs.text import Unreadable, read_document, why_not_json
+from zerofit.configs.text.read import read_document, why_not_json
+from zerofit.core.errors import Unreadable
 
 _UNREADABLE = {
     (

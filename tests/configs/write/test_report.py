@@ -52,10 +52,7 @@ def test_a_machine_with_unlike_gpus_counts_each_kind() -> None:
     ("strategy", "text"),
     [
         (Strategy(), "PyTorch without DeepSpeed"),
-        (
-            Strategy(precision=Precision.FP16, compile=True),
-            "PyTorch without DeepSpeed, fp16, compiled",
-        ),
+        (Strategy(precision=Precision.FP16, compile=True), "PyTorch without DeepSpeed, fp16, compiled"),
         (replace(_ZERO3, zero_stage=ZeroStage.NOTHING), "DeepSpeed ZeRO-0"),
         (
             replace(_ZERO3, optimizer_offload=OffloadDevice.NVME, precision=Precision.BF16),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.optimizer_ids import optimizer_of_class
-from zerofit.checking.inputs.precision import precision_of
-from zerofit.checking.trainer_settings import DEFAULTS, TrainerSettings
+from zerofit.checking.inputs.optimizer import optimizer_of_class
+from zerofit.checking.inputs.situations import precision_of
+from zerofit.checking.situation import DEFAULTS, TrainerSettings
 from zerofit.core.command import Route
 from zerofit.core.request import FLAGS
 from zerofit.core.setting import Confidence, Said

@@ -119,14 +119,7 @@ _CASES: list[tuple[dict[str, Any], list[tuple[str, str, str, tuple[Edit, ...]]]]
     ),
     (
         _zero(hysteresis=2),
-        [
-            (
-                "deepspeed-key-rejected",
-                "zero_optimization.hysteresis=2",
-                "move it into fp16, or remove it",
-                (),
-            )
-        ],
+        [("deepspeed-key-rejected", "zero_optimization.hysteresis=2", "move it into fp16, or remove it", ())],
     ),
     # What integrations read is not unknown.
     ({**_zero(), "msamp": {"enabled": True}, "inference": {}, "sequence_parallel_size": 1}, []),

@@ -89,10 +89,7 @@ def _zero(stage: Any = 2, **more: Any) -> dict[str, Any]:
         ),
         (_zero(2, zero_quantized_gradients=False, zero_hpz_partition_size=1), []),
         (_zero(3, zero_quantized_gradients=True, zero_hpz_partition_size=8), []),
-        (
-            {**_zero(), "gradient_clipping": -1},
-            ["negative-norm-clips-nothing: gradient_clipping=-1"],
-        ),
+        ({**_zero(), "gradient_clipping": -1}, ["negative-norm-clips-nothing: gradient_clipping=-1"]),
         ({**_zero(), "gradient_clipping": 0}, []),
     ],
     ids=str,

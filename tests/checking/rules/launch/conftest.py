@@ -10,26 +10,11 @@ import pytest
 from zerofit.checking.engine import Finding, check
 from zerofit.checking.inputs.example import situations_of_example
 from zerofit.checking.rule import Example
-from zerofit.checking.rules import precision_sources
-from zerofit.checking.rules.accelerate import accumulation
-from zerofit.checking.rules.accelerate import deepspeed_section as accelerate_deepspeed
-from zerofit.checking.rules.accelerate import file as accelerate_file
-from zerofit.checking.rules.launch import flags as launch_flags
-from zerofit.checking.rules.launch import machines
-from zerofit.checking.rules.trainer import arguments as trainer_arguments
-from zerofit.configs.schemas.load import load_schemas
+from zerofit.checking.rules import ALL_RULES
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.machine.versions import probe_versions
 
 Check = Callable[..., list[Finding]]
-RULES = (
-    *accelerate_deepspeed.RULES,
-    *accelerate_file.RULES,
-    *accumulation.RULES,
-    *launch_flags.RULES,
-    *machines.RULES,
-    *precision_sources.RULES,
-    *trainer_arguments.RULES,
-)
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +23,7 @@ def check_example() -> Check:
     schemas, versions = load_schemas(), probe_versions()
 
     def check_one(rule: str, **layers: Any) -> list[Finding]:
-        (only,) = [one for one in RULES if one.id == rule]
+        (only,) = [one for one in ALL_RULES if one.id == rule]
         found = situations_of_example(Example(**layers), schemas=schemas, versions=versions)
         return [finding for situation in found for finding in check(situation, rules=[only]).findings]
 

@@ -13,7 +13,7 @@ from zerofit.checking.inputs.example import situations_of_example
 from zerofit.checking.rule import Example
 from zerofit.checking.rules.accelerate import file as accelerate_file
 from zerofit.configs.document import RenameKey, SetValue
-from zerofit.configs.schemas.load import load_schemas
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.machine.versions import probe_versions
 
 Check = Callable[..., list[Finding]]
@@ -87,11 +87,7 @@ _SAID = [
         "most 3",
     ),
     ("accelerate-key-needs-flag", "enable_cpu_affinity: true\n", "enable_cpu_affinity=true"),
-    (
-        "accelerate-key-repeated",
-        "num_processes: 4\n",
-        "num_processes stands twice, the last time with 4",
-    ),
+    ("accelerate-key-repeated", "num_processes: 4\n", "num_processes stands twice, the last time with 4"),
     (
         "accelerate-key-repeated",
         "deepspeed_config:\n  zero_stage: 3\n  zero_stage: 1\n",

@@ -26,10 +26,7 @@ _ZERO2 = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 2
 
 
 def _layers(accelerator: str = "", **deepspeed: Any) -> dict[str, Any]:
-    return {
-        "script": _SCRIPT.format(accelerator=accelerator),
-        "deepspeed": {**_ZERO2, **deepspeed},
-    }
+    return {"script": _SCRIPT.format(accelerator=accelerator), "deepspeed": {**_ZERO2, **deepspeed}}
 
 
 def test_missing_accumulation_is_said_whole(check_example: Check) -> None:

@@ -52,11 +52,7 @@ _COMMANDS = [
     ("num-processes-is-for-all-machines", "--num_processes 3", ["--num_processes 3 with num_machines=2"]),
     ("num-processes-is-for-all-machines", "--num_processes 1", ["--num_processes 1 with num_machines=2"]),
     ("num-processes-is-for-all-machines", "--num_processes $N", []),
-    (
-        "gpu-ids-too-few",
-        "--num_machines 1 --gpu_ids 0,1",
-        ["num_processes=8 with --gpu_ids 0,1"],
-    ),
+    ("gpu-ids-too-few", "--num_machines 1 --gpu_ids 0,1", ["num_processes=8 with --gpu_ids 0,1"]),
     ("gpu-ids-too-few", "--num_machines 1 --gpu_ids all", []),
     ("gpu-ids-too-few", "--num_machines 1 --gpu_ids $IDS", []),
     ("gpu-ids-too-few", "--num_machines 1 --gpu_ids 0,1 --num_processes 2", []),

@@ -45,12 +45,7 @@ _FOUND: list[tuple[str, str, dict[str, Any], list[str]]] = [
         {"train_micro_batch_size_per_gpu": "8"},
         ["train_micro_batch_size_per_gpu=8 with --per_device_train_batch_size 8"],
     ),
-    (
-        "trainer-values-differ",
-        "--bf16",
-        {"bf16": {"enabled": False}},
-        ["bf16.enabled=false with --bf16"],
-    ),
+    ("trainer-values-differ", "--bf16", {"bf16": {"enabled": False}}, ["bf16.enabled=false with --bf16"]),
     ("trainer-values-differ", "--bf16 True", {"bf16": {"enabled": True}}, []),
     ("trainer-values-differ", "--bf16_full_eval --bf16 no", {"bf16": {"enabled": True}}, []),
     ("trainer-values-differ", "--max_grad_norm 1", {"gradient_clipping": 1.0}, []),

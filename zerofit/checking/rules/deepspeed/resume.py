@@ -47,10 +47,7 @@ def _other_layout(situation: Situation) -> Iterator[Hit]:
     partitions = stage.value is ZeroStage.PARAMETERS
     if stage.value is not ZeroStage.NOTHING and partitions is not checkpoint.partitions_parameters:
         saved = "3" if checkpoint.partitions_parameters else "1 or 2"
-        yield Hit(
-            found=f"{checkpoint.folder} is of ZeRO stage {saved}, and {stage.text}",
-            place=stage.place,
-        )
+        yield Hit(found=f"{checkpoint.folder} is of ZeRO stage {saved}, and {stage.text}", place=stage.place)
 
 
 RULES = (

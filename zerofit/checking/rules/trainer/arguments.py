@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.launch_values import is_literal
+from zerofit.checking.inputs.accelerate import is_literal
 from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.other_releases import fix_for_release
 from zerofit.checking.situation import known
-from zerofit.configs.document import SetValue
-from zerofit.configs.quote import say
+from zerofit.configs.document import SetValue, say
+from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.core.command import Route
 from zerofit.core.errors import nearest
 from zerofit.core.setting import Confidence, Said
@@ -18,8 +17,7 @@ from zerofit.core.setting import Confidence, Said
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from zerofit.checking.situation import Situation
-    from zerofit.checking.trainer_settings import TrainerSettings
+    from zerofit.checking.situation import Situation, TrainerSettings
 
 _SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers"
 _INTEGRATION = f"{_SOURCE}/integrations/deepspeed.py"
@@ -138,10 +136,7 @@ def _overridden(situation: Situation) -> Iterator[Hit]:
     trainer, file = situation.trainer, situation.deepspeed
     if trainer is None or file is None:
         return
-    pairs = (
-        ("optim", "optimizer", _OPTIMIZERS_ALIKE),
-        ("lr_scheduler_type", "scheduler", _SCHEDULERS_ALIKE),
-    )
+    pairs = (("optim", "optimizer", _OPTIMIZERS_ALIKE), ("lr_scheduler_type", "scheduler", _SCHEDULERS_ALIKE))
     for name, section, alike in pairs:
         said, entry = trainer.find(name), file.at(section)
         kind = file.value(section, "type")
@@ -186,10 +181,7 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
     for name, argument in trainer.said.items():
         if name in gone:  # of a command line, where another class of the script may have it
             yield Hit(
-                found=argument.text,
-                place=argument.place,
-                fix=_use(gone[name]),
-                confidence=Confidence.LIKELY,
+                found=argument.text, place=argument.place, fix=_use(gone[name]), confidence=Confidence.LIKELY
             )
 
 
@@ -250,9 +242,7 @@ RULES = (
         see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py",
         find=_steps_missing,
         bad=dataclasses.replace(
-            _TRAINER,
-            deepspeed=_NO_STEPS,
-            arguments=f"{_TRAINER.arguments} --gradient_accumulation_steps 4",
+            _TRAINER, deepspeed=_NO_STEPS, arguments=f"{_TRAINER.arguments} --gradient_accumulation_steps 4"
         ),
         good=_with("--gradient_accumulation_steps 4"),
         evidence=Evidence(outcome=Outcome.IGNORED, observed=((_STEPS, 1),)),

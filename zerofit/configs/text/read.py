@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from zerofit.configs.document import Document, Entries, Entry, Format, Items, Node
-from zerofit.configs.text.hjson import tree_of_hjson
-from zerofit.configs.text.json import tree_of_json
+from zerofit.configs.document import Document, Entries, Format, Items, KeyValue, Node
+from zerofit.configs.text.json import tree_of_hjson, tree_of_json
 from zerofit.configs.text.unreadable import MAX_BYTES, refuse_what_is_no_configuration, too_long
 from zerofit.configs.text.yaml import tree_of_yaml
 from zerofit.core.errors import NotStrict, Unreadable
@@ -68,23 +68,26 @@ def why_not_json(document: Document) -> Unreadable | None:
     return None
 
 
-def repeated_keys(document: Document) -> tuple[tuple[tuple[str, ...], Entry], ...]:
-    """Return each entry whose key stood before in the same mapping, with its path, in the order of the text.
+def repeated_keys(document: Document) -> Iterator[tuple[tuple[str, ...], KeyValue, list[Any]]]:
+    """Yield each entry whose key stood before in the same mapping, its path, and all values of that key.
 
     Python's json and yaml take the last one; DeepSpeed refuses the file.
     """
-    return tuple(_repeated(document.root, ()))
+    yield from _repeated(document.root, ())
 
 
-def _repeated(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Entry]]:
+def _repeated(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], KeyValue, list[Any]]]:
     if isinstance(node, Items):
         for item in node.nodes:
             yield from _repeated(item, path)
     elif isinstance(node, Entries):
+        values: dict[str, list[Any]] = {}
+        for entry in node.entries:
+            values.setdefault(entry.key, []).append(entry.plain)
         seen = set()
         for entry in node.entries:
             if entry.key in seen:
-                yield (*path, entry.key), entry
+                yield (*path, entry.key), entry, values[entry.key]
             seen.add(entry.key)
             yield from _repeated(entry.node, (*path, entry.key))
 

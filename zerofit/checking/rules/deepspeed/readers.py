@@ -1,15 +1,15 @@
-"""Rules of settings in ds_config.json that accelerate and Trainer read too, in one spelling only."""
+"""Rules of what accelerate and Trainer read in ds_config.json too, each in its own way."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.deepspeed.entries import entries_of
-from zerofit.checking.situation import known, stage_of
-from zerofit.configs.document import RemoveKey, RenameKey
-from zerofit.configs.quote import say
+from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity, hit_at
+from zerofit.checking.situation import entries_of, is_read_by_others, known, stage_of
+from zerofit.configs.document import Format, RemoveKey, RenameKey, say
+from zerofit.configs.text.read import why_not_json
 from zerofit.core.command import Route
+from zerofit.core.setting import Place
 from zerofit.core.strategy import ZeroStage
 
 if TYPE_CHECKING:
@@ -17,7 +17,35 @@ if TYPE_CHECKING:
 
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document
-    from zerofit.configs.schemas.walk import Found
+    from zerofit.configs.schema import FoundKey
+
+_READ_BY_ACCELERATE = (
+    "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py"
+)
+
+
+def _only_hjson(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None or document.format is not Format.HJSON:
+        return
+    problem = why_not_json(document)
+    if problem is not None and is_read_by_others(situation):
+        yield Hit(
+            found=problem.problem, place=Place(file=document.name, line=problem.line, column=problem.column)
+        )
+
+
+def _without_zero_section(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None:
+        return
+    entry = document.at("zero_optimization")
+    if entry is not None and not isinstance(entry.plain, bool):
+        return
+    if is_read_by_others(situation):
+        found = f"{document.name} without zero_optimization" if entry is None else say(document, entry.key)
+        yield hit_at(document, ("zero_optimization",), found=found)
+
 
 _ACCELERATE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
@@ -35,15 +63,11 @@ state = accelerator.get_state_dict(model)
 
 def _old_bf16(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
-    entry = document.at("bfloat16") if document else None
-    if document is None or entry is None or document.value("bfloat16", "enabled") in (None, False, "auto"):
+    if document is None or document.value("bfloat16", "enabled") in (None, False, "auto"):
         return
-    if document.at("bf16") is None and _is_read_by_others(situation):
-        yield Hit(
-            found=say(document, "bfloat16", "enabled"),
-            place=document.place(entry.key_span),
-            edits=(RenameKey(document=document.name, path=("bfloat16",), key="bf16"),),
-        )
+    if document.at("bf16") is None and is_read_by_others(situation):
+        edit = RenameKey(document=document.name, path=("bfloat16",), key="bf16")
+        yield hit_at(document, ("bfloat16",), found=say(document, "bfloat16", "enabled"), edits=(edit,))
 
 
 def _not_gathered(situation: Situation) -> Iterator[Hit]:
@@ -53,14 +77,14 @@ def _not_gathered(situation: Situation) -> Iterator[Hit]:
     stage = stage_of(situation)
     if stage.value is not ZeroStage.PARAMETERS or _gathers(situation, document):
         return
-    if _is_read_by_others(situation):
+    if is_read_by_others(situation):
         name = next((name for name in _GATHERS if document.at("zero_optimization", name)), _GATHER)
         yield Hit(found=f"{stage.text} with {say(document, 'zero_optimization', name)}", place=stage.place)
 
 
 def _gathers(situation: Situation, document: Document) -> bool:
     values = [document.value("zero_optimization", name) for name in _GATHERS]
-    if "auto" in values and _is_read_by_others(situation):
+    if "auto" in values and is_read_by_others(situation):
         flag = known(situation.command, "the launch command").find("zero3_save_16bit_model")
         return flag is not None and (flag.value or "true").lower() == "true"
     return any(value is True or value == 1 or str(value).lower() == "true" for value in values)
@@ -69,10 +93,10 @@ def _gathers(situation: Situation, document: Document) -> bool:
 def _unseen_offload(situation: Situation) -> Iterator[Hit]:
     for document, found in entries_of(situation):
         if is_unseen_offload(situation, found):
-            yield Hit(found=say(document, *found.path), place=document.place(found.entry.key_span))
+            yield hit_at(document, found.path)
 
 
-def is_unseen_offload(situation: Situation, found: Found) -> bool:
+def is_unseen_offload(situation: Situation, found: FoundKey) -> bool:
     """Return whether an entry is the old switch of offload, where accelerate would have to see it."""
     document = situation.deepspeed
     return (
@@ -93,17 +117,8 @@ def _null_sections(situation: Situation) -> Iterator[Hit]:
     if document.at("optimizer") is None:
         paths.append(("zero_optimization", "offload_optimizer"))
     for path in paths:
-        entry = document.at(*path)
-        if entry is not None and entry.plain is None and _is_read_by_others(situation):
-            yield Hit(
-                found=say(document, *path),
-                place=document.place(entry.key_span),
-                edits=(RemoveKey(document=document.name, path=path),),
-            )
-
-
-def _is_read_by_others(situation: Situation) -> bool:
-    return known(situation.route, "who reads the file") is not Route.NATIVE
+        if document.at(*path) and document.value(*path) is None and is_read_by_others(situation):
+            yield hit_at(document, path, edits=(RemoveKey(document=document.name, path=path),))
 
 
 def _zero(stage: int, **more: Any) -> dict[str, Any]:
@@ -111,6 +126,39 @@ def _zero(stage: int, **more: Any) -> dict[str, Any]:
 
 
 RULES = (
+    Rule(
+        id="deepspeed-hjson-needs-native",
+        severity=Severity.ERROR,
+        summary="accelerate and Trainer read plain JSON only",
+        why="comments and the like are HJSON, which only DeepSpeed itself reads",
+        fix="take out what is not JSON",
+        see=_READ_BY_ACCELERATE,
+        find=_only_hjson,
+        bad=Example(
+            deepspeed='{"train_micro_batch_size_per_gpu": 4, // samples\n "zero_optimization": {"stage": 2}}',
+            route=Route.ACCELERATE,
+        ),
+        good=Example(
+            deepspeed='{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}',
+            route=Route.ACCELERATE,
+        ),
+        evidence=Evidence(outcome=Outcome.FAILS, says="JSONDecodeError"),
+    ),
+    Rule(
+        id="deepspeed-zero-section-missing",
+        severity=Severity.ERROR,
+        summary="accelerate and Trainer need the section zero_optimization",
+        why="they look for its keys at once, where DeepSpeed itself takes stage 0 or, for true, stage 1",
+        fix="give it a stage",
+        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py",
+        find=_without_zero_section,
+        bad=Example(deepspeed={"train_micro_batch_size_per_gpu": 4}, route=Route.ACCELERATE),
+        good=Example(
+            deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}},
+            route=Route.ACCELERATE,
+        ),
+        evidence=Evidence(outcome=Outcome.FAILS, says="Please specify the ZeRO optimization config"),
+    ),
     Rule(
         id="bfloat16-is-bf16",
         severity=Severity.WARNING,

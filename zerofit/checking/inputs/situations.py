@@ -8,23 +8,67 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.engine import DEEPSPEED_NAMES
 from zerofit.checking.inputs.accelerate import settings_of_accelerate, topology_of_launch
 from zerofit.checking.inputs.optimizer import optimizer_of
-from zerofit.checking.inputs.precision import precision_of
 from zerofit.checking.situation import Settings, Situation
-from zerofit.configs.document import FileKind
-from zerofit.configs.quote import say
-from zerofit.configs.text import Unreadable
-from zerofit.configs.text.unreadable import broken_file
+from zerofit.configs.document import BrokenFile, FileKind, say
 from zerofit.core.command import Launcher, Route
+from zerofit.core.errors import Unreadable
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
-from zerofit.core.strategy import Engine, OffloadDevice, ZeroStage
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from zerofit.checking.situation import TrainerSettings
     from zerofit.checking.targets import TargetFile, Targets
     from zerofit.configs.document import BrokenFile, Document
     from zerofit.scripts.facts import ScriptFacts
+
+_SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
+
+
+def precision_of(
+    deepspeed: Document, *, launch: Said[Precision | None] | None, trainer: TrainerSettings | None
+) -> Said[Precision | None] | None:
+    """Return the number format of a run that a DeepSpeed file configures; None where it is not known.
+
+    accelerate and Trainer fill a section that is missing or "auto", and leave true and false as they are
+    (accelerate/utils/dataclasses.py, DeepSpeedPlugin.set_mixed_precision).
+
+    Args:
+        deepspeed: the file.
+        launch: what the launcher's file and flags say.
+        trainer: TrainingArguments, where the script has them.
+    """
+    open_sections = []
+    for section, precision in _SECTIONS.items():
+        entry = deepspeed.at(section, "enabled")
+        value = entry.plain if entry else None
+        if value is True and entry is not None:
+            text = say(deepspeed, section, "enabled")
+            return Said(value=precision, text=text, place=deepspeed.place(entry.key_span))
+        if value is None or value == "auto":
+            open_sections.append(section)
+    if not open_sections:
+        return Said(value=None, text="bf16.enabled and fp16.enabled are both false")
+    if trainer is not None:
+        return _of_trainer(trainer, open_sections)
+    if launch is not None and launch.value is not None and launch.value.value in open_sections:
+        return launch
+    has_auto = any(deepspeed.value(section, "enabled") == "auto" for section in open_sections)
+    return None if has_auto and launch is None else Said(value=None, text="no mixed precision")
+
+
+def _of_trainer(trainer: TrainerSettings, open_sections: list[str]) -> Said[Precision | None] | None:
+    for section in open_sections:
+        said = trainer.find_or_default(section)
+        if said is None:
+            return None
+        if said.value is True:
+            return Said(
+                value=_SECTIONS[section], text=said.text, place=said.place, confidence=said.confidence
+            )
+    return Said(value=None, text="neither bf16 nor fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +103,7 @@ def _read_scripts(targets: Targets) -> tuple[tuple[ScriptFacts, ...], tuple[Brok
         try:
             read.append(read_script(source, name=name))
         except Unreadable as error:
-            broken.append(broken_file(name, FileKind.SCRIPT, error))
+            broken.append(BrokenFile(name=name, kind=FileKind.SCRIPT, error=error))
     return tuple(read), tuple(broken)
 
 
@@ -75,9 +119,7 @@ def _runs(targets: Targets, scripts: tuple[ScriptFacts, ...]) -> Iterator[_Run]:
             met |= {partner.name for partner in partners}
             for partner in partners or (None,):
                 yield _Run(
-                    deepspeed=partner.document if partner else None,
-                    accelerate=launch.document,
-                    script=script,
+                    deepspeed=partner.document if partner else None, accelerate=launch.document, script=script
                 )
         alone = [file for file in own if file.name not in met]
         for file in alone:
@@ -170,9 +212,7 @@ def settings_of_deepspeed(document: Document) -> Settings:
 def _said(document: Document, value: Any, *path: str) -> Said[Any]:
     entry = document.at(*path)
     return Said(
-        value=value,
-        text=say(document, *path),
-        place=document.place(entry.key_span) if entry else None,
+        value=value, text=say(document, *path), place=document.place(entry.key_span) if entry else None
     )
 
 

@@ -1,8 +1,12 @@
-"""The README of ds_configs/: how the files are used, and the table of where each fits."""
+"""Every file of ds_configs/, rendered from the presets."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from zerofit.configs.write.accelerate import accelerate_yaml
+from zerofit.configs.write.deepspeed import deepspeed_json
+from zerofit.core.presets import PRESETS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +49,7 @@ Things to know:
 """
 
 
-def presets_readme(presets: Sequence[Preset]) -> str:
+def _readme(presets: Sequence[Preset]) -> str:
     """Return the README's text."""
     columns = ("preset", "strategy", "files", "bytes a parameter", "fits where", "costs", "never with")
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
@@ -65,3 +69,15 @@ def _row(preset: Preset) -> str:
         preset.not_with,
     )
     return f"| {' | '.join(cells)} |"
+
+
+def preset_files() -> dict[str, str]:
+    """Return the text of each file of ds_configs/ by its path below the repository's root."""
+    files = {"ds_configs/README.md": _readme(PRESETS)}
+    for preset in PRESETS:
+        deepspeed_file = f"ds_configs/{preset.deepspeed_file}"
+        files[deepspeed_file] = deepspeed_json(preset.strategy, trains=preset.trains)
+        files[f"ds_configs/{preset.accelerate_file}"] = accelerate_yaml(
+            preset.strategy, topology=None, deepspeed_file=deepspeed_file
+        )
+    return files
