@@ -73,10 +73,32 @@ _PURE = (
 """Value in, value out: no files, environment, processes, network or clock."""
 _NOT_PURE = ("core/cache_folder.py", "core/catalog_folder.py", "core/rank_record.py", "core/upstream")
 _STDLIB = frozenset(
-    """
-    __future__ abc ast bisect collections contextlib copy dataclasses decimal difflib enum fnmatch fractions functools
-    heapq html itertools json math operator re shlex statistics string textwrap types typing warnings
-    """.split()
+    {
+        *(
+            "__future__",
+            "abc",
+            "ast",
+            "bisect",
+            "collections",
+            "contextlib",
+            "copy",
+            "dataclasses",
+            "decimal",
+        ),
+        *(
+            "difflib",
+            "enum",
+            "fnmatch",
+            "fractions",
+            "functools",
+            "heapq",
+            "html",
+            "itertools",
+            "json",
+            "math",
+        ),
+        *("operator", "re", "shlex", "statistics", "string", "textwrap", "types", "typing", "warnings"),
+    }
 )
 """What of the standard library touches nothing of the world."""
 _STDLIB_NAMES = {"pathlib": {"PurePath", "PurePosixPath"}}

@@ -144,14 +144,16 @@ def plan_on_machines(
         UserError: a flag can't be used, or no plan can be made.
     """
     answers, versions = [], probe_versions()
-    with _subject(target, flags, limit_s=capture_limit_s, observer=observer) as subject:
-        with Planner(subject, is_fast=flags.is_fast, observer=observer) as planner:
-            for specified in machines:
-                topology = Topology(num_nodes=num_nodes, world_size=num_nodes * len(specified.machine.gpus))
-                problem = subject.problem(
-                    request=request, machine=specified.machine, versions=versions, topology=topology
-                )
-                answers.append(planner.answer(problem, is_here=is_here, notes=specified.assumptions))
+    with (
+        _subject(target, flags, limit_s=capture_limit_s, observer=observer) as subject,
+        Planner(subject, is_fast=flags.is_fast, observer=observer) as planner,
+    ):
+        for specified in machines:
+            topology = Topology(num_nodes=num_nodes, world_size=num_nodes * len(specified.machine.gpus))
+            problem = subject.problem(
+                request=request, machine=specified.machine, versions=versions, topology=topology
+            )
+            answers.append(planner.answer(problem, is_here=is_here, notes=specified.assumptions))
     return subject, answers
 
 
