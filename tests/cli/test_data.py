@@ -122,7 +122,6 @@ def test_saved_datasets_and_ids(
         ("a.parquet --count words --limit 3", [0, 1, 3]),
         ("a.jsonl --text id,label --count words", [0] * 7),
         ("a.csv --text id,text --tokenizer tok", sorted(number + 4 for number in NUM_WORDS)),
-        ("a.jsonl --tokenizer tok --num-workers 2", LENGTHS),
     ],
 )
 def test_what_flags_choose(report: _Report, folder: Path, line: str, expected: list[int]) -> None:

@@ -145,36 +145,15 @@ def test_a_sample_that_is_longer_than_a_batch_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("lengths", [[], [[1, 2], [3, 4]]])
-def test_without_one_length_for_each_sample_nothing_is_made(lengths: list[object]) -> None:
-    with pytest.raises(UserError, match="batches of like length need the length of each sample"):
-        as_lengths(lengths)
-
-
 @pytest.mark.parametrize(
-    ("lengths", "found"),
-    [
-        ([3, float("nan"), 4], "nan as length 1 of 3"),
-        ([3.0, 2.5], "2.5 as length 1 of 2"),
-        ([3, -1], "-1 as length 1 of 2"),
-        ([3, 2**40], "1099511627776 as length 1 of 2"),
-        ([3, 2**80], "1208925819614629174706176 as length 1 of 2"),
-        (["3", "4"], "'3' as length 0 of 2"),
-        ([3, None], "None as length 1 of 2"),
-        ([True, False], "True as length 0 of 2"),
-    ],
+    "lengths",
+    [[], [[1, 2], [3, 4]], [[1], [2, 3]], [3, -1], [2.5], [1, None], ["a"], [2**31], [float("nan")]],
 )
-def test_lengths_that_count_nothing_are_refused(lengths: list[object], found: str) -> None:
+def test_lengths_that_count_nothing_are_refused(lengths: list[object]) -> None:
     with pytest.raises(UserError) as caught:
         as_lengths(lengths)
-    assert (caught.value.rule, caught.value.found) == ("lengths-not-counts", found)
+    assert (caught.value.rule, caught.value.found) == ("lengths-not-counts", repr(lengths))
 
 
 def test_lengths_of_whole_floats_are_taken() -> None:
     assert as_lengths([3.0, 0.0]).tolist() == [3, 0]
-
-
-def test_lists_in_place_of_lengths_are_told() -> None:
-    with pytest.raises(UserError) as caught:
-        as_lengths([[1], [2, 3]])
-    assert caught.value.found == "lists in place of numbers"

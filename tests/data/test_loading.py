@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from zerofit.core.errors import UserError
 from zerofit.data.loading import LoadingFacts, choose_loading, measure_loading
 
 READY = LoadingFacts(cores_per_rank=8, on_gpu=True, decodes=False, num_epochs=3)
@@ -108,19 +107,8 @@ class _SlowSamples:
 
 
 def test_the_time_of_a_batch_is_measured_and_decides() -> None:
-    took = measure_loading(_SlowSamples(), list, batch_size=4, num_batches=5)
-    assert took.batch_s >= 0.008
-    assert took.sample_s == pytest.approx(took.batch_s / 4)
-    facts = LoadingFacts(cores_per_rank=64, on_gpu=True, decodes=True, batch_s=took.batch_s, step_s=0.004)
+    batch_s = measure_loading(_SlowSamples(), list, batch_size=4, num_batches=5)
+    assert 0.008 <= batch_s < 0.2
+    facts = LoadingFacts(cores_per_rank=64, on_gpu=True, decodes=True, batch_s=batch_s, step_s=0.004)
     assert choose_loading(facts).num_workers >= 3
-
-
-def test_a_short_dataset_is_measured_as_far_as_it_goes() -> None:
-    assert measure_loading([1, 2, 3], list, batch_size=2, num_batches=9).batch_s > 0
-
-
-def test_what_takes_no_time_is_refused() -> None:
-    with pytest.raises(UserError, match="there is no batch to measure"):
-        measure_loading([], list, batch_size=2)
-    with pytest.raises(UserError, match="takes some time"):
-        choose_loading(replace(READY, batch_s=0.1, step_s=0.0))
+    assert measure_loading([1, 2, 3], list, batch_size=2, num_batches=9) > 0  # as far as it goes

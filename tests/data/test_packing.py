@@ -15,7 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from zerofit.core.errors import UserError
 from zerofit.data.collators import FlatDocuments, collator_for
 from zerofit.data.packing import APART, MIXED, PackedRows, keep_documents_apart, pack_documents, pack_lengths
-from zerofit.data.padding import no_padding
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model's cache is off")
 
@@ -112,18 +111,6 @@ def test_every_document_is_in_one_row_and_no_row_is_too_long(lengths: list[int],
     assert len(filled) < 2 or sum(sorted(filled)[:2]) > row_length
 
 
-def test_ragged_documents_leave_little_padding() -> None:
-    torch.manual_seed(0)
-    lengths = torch.randn(2000).mul(0.8).add(4.5).exp().long().clamp(4, 512).tolist()
-    wasted = {
-        "fixed": 1 - sum(lengths) / (512 * len(lengths)),
-        "packed": 1 - sum(lengths) / (512 * len(pack_lengths(lengths, 512))),
-    }
-    print(wasted)
-    assert wasted["fixed"] > 0.7
-    assert wasted["packed"] < 0.005
-
-
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_each_documents_losses_are_those_that_it_has_alone(family: str, attention: str) -> None:
@@ -134,11 +121,8 @@ def test_each_documents_losses_are_those_that_it_has_alone(family: str, attentio
     batch = collate([{name: packed[name][row] for name in packed} for row in range(len(packed["labels"]))])
     assert set(batch) == {"input_ids", "position_ids", "labels"}
     losses = _losses(model, batch)
-    alone = [
-        _losses(model, {"input_ids": torch.tensor([ids]), "labels": torch.tensor([ids])}) for ids in documents
-    ]
     assert losses[losses != 0].sort().values.tolist() == pytest.approx(
-        torch.cat([one[0] for one in alone]).sort().values.tolist(), abs=1e-5
+        sorted(_alone(model, documents)), abs=1e-5
     )
 
 
@@ -146,15 +130,10 @@ def test_each_documents_losses_are_those_that_it_has_alone(family: str, attentio
 def test_documents_in_one_row_without_padding_have_the_losses_that_they_have_alone(family: str) -> None:
     model = _model(family, "sdpa")
     documents = _documents(9, 7, 12)
-    collate = collator_for("causal-lm", byte_level(), padding=no_padding(), model=model)
+    collate = collator_for("flat-causal-lm", byte_level(), model=model)
     assert isinstance(collate, FlatDocuments)
     losses = _losses(model, dict(collate([{"input_ids": ids} for ids in documents])))
-    alone = [
-        _losses(model, {"input_ids": torch.tensor([ids]), "labels": torch.tensor([ids])}) for ids in documents
-    ]
-    assert losses[losses != 0].tolist() == pytest.approx(
-        torch.cat([one[0] for one in alone]).tolist(), abs=1e-5
-    )
+    assert losses[losses != 0].tolist() == pytest.approx(_alone(model, documents), abs=1e-5)
 
 
 def test_with_a_cache_documents_see_each_other_so_it_is_switched_off() -> None:
@@ -247,7 +226,7 @@ def test_documents_that_are_padded_lose_their_padding() -> None:
 
 
 def test_documents_in_one_row_lose_their_padding() -> None:
-    collate = collator_for("causal-lm", byte_level(), padding=no_padding(), model=_model("gpt2"))
+    collate = collator_for("flat-causal-lm", byte_level(), model=_model("gpt2"))
     row = {"input_ids": [5, 6, 0, 0], "attention_mask": [1, 1, 0, 0]}
     batch = collate([row, {"input_ids": [7, 8, 9]}])
     assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9]]
@@ -257,9 +236,6 @@ def test_documents_in_one_row_lose_their_padding() -> None:
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"row_length": 0}, "row-too-short"),
-        ({"row_length": -4}, "row-too-short"),
-        ({"row_length": 1}, "row-too-short"),
         ({"pad_token_id": None}, "padding-token-missing"),
         ({"examples": {"input_ids": [[1, 2, 3]], "labels": [[1, 2]]}}, "document-ragged"),
         ({"examples": {"input_ids": [[1, 2, 3]], "attention_mask": [[1, 1]]}}, "document-ragged"),

@@ -15,29 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 APART = frozenset(
-    {
-        "codegen",
-        "ctrl",
-        "gemma",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neo",
-        "gpt_neox",
-        "gptj",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "stablelm",
-    }
+    (
+        *("codegen", "ctrl", "gemma", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "llama"),
+        *("mistral", "mixtral", "olmo", "phi", "phi3", "qwen2", "qwen3", "stablelm"),
+    )
 )
 """Families whose packed documents get the logits that they get alone, with eager attention and sdpa, where
 no cache is made: transformers 5.23, tests/data/test_packing.py."""
-MIXED = frozenset({"bert", "biogpt", "bloom", "falcon", "mamba", "mpt", "opt", "xlnet"})
+MIXED = frozenset(("bert", "biogpt", "bloom", "falcon", "mamba", "mpt", "opt", "xlnet"))
 """Families whose packed documents see each other all the same: they make an attention mask of their own, hand
 the common one no positions, or have none (the same test)."""
 _SAME = 1e-4
@@ -101,9 +86,16 @@ def pack_documents(
         `attention_mask`: transformers looks at positions only where there is none.
 
     Raises:
-        UserError: rows can't be that long, nothing is to fill them, or a document's columns differ in length.
+        UserError: nothing is to fill rows, or a document's columns differ in length.
     """
-    pad = _checked(row_length, pad_token_id)
+    if pad_token_id is None:
+        raise UserError(
+            "padding-token-missing",
+            "there is no token to fill rows with",
+            found="pad_token_id=None",
+            why="all rows have the same length, and documents seldom fill them to the last token",
+            fix="take pad_token_id=tokenizer.eos_token_id: the end of a row has no labels",
+        )
     documents = [
         (tokens[begin : begin + row_length], labels[begin : begin + row_length])
         for tokens, labels in _documents(examples)
@@ -119,7 +111,7 @@ def pack_documents(
             positions += range(len(tokens))
             targets += [IGNORED, *labels[1:]]
         left = row_length - len(ids)
-        packed["input_ids"].append(ids + [pad] * left)
+        packed["input_ids"].append(ids + [pad_token_id] * left)
         packed["position_ids"].append([*positions, *range(left)])
         packed["labels"].append(targets + [IGNORED] * left)
     return packed
@@ -129,7 +121,7 @@ def without_padding(row: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], Se
     """Return a row's tokens and its labels, the tokens themselves where it has none, without its padding.
 
     Args:
-        row: has `input_ids`; `labels` and an `attention_mask`, which is 0 at padding, if it wants.
+        row: has `input_ids`; optionally `labels` and an `attention_mask`, which is 0 at padding.
     """
     tokens, mask = row["input_ids"], row.get("attention_mask")
     labels = row.get("labels", tokens)
@@ -156,33 +148,12 @@ def _documents(
         yield without_padding(row)
 
 
-def _checked(row_length: int, pad_token_id: int | None) -> int:
-    """Return the token to fill rows with."""
-    if row_length < 2:
-        raise UserError(
-            "row-too-short",
-            f"rows of {row_length} tokens can't be packed",
-            found=f"row_length={row_length}",
-            why="a document's first token has no label, so that a row of fewer than two teaches nothing",
-            fix="give the length of the model's rows: row_length=512",
-        )
-    if pad_token_id is None:
-        raise UserError(
-            "padding-token-missing",
-            "there is no token to fill rows with",
-            found="pad_token_id=None",
-            why="all rows have the same length, and documents seldom fill them to the last token",
-            fix="take pad_token_id=tokenizer.eos_token_id: the end of a row has no labels",
-        )
-    return pad_token_id
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRows:
     """Makes batches of rows that `pack_documents` made."""
 
     flat: bool = False
-    """Whether the batch is one long row, of shape (1, rows * row_length): flash attention looks at positions
+    """The batch is one long row, of shape (1, rows * row_length): flash attention looks at positions
     only where there is one row (transformers/modeling_flash_attention_utils.py, _is_packed_sequence)."""
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -216,22 +187,13 @@ def keep_documents_apart(model: Any) -> tuple[str, ...]:
     family = model.config.model_type
     if family in MIXED:
         raise _mixes(model, "measured for its family")
-    if family in APART and _attends_as_measured(model):
+    if family in APART and attention_of(model.config) in ("eager", "sdpa"):
         return tuple(notes)
     if any(not parameter.numel() or parameter.is_meta for parameter in model.parameters()):
         return (*notes, f"nothing is known of packing with {family}: its weights are not there to try it")
     if not _same_as_alone(model):
         raise _mixes(model, "tried with two documents of a few tokens")
     return tuple(notes)
-
-
-def is_flash(model: Any) -> bool:
-    """Whether a model's attention is one of the flash kinds, which take documents from one flat row."""
-    return "flash" in attention_of(model.config)
-
-
-def _attends_as_measured(model: Any) -> bool:
-    return attention_of(model.config) in ("eager", "sdpa")
 
 
 def _same_as_alone(model: Any) -> bool:

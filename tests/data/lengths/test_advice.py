@@ -9,7 +9,7 @@ import pytest
 from zerofit.data.bucketing import simulated_buckets
 from zerofit.data.lengths import LengthHistogram
 from zerofit.data.lengths.advice import Way
-from zerofit.data.lengths.report import LengthReport, Measured, Unit, Workload, length_report
+from zerofit.data.lengths.report import BatchSetup, LengthReport, LengthUnit, MeasuredLengths, length_report
 
 
 def _report(
@@ -21,15 +21,15 @@ def _report(
     model_max_length: int | None = None,
 ) -> LengthReport:
     histogram = LengthHistogram.of(counts)
-    measured = Measured(
+    measured = MeasuredLengths(
         subject="data.jsonl",
         counted="tokens",
-        unit=Unit.TOKENS,
+        unit=LengthUnit.TOKENS,
         histogram=histogram,
         model_max_length=model_max_length,
     )
-    workload = Workload(batch_size=batch_size, is_causal=is_causal, max_length=max_length)
-    return length_report(measured, workload, simulated_buckets(histogram, batch_size))
+    setup = BatchSetup(batch_size=batch_size, is_causal=is_causal, max_length=max_length)
+    return length_report(measured, setup, simulated_buckets(histogram, batch_size))
 
 
 _RAGGED = dict.fromkeys(range(1, 201), 100)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -41,12 +40,6 @@ def test_what_a_maximum_cuts_and_loses(lengths: list[int], most: int) -> None:
     assert histogram.samples_above(most) == sum(length > most for length in lengths)
     assert histogram.tokens_above(most) == sum(lengths) - histogram.cut_to(most).num_tokens
     assert histogram.cut_to(most) == LengthHistogram.of_lengths(min(length, most) for length in lengths)
-
-
-@given(_LENGTHS, _LENGTHS)
-def test_histograms_merge_as_their_samples_do(left: list[int], right: list[int]) -> None:
-    merged = LengthHistogram.of_lengths(left).merged(LengthHistogram.of_lengths(right))
-    assert merged == LengthHistogram.of(Counter(left) + Counter(right))
 
 
 @given(_LENGTHS, st.integers(1, 64))
