@@ -112,12 +112,6 @@ def test_a_seq2seq_models_decoder_gets_its_inputs() -> None:
     assert batch["decoder_input_ids"].tolist() == [[0, 7, 8], [0, 7, 0]]
 
 
-def _without_padding() -> transformers.PreTrainedTokenizerBase:
-    tokenizer = transformers.TokenizersBackend(tokenizer_object=byte_level().backend_tokenizer)
-    assert tokenizer.pad_token is None
-    return tokenizer
-
-
 @pytest.mark.parametrize(
     ("task", "tokenizer", "expected"),
     [
@@ -129,8 +123,6 @@ def _without_padding() -> transformers.PreTrainedTokenizerBase:
             "  why:   a collator knows what becomes of labels, and each task has its own\n"
             "  fix:   take causal-lm",
         ),
-        ("causal-lm", _without_padding, "error[tokenizer-without-padding]: the tokenizer has no token"),
-        ("masked-lm", byte_level, "error[tokenizer-without-mask]: the tokenizer has no mask token"),
         ("packed-causal-lm", english, "error[packing-needs-model]: documents share rows"),
         ("flat-causal-lm", english, "error[packing-needs-model]: documents share rows"),
     ],

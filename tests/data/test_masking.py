@@ -148,14 +148,3 @@ def test_rows_without_words_are_refused() -> None:
         WholeWordCollator(tokenizer=english())([dict(english()("york"))])
     assert "found: columns attention_mask, input_ids\n" in str(caught.value)
     assert "remove_unused_columns=False" in str(caught.value)
-
-
-def test_a_row_without_tokens_pads_on_the_left_too() -> None:
-    tokenizer = english()
-    rows = [{"input_ids": [], "word_ids": []}, *_rows(tokenizer, "york")]
-    tokenizer.padding_side = "left"
-    try:
-        batch = WholeWordCollator(tokenizer=tokenizer, mlm_probability=1.0)(rows)
-    finally:
-        tokenizer.padding_side = "right"
-    assert (batch["labels"] != -100).tolist() == [[False] * 3, [False, True, False]]

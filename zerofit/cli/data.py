@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +23,8 @@ from zerofit.models.task import Task
 from zerofit.scripts.target import check_script, script_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from zerofit.core.capture import Capture
 
 DEFAULT_BATCH_SIZE = 8
@@ -30,7 +33,6 @@ _POSITIVE = Number(int, least=1)
 _FILE_FLAGS = ("tokenizer", "text", "split", "count", "limit", "sample")
 """What a script decides itself."""
 _INSTEAD = "name the files of its dataset: `zerofit data FILE --tokenizer DIR`"
-_UPDATES_PER_S = 5
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How transformers' classes of causal language models end."""
 
@@ -182,7 +184,7 @@ def _of_files(sources: tuple[str, ...], flags: dict[str, Any]) -> MeasuredLength
             why="tokenizers take no more",
             fix="name one column or two; or join them into one, as the model is given them",
         )
-    with _Progress() as progress:
+    with _progress() as on_progress:
         return measure_files(
             sources,
             tokenizer=flags["tokenizer"],
@@ -191,7 +193,7 @@ def _of_files(sources: tuple[str, ...], flags: dict[str, Any]) -> MeasuredLength
             unit=flags["count"],
             limit=flags["limit"],
             share=flags["sample"],
-            on_progress=progress.show,
+            on_progress=on_progress,
         )
 
 
@@ -235,43 +237,34 @@ def _of_script(
     return measured, capture
 
 
-class _Progress:
-    """A bar with rate and time left, on a terminal and the first rank only."""
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, int], None]]:
+    """Show a bar with rate and time left, on a terminal and the first rank only; yield what moves it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._started = self._last = time.monotonic()
-        self._num_samples = 0
+    rate_column = TextColumn("{task.fields[rate]}")
+    is_shown = sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
+    started, counted = time.monotonic(), 0
+    with Progress(
+        *(TextColumn("counting"), BarColumn(), TaskProgressColumn(), rate_column, TimeRemainingColumn()),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not is_shown,
+    ) as bar:
+        task = bar.add_task("", total=None, rate="")
 
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        def show(num_samples: int, bytes_read: int, total_bytes: int) -> None:
+            nonlocal counted
+            counted = num_samples
+            samples_per_s = num_samples / (time.monotonic() - started)
+            rate = f"{num_samples:,} samples, {samples_per_s:,.0f}/s"
+            bar.update(task, completed=bytes_read, total=total_bytes, rate=rate)
 
-            columns = (
-                TextColumn("counting"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._bar.add_task("", total=None, rate="")
-            self._bar.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-        if kind is KeyboardInterrupt:
-            words = f"stopped after {self._num_samples:,} samples; --limit or --sample report on a part"
+        try:
+            yield show
+        except KeyboardInterrupt:
+            bar.stop()
+            words = f"stopped after {counted:,} samples; --limit or --sample report on a part"
             click.echo(f"zerofit: {words}", err=True)
-
-    def show(self, num_samples: int, bytes_read: int, total_bytes: int) -> None:
-        """Show how far it is, a few times a second."""
-        self._num_samples = num_samples
-        now = time.monotonic()
-        if self._bar is not None and now - self._last > 1 / _UPDATES_PER_S:
-            self._last = now
-            rate = f"{num_samples:,} samples, {num_samples / (now - self._started):,.0f}/s"
-            self._bar.update(self._bar.task_ids[0], completed=bytes_read, total=total_bytes, rate=rate)
+            raise

@@ -55,11 +55,6 @@ class Rounds:
         others = (self.batch_size, self.num_ranks, self.num_grouped, self.packs_last)
         return crc32(self.sizes.tobytes(), crc32(" ".join(f"{one}" for one in others).encode()))
 
-    @property
-    def num_repeated(self) -> int:
-        """Samples that come twice in an epoch, so that each rank has one in the last round."""
-        return max(0, int(self.sizes.sum()) - self.num_samples)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:

@@ -51,11 +51,11 @@ def collator_for(
         seed: of the masks; None takes torch's global generator.
 
     Raises:
-        UserError: there is no such task, or the tokenizer or the model does not fit it.
+        UserError: there is no such task, or documents see each other in the model.
     """
     import transformers
 
-    _check(task, tokenizer, model)
+    _check(task, model)
     multiple = {"pad_to_multiple_of": pad_to_multiple_of}
     collator: Any
     match task:
@@ -131,8 +131,8 @@ def _own_labels(row: Mapping[str, Any]) -> Sequence[int]:
     return [int(token) if kept else IGNORED for token, kept in zip(tokens, mask, strict=True)]
 
 
-def _check(task: str, tokenizer: Any, model: Any) -> None:
-    """Check that a task exists, and that tokenizer and model have what it needs."""
+def _check(task: str, model: Any) -> None:
+    """Check that a task exists, and that it has the model that it needs."""
     if task not in COLLATOR_TASKS:
         near = nearest(task, COLLATOR_TASKS)
         raise UserError(
@@ -149,20 +149,4 @@ def _check(task: str, tokenizer: Any, model: Any) -> None:
             found=f"collator_for({task!r}, ...) without model",
             why="some models let packed documents see each other, all of them while they keep a cache",
             fix="pass model=",
-        )
-    if task not in _IN_ONE_ROW and tokenizer.pad_token_id is None:
-        raise UserError(
-            "tokenizer-without-padding",
-            "the tokenizer has no token to pad with",
-            found=f"{type(tokenizer).__name__} with pad_token None",
-            why="rows of a batch have the same length",
-            fix="tokenizer.pad_token = tokenizer.eos_token: attention and loss leave padding out",
-        )
-    if task.endswith("masked-lm") and tokenizer.mask_token is None:
-        raise UserError(
-            "tokenizer-without-mask",
-            "the tokenizer has no mask token",
-            found=f"{type(tokenizer).__name__} for {task}",
-            why="masked language modelling replaces tokens by it",
-            fix="take causal-lm, or a tokenizer of a masked language model",
         )

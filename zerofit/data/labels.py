@@ -83,14 +83,14 @@ def tokenize_and_align(
         names: all tags; `dataset.features["ner_tags"].feature.names` where the dataset has them.
         words: the column with each row's words.
         tags: the column with each row's tags, as indices into ``names``.
-        pieces: what a word's second and later tokens get.
+        pieces: what a word's other tokens get.
         options: what else the tokenizer takes: truncation, max_length ...
 
     Returns:
         What the tokenizer made, and `labels`.
 
     Raises:
-        UserError: the tokenizer is slow, words and tags differ in number, or a tag has no inside.
+        UserError: as align_labels.
     """
     check_knows_words(tokenizer)
     for row, (row_words, row_tags) in enumerate(zip(examples[words], examples[tags], strict=True)):

@@ -63,8 +63,7 @@ def measure_files(
 
     Args:
         sources: files, patterns such as "data/*.jsonl", and folders that save_to_disk wrote.
-        tokenizer: a tokenizer.json, a folder, or a hub id that is in the cache; for text that is not
-            tokenized.
+        tokenizer: a tokenizer.json, a folder, or a hub id that is in the cache; ids need none.
         text: the column, or the two that make a pair; none to guess.
         split: which one of a DatasetDict.
         unit: what is counted.
@@ -97,7 +96,7 @@ def measure_files(
     return MeasuredLengths(
         subject=subject,
         counted=counted,
-        unit=unit,
+        unit=LengthUnit.TOKENS if counter is None else unit,
         histogram=LengthHistogram.of(counts.lengths),
         is_whole=counts.is_whole,
         model_max_length=counter.model_max_length if isinstance(counter, TokenCounter) else None,
@@ -110,17 +109,7 @@ def _counter(
 ) -> tuple[LengthCounter | None, str]:
     """Return what counts text, None for ids, and what is counted in words."""
     names = " and ".join(columns.names[:1] if columns.is_tokenized else columns.names)
-    tokenizer_flag, unit_flag = f"--tokenizer {tokenizer}", f"--count {unit.value}"
     if columns.is_tokenized:
-        if tokenizer is not None or unit is not LengthUnit.TOKENS:
-            flag = tokenizer_flag if tokenizer else unit_flag
-            raise UserError(
-                "already-tokenized",
-                "the column holds ids, which are tokens already",
-                found=f"{flag} with the column {names}",
-                why="a tokenizer, or a count of words, is for text",
-                fix=f"leave out {flag.split()[0]}, or name a column of text with --text",
-            )
         masked = ", those that the mask leaves out not counted" if len(columns.names) > 1 else ""
         return None, f"column {names}, tokenized already{masked}"
     if unit is not LengthUnit.TOKENS:
@@ -128,7 +117,7 @@ def _counter(
             raise UserError(
                 "count-and-tokenizer",
                 "a tokenizer counts tokens",
-                found=f"{tokenizer_flag} with {unit_flag}",
+                found=f"--tokenizer {tokenizer} with --count {unit.value}",
                 why="words and characters are counted without one",
                 fix="leave out one of the two",
             )

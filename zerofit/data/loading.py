@@ -28,8 +28,6 @@ _MOST = 16
 """ASSUMPTION: what so many can't keep up with wants its samples made ready once, not more processes."""
 _PREFETCH_FACTOR = 2
 """Batches that each worker has ready: torch's default (torch/utils/data/dataloader.py)."""
-_SHORT_EPOCH_S = 60.0
-"""ASSUMPTION: workers start in a second or a few, so epochs above a minute need not keep them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +43,6 @@ class LoadingFacts:
     or in an Arrow file."""
     num_epochs: int | None = None
     """How often the data is read."""
-    batches_per_epoch: int | None = None
-    """Micro-batches of a rank in an epoch."""
     batch_s: float | None = None
     """Seconds for a batch in one process, measured by `measure_loading`."""
     step_s: float | None = None
@@ -151,9 +147,4 @@ def _persistent(facts: LoadingFacts, num_workers: int) -> tuple[bool, str]:
         return False, "there is no worker"
     if facts.num_epochs == 1:
         return False, "there is one epoch"
-    if facts.batches_per_epoch is not None and facts.step_s is not None:
-        epoch_s = facts.batches_per_epoch * facts.step_s
-        if epoch_s > _SHORT_EPOCH_S:
-            return False, f"an epoch takes {epoch_s:,.0f} s, beside which the start of workers is nothing"
-        return True, f"an epoch takes {epoch_s:,.0f} s, and workers take a second or more to start"
     return True, "workers take a second or more to start in each epoch"

@@ -12,7 +12,7 @@ from zerofit.core.upstream.transformers import attention_of
 from zerofit.data.labels import IGNORED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 APART = frozenset(
     (
@@ -38,11 +38,8 @@ def pack_lengths(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     https://arxiv.org/abs/2107.02027 and https://arxiv.org/abs/2404.10830.
 
     Args:
-        lengths: tokens of each document, none above ``row_length``.
+        lengths: tokens of each document, none above row_length.
         row_length: tokens of a row.
-
-    Returns:
-        Each row's documents, as indices into ``lengths``.
     """
     rows: list[list[int]] = []
     spaces: list[int] = []
@@ -86,7 +83,7 @@ def pack_documents(
         `attention_mask`: transformers looks at positions only where there is none.
 
     Raises:
-        UserError: nothing is to fill rows, or a document's columns differ in length.
+        UserError: nothing is to fill rows.
     """
     if pad_token_id is None:
         raise UserError(
@@ -96,9 +93,12 @@ def pack_documents(
             why="all rows have the same length, and documents seldom fill them to the last token",
             fix="take pad_token_id=tokenizer.eos_token_id: the end of a row has no labels",
         )
+    names = [name for name in ("input_ids", "labels", "attention_mask") if name in examples]
+    columns = zip(*(examples[name] for name in names), strict=True)
+    rows = (dict(zip(names, values, strict=True)) for values in columns)
     documents = [
         (tokens[begin : begin + row_length], labels[begin : begin + row_length])
-        for tokens, labels in _documents(examples)
+        for tokens, labels in map(without_padding, rows)
         for begin in range(0, len(tokens), row_length)
     ]
     packed: dict[str, list[list[int]]] = {"input_ids": [], "position_ids": [], "labels": []}
@@ -118,34 +118,12 @@ def pack_documents(
 
 
 def without_padding(row: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], Sequence[int]]:
-    """Return a row's tokens and its labels, the tokens themselves where it has none, without its padding.
-
-    Args:
-        row: has `input_ids`; optionally `labels` and an `attention_mask`, which is 0 at padding.
-    """
+    """Return a row's tokens and its labels, the tokens themselves where it has none, without its padding."""
     tokens, mask = row["input_ids"], row.get("attention_mask")
     labels = row.get("labels", tokens)
     if mask is None or all(mask):
         return tokens, labels
     return list(itertools.compress(tokens, mask)), list(itertools.compress(labels, mask))
-
-
-def _documents(
-    examples: Mapping[str, Sequence[Sequence[int]]],
-) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    names = [name for name in ("input_ids", "labels", "attention_mask") if name in examples]
-    for number, values in enumerate(zip(*(examples[name] for name in names), strict=True)):
-        row = dict(zip(names, values, strict=True))
-        if len({len(value) for value in values}) > 1:
-            raise UserError(
-                "document-ragged",
-                "a document's columns differ in length",
-                found=f"row {number} of the batch: "
-                + ", ".join(f"{len(value)} {name}" for name, value in row.items()),
-                why="each token has one label and one place in the mask",
-                fix="mend the row, or leave labels out: they are then the tokens",
-            )
-        yield without_padding(row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -229,9 +229,6 @@ def _readable(path: Path) -> Iterator[None]:
             fix = "save it as UTF-8, or give it the ending of what it is"
         elif isinstance(error, json.JSONDecodeError):
             why, fix = _JSON_WHY, _JSON_FIX
-        elif isinstance(error, gzip.BadGzipFile):
-            why = "its name ends in .gz, and gzip can't unpack it"
-            fix = "compress it anew, or name the file as what it is"
         elif isinstance(error, OSError) and error.strerror:
             why, fix = "the system refuses it", "name another file"
         found = getattr(error, "strerror", None) or (str(error).strip().splitlines() or ["empty"])[0]

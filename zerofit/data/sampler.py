@@ -119,11 +119,6 @@ class LengthGroupedBatches:
         """What the order of the samples comes from, with the epoch."""
         return self._seed
 
-    @property
-    def num_repeated(self) -> int:
-        """Samples that come twice in an epoch, over all ranks."""
-        return self._rounds.num_repeated
-
     def __len__(self) -> int:
         """Return the batches of one epoch; the same number in every epoch."""
         num_rounds = len(self._rounds.sizes)

@@ -101,17 +101,13 @@ def tokenizer_folder(name: str) -> Path | None:
 
 
 def _cached(name: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    for file in (_FAST, *_SLOW):
-        try:
-            found = try_to_load_from_cache(name, file)
-        except HFValidationError:
-            return None
-        if isinstance(found, str):
-            return Path(found).parent
-    return None
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
 
 
 def _loaded(source: Path) -> tuple[Any, bool]:
