@@ -135,8 +135,6 @@ _COLLATORS = {
     "a subclass of the script's": None,
     "behind Trainer's": True,
     "packed rows of zerofit.data": False,
-    "fixed padding of zerofit.data": False,
-    "fixed padding of masks": True,
 }
 
 
@@ -146,7 +144,6 @@ def _collators() -> dict[str, Any]:
     from transformers.trainer_utils import RemoveColumnsCollator
 
     from zerofit.data.packing import PackedRows
-    from zerofit.data.padding import FixedRows
 
     class Tokenizer:
         mask_token = "[MASK]"
@@ -169,10 +166,6 @@ def _collators() -> dict[str, Any]:
         "a subclass of the script's": Own(tokenizer),
         "behind Trainer's": RemoveColumnsCollator(masked, []),
         "packed rows of zerofit.data": PackedRows(),
-        "fixed padding of zerofit.data": FixedRows(
-            makes=transformers.DataCollatorWithPadding(tokenizer), max_length=8
-        ),
-        "fixed padding of masks": FixedRows(makes=masked, max_length=8),
     }
 
 

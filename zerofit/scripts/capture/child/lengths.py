@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.capture import CapturedLengths
-from zerofit.data.known_lengths import sample_lengths
+from zerofit.data.known_lengths import list_lengths, sample_lengths
 from zerofit.data.lengths import LengthHistogram
-from zerofit.data.reading_arrow import list_lengths
 from zerofit.scripts.capture.child.batches import LIMIT_S
 
 if TYPE_CHECKING:

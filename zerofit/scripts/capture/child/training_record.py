@@ -139,8 +139,6 @@ def _draws_random(collator: Any) -> bool | None:
     name = f"{package}.{_name_of(collator)}"
     if name == "transformers.DataCollatorForLanguageModeling":
         return bool(collator.mlm)
-    if name == "zerofit.FixedRows":
-        return _draws_random(collator.makes)
     return False if name in _FIXED_COLLATORS else True if name in _RANDOM_COLLATORS else None
 
 

@@ -3,62 +3,40 @@
 from __future__ import annotations
 
 import pickle
-import re
 import warnings
-from functools import partial
 
-import datasets
 import pytest
 import torch
 from made_tokenizers import byte_level, chinese, english
 
 from zerofit.core.errors import UserError
-from zerofit.data.padding import fixed_padding
-from zerofit.data.whole_words import WholeWordCollator, add_word_ids
+from zerofit.data.masking import WholeWordCollator, add_word_ids
 
 SENTENCE = "the bankers walked, talking of york"
 """[CLS] the bank ##er ##s walk ##ed , talk ##ing of york [SEP]"""
 WORDS = [-1, 0, 1, 1, 1, 2, 2, 3, 4, 4, 5, 6, -1]
-CHINESE = "中国人民银行今天使用语言模型"
 CUT = ["中国", "人民", "银行", "今天", "使用", "语言", "模型"]
 
 
-def _cut(text: str) -> list[str]:
-    """Cut a Chinese text into the words of this file, and anything else into single characters."""
-    return re.findall("|".join([*CUT, "."]), text)
-
-
-def _rows(tokenizer: object, *texts: object, **options: object) -> list[dict]:
-    done = add_word_ids({"text": list(texts)}, tokenizer, **options)
+def _rows(tokenizer: object, *texts: object) -> list[dict]:
+    done = add_word_ids({"text": list(texts)}, tokenizer)
     return [{name: done[name][row] for name in done} for row in range(len(texts))]
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "text", "segment", "expected"),
+    ("tokenizer", "text", "expected"),
     [
-        (english, SENTENCE, None, WORDS),
-        (english, "it's york", None, [-1, 0, 0, 1, 2, 3, -1]),
-        (chinese, CHINESE, _cut, [-1, *sorted([*range(7)] * 2), -1]),
-        (chinese, CUT, None, [-1, *sorted([*range(7)] * 2), -1]),
-        (chinese, "今天 banking模型", _cut, [-1, 0, 0, 1, 2, 3, 3, -1]),
-        (chinese, "今天 banking模型", lambda _: ["今天", "banking", "模型"], [-1, 0, 0, 1, 1, 2, 2, -1]),
-        (chinese, "我 在 北京", lambda text: text.split(), [-1, 0, 1, 2, 2, -1]),
-        (english, "the banking walks", lambda text: re.findall(r"\s*\S+", text), [-1, 0, 1, 1, 2, 2, -1]),
-        (english, "the banking walks", lambda text: re.findall(r"\S+\s*", text), [-1, 0, 1, 1, 2, 2, -1]),
-        (byte_level, "the bank", lambda text: re.findall(r"\S+\s*", text), [0, 1]),
-        (byte_level, "中国 talk", lambda _: ["中国", "talk"], [0, 0, 0, 0, 0, 0, 1]),
-        (byte_level, "the banking", None, [0, 1, 1]),
+        (english, SENTENCE, WORDS),
+        (english, "it's york", [-1, 0, 0, 1, 2, 3, -1]),
+        (chinese, CUT, [-1, *sorted([*range(7)] * 2), -1]),
+        (chinese, "今天 banking模型", [-1, 0, 1, 2, 2, 3, 4, -1]),
+        (chinese, ["今天", "banking", "模型"], [-1, 0, 0, 1, 1, 2, 2, -1]),
+        (byte_level, "the banking", [0, 1, 1]),
     ],
 )
-def test_each_token_knows_its_word(tokenizer, text, segment, expected: list[int]) -> None:
-    (row,) = _rows(tokenizer(), text, segment=segment)
+def test_each_token_knows_its_word(tokenizer, text, expected: list[int]) -> None:
+    (row,) = _rows(tokenizer(), text)
     assert row["word_ids"] == expected
-
-
-def test_chinese_without_words_is_said_to_be_masked_by_characters() -> None:
-    with pytest.warns(UserWarning, match="every Chinese character counts as a word"):
-        (row,) = _rows(chinese(), "今天我")
-    assert row["word_ids"] == [-1, 0, 1, 2, -1]
 
 
 def _masked_words(rows: list[dict], batch: dict, row: int) -> list[tuple[int, ...]]:
@@ -72,14 +50,14 @@ def _masked_words(rows: list[dict], batch: dict, row: int) -> list[tuple[int, ..
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "text", "segment", "whole"),
+    ("tokenizer", "text", "whole"),
     [
-        (english, SENTENCE, None, {(1,), (2, 3, 4), (5, 6), (7,), (8, 9), (10,), (11,)}),
-        (chinese, CHINESE, _cut, {(place, place + 1) for place in range(1, 15, 2)}),
+        (english, SENTENCE, {(1,), (2, 3, 4), (5, 6), (7,), (8, 9), (10,), (11,)}),
+        (chinese, CUT, {(place, place + 1) for place in range(1, 15, 2)}),
     ],
 )
-def test_words_are_masked_whole(tokenizer, text, segment, whole: set[tuple[int, ...]]) -> None:
-    rows = _rows(tokenizer(), *[text] * 200, segment=segment)
+def test_words_are_masked_whole(tokenizer, text, whole: set[tuple[int, ...]]) -> None:
+    rows = _rows(tokenizer(), *[text] * 200)
     batch = WholeWordCollator(tokenizer=tokenizer(), seed=1)(rows)
     seen = {word for row in range(200) for word in _masked_words(rows, batch, row)}
     assert seen == whole
@@ -92,7 +70,7 @@ def test_transformers_own_takes_a_chinese_sentence_for_one_word() -> None:
     options = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
     with warnings.catch_warnings(action="ignore"):
         theirs = DataCollatorForLanguageModeling(chinese(), whole_word_mask=True, seed=1)
-    labels = theirs([chinese()(CHINESE, **options) for _ in range(100)])["labels"]
+    labels = theirs([chinese()("".join(CUT), **options) for _ in range(100)])["labels"]
     assert set((labels != -100).sum(1).tolist()) == {0, 14}
     with pytest.raises(ValueError, match="Unable to create tensor"):
         theirs([chinese()(text, **options) for text in ("今天", "今天我")])
@@ -127,7 +105,7 @@ def test_rows_of_different_lengths_are_padded_and_padding_is_never_chosen(side: 
     rows = _rows(tokenizer, "york", SENTENCE)
     tokenizer.padding_side = side
     try:
-        collator = WholeWordCollator(tokenizer=tokenizer, padding=fixed_padding(16), mlm_probability=1.0)
+        collator = WholeWordCollator(tokenizer=tokenizer, pad_to_multiple_of=16, mlm_probability=1.0)
         batch = collator(rows)
     finally:
         tokenizer.padding_side = "right"
@@ -165,50 +143,8 @@ def test_workers_mask_anew_in_each_epoch_and_alike_in_each_run() -> None:
     assert torch.equal(_epochs(again, rows)[1], second)
 
 
-def test_it_maps_over_a_dataset() -> None:
-    rows = datasets.Dataset.from_dict({"text": [CHINESE, "今天"]})
-    done = rows.map(
-        partial(add_word_ids, tokenizer=chinese(), segment=_cut), batched=True, remove_columns=["text"]
-    )
-    batch = WholeWordCollator(tokenizer=chinese(), mlm_probability=1.0)(list(done))
-    assert (batch["labels"] != -100).sum(1).tolist() == [14, 2]
-
-
 def test_rows_without_words_are_refused() -> None:
     with pytest.raises(UserError) as caught:
         WholeWordCollator(tokenizer=english())([dict(english()("york"))])
     assert "found: columns attention_mask, input_ids\n" in str(caught.value)
     assert "remove_unused_columns=False" in str(caught.value)
-
-
-def test_a_segmenter_that_changes_the_text_is_refused() -> None:
-    with pytest.raises(UserError, match="a word that the text does not have"):
-        _rows(chinese(), "今天", segment=lambda _: ["明天"])
-
-
-def test_byte_level_tokens_are_said_to_take_chinese_for_one_word() -> None:
-    with pytest.warns(UserWarning, match="all characters of a Chinese text without spaces count as one word"):
-        (row,) = _rows(byte_level(), "中国人民")
-    assert set(row["word_ids"]) == {0}
-
-
-@pytest.mark.parametrize("value", [None, 5, ["york", None]])
-@pytest.mark.parametrize("first", ["york", ["york"]])
-def test_a_row_that_is_no_text_is_refused(first: object, value: object) -> None:
-    with pytest.raises(UserError) as caught:
-        _rows(english(), first, value)
-    assert (caught.value.rule, caught.value.found) == (
-        "row-without-text",
-        f"row 1 of the batch: text={value!r}",
-    )
-
-
-def test_a_row_without_tokens_pads_on_the_left_too() -> None:
-    tokenizer = english()
-    rows = [{"input_ids": [], "word_ids": []}, *_rows(tokenizer, "york")]
-    tokenizer.padding_side = "left"
-    try:
-        batch = WholeWordCollator(tokenizer=tokenizer, mlm_probability=1.0)(rows)
-    finally:
-        tokenizer.padding_side = "right"
-    assert (batch["labels"] != -100).tolist() == [[False] * 3, [False, True, False]]
