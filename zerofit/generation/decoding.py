@@ -1,12 +1,55 @@
-"""transformers' decoding loop among ranks in step: what is raised between two passes leaves none waiting."""
+"""transformers' decoding loop, watched: where completions end, and errors that leave no rank waiting."""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.transformers import BEFORE_A_PASS, another_rank_goes_on
+
+
+class StopRecorder:
+    """A stopping criterion of transformers that asks others, and notes where each sequence ended first.
+
+    The tokens behind the end can look like others, so that it is seen while they are generated.
+
+    Args:
+        criteria: the others; end-of-sequence tokens and lengths are not among them.
+        go_on: called after each token.
+    """
+
+    def __init__(self, criteria: Sequence[Any], *, go_on: Callable[[], None]) -> None:
+        self._criteria = criteria
+        self._go_on = go_on
+        self._lengths: Any = None
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        """Return which sequences end here; transformers calls this after each token."""
+        import torch
+
+        self._go_on()
+        ended = torch.zeros(input_ids.shape[0], device=input_ids.device, dtype=torch.bool)
+        for criterion in self._criteria:
+            answer = criterion(input_ids, scores, **kwargs)  # one bool for each sequence, or one for all
+            ended = ended | (answer.to(ended.device) if isinstance(answer, torch.Tensor) else answer)
+        if self._criteria:
+            if self._lengths is None or self._lengths.shape != ended.shape:
+                self._lengths = torch.full_like(ended, -1, dtype=torch.long)
+            self._lengths[ended & (self._lengths < 0)] = input_ids.shape[1]
+        return ended
+
+    def lengths(self, num_sequences: int) -> list[int | None]:
+        """Return each sequence's tokens with its prompt's; None where none of these criteria ended it.
+
+        Args:
+            num_sequences: in the order in which transformers returns them; not those of beam search, whose
+                places change.
+        """
+        if self._lengths is None:
+            return [None] * num_sequences
+        return [length if length >= 0 else None for length in self._lengths.tolist()]
 
 
 class GuardedLoop:
@@ -59,38 +102,8 @@ class GuardedLoop:
             raise self._error
 
 
-class CheckedProcessor:
-    """A logits processor of a script, whose answer must be scores such as it was given.
-
-    Args:
-        processor: the script's own.
-    """
-
-    def __init__(self, processor: Any) -> None:
-        self._processor = processor
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """Return what the processor makes of the scores.
-
-        Raises:
-            UserError: these are no scores of the same tokens.
-        """
-        answer = self._processor(input_ids, scores)
-        shape = getattr(answer, "shape", None)
-        if shape != scores.shape:
-            found = type(answer).__name__ if shape is None else f"shape {list(shape)}"
-            raise UserError(
-                "generate-bad-scores",
-                "a logits processor did not return scores",
-                found=f"{_name_of(self._processor)} returned {found}, given shape {list(scores.shape)}",
-                why="a score of each token is needed for each sequence",
-                fix="return the scores that it was given, changed as you like",
-            )
-        return answer
-
-
 class _Drawable:
-    """The last logits processor: on a GPU, drawing from scores that are no numbers would end the process."""
+    """The last logits processor: on a GPU, drawing from infinite or NaN scores would end the process."""
 
     def __init__(self, *, num_beams: int) -> None:
         self._num_beams = num_beams
@@ -112,7 +125,7 @@ class _Drawable:
 
 
 def _is_of_a_pass(error: Exception, model: Any) -> bool:
-    """Return whether an error was raised in a forward pass, or where the others have begun theirs."""
+    """True if an error was raised in a forward pass, or where the others have begun theirs."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name in BEFORE_A_PASS:
             return True
@@ -129,7 +142,3 @@ def _go_on_beside(model: Any, input_ids: Any, model_kwargs: dict[str, Any]) -> N
         first = {"decoder_input_ids": input_ids[:, :1], **{name: model_kwargs[name] for name in names}}
     while another_rank_goes_on(model, input_ids.device):
         model(**first, use_cache=False)
-
-
-def _name_of(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))

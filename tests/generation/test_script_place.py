@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 import zerofit
-from zerofit.generation.ranks.meeting import script_line
-from zerofit.generation.script_lines import is_handled_by_main_thread, main_place
+from zerofit.generation.script_place import is_handled_by_main_thread, main_place, script_line
 
 _HERE = f"{os.path.relpath(__file__)}"
 

@@ -1,45 +1,67 @@
-"""What all ranks are asked together: the prompts and settings of each, held against those of the others."""
+"""What all ranks generate together: the prompts and settings of each, held against those of the others."""
 
 from __future__ import annotations
 
 import hashlib
-import operator
 import os
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.generation.call_settings import CallSettings, read_settings
 from zerofit.generation.gathering import each_whole
 from zerofit.generation.generation_job import Gather
-from zerofit.generation.in_step import check_assistant
-from zerofit.generation.lengths import check_lengths, lengths_of
+from zerofit.generation.lockstep import check_assistant
 from zerofit.generation.model_kind import ModelKind, inputs_of, read_kind
-from zerofit.generation.prompts import Tokens, check_tokens, read_prompts
+from zerofit.generation.prompts import Tokens, check_lengths, check_tokens, lengths_of, read_prompts
 from zerofit.generation.ranks.ranks import Ranks
+
+if TYPE_CHECKING:
+    from zerofit.generation.results.parts import Document
 
 _ELEMENTS_OF_A_WEIGHT = 256
 """Of each weight. ASSUMPTION: among so many of all weights, a step of training changes one."""
-_ALSO_OUT = ": all write beside it, and rank 0 the file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class GenerationOptions:
+    """The arguments of generate(), and what `zerofit generate` decides about its file."""
+
+    tokenizer: Any
+    max_new_tokens: int | Sequence[int] | None
+    generation_config: Any = None
+    batch_size: int
+    per_rank: bool = False
+    gather: Gather | str
+    seed: int
+    out: Path | None
+    resume: bool
+    limit_s: float
+    progress: Callable[[int, int], None] | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str | None = None
+    """Of all that decides about the results; None for what the request says of itself."""
+    describe: Callable[[dict[str, Any]], Document] | None = None
+    """Returns what `out` gets of a result's document; None for the document as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
     """The same on every rank, but for what is this rank's own."""
 
+    options: GenerationOptions
     kind: ModelKind
     settings: CallSettings
-    tokenizer: Any
     prompts: tuple[Tokens, ...]
     """Of all ranks."""
     max_new_tokens: tuple[int, ...]
     """Of each prompt."""
     batch_size: int
     gather: Gather
-    seed: int
     own: range
     """Places of the prompts whose results this rank gets."""
 
@@ -49,87 +71,73 @@ class Question:
         A collective over all ranks where ZeRO-3 partitions the weights.
         """
         about = (type(self.kind.model).__name__, _of_weights(self.kind.generator))
-        how = (_about_settings(self.settings), self.batch_size, self.seed)
+        how = (_about_settings(self.settings), self.batch_size, self.options.seed)
         prompts = _of_prompts(self.prompts, self.max_new_tokens)
         return hashlib.sha256(repr((about, how, prompts)).encode()).hexdigest()
 
 
-def read_question(
-    ranks: Ranks,
-    wrapped: Any,
-    prompts: Iterable[Any],
-    *,
-    tokenizer: Any,
-    max_new_tokens: int | Sequence[int] | None,
-    generation_config: Any,
-    batch_size: int,
-    per_rank: bool,
-    gather: Gather | str,
-    seed: int,
-    out: str | os.PathLike[str] | None,
-    resume: bool,
-    settings: Mapping[str, Any],
-) -> Question:
-    """Return what the ranks are asked together; the arguments are those of generate().
+def read_request(
+    ranks: Ranks, wrapped: Any, prompts: Iterable[Any], options: GenerationOptions
+) -> GenerationRequest:
+    """Return what the ranks generate together.
 
     Raises:
-        UserError: on every rank: something is wrong on one, or they are not asked alike.
+        UserError: on every rank: something is wrong on one, or their arguments differ.
     """
 
-    def read() -> Question:
+    def read() -> GenerationRequest:
         kind = read_kind(wrapped)
-        call = read_settings(kind.model, tokenizer, given=generation_config, settings=settings)
-        size = _batch_size(batch_size)
-        check_assistant(call, batch_size=size)
-        found = read_prompts(prompts, tokenizer, taken=inputs_of(kind.model))
-        check_tokens(found, num_known=_num_known(kind.model))
-        lengths = lengths_of(max_new_tokens, call.max_new_tokens, num_prompts=len(found))
+        call = read_settings(
+            kind.model, options.tokenizer, given=options.generation_config, settings=options.settings
+        )
+        batch_size = _batch_size(options.batch_size)
+        check_assistant(call, batch_size=batch_size)
+        found = read_prompts(prompts, options.tokenizer, taken=inputs_of(kind.model))
+        num_known = getattr(kind.model.get_input_embeddings(), "num_embeddings", None)
+        check_tokens(found, num_known=num_known)
+        lengths = lengths_of(options.max_new_tokens, call.max_new_tokens, num_prompts=len(found))
         # Tokens that prompt lookup drafts stand behind the last one that is wanted.
         positions = kind.positions.less(call.config.prompt_lookup_num_tokens or 0)
         check_lengths(found, lengths, positions, is_encoder_decoder=kind.is_encoder_decoder)
-        return Question(
+        return GenerationRequest(
+            options=options,
             kind=kind,
             settings=call,
-            tokenizer=tokenizer,
             prompts=found,
             max_new_tokens=lengths,
-            batch_size=size,
-            gather=_gather(gather),
-            seed=seed,
+            batch_size=batch_size,
+            gather=Gather(options.gather),
             own=range(len(found)),
         )
 
-    question = ranks.agreed(read)
-    if not ranks.are_many:
-        return question
-    where = {"out": "None" if out is None else os.path.abspath(out), "resume": str(resume)}
-    return _together(ranks, question, where, per_rank=per_rank)
+    request = ranks.agreed(read)
+    return _together(ranks, request) if ranks.are_many else request
 
 
-def _together(ranks: Ranks, mine: Question, where: Mapping[str, str], *, per_rank: bool) -> Question:
-    """Return the question of all ranks, having checked that they were asked alike."""
-    import dataclasses
-
+def _together(ranks: Ranks, mine: GenerationRequest) -> GenerationRequest:
+    """Return the request of all ranks, having checked that theirs are alike."""
+    options, out = mine.options, mine.options.out
     alike = {
         "model": _about_model(mine.kind),
         "batch_size": str(mine.batch_size),
-        "per_rank": str(per_rank),
+        "per_rank": str(options.per_rank),
         "gather": str(mine.gather),
-        "seed": str(mine.seed),
-        **where,
+        "seed": str(options.seed),
+        "out": "None" if out is None else os.path.abspath(out),
+        "resume": str(options.resume),
         **_about_settings(mine.settings),
     }
-    if not per_rank:
+    if not options.per_rank:
         alike["prompts"] = _of_prompts(mine.prompts, ())
         alike["max_new_tokens"] = _said(mine.max_new_tokens)
     told, num_prompts = ranks.share(alike), ranks.share(len(mine.prompts))
     ranks.agreed(lambda: _check_alike(told, num_prompts=num_prompts))
-    if not per_rank:
+    if not options.per_rank:
         return mine
     each = ranks.share_all(list(zip(mine.prompts, mine.max_new_tokens, strict=True)))
     begin = sum(map(len, each[: ranks.rank]))
     flat = tuple(chain.from_iterable(each))
-    return dataclasses.replace(
+    return replace(
         mine,
         prompts=tuple(tokens for tokens, _ in flat),
         max_new_tokens=tuple(most for _, most in flat),
@@ -149,12 +157,13 @@ def _check_alike(each: Sequence[Mapping[str, str]], *, num_prompts: Sequence[int
                 fix="pass per_rank=True where each rank has its own, as from a prepared DataLoader",
             )
         if unlike:
+            also_out = ": all write beside it, and rank 0 the file" if unlike[0] == "out" else ""
             raise UserError(
                 "generate-ranks-differ",
                 f"the ranks were not asked alike: {unlike[0]}",
                 found=f"{each[0].get(unlike[0])} on rank 0, and {other.get(unlike[0])} on rank {rank}",
                 why="they generate together, and what comes must not depend on which rank does it",
-                fix=f"pass the same {unlike[0]} on every rank{_ALSO_OUT if unlike[0] == 'out' else ''}",
+                fix=f"pass the same {unlike[0]} on every rank{also_out}",
             )
 
 
@@ -203,33 +212,8 @@ def _said(lengths: Sequence[int]) -> str:
     return f"{min(lengths)} to {max(lengths)} (sha256 {_of_prompts((), lengths)[:12]})"
 
 
-def _num_known(model: Any) -> int | None:
-    found = getattr(model.get_input_embeddings(), "num_embeddings", None)
-    return int(found) if found is not None else None
-
-
-def check_limit(limit_s: float) -> None:
-    """Check that a limit is a time.
-
-    Raises:
-        UserError: it is not.
-    """
-    if not isinstance(limit_s, int | float) or not limit_s >= 0:
-        raise UserError(
-            "generate-limit",
-            "a limit is a number of seconds",
-            found=f"limit_s={limit_s!r}",
-            why="it says how long to wait for a rank that does not come",
-            fix="pass a number of seconds, or 0 for no limit",
-        )
-
-
 def _batch_size(batch_size: int) -> int:
-    try:
-        size = operator.index(batch_size)
-    except TypeError:
-        size = 0
-    if size < 1:
+    if not isinstance(batch_size, int) or batch_size < 1:
         raise UserError(
             "generate-batch-size",
             "a batch has at least one prompt",
@@ -237,17 +221,4 @@ def _batch_size(batch_size: int) -> int:
             why="it is the number of prompts in one call on one rank",
             fix="pass 1 or more",
         )
-    return size
-
-
-def _gather(gather: Gather | str) -> Gather:
-    try:
-        return Gather(gather)
-    except ValueError:
-        raise UserError(
-            "generate-gather",
-            "there is no such way to find the weights",
-            found=f"gather={gather!r}",
-            why="weights that ZeRO-3 partitioned are gathered once, or layer by layer",
-            fix='pass "auto", "always" or "never"',
-        ) from None
+    return batch_size

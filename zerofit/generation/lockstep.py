@@ -1,4 +1,4 @@
-"""What ranks can't do in step: settings and models with which they make different forward passes."""
+"""Settings and models with which ranks make different forward passes, so that they fall out of step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.deepspeed import is_gathered_whole
 from zerofit.generation.call_settings import CallSettings
+from zerofit.generation.gathering import is_available, partitioned_parameters
 from zerofit.generation.ranks.ranks import say
 
 _ITS_OWN_LOOP = "its loop is not that of transformers, and makes passes of its own"
@@ -37,7 +38,7 @@ _WITHOUT_EFFECT = {"guidance_scale": 1, "num_beam_groups": 1, "penalty_alpha": 0
 
 
 def goes_out_of_step(name: str, value: Any) -> bool:
-    """Return whether a setting of OUT_OF_STEP takes ranks out of step with this value."""
+    """True if a setting of OUT_OF_STEP takes ranks out of step with this value."""
     if name == "cache_implementation":
         return bool(value == "paged")
     return value is not None and value is not False and value != _WITHOUT_EFFECT.get(name)
@@ -110,8 +111,6 @@ def check_assistant(settings: CallSettings, *, batch_size: int) -> None:
     Raises:
         UserError: transformers can't in batches, or ZeRO-3 partitions the assistant.
     """
-    from zerofit.generation.gathering import is_available, partitioned_parameters
-
     assistant = settings.objects.get("assistant_model")
     config = settings.config
     is_assisted = assistant is not None or config.prompt_lookup_num_tokens or config.assistant_early_exit

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from zerofit.core.errors import UserError
-from zerofit.generation.results.folder import (
-    check_claim,
-    claim,
-    kept_batch_size,
-    part_file,
-    parts_folder,
-    remove_parts,
-    whole_file,
-)
+from zerofit.generation.results.parts import check_claim, claim, kept_batch_size, parts_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +26,7 @@ def take(out: Path, *, fingerprint: str = "F", resume: bool = True) -> None:
 def leave_result(out: Path, *, fingerprint: str = "F", job: str | None = None) -> None:
     """Leave what a run leaves that was killed after its first result."""
     take(out, fingerprint=fingerprint)
-    part_file(parts_folder(out), start=1, rank=0).write_text('{"index": 0}\n')
+    (parts_folder(out) / "start1-rank0.jsonl").write_text('{"index": 0}\n')
     if job is not None:
         (parts_folder(out) / "job.json").write_text(job)
 
@@ -42,7 +34,7 @@ def leave_result(out: Path, *, fingerprint: str = "F", job: str | None = None) -
 def leave_whole(out: Path) -> None:
     """Leave what a run leaves that was killed before all its results got their name."""
     leave_result(out)
-    whole_file(parts_folder(out)).write_text('{"index": 0}\n')
+    (parts_folder(out) / "whole.jsonl").write_text('{"index": 0}\n')
 
 
 def make_folder(out: Path, files: dict[str, str]) -> None:
@@ -156,27 +148,16 @@ def test_the_batches_that_results_were_made_in_are_known_as_long_as_there_are_re
     assert kept_batch_size(out) is None
     os.close(claim(out, fingerprint="F", resume=True, batch_size=6))
     assert kept_batch_size(out) is None
-    part_file(parts_folder(out), start=1, rank=0).write_text('{"index": 0}\n')
+    (parts_folder(out) / "start1-rank0.jsonl").write_text('{"index": 0}\n')
     assert kept_batch_size(out) == 6
     os.close(claim(out, fingerprint="F", resume=True, batch_size=2))
     assert kept_batch_size(out) == 6
 
 
-def test_a_name_that_a_killed_run_reserved_without_hard_links_is_in_nobodys_way(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    leave_whole(out)
-    out.touch()
-    before = tree(tmp_path)
-    check_claim(out, fingerprint="F", resume=True)
-    assert tree(tmp_path) == before
-    take(out)
-    assert not out.exists()
-
-
 HOLD = """
 import sys
 from pathlib import Path
-from zerofit.generation.results.folder import claim
+from zerofit.generation.results.parts import claim
 
 lock = claim(Path(sys.argv[1]), fingerprint="F", resume=True)
 print("held", flush=True)
@@ -223,11 +204,3 @@ def test_of_runs_that_start_at_the_same_time_one_has_the_folder(tmp_path: Path) 
         for run in runs:
             _, stderr = run.communicate()
             assert run.returncode == 0 or "another run is writing these results" in stderr
-
-
-def test_what_a_user_put_among_the_parts_stays(tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    leave_result(out)
-    (parts_folder(out) / "notes.txt").write_text("mine")
-    remove_parts(parts_folder(out))
-    assert tree(parts_folder(out)) == {"notes.txt": b"mine"}

@@ -10,7 +10,7 @@ from tiny_models import make_model
 
 from zerofit.core.errors import UserError
 from zerofit.generation.call_settings import read_settings
-from zerofit.generation.in_step import OUT_OF_STEP, check_experts, goes_out_of_step, settings_in_step
+from zerofit.generation.lockstep import OUT_OF_STEP, check_experts, goes_out_of_step, settings_in_step
 
 
 def _model() -> Any:
