@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.cache_folder import write_whole
 from zerofit.core.capture import capture_from_json, capture_to_json, masked
 from zerofit.core.errors import UserError
-from zerofit.scripts.capture.journal import MOST_READ, Change, is_of_hub, read_entries, read_paths
+from zerofit.scripts.capture.journal import MOST_READ, is_of_hub, read_entries, read_paths
 from zerofit.scripts.capture.restore_files import argument_paths
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from zerofit.core.allocation_log import TraceRequest
     from zerofit.core.capture import Capture
 
-_ZEROFIT = Path(__file__).parents[1]
-_CAPTURING = ("capture.py", "probe/script_environment.py", "runtime/run_target.py", "runtime/capture/*.py")
+_ZEROFIT = Path(__file__).parents[2]
+_CAPTURING = ("core/capture.py", "scripts/run_target.py", "scripts/capture/**/*.py")
 """The files of zerofit that decide what a capture holds."""
-_TRACING = ("allocation_log.py", "strategy.py", "probe/trace/*.py", "runtime/capture/*.py")
+_TRACING = ("core/allocation_log.py", "core/strategy.py", "models/trace/*.py", "scripts/capture/child/*.py")
 """Those that decide what a trace of a captured model holds."""
 _VARIABLES = (
     "DATASETS_",
@@ -128,7 +128,7 @@ def store(
         folder: the capture's own, whose journal names what was read and changed.
         before: what before_run returned.
     """
-    changed = {entry.path for entry in read_entries(folder)[0] if entry.change is not Change.TOUCHED}
+    changed = {entry.path for entry in read_entries(folder)[0]}
     read = {path for path in read_paths(folder) if path not in changed}
     own = {path for path in read - before.stamps.keys() if not is_of_hub(path)}
     is_steady = len(read) <= MOST_READ and all(_changed_ns(path) < before.started_ns for path in own)

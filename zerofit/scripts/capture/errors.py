@@ -28,7 +28,6 @@ class Kind(StrEnum):
     NEEDS_VALUES = "needs-values"
     UNSUPPORTED = "unsupported"
     WOULD_OVERWRITE = "would-overwrite"
-    UPLOADS = "uploads"
     SPAWNS = "spawns"
     SLOW = "slow"
     """The time limit is over."""
@@ -130,17 +129,12 @@ _TEXTS = {
         "1 GiB a file, and lets it remove or rename only what it has made itself",
         fix="move them away, or name another folder in its arguments; or {instead}",
     ),
-    Kind.UPLOADS: _Text(
-        rule="capture-would-upload",
-        summary="{name} would send or change things elsewhere before it trains",
-        why="zerofit runs it twice, first to look: what another program does there can't be undone",
-        fix="let it do that after its training; or {instead}",
-    ),
     Kind.SPAWNS: _Text(
         rule="capture-spawns",
-        summary="{name} starts the processes that train by itself",
-        why="only the process that zerofit starts is seen, and another one would train for real",
-        fix="give `zerofit launch` the script that one rank runs, as it starts the ranks; or {instead}",
+        summary="{name} starts other processes before it trains",
+        why="only the process that zerofit starts is seen: another one could train, remove files or upload",
+        fix="give `zerofit launch` the script that one rank runs, as it starts the ranks, and run other "
+        "programs before it; or {instead}",
     ),
     Kind.SLOW: _Text(
         rule="capture-too-slow",

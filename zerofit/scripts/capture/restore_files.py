@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.scripts.capture.journal import COPIES, Change, Entry, read_entries
+from zerofit.scripts.capture.journal import COPIES, Change, JournalEntry, read_entries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -124,7 +124,7 @@ def undo(folder: Path, *, ended_ns: int) -> Undone:
     """
     until_ns = ended_ns + _CLOCKS_NS
     entries, _ = read_entries(folder)
-    by_path: dict[str, list[Entry]] = {}
+    by_path: dict[str, list[JournalEntry]] = {}
     for entry in entries:
         by_path.setdefault(entry.path, []).append(entry)
     made = [path for path, changes in by_path.items() if changes[0].change is Change.MADE]
@@ -159,12 +159,12 @@ def _changed_ns(path: str) -> int:
     return 0 if stat.S_ISDIR(status.st_mode) else status.st_ctime_ns
 
 
-def _with_copy(folder: Path, path: str, changes: list[Entry]) -> str:
+def _with_copy(folder: Path, path: str, changes: list[JournalEntry]) -> str:
     copy = _copy(folder, changes)
     return path if copy is None else f"{path} (before: {copy.relative_to(folder)})"
 
 
-def _put_back(folder: Path, path: str, changes: list[Entry]) -> None:
+def _put_back(folder: Path, path: str, changes: list[JournalEntry]) -> None:
     before = changes[0]
     if before.change is Change.REMOVED_FOLDER:
         os.makedirs(path, exist_ok=True)
@@ -172,22 +172,18 @@ def _put_back(folder: Path, path: str, changes: list[Entry]) -> None:
         return
     if _is_as_before(path, before):
         return
-    copy = _copy(folder, changes)
-    if copy is not None:
-        with contextlib.suppress(FileNotFoundError):
-            os.chmod(path, 0o600)
-        shutil.copyfile(copy, path)  # in place: links to the file stay
-    elif os.path.getsize(path) > before.size:
-        os.truncate(path, before.size)
+    with contextlib.suppress(FileNotFoundError):
+        os.chmod(path, 0o600)
+    shutil.copyfile(folder / COPIES / before.copy, path)  # in place: links to the file stay
     os.chmod(path, before.mode)
     os.utime(path, ns=(os.stat(path).st_atime_ns, before.mtime_ns))
 
 
-def _copy(folder: Path, changes: list[Entry]) -> Path | None:
+def _copy(folder: Path, changes: list[JournalEntry]) -> Path | None:
     return next((folder / COPIES / entry.copy for entry in changes if entry.change is Change.KEPT), None)
 
 
-def _is_as_before(path: str, before: Entry) -> bool:
+def _is_as_before(path: str, before: JournalEntry) -> bool:
     try:
         now = os.stat(path)
     except OSError:

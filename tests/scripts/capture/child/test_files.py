@@ -186,7 +186,7 @@ _REFUSED = [
     ("shutil.rmtree('runs')", "it would remove {work}/runs/1.txt"),
     ("shutil.move('runs/1.txt', '2.txt')", "it would rename {work}/runs/1.txt"),
     ("open('huge.bin', 'wb')", "it would overwrite {work}/huge.bin, of 1073741825 bytes"),
-    ("open('huge.bin', 'r+b')", "it would overwrite {work}/huge.bin, of 1073741825 bytes"),
+    ("open('huge.bin', 'ab')", "it would overwrite {work}/huge.bin, of 1073741825 bytes"),
     ("os.remove('link')", "it would remove {work}/link"),
 ]
 
@@ -215,51 +215,14 @@ def test_what_would_lose_a_file_is_not_done(place: Place, line: str, message: st
     assert (place.work / "huge.bin").stat().st_size == (1 << 30) + 1
 
 
-_PROGRAMS = [
-    ("os.system('rm -rf runs')", "would-overwrite", "it would remove {work}/runs"),
-    ("subprocess.run(['mv', 'log.txt', 'old.txt'])", "would-overwrite", "it would rename {work}/log.txt"),
-    (
-        "subprocess.run('rm *.txt', shell=True, cwd='runs')",
-        "would-overwrite",
-        "it would remove {work}/runs/1.txt",
-    ),
-    ("os.system('git push')", "uploads", "it starts another program: git push"),
-    (
-        "os.system('cd runs && python train.py')",
-        "spawns",
-        "it starts another program: cd runs && python train.py",
-    ),
-]
-
-
-@pytest.mark.parametrize(("line", "kind", "message"), _PROGRAMS, ids=[one[0] for one in _PROGRAMS])
-def test_a_program_that_loses_files_uploads_or_trains_is_not_started(
-    place: Place, line: str, kind: str, message: str
-) -> None:
+def test_a_program_that_is_not_known_to_be_harmless_is_not_started(place: Place) -> None:
     (place.work / "log.txt").write_text("log")
-    (place.work / "runs").mkdir()
-    (place.work / "runs" / "1.txt").write_text("1")
-    done = place.run(f"import os, subprocess, sys\nsys.stdout = object()\n{line}")
+    line = "os.system('ls && rm log.txt')"
+    done = place.run(f"import os, subprocess, sys\nsys.stdout = object()\nos.system('ls')\n{line}")
     assert (done.returncode, done.stderr) == (70, "")
     told = json.loads((place.folder / "refused.json").read_text())
-    assert (told["kind"], told["message"]) == (kind, message.format(work=place.work))
-    assert (place.work / "runs" / "1.txt").exists()
-
-
-def test_a_program_may_remove_what_the_script_has_made(place: Place) -> None:
-    done = place.run("import os\nos.mkdir('out')\nopen('out/a', 'w').close()\nos.system('rm -r out')")
-    assert done.returncode == 0, done.stderr
-    assert not (place.work / "out").exists()
-
-
-def test_what_a_shell_overwrites_is_put_back(place: Place) -> None:
-    (place.work / "log.txt").write_text("log")
-    before = place.seen()
-    done = place.run("import os\nos.system('echo 1 > log.txt; cp log.txt new.txt')")
-    assert done.returncode == 0, done.stderr
-    assert (place.work / "log.txt").read_text() == "1\n"
-    assert undo(place.folder) == Undone()
-    assert place.seen() == before
+    assert (told["kind"], told["message"]) == ("spawns", "it starts another program: ls && rm log.txt")
+    assert (place.work / "log.txt").exists()
 
 
 def test_a_file_that_the_script_did_not_make_is_not_taken_for_its_own(place: Place) -> None:
@@ -298,16 +261,6 @@ def test_modules_of_a_project_are_read_and_installed_ones_are_not(place: Place) 
     )
     assert done.returncode == 0, done.stderr
     assert read_paths(place.folder) == [str(place.work / "helper.py")]
-
-
-def test_a_huge_log_may_grow(place: Place) -> None:
-    with (place.work / "huge.log").open("wb") as file:
-        file.truncate((1 << 30) + 1)
-    done = place.run("open('huge.log', 'a').write('one more line')")
-    assert done.returncode == 0, done.stderr
-    assert (place.work / "huge.log").stat().st_size == (1 << 30) + 14
-    undo(place.folder)
-    assert (place.work / "huge.log").stat().st_size == (1 << 30) + 1
 
 
 def test_a_made_folder_with_something_nobody_noted_stays_and_is_told(place: Place) -> None:

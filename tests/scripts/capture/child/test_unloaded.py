@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from zerofit.scripts.capture.child import meta_weights
-from zerofit.scripts.capture.child.failures import mark_met_meta, needs_values
 from zerofit.scripts.capture.child.meta_weights import unloaded_bytes
 from zerofit.scripts.capture.child.observations import Seen, Spec
+from zerofit.scripts.capture.child.outcome import mark_met_meta, needs_values
 
 
 class _Parameter:

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from zerofit.scripts.capture.child.failures import leave_for
 from zerofit.scripts.capture.child.files import guard
 from zerofit.scripts.capture.child.hooks import install
 from zerofit.scripts.capture.child.observations import Seen, Spec
+from zerofit.scripts.capture.child.outcome import leave_for
 from zerofit.scripts.run_target import run_target, script_frames
 
 if TYPE_CHECKING:

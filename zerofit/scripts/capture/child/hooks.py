@@ -16,7 +16,7 @@ from zerofit.scripts.capture.child import (
     stops,
     trainer_stops,
 )
-from zerofit.scripts.capture.child.exit import leave_failed, place_in_script
+from zerofit.scripts.capture.child.outcome import leave_failed, place_in_script
 from zerofit.scripts.on_import import when_imported
 
 if TYPE_CHECKING:

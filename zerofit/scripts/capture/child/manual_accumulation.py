@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import Unreadable
-from zerofit.scripts.capture.child.exit import is_own_code
+from zerofit.scripts.capture.child.outcome import is_own_code
 from zerofit.scripts.facts import Action
 from zerofit.scripts.source.read_script import read_script
 

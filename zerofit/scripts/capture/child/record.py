@@ -14,14 +14,12 @@ from zerofit.core.command import Route
 from zerofit.core.upstream.accelerate import prepared_models, prepared_optimizers, prepared_schedulers
 from zerofit.core.upstream.transformers import COUNTS_ITEMS, TRAINER_LOOP
 from zerofit.scripts.capture.child import batches as reading
-from zerofit.scripts.capture.child.exit import leave_captured, leave_failed, place_in_script
-from zerofit.scripts.capture.child.failures import needs_values
 from zerofit.scripts.capture.child.lengths import captured_lengths
-from zerofit.scripts.capture.child.living import other_weight_bytes
 from zerofit.scripts.capture.child.manual_accumulation import accumulates_by_hand
-from zerofit.scripts.capture.child.model_record import base_of, captured_model, class_path
+from zerofit.scripts.capture.child.model_record import base_of, captured_model, class_path, other_weight_bytes
 from zerofit.scripts.capture.child.num_items import passes_num_items
 from zerofit.scripts.capture.child.observations import Live
+from zerofit.scripts.capture.child.outcome import leave_captured, leave_failed, needs_values, place_in_script
 from zerofit.scripts.capture.child.source import calls_of_script, own_sources
 from zerofit.scripts.capture.child.training_record import (
     captured_loader,

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from zerofit.scripts.capture.child.exit import is_own_code
+from zerofit.scripts.capture.child.outcome import is_own_code
 
 _GENERATING = frozenset({"generate"})
 _SAVING = frozenset(

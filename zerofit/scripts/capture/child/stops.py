@@ -10,9 +10,8 @@ import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from zerofit.core.command import Route
-from zerofit.scripts.capture.child.exit import is_own_code, leave_failed, place_in_script
-from zerofit.scripts.capture.child.failures import mark_met_meta
-from zerofit.scripts.capture.child.living import outermost
+from zerofit.scripts.capture.child.model_record import outermost
+from zerofit.scripts.capture.child.outcome import is_own_code, leave_failed, mark_met_meta, place_in_script
 from zerofit.scripts.capture.child.record import finish
 from zerofit.scripts.on_import import when_imported
 

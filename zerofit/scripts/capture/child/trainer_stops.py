@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.command import Route
-from zerofit.scripts.capture.child.exit import is_own_code, leave_failed, place_in_script
+from zerofit.scripts.capture.child.outcome import is_own_code, leave_failed, place_in_script
 from zerofit.scripts.capture.child.record import finish
 from zerofit.scripts.on_import import when_imported
 
