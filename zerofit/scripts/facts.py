@@ -54,7 +54,7 @@ class Model:
     """A model that the script makes."""
 
     made: Sighting
-    source: ModelSource
+    source: ModelOrigin
     keywords: tuple[Keyword, ...]
     is_trained: bool
     """Whether it comes to prepare(), a Trainer or deepspeed.initialize()."""
@@ -67,7 +67,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ScriptCall:
     """A call that rules look at. A function of the script counts where it is called."""
 
     action: Action
@@ -124,15 +124,6 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduler:
-    """A scheduler of the learning rate that goes through Accelerator.prepare()."""
-
-    made: Sighting
-    total: str
-    """Its number of steps, as written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptFacts:
     """One script, read."""
 
@@ -145,15 +136,11 @@ class ScriptFacts:
     """Literal keyword arguments of Accelerator()."""
     training_arguments: tuple[Keyword, ...] = ()
     """Literal keyword arguments of TrainingArguments() and of the configs of TRL's trainers."""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ScriptCall, ...] = ()
     """In the order in which they run, as far as the source shows it."""
     models: tuple[Model, ...] = ()
-    schedulers: tuple[Scheduler, ...] = ()
-    """Those whose number of steps is counted without the number of ranks and without a DataLoader."""
-    routed_experts: tuple[Sighting, ...] = ()
-    """Loops over a ModuleList of experts, of which each runs only where the data asks for it."""
 
-    def find(self, *actions: Action) -> tuple[Call, ...]:
+    def find(self, *actions: Action) -> tuple[ScriptCall, ...]:
         """Return the calls of these actions."""
         return tuple(call for call in self.calls if call.action in actions)
 
@@ -176,7 +163,6 @@ class Action(StrEnum):
     RESIZE = "resize_token_embeddings()"
     COMPILE = "torch.compile()"
     CHECKPOINT_ACTIVATIONS = "gradient_checkpointing_enable()"
-    SET_LEAF_MODULES = "set_z3_leaf_modules()"
     ACCUMULATE = "Accelerator.accumulate() or no_sync()"
     FORWARD = "model()"
     GENERATE = "generate()"
@@ -201,7 +187,7 @@ class Action(StrEnum):
     EVALUATE = "Trainer.evaluate() or predict()"
 
 
-class ModelSource(StrEnum):
+class ModelOrigin(StrEnum):
     """How a model is made."""
 
     PRETRAINED = "from_pretrained()"

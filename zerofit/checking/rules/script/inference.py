@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.scripts.facts import Call
+    from zerofit.scripts.facts import ScriptCall
 
 _BELOW_ZERO3 = tuple(stage for stage in EVERY_STAGE if stage is not ZeroStage.PARAMETERS)
 _RUNS = (Action.FORWARD, Action.GENERATE)
@@ -65,7 +65,7 @@ def _trains_after_evaluating(situation: Situation) -> Iterator[Hit]:
             yield hit(call.seen, " before train()", _how_sure(call))
 
 
-def _how_sure(call: Call) -> Confidence:
+def _how_sure(call: ScriptCall) -> Confidence:
     return Confidence.LIKELY if call.is_in_each_training else Confidence.POSSIBLE
 
 

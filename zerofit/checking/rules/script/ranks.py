@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.scripts.facts import Call
+    from zerofit.scripts.facts import ScriptCall
 
 _WAITS = (Action.WAIT, Action.GATHER, Action.TRAIN, Action.EVALUATE, Action.GENERATE_TOGETHER)
 _CHECKPOINTS = (Action.SAVE_STATE, Action.SAVE_CHECKPOINT)
@@ -26,13 +26,13 @@ _OF_ENGINE = (ModelState.ENGINE, ModelState.IN_ENGINE)
 _DOCS = "https://huggingface.co/docs/accelerate/v1.15.0"
 
 
-def _on_one_rank(situation: Situation, *actions: Action) -> Iterator[Call]:
+def _on_one_rank(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
     for call in situation.script.find(*actions) if situation.script else ():
         if call.one_rank is not None and not call.is_engine_checked:
             yield call
 
 
-def _under(call: Call) -> Hit:
+def _under(call: ScriptCall) -> Hit:
     condition = f"`{call.one_rank.text}`" if call.one_rank else ""
     return hit(call.seen, f" where {condition} does not hold" if call.is_otherwise else f" under {condition}")
 
@@ -71,7 +71,7 @@ def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
 _WITHOUT = {Action.SAVE_PRETRAINED: " without state_dict=", Action.STATE_DICT: " of a partitioned model"}
 
 
-def _generations(situation: Situation) -> Iterator[Call]:
+def _generations(situation: Situation) -> Iterator[ScriptCall]:
     """Yield the calls of generate() of a partitioned model; DeepSpeed's hybrid engine has its own."""
     script = situation.script
     for call in script.find(Action.GENERATE) if script else ():
