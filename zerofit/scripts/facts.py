@@ -54,7 +54,7 @@ class Model:
     """A model that the script makes."""
 
     made: Sighting
-    source: ModelOrigin
+    source: ModelConstructor
     keywords: tuple[Keyword, ...]
     is_trained: bool
     """Whether it comes to prepare(), a Trainer or deepspeed.initialize()."""
@@ -187,7 +187,7 @@ class Action(StrEnum):
     EVALUATE = "Trainer.evaluate() or predict()"
 
 
-class ModelOrigin(StrEnum):
+class ModelConstructor(StrEnum):
     """How a model is made."""
 
     PRETRAINED = "from_pretrained()"

@@ -7,7 +7,7 @@ from textwrap import dedent
 import pytest
 
 from zerofit.core.command import Route
-from zerofit.scripts.facts import Action, ModelOrigin, ModelState, ScriptFacts
+from zerofit.scripts.facts import Action, ModelConstructor, ModelState, ScriptFacts
 from zerofit.scripts.source.read_script import read_script
 
 _IMPORTS = """\
@@ -120,15 +120,15 @@ def test_what_became_of_a_model(lines: str, state: ModelState | None) -> None:
 @pytest.mark.parametrize(
     ("made", "source"),
     [
-        ("AutoModelForCausalLM.from_pretrained('gpt2')", ModelOrigin.PRETRAINED),
-        ("AutoModelForCausalLM.from_config(config)", ModelOrigin.CONFIG),
-        ("transformers.LlamaForCausalLM(config)", ModelOrigin.CLASS),
-        ("transformers.BertModel(config)", ModelOrigin.CLASS),
-        ("torch.nn.Linear(2, 2)", ModelOrigin.OWN_CLASS),
-        ("Net()", ModelOrigin.OWN_CLASS),
+        ("AutoModelForCausalLM.from_pretrained('gpt2')", ModelConstructor.PRETRAINED),
+        ("AutoModelForCausalLM.from_config(config)", ModelConstructor.CONFIG),
+        ("transformers.LlamaForCausalLM(config)", ModelConstructor.CLASS),
+        ("transformers.BertModel(config)", ModelConstructor.CLASS),
+        ("torch.nn.Linear(2, 2)", ModelConstructor.OWN_CLASS),
+        ("Net()", ModelConstructor.OWN_CLASS),
     ],
 )
-def test_how_a_model_is_made(made: str, source: ModelOrigin) -> None:
+def test_how_a_model_is_made(made: str, source: ModelConstructor) -> None:
     own = "import transformers\nclass Net(torch.nn.Module):\n    pass\n"
     (model,) = _facts(f"{_IMPORTS}{own}model = {made}\n").models
     assert (model.made.text, model.source, model.is_trained) == (made, source, False)

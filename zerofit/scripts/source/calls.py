@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Confidence
-from zerofit.scripts.facts import Action, ModelOrigin, ModelState, UsedOptimizer
+from zerofit.scripts.facts import Action, ModelConstructor, ModelState, UsedOptimizer
 from zerofit.scripts.source import names, parsers
 from zerofit.scripts.source.conditions import exclude
 from zerofit.scripts.source.reading import given_to, wrapped
@@ -128,10 +128,10 @@ def call_library(reading: Reading, name: str, call: CallSite) -> Value:
     if last in ("from_pretrained", "from_config") and names.is_model_class(owner):
         return _load_model(reading, last, call)
     if names.is_model_class(name) and not names.is_auto_class(name):
-        return reading.make_model(node, source=ModelOrigin.CLASS)
+        return reading.make_model(node, source=ModelConstructor.CLASS)
     if name in _PLAIN_MODELS:
         hand_on(call.arguments)
-        return reading.make_model(node, source=ModelOrigin.OWN_CLASS)
+        return reading.make_model(node, source=ModelConstructor.OWN_CLASS)
     if name in _ADAPTS | _SAME_WEIGHTS:
         return _reshape(reading, name, call)
     if name == "deepspeed.initialize":
@@ -167,7 +167,7 @@ def _load_model(reading: Reading, how: str, call: CallSite) -> Value:
         adapted = wrapped(base, call.node, base.state)
         adapted.is_adapted = True
         return adapted
-    source = ModelOrigin.PRETRAINED if how == "from_pretrained" else ModelOrigin.CONFIG
+    source = ModelConstructor.PRETRAINED if how == "from_pretrained" else ModelConstructor.CONFIG
     return reading.make_model(
         call.node, source=source, keywords=reading.keywords_of(call), given=given_to(call)
     )

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from zerofit.scripts.facts import Action, ModelOrigin, ModelState
+from zerofit.scripts.facts import Action, ModelConstructor, ModelState
 from zerofit.scripts.source import calls, conditions, names, parsers
 from zerofit.scripts.source.reading import CallSite, Condition, Within, wrapped
 from zerofit.scripts.source.shares import comes_in_turn, is_share, own_or
@@ -548,7 +548,7 @@ def make_instance(reading: Reading, cls: LocalClass, call: CallSite) -> Thing:
         thing = calls.make_trainer(reading, call)
         thing.cls = cls
     elif any(base.endswith(("nn.Module", "PreTrainedModel")) for base in bases):
-        thing = reading.make_model(call.node, source=ModelOrigin.OWN_CLASS, cls=cls)
+        thing = reading.make_model(call.node, source=ModelConstructor.OWN_CLASS, cls=cls)
         calls.hand_on(call.values)
     else:
         thing = Thing(kind=ThingKind.OBJECT, node=call.node, cls=cls)

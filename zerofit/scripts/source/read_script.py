@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from zerofit.core.command import Route
-from zerofit.scripts.facts import Action, Model, ModelOrigin, ModelState, ScriptCall, ScriptFacts
+from zerofit.scripts.facts import Action, Model, ModelConstructor, ModelState, ScriptCall, ScriptFacts
 from zerofit.scripts.source.conditions import exclude, facts_of
 from zerofit.scripts.source.interpreter import MAX_NODES, make_instance, read_block, run_function
 from zerofit.scripts.source.reading import CallSite, Reading
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NO_CALL = CallSite(node=ast.Constant(None))
 """Of functions that the script does not call."""
 _USES_MODEL = (Action.FORWARD, Action.GENERATE, Action.EVALUATE)
-_PARTITIONED_WHEN_MADE = (ModelOrigin.PRETRAINED, ModelOrigin.CONFIG)
+_PARTITIONED_WHEN_MADE = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
 _SETS_UP = (
     Action.MAKE_ACCELERATOR,
     Action.MAKE_ARGUMENTS,
@@ -127,7 +127,7 @@ def _model(reading: Reading, thing: Thing) -> Model:
     is_open = earlier or (root > 0 and reading.has_foreign_accelerator)
     return Model(
         made=reading.text.sight(thing.node),
-        source=thing.source or ModelOrigin.OWN_CLASS,
+        source=thing.source or ModelConstructor.OWN_CLASS,
         keywords=thing.keywords,
         is_trained=thing.is_trained,
         is_in_zero_init=thing.is_in_zero_init,

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from zerofit.scripts.facts import Keyword, ModelOrigin, ModelState, Plain
+    from zerofit.scripts.facts import Keyword, ModelConstructor, ModelState, Plain
 
 
 class ThingKind(Enum):
@@ -42,7 +42,7 @@ class Thing:
     is_compiled: bool = False
     is_adapted: bool = False
     """A model: True if peft has put adapters in, mostly small enough for ZeRO-3 to keep them whole."""
-    source: ModelOrigin | None = None
+    source: ModelConstructor | None = None
     keywords: tuple[Keyword, ...] = ()
     given: frozenset[str] = frozenset()
     cls: LocalClass | None = None

@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 
 from zerofit.core.capture import CapturedBatch, CapturedLengths
-from zerofit.scripts.capture.child.batches import captured_batch, first_batches, nested, num_samples
-from zerofit.scripts.capture.child.lengths import captured_lengths, summary
+from zerofit.scripts.capture.child.batches import (
+    captured_batch,
+    captured_lengths,
+    first_batches,
+    nested,
+    num_samples,
+    summary,
+)
 from zerofit.scripts.capture.child.training_record import captured_loader
 
 

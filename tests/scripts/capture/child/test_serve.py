@@ -51,7 +51,7 @@ def _live(model: nn.Module) -> Live:
         micro_batch_size=4,
         gradient_accumulation_steps=1,
     )
-    return Live(model=model, batch=_GIVEN, route=Route.ACCELERATE, capture=capture)
+    return Live(model=model, batch=_GIVEN, capture=capture)
 
 
 class _Asker:
@@ -73,7 +73,7 @@ class _Asker:
             torch.device("meta"),
             torch.autocast("cpu", dtype=torch.bfloat16),
         ):
-            serve(live, live.capture, reader, writer)
+            serve(live, reader, writer)
 
     def ask(self, line: str) -> dict[str, Any]:
         self._out.write(line + "\n")

@@ -10,7 +10,7 @@ import pytest
 
 from zerofit.scripts.capture.child import meta_weights
 from zerofit.scripts.capture.child.meta_weights import unloaded_bytes
-from zerofit.scripts.capture.child.observations import Seen, Spec
+from zerofit.scripts.capture.child.observations import CaptureSpec, Observations
 from zerofit.scripts.capture.child.outcome import mark_met_meta, needs_values
 
 
@@ -65,7 +65,9 @@ def test_a_model_that_is_being_made_has_no_known_size(transformers: None) -> Non
 
 
 def test_only_an_error_of_a_model_without_weights_needs_values(tmp_path: Path) -> None:
-    seen = Seen(folder=tmp_path, target=("train.py",), spec=Spec(weights="meta", num_batches=8))
+    seen = Observations(
+        folder=tmp_path, target=("train.py",), spec=CaptureSpec(weights="meta", num_batches=8)
+    )
     caught, later, led_to = KeyError("shape"), FileNotFoundError("data.json"), RuntimeError("wrapped")
     mark_met_meta(caught)
     led_to.__context__ = caught

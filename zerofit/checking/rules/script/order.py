@@ -10,7 +10,7 @@ from zerofit.checking.rules.script.hits import EVERY_STAGE, at_stages, hit
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
 from zerofit.core.strategy import ZeroStage
-from zerofit.scripts.facts import Action, ModelOrigin, ModelState
+from zerofit.scripts.facts import Action, ModelConstructor, ModelState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _OVER_ALL_GPUS = {"auto", "balanced", "balanced_low_0"}
 """Words for a device_map that spreads the layers over all GPUs of the machine."""
-_LIBRARY = (ModelOrigin.PRETRAINED, ModelOrigin.CONFIG)
+_LIBRARY = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
 
 
-def _trained(situation: Situation, *sources: ModelOrigin) -> Iterator[Model]:
+def _trained(situation: Situation, *sources: ModelConstructor) -> Iterator[Model]:
     for model in situation.script.models if situation.script else ():
         if model.is_trained and model.source in sources and not model.is_in_zero_init:
             yield model
@@ -76,7 +76,7 @@ def _made_too_early(situation: Situation) -> Iterator[Hit]:
 
 @at_stages(ZeroStage.PARAMETERS)
 def _made_whole(situation: Situation) -> Iterator[Hit]:
-    for model in _trained(situation, ModelOrigin.CLASS):
+    for model in _trained(situation, ModelConstructor.CLASS):
         yield hit(model.made)
 
 

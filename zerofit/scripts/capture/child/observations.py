@@ -9,33 +9,32 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from zerofit.core.capture import Capture
-    from zerofit.core.command import Route
 
 
 @dataclass(slots=True, kw_only=True)
-class Spec:
+class CaptureSpec:
     """What the parent asks for: FOLDER/spec.json."""
 
     weights: str = "meta"
     """"meta": no model of transformers gets weights; "real": all are loaded and initialised as ever."""
     num_batches: int
     """Batches of which the shapes are recorded."""
-    serve: tuple[int, int] | None = None
+    serve: Sequence[int] | None = None
     """File descriptors for reading requests and writing answers; None ends after the capture."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Seen:
+class Observations:
     """One capture on its way."""
 
     folder: Path
     """Where capture.json or failure.json goes."""
     target: tuple[str, ...]
-    spec: Spec
+    spec: CaptureSpec
     pid: int = field(default_factory=os.getpid)
     """Of the process that captures: what it forks runs on unhindered."""
     started: float = field(default_factory=time.monotonic)
@@ -89,5 +88,4 @@ class Live:
     """The nn.Module that the script trains, unwrapped, on meta or with its weights."""
     batch: tuple[tuple[Any, ...], dict[str, Any]]
     """Arguments of the first forward pass in training: positional ones and those by name."""
-    route: Route
     capture: Capture

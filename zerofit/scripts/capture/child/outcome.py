@@ -19,7 +19,7 @@ from zerofit.core.capture import capture_to_json
 from zerofit.scripts.capture.child.meta_weights import chain_of, unloaded_bytes
 
 if TYPE_CHECKING:
-    from zerofit.scripts.capture.child.observations import Live, Seen
+    from zerofit.scripts.capture.child.observations import Live, Observations
 
 _ZEROFIT = f"{Path(__file__).parents[3]}{os.sep}"
 _INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
@@ -42,7 +42,7 @@ _META = (
 """What PyTorch says where the value of a tensor without values is needed, or two devices meet."""
 
 
-def leave_captured(seen: Seen, live: Live) -> NoReturn:
+def leave_captured(seen: Observations, live: Live) -> NoReturn:
     """Write capture.json, answer the parent's requests for traces where it has any, and end."""
     _write(seen.folder / "capture.json", capture_to_json(live.capture))
     if seen.spec.serve is not None:
@@ -51,12 +51,12 @@ def leave_captured(seen: Seen, live: Live) -> NoReturn:
         _flush()
         reader, writer = seen.spec.serve
         with os.fdopen(reader, encoding="utf-8") as asked, os.fdopen(writer, "w", encoding="utf-8") as told:
-            serve(live, live.capture, asked, told)
+            serve(live, asked, told)
     _leave()
 
 
 def leave_failed(
-    seen: Seen,
+    seen: Observations,
     kind: str,
     message: str,
     *,
@@ -85,7 +85,7 @@ def leave_failed(
     _leave()
 
 
-def leave_for(seen: Seen, error: BaseException | None) -> NoReturn:
+def leave_for(seen: Observations, error: BaseException | None) -> NoReturn:
     """End a capture whose script ended, or raised, before training.
 
     Args:
@@ -118,7 +118,7 @@ def mark_met_meta(error: BaseException) -> None:
         setattr(error, _MET_META, True)
 
 
-def needs_values(seen: Seen, error: BaseException) -> bool:
+def needs_values(seen: Observations, error: BaseException) -> bool:
     """Return whether something failed only because weights are not loaded."""
     if seen.spec.weights != "meta":
         return False
@@ -128,7 +128,7 @@ def needs_values(seen: Seen, error: BaseException) -> bool:
     )
 
 
-def _how_far(seen: Seen) -> str:
+def _how_far(seen: Observations) -> str:
     """Return in words how near to training the script came."""
     if seen.trainers:
         return "before its Trainer trained"

@@ -6,7 +6,6 @@ is let be.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import multiprocessing.process
 import os
@@ -16,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from zerofit.scripts.capture.child.outcome import is_own_code
-from zerofit.scripts.on_import import when_imported
+from zerofit.scripts.on_import import around, when_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,9 +61,8 @@ def guard_processes(refuse: Callable[[str, str], Any]) -> None:
             shown = words[2] if _is_shell_text(words) else shlex.join(words)
             refuse("spawns", f"it starts another program: {shown}")
 
-    start: Any = multiprocessing.process.BaseProcess.start
-
-    def checked(process: Any) -> Any:
+    @around(multiprocessing.process.BaseProcess, "start")
+    def checked(start: Any, process: Any) -> Any:
         target = getattr(process, "_target", None)
         module = getattr(target, "__module__", "") or ""
         if module == _TORCH_SPAWN:
@@ -75,8 +73,6 @@ def guard_processes(refuse: Callable[[str, str], Any]) -> None:
         return start(process)
 
     sys.addaudithook(hear)
-    base: Any = multiprocessing.process.BaseProcess
-    base.start = checked
     when_imported("torch.distributed.launcher.api", lambda module: _guard_elastic(module, refuse))
     when_imported("accelerate.accelerator", lambda module: _guard_forks(module.Accelerator, refuse))
 
@@ -94,17 +90,13 @@ def _guard_forks(accelerator_class: Any, refuse: Callable[[str, str], Any]) -> N
     """Have training refused in a process that the script forked: only its own is stopped in time."""
     captured = os.getpid()
 
-    def checked(original: Any) -> Any:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if os.getpid() != captured:
-                refuse("spawns", "it trains in a process that it forks")
-            return original(*args, **kwargs)
-
-        return call
+    def call(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if os.getpid() != captured:
+            refuse("spawns", "it trains in a process that it forks")
+        return original(*args, **kwargs)
 
     for name in ("prepare_model", "backward"):
-        setattr(accelerator_class, name, checked(getattr(accelerator_class, name)))
+        around(accelerator_class, name)(call)
 
 
 def _command_line(event: str, arguments: tuple[Any, ...]) -> list[str]:

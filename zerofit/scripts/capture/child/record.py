@@ -14,13 +14,11 @@ from zerofit.core.command import Route
 from zerofit.core.upstream.accelerate import prepared_models, prepared_optimizers, prepared_schedulers
 from zerofit.core.upstream.transformers import COUNTS_ITEMS, TRAINER_LOOP
 from zerofit.scripts.capture.child import batches as reading
-from zerofit.scripts.capture.child.lengths import captured_lengths
-from zerofit.scripts.capture.child.manual_accumulation import accumulates_by_hand
 from zerofit.scripts.capture.child.model_record import base_of, captured_model, class_path, other_weight_bytes
 from zerofit.scripts.capture.child.num_items import passes_num_items
 from zerofit.scripts.capture.child.observations import Live
 from zerofit.scripts.capture.child.outcome import leave_captured, leave_failed, needs_values, place_in_script
-from zerofit.scripts.capture.child.source import calls_of_script, own_sources
+from zerofit.scripts.capture.child.script_source import called_methods, manual_accumulation, own_sources
 from zerofit.scripts.capture.child.training_record import (
     captured_loader,
     captured_optimizers,
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from zerofit.core.capture import CapturedLoader
-    from zerofit.scripts.capture.child.observations import Seen
+    from zerofit.scripts.capture.child.observations import Observations
 
 _LOOP = (
     *("compute_loss", "create_optimizer", "create_optimizer_and_scheduler", "create_scheduler"),
@@ -43,7 +41,7 @@ _LOOP = (
 
 
 def finish(
-    seen: Seen,
+    seen: Observations,
     accelerator: Any,
     model: Any,
     batch: tuple[tuple[Any, ...], dict[str, Any]] | None,
@@ -65,12 +63,12 @@ def finish(
         seen.is_ending = True
         found = _found(seen, accelerator, model, batch, route, frame)
         capture = _capture(seen, found)
-        leave_captured(seen, Live(model=found.model, batch=found.batch, route=route, capture=capture))
+        leave_captured(seen, Live(model=found.model, batch=found.batch, capture=capture))
     except BaseException as error:  # the script must not go on: what catches it there would train
         _leave_broken(seen, error)
 
 
-def _leave_broken(seen: Seen, error: BaseException) -> NoReturn:
+def _leave_broken(seen: Observations, error: BaseException) -> NoReturn:
     try:
         kind = "needs-values" if needs_values(seen, error) else "raised"
         said = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -103,7 +101,7 @@ class _Found:
 
 
 def _found(
-    seen: Seen,
+    seen: Observations,
     accelerator: Any,
     model: Any,
     batch: tuple[tuple[Any, ...], dict[str, Any]] | None,
@@ -135,12 +133,12 @@ def _as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(batch), {}) if isinstance(batch, (list, tuple)) else ((batch,), {})
 
 
-def _trainer_of(seen: Seen, accelerator: Any) -> Any:
+def _trainer_of(seen: Observations, accelerator: Any) -> Any:
     found = (one for one in seen.trainers if getattr(one, "accelerator", None) is accelerator)
     return next(found, None)
 
 
-def _loader(seen: Seen, accelerator: Any, trainer: Any) -> Any:
+def _loader(seen: Observations, accelerator: Any, trainer: Any) -> Any:
     """Return the DataLoader of the training loop."""
     active = accelerator.gradient_state.active_dataloader
     if active is not None and hasattr(active, "dataset"):
@@ -149,15 +147,16 @@ def _loader(seen: Seen, accelerator: Any, trainer: Any) -> Any:
     return getattr(handler, "train_dataloader", None) or seen.loader
 
 
-def _capture(seen: Seen, found: _Found) -> Capture:
+def _capture(seen: Observations, found: _Found) -> Capture:
     accelerator, trainer, model = found.accelerator, found.trainer, found.model
     padding = _padding(model)
     given = reading.nested(*found.batch)
     batches = tuple(reading.captured_batch(one, padding=padding) for one in (given, *found.more))
     arguments = _arguments(trainer)
-    calls = calls_of_script()
+    sources = own_sources()
+    calls = called_methods(sources)
     passes = _passes(seen, trainer, model, found.batch)
-    by_hand = accumulates_by_hand(seen, own_sources(), found.frame) if trainer is None else None
+    by_hand = manual_accumulation(seen, sources, found.frame) if trainer is None else None
     prepared = {
         id(getattr(one, "optimizer", one)) for each in seen.accelerators for one in prepared_optimizers(each)
     }
@@ -182,7 +181,7 @@ def _capture(seen: Seen, found: _Found) -> Capture:
         ),
         loader=found.captured_loader,
         batches=batches,
-        lengths=captured_lengths(found.loader, batches, most=_most_tokens(arguments)),
+        lengths=reading.captured_lengths(found.loader, batches, most=_most_tokens(arguments)),
         micro_batch_size=_micro_batch(arguments, found.captured_loader, reading.num_samples(given)),
         gradient_accumulation_steps=_accumulation(accelerator, arguments),
         splits_batches=bool(accelerator.split_batches),
@@ -220,7 +219,9 @@ def _arguments(trainer: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _passes(seen: Seen, trainer: Any, model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+def _passes(
+    seen: Observations, trainer: Any, model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]
+) -> bool:
     """Return whether the loss that is trained on is divided by num_items_in_batch."""
     if trainer is not None and (trainer.label_smoother is not None or trainer.compute_loss_func is not None):
         seen.note("the loss is made outside of the model: it is not asked whether the model scales it")
@@ -260,7 +261,7 @@ def _accumulation(accelerator: Any, arguments: dict[str, Any]) -> int:
     return int(arguments.get("gradient_accumulation_steps") or accelerator.gradient_accumulation_steps)
 
 
-def _seed(seen: Seen, arguments: dict[str, Any]) -> int | None:
+def _seed(seen: Observations, arguments: dict[str, Any]) -> int | None:
     import torch
 
     if "seed" in arguments:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import sys
@@ -13,12 +12,10 @@ from zerofit.core.command import Route
 from zerofit.scripts.capture.child.model_record import outermost
 from zerofit.scripts.capture.child.outcome import is_own_code, leave_failed, mark_met_meta, place_in_script
 from zerofit.scripts.capture.child.record import finish
-from zerofit.scripts.on_import import when_imported
+from zerofit.scripts.on_import import around, when_imported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from zerofit.scripts.capture.child.observations import Seen
+    from zerofit.scripts.capture.child.observations import Observations
 
 _NOT_HERE = ("fp16", "fp8")
 """Mixed precision that needs a GPU."""
@@ -29,7 +26,7 @@ _FOR_SEVERAL = (
 """Arguments of Accelerator that ask for several GPUs (accelerate 1.15, accelerator.py)."""
 
 
-def install(seen: Seen) -> None:
+def install(seen: Observations) -> None:
     """Set the hooks on torch's modules, optimizers and DataLoaders, and on Accelerator."""
     when_imported("torch.nn.modules.module", lambda module: _watch_calls(module.Module, seen))
     when_imported("torch.nn.modules.module", lambda module: _watch_eval(module.Module, seen))
@@ -41,45 +38,37 @@ def install(seen: Seen) -> None:
 
 def _remember(made: Any, references: list[Any]) -> None:
     """Keep a weak reference to each object of a class that is made."""
-    original = made.__init__
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(made, "__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if all(one() is not self for one in references):
             references.append(weakref.ref(self))
 
-    made.__init__ = init
 
-
-def _watch_schedulers(module: Any, seen: Seen) -> None:
+def _watch_schedulers(module: Any, seen: Observations) -> None:
     names = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")
     for made in [getattr(module, name) for name in names]:
         if "__init__" in vars(made):
             _remember(made, seen.all_schedulers)
 
 
-def _watch_loaders(loader: Any, seen: Seen) -> None:
-    original = loader.__iter__
-
-    @functools.wraps(original)
-    def iterate(self: Any) -> Any:
+def _watch_loaders(loader: Any, seen: Observations) -> None:
+    @around(loader, "__iter__")
+    def iterate(original: Any, self: Any) -> Any:
         seen.loader = self
         return original(self)
 
-    loader.__iter__ = iterate
 
-
-def _watch_calls(module_class: Any, seen: Seen) -> None:
+def _watch_calls(module_class: Any, seen: Observations) -> None:
     """Look at calls of prepared models, and outermost ones of any: the first that trains ends it all.
 
     A prepared model may be called by another module, such as one that computes the loss.
     """
-    original = module_class.__call__
     depth = 0
 
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(module_class, "__call__")
+    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
         if seen.is_ending:
             return original(self, *args, **kwargs)
@@ -98,10 +87,8 @@ def _watch_calls(module_class: Any, seen: Seen) -> None:
         finally:
             depth -= 1
 
-    module_class.__call__ = call
 
-
-def _trains(seen: Seen, module: Any) -> bool:
+def _trains(seen: Observations, module: Any) -> bool:
     """Return whether a call is one of training: with gradients, and not after the script's own eval().
 
     from_pretrained leaves a model in evaluation mode, and scripts that never call train() train it so.
@@ -111,19 +98,15 @@ def _trains(seen: Seen, module: Any) -> bool:
     return torch.is_grad_enabled() and (module.training or id(module) not in seen.evaluated)
 
 
-def _watch_eval(module_class: Any, seen: Seen) -> None:
-    original = module_class.eval
-
-    @functools.wraps(original)
-    def evaluate(self: Any) -> Any:
-        if is_own_code(sys._getframe(1).f_code.co_filename):
+def _watch_eval(module_class: Any, seen: Observations) -> None:
+    @around(module_class, "eval")
+    def evaluate(original: Any, self: Any) -> Any:
+        if is_own_code(sys._getframe(2).f_code.co_filename):
             seen.evaluated.update(id(module) for module in self.modules())
         return original(self)
 
-    module_class.eval = evaluate
 
-
-def _reached(seen: Seen, module: Any, args: Any, kwargs: Any) -> None:
+def _reached(seen: Observations, module: Any, args: Any, kwargs: Any) -> None:
     """End the capture where a prepared model is called; where none was, with the model that trains.
 
     A frozen one may be prepared and called with gradients too: a teacher is no model that trains.
@@ -146,13 +129,13 @@ def _reached(seen: Seen, module: Any, args: Any, kwargs: Any) -> None:
     )
 
 
-def route_of(seen: Seen, accelerator: Any) -> Route:
+def route_of(seen: Observations, accelerator: Any) -> Route:
     """Return whose Accelerator this is: a Trainer's, or the script's own."""
     is_trainers = any(getattr(trainer, "accelerator", None) is accelerator for trainer in seen.trainers)
     return Route.TRAINER if is_trainers else Route.ACCELERATE
 
 
-def _is_optimized(seen: Seen, module: Any) -> bool:
+def _is_optimized(seen: Observations, module: Any) -> bool:
     """Return whether all that a living optimizer trains is in this module."""
     own = {id(parameter) for parameter in module.parameters()}
     for optimizer in seen.optimizers():
@@ -162,7 +145,7 @@ def _is_optimized(seen: Seen, module: Any) -> bool:
     return False
 
 
-def _has_trained(seen: Seen, module: Any) -> bool:
+def _has_trained(seen: Observations, module: Any) -> bool:
     """Return whether a module holds any of what optimizers train; without any, whether it could train."""
     own = list(module.parameters())
     trained = {
@@ -176,24 +159,40 @@ def _has_trained(seen: Seen, module: Any) -> bool:
     return any(id(parameter) in trained for parameter in own)
 
 
-def _watch_accelerator(accelerator_class: Any, seen: Seen) -> None:
+def _watch_accelerator(accelerator_class: Any, seen: Observations) -> None:
     _watch_init(accelerator_class, seen)
-    _watch_prepare_model(accelerator_class, seen)
-    _watch_accumulate(accelerator_class, seen)
-    _stop_at_backward(accelerator_class, seen)
+
+    @around(accelerator_class, "prepare_model")
+    def prepare_model(original: Any, self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = original(self, model, *args, **kwargs)
+        if all(known is not prepared for _, known in seen.models):
+            seen.models.append((self, prepared))
+        return prepared
+
+    @around(accelerator_class, "accumulate")
+    def accumulate(original: Any, self: Any, *models: Any) -> Any:
+        seen.accumulates = True
+        return original(self, *models)
+
+    @around(accelerator_class, "backward")
+    def backward(original: Any, self: Any, loss: Any, **kwargs: Any) -> Any:
+        # The capture ends here at the latest: of a model that was never called whole.
+        if seen.is_here and not seen.is_ending:
+            _reached_backward(seen, self)
+        return original(self, loss, **kwargs)
+
     original = accelerator_class.mixed_precision.fget
     accelerator_class.mixed_precision = property(
         lambda self: getattr(self, "_zerofit_precision_said", None) or original(self)
     )
 
 
-def _watch_init(accelerator_class: Any, seen: Seen) -> None:
+def _watch_init(accelerator_class: Any, seen: Observations) -> None:
     """Make each Accelerator one that runs here: one process, no GPU, no DeepSpeed, no FSDP."""
-    original = accelerator_class.__init__
-    signature = inspect.signature(original)
+    signature = inspect.signature(accelerator_class.__init__)
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(accelerator_class, "__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(self, *args, **kwargs).arguments
         own = arguments.get("mixed_precision")
         said = str(own or os.environ.get("ACCELERATE_MIXED_PRECISION", "no"))
@@ -210,47 +209,8 @@ def _watch_init(accelerator_class: Any, seen: Seen) -> None:
             self._zerofit_precision_said = said
         seen.accelerators.append(self)
 
-    accelerator_class.__init__ = init
 
-
-def _watch_prepare_model(accelerator_class: Any, seen: Seen) -> None:
-    original = accelerator_class.prepare_model
-
-    @functools.wraps(original)
-    def prepare_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        prepared = original(self, model, *args, **kwargs)
-        if all(known is not prepared for _, known in seen.models):
-            seen.models.append((self, prepared))
-        return prepared
-
-    accelerator_class.prepare_model = prepare_model
-
-
-def _watch_accumulate(accelerator_class: Any, seen: Seen) -> None:
-    original = accelerator_class.accumulate
-
-    @functools.wraps(original)
-    def accumulate(self: Any, *models: Any) -> Any:
-        seen.accumulates = True
-        return original(self, *models)
-
-    accelerator_class.accumulate = accumulate
-
-
-def _stop_at_backward(accelerator_class: Any, seen: Seen) -> None:
-    """End the capture at the latest where a loss goes backward: of a model that was never called whole."""
-    original: Callable[..., Any] = accelerator_class.backward
-
-    @functools.wraps(original)
-    def backward(self: Any, loss: Any, **kwargs: Any) -> Any:
-        if seen.is_here and not seen.is_ending:
-            _reached_backward(seen, self)
-        return original(self, loss, **kwargs)
-
-    accelerator_class.backward = backward
-
-
-def _reached_backward(seen: Seen, accelerator: Any) -> NoReturn:
+def _reached_backward(seen: Observations, accelerator: Any) -> NoReturn:
     prepared = (model for _, model in seen.models if _has_trained(seen, model))
     model = next(prepared, None) or outermost(lambda module: _is_optimized(seen, module))
     if model is None:
