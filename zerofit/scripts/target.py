@@ -77,9 +77,8 @@ def _find_spec(name: str) -> ModuleSpec | None:
     spec = PathFinder.find_spec(name, ["", *sys.path])  # python -m looks in the current folder first
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
-        if (
-            spec is None and find_spec is not None and finder is not BuiltinImporter
-        ):  # that has no code to run
+        # Built-in modules have no code to run.
+        if spec is None and find_spec is not None and finder is not BuiltinImporter:
             spec = find_spec(name, None, None)
     return spec
 

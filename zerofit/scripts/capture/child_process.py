@@ -160,7 +160,9 @@ class Child:
                 os.write(self._writer, asked.encode())
                 answer = self._answer(limit_s)
         if answer and (error := answer.get("error")):
-            raise UserError(error.pop("id"), error.pop("summary"), **error)
+            raise UserError(
+                error["id"], error["summary"], found=error["found"], why=error["why"], fix=error["fix"]
+            )
         trace = read_trace(file, request) if answer else None
         file.unlink(missing_ok=True)
         if trace is None:

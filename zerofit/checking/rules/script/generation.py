@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
 from zerofit.checking.rules.example_scripts import INFERENCE, changed, zero
-from zerofit.checking.rules.script.hits import at_stages, hit, says_how_often
+from zerofit.checking.rules.script.hits import OF_ENGINE, at_stages, hit, says_how_often, unchecked
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
-from zerofit.scripts.facts import Action, ModelState
+from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
     from zerofit.scripts.facts import ScriptCall
 
-_OF_ENGINE = (ModelState.ENGINE, ModelState.IN_ENGINE)
-
 
 def _runs(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
     """Yield the calls that run a partitioned model on every rank."""
-    for call in situation.script.find(*actions) if situation.script else ():
-        if call.state in _OF_ENGINE and not (call.one_rank or call.is_engine_checked):
+    for call in unchecked(situation, *actions):
+        if call.state in OF_ENGINE and not call.one_rank:
             yield call
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
 from zerofit.checking.rules.example_scripts import LANGUAGE, SMALL, changed, zero
-from zerofit.checking.rules.script.hits import EVERY_STAGE, at_stages, hit
+from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
@@ -51,9 +51,7 @@ def _never_accumulates(situation: Situation) -> Iterator[Hit]:
     script = _own_loop(situation)
     if script is None or any(_by_hand(script)):
         return
-    backward = next(
-        (call for call in script.find(Action.BACKWARD) if call.loop and not call.is_engine_checked), None
-    )
+    backward = next((call for call in unchecked(situation, Action.BACKWARD) if call.loop), None)
     steps = _accumulation(situation, script)
     if backward is not None and steps is not None:
         yield hit(backward.seen, f" outside accumulate(), with {steps}")
@@ -80,13 +78,10 @@ def _passes_accelerator_by(situation: Situation) -> Iterator[Hit]:
         return
     if any(call.state is ModelState.ENGINE for call in script.find(Action.STEP)):
         return  # the engine's own step() after loss.backward() does train
-    loops = {
-        call.loop
-        for call in script.find(Action.FORWARD)
-        if call.loop and call.state is ModelState.ENGINE and not call.is_engine_checked
-    }
-    for call in script.find(Action.BACKWARD_OF_LOSS):
-        if call.loop in loops and not call.is_engine_checked:
+    forwards = unchecked(situation, Action.FORWARD)
+    loops = {call.loop for call in forwards if call.loop and call.state is ModelState.ENGINE}
+    for call in unchecked(situation, Action.BACKWARD_OF_LOSS):
+        if call.loop in loops:
             yield hit(call.seen)
 
 
@@ -100,11 +95,10 @@ def _clips_in_vain(situation: Situation) -> Iterator[Hit]:
     if not isinstance(value, (int, float)):
         return
     said = f"gradient_clipping={value}" if entry and entry.plain != "auto" else f"the default of {value}"
-    for call in script.find(Action.CLIP):
+    for call in unchecked(situation, Action.CLIP):
         norm = call.keyword("max_norm")
-        is_of_engine = call.state in (ModelState.ENGINE, ModelState.IN_ENGINE)
         is_other = norm is not None and isinstance(norm.value, (int, float)) and norm.value != value
-        if is_of_engine and is_other and not call.is_engine_checked:
+        if is_other and call.state in OF_ENGINE:
             shown = "" if norm is None or str(norm.value) in call.seen.text else f" ({norm.value} by default)"
             yield hit(call.seen, f"{shown} with {said}")
 

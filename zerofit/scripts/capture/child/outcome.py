@@ -25,19 +25,9 @@ _ZEROFIT = f"{Path(__file__).parents[3]}{os.sep}"
 _INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
 _MET_META = "_zerofit_met_meta"
 _META = (
-    "meta tensor",
-    "meta device",
-    "device meta",
-    "device='meta'",
-    "'meta' device",
-    "meta is not on the expected",
-    "meta and cpu",
-    "meta, cpu",
-    "cpu, meta",
-    "device type of meta",
-    "meta backend",
-    "'aten::_local_scalar_dense'",
-    "aten::equal",
+    *("meta tensor", "meta device", "device meta", "device='meta'", "'meta' device", "meta backend"),
+    *("meta is not on the expected", "meta and cpu", "meta, cpu", "cpu, meta", "device type of meta"),
+    *("'aten::_local_scalar_dense'", "aten::equal"),
 )
 """What PyTorch says where the value of a tensor without values is needed, or two devices meet."""
 
@@ -68,17 +58,13 @@ def leave_failed(
     Args:
         seen: the capture.
         kind: "exited", "raised", "stdin", "needs-values" or "unsupported".
-        message: what happened, in one line.
+        message: what happened.
         where: file and line of the script.
         error: what was raised; "needs-values" tells by it how much the weights take.
     """
     detail = "".join(traceback.format_exception(error)) if error is not None else ""
-    document: dict[str, Any] = {
-        "kind": kind,
-        "message": " ".join(message.split()),
-        "where": where,
-        "detail": detail,
-    }
+    message = " ".join(message.split())
+    document: dict[str, Any] = {"kind": kind, "message": message, "where": where, "detail": detail}
     if kind == "needs-values" and error is not None:
         document["weight_bytes"] = unloaded_bytes(error)
     _write(seen.folder / "failure.json", json.dumps(document, indent=1) + "\n")
@@ -86,12 +72,7 @@ def leave_failed(
 
 
 def leave_for(seen: Observations, error: BaseException | None) -> NoReturn:
-    """End a capture whose script ended, or raised, before training.
-
-    Args:
-        seen: the capture.
-        error: what the script raised; None where it came to its end.
-    """
+    """End a capture whose script came to its end before training, or raised an error."""
     if seen.on_failure is not None:
         finish, seen.on_failure = seen.on_failure, None
         try:

@@ -52,7 +52,7 @@ def finish(
 
     Args:
         seen: the capture.
-        accelerator: the one that prepared the model.
+        accelerator: of the model.
         model: what the script calls, prepared.
         batch: arguments of the forward pass; None takes the DataLoader's first batch for them.
         route: whose loop it is.
@@ -177,13 +177,15 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         ),
         optimizers=captured_optimizers(seen.optimizers(), prepared),
         schedulers=captured_schedulers(
-            seen.schedulers(), scheduled, num_steps=_positive(getattr(trainer, "state", None))
+            seen.schedulers(), scheduled, num_steps=_positive(trainer and trainer.state.max_steps)
         ),
         loader=found.captured_loader,
         batches=batches,
-        lengths=reading.captured_lengths(found.loader, batches, most=_most_tokens(arguments)),
+        lengths=reading.captured_lengths(found.loader, batches, most=_positive(arguments.get("max_length"))),
         micro_batch_size=_micro_batch(arguments, found.captured_loader, reading.num_samples(given)),
-        gradient_accumulation_steps=_accumulation(accelerator, arguments),
+        gradient_accumulation_steps=int(
+            arguments.get("gradient_accumulation_steps") or accelerator.gradient_accumulation_steps
+        ),
         splits_batches=bool(accelerator.split_batches),
         accumulates=seen.accumulates,
         accumulates_by_hand=by_hand,
@@ -191,7 +193,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         names_precision=trainer is None and getattr(accelerator, "_zerofit_names_precision", False),
         max_grad_norm=arguments.get("max_grad_norm"),
         seed=_seed(seen, arguments),
-        num_models=_num_models(accelerator),
+        num_models=max(1, len({id(one) for one in prepared_models(accelerator)})),
         other_weight_bytes=other_weight_bytes(model),
         trainer_class=class_path(type(trainer)) if trainer is not None else "",
         trainer_arguments=arguments,
@@ -232,15 +234,8 @@ def _passes(
     return bool(answer)
 
 
-def _positive(state: Any) -> int | None:
-    steps = getattr(state, "max_steps", 0)
-    return steps if steps and steps > 0 else None
-
-
-def _most_tokens(arguments: dict[str, Any]) -> int | None:
-    """Return where a trainer of TRL cuts samples, be it in its collator."""
-    most = arguments.get("max_length")
-    return most if isinstance(most, int) and most > 0 else None
+def _positive(number: Any) -> int | None:
+    return number if isinstance(number, int) and number > 0 else None
 
 
 def _micro_batch(arguments: dict[str, Any], loader: Any, given: int | None) -> int | None:
@@ -257,10 +252,6 @@ def _micro_batch(arguments: dict[str, Any], loader: Any, given: int | None) -> i
     return int(said) if is_short else given
 
 
-def _accumulation(accelerator: Any, arguments: dict[str, Any]) -> int:
-    return int(arguments.get("gradient_accumulation_steps") or accelerator.gradient_accumulation_steps)
-
-
 def _seed(seen: Observations, arguments: dict[str, Any]) -> int | None:
     import torch
 
@@ -268,10 +259,6 @@ def _seed(seen: Observations, arguments: dict[str, Any]) -> int | None:
         return int(arguments["seed"])
     seed = int(torch.initial_seed())
     return None if seed == seen.default_seed else seed
-
-
-def _num_models(accelerator: Any) -> int:
-    return max(1, len({id(model) for model in prepared_models(accelerator)}))
 
 
 def _overrides(trainer: Any) -> tuple[str, ...]:
