@@ -48,11 +48,9 @@ def _shares(lines: str) -> list[str | None]:
         ),
         ("for x in prompts[rank::world]:\n    {call}", "prompts[rank::world]"),
         ("own = prompts[rank::world]\nfor x in DataLoader(own):\n    {call}", "DataLoader(own)"),
-        ("own = DataLoader(prompts[rank::world], 2)\nfor x in own:\n    {call}", "own"),
         ("own = DataLoader(dataset=prompts[rank::world])\nfor x in tqdm(own):\n    {call}", "tqdm(own)"),
         ("for i in range(rank, len(prompts), world):\n    {call}", "range(rank, len(prompts), world)"),
         ("for x in islice(prompts, rank, None, world):\n    {call}", "islice(prompts, rank, None, world)"),
-        ("for x in prompts[rank::world][8:]:\n    {call}", "prompts[rank::world][8:]"),
         (
             "for x in prompts[rank::world]:\n    {call}\n    for token in x:\n"
             "        if token:\n            break",

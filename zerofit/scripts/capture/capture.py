@@ -16,7 +16,6 @@ from zerofit.scripts.capture.cache import ScriptRun, before_run, load, store, tr
 from zerofit.scripts.capture.child_process import Child, free_host_bytes
 from zerofit.scripts.capture.errors import INSTEAD, Failure, FailureKind, error_of
 from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers, keep
-from zerofit.scripts.capture.restore_files import argument_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
 _COMMAND = (sys.executable, "-m", "zerofit.scripts.capture.child")
 _TRACE_LIMIT_S = 600.0
 """ASSUMPTION: a few layers are traced, which takes seconds."""
-_WEIGHTS = (
-    ("model.safetensors", "model-*-of-*.safetensors"),
-    ("pytorch_model.bin", "pytorch_model-*-of-*.bin"),
-    ("*.safetensors",),
-    ("*.bin",),
-)
-"""Names of files of weights, first those that are loaded first (transformers/modeling_utils.py,
-_get_resolved_checkpoint_files)."""
 _LOADING_TIMES = 2
 """Host memory that loading takes, in sizes of the weights: a checkpoint's beside the model's. ASSUMPTION."""
 
@@ -164,10 +155,8 @@ class CapturedScript:
         until = time.monotonic() + self.limit_s
         result = self._attempt("meta", until)
         if isinstance(result, Failure) and result.kind is FailureKind.NEEDS_VALUES:
-            known = result.weight_bytes
-            weight_bytes = _weight_bytes(self.run) if known is None else known
-            result = replace(result, weight_bytes=weight_bytes)
-            if weight_bytes is not None and weight_bytes * _LOADING_TIMES <= free_bytes:
+            needed = result.weight_bytes
+            if needed is not None and needed * _LOADING_TIMES <= free_bytes:
                 self._end_child()
                 self._folder.begin_anew(ended_ns=self._ended())
                 result = self._attempt("real", until)
@@ -243,18 +232,3 @@ def _trains_another(kept: Capture, seen: Capture) -> UserError:
         fix="give the command again, to go by this run; if it ends so again, let the script take what it "
         "trains from its arguments and files alone",
     )
-
-
-def _weight_bytes(run: ScriptRun) -> int | None:
-    """Return the size of the weights in the model folders that arguments name; None without one."""
-    named = {path.resolve() for path in argument_paths(run.target, run.cwd) if path.is_dir()}
-    return sum(_bytes_in(folder) for folder in named) or None
-
-
-def _bytes_in(folder: Path) -> int:
-    """Return the size of the weights of one model, of which a folder may hold copies in several formats."""
-    for patterns in _WEIGHTS:
-        files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
-        if files:
-            return sum(file.stat().st_size for file in files)
-    return 0

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from zerofit.core.upstream.accelerate import skip_data_parallel_wrapping
 from zerofit.scripts.capture.child import (
+    gpu_stand_in,
+    loop_hooks,
     meta_weights,
-    one_device,
-    quiet,
     quiet_hub,
+    quiet_saving,
     quiet_trackers,
-    stops,
-    trainer_stops,
+    trainer_hooks,
 )
 from zerofit.scripts.capture.child.files import guard
 from zerofit.scripts.capture.child.observations import CaptureSpec, Observations
@@ -58,16 +58,16 @@ def _spec_in(folder: Path) -> CaptureSpec:
 def _install(seen: Observations) -> None:
     """Set the hooks that watch a script, keep it quiet, and stop it where training would begin."""
     sys.stdin = _NoInput(seen)
-    when_imported("torch", one_device.install)
+    when_imported("torch", gpu_stand_in.install)
     when_imported("torch", lambda module: _note_seed(module, seen))
     when_imported("accelerate.state", skip_data_parallel_wrapping)
-    quiet.install(seen)
+    quiet_saving.install(seen)
     quiet_hub.install()
     quiet_trackers.install()
     if seen.spec.weights == "meta":
         when_imported("transformers.modeling_utils", lambda module: meta_weights.install(module, seen))
-    stops.install(seen)
-    trainer_stops.install(seen)
+    loop_hooks.install(seen)
+    trainer_hooks.install(seen)
     _refuse_own_engine(seen)
 
 

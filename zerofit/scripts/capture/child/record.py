@@ -14,8 +14,8 @@ from zerofit.core.command import Route
 from zerofit.core.upstream.accelerate import prepared_models, prepared_optimizers, prepared_schedulers
 from zerofit.core.upstream.transformers import COUNTS_ITEMS, TRAINER_LOOP
 from zerofit.scripts.capture.child import batches as reading
+from zerofit.scripts.capture.child.loss_division import passes_num_items
 from zerofit.scripts.capture.child.model_record import base_of, captured_model, class_path, other_weight_bytes
-from zerofit.scripts.capture.child.num_items import passes_num_items
 from zerofit.scripts.capture.child.observations import Live
 from zerofit.scripts.capture.child.outcome import leave_captured, leave_failed, needs_values, place_in_script
 from zerofit.scripts.capture.child.script_source import called_methods, manual_accumulation, own_sources
@@ -156,7 +156,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
     sources = own_sources()
     calls = called_methods(sources)
     passes = _passes(seen, trainer, model, found.batch)
-    by_hand = manual_accumulation(seen, sources, found.frame) if trainer is None else None
+    manual = manual_accumulation(seen, sources, found.frame) if trainer is None else None
     prepared = {
         id(getattr(one, "optimizer", one)) for each in seen.accelerators for one in prepared_optimizers(each)
     }
@@ -188,7 +188,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         ),
         splits_batches=bool(accelerator.split_batches),
         accumulates=seen.accumulates,
-        accumulates_by_hand=by_hand,
+        accumulates_by_hand=manual,
         mixed_precision=str(accelerator.mixed_precision),
         names_precision=trainer is None and getattr(accelerator, "_zerofit_names_precision", False),
         max_grad_norm=arguments.get("max_grad_norm"),
