@@ -57,13 +57,13 @@ class Model:
     source: ModelConstructor
     keywords: tuple[Keyword, ...]
     is_trained: bool
-    """Whether it comes to prepare(), a Trainer or deepspeed.initialize()."""
+    """True if it comes to prepare(), a Trainer or deepspeed.initialize()."""
     is_in_zero_init: bool
-    """Whether it is made inside `deepspeed.zero.Init()`."""
+    """True if it is made inside `deepspeed.zero.Init()`."""
     before: Sighting | None
     """The first Accelerator(), TrainingArguments() or HfDeepSpeedConfig(), where that comes afterwards."""
     is_before_all: bool
-    """Whether nothing that reads the DeepSpeed configuration was made before the model."""
+    """True if nothing that reads the DeepSpeed configuration was made before the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,23 +77,23 @@ class ScriptCall:
     one_rank: Sighting | None = None
     """The condition, such as `accelerator.is_main_process`, by which some ranks alone get here."""
     is_otherwise: bool = False
-    """Whether they get here where that condition does not hold: `if not main: return` stands before."""
+    """True if they get here where that condition does not hold: `if not main: return` stands before."""
     is_engine_checked: bool = False
-    """Whether it stands under a condition on DeepSpeed, FSDP or the ZeRO stage, so that the author knew."""
+    """True if it stands under a condition on DeepSpeed, FSDP or the ZeRO stage, so that the author knew."""
     is_gathered: bool = False
-    """Whether it stands inside `GatheredParameters()`."""
+    """True if it stands inside `GatheredParameters()`."""
     is_in_inference_mode: bool = False
-    """Whether it stands inside `torch.inference_mode()`."""
+    """True if it stands inside `torch.inference_mode()`."""
     share: Sighting | None = None
     """What says how often each rank gets here, where one may get here more often than another: the loop's
     `prompts[rank::world_size]`, or a condition such as `number % world_size == rank`."""
     trains_before: bool = False
-    """FORWARD, GENERATE, EVALUATE: whether the script has trained before it; unknown counts as trained, and
+    """FORWARD, GENERATE, EVALUATE: True if the script has trained before it; unknown counts as trained, and
     so does a Trainer that trains in its place, on the other side of a condition."""
     trains_after: bool = False
-    """FORWARD, GENERATE, EVALUATE: whether the script goes on to train after it."""
+    """FORWARD, GENERATE, EVALUATE: True if the script goes on to train after it."""
     is_in_each_training: bool = False
-    """EVALUATE: whether each run of the script that trains makes it too, whatever its conditions are."""
+    """EVALUATE: True if each run of the script that trains makes it too, whatever its conditions are."""
     every_few_steps: Sighting | None = None
     """The condition on a remainder, such as `step % 4 == 0`, under which it stands inside its loop."""
     loop: int | None = None
@@ -104,13 +104,13 @@ class ScriptCall:
     options: frozenset[str] = frozenset()
     """PARSE_STRICTLY: the options that the parser takes; "**" where some are not known."""
     is_compiled: bool = False
-    """PREPARE: whether one of its models went through torch.compile()."""
+    """PREPARE: True if one of its models went through torch.compile()."""
     num_models: int = 0
     """PREPARE: how many different models it is given."""
     has_optimizer: bool = False
-    """PREPARE, INITIALIZE: whether it is given an optimizer, or something unknown."""
+    """PREPARE, INITIALIZE: True if it is given an optimizer, or something unknown."""
     is_model_left_alone: bool = False
-    """FORWARD, GENERATE: whether the model was made by from_pretrained() or from_config() where transformers
+    """FORWARD, GENERATE: True if the model was made by from_pretrained() or from_config() where transformers
     knows the DeepSpeed configuration already, and has come to no engine so far."""
     new_tokens: Confidence | None = None
     """GATHER: how sure it is that it is given what a model generated, as it came, of a length of its own on

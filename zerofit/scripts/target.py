@@ -34,12 +34,7 @@ def check_script(script: str, *, module: bool) -> None:
 
 
 def put_before(flag: str, target: tuple[str, ...] | None) -> str | None:
-    """Return what to do where a flag of zerofit's stands behind a script; None where it does not.
-
-    Args:
-        flag: which zerofit lacks.
-        target: the script or `-m module`, and its arguments; None where there is none.
-    """
+    """Return what to do where a flag of zerofit's stands behind a script; None where it does not."""
     if target is None or not any(word.partition("=")[0] == flag for word in target[1:]):
         return None
     return f"flags behind {script_of(target)} are the script's: put {flag} before it"
@@ -57,7 +52,7 @@ def _check_module(name: str) -> None:
 
 
 def _can_run(name: str) -> bool:
-    """Return whether `python -m name` finds something to run; nothing is imported."""
+    """True if `python -m name` finds something to run; nothing is imported."""
     top, *parts = name.split(".")
     spec = _find_spec(top)
     if spec is None:

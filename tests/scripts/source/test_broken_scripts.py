@@ -43,11 +43,9 @@ def test_a_broken_script(source: str, problem: str, line: int) -> None:
     [
         "",
         "\ufeffx = 1\n",
-        "x = 1\r\ny = 2\r\n",
         f"x = {' + '.join(['1'] * 500)}\n",
         "x = 1\n" * 150_000,
         "if x:\n    pass\n" + "elif y:\n    pass\n" * 40,
-        "x = '\\d'\n",
         "match x:\n    case {'a': [1, *rest]}:\n        pass\n",
         "async def f():\n    async with a as b:\n        async for c in d:\n            await e\n",
         "x = lambda: (yield)\ntype_ = 1\nglobal x\ndel x\n",

@@ -98,13 +98,6 @@ def store(
 
     It is not kept where a file that decided it changed meanwhile, or can't be told apart from another, or
     where it read more files than are noted.
-
-    Args:
-        cache_folder: zerofit's; None keeps none.
-        run: the script.
-        capture: what came of it.
-        folder: the capture's own, whose journal names what was read and changed.
-        before: from before_run().
     """
     changed = {entry.path for entry in read_entries(folder)[0]}
     read = {path for path in read_paths(folder) if path not in changed}

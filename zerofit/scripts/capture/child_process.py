@@ -118,12 +118,7 @@ class Child:
             return log.read().decode("utf-8", errors="replace")
 
     def wait(self, until: float, on_progress: Callable[[str], None]) -> Capture | Failure:
-        """Return what came of the capture; the process lives on where it came to its training.
-
-        Args:
-            until: when its time is over, on time.monotonic()'s clock.
-            on_progress: told the last line that the script printed.
-        """
+        """Return what came of the capture; the process lives on where it came to its training."""
         result = self._result(until, on_progress)
         return replace(result, weights=self._weights) if isinstance(result, Failure) else result
 

@@ -235,7 +235,7 @@ def error_of(
 
 
 def _fails(failure: Failure) -> bool:
-    """Return whether the script itself fails, and not only the look at it."""
+    """True if the script itself fails, and not only the look at it."""
     if failure.kind is FailureKind.EXITED:
         return "sys.exit" in failure.message and "exit code 0)" not in failure.message
     return failure.kind in (FailureKind.RAISED, FailureKind.MEMORY, FailureKind.KILLED)

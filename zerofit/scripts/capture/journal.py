@@ -81,18 +81,13 @@ def append_read(folder: Path, path: str) -> None:
 
 
 def read_entries(folder: Path, *, offset: int = 0) -> tuple[list[JournalEntry], int]:
-    """Return the entries of a capture's journal in their order, and where the next ones will begin.
-
-    Args:
-        folder: the capture's.
-        offset: bytes to skip.
-    """
+    """Return the entries of a journal behind so many bytes, and where the next ones will begin."""
     lines, offset = _lines(folder / _JOURNAL, offset)
     return [JournalEntry(**{**line, "change": Change(line["change"])}) for line in lines], offset
 
 
 def is_of_hub(path: str) -> bool:
-    """Return whether a file is the hub cache's, which writes it while a script runs and then leaves it.
+    """True if a file is the hub cache's, which writes it while a script runs and then leaves it.
 
     Source: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
     """

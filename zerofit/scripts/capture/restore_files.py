@@ -44,12 +44,6 @@ def places(
     What the script runs in and what its arguments name is the user's, and so is what it writes in /tmp by
     name, for its temporary files have a folder of their own. A folder named by a flag such as --cache_dir is
     a cache.
-
-    Args:
-        target: the script or `-m module`, and its arguments.
-        environment: the user's variables.
-        cwd: where it runs.
-        home: the user's folder.
     """
     named = [environment[name] for name in _CACHE_VARIABLES if os.path.isabs(environment.get(name, ""))]
     flagged = [str(cwd / value) for flag, value in _arguments(target) if "cache" in flag]

@@ -101,13 +101,7 @@ def call_unknown(reading: Reading, call: CallSite) -> Value:
 
 
 def call_library(reading: Reading, name: str, call: CallSite) -> Value:
-    """Note a call of a class or function of a library; return what it returns.
-
-    Args:
-        reading: what is known so far.
-        name: its dotted name.
-        call: its arguments.
-    """
+    """Note a call of a class or function of a library; return what it returns."""
     owner, _, last = name.rpartition(".")
     node = call.node
     if name in names.ACCELERATORS:
@@ -231,7 +225,7 @@ def _see_gather(reading: Reading, call: CallSite, *, is_of_tensors: bool) -> Non
 
 
 def _has_open_length(given: frozenset[str]) -> bool:
-    """Return whether settings that are not seen here may give all completions one length."""
+    """True if settings that are not seen here may give all completions one length."""
     return "generation_config" in given or ("**" in given and not given & _LONGEST)
 
 

@@ -85,7 +85,7 @@ def _comparison(test: ast.Compare, scope: Scope) -> RankTest | None:
 
 
 def is_number_of_rank(node: ast.expr, scope: Scope) -> bool:
-    """Return whether an expression is surely the number of a rank, so that 0 alone counts as false.
+    """True if an expression is surely the number of a rank, so that 0 alone counts as false.
 
     A bare name `rank` may be LoRA's, and what the environment holds is text.
     """
@@ -97,7 +97,7 @@ def is_number_of_rank(node: ast.expr, scope: Scope) -> bool:
 
 
 def is_rank(node: ast.expr, scope: Scope) -> bool:
-    """Return whether an expression is the number of a rank, by what it is or by its name."""
+    """True if an expression is the number of a rank, by what it is or by its name."""
     if isinstance(node, ast.Call):
         value = dotted(node.func, scope)
         last = value.rpartition(".")[2] if value else ""
@@ -132,12 +132,12 @@ def rank_value(node: ast.expr, scope: Scope) -> Value:
 
 
 def asks_for_framework(test: ast.expr) -> bool:
-    """Return whether a condition is about DeepSpeed, its stage, or another way to train."""
+    """True if a condition is about DeepSpeed, its stage, or another way to train."""
     return bool(_FRAMEWORK.search(ast.unparse(test)))
 
 
 def has_remainder(test: ast.expr, scope: Scope) -> bool:
-    """Return whether a condition holds every few steps only: `step % 4 == 0`, and with `or last` too."""
+    """True if a condition holds every few steps only: `step % 4 == 0`, and with `or last` too."""
     return any(
         isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not _is_one(node.right, scope)
         for node in ast.walk(test)
@@ -172,7 +172,7 @@ def facts_of(conditions: Iterable[Condition]) -> frozenset[Fact]:
 
 
 def exclude(first: Iterable[Condition], second: Iterable[Condition]) -> bool:
-    """Return whether conditions can't hold together: sides of one test, or of one that says the opposite."""
+    """True if conditions can't hold together: sides of one test, or of one that says the opposite."""
     known = dict(facts_of(first))
     return any(known.get(text, value) != value for text, value in facts_of(second))
 

@@ -195,7 +195,7 @@ def _read_loop(reading: Reading, node: ast.For | ast.AsyncFor | ast.While) -> No
 
 
 def _ends_early(loop: ast.For | ast.AsyncFor | ast.While) -> bool:
-    """Return whether a loop ends at a condition of its own, such as `if step >= max_steps: break`."""
+    """True if a loop ends at a condition of its own, such as `if step >= max_steps: break`."""
     tests = [statement for statement in loop.body if isinstance(statement, ast.If)]
     return any(isinstance(statement, ast.Break) for test in tests for statement in test.body)
 
@@ -422,7 +422,7 @@ def _item(reading: Reading, node: ast.Subscript) -> Value:
 
 
 def _leaves_length_open(part: ast.expr) -> bool:
-    """Return whether a part of generated tokens is as long as they are: a row, or `[:, prompt_length:]`."""
+    """True if a part of generated tokens is as long as they are: a row, or `[:, prompt_length:]`."""
     last = part.elts[-1] if isinstance(part, ast.Tuple) and part.elts else None
     return last is None or (isinstance(last, ast.Slice) and last.upper is None)
 

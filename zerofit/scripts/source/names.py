@@ -67,32 +67,27 @@ _EXACT_OPTIMIZERS = {
 
 
 def is_model_class(name: str) -> bool:
-    """Return whether a dotted name is a model's class in transformers or peft."""
+    """True if a dotted name is a model's class in transformers or peft."""
     return bool(_TRANSFORMERS_MODEL.fullmatch(name) or _PEFT_MODEL.fullmatch(name))
 
 
 def is_auto_class(name: str) -> bool:
-    """Return whether a model's class only has from_pretrained() and from_config()."""
+    """True if a model's class only has from_pretrained() and from_config()."""
     return name.rpartition(".")[2].startswith(("Auto", "Peft"))
 
 
 def is_trainer(name: str) -> bool:
-    """Return whether a dotted name is a Trainer of transformers or TRL."""
+    """True if a dotted name is a Trainer of transformers or TRL."""
     return bool(_TRAINER.fullmatch(name))
 
 
 def is_arguments(name: str) -> bool:
-    """Return whether a dotted name is TrainingArguments or what TRL derives from it."""
+    """True if a dotted name is TrainingArguments or what TRL derives from it."""
     return bool(_ARGUMENTS.fullmatch(name) or _TRL_CONFIG.fullmatch(name))
 
 
 def optimizer_id(name: str, *, takes_parameters: bool) -> str | None:
-    """Return the id of the optimizer that calling a dotted name makes; None where it makes none.
-
-    Args:
-        name: the dotted name.
-        takes_parameters: whether the first argument is a model's parameters, by its looks.
-    """
+    """Return the id of the optimizer that calling a dotted name makes; None where it makes none."""
     if name in _EXACT_OPTIMIZERS:
         return _EXACT_OPTIMIZERS[name]
     last = name.rpartition(".")[2]

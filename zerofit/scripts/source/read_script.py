@@ -35,10 +35,6 @@ def read_script(source: str, *, name: str) -> ScriptFacts:
 
     The last few are kept: what a script names is asked before what it does, and --fix asks again each round.
 
-    Args:
-        source: the script, as text.
-        name: the file, as the user named it.
-
     Raises:
         Unreadable: it is no script that this Python could run.
     """
@@ -181,7 +177,7 @@ def _one_rank(reading: Reading, seen: SeenCall) -> Condition | None:
 
 
 def _is_counterpart(other: SeenCall, seen: SeenCall, condition: Condition) -> bool:
-    """Return whether the other ranks do the same elsewhere: behind `else`, or anywhere for a barrier."""
+    """True if the other ranks do the same elsewhere: behind `else`, or anywhere for a barrier."""
     if other.action is not seen.action:
         return False
     return any(
@@ -193,7 +189,7 @@ def _is_counterpart(other: SeenCall, seen: SeenCall, condition: Condition) -> bo
 
 
 def _trains(reading: Reading, seen: SeenCall, *, afterwards: bool) -> bool:
-    """Return whether the script trains before or after a call: its Trainer, or any loop of its own."""
+    """True if the script trains before or after a call: its Trainer, or any loop of its own."""
     if seen.action not in _USES_MODEL:
         return False
     place = reading.calls.index(seen)
@@ -215,13 +211,13 @@ def _trainings(reading: Reading, seen: SeenCall) -> list[SeenCall]:
 
 
 def _comes_in_place(first: SeenCall, second: SeenCall) -> bool:
-    """Return whether no run of the script makes both calls; in a loop a condition may change."""
+    """True if no run of the script makes both calls; in a loop a condition may change."""
     sides = [[condition for condition in seen.conditions if condition.depth == 0] for seen in (first, second)]
     return exclude(*sides)
 
 
 def _is_in_each_training(reading: Reading, seen: SeenCall) -> bool:
-    """Return whether each run of the script that trains a Trainer makes this call with it too."""
+    """True if each run of the script that trains a Trainer makes this call with it too."""
     if seen.action is not Action.EVALUATE:
         return False
     needed = facts_of(seen.conditions)
@@ -234,7 +230,7 @@ def _trains_unseen(trainer: Thing) -> bool:
 
 
 def _is_left_alone(reading: Reading, seen: SeenCall) -> bool:
-    """Return whether a call runs a model that ZeRO-3 partitions as it is made, and that no engine holds."""
+    """True if a call runs a model that ZeRO-3 partitions as it is made, and that no engine holds."""
     model = seen.thing.root if seen.thing and seen.action in (Action.FORWARD, Action.GENERATE) else None
     if model is None or seen.state is not ModelState.PLAIN or model.source not in _PARTITIONED_WHEN_MADE:
         return False

@@ -203,7 +203,7 @@ def given_to(call: CallSite) -> frozenset[str]:
 
 
 def plain_of(value: Value) -> tuple[bool, Plain]:
-    """Return whether a value is a known literal, and the literal."""
+    """True if a value is a known literal, and the literal."""
     if isinstance(value, Constant):
         return True, value.value
     if isinstance(value, Several):

@@ -18,7 +18,7 @@ _SPLITS_BY_RANK = {"shard", "islice", "split_dataset_by_node"}
 
 
 def is_share(node: ast.expr, scope: Scope) -> bool:
-    """Return whether an expression is a rank's own part of something, or is made from one.
+    """True if an expression is a rank's own part of something, or is made from one.
 
     A contiguous part, `rows[rank * size : (rank + 1) * size]`, counts as none: it mostly is as long on all.
     """
@@ -41,7 +41,7 @@ def own_or(value: Value, node: ast.expr, scope: Scope) -> Value:
 
 
 def comes_in_turn(test: ast.expr, scope: Scope, *, is_else: bool) -> bool:
-    """Return whether ranks pass a condition in turn: `number % world_size == rank`."""
+    """True if ranks pass a condition in turn: `number % world_size == rank`."""
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return False
     sides = (test.left, test.comparators[0])
@@ -72,7 +72,7 @@ def _splits(call: ast.Call, scope: Scope) -> bool:
 
 
 def _evens_out(node: ast.AST) -> bool:
-    """Return whether what is made has one length on all ranks, though parts of it do not: `own[:8]` too."""
+    """True if what is made has one length on all ranks, though parts of it do not: `own[:8]` too."""
     if isinstance(node, ast.Call):
         return _EVENS_OUT.search(_called(node)) is not None
     cut = node.slice if isinstance(node, ast.Subscript) else None
@@ -84,13 +84,13 @@ def _called(call: ast.Call) -> str:
 
 
 def _is_multiple(end: ast.expr, step: ast.expr) -> bool:
-    """Return whether a range to `end` in steps of `step` is as long from each start below the step."""
+    """True if a range to `end` in steps of `step` is as long from each start below the step."""
     sides = (end.left, end.right) if isinstance(end, ast.BinOp) and isinstance(end.op, ast.Mult) else ()
     return any(ast.unparse(side) == ast.unparse(step) for side in sides)
 
 
 def _is_cut_to_multiple(rows: ast.expr, step: ast.expr, scope: Scope) -> bool:
-    """Return whether rows are cut to a multiple of the ranks: `rows = rows[: len(rows) // world * world]`."""
+    """True if rows are cut to a multiple of the ranks: `rows = rows[: len(rows) // world * world]`."""
     assigned = scope.assigned(rows.id) if isinstance(rows, ast.Name) else []
     cuts = [made.slice for made in (rows, *assigned) if isinstance(made, ast.Subscript)]
     return any(

@@ -11,7 +11,7 @@ import pytest
 from zerofit.scripts.capture.child import meta_weights
 from zerofit.scripts.capture.child.meta_weights import unloaded_bytes
 from zerofit.scripts.capture.child.observations import CaptureSpec, Observations
-from zerofit.scripts.capture.child.outcome import mark_met_meta, needs_values
+from zerofit.scripts.capture.child.outcome import is_own_code, mark_met_meta, needs_values
 
 
 class _Parameter:
@@ -73,3 +73,16 @@ def test_only_an_error_of_a_model_without_weights_needs_values(tmp_path: Path) -
     led_to.__context__ = caught
     needs = [needs_values(seen, error) for error in (caught, later, led_to, RuntimeError("on meta tensor"))]
     assert needs == [True, False, True, True]
+
+
+def test_code_of_zerofit_and_of_packages_is_not_the_users() -> None:
+    import zerofit.training.script_api
+
+    files = (
+        zerofit.training.script_api.__file__,
+        pytest.__file__,
+        types.__file__,
+        "<string>",
+        "/me/train.py",
+    )
+    assert [is_own_code(file) for file in files] == [False, False, False, False, True]

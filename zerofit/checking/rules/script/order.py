@@ -57,7 +57,7 @@ def _device_map_of(model: Model) -> list[Keyword]:
 
 
 def _may_have_gpus(situation: Situation) -> bool:
-    """Return whether a rank may see several GPUs."""
+    """True if a rank may see several GPUs."""
     ranks = situation.topology
     return ranks is None or (not ranks.on_cpu and ranks.world_size > ranks.num_nodes)
 

@@ -31,12 +31,7 @@ def nested(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def captured_batch(batch: Any, *, padding: int | None) -> CapturedBatch:
-    """Return a batch's shapes and lengths.
-
-    Args:
-        batch: a tensor, or a structure of them.
-        padding: the token that fills up samples; None where there is none.
-    """
+    """Return a batch's shapes and lengths."""
     tensors = list(named_tensors(batch))
     return CapturedBatch(
         tensors=tuple(

@@ -243,14 +243,14 @@ class _Watch:
             self._made.add(entry.path)
 
     def _is_made(self, path: str) -> bool:
-        """Return whether the capture made a path, or a folder that it lies in, be it in another process."""
+        """True if the capture made a path, or a folder that it lies in, be it in another process."""
         entries, self._offset = read_entries(self._folder, offset=self._offset)
         for entry in entries:
             self._learn(entry)
         return path in self._made or any(str(parent) in self._made for parent in Path(path).parents)
 
     def _is_guarded(self, path: str) -> bool:
-        """Return whether a path is the user's: the innermost of the named folders that it lies in decides."""
+        """True if a path is the user's: the innermost of the named folders that it lies in decides."""
         name = os.path.basename(path)
         if "/__pycache__" in path or path.startswith(_SYSTEM):
             return False
@@ -273,7 +273,7 @@ class _Watch:
 
 
 def _decides(path: str) -> bool:
-    """Return whether a file in a cache decides what a script makes: a configuration, or a hub's revision."""
+    """True if a file in a cache decides what a script makes: a configuration, or a hub's revision."""
     return os.path.basename(path) == "config.json" or "/refs/" in path
 
 
@@ -288,12 +288,7 @@ def _whole(path: Any) -> str:
 
 
 def _itself(path: Any, folder: int) -> str:
-    """Return where a path lies, without following it where it is a link itself.
-
-    Args:
-        path: as it was given.
-        folder: descriptor of the folder that it is relative to; -1 for the current one.
-    """
+    """Return where a path in a folder, -1 for the current one, lies; a link itself is not followed."""
     text = os.fsdecode(path)
     if folder >= 0:
         text = os.path.join(os.path.realpath(f"/proc/self/fd/{folder}"), text)

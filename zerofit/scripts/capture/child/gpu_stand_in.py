@@ -29,11 +29,7 @@ Source: https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-amp
 
 
 def install(torch: ModuleType) -> None:
-    """Send every tensor that the script puts on a GPU to the CPU; the script may name "cuda" outright.
-
-    Args:
-        torch: the module torch.
-    """
+    """Send every tensor that the script puts on a GPU to the CPU; the script may name "cuda" outright."""
     from torch.overrides import TorchFunctionMode
 
     moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}

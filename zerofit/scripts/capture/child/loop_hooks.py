@@ -8,7 +8,6 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from zerofit.core.command import Route
 from zerofit.scripts.capture.child.model_record import outermost
 from zerofit.scripts.capture.child.outcome import is_own_code, leave_failed, mark_met_meta, place_in_script
 from zerofit.scripts.capture.child.record import finish
@@ -89,7 +88,7 @@ def _watch_calls(module_class: Any, seen: Observations) -> None:
 
 
 def _trains(seen: Observations, module: Any) -> bool:
-    """Return whether a call is one of training: with gradients, and not after the script's own eval().
+    """True if a call is one of training: with gradients, and not after the script's own eval().
 
     from_pretrained leaves a model in evaluation mode, and scripts that never call train() train it so.
     """
@@ -115,12 +114,11 @@ def _reached(seen: Observations, module: Any, args: Any, kwargs: Any) -> None:
         if module is model and _has_trained(seen, module):
             if not module.training:
                 seen.note("the model trains in evaluation mode, without dropout: nothing calls its train()")
-            finish(seen, accelerator, model, (args, kwargs), route=route_of(seen, accelerator))
+            finish(seen, accelerator, model, (args, kwargs))
     if seen.models or not _is_optimized(seen, module):
         return
     if seen.accelerators:
-        accelerator = seen.accelerators[-1]
-        finish(seen, accelerator, module, (args, kwargs), route=route_of(seen, accelerator))
+        finish(seen, seen.accelerators[-1], module, (args, kwargs))
     leave_failed(
         seen,
         "unsupported",
@@ -129,31 +127,20 @@ def _reached(seen: Observations, module: Any, args: Any, kwargs: Any) -> None:
     )
 
 
-def route_of(seen: Observations, accelerator: Any) -> Route:
-    """Return whose Accelerator this is: a Trainer's, or the script's own."""
-    is_trainers = any(getattr(trainer, "accelerator", None) is accelerator for trainer in seen.trainers)
-    return Route.TRAINER if is_trainers else Route.ACCELERATE
+def _trained_by(optimizer: Any) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _is_optimized(seen: Observations, module: Any) -> bool:
-    """Return whether all that a living optimizer trains is in this module."""
+    """True if all that a living optimizer trains is in this module."""
     own = {id(parameter) for parameter in module.parameters()}
-    for optimizer in seen.optimizers():
-        trained = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-        if trained and own.issuperset(trained):
-            return True
-    return False
+    return any(trained and trained <= own for trained in map(_trained_by, seen.optimizers()))
 
 
 def _has_trained(seen: Observations, module: Any) -> bool:
-    """Return whether a module holds any of what optimizers train; without any, whether it could train."""
+    """True if a module holds any of what optimizers train; without any, whether it could train."""
     own = list(module.parameters())
-    trained = {
-        id(parameter)
-        for optimizer in seen.optimizers()
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
+    trained = set[int]().union(*map(_trained_by, seen.optimizers()))
     if not trained:  # an optimizer that torch does not know, or one that is made later
         return any(parameter.requires_grad for parameter in own)
     return any(id(parameter) in trained for parameter in own)
@@ -217,4 +204,4 @@ def _reached_backward(seen: Observations, accelerator: Any) -> NoReturn:
         where = place_in_script(sys._getframe(1))
         leave_failed(seen, "unsupported", "no model has what the script's optimizer trains", where=where)
     seen.note("the model is never called as a whole: its first batch is that of the DataLoader")
-    finish(seen, accelerator, model, None, route=route_of(seen, accelerator))
+    finish(seen, accelerator, model, None)

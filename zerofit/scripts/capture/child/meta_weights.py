@@ -35,10 +35,6 @@ def install(module: Any, seen: Observations) -> None:
 
     from_pretrained stays transformers' own but for what reads weights, so that its rules for data types,
     configurations and quantization hold.
-
-    Args:
-        module: transformers.modeling_utils, before any model's class is made.
-        seen: the capture.
     """
     _build_on_meta(module.PreTrainedModel)
     _load_nothing(module, seen)
@@ -142,9 +138,6 @@ def _resize_without_values(model_class: Any) -> None:
 
 def unloaded_bytes(error: BaseException) -> int | None:
     """Return the bytes of the parameters without values of the models of transformers that live.
-
-    Args:
-        error: what the script raised; it holds the models that it was raised from.
 
     Returns:
         None where a model was not made to its end, so that nobody knows.

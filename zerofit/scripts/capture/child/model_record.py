@@ -23,14 +23,7 @@ if TYPE_CHECKING:
 def captured_model(
     model: Any, *, passes_num_items: bool, quantized: bool, shows_loading: bool = False
 ) -> CapturedModel:
-    """Return what is known of a model.
-
-    Args:
-        model: the nn.Module that is trained, unwrapped.
-        passes_num_items: True if its loss is divided by num_items_in_batch.
-        quantized: True if the script asked for quantized weights.
-        shows_loading: True if a model that from_pretrained made is marked so.
-    """
+    """Return what is known of a model."""
     from transformers import PreTrainedModel
 
     base = base_of(model)

@@ -57,7 +57,7 @@ class Observations:
     on_failure: Callable[[BaseException | None], None] | None = None
     """Ends the capture with what is known already; set where a Trainer's loop has begun."""
     is_ending: bool = False
-    """Whether the capture is complete, and models are run by zerofit alone."""
+    """True if the capture is complete, and models are run by zerofit alone."""
 
     def note(self, text: str) -> None:
         """Keep a sentence for the capture's notes, once."""
@@ -66,7 +66,7 @@ class Observations:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process that captures, and no fork of it."""
+        """True if this is the process that captures, and no fork of it."""
         return os.getpid() == self.pid
 
     def optimizers(self) -> Iterator[Any]:

@@ -100,7 +100,7 @@ def mark_met_meta(error: BaseException) -> None:
 
 
 def needs_values(seen: Observations, error: BaseException) -> bool:
-    """Return whether something failed only because weights are not loaded."""
+    """True if something failed only because weights are not loaded."""
     if seen.spec.weights != "meta":
         return False
     return any(
@@ -144,7 +144,7 @@ def place_in_script(frames: types.TracebackType | types.FrameType | None) -> str
 
 
 def is_own_code(filename: str) -> bool:
-    """Return whether a file of code is the user's: neither installed, nor Python's, nor zerofit's."""
+    """True if a file of code is the user's: neither installed, nor Python's, nor zerofit's."""
     return not filename.startswith(("<", _ZEROFIT)) and not any(part in filename for part in _INSTALLED)
 
 

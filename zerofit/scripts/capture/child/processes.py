@@ -111,7 +111,7 @@ def _command_line(event: str, arguments: tuple[Any, ...]) -> list[str]:
 
 
 def is_harmless(words: list[str]) -> bool:
-    """Return whether a command line is known to train nothing, lose no file and send nothing."""
+    """True if a command line is known to train nothing, lose no file and send nothing."""
     name = os.path.basename(words[0])
     if _is_shell_text(words):
         return _is_harmless_text(words[2])
@@ -129,7 +129,7 @@ def _is_shell_text(words: list[str]) -> bool:
 
 
 def _is_harmless_text(text: str) -> bool:
-    """Return whether a shell's text only runs harmless programs, and writes no files."""
+    """True if a shell's text only runs harmless programs, and writes no files."""
     plain = _SILENCED.sub(" ", text)
     if re.search(r"[<>`]|\$\(", plain):
         return False
@@ -152,7 +152,7 @@ def _is_harmless_python(words: list[str]) -> bool:
 
 
 def _is_spawned(process: Any) -> bool:
-    """Return whether a process begins as a new interpreter, in which none of the capture's hooks are."""
+    """True if a process begins as a new interpreter, in which none of the capture's hooks are."""
     method = getattr(process, "_start_method", None)
     return (method or multiprocessing.get_start_method()) != "fork"
 

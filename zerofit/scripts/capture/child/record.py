@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from zerofit.core.capture import Capture
 from zerofit.core.command import Route
@@ -40,14 +40,11 @@ _LOOP = (
 """Methods of Trainer that make its loop (transformers 5.23, trainer.py)."""
 
 
-def finish(
-    seen: Observations,
-    accelerator: Any,
-    model: Any,
-    batch: tuple[tuple[Any, ...], dict[str, Any]] | None,
-    *,
-    route: Route,
-) -> NoReturn:
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""Of a forward pass: by place, and by name."""
+
+
+def finish(seen: Observations, accelerator: Any, model: Any, batch: Arguments | None) -> NoReturn:
     """Write what was seen and end the process.
 
     Args:
@@ -55,13 +52,12 @@ def finish(
         accelerator: of the model.
         model: what the script calls, prepared.
         batch: arguments of the forward pass; None takes the DataLoader's first batch for them.
-        route: whose loop it is.
     """
     try:
         frame = sys._getframe(1)
         seen.on_failure = None  # from here on a failure is one of the capture
         seen.is_ending = True
-        found = _found(seen, accelerator, model, batch, route, frame)
+        found = _found(seen, accelerator, model, batch, frame)
         capture = _capture(seen, found)
         leave_captured(seen, Live(model=found.model, batch=found.batch, capture=capture))
     except BaseException as error:  # the script must not go on: what catches it there would train
@@ -91,24 +87,19 @@ class _Found:
     """The DataLoader of the training loop, or None."""
     captured_loader: CapturedLoader | None
     """The same, before its batches were read."""
-    batch: tuple[tuple[Any, ...], dict[str, Any]]
-    """Arguments of the first forward pass."""
-    more: tuple[Any, ...]
+    batch: Arguments
+    """Of the first forward pass."""
+    more: list[Any]
     """The batches behind it."""
-    route: Route
     frame: FrameType
     """Of what called finish()."""
 
 
 def _found(
-    seen: Observations,
-    accelerator: Any,
-    model: Any,
-    batch: tuple[tuple[Any, ...], dict[str, Any]] | None,
-    route: Route,
-    frame: FrameType,
+    seen: Observations, accelerator: Any, model: Any, batch: Arguments | None, frame: FrameType
 ) -> _Found:
-    trainer = _trainer_of(seen, accelerator)
+    trainers = (one for one in seen.trainers if getattr(one, "accelerator", None) is accelerator)
+    trainer = next(trainers, None)
     loader = _loader(seen, accelerator, trainer)
     own_loader = captured_loader(loader) if loader is not None else None
     read: list[Any] = []
@@ -121,21 +112,15 @@ def _found(
         loader=loader,
         captured_loader=own_loader,
         batch=batch if batch is not None else _as_arguments(read[0] if read else {}),
-        more=tuple(read[1:]),
-        route=route,
+        more=read[1:],
         frame=frame,
     )
 
 
-def _as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _as_arguments(batch: Any) -> Arguments:
     if hasattr(batch, "items"):
         return (), dict(batch.items())
     return (tuple(batch), {}) if isinstance(batch, (list, tuple)) else ((batch,), {})
-
-
-def _trainer_of(seen: Observations, accelerator: Any) -> Any:
-    found = (one for one in seen.trainers if getattr(one, "accelerator", None) is accelerator)
-    return next(found, None)
 
 
 def _loader(seen: Observations, accelerator: Any, trainer: Any) -> Any:
@@ -167,7 +152,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         scheduled.add(id(getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)))
     return Capture(
         target=seen.target,
-        route=found.route,
+        route=Route.ACCELERATE if trainer is None else Route.TRAINER,
         stopped_at=place_in_script(found.frame),
         model=captured_model(
             model,
@@ -221,10 +206,8 @@ def _arguments(trainer: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _passes(
-    seen: Observations, trainer: Any, model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]
-) -> bool:
-    """Return whether the loss that is trained on is divided by num_items_in_batch."""
+def _passes(seen: Observations, trainer: Any, model: Any, batch: Arguments) -> bool:
+    """True if the loss that is trained on is divided by num_items_in_batch."""
     if trainer is not None and (trainer.label_smoother is not None or trainer.compute_loss_func is not None):
         seen.note("the loss is made outside of the model: it is not asked whether the model scales it")
         return False

@@ -24,11 +24,6 @@ def serve(live: Live, reader: TextIO, writer: TextIO) -> None:
 
     A request is {"request": the fields of a TraceRequest, "path": the file to write}; its answer is
     {"ok": true}, or {"error": {"id", "summary", "found", "why", "fix"}}.
-
-    Args:
-        live: the model, its first batch, and what was recorded of them.
-        reader: where requests come from.
-        writer: where answers go.
     """
     set_device_guard()
     for line in reader:

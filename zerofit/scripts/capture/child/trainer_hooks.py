@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.command import Route
 from zerofit.scripts.capture.child.outcome import is_own_code, leave_failed, place_in_script
 from zerofit.scripts.capture.child.record import finish
 from zerofit.scripts.on_import import around, when_imported
@@ -14,11 +13,9 @@ if TYPE_CHECKING:
     from zerofit.scripts.capture.child.observations import Observations
 
 _PUT_ASIDE: dict[str, Any] = {
-    "tf32": None,
-    "deepspeed": None,
+    **dict.fromkeys(("tf32", "deepspeed", "parallelism_config")),
     "fsdp": [],
     "torch_compile": False,
-    "parallelism_config": None,
 }
 """Fields of TrainingArguments that need a GPU, or start an engine, and what they are in a capture.
 
@@ -100,7 +97,7 @@ def _begin_quietly(handler_class: Any, seen: Observations) -> None:
             seen.note(
                 "the Trainer's first forward pass was not reached, its batch is that of the DataLoader" + why
             )
-            finish(seen, trainer.accelerator, trainer.model_wrapped, None, route=Route.TRAINER)
+            finish(seen, trainer.accelerator, trainer.model_wrapped, None)
 
         seen.on_failure = end_here
         return original(self, args, state, control)

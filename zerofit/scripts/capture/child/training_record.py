@@ -119,7 +119,7 @@ def _name_of(collator: Any) -> str:
 
 
 def _draws_random(collator: Any) -> bool | None:
-    """Return whether a collator draws random numbers; None for one that is no library's own."""
+    """True if a collator draws random numbers; None for one that is no library's own."""
     package = (getattr(collator, "__module__", None) or "").partition(".")[0]
     name = f"{package}.{_name_of(collator)}"
     if name == "transformers.DataCollatorForLanguageModeling":
