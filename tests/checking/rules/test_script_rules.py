@@ -222,39 +222,6 @@ def test_clipping(script: str, clipping: object, found: list[str]) -> None:
     assert _found(script, zero(1, gradient_clipping=clipping)) == expected
 
 
-@pytest.mark.parametrize(
-    ("steps", "is_found"),
-    [
-        ("100", True),
-        ("10 * 10", True),
-        ("args.max_train_steps", True),
-        ("100 * accelerator.num_processes", False),
-        ("len(loader)", False),
-        ("total", False),
-        ("args.epochs * 10", False),
-    ],
-)
-def test_steps_of_a_scheduler(steps: str, is_found: bool) -> None:
-    bad = next(rule.bad.script for rule in _RULES if rule.id == "scheduler-steps-once-a-rank")
-    assert bad is not None
-    script = changed(bad, "num_training_steps=8", f"num_training_steps={steps}")
-    script = script.replace(
-        "torch.manual_seed(0)\n", "torch.manual_seed(0)\ntotal = 8 * accelerator.num_processes\n"
-    )
-    assert bool(_found(script, zero(1))) is is_found
-
-
-def test_experts_that_the_file_names_as_leaf_modules_are_left_alone() -> None:
-    (rule,) = [one for one in script_loop.RULES if one.id == "zero3-experts-need-leaf-module"]
-    assert rule.bad.script is not None
-    named = zero(3)
-    named["zero_optimization"]["leaf_module"] = {"classes": ["Layer"]}
-    assert [
-        [finding.rule for finding in check(_situation(rule.bad.script, config), rules=[rule]).findings]
-        for config in (zero(3), named)
-    ] == [[rule.id], []]
-
-
 def test_what_is_unknown_without_settings() -> None:
     verdict = check(_situation(_main("model(**batch)"), None), rules=_RULES)
     assert verdict.findings == ()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zerofit.checking.situation import TrainerSettings
     from zerofit.checking.targets import Targets
     from zerofit.configs.schema import Key, Section
-    from zerofit.scripts.facts import Call, Keyword, ScriptFacts
+    from zerofit.scripts.facts import Keyword, ScriptCall, ScriptFacts
 
 # What transformers/hf_argparser.py, string_to_bool, makes of a text.
 _TRUE = ("yes", "true", "t", "y", "1")
@@ -34,7 +34,7 @@ def read_training_arguments(
     arguments: Sequence[str] = (),
     keywords: Sequence[Keyword] = (),
     script: str = "",
-    made: Sequence[Call] = (),
+    made: Sequence[ScriptCall] = (),
 ) -> TrainerSettings:
     """Return what is known of a run's TrainingArguments.
 

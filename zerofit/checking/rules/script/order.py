@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
 from zerofit.checking.rules.example_scripts import LANGUAGE, LOADED, SMALL, changed, zero
-from zerofit.checking.rules.script.hits import EVERY_STAGE, at_stages, hit
+from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
 from zerofit.core.strategy import ZeroStage
-from zerofit.scripts.facts import Action, ModelSource, ModelState
+from zerofit.scripts.facts import Action, ModelConstructor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _OVER_ALL_GPUS = {"auto", "balanced", "balanced_low_0"}
 """Words for a device_map that spreads the layers over all GPUs of the machine."""
-_LIBRARY = (ModelSource.PRETRAINED, ModelSource.CONFIG)
+_LIBRARY = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
 
 
-def _trained(situation: Situation, *sources: ModelSource) -> Iterator[Model]:
+def _trained(situation: Situation, *sources: ModelConstructor) -> Iterator[Model]:
     for model in situation.script.models if situation.script else ():
         if model.is_trained and model.source in sources and not model.is_in_zero_init:
             yield model
@@ -57,7 +57,7 @@ def _device_map_of(model: Model) -> list[Keyword]:
 
 
 def _may_have_gpus(situation: Situation) -> bool:
-    """Return whether a rank may see several GPUs."""
+    """True if a rank may see several GPUs."""
     ranks = situation.topology
     return ranks is None or (not ranks.on_cpu and ranks.world_size > ranks.num_nodes)
 
@@ -76,7 +76,7 @@ def _made_too_early(situation: Situation) -> Iterator[Hit]:
 
 @at_stages(ZeroStage.PARAMETERS)
 def _made_whole(situation: Situation) -> Iterator[Hit]:
-    for model in _trained(situation, ModelSource.CLASS):
+    for model in _trained(situation, ModelConstructor.CLASS):
         yield hit(model.made)
 
 
@@ -84,21 +84,21 @@ def _made_whole(situation: Situation) -> Iterator[Hit]:
 def _resized_after_prepare(situation: Situation) -> Iterator[Hit]:
     script = situation.script
     for call in script.find(Action.RESIZE) if script and script.route is not Route.TRAINER else ():
-        if call.state in (ModelState.ENGINE, ModelState.IN_ENGINE):
+        if call.state in OF_ENGINE:
             yield hit(call.seen, " after the model was prepared")
 
 
 @at_stages(ZeroStage.PARAMETERS)
 def _compiled_before_prepare(situation: Situation) -> Iterator[Hit]:
-    for call in situation.script.find(Action.PREPARE) if situation.script else ():
-        if call.is_compiled and not call.is_engine_checked:
+    for call in unchecked(situation, Action.PREPARE):
+        if call.is_compiled:
             yield hit(call.seen, " of a model that went through torch.compile()")
 
 
 @at_stages(*EVERY_STAGE)
 def _several_models(situation: Situation) -> Iterator[Hit]:
-    for call in situation.script.find(Action.PREPARE) if situation.script else ():
-        if call.num_models > 1 and not call.is_engine_checked:
+    for call in unchecked(situation, Action.PREPARE):
+        if call.num_models > 1:
             yield hit(call.seen, f" with {call.num_models} models")
 
 
@@ -108,16 +108,13 @@ def _evaluates_only(situation: Situation) -> Iterator[Hit]:
     if script is None or script.find(Action.BACKWARD, Action.TRAIN) or script.optimizers:
         return
     makes = script.find(Action.PREPARE, Action.INITIALIZE)
-    if any(call.has_optimizer for call in makes) or _names_optimizer(situation):
+    named = situation.deepspeed.at("optimizer") if situation.deepspeed else None
+    if any(call.has_optimizer for call in makes) or named is not None:
         return
     for call in makes:
         has_model = call.num_models == 1 or call.action is Action.INITIALIZE
         if has_model and not call.is_engine_checked:
             yield hit(call.seen, f" without an optimizer, with {stage_of(situation).text}")
-
-
-def _names_optimizer(situation: Situation) -> bool:
-    return situation.deepspeed is not None and situation.deepspeed.at("optimizer") is not None
 
 
 _LOADS = 'model = AutoModelForCausalLM.from_pretrained("model")\n'
@@ -134,18 +131,9 @@ _EARLY = changed(LOADED, f"accelerator = Accelerator()\n{_LOADS}", f"{_LOADS}acc
 _ON_TWO_DEVICES = 'device_map={"model": "cpu", "lm_head": "disk"}'
 _FIRST_STEP = "for batch in loader:\n"
 _RESIZE = "model.resize_token_embeddings(72)\n"
-_TWO = changed(
-    SMALL,
-    "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
-    "teacher = torch.nn.Linear(8, 1)\n"
-    "model, teacher, optimizer, loader = accelerator.prepare(model, teacher, optimizer, loader)",
-)
-_STUDENT = changed(
-    SMALL,
-    "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
-    "teacher = torch.nn.Linear(8, 1)\n"
-    "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
-)
+_PREPARES = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
+_STUDENT = changed(SMALL, _PREPARES, f"teacher = torch.nn.Linear(8, 1)\n{_PREPARES}")
+_TWO = changed(_STUDENT, _PREPARES, _PREPARES.replace("model, ", "model, teacher, "))
 _EVALUATION = """\
 import torch
 from accelerate import Accelerator

@@ -29,11 +29,7 @@ Source: https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-amp
 
 
 def install(torch: ModuleType) -> None:
-    """Send every tensor that the script puts on a GPU to the CPU; the script may name "cuda" outright.
-
-    Args:
-        torch: the module torch.
-    """
+    """Send every tensor that the script puts on a GPU to the CPU; the script may name "cuda" outright."""
     from torch.overrides import TorchFunctionMode
 
     moves = {torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu}
@@ -86,27 +82,22 @@ def _stand_in_for_gpu(torch: Any) -> None:
         setattr(torch.cuda, name, lambda *_, **__: None)
     for name in _COUNTS_BYTES:
         setattr(torch.cuda, name, lambda *_, **__: 0)
+    properties = SimpleNamespace(
+        name=_NAME,
+        major=_CAPABILITY[0],
+        minor=_CAPABILITY[1],
+        total_memory=_TOTAL_BYTES,
+        multi_processor_count=108,
+        warp_size=32,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+    )
     torch.cuda.current_device = lambda: 0
     torch.cuda.is_bf16_supported = lambda *_, **__: True
     torch.cuda.get_device_capability = lambda *_, **__: _CAPABILITY
     torch.cuda.get_device_name = lambda *_, **__: _NAME
-    torch.cuda.get_device_properties = lambda *_, **__: SimpleNamespace(**_properties())
+    torch.cuda.get_device_properties = lambda *_, **__: properties
     torch.cuda.mem_get_info = lambda *_, **__: (_TOTAL_BYTES, _TOTAL_BYTES)
     torch.cuda.memory_stats = lambda *_, **__: Counter()
     torch.cuda.memory_summary = lambda *_, **__: ""
     torch.cuda.utilization = lambda *_, **__: 0
-
-
-def _properties() -> dict[str, Any]:
-    """Return what torch tells of a device: that of the stand-in."""
-    major, minor = _CAPABILITY
-    return {
-        "name": _NAME,
-        "major": major,
-        "minor": minor,
-        "total_memory": _TOTAL_BYTES,
-        "multi_processor_count": 108,
-        "warp_size": 32,
-        "is_integrated": 0,
-        "is_multi_gpu_board": 0,
-    }

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.command import Route
-from zerofit.scripts.capture.child.exit import is_own_code, leave_failed, place_in_script
+from zerofit.scripts.capture.child.outcome import is_own_code, leave_failed, place_in_script
 from zerofit.scripts.capture.child.record import finish
-from zerofit.scripts.on_import import when_imported
+from zerofit.scripts.on_import import around, when_imported
 
 if TYPE_CHECKING:
-    from zerofit.scripts.capture.child.observations import Seen
+    from zerofit.scripts.capture.child.observations import Observations
 
 _PUT_ASIDE: dict[str, Any] = {
-    "tf32": None,
-    "deepspeed": None,
+    **dict.fromkeys(("tf32", "deepspeed", "parallelism_config")),
     "fsdp": [],
     "torch_compile": False,
-    "parallelism_config": None,
 }
 """Fields of TrainingArguments that need a GPU, or start an engine, and what they are in a capture.
 
@@ -33,7 +29,7 @@ Source: https://huggingface.co/docs/trl, Trainers.
 """
 
 
-def install(seen: Seen) -> None:
+def install(seen: Observations) -> None:
     """Set the hooks."""
     when_imported("transformers.training_args", _run_here)
     when_imported("transformers.trainer", lambda module: _watch_trainers(module.Trainer, seen))
@@ -44,11 +40,9 @@ def install(seen: Seen) -> None:
 
 def _run_here(module: Any) -> None:
     """Let TrainingArguments for a GPU be made without one; what they said is kept beside them."""
-    arguments_class: Any = module.TrainingArguments
-    original = arguments_class.__post_init__
 
-    @functools.wraps(original)
-    def post_init(self: Any) -> None:
+    @around(module.TrainingArguments, "__post_init__")
+    def post_init(original: Any, self: Any) -> None:
         said = {}
         for name, instead in _PUT_ASIDE.items():
             value = getattr(self, name, instead)
@@ -58,11 +52,10 @@ def _run_here(module: Any) -> None:
         self._zerofit_said = said
         original(self)
 
-    arguments_class.__post_init__ = post_init
     module.is_torch_bf16_gpu_available = lambda: True
 
 
-def _watch_trainers(trainer_class: Any, seen: Seen) -> None:
+def _watch_trainers(trainer_class: Any, seen: Observations) -> None:
     def new(cls: Any, *_: Any, **__: Any) -> Any:
         if _generates_to_train(cls):
             leave_failed(
@@ -85,15 +78,14 @@ def _generates_to_train(trainer_class: Any) -> bool:
     )
 
 
-def _begin_quietly(handler_class: Any, seen: Seen) -> None:
+def _begin_quietly(handler_class: Any, seen: Observations) -> None:
     """Where training begins, drop all callbacks but the script's own, and wait for the first forward pass.
 
     Should that not come to pass without weights, the capture ends with the first batch of the DataLoader.
     """
-    original = handler_class.on_train_begin
 
-    @functools.wraps(original)
-    def on_train_begin(self: Any, args: Any, state: Any, control: Any) -> Any:
+    @around(handler_class, "on_train_begin")
+    def on_train_begin(original: Any, self: Any, args: Any, state: Any, control: Any) -> Any:
         trainer = next((one for one in seen.trainers if one.__dict__.get("callback_handler") is self), None)
         if trainer is None or not seen.is_here:
             return original(self, args, state, control)
@@ -105,12 +97,10 @@ def _begin_quietly(handler_class: Any, seen: Seen) -> None:
             seen.note(
                 "the Trainer's first forward pass was not reached, its batch is that of the DataLoader" + why
             )
-            finish(seen, trainer.accelerator, trainer.model_wrapped, None, route=Route.TRAINER)
+            finish(seen, trainer.accelerator, trainer.model_wrapped, None)
 
         seen.on_failure = end_here
         return original(self, args, state, control)
-
-    handler_class.on_train_begin = on_train_begin
 
 
 def _is_own(callback: Any) -> bool:

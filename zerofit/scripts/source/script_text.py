@@ -10,13 +10,10 @@ from zerofit.core.errors import Unreadable
 from zerofit.core.setting import Place
 from zerofit.scripts.facts import Sighting
 
-MAX_CHARACTERS = 4 * 1024 * 1024
-"""The longest script that is read. ASSUMPTION: real ones are a hundredth of it."""
 MAX_TEXT = 80
 """Characters of the user's words that a finding shows."""
 _DECLARED = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _BOM = b"\xef\xbb\xbf"
-_PYTHON2 = re.compile(r"Missing parentheses in call to '(print|exec)'|multiple exception types must be")
 
 
 def decode_script(data: bytes) -> str:
@@ -55,12 +52,6 @@ def parse(source: str) -> ast.Module:
     Raises:
         Unreadable: it is no Python of this version, or nothing that could be read.
     """
-    if len(source) > MAX_CHARACTERS:
-        raise Unreadable(
-            f"the script is too long: {len(source)} characters",
-            f"no training script is longer than {MAX_CHARACTERS} characters, so this is another file",
-            "give the script's file",
-        )
     if "\0" in source:
         raise Unreadable(
             "the script holds a NUL character",
@@ -82,14 +73,6 @@ def parse(source: str) -> ast.Module:
 
 def _broken_syntax(error: SyntaxError) -> Unreadable:
     line, column = error.lineno or 1, max(1, error.offset or 1)
-    if _PYTHON2.match(error.msg or ""):
-        return Unreadable(
-            "the script is written for Python 2",
-            f"Python 3 stops at it: {error.msg}",
-            "port it to Python 3",
-            line,
-            column,
-        )
     if "too many nested" in (error.msg or ""):
         return too_deep(line)
     return Unreadable(
@@ -111,13 +94,8 @@ def too_deep(line: int = 1) -> Unreadable:
     )
 
 
-class Source:
-    """A script's text, to quote from.
-
-    Args:
-        text: the whole script.
-        name: the file, as the user named it.
-    """
+class ScriptText:
+    """A script's text, to quote from."""
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.upstream.transformers import TRAINER_RESUMES
-from zerofit.scripts.on_import import when_imported
+from zerofit.scripts.on_import import around, when_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.scripts.capture.child.observations import Seen
+    from zerofit.scripts.capture.child.observations import Observations
 
 
-def install(seen: Seen) -> None:
+def install(seen: Observations) -> None:
     """Set the hooks."""
 
     def saves(*_: Any, **__: Any) -> None:
@@ -50,16 +49,13 @@ def _save_configuration(model: Any, save_directory: Any) -> None:
 
 def _quiet_torch(module: Any, saves: Callable[..., None]) -> None:
     """Let torch.save write all but weights: scripts keep prepared data by it, and read them back."""
-    original = module.save
 
-    @functools.wraps(original)
-    def save(obj: Any, *args: Any, **kwargs: Any) -> None:
+    @around(module, "save")
+    def save(original: Any, obj: Any, *args: Any, **kwargs: Any) -> None:
         if _holds_weights(obj):
             saves()
         else:
             original(obj, *args, **kwargs)
-
-    module.save = save
 
 
 def _holds_weights(obj: Any) -> bool:

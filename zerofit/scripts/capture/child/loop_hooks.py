@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from zerofit.core.command import Route
-from zerofit.scripts.capture.child.exit import is_own_code, leave_failed, place_in_script
-from zerofit.scripts.capture.child.failures import mark_met_meta
-from zerofit.scripts.capture.child.living import outermost
+from zerofit.scripts.capture.child.model_record import outermost
+from zerofit.scripts.capture.child.outcome import is_own_code, leave_failed, mark_met_meta, place_in_script
 from zerofit.scripts.capture.child.record import finish
-from zerofit.scripts.on_import import when_imported
+from zerofit.scripts.on_import import around, when_imported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from zerofit.scripts.capture.child.observations import Seen
+    from zerofit.scripts.capture.child.observations import Observations
 
 _NOT_HERE = ("fp16", "fp8")
 """Mixed precision that needs a GPU."""
@@ -30,7 +25,7 @@ _FOR_SEVERAL = (
 """Arguments of Accelerator that ask for several GPUs (accelerate 1.15, accelerator.py)."""
 
 
-def install(seen: Seen) -> None:
+def install(seen: Observations) -> None:
     """Set the hooks on torch's modules, optimizers and DataLoaders, and on Accelerator."""
     when_imported("torch.nn.modules.module", lambda module: _watch_calls(module.Module, seen))
     when_imported("torch.nn.modules.module", lambda module: _watch_eval(module.Module, seen))
@@ -42,45 +37,37 @@ def install(seen: Seen) -> None:
 
 def _remember(made: Any, references: list[Any]) -> None:
     """Keep a weak reference to each object of a class that is made."""
-    original = made.__init__
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(made, "__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if all(one() is not self for one in references):
             references.append(weakref.ref(self))
 
-    made.__init__ = init
 
-
-def _watch_schedulers(module: Any, seen: Seen) -> None:
+def _watch_schedulers(module: Any, seen: Observations) -> None:
     names = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")
     for made in [getattr(module, name) for name in names]:
         if "__init__" in vars(made):
             _remember(made, seen.all_schedulers)
 
 
-def _watch_loaders(loader: Any, seen: Seen) -> None:
-    original = loader.__iter__
-
-    @functools.wraps(original)
-    def iterate(self: Any) -> Any:
+def _watch_loaders(loader: Any, seen: Observations) -> None:
+    @around(loader, "__iter__")
+    def iterate(original: Any, self: Any) -> Any:
         seen.loader = self
         return original(self)
 
-    loader.__iter__ = iterate
 
-
-def _watch_calls(module_class: Any, seen: Seen) -> None:
+def _watch_calls(module_class: Any, seen: Observations) -> None:
     """Look at calls of prepared models, and outermost ones of any: the first that trains ends it all.
 
     A prepared model may be called by another module, such as one that computes the loss.
     """
-    original = module_class.__call__
     depth = 0
 
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(module_class, "__call__")
+    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
         if seen.is_ending:
             return original(self, *args, **kwargs)
@@ -99,11 +86,9 @@ def _watch_calls(module_class: Any, seen: Seen) -> None:
         finally:
             depth -= 1
 
-    module_class.__call__ = call
 
-
-def _trains(seen: Seen, module: Any) -> bool:
-    """Return whether a call is one of training: with gradients, and not after the script's own eval().
+def _trains(seen: Observations, module: Any) -> bool:
+    """True if a call is one of training: with gradients, and not after the script's own eval().
 
     from_pretrained leaves a model in evaluation mode, and scripts that never call train() train it so.
     """
@@ -112,19 +97,15 @@ def _trains(seen: Seen, module: Any) -> bool:
     return torch.is_grad_enabled() and (module.training or id(module) not in seen.evaluated)
 
 
-def _watch_eval(module_class: Any, seen: Seen) -> None:
-    original = module_class.eval
-
-    @functools.wraps(original)
-    def evaluate(self: Any) -> Any:
-        if is_own_code(sys._getframe(1).f_code.co_filename):
+def _watch_eval(module_class: Any, seen: Observations) -> None:
+    @around(module_class, "eval")
+    def evaluate(original: Any, self: Any) -> Any:
+        if is_own_code(sys._getframe(2).f_code.co_filename):
             seen.evaluated.update(id(module) for module in self.modules())
         return original(self)
 
-    module_class.eval = evaluate
 
-
-def _reached(seen: Seen, module: Any, args: Any, kwargs: Any) -> None:
+def _reached(seen: Observations, module: Any, args: Any, kwargs: Any) -> None:
     """End the capture where a prepared model is called; where none was, with the model that trains.
 
     A frozen one may be prepared and called with gradients too: a teacher is no model that trains.
@@ -133,12 +114,11 @@ def _reached(seen: Seen, module: Any, args: Any, kwargs: Any) -> None:
         if module is model and _has_trained(seen, module):
             if not module.training:
                 seen.note("the model trains in evaluation mode, without dropout: nothing calls its train()")
-            finish(seen, accelerator, model, (args, kwargs), route=route_of(seen, accelerator))
+            finish(seen, accelerator, model, (args, kwargs))
     if seen.models or not _is_optimized(seen, module):
         return
     if seen.accelerators:
-        accelerator = seen.accelerators[-1]
-        finish(seen, accelerator, module, (args, kwargs), route=route_of(seen, accelerator))
+        finish(seen, seen.accelerators[-1], module, (args, kwargs))
     leave_failed(
         seen,
         "unsupported",
@@ -147,54 +127,59 @@ def _reached(seen: Seen, module: Any, args: Any, kwargs: Any) -> None:
     )
 
 
-def route_of(seen: Seen, accelerator: Any) -> Route:
-    """Return whose Accelerator this is: a Trainer's, or the script's own."""
-    is_trainers = any(getattr(trainer, "accelerator", None) is accelerator for trainer in seen.trainers)
-    return Route.TRAINER if is_trainers else Route.ACCELERATE
+def _trained_by(optimizer: Any) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def _is_optimized(seen: Seen, module: Any) -> bool:
-    """Return whether all that a living optimizer trains is in this module."""
+def _is_optimized(seen: Observations, module: Any) -> bool:
+    """True if all that a living optimizer trains is in this module."""
     own = {id(parameter) for parameter in module.parameters()}
-    for optimizer in seen.optimizers():
-        trained = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-        if trained and own.issuperset(trained):
-            return True
-    return False
+    return any(trained and trained <= own for trained in map(_trained_by, seen.optimizers()))
 
 
-def _has_trained(seen: Seen, module: Any) -> bool:
-    """Return whether a module holds any of what optimizers train; without any, whether it could train."""
+def _has_trained(seen: Observations, module: Any) -> bool:
+    """True if a module holds any of what optimizers train; without any, whether it could train."""
     own = list(module.parameters())
-    trained = {
-        id(parameter)
-        for optimizer in seen.optimizers()
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
+    trained = set[int]().union(*map(_trained_by, seen.optimizers()))
     if not trained:  # an optimizer that torch does not know, or one that is made later
         return any(parameter.requires_grad for parameter in own)
     return any(id(parameter) in trained for parameter in own)
 
 
-def _watch_accelerator(accelerator_class: Any, seen: Seen) -> None:
+def _watch_accelerator(accelerator_class: Any, seen: Observations) -> None:
     _watch_init(accelerator_class, seen)
-    _watch_prepare_model(accelerator_class, seen)
-    _watch_accumulate(accelerator_class, seen)
-    _stop_at_backward(accelerator_class, seen)
+
+    @around(accelerator_class, "prepare_model")
+    def prepare_model(original: Any, self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = original(self, model, *args, **kwargs)
+        if all(known is not prepared for _, known in seen.models):
+            seen.models.append((self, prepared))
+        return prepared
+
+    @around(accelerator_class, "accumulate")
+    def accumulate(original: Any, self: Any, *models: Any) -> Any:
+        seen.accumulates = True
+        return original(self, *models)
+
+    @around(accelerator_class, "backward")
+    def backward(original: Any, self: Any, loss: Any, **kwargs: Any) -> Any:
+        # The capture ends here at the latest: of a model that was never called whole.
+        if seen.is_here and not seen.is_ending:
+            _reached_backward(seen, self)
+        return original(self, loss, **kwargs)
+
     original = accelerator_class.mixed_precision.fget
     accelerator_class.mixed_precision = property(
         lambda self: getattr(self, "_zerofit_precision_said", None) or original(self)
     )
 
 
-def _watch_init(accelerator_class: Any, seen: Seen) -> None:
+def _watch_init(accelerator_class: Any, seen: Observations) -> None:
     """Make each Accelerator one that runs here: one process, no GPU, no DeepSpeed, no FSDP."""
-    original = accelerator_class.__init__
-    signature = inspect.signature(original)
+    signature = inspect.signature(accelerator_class.__init__)
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    @around(accelerator_class, "__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(self, *args, **kwargs).arguments
         own = arguments.get("mixed_precision")
         said = str(own or os.environ.get("ACCELERATE_MIXED_PRECISION", "no"))
@@ -211,51 +196,12 @@ def _watch_init(accelerator_class: Any, seen: Seen) -> None:
             self._zerofit_precision_said = said
         seen.accelerators.append(self)
 
-    accelerator_class.__init__ = init
 
-
-def _watch_prepare_model(accelerator_class: Any, seen: Seen) -> None:
-    original = accelerator_class.prepare_model
-
-    @functools.wraps(original)
-    def prepare_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        prepared = original(self, model, *args, **kwargs)
-        if all(known is not prepared for _, known in seen.models):
-            seen.models.append((self, prepared))
-        return prepared
-
-    accelerator_class.prepare_model = prepare_model
-
-
-def _watch_accumulate(accelerator_class: Any, seen: Seen) -> None:
-    original = accelerator_class.accumulate
-
-    @functools.wraps(original)
-    def accumulate(self: Any, *models: Any) -> Any:
-        seen.accumulates = True
-        return original(self, *models)
-
-    accelerator_class.accumulate = accumulate
-
-
-def _stop_at_backward(accelerator_class: Any, seen: Seen) -> None:
-    """End the capture at the latest where a loss goes backward: of a model that was never called whole."""
-    original: Callable[..., Any] = accelerator_class.backward
-
-    @functools.wraps(original)
-    def backward(self: Any, loss: Any, **kwargs: Any) -> Any:
-        if seen.is_here and not seen.is_ending:
-            _reached_backward(seen, self)
-        return original(self, loss, **kwargs)
-
-    accelerator_class.backward = backward
-
-
-def _reached_backward(seen: Seen, accelerator: Any) -> NoReturn:
+def _reached_backward(seen: Observations, accelerator: Any) -> NoReturn:
     prepared = (model for _, model in seen.models if _has_trained(seen, model))
     model = next(prepared, None) or outermost(lambda module: _is_optimized(seen, module))
     if model is None:
         where = place_in_script(sys._getframe(1))
         leave_failed(seen, "unsupported", "no model has what the script's optimizer trains", where=where)
     seen.note("the model is never called as a whole: its first batch is that of the DataLoader")
-    finish(seen, accelerator, model, None, route=route_of(seen, accelerator))
+    finish(seen, accelerator, model, None)

@@ -1,4 +1,4 @@
-"""Whether a model divides its loss by num_items_in_batch: asked of autograd, on tensors without values."""
+"""True if a model divides its loss by num_items_in_batch: asked of autograd, on tensors without values."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ _GIVEN = "num_items_in_batch"
 
 
 def passes_num_items(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> bool | None:
-    """Return whether the loss depends on num_items_in_batch; None where the model can't be run on meta.
+    """True if the loss depends on num_items_in_batch; None where the model can't be run on meta.
 
     Many classes take any keyword and drop this one: BertForTokenClassification of transformers 5.23 does. So
     the model is run once on the meta device, with a number that takes a gradient: only a loss that was made
     with it gives it one.
-
-    Args:
-        model: an nn.Module, on meta or not; it stays as it is.
-        batch: arguments of one forward pass, with labels.
     """
     import torch
 

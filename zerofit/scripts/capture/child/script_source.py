@@ -1,12 +1,15 @@
-"""Accumulation that a loop counts itself: `if (step + 1) % k == 0: optimizer.step()`."""
+"""What a script's source says of what a capture never comes to: generating, saving, manual accumulation."""
 
 from __future__ import annotations
 
 import ast
+import os
+import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import Unreadable
-from zerofit.scripts.capture.child.exit import is_own_code
+from zerofit.scripts.capture.child.outcome import is_own_code
 from zerofit.scripts.facts import Action
 from zerofit.scripts.source.read_script import read_script
 
@@ -14,10 +17,64 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Iterable, Iterator
 
-    from zerofit.scripts.capture.child.observations import Seen
+    from zerofit.scripts.capture.child.observations import Observations
+
+_SAVING = {
+    *("save_pretrained", "save_state", "save_model", "save_checkpoint", "push_to_hub", "save_file"),
+    *("torch.save", "accelerator.save"),
+}
+_EVALUATING = {"eval", "evaluate", "inference_mode"}
 
 
-def accumulates_by_hand(seen: Seen, texts: Iterable[str], frame: types.FrameType | None) -> int | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalledMethods:
+    """What sources call, wherever in them."""
+
+    generates: bool
+    saves: bool
+    evaluates: bool
+
+
+def called_methods(texts: Iterable[str]) -> CalledMethods:
+    """Return what source texts call; nothing of one that can't be parsed."""
+    called: set[str] = set()
+    for text in texts:
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                called |= {node.func.attr, ast.unparse(node.func)}
+    return CalledMethods(
+        generates="generate" in called, saves=bool(called & _SAVING), evaluates=bool(called & _EVALUATING)
+    )
+
+
+def own_sources() -> list[str]:
+    """Return the sources of the main module and of those beside or below it."""
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    if main is None:
+        return []
+    folder = os.path.dirname(os.path.abspath(main)) + os.sep
+    files = {main}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.startswith(folder) and file.endswith(".py") and is_own_code(file):
+            files.add(file)
+    texts = []
+    for file in sorted(files):
+        try:
+            with open(file, encoding="utf-8") as opened:
+                texts.append(opened.read())
+        except (OSError, UnicodeDecodeError):
+            continue
+    return texts
+
+
+def manual_accumulation(
+    seen: Observations, texts: Iterable[str], frame: types.FrameType | None
+) -> int | None:
     """Return how many forward passes a loop makes to each optimizer.step(); None where it does not count.
 
     Args:
