@@ -6,20 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from accelerators import own_class, quiet, settings
+from accelerators import hooked
 from torch.utils.data import DataLoader
 
 from zerofit.core.errors import UserError
-from zerofit.training import accelerate_hooks, backward, clipping, micro_batches
-
-
-def hooked(**wanted: Any) -> tuple[Any, Any]:
-    """Return a class of Accelerator with a plan's hooks, and the list of changes."""
-    accelerator_class, changes, plan = own_class(), quiet(), settings(**wanted)
-    accelerate_hooks.install(accelerator_class, plan, changes)
-    backward.install(accelerator_class, plan, changes)
-    clipping.install(accelerator_class, changes, forced=plan.gradient_clipping)
-    return accelerator_class, changes
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
@@ -134,7 +124,6 @@ def test_a_second_smaller_training_loader_is_no_matter(at_once: bool) -> None:
 
 def test_lomo_in_pieces_is_refused() -> None:
     accelerator_class, _ = hooked(micro_batch_size=1)
-    micro_batches.install(accelerator_class, settings(micro_batch_size=1), quiet())
     accelerator = accelerator_class()
     model, _, loader = accelerator.prepare(*parts())
     loss = model(next(iter(loader))).square().mean()
@@ -156,7 +145,6 @@ def test_a_loss_scale_holds_for_pieces_and_overflow_skips_step_and_scheduler(
     micro_batch_size: int | None,
 ) -> None:
     accelerator_class, _ = hooked(micro_batch_size=micro_batch_size)
-    micro_batches.install(accelerator_class, settings(micro_batch_size=micro_batch_size), quiet())
     accelerator = accelerator_class()
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)  # as under fp16 on a GPU
     model, optimizer, loader = parts()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerators import own_class, quiet, settings
+from accelerators import hooked
 from grouped_optimizers import VOCABULARY, WIDTH, groups, model
 from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, SequentialLR
 
@@ -148,8 +148,7 @@ def test_schedulers_made_of_others_are_led_too(kind: str) -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_prepare_swaps_and_the_prepared_scheduler_follows(at_once: bool) -> None:
-    accelerator_class, changes = own_class(), quiet()
-    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.ADAFACTOR), changes)
+    accelerator_class, changes = hooked(optimizer=OptimizerName.ADAFACTOR)
     accelerator = accelerator_class()
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
@@ -169,8 +168,7 @@ def test_prepare_swaps_and_the_prepared_scheduler_follows(at_once: bool) -> None
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_of_several_optimizers_none_is_swapped(at_once: bool) -> None:
-    accelerator_class, changes = own_class(), quiet()
-    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.SGD), changes)
+    accelerator_class, changes = hooked(optimizer=OptimizerName.SGD)
     accelerator = accelerator_class()
     nets = model(), model()
     own = [torch.optim.AdamW(net.parameters(), lr=0.01) for net in nets]
@@ -186,8 +184,7 @@ def test_of_several_optimizers_none_is_swapped(at_once: bool) -> None:
 
 
 def test_an_optimizer_with_states_stays() -> None:
-    accelerator_class, changes = own_class(), quiet()
-    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.SGD), changes)
+    accelerator_class, changes = hooked(optimizer=OptimizerName.SGD)
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     step(net, optimizer)
@@ -215,8 +212,7 @@ def test_an_optimizer_with_states_stays() -> None:
     ],
 )
 def test_what_is_dropped_is_named_and_what_is_alike_stays(make: Any, lines: tuple[str, ...]) -> None:
-    accelerator_class, changes = own_class(), quiet()
-    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.ADAMW), changes)
+    accelerator_class, changes = hooked(optimizer=OptimizerName.ADAMW)
     own = make(model())
     prepared = accelerator_class().prepare(own)
     assert (prepared.optimizer is own) is (not lines)
@@ -261,8 +257,7 @@ def test_lions_betas_are_no_adamws(own: str, name: OptimizerName, betas: tuple[f
 
 
 def test_lion_keeps_the_learning_rate_and_says_so() -> None:
-    accelerator_class, changes = own_class(), quiet()
-    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.LION), changes)
+    accelerator_class, changes = hooked(optimizer=OptimizerName.LION)
     own = torch.optim.AdamW(model().parameters(), lr=0.002, betas=(0.8, 0.999))
     LambdaLR(own, lambda number: 0.0)  # a warm-up begins at nothing
     prepared = accelerator_class().prepare(own)
@@ -277,8 +272,7 @@ def test_lion_keeps_the_learning_rate_and_says_so() -> None:
 
 
 def test_embeddings_keep_whole_states_though_the_optimizer_comes_alone() -> None:
-    accelerator_class = own_class()
-    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.LION_8BIT), quiet())
+    accelerator_class, _ = hooked(optimizer=OptimizerName.LION_8BIT)
     net = model()
     optimizer = accelerator_class().prepare(torch.optim.AdamW(net.parameters(), lr=0.01))
     step(net, optimizer)

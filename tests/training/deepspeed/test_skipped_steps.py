@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerators import own_class, quiet
+from accelerators import hooked
 
 from zerofit.core.rank_record import read_record
 from zerofit.training.changes import Changes
@@ -70,8 +70,7 @@ def test_the_warning_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_steps_that_a_real_scaler_skips_are_in_the_record(tmp_path: Any) -> None:
-    accelerator_class = own_class()
-    skipped_steps.install(accelerator_class, quiet())
+    accelerator_class, _ = hooked()
     accelerator = accelerator_class()
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     weight = torch.nn.Parameter(torch.ones(1))
@@ -89,8 +88,7 @@ def test_the_steps_that_a_real_scaler_skips_are_in_the_record(tmp_path: Any) -> 
 
 
 def test_steps_without_a_scaler_are_not_counted(tmp_path: Any, make_step: Callable[[Any], None]) -> None:
-    accelerator_class = own_class()
-    skipped_steps.install(accelerator_class, quiet())
+    accelerator_class, _ = hooked()
     make_step(accelerator_class())
     write_record(tmp_path, rank=0, exit_code=0, error=None, changes=())
     record = read_record(tmp_path, 0)

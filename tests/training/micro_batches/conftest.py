@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from zerofit.training.changes import Changes
-from zerofit.training.micro_batches import Splitter
-from zerofit.training.micro_batches.installing import replace_forward
+from zerofit.training.micro_batches.hooks import replace_forward
+from zerofit.training.micro_batches.pending_backward import PendingBackward
+from zerofit.training.micro_batches.split_model import SplitModel
+from zerofit.training.micro_batches.splitter import Splitter
 
 _SAMPLES, _TOKENS, _WORDS = 5, 7, 19
 _SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
@@ -181,7 +183,8 @@ class Split:
     """A model that runs in micro-batches."""
 
     model: Any
-    splitter: Splitter
+    split_model: SplitModel
+    waiting: PendingBackward
     changes: Changes
     boundaries: list[bool] = field(default_factory=list)
     """What each backward of a piece was told."""
@@ -189,7 +192,7 @@ class Split:
     """Calls of the model's own forward."""
 
     def backward(self, loss: Any, *, is_boundary: bool = True) -> None:
-        self.splitter.backward(loss, run=self.run, is_boundary=is_boundary)
+        self.waiting.backward(loss, run=self.run, is_boundary=is_boundary)
 
     def run(self, loss: Any, is_boundary: bool) -> None:
         self.boundaries.append(is_boundary)
@@ -201,7 +204,6 @@ def split() -> Callable[..., Split]:
     """Return a function that puts a splitter in the place of a model's forward."""
 
     def make(model: Any, micro_batch_size: int = 2, **options: Any) -> Split:
-        made = Split(model=model, splitter=None, changes=Changes(announce=False))  # type: ignore[arg-type]
         original = model.forward
 
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -209,14 +211,13 @@ def split() -> Callable[..., Split]:
             return original(*args, **kwargs)
 
         model.forward = counted
-        made.splitter = Splitter(
+        waiting, changes = options.pop("waiting", None) or PendingBackward(), Changes(announce=False)
+        split_model = SplitModel(model, **{"no_sync": contextlib.nullcontext, **options})
+        made = Split(model=model, split_model=split_model, waiting=waiting, changes=changes)
+        replace_forward(
             model,
-            micro_batch_size=micro_batch_size,
-            no_sync=options.pop("no_sync", contextlib.nullcontext),
-            changes=made.changes,
-            **options,
+            Splitter(split_model, micro_batch_size=micro_batch_size, changes=changes, waiting=waiting),
         )
-        replace_forward(model, made.splitter)
         return made
 
     return make

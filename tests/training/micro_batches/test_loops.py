@@ -68,7 +68,7 @@ def test_a_second_backward_through_a_graph_that_was_kept(
     for _ in range(4):
         outputs = made.model(**batch)
         made.backward(outputs.loss)
-        assert made.splitter.is_waiting
+        assert made.waiting.is_any
         made.backward(outputs.logits.sum())
         assert_equal(gradients(made.model), expected)
 
@@ -105,13 +105,13 @@ def test_a_loss_without_any_output_of_the_model(pair: Callable[..., Any]) -> Non
 def test_a_models_output_as_another_models_input(
     split: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
 ) -> None:
-    from zerofit.training.micro_batches.pending_backward import Waiting
+    from zerofit.training.micro_batches.pending_backward import PendingBackward
 
     torch.manual_seed(0)
     first, second, x = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), torch.randn(6, 3)
     second(first(x).relu()).pow(2).mean().backward()
     expected = gradients(first), gradients(second)
-    waiting = Waiting()
+    waiting = PendingBackward()
     made, other = split(first, waiting=waiting), split(second, waiting=waiting)
     for _ in range(4):
         made.backward(second(first(x).relu()).pow(2).mean())
@@ -136,10 +136,10 @@ def test_backward_without_the_accelerator(
 def test_outputs_that_are_thrown_away_take_everything_with_them(pair: Callable[..., Any]) -> None:
     _, made, batch = pair("vit")
     outputs = made.model(**batch)
-    assert made.splitter.is_waiting
+    assert made.waiting.is_any
     del outputs
     gc.collect()
-    assert not made.splitter.is_waiting
+    assert not made.waiting.is_any
 
 
 @pytest.mark.parametrize("holds_outputs", [False, True])
@@ -164,7 +164,7 @@ def test_a_loss_that_is_skipped_leaves_no_gradient(
         del kept
     if clears:
         made.model.zero_grad()
-    made.splitter.settle()
+    made.waiting.settle()
     made.backward(made.model(**batch).loss)
     assert_equal(gradients(made.model), expected, within=2e-6)
 
@@ -180,12 +180,12 @@ def test_what_a_waiting_loss_depends_on_is_not_taken_back(
         gradients(made.model)
     made.num_forwards = 0
     loss = made.model(**batch).loss * 1
-    made.splitter.settle(except_for=loss)  # as a window does whose backward pass waits
+    made.waiting.settle(except_for=loss)  # as a window does whose backward pass waits
     made.backward(loss)
     assert made.num_forwards == 3
     assert_equal(gradients(made.model), expected)
     skipped, loss = made.model(**batch).loss, made.model(**batch).loss
-    made.splitter.settle(except_for=loss)
+    made.waiting.settle(except_for=loss)
     made.backward(loss)
     assert skipped.isfinite()
     assert_equal(gradients(made.model), expected, within=2e-6)
@@ -291,7 +291,7 @@ def test_other_forward_passes_run_whole(mode: str, pair: Callable[..., Any]) -> 
         made.model(**batch)
     assert made.num_forwards == 1
     assert made.changes.lines == ()
-    assert not made.splitter.is_waiting
+    assert not made.waiting.is_any
 
 
 def test_generation_inside_of_training_runs_whole(pair: Callable[..., Any]) -> None:

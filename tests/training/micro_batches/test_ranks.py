@@ -130,7 +130,7 @@ def test_no_rank_goes_backward_early_with_a_loss_that_is_no_number_on_another(
         loss = made.model(**(broken if rank == 1 else batch)).loss
         assert loss.isnan() == (rank == 1)
         counts[rank].append(len(made.boundaries))
-        made.splitter.settle()  # the script skips this step on all ranks
+        made.waiting.settle()  # the script skips this step on all ranks
         counts[rank].append(len(made.boundaries))
         made.backward(made.model(**batch).loss)
         found[rank] = gradients(made.model)
@@ -185,7 +185,7 @@ def test_outputs_that_nobody_looks_at_are_kept_on_the_host_in_the_first_passes_o
         if not num_moved:
             assert sum(one() is not None for one in logits) <= 1  # the last one waits with its graph
         made.backward(outputs.loss)
-    assert made.splitter.is_waiting
+    assert made.waiting.is_any
     with pytest.raises(UserError) as error:
         _ = outputs.logits
     assert (error.value.rule, error.value.found) == ("output-read-late", "outputs.logits")

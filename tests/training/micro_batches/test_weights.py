@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zerofit.core.errors import UserError
-from zerofit.training.changes import Changes
-from zerofit.training.micro_batches import Splitter
-from zerofit.training.micro_batches.installing import replace_forward
 
 
 class _Words(torch.nn.Module):
@@ -59,9 +55,11 @@ _LOSSES: dict[str, Callable[..., Any]] = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), kind=st.sampled_from(sorted(_LOSSES)), size=st.integers(2, 9), most=st.integers(1, 9))
-def test_any_batch_size_micro_batch_and_labels(data: Any, kind: str, size: int, most: int) -> None:
+def test_any_batch_size_micro_batch_and_labels(
+    data: Any, kind: str, size: int, most: int, split: Callable[..., Any]
+) -> None:
     kept = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size).filter(any))
     torch.manual_seed(data.draw(st.integers(0, 99)))
     labels = torch.randint(0, 5, (size, 4))
@@ -72,15 +70,12 @@ def test_any_batch_size_micro_batch_and_labels(data: Any, kind: str, size: int, 
     whole = model(**batch)["loss"]
     whole.backward()
     expected = torch.cat([one.grad.flatten() for one in model.parameters()])
-    splitter = Splitter(
-        model, micro_batch_size=most, no_sync=contextlib.nullcontext, changes=Changes(announce=False)
-    )
-    replace_forward(model, splitter)
+    made = split(model, most)
     for _ in range(3):
         model.zero_grad()
         loss = model(**batch)["loss"]
         assert loss.item() == pytest.approx(whole.item(), rel=1e-5)
-        splitter.backward(loss, run=lambda piece, _: piece.backward(), is_boundary=True)
+        made.backward(loss)
         found = torch.cat([one.grad.flatten() for one in model.parameters()])
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
 

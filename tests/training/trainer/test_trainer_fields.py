@@ -14,7 +14,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.strategy import OptimizerName, Precision
 from zerofit.core.upstream.transformers import field_names
 from zerofit.training.trainer.trainer_fields import apply
-from zerofit.training.trainer.trainer_hooks import hook_arguments
+from zerofit.training.trainer.trainer_hooks import install_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def under(tmp_path: Path) -> Callable[..., Made]:
                     **{"output_dir": str(tmp_path), "report_to": "none", "use_cpu": True, **kwargs}
                 )
 
-        hook_arguments(Planned, wanted, changes)
+        install_arguments(Planned, wanted, changes)
         return Planned, changes, wanted
 
     return make
@@ -203,7 +203,7 @@ def test_arguments_from_a_command_line_and_from_files_are_planned(
     from transformers import HfArgumentParser, TrainingArguments
 
     monkeypatch.setattr(TrainingArguments, "__post_init__", TrainingArguments.__post_init__)
-    hook_arguments(TrainingArguments, settings(micro_batch_size=2, trainer_accumulates=True), quiet())
+    install_arguments(TrainingArguments, settings(micro_batch_size=2, trainer_accumulates=True), quiet())
     file = tmp_path / "args.yaml"
     file.write_text(
         f"output_dir: {tmp_path}\nper_device_train_batch_size: 6\nuse_cpu: true\nreport_to: none\n"
@@ -220,8 +220,10 @@ def test_arguments_from_a_command_line_and_from_files_are_planned(
 def test_a_batch_of_all_ranks_together_is_planned_as_such(
     under: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, _, wanted = under()
+    made, _, _ = under()
     arguments = made(accelerator_config={"split_batches": True}, per_device_train_batch_size=16)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    apply(arguments, dataclasses.replace(wanted, micro_batch_size=4), quiet())
+    apply(
+        arguments, settings(precision_is_default=False, trainer_accumulates=True, micro_batch_size=4), quiet()
+    )
     assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (8, 2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.training.micro_batches.joined import Joiner, NotJoinableError, flat, name_of
+from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, flat, name_of
 from zerofit.training.micro_batches.pieces import Inputs, taken
 from zerofit.training.micro_batches.probe_losses import LastLayer
 from zerofit.training.micro_batches.weights import TORCHS_OWN, normalized, weightings

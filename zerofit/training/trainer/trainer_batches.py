@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Batches:
         return self.batch_size * self.gradient_accumulation_steps
 
 
-def batches_under(settings: Settings, script: Batches, *, world_size: int) -> Batches:
+def batches_under(settings: AppliedSettings, script: Batches, *, world_size: int) -> Batches:
     """Return the batches that Trainer is to make.
 
     The samples of one optimizer step stay what the script says, unless the user asked for another number. The
@@ -41,7 +41,10 @@ def batches_under(settings: Settings, script: Batches, *, world_size: int) -> Ba
         UserError: the plan's micro-batch and accumulation don't make the script's global batch, or the one
             that was asked for does not divide over the ranks.
     """
-    micro_batch_size, steps = settings.micro_batch_size, settings.gradient_accumulation_steps
+    micro_batch_size, steps = (
+        settings.strategy.micro_batch_size,
+        settings.strategy.gradient_accumulation_steps,
+    )
     if micro_batch_size is None:
         return replace(script, gradient_accumulation_steps=steps or script.gradient_accumulation_steps)
     asked = settings.global_batch_size
@@ -84,9 +87,11 @@ def _not_divisible(asked: int, world_size: int) -> UserError:
     )
 
 
-def _differs(settings: Settings, script: Batches, world_size: int) -> UserError:
-    steps = settings.gradient_accumulation_steps
-    planned = f"{settings.micro_batch_size} samples" + (f" x {steps} forward passes" if steps else "")
+def _differs(settings: AppliedSettings, script: Batches, world_size: int) -> UserError:
+    steps = settings.strategy.gradient_accumulation_steps
+    planned = f"{settings.strategy.micro_batch_size} samples" + (
+        f" x {steps} forward passes" if steps else ""
+    )
     return UserError(
         "micro-batch-differs",
         "the plan's micro-batches do not make the script's global batch",

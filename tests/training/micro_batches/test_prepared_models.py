@@ -15,9 +15,10 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerators import quiet, settings
 
 from zerofit.training.changes import Changes
-from zerofit.training.micro_batches import install
+from zerofit.training.micro_batches import hooks
 
 Tiny = Callable[..., Any]
 
@@ -40,16 +41,15 @@ def _accelerator(
     class Hooked(Accelerator):  # type: ignore[misc]
         _zerofit_by_script = by_script
 
-    changes = Changes(announce=False)
-    settings: Any = SimpleNamespace(
-        micro_batch_size=micro_batch_size, trainer_accumulates=trainer_accumulates
+    changes = quiet()
+    hooks.install(
+        Hooked, settings(micro_batch_size=micro_batch_size, trainer_accumulates=trainer_accumulates), changes
     )
-    install(Hooked, settings, changes)
     return Hooked(cpu=True, **options), changes
 
 
 def _backward(accelerator: Any, loss: Any) -> None:
-    accelerator._zerofit_splitter.backward(loss, run=lambda one, _: one.backward(), is_boundary=True)
+    accelerator._zerofit_waiting.backward(loss, run=lambda one, _: one.backward(), is_boundary=True)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_which_models_are_split(options: dict[str, Any], is_split: bool, tiny: T
     accelerator, changes = _accelerator(**options)
     model, batch = tiny("vit")
     prepared = accelerator.prepare(model)
-    assert hasattr(accelerator, "_zerofit_splitter") == is_split
+    assert hasattr(accelerator, "_zerofit_waiting") == is_split
     prepared(**batch)
     prepared(**batch)
     said = ("each forward pass of 5 samples runs as 3 micro-batches of at most 2",) if is_split else ()
@@ -83,7 +83,7 @@ def test_prepare_model_splits_what_it_prepares_for_training(
     accelerator, changes = _accelerator()
     model, batch = tiny("vit")
     accelerator.prepare_model(model, **options)(**batch)
-    assert hasattr(accelerator, "_zerofit_splitter") == is_split
+    assert hasattr(accelerator, "_zerofit_waiting") == is_split
     assert bool(changes.lines) == is_split
 
 
@@ -153,9 +153,9 @@ def _scaled_backward(accelerator: Any, loss: Any) -> None:
     def run(piece: Any, _: bool) -> None:
         accelerator.scaler.scale(piece).backward()
 
-    splitter = getattr(accelerator, "_zerofit_splitter", None)
-    if splitter is not None and splitter.is_waiting:
-        splitter.backward(loss, run=run, is_boundary=True)
+    waiting = getattr(accelerator, "_zerofit_waiting", None)
+    if waiting is not None and waiting.is_any:
+        waiting.backward(loss, run=run, is_boundary=True)
     else:
         run(loss, True)
 
@@ -197,7 +197,7 @@ def test_one_model_on_two_accelerators_runs_under_the_second() -> None:
             for _ in range(4):
                 x, labels = torch.randn(6, 3, generator=numbers), torch.randn(6, generator=numbers)
                 loss = model(x=x, labels=labels)["loss"]
-                assert micro_batch_size is None or accelerator._zerofit_splitter.is_waiting
+                assert micro_batch_size is None or accelerator._zerofit_waiting.is_any
                 _scaled_backward(accelerator, loss)
                 optimizer.step()
                 optimizer.zero_grad()
