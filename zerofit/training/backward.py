@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError
 from zerofit.training.deepspeed.deepspeed_step import window_of
 from zerofit.training.wrapping import wrap
 
@@ -32,8 +31,6 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         if waiting is None:
             original(self, loss, **kwargs)
             return
-        if "learning_rate" in kwargs:
-            raise _steps_within_backward()
 
         def run_piece(piece: Any, is_boundary: bool) -> None:
             scaled = piece if self.scaler is None else self.scaler.scale(piece)
@@ -46,17 +43,6 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
     wrap(accelerator_class, "backward", backward)
     accelerator_class.trigger_sync_in_backward = staticmethod(
         _trigger(accelerator_class.trigger_sync_in_backward)
-    )
-
-
-def _steps_within_backward() -> UserError:
-    return UserError(
-        "no-micro-batches-with-lomo",
-        "LOMO can't train in micro-batches",
-        found="accelerator.backward(loss, learning_rate=...), and forward passes split into micro-batches",
-        why="LOMO steps within each backward pass, so that every micro-batch would be a step of its own",
-        fix="leave out --micro-batch-size, or take another optimizer",
-        see="https://github.com/OpenLMLab/LOMO",
     )
 
 

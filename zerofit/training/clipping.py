@@ -71,13 +71,7 @@ def install_watch(accelerator_class: Any, settings: AppliedSettings, changes: Ch
 
 
 def install_in_torch(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Let torch's clipping count: under ZeRO it finds no gradients, and a plan may clip otherwise.
-
-    Args:
-        module: torch.nn.utils; scripts import from its clip_grad too.
-        settings: what to set.
-        changes: where to note what was changed.
-    """
+    """Let torch's clipping count: under ZeRO it finds no gradients, and a plan may clip otherwise."""
     forced = settings.strategy.gradient_clipping
 
     def clip(

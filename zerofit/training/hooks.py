@@ -127,12 +127,7 @@ MODULE_HOOKS = (
 
 
 def install(plan: Plan, changes: Changes) -> None:
-    """Set the hooks that make the script train as the plan says.
-
-    Args:
-        plan: what runs.
-        changes: where to note what was changed.
-    """
+    """Set the hooks that make the script train as the plan says."""
     settings = settings_of(plan)
     if plan.topology.world_size > 1 and plan.generate_limit_s:
         watch()

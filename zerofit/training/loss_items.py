@@ -53,9 +53,6 @@ _WHOLE_ROWS = frozenset(
 def items_of(loss: Any) -> Any:
     """Return the number of items that a loss is the mean over.
 
-    Args:
-        loss: a scalar tensor with a graph.
-
     Returns:
         A scalar tensor in fp32 on the loss's device: labels without those that are ignored, elements, or the
         sum of their classes' weights. None where the graph does not tell.

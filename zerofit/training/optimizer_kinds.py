@@ -118,11 +118,6 @@ def is_lion(item: Any) -> bool:
 def rate_advice(own: str, new: str, learning_rate: float) -> str | None:
     """Return what to think of where an optimizer steps at a learning rate that was another one's.
 
-    Args:
-        own: name of the script's.
-        new: name of the one that takes its place.
-        learning_rate: the script's.
-
     Returns:
         One sentence; None where the rate means about the same to both.
     """

@@ -109,15 +109,7 @@ def _with_swapped(
 def swap_and_note(
     optimizer: Any, name: OptimizerName, changes: Changes, *, modules: Iterable[Any], said: str
 ) -> Any:
-    """Swap an optimizer, and note what became of it.
-
-    Args:
-        optimizer: the script's; see swap.
-        name: the kind of the new one.
-        changes: where to note it.
-        modules: those of the model.
-        said: the words before the old one's name: "the script says".
-    """
+    """Swap an optimizer, and note it; `said` stands before the old one's name: "the script says"."""
     lost = dropped(optimizer, name)
     new = swap(optimizer, name, modules=modules)
     if new is not optimizer:
@@ -137,14 +129,8 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
 
     Args:
         optimizer: a torch.optim.Optimizer that has made no step.
-        name: the kind of the new one.
+        name: the kind of the new one; one that is of that kind already is returned as it is.
         modules: those of the model: with 8 bits, embeddings among them keep whole states.
-
-    Returns:
-        The new one; the script's own where it is of that kind already.
-
-    Raises:
-        UserError: the script's does what the new one can't, or has no learning rate to take over.
     """
     if is_alike(optimizer, name):
         return optimizer

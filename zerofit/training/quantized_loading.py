@@ -26,13 +26,7 @@ _making_again = False
 
 
 def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook from_pretrained.
-
-    Args:
-        module: transformers.modeling_utils.
-        settings: what to set.
-        changes: where to note what was changed.
-    """
+    """Hook from_pretrained."""
     if settings.strategy.quantization is None:
         return
     original = module.PreTrainedModel.from_pretrained.__func__

@@ -93,12 +93,10 @@ def check_batch(
     if micro_batch_size is None:
         return
     if micro_batch_size > batch_size:
-        raise UserError(
-            "micro-batch-too-large",
-            "a micro-batch is a part of the script's batch",
-            found=f"{batch_size} samples on each rank, and --micro-batch-size {micro_batch_size}",
+        raise micro_batch_too_large(
+            micro_batch_size,
+            batch_size,
             why="zerofit splits the script's batches, and can't put several of them together",
-            fix=f"give --micro-batch-size {batch_size} or less, or the script a larger batch size",
         )
     pieces = -(-batch_size // micro_batch_size) * accumulation
     asked = settings.strategy.gradient_accumulation_steps
@@ -146,3 +144,14 @@ def _batch_fix(asked: int | None, *, batch_size: int, accumulation: int, num_ran
 
 def _times(batch_size: int, accumulation: int) -> str:
     return str(batch_size) if accumulation == 1 else f"{batch_size} x {accumulation}"
+
+
+def micro_batch_too_large(micro_batch_size: int, batch_size: int, *, why: str) -> UserError:
+    """Return the refusal of a micro-batch that is larger than the script's batch."""
+    return UserError(
+        "micro-batch-too-large",
+        "a micro-batch is a part of the script's batch",
+        found=f"{batch_size} samples on each rank, and --micro-batch-size {micro_batch_size}",
+        why=why,
+        fix=f"give --micro-batch-size {batch_size} or less, or the script a larger batch size",
+    )

@@ -41,11 +41,7 @@ def script_clips() -> bool:
 
 
 def steps_optimizer(source: str) -> bool:
-    """Return whether a source steps an optimizer under DeepSpeed too.
-
-    Args:
-        source: text of a Python file.
-    """
+    """Return whether a source steps an optimizer under DeepSpeed too."""
     try:
         seen = read_script(source, name="").find(Action.STEP)
     except Unreadable:

@@ -55,12 +55,7 @@ def _watch_engine(engine: Any, accelerator: Any, changes: Changes) -> None:
 
 
 def refuse_step_of(optimizer: Any, window: Window) -> None:
-    """Refuse steps of an optimizer that only DeepSpeed may step: the script's, which it did not prepare.
-
-    Args:
-        optimizer: as the script made it.
-        window: of the engine that has taken it over.
-    """
+    """Refuse steps of an optimizer that only DeepSpeed may step: the script's, which it did not prepare."""
 
     def check(*_: Any) -> None:
         if not window.is_stepping:

@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 
 
 def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook resize_token_embeddings, and the comparison of tied weights.
-
-    Args:
-        module: transformers.modeling_utils.
-        settings: what to set.
-        changes: where to note what was left as it is.
-    """
+    """Hook resize_token_embeddings, and the comparison of tied weights."""
     captured = settings.captured_model
 
     def resize(

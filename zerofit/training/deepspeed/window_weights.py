@@ -27,10 +27,6 @@ class WindowWeights:
     Until a window's last batch its items are not known: losses count by their items over those of the run's
     first batch, and at the last one the gradients so far are put right. DeepSpeed holds them itself, and its
     step puts all of them right.
-
-    Args:
-        accelerator: an Accelerator of the script's, whose window zerofit has set.
-        changes: where to note what was changed.
     """
 
     def __init__(self, accelerator: Any, changes: Changes) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError
 from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, flat, name_of
 from zerofit.training.micro_batches.pieces import Inputs, taken
-from zerofit.training.micro_batches.probe_losses import LastLayer
 from zerofit.training.micro_batches.weights import TORCHS_OWN, normalized, weightings
 
 if TYPE_CHECKING:
@@ -26,6 +25,10 @@ _NOISE = 10.0
 """A weighting whose error is beyond this many times the best one's is dropped. ASSUMPTION."""
 _NOISE_FLOOR = 1e-6
 """Relative error that all weightings may have, of fp32's 6e-8 and some sums."""
+
+_SPREAD = 10.0
+"""Standard deviation of the last layer's outputs. ASSUMPTION: losses of tens differ by tens of percent, and
+no format overflows."""
 
 Found = dict["Path", tuple[str, ...]]
 """The weightings that hold for each scalar output, the likeliest first."""
@@ -44,15 +47,7 @@ class Halves:
 
 
 def halves_of(inputs: Inputs, *, size: int, at_most: int, can_split: bool, model: Any) -> Halves:
-    """Return the samples that tell most: those with the fewest labels against those with the most.
-
-    Args:
-        inputs: what the forward pass was given.
-        size: samples in it.
-        at_most: samples of one half.
-        can_split: whether the inputs can be split at all.
-        model: the model itself, without wrappers.
-    """
+    """Return the samples that tell most: those with the fewest labels against those with the most."""
     if not can_split or size == 1:
         return Halves(whole=inputs, first=inputs, second=inputs, sizes=(size, size), tells=False)
     alone = [(taken(inputs, slice(row, row + 1), of=size), 1) for row in range(size)]
@@ -83,20 +78,10 @@ def check(
 
     Four forward passes run, on every rank; the model must be in evaluation mode, without gradients.
 
-    Args:
-        halves: the samples.
-        call: the model's forward pass.
-        model: the model itself, without wrappers.
-        is_half: whether it computes in 16 bits.
-        agreed: takes flags, and returns for each whether any rank has set it.
-
     Returns:
         None where these samples don't tell: the loss is no number.
-
-    Raises:
-        UserError: the outputs don't follow from those of the halves.
     """
-    last_layer = LastLayer()
+    last_layer = _LastLayer()
     with last_layer.watched(model):
         _called(call, halves.first)
     with last_layer.sharpened():
@@ -232,3 +217,58 @@ def _complaint(
 def _scalar_complaint(path: Path, whole: dict[Path, Any], parts: list[dict[Path, Any]]) -> str:
     values = " and ".join(f"{float(part[path]):.6g}" for part in parts)
     return f"{name_of(path)} is {float(whole[path]):.6g}, and {values} for its two halves"
+
+
+class _LastLayer:
+    """The layer with parameters that ran last, and the spread of its outputs.
+
+    A fresh model gives every token nearly the same loss, log(vocabulary size), and a mean by samples can't be
+    told from a mean by tokens. With larger outputs of its last layer the losses differ from sample to sample.
+    """
+
+    def __init__(self) -> None:
+        self._layer: Any = None
+        self._factor = 1.0
+
+    @contextlib.contextmanager
+    def watched(self, model: Any) -> Iterator[None]:
+        """Note inside which layer runs last; torch.compile must be off, or the hooks would be compiled."""
+
+        def note(layer: Any, _: Any, output: Any) -> None:
+            spread = _spread_of(output)
+            if spread > 0:
+                self._layer, self._factor = layer, _SPREAD / spread
+
+        with _hooked(_layers(model), note):
+            yield
+
+    @contextlib.contextmanager
+    def sharpened(self) -> Iterator[None]:
+        """Multiply its outputs inside by what gives them a large spread, the same for every call."""
+        factor = self._factor
+        layers = [] if self._layer is None else [self._layer]
+        with _hooked(layers, lambda layer, _, output: output * factor):
+            yield
+
+
+def _layers(model: Any) -> list[Any]:
+    return [one for one in model.modules() if any(True for _ in one.parameters(recurse=False))]
+
+
+def _spread_of(output: Any) -> float:
+    import torch
+
+    if not torch.is_tensor(output) or not output.is_floating_point() or output.numel() < 2:
+        return 0.0
+    spread = float(output.float().std())
+    return spread if spread == spread and spread != float("inf") else 0.0
+
+
+@contextlib.contextmanager
+def _hooked(layers: list[Any], hook: Callable[..., Any]) -> Iterator[None]:
+    handles = [layer.register_forward_hook(hook) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -174,11 +174,7 @@ def replace_forward(model: Any, splitter: Splitter) -> None:
 
 
 def restore_forward(model: Any) -> None:
-    """Give a model its own forward back, which another Accelerator or an earlier prepare() has replaced.
-
-    Args:
-        model: a module with a splitter or without, a copy of one that has it, or anything else.
-    """
+    """Give a model its own forward back, which another Accelerator or an earlier prepare() has replaced."""
     forward = getattr(model, "__dict__", {}).get("forward")
     replacement, restore = getattr(forward, "_zerofit_restore", (None, None))
     # What wraps a function takes over its attributes, and is not ours to take away.

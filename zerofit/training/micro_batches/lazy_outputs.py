@@ -42,12 +42,6 @@ class _LazyOutput:
         _fetch_all(self)
         return super().values()  # type: ignore[misc]
 
-    def __eq__(self, other: object) -> bool:
-        _fetch_all(self)
-        return bool(super().__eq__(other))
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         _fetch_all(self)
         return super().__repr__()
@@ -96,14 +90,7 @@ def is_model_output(outputs: Any) -> bool:
 
 
 def lazy_output(like: Any, keys: list[str], known: dict[str, Any], fetch: Callable[[str], Any]) -> Any:
-    """Return an output of the class of another one, in which some parts are computed when looked at.
-
-    Args:
-        like: a ModelOutput.
-        keys: of all parts, in order.
-        known: the parts that are there already.
-        fetch: takes a key, and returns that part.
-    """
+    """Return an output of the class of another one, in which some parts are computed when looked at."""
     like_class: Any = type(like)
     output_class = _lazy_class(like_class)
     made = output_class.__new__(output_class)

@@ -11,14 +11,7 @@ _TO_COMPARE = 2
 
 
 def refuse_batch_norm(model: Any) -> None:
-    """Refuse layers that compute over all samples of a batch together.
-
-    Args:
-        model: the model itself, without wrappers.
-
-    Raises:
-        UserError: it has such layers, and they are not frozen in evaluation mode.
-    """
+    """Refuse layers that compute over all samples of a batch together."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     mixing = [
@@ -37,9 +30,6 @@ class Buffers:
     """Watches whether training passes change a model's buffers: moving averages, counters.
 
     They would change once for each micro-batch, and again when it runs a second time.
-
-    Args:
-        model: the model itself, without wrappers.
     """
 
     def __init__(self, model: Any) -> None:
@@ -48,11 +38,7 @@ class Buffers:
         self._num_looks = 0
 
     def look(self) -> None:
-        """Compare after the second micro-batch with what the first one left; call it after each.
-
-        Raises:
-            UserError: a buffer has changed.
-        """
+        """Compare after the second micro-batch with what the first one left; call it after each."""
         if self._num_looks == _TO_COMPARE:
             return
         self._num_looks += 1

@@ -25,10 +25,6 @@ class Outputs:
     Of a ModelOutput only the scalars are kept, and what the script has looked at before: logits of all
     samples may be larger than all activations of one micro-batch. What it looks at for the first time is
     computed again, or waits on the host where a rank can't compute it by itself.
-
-    Args:
-        one: the pass.
-        keeps_aside: whether the rest is kept on the host.
     """
 
     def __init__(self, one: SplitPass, *, keeps_aside: bool) -> None:
@@ -139,12 +135,7 @@ def _is_scalar(leaf: Any) -> bool:
 
 
 def _detached(value: Any, *, device: Any = None) -> Any:
-    """Return outputs without their graph; what is no tensor (a cache of keys and values) is let go.
-
-    Args:
-        value: outputs, or a part of them.
-        device: where they are to lie; None leaves them where they are.
-    """
+    """Return outputs without their graph; what is no tensor (a cache of keys and values) is let go."""
     import torch
 
     return replaced(

@@ -52,11 +52,7 @@ class SampleBatch:
 
 
 def batch_of(inputs: Inputs) -> SampleBatch:
-    """Return the number of samples of a forward pass's inputs.
-
-    Args:
-        inputs: tensors whose first dimension is the batch, and others.
-    """
+    """Return the number of samples of a forward pass's inputs."""
     import torch
 
     named = [

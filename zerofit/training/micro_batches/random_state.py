@@ -24,11 +24,7 @@ class RandomState:
 
     @classmethod
     def now(cls, devices: frozenset[Any]) -> RandomState:
-        """Return the present states.
-
-        Args:
-            devices: the devices that the model lies on.
-        """
+        """Return the present states."""
         import torch
 
         numpy = sys.modules.get("numpy")

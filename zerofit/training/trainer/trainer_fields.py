@@ -32,14 +32,6 @@ def apply(arguments: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Set the fields that the plan decides.
 
     What was set before is set again only where the script has changed it since.
-
-    Args:
-        arguments: TrainingArguments, made or in the making.
-        settings: what to set.
-        changes: where to note what was changed.
-
-    Raises:
-        UserError: the script asks for another global batch than the plan.
     """
     record: dict[str, tuple[Any, Any]] = getattr(arguments, _RECORD, {})
     said = {name: _said(arguments, name, record) for name in _FIELDS if field_names(arguments, name)}
