@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from accelerators import hooked, own_class, quiet, settings
+from accelerators import hooked, quiet, settings
 from captures import MODEL
 from transformers import (
     BertConfig,
@@ -198,16 +198,11 @@ def test_the_model_that_was_captured_is_the_one_and_another_with_an_optimizer_st
 def test_a_model_that_comes_again_is_the_adapted_one() -> None:
     own, model = accelerator(lora=Lora(rank=2)), bert()
     adapted = own.prepare(model)
-    assert own.prepare(model) is adapted
-    assert accelerator(lora=Lora(rank=2)).prepare(model) is adapted
-
-
-def test_a_model_without_an_optimizer_is_changed_and_that_is_said() -> None:
-    own = accelerator(lora=Lora(rank=2))
-    own.prepare(bert())
     assert "BertForSequenceClassification has no optimizer yet: it is taken for the model that trains" in (
         own.changes.lines
     )
+    assert own.prepare(model) is adapted
+    assert accelerator(lora=Lora(rank=2)).prepare(model) is adapted
 
 
 def test_a_moving_average_without_the_adapters_is_refused() -> None:
@@ -255,12 +250,6 @@ def test_under_16_bit_autocast_the_frozen_weights_lie_in_16_bit() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert plain(TOKENS).logits.shape == (2, 2)
     assert plain.float()(TOKENS).logits.dtype is torch.float32  # as docs/strategies.md has it
-
-
-def test_nothing_to_change_sets_no_hook() -> None:
-    planned = own_class()
-    changed_model.install(planned, settings(), quiet())
-    assert "prepare" not in vars(planned)
 
 
 def own_trainer(**wanted: Any) -> Any:

@@ -75,39 +75,33 @@ EIGHT_BIT = WEIGHT + FP32 * WEIGHT // 256 + FP32 * 256
         (OptimizerName.SGD, 0, 0),
     ],
 )
-def test_the_states_are_what_was_promised(name: OptimizerName, matrix: int, embedding: int) -> None:
-    net = model()
-    new = optimizer_swap.swap(torch.optim.AdamW(net.parameters(), lr=0.01), name, modules=list(net.modules()))
+def test_the_states_are_what_was_promised_and_load_again(
+    name: OptimizerName, matrix: int, embedding: int
+) -> None:
+    def begin() -> tuple[Any, Any]:
+        net: Any = model()
+        old = torch.optim.AdamW(net.parameters(), lr=0.01)
+        return net, optimizer_swap.swap(old, name, modules=list(net.modules()))
+
+    net, new = begin()
     for _ in range(3):
         step(net, new)
     assert state_bytes(new, net[1].weight) == matrix
     assert state_bytes(new, net[0].weight) == embedding
     assert getattr(new, "is_paged", False) is ("paged" in name)
-
-
-def test_of_every_optimizer_the_states_are_known() -> None:
-    mark = test_the_states_are_what_was_promised.pytestmark[0]
-    assert {name for name, *_ in mark.args[1]} == set(OptimizerName)
-
-
-@pytest.mark.parametrize("name", OptimizerName)
-def test_a_swapped_optimizer_saves_and_loads(name: OptimizerName) -> None:
-    def begin() -> tuple[torch.nn.Module, Any]:
-        net = model()
-        return net, optimizer_swap.swap(
-            torch.optim.AdamW(net.parameters(), lr=0.01), name, modules=net.modules()
-        )
-
-    net, optimizer = begin()
-    step(net, optimizer)
-    weights, states = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
-    step(net, optimizer)
+    weights, states = copy.deepcopy((net.state_dict(), new.state_dict()))
+    step(net, new)
     resumed, other = begin()
     resumed.load_state_dict(weights)
     other.load_state_dict(states)
     step(resumed, other)
     for ours, theirs in zip(resumed.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_of_every_optimizer_the_states_are_known() -> None:
+    mark = test_the_states_are_what_was_promised_and_load_again.pytestmark[0]
+    assert {name for name, *_ in mark.args[1]} == set(OptimizerName)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +122,8 @@ def test_what_means_nothing_to_the_new_one_is_dropped(make: Any, name: Optimizer
         "adamw" in name  # that of bitsandbytes has an alpha of its own
     )
     assert new.param_groups[0]["lr"] == 0.1
-
-
-def test_sgd_keeps_the_scripts_momentum() -> None:
-    net = model()
-    new = optimizer_swap.swap(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), OptimizerName.SGD)
-    assert new.param_groups[0]["momentum"] == 0.9
+    if name is OptimizerName.SGD and "momentum" in (own := make(net)).param_groups[0]:
+        assert new.param_groups[0]["momentum"] == own.param_groups[0]["momentum"]
 
 
 @pytest.mark.parametrize("kind", ["chained", "sequential"])
@@ -226,7 +216,6 @@ def test_what_is_dropped_is_named_and_what_is_alike_stays(make: Any, lines: tupl
         ("PagedAdamW8bit", OptimizerName.ADAMW_8BIT, True),
         ("AdamW8bit", OptimizerName.PAGED_ADAMW_8BIT, False),
         ("AdamW", OptimizerName.ADAMW_8BIT, False),
-        ("PagedAdamW", OptimizerName.PAGED_ADAMW, True),
         ("PagedAdamW32bit", OptimizerName.PAGED_ADAMW, True),
         ("PagedLion", OptimizerName.LION, True),
         ("Lion8bit", OptimizerName.LION, False),

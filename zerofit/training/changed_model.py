@@ -90,7 +90,7 @@ def _changing(
 
 
 def changes_model(strategy: Strategy) -> bool:
-    """Return whether anything is to be changed in the model itself."""
+    """True if anything is to be changed in the model itself."""
     fields = (
         "freeze",
         "lora",
@@ -188,7 +188,7 @@ class _ModelChanges:
         return made
 
     def _is_the_one(self, model: Any) -> bool:
-        """Return whether a model is one that trains, and no teacher that a script leaves unfrozen.
+        """True if a model is one that trains, and no teacher that a script leaves unfrozen.
 
         It is one that an optimizer holds, of the class that was captured where such a model lives. Where no
         optimizer lives yet, it is the first one. A model that comes without its own beside those of others
@@ -212,7 +212,7 @@ class _ModelChanges:
         return True
 
     def _is_beside_captured(self, model: Any) -> bool:
-        """Return whether another model lives that is of the captured class, and this one is not."""
+        """True if another model lives that is of the captured class, and this one is not."""
         from torch.nn import Module
 
         wanted = self._captured.class_path if self._captured is not None else None

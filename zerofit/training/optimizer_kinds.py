@@ -33,10 +33,10 @@ class OptimizerKind:
     bits: int | None = None
     """Of a state; None for optimizers of other libraries than bitsandbytes."""
     is_paged: bool = False
-    """Whether the driver may move its states to the host."""
+    """True if the driver may move its states to the host."""
 
     def is_alike(self, optimizer: Any) -> bool:
-        """Return whether an optimizer computes the same, with states no larger on the GPU."""
+        """True if an optimizer computes the same, with states no larger on the GPU."""
         own = type(optimizer)
         if self.bits is None:
             return (own.__module__, own.__name__) == (self.module, self.class_name)
@@ -111,7 +111,7 @@ def make(name: OptimizerName, groups: list[Any], modules: Iterable[Any]) -> Any:
 
 
 def is_lion(item: Any) -> bool:
-    """Return whether an optimizer, or what stands for one, is a Lion: its betas and steps are its own."""
+    """True if an optimizer, or what stands for one, is a Lion: its betas and steps are its own."""
     return "lion" in (item if isinstance(item, str) else type(item).__name__).lower()
 
 

@@ -154,7 +154,7 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
 
 
 def is_alike(optimizer: Any, name: OptimizerName) -> bool:
-    """Return whether an optimizer is of a kind already, and stays."""
+    """True if an optimizer is of a kind already, and stays."""
     return KINDS[name].is_alike(optimizer)
 
 
@@ -204,7 +204,7 @@ def _fits_adam(key: str, value: Any) -> bool:
 
 
 def is_plain_optimizer(item: Any) -> bool:
-    """Return whether an object is an optimizer as scripts make it, wrapped by nobody."""
+    """True if an object is an optimizer as scripts make it, wrapped by nobody."""
     from torch.optim import Optimizer
 
     return issubclass(type(item), Optimizer) and type(item).__module__.split(".")[0] != "accelerate"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 _making_again = False
-"""Whether a Trainer makes its model, which it does more than once."""
+"""True if a Trainer makes its model, which it does more than once."""
 
 
 def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
@@ -73,7 +73,7 @@ class _Choice:
         self.quantized: WeakSet[Any] = WeakSet()
 
     def is_the_one(self, model_class: Any, name: Any) -> bool:
-        """Return whether a model about to be loaded is; a second one of the kind is its teacher.
+        """True if a model about to be loaded is; a second one of the kind is its teacher.
 
         Once an optimizer has made a step, it is no teacher but the next of a loop over folds or seeds.
         """

@@ -71,10 +71,6 @@ def main(arguments: Sequence[str]) -> int:
     return exit_code
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 class LastExit:
     """Leaves the process once every exit handler that was registered after this one has run.
 
@@ -98,3 +94,7 @@ class LastExit:
                 stream.flush()
         ctypes.CDLL(None).fflush(None)  # what C libraries have printed and not yet written
         os._exit(self.exit_code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

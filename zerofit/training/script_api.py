@@ -249,7 +249,7 @@ def _plugin(config: dict[str, Any]) -> Any:
 
 
 def _is_hooked() -> bool:
-    """Return whether zerofit runs this script, and has set its hooks."""
+    """True if zerofit runs this script, and has set its hooks."""
     return any(name in sys.orig_argv for name in _HOOKED_BY)
 
 

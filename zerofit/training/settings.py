@@ -26,22 +26,22 @@ class AppliedSettings:
     global_batch_size: int | None
     """Samples of one optimizer step over all ranks, where they were asked for."""
     trainer_accumulates: bool
-    """Whether a Trainer makes its micro-batches itself, by its DataLoader and its accumulation; else its
+    """True if a Trainer makes its micro-batches itself, by its DataLoader and its accumulation; else its
     forward pass is split, as that of other scripts is."""
 
     @property
     def uses_deepspeed(self) -> bool:
-        """Whether the plan brings a DeepSpeed configuration."""
+        """True if the plan brings a DeepSpeed configuration."""
         return self.strategy.engine is Engine.DEEPSPEED
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the ranks run on the CPU."""
+        """True if the ranks run on the CPU."""
         return self.plan.topology.on_cpu
 
     @property
     def precision_is_default(self) -> bool:
-        """Whether the precision gives way to one that the script names itself."""
+        """True if the precision gives way to one that the script names itself."""
         return self.plan.is_default("precision")
 
     @property

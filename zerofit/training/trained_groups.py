@@ -34,7 +34,7 @@ def hold_what_trains(model: Any, optimizers: Iterable[Any]) -> None:
 
 
 def holds(optimizer: Any, model: Any) -> bool:
-    """Return whether an optimizer holds any parameter of a model."""
+    """True if an optimizer holds any parameter of a model."""
     ids = {id(one) for one in model.parameters()}
     return any(id(one) in ids for one in parameters_of(optimizer))
 

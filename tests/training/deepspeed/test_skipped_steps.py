@@ -61,8 +61,7 @@ def test_the_warning_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err == (
         "warning[fp16-skips-steps]: fp16's loss scaling skips many optimizer steps\n"
         "  found: the last 17 steps, of 17 so far\n"
-        "  why:   their gradients are infinite or no numbers at any scale, and a skipped step trains "
-        "nothing\n"
+        "  why:   their gradients overflow (inf or NaN) at any scale, and a skipped step trains nothing\n"
         "  fix:   train in bf16 where the GPU has it (--mixed-precision bf16), with a smaller learning rate, "
         "or with --gradient-clipping 1\n"
         "  see:   https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling\n"

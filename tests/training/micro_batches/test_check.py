@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from split_models import assert_equal, gradients, split
 
 from zerofit.core.errors import UserError
 
@@ -31,9 +31,7 @@ class _Merging(torch.nn.Module):
         return self.base(x) if self.is_merged else self.base(x) + x @ self.adapter.T
 
 
-def test_a_model_whose_evaluation_mode_does_more_stays_as_it_was(
-    split: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Callable[..., None]
-) -> None:
+def test_a_model_whose_evaluation_mode_does_more_stays_as_it_was() -> None:
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(_Merging(), torch.nn.Dropout(0.0)), torch.randn(6, 3)
     model[1].eval()  # frozen by the script
@@ -56,9 +54,7 @@ class _Weighted(torch.nn.Module):
         return {"loss": torch.nn.functional.cross_entropy(self.linear(x), labels, weight=weight)}
 
 
-def test_a_model_that_fails_on_a_part_of_the_samples_is_refused_with_its_own_words(
-    split: Callable[..., Any],
-) -> None:
+def test_a_model_that_fails_on_a_part_of_the_samples_is_refused_with_its_own_words() -> None:
     model = _Weighted()
     split(model)
     with pytest.raises(UserError) as error:

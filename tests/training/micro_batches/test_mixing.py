@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from split_models import split
 
 from zerofit.core.errors import UserError
 
 
-def test_batch_normalization_is_refused_unless_it_is_frozen(split: Callable[..., Any]) -> None:
+def test_batch_normalization_is_refused_unless_it_is_frozen() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4))
     made = split(model)
     with pytest.raises(UserError) as error:
@@ -84,9 +85,7 @@ _CHANGING = {
 
 
 @pytest.mark.parametrize(("make", "named"), _CHANGING.values(), ids=_CHANGING)
-def test_buffers_that_each_training_pass_changes_are_refused(
-    make: Callable[[], Any], named: str, split: Callable[..., Any]
-) -> None:
+def test_buffers_that_each_training_pass_changes_are_refused(make: Callable[[], Any], named: str) -> None:
     model = make()
     split(model)
     with pytest.raises(UserError) as error:
@@ -96,7 +95,7 @@ def test_buffers_that_each_training_pass_changes_are_refused(
 
 
 @pytest.mark.parametrize("act", [_fill_once, _same_again])
-def test_buffers_that_stay_as_they_are_are_not(act: Any, split: Callable[..., Any]) -> None:
+def test_buffers_that_stay_as_they_are_are_not(act: Any) -> None:
     model = _Keeping(act)
     made = split(model)
     for _ in range(3):

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from split_models import assert_equal, gradients, split
 
 from zerofit.core.errors import UserError
 
@@ -55,11 +56,9 @@ _LOSSES: dict[str, Callable[..., Any]] = {
 }
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), kind=st.sampled_from(sorted(_LOSSES)), size=st.integers(2, 9), most=st.integers(1, 9))
-def test_any_batch_size_micro_batch_and_labels(
-    data: Any, kind: str, size: int, most: int, split: Callable[..., Any]
-) -> None:
+def test_any_batch_size_micro_batch_and_labels(data: Any, kind: str, size: int, most: int) -> None:
     kept = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size).filter(any))
     torch.manual_seed(data.draw(st.integers(0, 99)))
     labels = torch.randint(0, 5, (size, 4))
@@ -87,9 +86,7 @@ def _batch(num_ignored: tuple[int, ...]) -> dict[str, Any]:
     return {"input_ids": torch.randint(0, 7, labels.shape), "labels": labels}
 
 
-def test_a_weighting_that_the_first_batch_cannot_tell_is_checked_when_one_can(
-    split: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Callable[..., None]
-) -> None:
+def test_a_weighting_that_the_first_batch_cannot_tell_is_checked_when_one_can() -> None:
     torch.manual_seed(0)
     model = _Words(_mean_of_samples)
     made = split(model)
@@ -105,12 +102,7 @@ def test_a_weighting_that_the_first_batch_cannot_tell_is_checked_when_one_can(
 
 
 @pytest.mark.parametrize("honours", [True, False])
-def test_num_items_in_batch(
-    honours: bool,
-    split: Callable[..., Any],
-    gradients: Callable[..., Any],
-    assert_equal: Callable[..., None],
-) -> None:
+def test_num_items_in_batch(honours: bool) -> None:
     def loss_of(logits: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
         return _total(logits, labels, num_items_in_batch) if honours else _mean(logits, labels)
 
@@ -125,9 +117,7 @@ def test_num_items_in_batch(
         assert_equal(gradients(model), whole)
 
 
-def test_a_micro_batch_without_labels_counts_nothing(
-    split: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Callable[..., None]
-) -> None:
+def test_a_micro_batch_without_labels_counts_nothing() -> None:
     torch.manual_seed(0)
     model, batch = _Words(_mean), _batch((0, 0, 1, 2, 6, 6))
     model(**batch)["loss"].backward()
@@ -138,14 +128,14 @@ def test_a_micro_batch_without_labels_counts_nothing(
         assert_equal(gradients(model), expected)
 
 
-def test_a_batch_without_labels_has_no_loss_as_without_splitting(split: Callable[..., Any]) -> None:
+def test_a_batch_without_labels_has_no_loss_as_without_splitting() -> None:
     model = _Words(_mean)
     made = split(model)
     made.backward(model(**_batch((0, 0, 1, 2)))["loss"])
     assert model(**_batch((6, 6, 6, 6)))["loss"].isnan()
 
 
-def test_a_loss_that_is_no_mean_is_refused(split: Callable[..., Any]) -> None:
+def test_a_loss_that_is_no_mean_is_refused() -> None:
     model = _Words(lambda logits, labels: logits.flatten(1).std(0).mean())
     split(model)
     with pytest.raises(UserError) as error:

@@ -22,9 +22,9 @@ drops_a_clipped_step = partial(
     UserError,
     "script-drops-a-clipped-step",
     "the script drops gradients that it has clipped, which DeepSpeed can't",
-    found="clip_grad_norm_() with a norm that is a number, and optimizer.zero_grad() in place of step()",
+    found="clip_grad_norm_() with a finite norm, and optimizer.zero_grad() in place of step()",
     why="DeepSpeed knows the gradients' norm in its step only; zerofit takes it where the script clips, "
-    "and skips it only where the norm is no number",
+    "and skips it only where the norm is inf or NaN",
     fix="take the step after every clip_grad_norm_(), or use --engine native",
     see=_DEEPSPEED,
 )

@@ -54,18 +54,18 @@ class Window:
         self._waiting: tuple[Callable[[bool], None], Any] | None = None
         """The last backward pass and its loss."""
         self._has_gradients = False
-        """Whether a backward pass has run since the last step."""
+        """True if a backward pass has run since the last step."""
         self._is_reduced = False
-        """Whether the last backward pass that ran was the window's last one."""
+        """True if the last backward pass that ran was the window's last one."""
         self._clipped = _Clipped.NONE
         self._script_steps: bool | None = None
-        """Whether the script steps its optimizer under DeepSpeed; None while that is unknown."""
+        """True if the script steps its optimizer under DeepSpeed; None while that is unknown."""
         self._has_stepped_unasked = False
-        """Whether a step was taken that the script did not ask for."""
+        """True if a step was taken that the script did not ask for."""
         self.is_stepping = False
-        """Whether the engine is stepping its optimizer now."""
+        """True if the engine is stepping its optimizer now."""
         self._has_stepped = False
-        """Whether any step was taken."""
+        """True if any step was taken."""
         self._num_dropped = 0
         """Windows whose gradients the script dropped before any step."""
         self.gradient_factor = 1.0
@@ -170,7 +170,7 @@ class Window:
 
     @property
     def script_steps(self) -> bool:
-        """Whether the script steps its optimizer itself; some leave that to accelerate."""
+        """True if the script steps its optimizer itself; some leave that to accelerate."""
         if self._script_steps is None:
             if not (self._waiting or self._has_gradients or self._clipped is not _Clipped.NONE):
                 return True  # nothing to decide yet
@@ -179,7 +179,7 @@ class Window:
 
     @functools.cached_property
     def _script_clips(self) -> bool:
-        """Whether the script may clip after backward: a step that it leaves to accelerate waits for that."""
+        """True if the script may clip after backward: a step that it leaves to accelerate waits for that."""
         return script_clips()
 
     def _step_at_boundary(self) -> None:

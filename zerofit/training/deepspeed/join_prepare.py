@@ -92,7 +92,7 @@ class _PrepareCall:
         return tuple(prepared)
 
     def _is_to_wait(self, objects: tuple[Any, ...]) -> bool:
-        """Return whether a model's optimizer must come later: stages 1 and 2 have no engine without.
+        """True if a model's optimizer must come later: stages 1 and 2 have no engine without.
 
         A model that does not train needs neither, be it before or after the one that does.
         """

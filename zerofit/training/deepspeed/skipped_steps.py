@@ -57,7 +57,7 @@ class SkippedSteps:
         text = format_message(
             "warning[fp16-skips-steps]: fp16's loss scaling skips many optimizer steps",
             found=found,
-            why="their gradients are infinite or no numbers at any scale, and a skipped step trains nothing",
+            why="their gradients overflow (inf or NaN) at any scale, and a skipped step trains nothing",
             fix="train in bf16 where the GPU has it (--mixed-precision bf16), with a smaller learning rate, "
             "or with --gradient-clipping 1",
             see=SEE,

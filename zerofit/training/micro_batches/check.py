@@ -43,7 +43,7 @@ class Halves:
     second: Inputs
     sizes: tuple[int, int]
     tells: bool
-    """Whether two halves can tell anything; of one sample they can't."""
+    """True if two halves can tell anything; of one sample they can't."""
 
 
 def halves_of(inputs: Inputs, *, size: int, at_most: int, can_split: bool, model: Any) -> Halves:
@@ -79,7 +79,7 @@ def check(
     Four forward passes run, on every rank; the model must be in evaluation mode, without gradients.
 
     Returns:
-        None where these samples don't tell: the loss is no number.
+        None where these samples don't tell: the loss is NaN.
     """
     last_layer = _LastLayer()
     with last_layer.watched(model):

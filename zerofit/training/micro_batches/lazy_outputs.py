@@ -85,7 +85,7 @@ def _lazy_class(output_class: Any) -> Any:
 
 
 def is_model_output(outputs: Any) -> bool:
-    """Return whether a model gave a ModelOutput of transformers."""
+    """True if a model gave a ModelOutput of transformers."""
     return isinstance(outputs, dict) and hasattr(outputs, "to_tuple")
 
 

@@ -62,7 +62,7 @@ def _version(buffer: Any) -> int:
 
 
 def _is_changed(before: tuple[Any, int] | None, now: tuple[Any, int]) -> bool:
-    """Return whether a buffer has other values: written in place, or another tensor in its place."""
+    """True if a buffer has other values: written in place, or another tensor in its place."""
     import torch
 
     if before is None:

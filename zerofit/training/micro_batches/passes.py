@@ -54,7 +54,7 @@ class Witness:
 
     @property
     def was_cleared(self) -> bool:
-        """Whether the gradient is gone, or zero; one that others have added to is neither."""
+        """True if the gradient is gone, or zero; one that others have added to is neither."""
         gradient: Any = self.parameter.grad
         known: Any = self.gradient()
         if gradient is None or gradient is not known:
@@ -98,10 +98,10 @@ class SplitPass:
     num_runs: int
     """Micro-batches that every rank runs, where ranks must run as many; else those of this pass."""
     syncs: bool
-    """Whether the script wanted gradients to be exchanged after this pass."""
+    """True if the script wanted gradients to be exchanged after this pass."""
     early: Early | None = None
     is_done: bool = False
-    """Whether its backward pass has come."""
+    """True if its backward pass has come."""
     gradients: Gradients = field(default_factory=dict)
     """Those that are being collected."""
     anchor: Any = None

@@ -40,12 +40,12 @@ class PendingBackward:
 
     @property
     def is_any(self) -> bool:
-        """Whether the script holds outputs whose backward may come, be it for a second time."""
+        """True if the script holds outputs whose backward may come, be it for a second time."""
         return bool(self._alive())
 
     @property
     def is_due(self) -> bool:
-        """Whether the script holds outputs whose backward has not come yet."""
+        """True if the script holds outputs whose backward has not come yet."""
         return any(not one.is_done for one in self._alive())
 
     def add(self, one: SplitPass, token: Token) -> None:

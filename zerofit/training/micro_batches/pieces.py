@@ -48,7 +48,7 @@ class SampleBatch:
     whole_because: str | None = None
     """Why the inputs can't be split."""
     is_countable: bool = True
-    """Whether samples can be seen at all."""
+    """True if samples can be seen at all."""
 
 
 def batch_of(inputs: Inputs) -> SampleBatch:
@@ -118,7 +118,7 @@ def _taken(value: Any, rows: Sequence[int] | slice, of: int) -> Any:
 
 
 def _holds_batches(values: Sequence[Any], of: int) -> bool:
-    """Return whether the items of a list are tensors over all samples, rather than one sample each."""
+    """True if the items of a list are tensors over all samples, rather than one sample each."""
     import torch
 
     return all(torch.is_tensor(item) and item.dim() > 0 and item.shape[0] == of for item in values)

@@ -97,7 +97,7 @@ class SplitModel:
 
     @property
     def is_triggered(self) -> bool:
-        """Whether the script asks for an exchange of gradients: Accelerator.trigger_sync_in_backward()."""
+        """True if the script asks for an exchange of gradients: Accelerator.trigger_sync_in_backward()."""
         return bool(self._model.__dict__.get("_zerofit_triggered", False))
 
     def note_devices(self) -> None:
@@ -121,7 +121,7 @@ class SplitModel:
 
     @property
     def is_half(self) -> bool:
-        """Whether it computes in 16 bits."""
+        """True if it computes in 16 bits."""
         import torch
 
         return (

@@ -99,7 +99,7 @@ class Splitter:
         )
 
     def _is_open(self, kind: Any, weights: dict[str, Weights]) -> bool:
-        """Return whether it must be seen yet how this call's losses are weighted."""
+        """True if another check may show how this call's losses are weighted."""
         if self._num_checks.get(kind, 0) >= _MAX_CHECKS:
             return False
         found = self._found.get(kind)
@@ -218,7 +218,7 @@ class Splitter:
                     live = result
                     continue
                 loss = flat(result)[path]
-                # A loss that is no number on any rank can't be taken back, and scripts skip such steps.
+                # A loss that is NaN on any rank can't be taken back, and scripts skip such steps.
                 is_early = not self._model.agreed([int(not torch.isfinite(loss))])[0]
                 if is_early and run is not None:
                     run(loss * (weights[place] * gradient), False)

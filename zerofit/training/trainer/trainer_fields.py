@@ -127,7 +127,7 @@ def _keep_betas(decided: dict[str, Any], own: str, name: OptimizerName) -> None:
 
 
 def _wants_checkpointing(settings: AppliedSettings) -> bool | None:
-    """Return whether the plan checkpoints: some of the blocks are to without more words, too."""
+    """True if the plan checkpoints: some of the blocks are to without more words, too."""
     is_implied = settings.strategy.gradient_checkpointing is None and settings.strategy.checkpoint_every > 1
     return True if is_implied else settings.strategy.gradient_checkpointing
 
@@ -164,7 +164,7 @@ def _batches(said: Mapping[str, Any], settings: AppliedSettings) -> Batches | No
 
 
 def _splits_batches(config: Any) -> bool:
-    """Return whether a batch is that of all ranks together."""
+    """True if a batch is that of all ranks together."""
     if isinstance(config, str) and config.startswith("{"):
         config = json.loads(config)
     if isinstance(config, dict):

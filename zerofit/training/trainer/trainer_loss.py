@@ -34,7 +34,7 @@ def overridden(trainer_class: Any) -> tuple[str, ...]:
 
 
 def is_transformers_own(method: Any) -> bool:
-    """Return whether a method of a class is defined by transformers; one with a hook around it stays so."""
+    """True if a method of a class is defined by transformers; one with a hook around it stays so."""
     return (method.__module__ or "").split(".")[0] == "transformers"
 
 
@@ -72,7 +72,7 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
 
 
 def _is_part_of_more(trainer: Any, model: Any, inputs: Any, num_items: Any) -> bool:
-    """Return whether the labels that are counted are of more batches than this one, and go to the model."""
+    """True if the labels that are counted are of more batches than this one, and go to the model."""
     if num_items is None or "labels" not in inputs or not trainer.model_accepts_loss_kwargs:
         return False
     if trainer.compute_loss_func is not None or trainer.label_smoother is not None or trainer.args.n_gpu > 1:
@@ -95,7 +95,7 @@ def _num_items(trainer: Any, inputs: Any) -> Any:
 
 
 def _ignores_num_items(trainer: Any, model: Any, inputs: Any, num_items: Any, *, at_most: int | None) -> bool:
-    """Return whether the model's loss stays the same when it is told of twice as many labels.
+    """True if the model's loss stays the same when it is told of twice as many labels.
 
     It is asked once, with no more samples than one forward pass takes. All ranks ask and answer together:
     each of them runs the same number of forward passes, which under ZeRO-3 they must.
