@@ -24,6 +24,7 @@ from zerofit.training.deepspeed import deepspeed_step, join_prepare, partitioned
 from zerofit.training.micro_batches import hooks as micro_batches
 from zerofit.training.settings import settings_of
 from zerofit.training.trainer import trainer_hooks, trainer_loss, trainer_optimizer
+from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,15 +103,12 @@ def _install_trainer(module: Any, settings: AppliedSettings, changes: Changes) -
             "transformers.trainer", lambda found: install_all(TRAINER_HOOKS, found.Trainer, settings, changes)
         )
 
-    original = module.TrainingArguments.__post_init__
-
-    @functools.wraps(original)
-    def post_init(self: Any) -> None:
+    def post_init(original: Any, self: Any) -> None:
         # Not before: while transformers.trainer imports transformers.training_args it has no Trainer yet.
         hook_trainer()
         original(self)
 
-    module.TrainingArguments.__post_init__ = post_init
+    wrap(module.TrainingArguments, "__post_init__", post_init)
 
 
 MODULE_HOOKS = (

@@ -5,13 +5,19 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from zerofit.training.micro_batches.check import check, evaluation_mode, halves_of, not_separable
 from zerofit.training.micro_batches.joiner import flat
-from zerofit.training.micro_batches.mixing import Buffers, refuse_batch_norm
 from zerofit.training.micro_batches.outputs import Outputs
 from zerofit.training.micro_batches.passes import Early, Piece, SplitPass, Witness
 from zerofit.training.micro_batches.pieces import Inputs, batch_of, taken
 from zerofit.training.micro_batches.random_state import AutocastState, RandomState, unchanged_random_state
+from zerofit.training.micro_batches.separability import (
+    Buffers,
+    check_separable,
+    evaluation_mode,
+    halves_of,
+    not_separable,
+    refuse_batch_norm,
+)
 from zerofit.training.micro_batches.weights import BY_SAMPLES, weightings
 
 if TYPE_CHECKING:
@@ -19,9 +25,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from zerofit.training.changes import Changes
-    from zerofit.training.micro_batches.check import Found
     from zerofit.training.micro_batches.pending_backward import PendingBackward
     from zerofit.training.micro_batches.pieces import SampleBatch
+    from zerofit.training.micro_batches.separability import Found
     from zerofit.training.micro_batches.split_model import SplitModel
     from zerofit.training.micro_batches.trees import Path
     from zerofit.training.micro_batches.weights import Weights
@@ -118,7 +124,7 @@ class Splitter:
             model=self._base,
         )
         with uncompiled(), unchanged_random_state(self._model.devices), evaluation_mode(self._base):
-            found = check(
+            found = check_separable(
                 halves,
                 lambda some: self._model.call(some, with_gradient=False),
                 model=self._base,
