@@ -102,11 +102,13 @@ def test_training_arguments_hold_the_plan_and_are_read_without_zerofit(tmp_path:
     assert pickle.loads(stored).to_dict() == args.to_dict()
     again = dataclasses.replace(args, learning_rate=1.0)
     assert (again.per_device_train_batch_size, again.gradient_accumulation_steps) == (2, 4)
+    file = tmp_path / "plan.json"
+    file.write_text(plan_to_json(PLAN))
     of_two = zerofit.training_arguments(
-        plan=PLAN, cls=Seq2SeqTrainingArguments, output_dir=str(tmp_path), predict_with_generate=True, **QUIET
+        plan=file, cls=Seq2SeqTrainingArguments, output_dir=str(tmp_path), predict_with_generate=True, **QUIET
     )
     assert isinstance(of_two, Seq2SeqTrainingArguments)
-    assert of_two.predict_with_generate
+    assert (of_two.predict_with_generate, of_two.per_device_train_batch_size) == (True, 2)
 
 
 def mean_of_each_batch(outputs: Any, labels: Any, **_: Any) -> Any:
@@ -182,13 +184,6 @@ def test_a_trainer_computes_the_same_under_a_plan_whoever_makes_its_loss(
     assert found == pytest.approx(expected, rel=1e-5)
     args, size = trainer.args, trainer._train_batch_size
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps, size) == (*takes, takes[0])
-
-
-def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text(plan_to_json(PLAN))
-    args = zerofit.training_arguments(plan=file, output_dir=str(tmp_path), **QUIET)
-    assert args.per_device_train_batch_size == 2
 
 
 def two_blocks() -> Any:

@@ -33,7 +33,7 @@ no format overflows."""
 _TO_COMPARE = 2
 """Micro-batches after which a model's buffers are compared: what one of them fills once is no state."""
 
-Found = dict["Path", tuple[str, ...]]
+HeldWeightings = dict["Path", tuple[str, ...]]
 """The weightings that hold for each scalar output, the likeliest first."""
 
 
@@ -76,7 +76,7 @@ def check_separable(
     model: Any,
     is_half: bool,
     agreed: Callable[[list[int]], list[int]],
-) -> Found | None:
+) -> HeldWeightings | None:
     """Return how the scalar outputs are to be weighted.
 
     Four forward passes run, on every rank; the model must be in evaluation mode, without gradients.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
     from zerofit.training.micro_batches.pending_backward import PendingBackward
     from zerofit.training.micro_batches.pieces import SampleBatch
-    from zerofit.training.micro_batches.separability import Found
+    from zerofit.training.micro_batches.separability import HeldWeightings
     from zerofit.training.micro_batches.split_model import SplitModel
     from zerofit.training.micro_batches.trees import Path
     from zerofit.training.micro_batches.weights import Weights
@@ -58,7 +58,7 @@ class Splitter:
         self._micro_batch_size = micro_batch_size
         self._changes = changes
         self._is_noted = False
-        self._found: dict[Any, Found] = {}
+        self._found: dict[Any, HeldWeightings] = {}
         self._num_checks: dict[Any, int] = {}
         self._num_passes: dict[Any, int] = {}
 
