@@ -18,8 +18,8 @@ from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json
 from zerofit.generation.ranks.meeting import end_when_stuck, tell_ended
 from zerofit.scripts.run_target import code_of, run_target, script_frames
-from zerofit.training.apply import install
 from zerofit.training.changes import Changes
+from zerofit.training.hooks import install
 from zerofit.training.record import write_record
 from zerofit.training.tee import tee_output
 

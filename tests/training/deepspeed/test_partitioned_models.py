@@ -1,13 +1,15 @@
 """Embeddings that ZeRO-3 partitions are resized only where their size changes."""
 
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from accelerators import quiet
+from accelerators import quiet, settings
+from captures import MODEL
 
+from zerofit.core.strategy import ZeroStage
 from zerofit.scripts.capture.child.model_record import class_path
-from zerofit.training.deepspeed.partitioned_embeddings import install
+from zerofit.training.deepspeed.partitioned_models import install
 
 
 def _resized(
@@ -30,10 +32,10 @@ def _resized(
             calls.append(sizes)
 
     kind = class_path(Model) if of_this_class else "another.Model"
-    facts = SimpleNamespace(vocab_size=captured_rows)
-    captured: Any = None if captured_rows is None else SimpleNamespace(class_path=kind, facts=facts)
-    changes = quiet()
-    install(Model, changes, captured=captured)
+    facts = replace(MODEL.facts, vocab_size=captured_rows)
+    captured = None if captured_rows is None else replace(MODEL, class_path=kind, facts=facts)
+    changes, module = quiet(), SimpleNamespace(PreTrainedModel=Model)
+    install(module, settings(zero_stage=ZeroStage.PARAMETERS, captured=captured), changes)  # type: ignore[arg-type]
     Model().resize_token_embeddings(new_num_tokens, multiple)
     assert calls in ([], [(new_num_tokens, multiple)])
     is_left = not calls and rows == captured_rows

@@ -15,9 +15,11 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerators import quiet, settings
+from split_models import assert_equal, gradients, tiny
 
 from zerofit.training.changes import Changes
-from zerofit.training.micro_batches import install
+from zerofit.training.micro_batches import hooks
 
 Tiny = Callable[..., Any]
 
@@ -40,16 +42,15 @@ def _accelerator(
     class Hooked(Accelerator):  # type: ignore[misc]
         _zerofit_by_script = by_script
 
-    changes = Changes(announce=False)
-    settings: Any = SimpleNamespace(
-        micro_batch_size=micro_batch_size, trainer_accumulates=trainer_accumulates
+    changes = quiet()
+    hooks.install(
+        Hooked, settings(micro_batch_size=micro_batch_size, trainer_accumulates=trainer_accumulates), changes
     )
-    install(Hooked, settings, changes)
     return Hooked(cpu=True, **options), changes
 
 
 def _backward(accelerator: Any, loss: Any) -> None:
-    accelerator._zerofit_splitter.backward(loss, run=lambda one, _: one.backward(), is_boundary=True)
+    accelerator._zerofit_waiting.backward(loss, run=lambda one, _: one.backward(), is_boundary=True)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +63,11 @@ def _backward(accelerator: Any, loss: Any) -> None:
         ({"by_script": False, "trainer_accumulates": True}, False),
     ],
 )
-def test_which_models_are_split(options: dict[str, Any], is_split: bool, tiny: Tiny) -> None:
+def test_which_models_are_split(options: dict[str, Any], is_split: bool) -> None:
     accelerator, changes = _accelerator(**options)
     model, batch = tiny("vit")
     prepared = accelerator.prepare(model)
-    assert hasattr(accelerator, "_zerofit_splitter") == is_split
+    assert hasattr(accelerator, "_zerofit_waiting") == is_split
     prepared(**batch)
     prepared(**batch)
     said = ("each forward pass of 5 samples runs as 3 micro-batches of at most 2",) if is_split else ()
@@ -77,13 +78,11 @@ def test_which_models_are_split(options: dict[str, Any], is_split: bool, tiny: T
     ("options", "is_split"),
     [({}, True), ({"evaluation_mode": True}, False), ({"device_placement": False}, True)],
 )
-def test_prepare_model_splits_what_it_prepares_for_training(
-    options: dict[str, bool], is_split: bool, tiny: Tiny
-) -> None:
+def test_prepare_model_splits_what_it_prepares_for_training(options: dict[str, bool], is_split: bool) -> None:
     accelerator, changes = _accelerator()
     model, batch = tiny("vit")
     accelerator.prepare_model(model, **options)(**batch)
-    assert hasattr(accelerator, "_zerofit_splitter") == is_split
+    assert hasattr(accelerator, "_zerofit_waiting") == is_split
     assert bool(changes.lines) == is_split
 
 
@@ -104,19 +103,7 @@ def test_a_batch_without_tensors_to_split_is_said_to_run_whole() -> None:
     )
 
 
-def test_preparing_twice_splits_once(tiny: Tiny) -> None:
-    accelerator, _ = _accelerator()
-    model, batch = tiny("vit")
-    accelerator.prepare(accelerator.prepare(model))
-    calls = []
-    model.classifier.register_forward_hook(lambda *_: calls.append(1))
-    _backward(accelerator, model(**batch).loss)
-    assert len(calls) == 4 + 3 + 3
-
-
-def test_a_step_without_backward_takes_back_what_went_early(
-    tiny: Tiny, gradients: Callable[..., Any]
-) -> None:
+def test_a_step_without_backward_takes_back_what_went_early() -> None:
     accelerator, _ = _accelerator()
     model, batch = tiny("vit")
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -153,9 +140,9 @@ def _scaled_backward(accelerator: Any, loss: Any) -> None:
     def run(piece: Any, _: bool) -> None:
         accelerator.scaler.scale(piece).backward()
 
-    splitter = getattr(accelerator, "_zerofit_splitter", None)
-    if splitter is not None and splitter.is_waiting:
-        splitter.backward(loss, run=run, is_boundary=True)
+    waiting = getattr(accelerator, "_zerofit_waiting", None)
+    if waiting is not None and waiting.is_any:
+        waiting.backward(loss, run=run, is_boundary=True)
     else:
         run(loss, True)
 
@@ -197,7 +184,7 @@ def test_one_model_on_two_accelerators_runs_under_the_second() -> None:
             for _ in range(4):
                 x, labels = torch.randn(6, 3, generator=numbers), torch.randn(6, generator=numbers)
                 loss = model(x=x, labels=labels)["loss"]
-                assert micro_batch_size is None or accelerator._zerofit_splitter.is_waiting
+                assert micro_batch_size is None or accelerator._zerofit_waiting.is_any
                 _scaled_backward(accelerator, loss)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -206,15 +193,25 @@ def test_one_model_on_two_accelerators_runs_under_the_second() -> None:
     torch.testing.assert_close(weights(2), weights(None), rtol=1e-5, atol=1e-6)
 
 
-def test_a_copy_of_a_prepared_model_is_split_when_it_is_prepared(tiny: Tiny) -> None:
+def test_a_model_that_is_prepared_twice_and_its_copy_are_split_once() -> None:
     accelerator, _ = _accelerator()
     model, batch = tiny("vit")
-    copied = accelerator.prepare(copy.deepcopy(accelerator.prepare(model)))
+    expected = list(inspect.signature(model.forward).parameters)
+    prepared = accelerator.prepare(accelerator.prepare(model))
+    assert list(inspect.signature(prepared.forward).parameters) == expected
+    averaged = copy.deepcopy(prepared)
+    copied = accelerator.prepare(copy.deepcopy(prepared))
     calls: list[Any] = []
-    copied.classifier.register_forward_hook(lambda *_: calls.append(1))
-    model.classifier.register_forward_hook(lambda *_: calls.append(2))
-    _backward(accelerator, copied(**batch).loss)
-    assert calls == [1] * (4 + 3 + 3)
+    model.classifier.register_forward_hook(lambda *_: calls.append(1))
+    copied.classifier.register_forward_hook(lambda *_: calls.append(2))
+    for one, number in ((prepared, 1), (copied, 2)):
+        calls.clear()
+        _backward(accelerator, one(**batch).loss)
+        assert calls == [number] * (4 + 3 + 3)
+    for parameter in averaged.parameters():
+        parameter.data.zero_()
+    assert averaged(**batch).logits.abs().sum() == 0
+    assert model(**batch).logits.abs().sum() > 0
 
 
 @pytest.mark.parametrize("name", ["free_memory", "clear"])
@@ -231,23 +228,6 @@ def test_freed_models_are_let_go(name: str) -> None:
     assert alive() is None
 
 
-def test_the_signature_is_the_models_own(tiny: Tiny) -> None:
-    accelerator, _ = _accelerator()
-    model, _ = tiny("vit")
-    expected = list(inspect.signature(model.forward).parameters)
-    assert list(inspect.signature(accelerator.prepare(model).forward).parameters) == expected
-
-
-def test_a_copy_runs_by_itself(tiny: Tiny) -> None:
-    accelerator, _ = _accelerator()
-    model, batch = tiny("vit")
-    averaged = copy.deepcopy(accelerator.prepare(model))
-    for parameter in averaged.parameters():
-        parameter.data.zero_()
-    assert averaged(**batch).logits.abs().sum() == 0
-    assert model(**batch).logits.abs().sum() > 0
-
-
 def test_a_whole_model_can_be_saved() -> None:
     accelerator, _ = _accelerator()
     model = accelerator.prepare(torch.nn.Linear(3, 2))
@@ -258,9 +238,7 @@ def test_a_whole_model_can_be_saved() -> None:
     assert torch.equal(loaded(torch.ones(1, 3)), model(torch.ones(1, 3)))
 
 
-def test_bf16_of_accelerate_reaches_every_piece(
-    tiny: Tiny, gradients: Callable[..., Any], assert_equal: Callable[..., None]
-) -> None:
+def test_bf16_of_accelerate_reaches_every_piece() -> None:
     plain = Accelerator(cpu=True, mixed_precision="bf16")
     whole, batch = tiny("gpt2")
     outputs = plain.prepare(whole)(**batch)
@@ -275,9 +253,7 @@ def test_bf16_of_accelerate_reaches_every_piece(
         assert_equal(gradients(model), expected, within=0.03)
 
 
-def test_a_compiled_model(
-    tiny: Tiny, gradients: Callable[..., Any], assert_equal: Callable[..., None]
-) -> None:
+def test_a_compiled_model() -> None:
     accelerator, changes = _accelerator()
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)), None

@@ -18,27 +18,14 @@ class NotJoinableError(Exception):
 
 
 class Joiner:
-    """Joins outputs leaf by leaf.
-
-    Args:
-        sizes: samples of each piece.
-        weights_of: takes the path of a scalar, and returns what it counts in each piece.
-    """
+    """Joins outputs leaf by leaf."""
 
     def __init__(self, sizes: Sequence[int], weights_of: Callable[[Path], Sequence[float]]) -> None:
         self._sizes = sizes
         self._weights_of = weights_of
 
     def join(self, path: Path, values: Sequence[Any]) -> Any:
-        """Return one leaf of the whole from the same leaf of all pieces.
-
-        Args:
-            path: where it stands in the outputs.
-            values: of each piece.
-
-        Raises:
-            NotJoinableError: its first dimension is not the batch, and it differs between pieces.
-        """
+        """Return one leaf of the whole from the same leaf of all pieces."""
         import torch
 
         first = values[0]

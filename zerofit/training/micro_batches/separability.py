@@ -1,4 +1,4 @@
-"""Checks on a few samples that a model's outputs over all of them follow from those of its micro-batches."""
+"""Checks that a forward pass can be split: all samples' outputs must follow from those of micro-batches."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.training.micro_batches.joined import Joiner, NotJoinableError, flat, name_of
+from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, flat, name_of
 from zerofit.training.micro_batches.pieces import Inputs, taken
-from zerofit.training.micro_batches.probe_losses import LastLayer
 from zerofit.training.micro_batches.weights import TORCHS_OWN, normalized, weightings
 
 if TYPE_CHECKING:
@@ -27,7 +26,14 @@ _NOISE = 10.0
 _NOISE_FLOOR = 1e-6
 """Relative error that all weightings may have, of fp32's 6e-8 and some sums."""
 
-Found = dict["Path", tuple[str, ...]]
+_SPREAD = 10.0
+"""Standard deviation of the last layer's outputs. ASSUMPTION: losses of tens differ by tens of percent, and
+no format overflows."""
+
+_TO_COMPARE = 2
+"""Micro-batches after which a model's buffers are compared: what one of them fills once is no state."""
+
+HeldWeightings = dict["Path", tuple[str, ...]]
 """The weightings that hold for each scalar output, the likeliest first."""
 
 
@@ -40,19 +46,11 @@ class Halves:
     second: Inputs
     sizes: tuple[int, int]
     tells: bool
-    """Whether two halves can tell anything; of one sample they can't."""
+    """True if two halves can tell anything; of one sample they can't."""
 
 
 def halves_of(inputs: Inputs, *, size: int, at_most: int, can_split: bool, model: Any) -> Halves:
-    """Return the samples that tell most: those with the fewest labels against those with the most.
-
-    Args:
-        inputs: what the forward pass was given.
-        size: samples in it.
-        at_most: samples of one half.
-        can_split: whether the inputs can be split at all.
-        model: the model itself, without wrappers.
-    """
+    """Return the samples that tell most: those with the fewest labels against those with the most."""
     if not can_split or size == 1:
         return Halves(whole=inputs, first=inputs, second=inputs, sizes=(size, size), tells=False)
     alone = [(taken(inputs, slice(row, row + 1), of=size), 1) for row in range(size)]
@@ -71,32 +69,22 @@ def halves_of(inputs: Inputs, *, size: int, at_most: int, can_split: bool, model
     )
 
 
-def check(
+def check_separable(
     halves: Halves,
     call: Callable[[Inputs], Any],
     *,
     model: Any,
     is_half: bool,
     agreed: Callable[[list[int]], list[int]],
-) -> Found | None:
+) -> HeldWeightings | None:
     """Return how the scalar outputs are to be weighted.
 
     Four forward passes run, on every rank; the model must be in evaluation mode, without gradients.
 
-    Args:
-        halves: the samples.
-        call: the model's forward pass.
-        model: the model itself, without wrappers.
-        is_half: whether it computes in 16 bits.
-        agreed: takes flags, and returns for each whether any rank has set it.
-
     Returns:
-        None where these samples don't tell: the loss is no number.
-
-    Raises:
-        UserError: the outputs don't follow from those of the halves.
+        None where these samples don't tell: the loss is NaN.
     """
-    last_layer = LastLayer()
+    last_layer = _LastLayer()
     with last_layer.watched(model):
         _called(call, halves.first)
     with last_layer.sharpened():
@@ -232,3 +220,120 @@ def _complaint(
 def _scalar_complaint(path: Path, whole: dict[Path, Any], parts: list[dict[Path, Any]]) -> str:
     values = " and ".join(f"{float(part[path]):.6g}" for part in parts)
     return f"{name_of(path)} is {float(whole[path]):.6g}, and {values} for its two halves"
+
+
+class _LastLayer:
+    """The layer with parameters that ran last, and the spread of its outputs.
+
+    A fresh model gives every token nearly the same loss, log(vocabulary size), and a mean by samples can't be
+    told from a mean by tokens. With larger outputs of its last layer the losses differ from sample to sample.
+    """
+
+    def __init__(self) -> None:
+        self._layer: Any = None
+        self._factor = 1.0
+
+    @contextlib.contextmanager
+    def watched(self, model: Any) -> Iterator[None]:
+        """Note inside which layer runs last; torch.compile must be off, or the hooks would be compiled."""
+
+        def note(layer: Any, _: Any, output: Any) -> None:
+            spread = _spread_of(output)
+            if spread > 0:
+                self._layer, self._factor = layer, _SPREAD / spread
+
+        with _hooked(_layers(model), note):
+            yield
+
+    @contextlib.contextmanager
+    def sharpened(self) -> Iterator[None]:
+        """Multiply its outputs inside by what gives them a large spread, the same for every call."""
+        factor = self._factor
+        layers = [] if self._layer is None else [self._layer]
+        with _hooked(layers, lambda layer, _, output: output * factor):
+            yield
+
+
+def _layers(model: Any) -> list[Any]:
+    return [one for one in model.modules() if any(True for _ in one.parameters(recurse=False))]
+
+
+def _spread_of(output: Any) -> float:
+    import torch
+
+    if not torch.is_tensor(output) or not output.is_floating_point() or output.numel() < 2:
+        return 0.0
+    spread = float(output.float().std())
+    return spread if spread == spread and spread != float("inf") else 0.0
+
+
+@contextlib.contextmanager
+def _hooked(layers: list[Any], hook: Callable[..., Any]) -> Iterator[None]:
+    handles = [layer.register_forward_hook(hook) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def refuse_batch_norm(model: Any) -> None:
+    """Refuse layers that compute over all samples of a batch together."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    mixing = [
+        f"{name} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.training
+    ]
+    if mixing:
+        more = f" and {len(mixing) - 1} more" if len(mixing) > 1 else ""
+        raise not_separable(
+            f"{mixing[0]}{more}", why="batch normalization takes mean and variance over the whole micro-batch"
+        )
+
+
+class Buffers:
+    """Watches whether training passes change a model's buffers: moving averages, counters.
+
+    They would change once for each micro-batch, and again when it runs a second time.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._before: dict[str, tuple[Any, int]] = {}
+        self._num_looks = 0
+
+    def look(self) -> None:
+        """Compare after the second micro-batch with what the first one left; call it after each."""
+        if self._num_looks == _TO_COMPARE:
+            return
+        self._num_looks += 1
+        now = {name: (one, _version(one)) for name, one in self._model.named_buffers()}
+        if self._num_looks == _TO_COMPARE:
+            changed = [name for name, one in now.items() if _is_changed(self._before.get(name), one)]
+            self._before = {}
+            if changed:
+                more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+                raise not_separable(
+                    f"the buffer {changed[0]}{more} changes in each forward pass",
+                    why="it would change once for each micro-batch, not once for the whole batch",
+                )
+        else:
+            self._before = now
+
+
+def _version(buffer: Any) -> int:
+    """Return what torch raises whenever a tensor is changed in place."""
+    return 0 if buffer.is_inference() else int(buffer._version)
+
+
+def _is_changed(before: tuple[Any, int] | None, now: tuple[Any, int]) -> bool:
+    """True if a buffer has other values: written in place, or another tensor in its place."""
+    import torch
+
+    if before is None:
+        return False
+    if before[0] is now[0]:
+        return before[1] != now[1]
+    return before[0].shape != now[0].shape or not torch.equal(before[0], now[0])

@@ -8,15 +8,17 @@ import inspect
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from zerofit.training.micro_batches.pending_backward import Waiting
+from zerofit.training.micro_batches.pending_backward import PendingBackward
+from zerofit.training.micro_batches.split_model import SplitModel
 from zerofit.training.micro_batches.splitter import Splitter
+from zerofit.training.wrapping import wrap, wrap_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from zerofit.training.changes import Changes
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _PARTITIONED_GRADIENTS = 2
@@ -27,141 +29,113 @@ _PARTITIONED_PARAMETERS = 3
 (https://www.deepspeed.ai/tutorials/zero/)."""
 
 
-def install(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
-    """Hook prepare() and its parts so that the models that they return run in micro-batches.
-
-    Args:
-        accelerator_class: accelerate's Accelerator, or a subclass.
-        settings: what the plan sets.
-        changes: where to note what was changed.
-    """
-    micro_batch_size = settings.micro_batch_size
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook prepare() and its parts so that the models that they return run in micro-batches."""
+    micro_batch_size = settings.strategy.micro_batch_size
     if micro_batch_size is None:
         return
 
     def split(accelerator: Any, prepared: Any) -> None:
         if getattr(accelerator, "_zerofit_by_script", True) or not settings.trainer_accumulates:
             for one in prepared if isinstance(prepared, (tuple, list)) else (prepared,):
-                _hook_model(accelerator, one, micro_batch_size, changes)
+                _split_model(accelerator, one, micro_batch_size, changes)
 
-    _hook_preparing(accelerator_class, split)
-    _hook_settling(accelerator_class)
-    _hook_free_memory(accelerator_class)
-
-
-def _hook_preparing(accelerator_class: Any, split: Callable[[Any, Any], None]) -> None:
-    prepare_all, prepare_one = accelerator_class.prepare, accelerator_class.prepare_model
-
-    @functools.wraps(prepare_all)
-    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         for one in args:
             restore_forward(one)
         self._zerofit_is_preparing = True
         try:
-            prepared = prepare_all(self, *args, **kwargs)
+            prepared = original(self, *args, **kwargs)
         finally:
             self._zerofit_is_preparing = False
         split(self, prepared)
         return prepared
 
-    @functools.wraps(prepare_one)
     def prepare_model(
-        self: Any, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False
+        original: Any,
+        self: Any,
+        model: Any,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
     ) -> Any:
         # prepare() calls it too, and may go on to wrap what it returns.
         if evaluation_mode or self.__dict__.get("_zerofit_is_preparing", False):
-            return prepare_one(self, model, device_placement, evaluation_mode)
+            return original(self, model, device_placement, evaluation_mode)
         restore_forward(model)
-        prepared = prepare_one(self, model, device_placement, evaluation_mode)
+        prepared = original(self, model, device_placement, evaluation_mode)
         split(self, prepared)
         return prepared
 
-    accelerator_class.prepare = prepare
-    accelerator_class.prepare_model = prepare_model
+    def free_memory(original: Any, self: Any, *objects: Any) -> Any:
+        self.__dict__.pop("_zerofit_waiting", None)
+        return original(self, *objects)
+
+    wrap(accelerator_class, "prepare", prepare)
+    wrap(accelerator_class, "prepare_model", prepare_model)
+    wrap(accelerator_class, "free_memory", free_memory)  # accelerate's clear() calls it, too
+    _settle_before_steps(accelerator_class)
 
 
-def _hook_settling(accelerator_class: Any) -> None:
+def _settle_before_steps(accelerator_class: Any) -> None:
     """Take back what went backward early and was skipped, before gradients are unscaled or used.
 
     Under DeepSpeed the engine's own step does so (deepspeed_step.py).
     """
-    prepare_one, unscale = accelerator_class.prepare_optimizer, accelerator_class.unscale_gradients
 
-    @functools.wraps(prepare_one)
-    def prepare_optimizer(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        wrapper = prepare_one(self, optimizer, *args, **kwargs)
-        if wrapper.__dict__.get("_zerofit_settles") != id(self):
-            wrapper._zerofit_settles = id(self)
-            # The wrapper's step begins with unscaling; a script may call that of its own optimizer, too.
-            wrapper.step = MethodType(_settling_step(self, wrapper.step), wrapper)
-            if hasattr(wrapper.optimizer, "register_step_pre_hook"):
-                wrapper.optimizer.register_step_pre_hook(lambda *_: settle(self))
-        return wrapper
-
-    @functools.wraps(unscale)
-    def unscale_gradients(self: Any, *args: Any, **kwargs: Any) -> None:
-        settle(self)
-        unscale(self, *args, **kwargs)
-
-    accelerator_class.prepare_optimizer = prepare_optimizer
-    accelerator_class.unscale_gradients = unscale_gradients
-
-
-def _settling_step(accelerator: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    def step(self: Any, closure: Any = None) -> Any:
-        if accelerator.sync_gradients:
-            settle(accelerator)
+    def step(self: Any, _: Any, original: Any, closure: Any = None) -> Any:
+        if self.sync_gradients:
+            settle(self)
         return original(closure)
 
-    return step
+    def prepare_optimizer(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = original(self, *args, **kwargs)
+        # A script may call the step of its own optimizer, too.
+        if hasattr(prepared.optimizer, "register_step_pre_hook"):
+            prepared.optimizer.register_step_pre_hook(lambda *_: settle(self))
+        return prepared
+
+    def unscale_gradients(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        settle(self)
+        original(self, *args, **kwargs)
+
+    # The prepared optimizer's step begins with unscaling.
+    wrap_steps(accelerator_class, "_zerofit_settles", step)
+    wrap(accelerator_class, "prepare_optimizer", prepare_optimizer)
+    wrap(accelerator_class, "unscale_gradients", unscale_gradients)
 
 
 def settle(accelerator: Any, *, except_for: Any | None = None) -> None:
-    """Take back what went backward early for losses whose backward never came; see Waiting.settle.
+    """Take back what went backward early for losses whose backward never came; see PendingBackward.settle.
 
     Args:
         accelerator: whose models may run in micro-batches; None does nothing.
         except_for: a loss whose backward is about to come.
     """
-    splitter = getattr(accelerator, "_zerofit_splitter", None)
-    if splitter is not None:
-        splitter.settle(except_for=except_for)
+    waiting = getattr(accelerator, "_zerofit_waiting", None)
+    if waiting is not None:
+        waiting.settle(except_for=except_for)
 
 
-def _hook_free_memory(accelerator_class: Any) -> None:
-    """Let go of the models with accelerate; its clear() calls this, too."""
-    original = accelerator_class.free_memory
-
-    @functools.wraps(original)
-    def free_memory(self: Any, *objects: Any) -> Any:
-        for name in ("_zerofit_splitter", "_zerofit_waiting"):
-            self.__dict__.pop(name, None)
-        return original(self, *objects)
-
-    accelerator_class.free_memory = free_memory
-
-
-def _hook_model(accelerator: Any, prepared: Any, micro_batch_size: int, changes: Changes) -> None:
+def _split_model(accelerator: Any, prepared: Any, micro_batch_size: int, changes: Changes) -> None:
     import torch
 
     if not isinstance(prepared, torch.nn.Module):
         return
     if not hasattr(accelerator, "_zerofit_waiting"):
-        accelerator._zerofit_waiting = Waiting()
+        accelerator._zerofit_waiting = PendingBackward()
     if any(parameter.requires_grad for parameter in prepared.parameters()):
         stage = _stage(accelerator)
-        splitter = Splitter(
+        model = SplitModel(
             prepared,
-            micro_batch_size=micro_batch_size,
             no_sync=_no_sync(accelerator, prepared),
-            changes=changes,
-            waiting=accelerator._zerofit_waiting,
             agreed=_agreed(accelerator) if stage >= _PARTITIONED_GRADIENTS else None,
             runs_alone=stage < _PARTITIONED_PARAMETERS,
             may_run_early="FSDP" not in str(accelerator.distributed_type),
         )
+        splitter = Splitter(
+            model, micro_batch_size=micro_batch_size, changes=changes, waiting=accelerator._zerofit_waiting
+        )
         replace_forward(prepared, splitter)
-        accelerator._zerofit_splitter = splitter
 
 
 def replace_forward(model: Any, splitter: Splitter) -> None:
@@ -200,11 +174,7 @@ def replace_forward(model: Any, splitter: Splitter) -> None:
 
 
 def restore_forward(model: Any) -> None:
-    """Give a model its own forward back, which another Accelerator or an earlier prepare() has replaced.
-
-    Args:
-        model: a module with a splitter or without, a copy of one that has it, or anything else.
-    """
+    """Give a model its own forward back, which another Accelerator or an earlier prepare() has replaced."""
     forward = getattr(model, "__dict__", {}).get("forward")
     replacement, restore = getattr(forward, "_zerofit_restore", (None, None))
     # What wraps a function takes over its attributes, and is not ours to take away.

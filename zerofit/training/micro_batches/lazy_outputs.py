@@ -12,7 +12,7 @@ _PENDING = "_zerofit_pending"
 _FETCH = "_zerofit_fetch"
 
 
-class _Watched:
+class _LazyOutput:
     """Fetches a part before anything of ModelOutput's own can return it."""
 
     def __getattribute__(self, name: str) -> Any:
@@ -42,12 +42,6 @@ class _Watched:
         _fetch_all(self)
         return super().values()  # type: ignore[misc]
 
-    def __eq__(self, other: object) -> bool:
-        _fetch_all(self)
-        return bool(super().__eq__(other))
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         _fetch_all(self)
         return super().__repr__()
@@ -57,55 +51,48 @@ class _Watched:
         return _plain, (_plain_class(type(self)), dict(self.items()))
 
 
-def _as_dict(watched: Any) -> dict[str, Any]:
+def _as_dict(lazy: Any) -> dict[str, Any]:
     """Return the same object, as what type checkers can't see that it is."""
-    return watched  # type: ignore[no-any-return]
+    return lazy  # type: ignore[no-any-return]
 
 
-def _plain_class(watched_class: Any) -> Any:
-    return watched_class.__mro__[2]
+def _plain_class(lazy_class: Any) -> Any:
+    return lazy_class.__mro__[2]
 
 
 def _plain(plain_class: Any, items: dict[str, Any]) -> Any:
     return plain_class(**items)
 
 
-def _fetch_all(watched: Any) -> None:
-    _fetch(watched, tuple(object.__getattribute__(watched, "__dict__").get(_PENDING, ())))
+def _fetch_all(lazy: Any) -> None:
+    _fetch(lazy, tuple(object.__getattribute__(lazy, "__dict__").get(_PENDING, ())))
 
 
-def _fetch(watched: Any, keys: tuple[str, ...] | list[str]) -> None:
-    own = object.__getattribute__(watched, "__dict__")
+def _fetch(lazy: Any, keys: tuple[str, ...] | list[str]) -> None:
+    own = object.__getattribute__(lazy, "__dict__")
     pending, fetch = own.get(_PENDING, set()), own.get(_FETCH)
     for key in keys:
         if key in pending:
             value = fetch(key)
             pending.discard(key)
-            watched[key] = value
+            lazy[key] = value
 
 
 @functools.cache
-def _watched_class(output_class: Any) -> Any:
+def _lazy_class(output_class: Any) -> Any:
     named = {"__module__": output_class.__module__, "__qualname__": output_class.__qualname__}
-    return type(output_class.__name__, (_Watched, output_class), named)
+    return type(output_class.__name__, (_LazyOutput, output_class), named)
 
 
 def is_model_output(outputs: Any) -> bool:
-    """Return whether a model gave a ModelOutput of transformers."""
+    """True if a model gave a ModelOutput of transformers."""
     return isinstance(outputs, dict) and hasattr(outputs, "to_tuple")
 
 
-def watched_output(like: Any, keys: list[str], known: dict[str, Any], fetch: Callable[[str], Any]) -> Any:
-    """Return an output of the class of another one, in which some parts are computed when looked at.
-
-    Args:
-        like: a ModelOutput.
-        keys: of all parts, in order.
-        known: the parts that are there already.
-        fetch: takes a key, and returns that part.
-    """
+def lazy_output(like: Any, keys: list[str], known: dict[str, Any], fetch: Callable[[str], Any]) -> Any:
+    """Return an output of the class of another one, in which some parts are computed when looked at."""
     like_class: Any = type(like)
-    output_class = _watched_class(like_class)
+    output_class = _lazy_class(like_class)
     made = output_class.__new__(output_class)
     for key in keys:
         made[key] = known.get(key)
