@@ -12,7 +12,7 @@ from zerofit.checking.engine import DEEPSPEED_NAMES, check
 from zerofit.checking.inputs.optimizer import optimizer_of_deepspeed
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rules.optimizer.rules import RULES
-from zerofit.checking.situation import Settings, Situation
+from zerofit.checking.situation import RunSettings, Situation
 from zerofit.configs.document import Document, SetValue
 from zerofit.configs.text.read import read_document
 from zerofit.core.command import Launcher, Route
@@ -37,7 +37,7 @@ def _situation(
     section = document.value("optimizer", "type")
     asked = made_by_script if section is None else optimizer_of_deepspeed(section)
     return Situation(
-        settings=Settings(
+        settings=RunSettings(
             names=dict(DEEPSPEED_NAMES),
             engine=Said(value=Engine.DEEPSPEED, text="ds_config.json"),
             zero_stage=Said(value=ZeroStage(stage), text=f"stage={stage}"),

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.situation import Settings
+from zerofit.checking.situation import RunSettings
 from zerofit.core.command import Launcher
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Confidence, Said
@@ -128,7 +128,7 @@ _NO_FOLDER = "none"
 _PRECISIONS = {"no": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
 
 
-def settings_of_accelerate(file: Document | None, command: LaunchCommand | None) -> Settings | None:
+def settings_of_accelerate(file: Document | None, command: LaunchCommand | None) -> RunSettings | None:
     """Return what the file and the flags come to by themselves.
 
     Args:
@@ -142,7 +142,7 @@ def settings_of_accelerate(file: Document | None, command: LaunchCommand | None)
     if file is None and (command is None or command.launcher is not Launcher.ACCELERATE):
         return None
     launch = LaunchLayers(file=file, command=command)
-    settings = Settings(names=_names(launch), precision=_precision(launch))
+    settings = RunSettings(names=_names(launch), precision=_precision(launch))
     uses_deepspeed = whether_deepspeed(launch)
     if uses_deepspeed is None:
         return settings

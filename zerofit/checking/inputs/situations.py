@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.engine import DEEPSPEED_NAMES
 from zerofit.checking.inputs.accelerate import settings_of_accelerate, topology_of_launch
 from zerofit.checking.inputs.optimizer import optimizer_of
-from zerofit.checking.situation import Settings, Situation
+from zerofit.checking.situation import RunSettings, Situation
 from zerofit.configs.document import BrokenFile, FileKind, say
 from zerofit.core.command import Launcher, Route
 from zerofit.core.errors import Unreadable
@@ -152,7 +152,7 @@ def _situation(
 
         trainer = trainer_of(script, route, targets)
     launch = settings_of_accelerate(accelerate, command)
-    settings = launch or Settings()
+    settings = launch or RunSettings()
     if deepspeed is not None:
         precision = precision_of(deepspeed, launch=launch.precision if launch else None, trainer=trainer)
         settings = replace(settings_of_deepspeed(deepspeed), precision=precision)
@@ -178,9 +178,9 @@ def _situation(
     )
 
 
-def settings_of_deepspeed(document: Document) -> Settings:
+def settings_of_deepspeed(document: Document) -> RunSettings:
     """Return what a DeepSpeed configuration by itself comes to; values of a wrong type are not known."""
-    return Settings(
+    return RunSettings(
         names=dict(DEEPSPEED_NAMES),
         engine=Said(value=Engine.DEEPSPEED, text=document.name),
         zero_stage=_stage(document),
