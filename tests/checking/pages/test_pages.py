@@ -12,7 +12,7 @@ import yaml
 
 from zerofit.checking.pages.measured_pages import versions_page
 from zerofit.checking.pages.rule_pages import rule_page, rules_reference, rules_table
-from zerofit.checking.rule import Evidence, Example, Outcome
+from zerofit.checking.rule import Effect, Evidence, Example
 from zerofit.checking.rules import ALL_RULES, Rule
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 
@@ -46,7 +46,7 @@ def test_page_of_every_layer(golden: Callable[[str, str], None]) -> None:
                 compile=True,
             )
         ),
-        evidence=Evidence(outcome=Outcome.HANGS, not_reproduced="needs two nodes"),
+        evidence=Evidence(outcome=Effect.HANGS, not_reproduced="needs two nodes"),
     )
     golden(rule_page(rule, level=2), "findings/every-layer.md")
 

@@ -11,7 +11,7 @@ import pytest
 from zerofit.checking import rules as compat
 from zerofit.checking.engine import DEEPSPEED_NAMES, check, spell
 from zerofit.checking.inputs.example import situations_of_example
-from zerofit.checking.rule import Outcome, Severity
+from zerofit.checking.rule import Effect, Severity
 from zerofit.checking.rules import ALL_RULES, Rule
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.machine.versions import probe_versions
@@ -52,9 +52,9 @@ def test_rule_is_declared_whole(rule: Rule) -> None:
     assert set(re.findall(r"{(\w+)}", rule.fix)) <= set(DEEPSPEED_NAMES)
     assert not re.search(r"{\w+}", spell(rule.fix, {}))
     evidence = rule.evidence
-    shown = {Outcome.FAILS: bool(evidence.says), Outcome.IGNORED: bool(evidence.observed)}
+    shown = {Effect.FAILS: bool(evidence.says), Effect.IGNORED: bool(evidence.observed)}
     assert evidence.not_reproduced or shown.get(evidence.outcome, True)
-    assert rule.severity is not Severity.ADVICE or evidence.outcome in (Outcome.COSTS, Outcome.IGNORED)
+    assert rule.severity is not Severity.ADVICE or evidence.outcome in (Effect.COSTS, Effect.IGNORED)
 
 
 def test_every_file_of_rules_is_in_the_list() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.situation import known
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import Topology
@@ -87,7 +87,7 @@ RULES = (
         find=_quantized_without_adapters,
         bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=_TWO),
         good=Example(strategy=_NF4, topology=_TWO),
-        evidence=Evidence(outcome=Outcome.FAILS, not_reproduced=_NO_CHECKPOINT),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced=_NO_CHECKPOINT),
     ),
     Rule(
         id="quantized-base-not-partitioned",
@@ -100,7 +100,7 @@ RULES = (
         find=_quantized_at_stage_3,
         bad=_sharded(ZeroStage.PARAMETERS),
         good=_sharded(ZeroStage.GRADIENTS),
-        evidence=Evidence(outcome=Outcome.FAILS, not_reproduced=_NO_CHECKPOINT),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced=_NO_CHECKPOINT),
     ),
     Rule(
         id="liger-needs-gpu",
@@ -112,7 +112,7 @@ RULES = (
         find=_on_cpu("liger"),
         bad=Example(strategy=Strategy(liger=True), topology=_ON_CPU),
         good=Example(strategy=Strategy(), topology=_ON_CPU),
-        evidence=Evidence(outcome=Outcome.FAILS, says="error[liger-"),
+        evidence=Evidence(outcome=Effect.FAILS, says="error[liger-"),
     ),
     Rule(
         id="tf32-on-cpu",
@@ -125,7 +125,7 @@ RULES = (
         bad=Example(strategy=Strategy(tf32=True), topology=_ON_CPU),
         good=Example(strategy=Strategy(), topology=_ON_CPU),
         evidence=Evidence(
-            outcome=Outcome.IGNORED, not_reproduced="the harness's observations have no format of products"
+            outcome=Effect.IGNORED, not_reproduced="the harness's observations have no format of products"
         ),
     ),
     Rule(
@@ -138,6 +138,6 @@ RULES = (
         find=_tf32_before_ampere,
         bad=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("V100", (7, 0))),
         good=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("A100", (8, 0))),
-        evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="needs a GPU older than Ampere"),
+        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="needs a GPU older than Ampere"),
     ),
 )

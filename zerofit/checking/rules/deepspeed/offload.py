@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.situation import known, stage_of
 from zerofit.core.facts import Checkpoint
 from zerofit.core.plan import Topology
@@ -138,7 +138,7 @@ RULES = (
         find=_zero_without_deepspeed,
         bad=Example(strategy=replace(_ZERO3, engine=Engine.NATIVE), topology=Topology(world_size=2)),
         good=Example(strategy=_ZERO3, topology=Topology(world_size=2)),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
     ),
     Rule(
         id="optimizer-offload-needs-zero",
@@ -150,7 +150,7 @@ RULES = (
         find=_offload_at("optimizer_offload", (ZeroStage.NOTHING,)),
         bad=_zero(0, offload_optimizer=_CPU),
         good=_zero(1, offload_optimizer=_CPU),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("partitions_optimizer_states", False),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("partitions_optimizer_states", False),)),
     ),
     Rule(
         id="param-offload-needs-zero3",
@@ -162,7 +162,7 @@ RULES = (
         find=_offload_at("param_offload", (ZeroStage.NOTHING, *_BELOW_3)),
         bad=_zero(2, offload_param=_CPU),
         good=_zero(3, offload_param=_CPU),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("offloads_parameters", False),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("offloads_parameters", False),)),
     ),
     Rule(
         id="nvme-offload-needs-zero3",
@@ -174,7 +174,7 @@ RULES = (
         find=_offload_at("optimizer_offload", _BELOW_3, (OffloadDevice.NVME,)),
         bad=_zero(2, offload_optimizer=_NVME),
         good=_zero(3, offload_optimizer=_NVME),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("optimizer_states_on", "cpu"),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("optimizer_states_on", "cpu"),)),
     ),
     Rule(
         id="nvme-needs-path",
@@ -186,7 +186,7 @@ RULES = (
         find=_nvme_without_path,
         bad=_zero(3, offload_optimizer={"device": "nvme"}),
         good=_zero(3, offload_optimizer=_NVME),
-        evidence=Evidence(outcome=Outcome.FAILS, says="TypeError"),
+        evidence=Evidence(outcome=Effect.FAILS, says="TypeError"),
     ),
     Rule(
         id="nvme-path-unused",
@@ -201,7 +201,7 @@ RULES = (
             strategy=replace(_ZERO3, nvme_path="/local_nvme", optimizer_offload=OffloadDevice.NVME),
             topology=Topology(world_size=2),
         ),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("optimizer_states_on", "gpu"),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("optimizer_states_on", "gpu"),)),
     ),
     Rule(
         id="resume-needs-same-ranks",
@@ -215,7 +215,7 @@ RULES = (
         bad=_resumed(2, num_ranks=4),
         good=_resumed(2),
         evidence=Evidence(
-            outcome=Outcome.FAILS, says="Automatic adjustment of ZeRO's optimizer state partitioning"
+            outcome=Effect.FAILS, says="Automatic adjustment of ZeRO's optimizer state partitioning"
         ),
     ),
     Rule(
@@ -229,6 +229,6 @@ RULES = (
         find=_other_layout,
         bad=_resumed(3),
         good=_resumed(3, partitions_parameters=True),
-        evidence=Evidence(outcome=Outcome.FAILS, says="AssertionError"),
+        evidence=Evidence(outcome=Effect.FAILS, says="AssertionError"),
     ),
 )

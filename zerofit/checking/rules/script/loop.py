@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.rules.example_scripts import LANGUAGE, SMALL, changed, zero
 from zerofit.checking.rules.script.hits import EVERY_STAGE, at_stages, hit
 from zerofit.core.command import Route
@@ -271,7 +271,7 @@ RULES = (
         find=_never_accumulates,
         bad=Example(deepspeed=_AUTO, script=_ACCUMULATES),
         good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
     ),
     Rule(
         id="accumulation-by-hand",
@@ -283,7 +283,7 @@ RULES = (
         find=_accumulates_by_hand,
         bad=Example(deepspeed=zero(1), script=_BY_HAND),
         good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
         is_put_right_by_launch=True,
     ),
     Rule(
@@ -296,7 +296,7 @@ RULES = (
         find=_passes_accelerator_by,
         bad=Example(deepspeed=zero(2), script=_PASSED_BY),
         good=Example(deepspeed=zero(2), script=SMALL),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
     ),
     Rule(
         id="deepspeed-clips-by-its-own",
@@ -308,7 +308,7 @@ RULES = (
         find=_clips_in_vain,
         bad=Example(deepspeed=zero(1), script=_CLIPS),
         good=Example(deepspeed=zero(1, gradient_clipping=0.1), script=_CLIPS),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
         is_put_right_by_launch=True,
     ),
     Rule(
@@ -326,7 +326,7 @@ RULES = (
                 _SCHEDULED, "num_training_steps=8", "num_training_steps=8 * accelerator.num_processes"
             ),
         ),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
     ),
     Rule(
         id="two-forwards-need-new-checkpointing",
@@ -340,7 +340,7 @@ RULES = (
         good=Example(
             deepspeed=zero(2), script=changed(_TWICE, '"use_reentrant": True', '"use_reentrant": False')
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="has already been reduced"),
+        evidence=Evidence(outcome=Effect.FAILS, says="has already been reduced"),
     ),
     Rule(
         id="zero3-experts-need-leaf-module",
@@ -352,6 +352,6 @@ RULES = (
         find=_routed_experts,
         bad=Example(deepspeed=zero(3), script=_UNMARKED),
         good=Example(deepspeed=zero(3), script=_EXPERTS),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Detected a disagreement on list contents"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Detected a disagreement on list contents"),
     ),
 )

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import is_literal
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity, hit_at
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
 from zerofit.checking.situation import known
 from zerofit.configs.document import SetValue, say
 from zerofit.configs.schemas.releases import fix_for_release
@@ -219,7 +219,7 @@ RULES = (
         bad=_with("--per_device_train_batch_size 4", **{_BATCH: 2}),
         good=_with("--per_device_train_batch_size 4"),
         evidence=Evidence(
-            outcome=Outcome.FAILS,
+            outcome=Effect.FAILS,
             says="Please correct the following DeepSpeed config values that mismatch TrainingArguments",
         ),
     ),
@@ -235,7 +235,7 @@ RULES = (
             _TRAINER, deepspeed=_NO_STEPS, arguments=f"{_TRAINER.arguments} --gradient_accumulation_steps 4"
         ),
         good=_with("--gradient_accumulation_steps 4"),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=((_STEPS, 1),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=((_STEPS, 1),)),
     ),
     Rule(
         id="trainer-clipping-not-in-file",
@@ -247,7 +247,7 @@ RULES = (
         find=_missing("max_grad_norm", "gradient_clipping", 1.0),
         bad=_with("--max_grad_norm 0.3"),
         good=_with("--max_grad_norm 0.3", gradient_clipping="auto"),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("gradient_clipping", 1.0),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("gradient_clipping", 1.0),)),
     ),
     Rule(
         id="trainer-argument-overridden",
@@ -259,7 +259,7 @@ RULES = (
         find=_overridden,
         bad=_with("--optim sgd", **_ADAMW),
         good=_with("--optim sgd"),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("optimizer", "FusedAdam"),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("optimizer", "FusedAdam"),)),
     ),
     Rule(
         id="trainer-takes-one-half-precision",
@@ -271,7 +271,7 @@ RULES = (
         find=_both_halves,
         bad=_with("--use_cpu --bf16 --fp16"),
         good=_with("--use_cpu"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="At most one of fp16 and bf16 can be True"),
+        evidence=Evidence(outcome=Effect.FAILS, says="At most one of fp16 and bf16 can be True"),
     ),
     Rule(
         id="training-argument-unknown",
@@ -283,7 +283,7 @@ RULES = (
         find=_unknown_fields,
         bad=_with("--evaluation_strategy no"),
         good=_with("--eval_strategy no"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="evaluation_strategy"),
+        evidence=Evidence(outcome=Effect.FAILS, says="evaluation_strategy"),
         holds_for=("transformers>=5",),
     ),
     Rule(
@@ -296,7 +296,7 @@ RULES = (
         find=_unknown_optimizer,
         bad=_with("--optim adamw_hf"),
         good=_with("--optim adamw_torch"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="adamw_hf"),
+        evidence=Evidence(outcome=Effect.FAILS, says="adamw_hf"),
         holds_for=("transformers>=5",),
     ),
 )
