@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.command_line import PROGRAMS, read_command
-from zerofit.checking.inputs.kind_of_file import format_of, kind_of
+from zerofit.checking.inputs.file_kinds import format_of, kind_of
 from zerofit.checking.inputs.named_files import named_files, resumed_from
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind

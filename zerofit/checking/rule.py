@@ -93,7 +93,7 @@ class Rule:
     """Whether `zerofit launch` cures it inside the run, so that it says nothing there."""
 
 
-class Outcome(StrEnum):
+class Effect(StrEnum):
     """How a bad example goes wrong."""
 
     FAILS = "fails"
@@ -112,7 +112,7 @@ class Outcome(StrEnum):
 class Evidence:
     """What was seen, or why it could not be."""
 
-    outcome: Outcome
+    outcome: Effect
     says: str = ""
     """Part of the error's text, where it fails."""
     observed: tuple[tuple[str, Any], ...] = ()

@@ -94,7 +94,7 @@ def known(value: T | None, fact: str) -> T:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """What all layers together come to. None stands for "not known"; ask with `known`.
 
     A setting that nobody gave has its default, with a text that says what is missing.
@@ -121,7 +121,7 @@ class Settings:
 class Situation:
     """What a rule looks at. None stands for "not given"."""
 
-    settings: Settings = field(default_factory=Settings)
+    settings: RunSettings = field(default_factory=RunSettings)
     strategy: Strategy | None = None
     """zerofit's own, which says what it changes in the model; None where files alone make the run."""
     route: Route | None = None

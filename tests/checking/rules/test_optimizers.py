@@ -12,7 +12,7 @@ from zerofit.checking.engine import DEEPSPEED_NAMES, check
 from zerofit.checking.inputs.optimizer import optimizer_of_deepspeed
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rules.optimizer.rules import RULES
-from zerofit.checking.situation import Settings, Situation
+from zerofit.checking.situation import RunSettings, Situation
 from zerofit.configs.document import Document, SetValue
 from zerofit.configs.text.read import read_document
 from zerofit.core.command import Launcher, Route
@@ -37,7 +37,7 @@ def _situation(
     section = document.value("optimizer", "type")
     asked = made_by_script if section is None else optimizer_of_deepspeed(section)
     return Situation(
-        settings=Settings(
+        settings=RunSettings(
             names=dict(DEEPSPEED_NAMES),
             engine=Said(value=Engine.DEEPSPEED, text="ds_config.json"),
             zero_stage=Said(value=ZeroStage(stage), text=f"stage={stage}"),
@@ -211,21 +211,3 @@ def test_zerofits_own_optimizers_under_offload(optimizer: OptimizerName, rule: s
     situation = situation_of_strategy(strategy, topology=Topology(world_size=2))
     assert situation.launcher is Launcher.ZEROFIT
     assert _ids(situation) == ([] if rule is None else [rule])
-
-
-def test_an_error_as_text() -> None:
-    strategy = Strategy(
-        engine=Engine.DEEPSPEED,
-        zero_stage=ZeroStage.GRADIENTS,
-        optimizer_offload=_CPU,
-        optimizer=OptimizerName.SGD,
-    )
-    situation = situation_of_strategy(strategy, topology=Topology(world_size=2))
-    (finding,) = check(situation, rules=RULES).findings
-    assert str(finding.as_error()) == (
-        "error[offload-needs-adam]: under offload another optimizer trains than the script's\n"
-        "  found: --optimizer sgd with --offload-optimizer cpu\n"
-        "  why:   accelerate puts DeepSpeed's CPU Adam in its place and says nothing\n"
-        "  fix:   use AdamW, or leave out --offload-optimizer\n"
-        "  see:   https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py"
-    )

@@ -1,4 +1,4 @@
-"""The catalog of schemas: what is written is what is read, and fast."""
+"""The catalog of schemas: what is written is what is read, fast, and what the installed libraries declare."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from zerofit.checking.situation import DEFAULTS
 from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Section, ValueKind
+from zerofit.configs.schemas.accelerate_schema import probe_accelerate_launch_schema, probe_accelerate_schema
 from zerofit.configs.schemas.catalog import (
     NAMES,
     load_history,
@@ -19,6 +23,8 @@ from zerofit.configs.schemas.catalog import (
     render_schema,
     schema_of,
 )
+from zerofit.configs.schemas.releases import with_release
+from zerofit.configs.schemas.training_arguments_schema import REMOVED, probe_training_arguments_schema
 
 _CATALOG = Path(__file__).parents[3] / "zerofit" / "catalog"
 
@@ -110,3 +116,30 @@ def test_loading_costs_milliseconds_and_no_heavy_import() -> None:
     start = time.process_time()
     load_schemas()
     assert time.process_time() - start < 0.1
+
+
+_PROBES = [
+    ("accelerate", probe_accelerate_schema),
+    ("accelerate_launch", probe_accelerate_launch_schema),
+    ("training_arguments", probe_training_arguments_schema),
+]
+
+
+@pytest.mark.parametrize(("name", "probe"), _PROBES)
+def test_the_catalog_is_fresh(name: str, probe: Callable[[], Schema]) -> None:
+    schema = probe()
+    committed = (_CATALOG / f"{name}.json").read_text(encoding="utf-8")
+    assert committed == render_schema(with_release(load_history(name), schema))
+    assert replace(load_schema(name), other_releases=()) == schema
+
+
+def test_no_removed_field_is_back() -> None:
+    schema = load_schema("training_arguments")
+    assert {removed.path for removed in schema.removed} == {(name,) for name in REMOVED}
+
+
+def test_trainer_defaults_are_those_of_transformers() -> None:
+    from transformers import TrainingArguments
+
+    fields = TrainingArguments.__dataclass_fields__
+    assert {name: fields[name].default for name in DEFAULTS} == DEFAULTS

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.situation import Settings
+from zerofit.checking.situation import RunSettings
 from zerofit.core.command import Launcher
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Confidence, Said
@@ -128,7 +128,7 @@ _NO_FOLDER = "none"
 _PRECISIONS = {"no": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
 
 
-def settings_of_accelerate(file: Document | None, command: LaunchCommand | None) -> Settings | None:
+def settings_of_accelerate(file: Document | None, command: LaunchCommand | None) -> RunSettings | None:
     """Return what the file and the flags come to by themselves.
 
     Args:
@@ -142,73 +142,56 @@ def settings_of_accelerate(file: Document | None, command: LaunchCommand | None)
     if file is None and (command is None or command.launcher is not Launcher.ACCELERATE):
         return None
     launch = LaunchLayers(file=file, command=command)
-    names = _names(launch)
+    settings = RunSettings(names=_names(launch), precision=_precision(launch))
     uses_deepspeed = whether_deepspeed(launch)
     if uses_deepspeed is None:
-        return Settings(names=names, precision=_precision(launch))
+        return settings
+    # What is only likely here is certain enough for what a whole run comes to.
     engine = Said(
         value=Engine.DEEPSPEED if uses_deepspeed.value else Engine.NATIVE,
         text=uses_deepspeed.text,
         place=uses_deepspeed.place,
     )
+    settings = replace(settings, engine=engine)
     if not uses_deepspeed.value:
         nothing = Said(value=OffloadDevice.NONE, text=engine.text)
-        return Settings(
-            names=names,
-            engine=engine,
-            zero_stage=Said(value=ZeroStage.NOTHING, text=engine.text, place=engine.place),
-            optimizer_offload=nothing,
-            param_offload=nothing,
-            precision=_precision(launch),
-        )
+        stage = Said(value=ZeroStage.NOTHING, text=engine.text, place=engine.place)
+        return replace(settings, zero_stage=stage, optimizer_offload=nothing, param_offload=nothing)
     if named_deepspeed_file(launch) is not None:
-        return Settings(names=names, engine=engine, precision=_precision(launch))
-    return Settings(
-        names=names,
-        engine=engine,
+        return settings
+    return replace(
+        settings,
         zero_stage=_stage(launch),
         optimizer_offload=_offload(launch, "offload_optimizer_device"),
         param_offload=_offload(launch, "offload_param_device"),
         optimizer_nvme_path=_folder(launch, "offload_optimizer_nvme_path"),
         param_nvme_path=_folder(launch, "offload_param_nvme_path"),
-        precision=_precision(launch),
         force_cpu_optimizer=Said(value=True, text="no zero_force_ds_cpu_optimizer"),
     )
 
 
 def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> Topology | None:
     """Return the ranks that a launch starts, where the file and the flags say it; None where they do not."""
+    on_cpu, per_node = False, 1
     if command is not None and command.launcher in (Launcher.TORCHRUN, Launcher.DEEPSPEED):
-        return _topology_of_flags(command)
-    if file is None and (command is None or command.launcher is not Launcher.ACCELERATE):
+        if command.launcher is Launcher.DEEPSPEED and command.find("hostfile", "include"):
+            return None
+        nodes = command.find("nnodes", "num_nodes")
+        ranks = command.find("nproc_per_node", "num_gpus")
+        num_nodes = whole_number(nodes.value) if nodes else 1
+        world_size = whole_number(ranks.value) if ranks else None
+        per_node = num_nodes or 1
+    elif file is None and (command is None or command.launcher is not Launcher.ACCELERATE):
         return None
-    launch = LaunchLayers(file=file, command=command)
-    num_processes = launch_value(launch, "num_processes")
-    num_machines = launch_value(launch, "num_machines")
-    on_cpu = command is not None and command.find("cpu") is not None
-    return _topology(
-        whole_number(num_processes.value) if num_processes else None,
-        whole_number(num_machines.value) if num_machines else 1,
-        on_cpu=on_cpu,
-    )
-
-
-def _topology_of_flags(command: LaunchCommand) -> Topology | None:
-    nodes = command.find("nnodes", "num_nodes")
-    ranks = command.find("nproc_per_node", "num_gpus")
-    num_nodes = whole_number(nodes.value) if nodes else 1
-    if command.launcher is Launcher.DEEPSPEED and (command.find("hostfile") or command.find("include")):
+    else:
+        launch = LaunchLayers(file=file, command=command)
+        processes, machines = launch_value(launch, "num_processes"), launch_value(launch, "num_machines")
+        num_nodes = whole_number(machines.value) if machines else 1
+        world_size = whole_number(processes.value) if processes else None
+        on_cpu = command is not None and command.find("cpu") is not None
+    if not world_size or not num_nodes or min(world_size, num_nodes) < 1 or world_size * per_node % num_nodes:
         return None
-    ranks_per_node = whole_number(ranks.value) if ranks else None
-    if num_nodes is None or ranks_per_node is None:
-        return None
-    return _topology(num_nodes * ranks_per_node, num_nodes, on_cpu=False)
-
-
-def _topology(world_size: int | None, num_nodes: int | None, *, on_cpu: bool) -> Topology | None:
-    if world_size is None or num_nodes is None or world_size < 1 or num_nodes < 1 or world_size % num_nodes:
-        return None
-    return Topology(num_nodes=num_nodes, world_size=world_size, on_cpu=on_cpu)
+    return Topology(num_nodes=num_nodes, world_size=world_size * per_node, on_cpu=on_cpu)
 
 
 def _stage(launch: LaunchLayers) -> Said[ZeroStage] | None:
@@ -218,7 +201,7 @@ def _stage(launch: LaunchLayers) -> Said[ZeroStage] | None:
     value = whole_number(said.value)
     if value is None or value not in tuple(ZeroStage):
         return None
-    return Said(value=ZeroStage(value), text=said.text, place=said.place)
+    return replace(said, value=ZeroStage(value))
 
 
 def _offload(launch: LaunchLayers, key: str) -> Said[OffloadDevice] | None:
@@ -226,16 +209,12 @@ def _offload(launch: LaunchLayers, key: str) -> Said[OffloadDevice] | None:
     if said is None or said.value is None:
         return Said(value=OffloadDevice.NONE, text=f"no {key}")
     device = str(said.value).lower()
-    if device not in tuple(OffloadDevice):
-        return None
-    return Said(value=OffloadDevice(device), text=said.text, place=said.place)
+    return replace(said, value=OffloadDevice(device)) if device in tuple(OffloadDevice) else None
 
 
 def _folder(launch: LaunchLayers, key: str) -> Said[str | None]:
-    said = launch_value(launch, key)
-    if said is None:
-        return Said(value=_NO_FOLDER, text=f"no {key}")
-    return Said(value=_NO_FOLDER, text=said.text, place=said.place)
+    said = launch_value(launch, key) or Said(value=None, text=f"no {key}")
+    return replace(said, value=_NO_FOLDER)
 
 
 def _precision(launch: LaunchLayers) -> Said[Precision | None] | None:
@@ -243,7 +222,7 @@ def _precision(launch: LaunchLayers) -> Said[Precision | None] | None:
     if said is None or said.value is None:
         return Said(value=None, text="no mixed_precision")
     precision = _PRECISIONS.get(said.value.lower()) if isinstance(said.value, str) else None
-    return Said(value=precision, text=said.text, place=said.place) if precision else None
+    return replace(said, value=precision) if precision else None
 
 
 def _names(launch: LaunchLayers) -> dict[str, str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from zerofit.checking.situation import Settings, Situation
+    from zerofit.checking.situation import RunSettings, Situation
     from zerofit.core.capture import Capture
     from zerofit.core.strategy import Precision
     from zerofit.scripts.facts import ScriptFacts
@@ -74,7 +74,9 @@ def _fields(known: TrainerSettings, capture: Capture) -> Iterator[tuple[str, Sai
             yield name, Said(value=value, text=f"TrainingArguments.{name}={value}", place=place)
 
 
-def _precision(situation: Situation, settings: Settings, capture: Capture) -> Said[Precision | None] | None:
+def _precision(
+    situation: Situation, settings: RunSettings, capture: Capture
+) -> Said[Precision | None] | None:
     if situation.deepspeed is not None:
         trainer = situation.trainer if capture.route is Route.TRAINER else None
         said = _captured_precision(capture)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.configs.document import say
 from zerofit.core.setting import Confidence, Place, Said
 
 if TYPE_CHECKING:
@@ -103,13 +103,9 @@ def optimizer_of(
     deepspeed: Document | None, trainer: TrainerSettings | None, script: ScriptFacts | None
 ) -> Said[str | None] | None:
     """Return the id of the run's optimizer in compat/optimizer_table.py; None where it is not known."""
-    if deepspeed is not None and (entry := deepspeed.at("optimizer", "type")) is not None:
-        if not isinstance(entry.plain, str):
-            return None
-        return Said(
-            value=optimizer_of_deepspeed(entry.plain),
-            text=say(deepspeed, "optimizer", "type"),
-            place=deepspeed.place(entry.key_span),
+    if deepspeed is not None and (said := deepspeed.said("optimizer", "type")) is not None:
+        return (
+            replace(said, value=optimizer_of_deepspeed(said.value)) if isinstance(said.value, str) else None
         )
     if script is not None and len(script.optimizers) == 1:
         (used,) = script.optimizers
@@ -124,9 +120,7 @@ def _of_trainer(trainer: TrainerSettings) -> Said[str | None] | None:
     said = trainer.find("optim")
     if said is not None:
         optimizer = optimizer_of_trainer(said.value) if isinstance(said.value, str) else None
-        if optimizer is None:
-            return None
-        return Said(value=optimizer, text=said.text, place=said.place, confidence=said.confidence)
+        return replace(said, value=optimizer) if optimizer else None
     if "optim" in trainer.unread or not trainer.shows_all:
         return None
     return Said(value=_TRAINER_DEFAULT, text="no optim", confidence=Confidence.LIKELY)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.engine import DEEPSPEED_NAMES
 from zerofit.checking.inputs.accelerate import settings_of_accelerate, topology_of_launch
 from zerofit.checking.inputs.optimizer import optimizer_of
-from zerofit.checking.situation import Settings, Situation
+from zerofit.checking.situation import RunSettings, Situation
 from zerofit.configs.document import BrokenFile, FileKind, say
 from zerofit.core.command import Launcher, Route
 from zerofit.core.errors import Unreadable
@@ -42,12 +42,10 @@ def precision_of(
     """
     open_sections = []
     for section, precision in _SECTIONS.items():
-        entry = deepspeed.at(section, "enabled")
-        value = entry.plain if entry else None
-        if value is True and entry is not None:
-            text = say(deepspeed, section, "enabled")
-            return Said(value=precision, text=text, place=deepspeed.place(entry.key_span))
-        if value is None or value == "auto":
+        said = deepspeed.said(section, "enabled")
+        if said is not None and said.value is True:
+            return replace(said, value=precision)
+        if said is None or said.value in (None, "auto"):
             open_sections.append(section)
     if not open_sections:
         return Said(value=None, text="bf16.enabled and fp16.enabled are both false")
@@ -65,19 +63,8 @@ def _of_trainer(trainer: TrainerSettings, open_sections: list[str]) -> Said[Prec
         if said is None:
             return None
         if said.value is True:
-            return Said(
-                value=_SECTIONS[section], text=said.text, place=said.place, confidence=said.confidence
-            )
+            return replace(said, value=_SECTIONS[section])
     return Said(value=None, text="neither bf16 nor fp16")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """The layers of one run; what is None is not there."""
-
-    deepspeed: Document | None
-    accelerate: Document | None
-    script: ScriptFacts | None
 
 
 def situations(targets: Targets) -> tuple[Situation, ...]:
@@ -87,7 +74,7 @@ def situations(targets: Targets) -> tuple[Situation, ...]:
     no other names; and all meet the script.
     """
     scripts, broken = _read_scripts(targets)
-    first, *others = [_situation(run, targets) for run in _runs(targets, scripts)]
+    first, *others = [_situation(targets, *run) for run in _runs(targets, scripts)]
     # What concerns no run in particular is said with the first.
     first = replace(first, broken=(*targets.broken, *broken), missing=targets.missing)
     return (first, *others)
@@ -107,7 +94,10 @@ def _read_scripts(targets: Targets) -> tuple[tuple[ScriptFacts, ...], tuple[Brok
     return tuple(read), tuple(broken)
 
 
-def _runs(targets: Targets, scripts: tuple[ScriptFacts, ...]) -> Iterator[_Run]:
+def _runs(
+    targets: Targets, scripts: tuple[ScriptFacts, ...]
+) -> Iterator[tuple[Document | None, Document | None, ScriptFacts | None]]:
+    """Yield the DeepSpeed file, the accelerate file and the script of each run."""
     files = [file for file in targets.files if file.document is not None]
     deepspeed = [file for file in files if file.kind is FileKind.DEEPSPEED]
     accelerate = [file for file in files if file.kind is FileKind.ACCELERATE]
@@ -118,14 +108,12 @@ def _runs(targets: Targets, scripts: tuple[ScriptFacts, ...]) -> Iterator[_Run]:
             partners = _partners(launch, own, script, targets)
             met |= {partner.name for partner in partners}
             for partner in partners or (None,):
-                yield _Run(
-                    deepspeed=partner.document if partner else None, accelerate=launch.document, script=script
-                )
+                yield partner.document if partner else None, launch.document, script
         alone = [file for file in own if file.name not in met]
         for file in alone:
-            yield _Run(deepspeed=file.document, accelerate=None, script=script)
+            yield file.document, None, script
         if not accelerate and not alone:
-            yield _Run(deepspeed=None, accelerate=None, script=script)
+            yield None, None, script
 
 
 def _is_of_another(file: TargetFile, script: ScriptFacts | None, scripts: tuple[ScriptFacts, ...]) -> bool:
@@ -153,51 +141,46 @@ def _is_named_in(file: TargetFile, name: str) -> bool:
     return place is not None and place.file == name
 
 
-def _situation(run: _Run, targets: Targets) -> Situation:
+def _situation(
+    targets: Targets, deepspeed: Document | None, accelerate: Document | None, script: ScriptFacts | None
+) -> Situation:
     command = targets.command
-    route = (run.script.route if run.script else None) or targets.route
+    route = (script.route if script else None) or targets.route
     trainer = None
     if route is Route.TRAINER:
         from zerofit.checking.inputs.training_arguments import trainer_of  # only where there is one, likewise
 
-        trainer = trainer_of(run.script, route, targets)
-    launch = settings_of_accelerate(run.accelerate, command)
-    settings = launch or Settings()
-    if run.deepspeed is not None:
-        settings = settings_of_deepspeed(run.deepspeed)
-        precision = precision_of(run.deepspeed, launch=launch.precision if launch else None, trainer=trainer)
-        settings = replace(settings, precision=precision)
-    settings = replace(settings, optimizer=optimizer_of(run.deepspeed, trainer, run.script))
-    launcher = command.launcher if command else Launcher.ACCELERATE if run.accelerate else None
+        trainer = trainer_of(script, route, targets)
+    launch = settings_of_accelerate(accelerate, command)
+    settings = launch or RunSettings()
+    if deepspeed is not None:
+        precision = precision_of(deepspeed, launch=launch.precision if launch else None, trainer=trainer)
+        settings = replace(settings_of_deepspeed(deepspeed), precision=precision)
+    topology = topology_of_launch(accelerate, command)
+    if targets.num_processes is not None:
+        topology = Topology(world_size=targets.num_processes, on_cpu=bool(topology and topology.on_cpu))
+    if targets.on_cpu:
+        topology = replace(topology or Topology(), on_cpu=True)
     return Situation(
-        settings=settings,
+        settings=replace(settings, optimizer=optimizer_of(deepspeed, trainer, script)),
         route=route,
-        launcher=launcher,
-        deepspeed=run.deepspeed,
-        accelerate=run.accelerate,
+        launcher=command.launcher if command else Launcher.ACCELERATE if accelerate else None,
+        deepspeed=deepspeed,
+        accelerate=accelerate,
         command=command,
-        script=run.script,
+        script=script,
         trainer=trainer,
         checkpoint=targets.checkpoint,
         schemas=targets.schemas,
-        topology=_topology(run, targets),
+        topology=topology,
         machine=targets.machine,
         versions=targets.versions,
     )
 
 
-def _topology(run: _Run, targets: Targets) -> Topology | None:
-    said = topology_of_launch(run.accelerate, targets.command)
-    if targets.num_processes is not None:
-        said = Topology(world_size=targets.num_processes, on_cpu=bool(said and said.on_cpu))
-    if targets.on_cpu:
-        said = replace(said or Topology(), on_cpu=True)
-    return said
-
-
-def settings_of_deepspeed(document: Document) -> Settings:
+def settings_of_deepspeed(document: Document) -> RunSettings:
     """Return what a DeepSpeed configuration by itself comes to; values of a wrong type are not known."""
-    return Settings(
+    return RunSettings(
         names=dict(DEEPSPEED_NAMES),
         engine=Said(value=Engine.DEEPSPEED, text=document.name),
         zero_stage=_stage(document),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.optimizer import optimizer_of
 from zerofit.checking.inputs.training_arguments import trainer_of
-from zerofit.checking.situation import Settings, Situation
+from zerofit.checking.situation import RunSettings, Situation
 from zerofit.core.command import Launcher
 from zerofit.core.errors import Unreadable
 from zerofit.core.request import FLAGS
@@ -65,7 +65,7 @@ def situation_of_strategy(
         text=f"{FLAGS['nvme_path']} {strategy.nvme_path}" if strategy.nvme_path else "no --nvme-path",
     )
     return Situation(
-        settings=Settings(
+        settings=RunSettings(
             names=dict(FLAGS),
             engine=Said(value=strategy.engine, text=f"{FLAGS['engine']} {strategy.engine}"),
             zero_stage=Said(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.rules.optimizer.table import OPTIMIZERS, OptimizerAnswer, verdict
@@ -17,74 +16,38 @@ if TYPE_CHECKING:
     from zerofit.checking.rules.optimizer.table import OptimizerRow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One placement."""
-
-    title: str
-    zero_stage: ZeroStage
-    optimizer_offload: OffloadDevice = OffloadDevice.NONE
-    forces_cpu_optimizer: bool = True
-    route: Route = Route.ACCELERATE
-    allows_untested: bool = False
-
-
-COLUMNS = (
-    Column(title="ZeRO-0", zero_stage=ZeroStage.NOTHING),
-    Column(title="ZeRO-1 and 2", zero_stage=ZeroStage.GRADIENTS),
-    Column(title="ZeRO-3", zero_stage=ZeroStage.PARAMETERS),
-    Column(title="optimizer offload", zero_stage=ZeroStage.PARAMETERS, optimizer_offload=OffloadDevice.CPU),
-    Column(
-        title="optimizer offload, zero_force_ds_cpu_optimizer: false",
-        zero_stage=ZeroStage.PARAMETERS,
-        optimizer_offload=OffloadDevice.CPU,
-        forces_cpu_optimizer=False,
-    ),
-    Column(title="deepspeed.initialize()", zero_stage=ZeroStage.GRADIENTS, route=Route.NATIVE),
-    Column(
-        title="deepspeed.initialize(), zero_allow_untested_optimizer: true",
-        zero_stage=ZeroStage.GRADIENTS,
-        route=Route.NATIVE,
-        allows_untested=True,
-    ),
-    Column(
-        title="deepspeed.initialize(), optimizer offload",
-        zero_stage=ZeroStage.GRADIENTS,
-        optimizer_offload=OffloadDevice.CPU,
-        route=Route.NATIVE,
-        allows_untested=True,
-    ),
-)
-"""Where no route is named, with accelerate or Trainer."""
+_SHARDED, _WHOLE = ZeroStage.GRADIENTS, ZeroStage.PARAMETERS
+_NATIVE: dict[str, Any] = {"zero_stage": _SHARDED, "route": Route.NATIVE}
+_OFFLOADED: dict[str, Any] = {"zero_stage": _WHOLE, "optimizer_offload": OffloadDevice.CPU}
+_PLACEMENTS: dict[str, dict[str, Any]] = {
+    "ZeRO-0": {"zero_stage": ZeroStage.NOTHING},
+    "ZeRO-1 and 2": {"zero_stage": _SHARDED},
+    "ZeRO-3": {"zero_stage": _WHOLE},
+    "optimizer offload": _OFFLOADED,
+    "optimizer offload, zero_force_ds_cpu_optimizer: false": {**_OFFLOADED, "forces_cpu_optimizer": False},
+    "deepspeed.initialize()": _NATIVE,
+    "deepspeed.initialize(), zero_allow_untested_optimizer: true": {**_NATIVE, "allows_untested": True},
+    "deepspeed.initialize(), optimizer offload": {
+        **_NATIVE,
+        "optimizer_offload": OffloadDevice.CPU,
+        "allows_untested": True,
+    },
+}
+"""The columns of the optimizer table; where no route is named, with accelerate or Trainer."""
+_DEFAULT: dict[str, Any] = {
+    "optimizer_offload": OffloadDevice.NONE,
+    "forces_cpu_optimizer": True,
+    "route": Route.ACCELERATE,
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """Optimizers that fare alike in every column."""
-
-    optimizers: tuple[str, ...]
-    """Ids."""
-    rows: tuple[OptimizerRow, ...]
-    """What the table says, in the order of `COLUMNS`."""
-
-
-def optimizer_lines() -> tuple[Line, ...]:
-    """Return the table's lines, in the order of its optimizers."""
+def _optimizers_alike() -> dict[tuple[OptimizerRow, ...], list[str]]:
+    """Return the ids of the optimizers that fare alike in every column, by their rows."""
     alike: dict[tuple[OptimizerRow, ...], list[str]] = defaultdict(list)
     for optimizer in OPTIMIZERS:
-        alike[tuple(_table_row(optimizer, column) for column in COLUMNS)].append(optimizer)
-    return tuple(Line(optimizers=tuple(names), rows=rows) for rows, names in alike.items())
-
-
-def _table_row(optimizer: str, column: Column) -> OptimizerRow:
-    return verdict(
-        optimizer,
-        zero_stage=column.zero_stage,
-        optimizer_offload=column.optimizer_offload,
-        forces_cpu_optimizer=column.forces_cpu_optimizer,
-        route=column.route,
-        allows_untested=column.allows_untested,
-    )
+        rows = (verdict(optimizer, **{**_DEFAULT, **placed}) for placed in _PLACEMENTS.values())
+        alike[tuple(rows)].append(optimizer)
+    return alike
 
 
 _EVIDENCE_HEAD = """\
@@ -163,12 +126,12 @@ def optimizer_page(measured: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{package} {version}" for package, version in measured["versions"].items())
     notes: dict[str, int] = {}
     table = [
-        "| optimizers | " + " | ".join(_title(column.title) for column in COLUMNS) + " |",
-        "|---" * (len(COLUMNS) + 1) + "|",
+        "| optimizers | " + " | ".join(_title(title) for title in _PLACEMENTS) + " |",
+        "|---" * (len(_PLACEMENTS) + 1) + "|",
     ]
-    for line in optimizer_lines():
-        names = ", ".join(f"`{name}`" for name in line.optimizers)
-        table.append(f"| {names} | " + " | ".join(_answer(row, notes) for row in line.rows) + " |")
+    for rows, optimizers in _optimizers_alike().items():
+        names = ", ".join(f"`{name}`" for name in optimizers)
+        table.append(f"| {names} | " + " | ".join(_answer(row, notes) for row in rows) + " |")
     reasons = [f"{number}. {text}" for text, number in notes.items()]
     cases = f"{len(measured['cases'])} cases on {measured['machine']}"
     run = f"Measured on {measured['date']}: {cases}, with {versions}."

@@ -4,7 +4,7 @@ from zerofit.checking.rule import Rule
 from zerofit.checking.rules import model_changes, precision
 from zerofit.checking.rules.accelerate import deepspeed_section
 from zerofit.checking.rules.accelerate import file as accelerate_file
-from zerofit.checking.rules.deepspeed import keys, offload, readers, resume, switches, values
+from zerofit.checking.rules.deepspeed import keys, offload, readers, switches, values
 from zerofit.checking.rules.launch import files, flags, machines
 from zerofit.checking.rules.optimizer import rules as optimizers
 from zerofit.checking.rules.script import arguments as script_arguments
@@ -28,7 +28,6 @@ ALL_RULES: tuple[Rule, ...] = (
     *offload.RULES,
     *optimizers.RULES,
     *precision.RULES,
-    *resume.RULES,
     *script_arguments.RULES,
     *script_generation.RULES,
     *script_inference.RULES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import launch_of
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.situation import known
 from zerofit.configs.document import say
 from zerofit.core.command import Route
@@ -141,7 +141,7 @@ RULES = (
         find=_bf16_before_ampere,
         bad=Example(deepspeed=_BF16, machine=_V100),
         good=Example(deepspeed=_FP16, machine=_V100),
-        evidence=Evidence(outcome=Outcome.FAILS, not_reproduced="needs a GPU older than Ampere"),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs a GPU older than Ampere"),
     ),
     Rule(
         id="fp16-needs-gpu",
@@ -153,7 +153,7 @@ RULES = (
         find=_fp16_on_cpu,
         bad=Example(deepspeed=_FP16, topology=Topology(on_cpu=True)),
         good=Example(deepspeed=_BF16, topology=Topology(on_cpu=True)),
-        evidence=Evidence(outcome=Outcome.FAILS, says="fp16"),
+        evidence=Evidence(outcome=Effect.FAILS, says="fp16"),
     ),
     Rule(
         id="mixed-precision-turned-off-in-file",
@@ -165,7 +165,7 @@ RULES = (
         find=_turned_off,
         bad=_flag_and_file(bf16={"enabled": False}),
         good=_flag_and_file(bf16={"enabled": "auto"}),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("parameter_dtype", "float32"),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("parameter_dtype", "float32"),)),
     ),
     Rule(
         id="mixed-precision-against-file",
@@ -177,6 +177,6 @@ RULES = (
         find=_opposite,
         bad=_flag_and_file(fp16={"enabled": True}),
         good=_flag_and_file(bf16={"enabled": True}),
-        evidence=Evidence(outcome=Outcome.FAILS, says="`--mixed_precision` arg cannot be set to `bf16`"),
+        evidence=Evidence(outcome=Effect.FAILS, says="`--mixed_precision` arg cannot be set to `bf16`"),
     ),
 )

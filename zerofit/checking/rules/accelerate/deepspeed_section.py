@@ -14,7 +14,7 @@ from zerofit.checking.inputs.accelerate import (
     named_deepspeed_file,
     whether_deepspeed,
 )
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity, hit_at
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
 from zerofit.configs.document import RemoveKey, SetValue, say
 from zerofit.core.command import Route
 from zerofit.core.setting import Place, Said
@@ -228,7 +228,7 @@ RULES = (
         bad=Example(deepspeed=_ZERO2, accelerate={**_NAMED, "mixed_precision": "no"}),
         good=Example(deepspeed=_ZERO2, accelerate=_NAMED),
         evidence=Evidence(
-            outcome=Outcome.FAILS, says="the following accelerate config variables will be ignored"
+            outcome=Effect.FAILS, says="the following accelerate config variables will be ignored"
         ),
     ),
     Rule(
@@ -243,7 +243,7 @@ RULES = (
             accelerate={**_FILE, "distributed_type": "MULTI_GPU", DEEPSPEED_SECTION: {"zero_stage": 2}}
         ),
         good=Example(accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2}}),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
     ),
     Rule(
         id="use-cpu-with-deepspeed",
@@ -255,7 +255,7 @@ RULES = (
         find=_use_cpu_with_deepspeed,
         bad=Example(accelerate={**_FILE, "use_cpu": True, DEEPSPEED_SECTION: {"zero_stage": 2}}),
         good=Example(accelerate={**_FILE, "use_cpu": False, DEEPSPEED_SECTION: {"zero_stage": 2}}),
-        evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="needs a GPU"),
+        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="needs a GPU"),
     ),
     Rule(
         id="accelerate-loses-nvme-path",
@@ -286,7 +286,7 @@ RULES = (
             },
         ),
         evidence=Evidence(
-            outcome=Outcome.IGNORED, observed=(("engine.zero_offload_optimizer.nvme_path", "none"),)
+            outcome=Effect.IGNORED, observed=(("engine.zero_offload_optimizer.nvme_path", "none"),)
         ),
     ),
     Rule(
@@ -299,7 +299,7 @@ RULES = (
         find=_zero_clipping_is_lost,
         bad=Example(accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2, "gradient_clipping": 0}}),
         good=Example(accelerate=_NAMED, deepspeed={**_ZERO2, "gradient_clipping": 0.0}),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("gradient_clipping", 1.0),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("gradient_clipping", 1.0),)),
     ),
     Rule(
         id="dynamo-ignored-with-deepspeed",
@@ -317,7 +317,7 @@ RULES = (
             }
         ),
         good=Example(accelerate={**_FILE, DEEPSPEED_SECTION: {"zero_stage": 2}}),
-        evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="the ranks' environment is not observed"),
+        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="the ranks' environment is not observed"),
     ),
     Rule(
         id="accumulation-not-in-deepspeed-file",
@@ -329,7 +329,7 @@ RULES = (
         find=_steps_missing,
         bad=Example(deepspeed=_TWO_SAMPLES, script=_FOUR),
         good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: "auto"}, script=_FOUR),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=((_STEPS, 1),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=((_STEPS, 1),)),
     ),
     Rule(
         id="accumulation-differs",
@@ -341,6 +341,6 @@ RULES = (
         find=_steps_differ,
         bad=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 8}, script=_FOUR),
         good=Example(deepspeed={**_TWO_SAMPLES, _STEPS: 4}, script=_FOUR),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=((_STEPS, 8),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=((_STEPS, 8),)),
     ),
 )

@@ -13,7 +13,7 @@ from zerofit.checking.inputs.accelerate import (
     whether_deepspeed,
     whole_number,
 )
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity, hit_at
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
 from zerofit.checking.situation import known
 from zerofit.configs.document import Entries, RenameKey, Scalar, SetValue, say, show
 from zerofit.configs.schema import ValueKind
@@ -261,7 +261,7 @@ RULES = (
         find=_repeated_keys,
         bad=Example(accelerate=_TWICE),
         good=Example(accelerate=_TWICE.replace("  zero_stage: 1\n", "")),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 1),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 1),)),
     ),
     Rule(
         id="accelerate-unknown-key",
@@ -273,7 +273,7 @@ RULES = (
         find=_unknown_keys,
         bad=Example(accelerate={**_FILE, "num_proceses": 1}),
         good=Example(accelerate=_FILE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="had unknown keys (['num_proceses'])"),
+        evidence=Evidence(outcome=Effect.FAILS, says="had unknown keys (['num_proceses'])"),
     ),
     Rule(
         id="accelerate-ignored-key",
@@ -285,7 +285,7 @@ RULES = (
         find=_ignored_keys,
         bad=Example(accelerate={**_FILE, "deepspeed_config": {"zero_stag": 3}}),
         good=Example(accelerate={**_FILE, "deepspeed_config": {"zero_stage": 3}}),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 2),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 2),)),
     ),
     Rule(
         id="accelerate-value-type",
@@ -297,7 +297,7 @@ RULES = (
         find=_wrong_types,
         bad=Example(accelerate=_PRECISION.format("no")),
         good=Example(accelerate=_PRECISION.format('"no"')),
-        evidence=Evidence(outcome=Outcome.FAILS, says="'bool' object has no attribute 'lower'"),
+        evidence=Evidence(outcome=Effect.FAILS, says="'bool' object has no attribute 'lower'"),
     ),
     Rule(
         id="accelerate-value-choice",
@@ -309,7 +309,7 @@ RULES = (
         find=_wrong_choices,
         bad=Example(accelerate={**_FILE, "distributed_type": "deepspeed"}),
         good=Example(accelerate=_FILE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="is not a valid DistributedType"),
+        evidence=Evidence(outcome=Effect.FAILS, says="is not a valid DistributedType"),
     ),
     Rule(
         id="accelerate-needs-distributed-type",
@@ -321,7 +321,7 @@ RULES = (
         find=_no_distributed_type,
         bad=Example(accelerate={key: value for key, value in _FILE.items() if key != "distributed_type"}),
         good=Example(accelerate=_FILE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="A `distributed_type` must be specified"),
+        evidence=Evidence(outcome=Effect.FAILS, says="A `distributed_type` must be specified"),
     ),
     Rule(
         id="accelerate-needs-num-processes",
@@ -336,7 +336,7 @@ RULES = (
             command="accelerate launch --config_file accelerate.yaml",
         ),
         good=Example(accelerate=_FILE, command="accelerate launch --config_file accelerate.yaml"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="You need to manually pass in `--num_processes`"),
+        evidence=Evidence(outcome=Effect.FAILS, says="You need to manually pass in `--num_processes`"),
     ),
     Rule(
         id="accelerate-key-needs-flag",
@@ -348,6 +348,6 @@ RULES = (
         find=_unheard_keys,
         bad=Example(accelerate={**_FILE, "rdzv_backend": "c10d"}),
         good=Example(accelerate={**_FILE, "rdzv_backend": "static"}),
-        evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="the launcher's own state is not observed"),
+        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="the launcher's own state is not observed"),
     ),
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity, hit_at
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
 from zerofit.checking.rules.deepspeed.readers import is_unseen_offload
 from zerofit.checking.situation import entries_of, is_read_by_others, known
 from zerofit.configs.document import Entries, RemoveKey, RenameKey, say, show_apart
@@ -299,7 +299,7 @@ RULES = (
         find=_misspelt,
         bad=Example(deepspeed={**_BATCH, "zero_optimisation": {"stage": 2}}, route=Route.NATIVE),
         good=Example(deepspeed=_ZERO2, route=Route.NATIVE),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 0),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 0),)),
     ),
     Rule(
         id="deepspeed-key-ignored",
@@ -312,7 +312,7 @@ RULES = (
         bad=Example(deepspeed={**_ZERO2, "fp32_allreduce": True}, route=Route.NATIVE),
         good=Example(deepspeed={**_ZERO2, "communication_data_type": "fp32"}, route=Route.NATIVE),
         evidence=Evidence(
-            outcome=Outcome.IGNORED, observed=(("engine._config.communication_data_type", None),)
+            outcome=Effect.IGNORED, observed=(("engine._config.communication_data_type", None),)
         ),
     ),
     Rule(
@@ -329,7 +329,7 @@ RULES = (
         good=Example(
             deepspeed={**_BATCH, "zero_optimization": {"stage": 2, "overlap_comm": True}}, route=Route.NATIVE
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Extra inputs are not permitted"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Extra inputs are not permitted"),
     ),
     Rule(
         id="deepspeed-params-incomplete",
@@ -345,7 +345,7 @@ RULES = (
             route=Route.NATIVE,
         ),
         evidence=Evidence(
-            outcome=Outcome.FAILS, says="missing 1 required positional argument: 'total_num_steps'"
+            outcome=Effect.FAILS, says="missing 1 required positional argument: 'total_num_steps'"
         ),
     ),
     Rule(
@@ -358,7 +358,7 @@ RULES = (
         find=_removed,
         bad=Example(deepspeed={**_ZERO2, "amp": {"enabled": False}}, route=Route.NATIVE),
         good=Example(deepspeed=_ZERO2, route=Route.NATIVE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="has been removed"),
+        evidence=Evidence(outcome=Effect.FAILS, says="has been removed"),
     ),
     Rule(
         id="deepspeed-key-deprecated",
@@ -382,7 +382,7 @@ RULES = (
             },
             route=Route.NATIVE,
         ),
-        evidence=Evidence(outcome=Outcome.COSTS),
+        evidence=Evidence(outcome=Effect.COSTS),
     ),
     Rule(
         id="deepspeed-key-under-two-names",
@@ -407,7 +407,7 @@ RULES = (
             deepspeed={**_BATCH, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}},
             route=Route.NATIVE,
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Cannot provide deprecated parameter"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Cannot provide deprecated parameter"),
     ),
     Rule(
         id="deepspeed-key-repeated",
@@ -425,6 +425,6 @@ RULES = (
             deepspeed='{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}',
             route=Route.NATIVE,
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Duplicate keys in DeepSpeed config"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Duplicate keys in DeepSpeed config"),
     ),
 )

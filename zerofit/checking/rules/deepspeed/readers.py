@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity, hit_at
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
 from zerofit.checking.situation import entries_of, is_read_by_others, known, stage_of
 from zerofit.configs.document import Format, RemoveKey, RenameKey, say
 from zerofit.configs.text.read import why_not_json
@@ -142,7 +142,7 @@ RULES = (
             deepspeed='{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}',
             route=Route.ACCELERATE,
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="JSONDecodeError"),
+        evidence=Evidence(outcome=Effect.FAILS, says="JSONDecodeError"),
     ),
     Rule(
         id="deepspeed-zero-section-missing",
@@ -157,7 +157,7 @@ RULES = (
             deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}},
             route=Route.ACCELERATE,
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Please specify the ZeRO optimization config"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Please specify the ZeRO optimization config"),
     ),
     Rule(
         id="bfloat16-is-bf16",
@@ -169,7 +169,7 @@ RULES = (
         find=_old_bf16,
         bad=Example(deepspeed={**_zero(2), "bfloat16": {"enabled": True}}, route=Route.ACCELERATE),
         good=Example(deepspeed={**_zero(2), "bf16": {"enabled": True}}, route=Route.ACCELERATE),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("parameter_dtype", "float32"),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("parameter_dtype", "float32"),)),
     ),
     Rule(
         id="cpu-offload-is-offload-optimizer",
@@ -181,7 +181,7 @@ RULES = (
         find=_unseen_offload,
         bad=Example(deepspeed=_zero(2, cpu_offload=True), route=Route.ACCELERATE),
         good=Example(deepspeed=_zero(2, offload_optimizer={"device": "cpu"}), route=Route.ACCELERATE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="ZeRO-Offload with a client provided optimizer"),
+        evidence=Evidence(outcome=Effect.FAILS, says="ZeRO-Offload with a client provided optimizer"),
     ),
     Rule(
         id="deepspeed-section-is-null",
@@ -193,7 +193,7 @@ RULES = (
         find=_null_sections,
         bad=Example(deepspeed=_zero(2, offload_optimizer=None), route=Route.ACCELERATE),
         good=Example(deepspeed=_zero(2), route=Route.ACCELERATE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="'NoneType' object has no attribute 'get'"),
+        evidence=Evidence(outcome=Effect.FAILS, says="'NoneType' object has no attribute 'get'"),
     ),
     Rule(
         id="zero3-weights-need-gather",
@@ -205,6 +205,6 @@ RULES = (
         find=_not_gathered,
         bad=Example(deepspeed=_zero(3), route=Route.ACCELERATE, script=_SAVES),
         good=Example(deepspeed=_zero(3, **{_GATHER: True}), route=Route.ACCELERATE, script=_SAVES),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Cannot get 16bit model weights"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Cannot get 16bit model weights"),
     ),
 )

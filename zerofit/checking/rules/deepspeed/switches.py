@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity, hit_at
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
 from zerofit.checking.rules.example_scripts import optimizer_script
 from zerofit.checking.situation import is_read_by_others, stage_of
 from zerofit.configs.document import SetValue, say
@@ -166,7 +166,7 @@ def _native(deepspeed: dict[str, Any]) -> Example:
 
 
 def _fails(says: str) -> Evidence:
-    return Evidence(outcome=Outcome.FAILS, says=says)
+    return Evidence(outcome=Effect.FAILS, says=says)
 
 
 _STAGE_3: dict[str, Any] = {
@@ -201,7 +201,7 @@ RULES = (
             script=_SAVES,
         ),
         good=Example(deepspeed=_STAGE_3, script=_SAVES),
-        evidence=Evidence(outcome=Outcome.FAILS, says="no weights"),
+        evidence=Evidence(outcome=Effect.FAILS, says="no weights"),
     ),
     Rule(
         id="deepspeed-fp16-and-bf16",
@@ -310,7 +310,7 @@ RULES = (
         find=_quantized_below_zero3,
         bad=_native(_zero(2, zero_hpz_partition_size=2)),
         good=_native(_zero(3, zero_hpz_partition_size=2)),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("partitions_parameters", False),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("partitions_parameters", False),)),
     ),
     Rule(
         id="negative-norm-clips-nothing",
@@ -322,6 +322,6 @@ RULES = (
         find=_clips_nothing,
         bad=_native({**_zero(2), **_SGD, "gradient_clipping": -0.1}),
         good=_native({**_zero(2), **_SGD, "gradient_clipping": 0.1}),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
     ),
 )

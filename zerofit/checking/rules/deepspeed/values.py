@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity, hit_at
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
 from zerofit.checking.situation import entries_of, is_read_by_others, known
 from zerofit.configs.document import SetValue, say
 from zerofit.configs.schema import ValueKind
@@ -277,7 +277,7 @@ RULES = (
         find=_refused,
         bad=Example(deepspeed={**_MICRO_4, "zero_optimization": {"stage": 4}}, route=Route.NATIVE),
         good=Example(deepspeed={**_MICRO_4, "zero_optimization": {"stage": 3}}, route=Route.NATIVE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Input should be 0, 1, 2"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Input should be 0, 1, 2"),
     ),
     Rule(
         id="deepspeed-text-is-true",
@@ -295,7 +295,7 @@ RULES = (
             deepspeed={**_MICRO_4, "zero_optimization": {"stage": 2}, "prescale_gradients": False},
             route=Route.NATIVE,
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="pre-scale gradients is not yet supported"),
+        evidence=Evidence(outcome=Effect.FAILS, says="pre-scale gradients is not yet supported"),
     ),
     Rule(
         id="deepspeed-batch-sizes-disagree",
@@ -307,7 +307,7 @@ RULES = (
         find=_disagreeing,
         bad=Example(deepspeed={_TRAIN: 10, _MICRO: 4, _STEPS: 2, **_ZERO2}, route=Route.NATIVE),
         good=Example(deepspeed={_MICRO: 4, _STEPS: 2, **_ZERO2}, route=Route.NATIVE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Check batch related parameters"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Check batch related parameters"),
     ),
     Rule(
         id="deepspeed-batch-size-missing",
@@ -320,7 +320,7 @@ RULES = (
         bad=Example(deepspeed=_ZERO2, route=Route.ACCELERATE),
         good=Example(deepspeed={_MICRO: 4, **_ZERO2}, route=Route.ACCELERATE),
         evidence=Evidence(
-            outcome=Outcome.FAILS, says="Either train_batch_size or train_micro_batch_size_per_gpu"
+            outcome=Effect.FAILS, says="Either train_batch_size or train_micro_batch_size_per_gpu"
         ),
     ),
     Rule(
@@ -345,7 +345,7 @@ RULES = (
             },
             route=Route.ACCELERATE,
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="not found in kwargs"),
+        evidence=Evidence(outcome=Effect.FAILS, says="not found in kwargs"),
     ),
     Rule(
         id="deepspeed-auto-switches-off",
@@ -363,6 +363,6 @@ RULES = (
             deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}},
             route=Route.NATIVE,
         ),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 0),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 0),)),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.configs.document import FileKind
 from zerofit.core.command import Route
 from zerofit.core.setting import Place
@@ -59,7 +59,7 @@ RULES = (
         find=_broken(FileKind.DEEPSPEED),
         bad=Example(deepspeed=_CONFIG[:-1], route=Route.NATIVE),
         good=Example(deepspeed=_CONFIG, route=Route.NATIVE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Error"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Error"),
     ),
     Rule(
         id="accelerate-syntax",
@@ -71,7 +71,7 @@ RULES = (
         find=_broken(FileKind.ACCELERATE),
         bad=Example(accelerate="fsdp_config: {\n" + _LAUNCH),
         good=Example(accelerate=_LAUNCH),
-        evidence=Evidence(outcome=Outcome.FAILS, says="while parsing"),
+        evidence=Evidence(outcome=Effect.FAILS, says="while parsing"),
     ),
     Rule(
         id="script-syntax",
@@ -83,7 +83,7 @@ RULES = (
         find=_broken(FileKind.SCRIPT),
         bad=Example(script='print("weights"\n'),
         good=Example(script='print("weights")\n'),
-        evidence=Evidence(outcome=Outcome.FAILS, says="SyntaxError"),
+        evidence=Evidence(outcome=Effect.FAILS, says="SyntaxError"),
     ),
     Rule(
         id="named-file-missing",
@@ -96,7 +96,7 @@ RULES = (
         bad=_naming("ds_zero2.json"),
         good=_naming("ds_config.json"),
         evidence=Evidence(
-            outcome=Outcome.FAILS, says="Expected a string path to an existing deepspeed config"
+            outcome=Effect.FAILS, says="Expected a string path to an existing deepspeed config"
         ),
     ),
 )

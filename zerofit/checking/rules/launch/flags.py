@@ -15,7 +15,7 @@ from zerofit.checking.inputs.accelerate import (
     whether_deepspeed,
 )
 from zerofit.checking.inputs.command_line import DEEPSPEED, TORCHRUN
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.situation import known
 from zerofit.configs.document import say
 from zerofit.configs.schema import ValueKind
@@ -183,7 +183,7 @@ RULES = (
         find=_unknown_flags,
         bad=Example(accelerate=_FILE, command=f"{_WITH_FILE} --zero_stag 3"),
         good=Example(accelerate=_FILE, command=f"{_WITH_FILE} --zero_stage 3"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="unrecognized arguments: --zero_stag"),
+        evidence=Evidence(outcome=Effect.FAILS, says="unrecognized arguments: --zero_stag"),
     ),
     Rule(
         id="launch-flag-value",
@@ -195,7 +195,7 @@ RULES = (
         find=_flag_values,
         bad=Example(accelerate=_FILE, command=f"{_WITH_FILE} --mixed_precision bf61"),
         good=Example(accelerate=_FILE, command=f"{_WITH_FILE} --mixed_precision bf16"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="invalid choice: 'bf61'"),
+        evidence=Evidence(outcome=Effect.FAILS, says="invalid choice: 'bf61'"),
     ),
     Rule(
         id="launch-flags-exclude-each-other",
@@ -207,7 +207,7 @@ RULES = (
         find=_excluding_flags,
         bad=Example(command="accelerate launch --num_processes 1 --use_deepspeed --multi_gpu"),
         good=Example(command="accelerate launch --num_processes 1 --use_deepspeed"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="You can only use one of"),
+        evidence=Evidence(outcome=Effect.FAILS, says="You can only use one of"),
     ),
     Rule(
         id="launch-flags-ignored-beside-deepspeed-file",
@@ -223,7 +223,7 @@ RULES = (
             accelerate=_NAMED,
             command=_WITH_FILE,
         ),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 2),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 2),)),
     ),
     Rule(
         id="launch-flags-without-deepspeed",
@@ -238,7 +238,7 @@ RULES = (
             command=f"{_WITH_FILE} --zero_stage 3",
         ),
         good=Example(accelerate=_FILE, command=f"{_WITH_FILE} --zero_stage 3"),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
     ),
     Rule(
         id="cpu-flag-skips-deepspeed",
@@ -250,6 +250,6 @@ RULES = (
         find=_cpu_flag_with_deepspeed,
         bad=Example(accelerate=_FILE, command=f"{_WITH_FILE} --cpu"),
         good=Example(accelerate=_FILE, command=_WITH_FILE),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
     ),
 )

@@ -13,7 +13,7 @@ from zerofit.checking.inputs.accelerate import (
     launch_value,
     whole_number,
 )
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.situation import known
 from zerofit.core.command import Launcher
 from zerofit.core.plan import Topology
@@ -135,7 +135,7 @@ RULES = (
         find=_uneven_ranks,
         bad=Example(accelerate={**_file(deepspeed_multinode_launcher=_STANDARD), "num_processes": 3}),
         good=Example(accelerate={**_file(deepspeed_multinode_launcher=_STANDARD), "num_processes": 4}),
-        evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="needs two machines"),
+        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="needs two machines"),
     ),
     Rule(
         id="gpu-ids-too-few",
@@ -147,7 +147,7 @@ RULES = (
         find=_too_few_gpus,
         bad=Example(accelerate={**_ONE_MACHINE, "num_processes": 4, "gpu_ids": "0,1"}),
         good=Example(accelerate={**_ONE_MACHINE, "num_processes": 2, "gpu_ids": "0,1"}),
-        evidence=Evidence(outcome=Outcome.FAILS, not_reproduced="needs GPUs"),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs GPUs"),
     ),
     Rule(
         id="multinode-needs-hostfile",
@@ -160,7 +160,7 @@ RULES = (
         find=_no_hostfile,
         bad=Example(accelerate=_file()),
         good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("world_size", 1),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("world_size", 1),)),
     ),
     Rule(
         id="multinode-writes-environment",
@@ -173,7 +173,7 @@ RULES = (
         find=_environment_in_a_file,
         bad=Example(accelerate=_file(deepspeed_hostfile="hostfile")),
         good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("left .deepspeed_env", True),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("left .deepspeed_env", True),)),
     ),
     Rule(
         id="cpu-ranks-need-zerofit-launch",
@@ -189,6 +189,6 @@ RULES = (
         good=Example(
             deepspeed=_ZERO2, command="zerofit launch", topology=Topology(world_size=2, on_cpu=True)
         ),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("accelerate_world_size", 1),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("accelerate_world_size", 1),)),
     ),
 )

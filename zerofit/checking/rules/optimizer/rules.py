@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.rules.example_scripts import optimizer_script
 from zerofit.checking.rules.optimizer.table import EIGHT_BIT, OF_CONFIG, Cause, OptimizerAnswer, verdict
 from zerofit.checking.situation import known, stage_of
@@ -336,7 +336,7 @@ RULES = (
         find=_swapped,
         bad=Example(deepspeed=_zero2(), script=_SGD),
         good=Example(deepspeed=_UNFORCED, script=_SGD),
-        evidence=Evidence(outcome=Outcome.DIFFERS, observed=(("optimizer", "DeepSpeedCPUAdam"),)),
+        evidence=Evidence(outcome=Effect.DIFFERS, observed=(("optimizer", "DeepSpeedCPUAdam"),)),
     ),
     Rule(
         id="offload-swap-fails-in-step",
@@ -348,7 +348,7 @@ RULES = (
         find=because_of(Cause.SWAP_KEEPS_GROUPS),
         bad=Example(deepspeed=_zero2(), script=_ADAFACTOR),
         good=Example(deepspeed=_zero2(), script=_ADAMW),
-        evidence=Evidence(outcome=Outcome.FAILS, says="adam_update(): incompatible function arguments"),
+        evidence=Evidence(outcome=Effect.FAILS, says="adam_update(): incompatible function arguments"),
     ),
     Rule(
         id="offload-swap-fails-in-prepare",
@@ -360,7 +360,7 @@ RULES = (
         find=because_of(Cause.SWAP_ARGUMENT),
         bad=Example(deepspeed=_zero2(), script=_ADAGRAD),
         good=Example(deepspeed=_zero2(), script=_ADAMW),
-        evidence=Evidence(outcome=Outcome.FAILS, says="got an unexpected keyword argument 'adamw_mode'"),
+        evidence=Evidence(outcome=Effect.FAILS, says="got an unexpected keyword argument 'adamw_mode'"),
     ),
     Rule(
         id="native-offload-needs-cpu-adam",
@@ -372,7 +372,7 @@ RULES = (
         find=because_of(Cause.REFUSED_CLIENT),
         bad=Example(deepspeed=_zero2(), script=_native("torch.optim.AdamW")),
         good=Example(deepspeed=_zero2(), script=_native("DeepSpeedCPUAdam")),
-        evidence=Evidence(outcome=Outcome.FAILS, says="ZeRO-Offload with a client provided optimizer"),
+        evidence=Evidence(outcome=Effect.FAILS, says="ZeRO-Offload with a client provided optimizer"),
     ),
     Rule(
         id="eight-bit-optimizer-on-cpu",
@@ -384,7 +384,7 @@ RULES = (
         find=_eight_bit_on_cpu,
         bad=Example(deepspeed=_UNFORCED, script=_ADAMW_8BIT),
         good=Example(deepspeed=_RESIDENT, script=_ADAMW_8BIT),
-        evidence=Evidence(outcome=Outcome.COSTS, observed=(("optimizer", "AdamW8bit"),)),
+        evidence=Evidence(outcome=Effect.COSTS, observed=(("optimizer", "AdamW8bit"),)),
     ),
     Rule(
         id="cpu-optimizer-needs-offload",
@@ -396,7 +396,7 @@ RULES = (
         find=because_of(Cause.ON_GPU, on_gpus=True),
         bad=Example(deepspeed=_RESIDENT, script=_CPU_ADAM_SCRIPT),
         good=Example(deepspeed=_RESIDENT, script=_ADAMW),
-        evidence=Evidence(outcome=Outcome.FAILS, not_reproduced="needs a GPU"),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs a GPU"),
     ),
     Rule(
         id="gpu-optimizer-on-cpu",
@@ -408,7 +408,7 @@ RULES = (
         find=because_of(Cause.ON_CPU, on_gpus=True),
         bad=Example(deepspeed=_UNFORCED, script=_FUSED_ADAM_SCRIPT),
         good=Example(deepspeed=_RESIDENT, script=_FUSED_ADAM_SCRIPT),
-        evidence=Evidence(outcome=Outcome.FAILS, not_reproduced="needs a GPU"),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs a GPU"),
     ),
     Rule(
         id="zero-flattens-tensors",
@@ -420,7 +420,7 @@ RULES = (
         find=because_of(Cause.WHOLE_TENSORS),
         bad=Example(deepspeed=_stage(2), script=_ADAFACTOR),
         good=Example(deepspeed=_stage(0), script=_ADAFACTOR),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
     ),
     Rule(
         id="muon-needs-matrices",
@@ -432,7 +432,7 @@ RULES = (
         find=because_of(Cause.NEEDS_MATRICES),
         bad=Example(deepspeed=_stage(2), script=_MUON_SCRIPT),
         good=Example(deepspeed=_stage(2), script=_ADAMW),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Param gradient must be a 2D matrix"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Param gradient must be a 2D matrix"),
     ),
     Rule(
         id="zero-rebuilds-adagrad",
@@ -444,7 +444,7 @@ RULES = (
         find=because_of(Cause.REBUILT),
         bad=Example(deepspeed=_stage(2), script=_ADAGRAD_DECAYING),
         good=Example(deepspeed=_stage(0), script=_ADAGRAD_DECAYING),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
     ),
     Rule(
         id="engine-passes-no-closure",
@@ -456,7 +456,7 @@ RULES = (
         find=because_of(Cause.NEEDS_CLOSURE),
         bad=Example(deepspeed=_stage(2), script=_LBFGS),
         good=Example(deepspeed=_stage(2), script=_ADAMW),
-        evidence=Evidence(outcome=Outcome.FAILS, says="missing 1 required positional argument: 'closure'"),
+        evidence=Evidence(outcome=Effect.FAILS, says="missing 1 required positional argument: 'closure'"),
     ),
     Rule(
         id="unknown-optimizer-type",
@@ -468,7 +468,7 @@ RULES = (
         find=_unknown_type,
         bad=Example(deepspeed=_with_section("OneBitAdam"), script=_DUMMY),
         good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
-        evidence=Evidence(outcome=Outcome.FAILS, says="OneBitAdam is not a supported DeepSpeed Optimizer"),
+        evidence=Evidence(outcome=Effect.FAILS, says="OneBitAdam is not a supported DeepSpeed Optimizer"),
     ),
     Rule(
         id="untested-optimizer-needs-flag",
@@ -480,7 +480,7 @@ RULES = (
         find=_untested,
         bad=Example(deepspeed=_with_section("SGD"), script=_DUMMY),
         good=Example(deepspeed=_with_section("SGD", **{UNTESTED_KEY: True}), script=_DUMMY),
-        evidence=Evidence(outcome=Outcome.FAILS, says="You are using an untested ZeRO Optimizer"),
+        evidence=Evidence(outcome=Effect.FAILS, says="You are using an untested ZeRO Optimizer"),
     ),
     Rule(
         id="adam-section-decays-as-adamw",
@@ -492,7 +492,7 @@ RULES = (
         find=_adam_decoupled,
         bad=Example(deepspeed=_with_section("Adam", params={"weight_decay": 0.1}), script=_DUMMY),
         good=Example(deepspeed=_with_section(), script=_ADAM_DECAYING),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
     ),
     Rule(
         id="muon-needs-whole-gradients",
@@ -504,7 +504,7 @@ RULES = (
         find=_muon_scatters,
         bad=Example(deepspeed=_MUON3, script=_DUMMY),
         good=Example(deepspeed=_ADAMW3, script=_DUMMY),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Muon and reduce scatter cannot be used together"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Muon and reduce scatter cannot be used together"),
     ),
     Rule(
         id="two-optimizers",
@@ -517,7 +517,7 @@ RULES = (
         bad=Example(deepspeed=_with_section("AdamW"), script=_ADAMW),
         good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
         evidence=Evidence(
-            outcome=Outcome.FAILS, says="You cannot specify an optimizer in the config file and in the code"
+            outcome=Effect.FAILS, says="You cannot specify an optimizer in the config file and in the code"
         ),
     ),
     Rule(
@@ -530,6 +530,6 @@ RULES = (
         find=because_of(Cause.NO_SECTION, Cause.NOT_AN_OPTIMIZER),
         bad=Example(deepspeed=_with_section(), script=_DUMMY),
         good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
-        evidence=Evidence(outcome=Outcome.FAILS, says="You cannot create a `DummyOptim` without specifying"),
+        evidence=Evidence(outcome=Effect.FAILS, says="You cannot create a `DummyOptim` without specifying"),
     ),
 )

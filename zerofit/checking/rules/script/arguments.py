@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.rules.example_scripts import changed, zero
 from zerofit.checking.rules.script.hits import hit, unchecked
 from zerofit.core.command import Launcher
@@ -69,6 +69,6 @@ RULES = (
         find=_refuses_local_rank,
         bad=Example(deepspeed=zero(1), script=_PARSES, command="deepspeed --num_gpus 2"),
         good=Example(deepspeed=zero(1), script=_TAKES, command="deepspeed --num_gpus 2"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="unrecognized arguments: --local_rank"),
+        evidence=Evidence(outcome=Effect.FAILS, says="unrecognized arguments: --local_rank"),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.rules.example_scripts import INFERENCE, changed, zero
 from zerofit.checking.rules.script.hits import OF_ENGINE, at_stages, hit, says_how_often, unchecked
 from zerofit.core.setting import Confidence
@@ -104,7 +104,7 @@ RULES = (
             deepspeed=zero(3),
             script=_doing(changed(_EACH, "list(prompts)", "list(prompts), apply_padding=True")),
         ),
-        evidence=Evidence(outcome=Outcome.HANGS),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
     Rule(
         id="zero3-no-assisted-generation",
@@ -118,7 +118,7 @@ RULES = (
         good=Example(
             deepspeed=zero(3), script=_doing(changed(_ASSISTED, ", assistant_model=assistant", ""), _ALONE)
         ),
-        evidence=Evidence(outcome=Outcome.HANGS),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
     Rule(
         id="zero3-no-chunked-prefill",
@@ -130,7 +130,7 @@ RULES = (
         find=_prefills_in_chunks,
         bad=Example(deepspeed=zero(3), script=_doing(_IN_CHUNKS)),
         good=Example(deepspeed=zero(3), script=_doing(changed(_IN_CHUNKS, ", prefill_chunk_size=2", ""))),
-        evidence=Evidence(outcome=Outcome.HANGS),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
     Rule(
         id="gather-needs-padded-tokens",
@@ -149,6 +149,6 @@ RULES = (
                 )
             ),
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Received data size doesn't match expected size"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Received data size doesn't match expected size"),
     ),
 )

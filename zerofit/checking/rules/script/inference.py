@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.rules.example_scripts import EVALUATES, INFERENCE, LANGUAGE, changed, zero
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.checking.situation import stage_of
@@ -114,7 +114,7 @@ RULES = (
         find=_nothing_prepared,
         bad=Example(deepspeed=zero(2), script=_UNPREPARED),
         good=Example(deepspeed=zero(3), script=INFERENCE),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
     ),
     Rule(
         id="zero3-model-needs-engine",
@@ -126,7 +126,7 @@ RULES = (
         find=_left_alone,
         bad=Example(deepspeed=zero(3), script=_LATE_TEACHER),
         good=Example(deepspeed=zero(3), script=_EARLY_TEACHER),
-        evidence=Evidence(outcome=Outcome.FAILS, says="'weight' must be 2-D"),
+        evidence=Evidence(outcome=Effect.FAILS, says="'weight' must be 2-D"),
     ),
     Rule(
         id="zero3-no-inference-mode",
@@ -140,7 +140,7 @@ RULES = (
         good=Example(
             deepspeed=_KEEPS_WEIGHTS, script=changed(_WATCHES, "torch.inference_mode()", "torch.no_grad()")
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Inference tensors cannot be saved for backward"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Inference tensors cannot be saved for backward"),
     ),
     Rule(
         id="trainer-inference-needs-zero3",
@@ -152,7 +152,7 @@ RULES = (
         find=_evaluates_untrained,
         bad=Example(deepspeed=zero(2, **_AUTO), script=_ONLY),
         good=Example(deepspeed=zero(3, **_AUTO), script=_ONLY),
-        evidence=Evidence(outcome=Outcome.FAILS, says="ZeRO inference only makes sense with ZeRO Stage 3"),
+        evidence=Evidence(outcome=Effect.FAILS, says="ZeRO inference only makes sense with ZeRO Stage 3"),
     ),
     Rule(
         id="zero3-evaluate-before-train",
@@ -164,6 +164,6 @@ RULES = (
         find=_trains_after_evaluating,
         bad=Example(deepspeed=zero(3, **_AUTO), script=_TWICE),
         good=Example(deepspeed=zero(3, **_AUTO), script=EVALUATES),
-        evidence=Evidence(outcome=Outcome.FAILS, says="'NoneType' object has no attribute 'backward'"),
+        evidence=Evidence(outcome=Effect.FAILS, says="'NoneType' object has no attribute 'backward'"),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.rules.example_scripts import LANGUAGE, SMALL, changed, zero
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.core.command import Route
@@ -184,7 +184,7 @@ RULES = (
         find=_never_accumulates,
         bad=Example(deepspeed=_AUTO, script=_ACCUMULATES),
         good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
     ),
     Rule(
         id="accumulation-by-hand",
@@ -196,7 +196,7 @@ RULES = (
         find=_accumulates_by_hand,
         bad=Example(deepspeed=zero(1), script=_BY_HAND),
         good=Example(deepspeed=_AUTO, script=_WITH_ACCUMULATE),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
         is_put_right_by_launch=True,
     ),
     Rule(
@@ -209,7 +209,7 @@ RULES = (
         find=_passes_accelerator_by,
         bad=Example(deepspeed=zero(2), script=_PASSED_BY),
         good=Example(deepspeed=zero(2), script=SMALL),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
     ),
     Rule(
         id="deepspeed-clips-by-its-own",
@@ -221,7 +221,7 @@ RULES = (
         find=_clips_in_vain,
         bad=Example(deepspeed=zero(1), script=_CLIPS),
         good=Example(deepspeed=zero(1, gradient_clipping=0.1), script=_CLIPS),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
         is_put_right_by_launch=True,
     ),
     Rule(
@@ -236,6 +236,6 @@ RULES = (
         good=Example(
             deepspeed=zero(2), script=changed(_TWICE, '"use_reentrant": True', '"use_reentrant": False')
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="has already been reduced"),
+        evidence=Evidence(outcome=Effect.FAILS, says="has already been reduced"),
     ),
 )

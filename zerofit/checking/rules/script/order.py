@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.rules.example_scripts import LANGUAGE, LOADED, SMALL, changed, zero
 from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.checking.situation import stage_of
@@ -162,7 +162,7 @@ RULES = (
             script=changed(LOADED, 'from_pretrained("model")', 'from_pretrained("model", device_map="cpu")'),
         ),
         good=Example(deepspeed=zero(3), script=LOADED),
-        evidence=Evidence(outcome=Outcome.FAILS, says="not compatible with passing a `device_map`"),
+        evidence=Evidence(outcome=Effect.FAILS, says="not compatible with passing a `device_map`"),
     ),
     Rule(
         id="device-map-not-on-ranks",
@@ -181,7 +181,7 @@ RULES = (
             ),
         ),
         good=Example(deepspeed=zero(2), script=LOADED),
-        evidence=Evidence(outcome=Outcome.FAILS, says="loaded with `device_map='auto'` in any distributed"),
+        evidence=Evidence(outcome=Effect.FAILS, says="loaded with `device_map='auto'` in any distributed"),
     ),
     Rule(
         id="zero3-model-made-too-early",
@@ -193,7 +193,7 @@ RULES = (
         find=_made_too_early,
         bad=Example(deepspeed=zero(3), script=_EARLY),
         good=Example(deepspeed=zero(3), script=LOADED),
-        evidence=Evidence(outcome=Outcome.COSTS),
+        evidence=Evidence(outcome=Effect.COSTS),
     ),
     Rule(
         id="zero3-model-made-whole",
@@ -205,7 +205,7 @@ RULES = (
         find=_made_whole,
         bad=Example(deepspeed=zero(3), script=_MADE_WHOLE),
         good=Example(deepspeed=zero(3), script=LOADED),
-        evidence=Evidence(outcome=Outcome.COSTS),
+        evidence=Evidence(outcome=Effect.COSTS),
     ),
     Rule(
         id="resize-before-prepare",
@@ -219,7 +219,7 @@ RULES = (
         good=Example(
             deepspeed=zero(3), script=changed(LANGUAGE, "optimizer = torch", f"{_RESIZE}optimizer = torch")
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="'Parameter' object has no attribute 'ds_status'"),
+        evidence=Evidence(outcome=Effect.FAILS, says="'Parameter' object has no attribute 'ds_status'"),
     ),
     Rule(
         id="zero3-compile-after-prepare",
@@ -234,7 +234,7 @@ RULES = (
             script=changed(SMALL, "optimizer = torch", "model = torch.compile(model)\noptimizer = torch"),
         ),
         good=Example(deepspeed=zero(3), script=SMALL),
-        evidence=Evidence(outcome=Outcome.FAILS, says="_in_forward"),
+        evidence=Evidence(outcome=Effect.FAILS, says="_in_forward"),
     ),
     Rule(
         id="one-model-per-accelerator",
@@ -246,7 +246,7 @@ RULES = (
         find=_several_models,
         bad=Example(deepspeed=zero(1), script=_TWO),
         good=Example(deepspeed=zero(1), script=_STUDENT),
-        evidence=Evidence(outcome=Outcome.FAILS, says="multiple models when using DeepSpeed"),
+        evidence=Evidence(outcome=Effect.FAILS, says="multiple models when using DeepSpeed"),
     ),
     Rule(
         id="zero12-needs-optimizer",
@@ -258,6 +258,6 @@ RULES = (
         find=_evaluates_only,
         bad=Example(deepspeed=zero(2), script=_EVALUATION),
         good=Example(deepspeed=zero(3), script=_EVALUATION),
-        evidence=Evidence(outcome=Outcome.FAILS, says="requires an optimizer"),
+        evidence=Evidence(outcome=Effect.FAILS, says="requires an optimizer"),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.rules.example_scripts import LANGUAGE, SMALL, ending, zero
 from zerofit.checking.rules.script.hits import (
     EVERY_STAGE,
@@ -116,7 +116,7 @@ RULES = (
         find=_waits_on_one_rank,
         bad=Example(deepspeed=zero(1), script=ending(SMALL, _on_main("accelerator.wait_for_everyone()"))),
         good=Example(deepspeed=zero(1), script=ending(SMALL, "accelerator.wait_for_everyone()")),
-        evidence=Evidence(outcome=Outcome.HANGS),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
     Rule(
         id="deepspeed-checkpoint-needs-all-ranks",
@@ -128,7 +128,7 @@ RULES = (
         find=_checkpoint_on_one_rank,
         bad=Example(deepspeed=zero(2), script=ending(SMALL, _on_main(_SAVES_STATE))),
         good=Example(deepspeed=zero(2), script=ending(SMALL, _SAVES_STATE)),
-        evidence=Evidence(outcome=Outcome.HANGS),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
     Rule(
         id="zero3-weights-need-all-ranks",
@@ -140,7 +140,7 @@ RULES = (
         find=_weights_on_one_rank,
         bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _on_main(_GENERATES))),
         good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _GENERATES)),
-        evidence=Evidence(outcome=Outcome.HANGS),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
     Rule(
         id="zero3-save-needs-gathered-weights",
@@ -152,7 +152,7 @@ RULES = (
         find=_saves_without_gathering,
         bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(""))),
         good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(f", state_dict={_WEIGHTS}"))),
-        evidence=Evidence(outcome=Outcome.FAILS, says="size mismatch"),
+        evidence=Evidence(outcome=Effect.FAILS, says="size mismatch"),
     ),
     Rule(
         id="zero3-generate-in-step",
@@ -164,6 +164,6 @@ RULES = (
         find=_generates_out_of_step,
         bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _UNEVEN.format(", synced_gpus=False"))),
         good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _UNEVEN.format(""))),
-        evidence=Evidence(outcome=Outcome.HANGS),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
 )

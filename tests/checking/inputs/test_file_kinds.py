@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.checking.inputs.kind_of_file import format_of, kind_of
+from zerofit.checking.inputs.file_kinds import format_of, kind_of
 from zerofit.configs.document import FileKind, Format
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.text.read import read_document

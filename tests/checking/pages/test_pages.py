@@ -1,4 +1,4 @@
-"""The page of each rule, and the reference of all."""
+"""The pages of docs/reference: rules and versions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from zerofit.checking.pages.measured_pages import versions_page
 from zerofit.checking.pages.rule_pages import rule_page, rules_reference, rules_table
-from zerofit.checking.rule import Evidence, Example, Outcome
+from zerofit.checking.rule import Effect, Evidence, Example
 from zerofit.checking.rules import ALL_RULES, Rule
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 
@@ -45,7 +46,7 @@ def test_page_of_every_layer(golden: Callable[[str, str], None]) -> None:
                 compile=True,
             )
         ),
-        evidence=Evidence(outcome=Outcome.HANGS, not_reproduced="needs two nodes"),
+        evidence=Evidence(outcome=Effect.HANGS, not_reproduced="needs two nodes"),
     )
     golden(rule_page(rule, level=2), "findings/every-layer.md")
 
@@ -82,3 +83,32 @@ def test_the_reference_has_a_row_and_a_page_for_each_rule() -> None:
 def test_the_list_has_a_line_for_each_rule() -> None:
     lines = rules_table(ALL_RULES).splitlines()
     assert [line.split()[1] for line in lines] == sorted(rule.id for rule in ALL_RULES)
+
+
+_VERSIONS = {"python": "3.11.7", "torch": "2.8.0", "accelerate": "1.10.0", "deepspeed": "0.18.3"}
+_VERSIONS |= {"transformers": "5.0.0", "huggingface_hub": "1.3.0", "peft": None, "bitsandbytes": "0.46.1"}
+
+
+def _kept(*checks: tuple[str, bool]) -> dict[str, object]:
+    rows = [{"check": name, "passed": passed, "seconds": 7} for name, passed in checks]
+    return {"measured_on": "2026-01-02", "versions": _VERSIONS, "checks": rows}
+
+
+def test_a_check_that_failed_or_was_not_run_is_not_passed() -> None:
+    page = versions_page(
+        {
+            "oldest": _kept(("example[Trainer-ZeRO-3]", True), ("plan of a script", False)),
+            "newest": _kept(("example[Trainer-ZeRO-3]", True)),
+        }
+    )
+    assert page.splitlines()[-5:] == [
+        "| peft | none | none |",
+        "| bitsandbytes | 0.46.1 | 0.46.1 |",
+        "| example: Trainer, ZeRO-3 | passed, 7 s | passed, 7 s |",
+        "| plan of a script | **failed** | not run |",
+        "| measured on | 2026-01-02 | 2026-01-02 |",
+    ]
+
+
+def test_the_ranges_are_those_that_are_refused_by() -> None:
+    assert "| transformers | `>=5.0,<6` | 5.23.0 |\n" in versions_page({})
