@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.strategy import Engine
 from zerofit.machine.extensions import extensions_folders, find_build_locks
-from zerofit.measuring.parent import rung_environment
+from zerofit.measuring.trial import trial_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -129,7 +129,7 @@ def is_compiled(strategy: Strategy, *, on_cpu: bool) -> bool:
 
 def _start(program: tuple[str, ...], log: Path, *, on_cpu: bool) -> subprocess.Popen[bytes]:
     """Start it in the environment of the cases: with other flags of the compiler they would build anew."""
-    environment = rung_environment(on_cpu=on_cpu)
+    environment = trial_environment(on_cpu=on_cpu)
     ninja = os.pathsep.join((str(Path(sys.executable).parent), environment.get("PATH", "")))
     with log.open("wb") as output:
         return subprocess.Popen(

@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any
 
-from zerofit.measuring.driver import read_gpu
+from zerofit.measuring.memory import read_gpu
 
 _SIZE = 256
 """Rows and columns of the products that ask for workspaces: their bytes are whole blocks of the allocator."""
@@ -29,19 +29,19 @@ def main() -> None:
 def _measured() -> dict[str, int] | None:
     import torch
 
-    before = read_gpu(has_cuda=False)
+    before = read_gpu()
     if not torch.cuda.is_available():
         return None
     torch.cuda.init()
     torch.cuda.synchronize()
-    context = read_gpu(has_cuda=True).held_since(before)
+    context = read_gpu().held_since(before)
     workspaces = _workspaces()
     has_bf16 = torch.cuda.get_device_capability() >= (8, 0)
     for precision in (torch.float32, torch.bfloat16 if has_bf16 else torch.float16):
         _train(precision)
-    held = read_gpu(has_cuda=True).held_since(before)
+    held = read_gpu().held_since(before)
     if context is None or held is None:
-        raise SystemExit("neither NVML nor nvidia-smi says what this GPU has in use")
+        raise SystemExit("NVML does not say what this GPU has in use")
     kernels = held - torch.cuda.memory_reserved()
     return {"context_bytes": context, "with_kernels_bytes": kernels, **workspaces}
 

@@ -7,25 +7,28 @@ from typing import TYPE_CHECKING
 
 from gpu_truth.cases import model_path
 from gpu_truth.results import Case
-from zerofit.measuring.results import CPU, Ladder, Outcome, RungResult, RungState
-from zerofit.measuring.rungs import (
+from zerofit.measuring.ladder import (
+    CPU,
     DEFAULT_RUNGS,
     PUBLISHED_BATCH,
     PUBLISHED_LENGTH,
     PUBLISHED_MODEL,
+    Ladder,
+    RungResult,
     baseline,
     climb,
     parse_rungs,
     published_of,
 )
+from zerofit.measuring.results import TrialOutcome, TrialState
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 
 if TYPE_CHECKING:
     from gpu_truth.results import CaseResult
     from zerofit.core.facts import Machine, Versions
-    from zerofit.measuring.results import Predicted
-    from zerofit.measuring.rungs import Step
+    from zerofit.measuring.ladder import LadderStep
+    from zerofit.measuring.results import TrialPrediction
 
 _CPU_MODEL, _CPU_BATCH = "all-minilm-l6-v2", 8
 """ASSUMPTION: the whole ladder takes less than a minute then, and every rung still shows."""
@@ -35,7 +38,7 @@ LADDER_GROUP = "ladder"
 _TASK = Task.SEQUENCE_CLASSIFICATION
 
 
-def _base(batch_size: int) -> tuple[Step, ...]:
+def _base(batch_size: int) -> tuple[LadderStep, ...]:
     base = baseline(batch_size=batch_size, sequence_length=PUBLISHED_LENGTH, attention="eager")
     return climb(parse_rungs(DEFAULT_RUNGS), base, is_cumulative=True)
 
@@ -82,7 +85,7 @@ def empty_ladder(machine: Machine, versions: Versions) -> Ladder:
                 label=step.label,
                 strategy=step.run.strategy,
                 sequence_length=step.run.sequence_length,
-                outcome=Outcome(state=RungState.NOT_RUN, reason="not yet"),
+                outcome=TrialOutcome(state=TrialState.NOT_RUN, reason="not yet"),
                 published=published_of(model, steps[0].run, step.run),
             )
             for step in steps
@@ -95,7 +98,7 @@ def with_rung(ladder: Ladder, result: CaseResult) -> Ladder:
     return _with(ladder, result.case.key, outcome=result.outcome, predicted=result.predicted)
 
 
-def with_rung_predicted(ladder: Ladder, name: str, predicted: Predicted | None) -> Ladder:
+def with_rung_predicted(ladder: Ladder, name: str, predicted: TrialPrediction | None) -> Ladder:
     """Return a ladder with what is predicted of one of its rungs."""
     return _with(ladder, name, predicted=predicted)
 

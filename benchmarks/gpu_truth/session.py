@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpu_truth.store import Store
     from zerofit.core.facts import Machine, Versions
     from zerofit.core.rates import Calibration
-    from zerofit.measuring.results import Ladder, RungResult
+    from zerofit.measuring.ladder import Ladder, RungResult
 
 CUT_OFF = "the rest:"
 """How zerofit/machine/calibrate.py begins what a calibration lacks that did not come to its end."""

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gpu_truth.store import LASTING
-from zerofit.measuring.results import RungState
+from zerofit.measuring.results import TrialState
 
 if TYPE_CHECKING:
     from gpu_truth.results import RegretResult, Tried
@@ -39,7 +39,7 @@ def is_whole(result: RegretResult) -> bool:
 def is_cut_off(result: RegretResult) -> bool:
     """Return whether the budget left out something of a question; what failed was not left out."""
     left = (*kept(result), *result.usual)
-    return any(one.outcome.state is RungState.NOT_RUN for one in left) or lacks_repeats(result)
+    return any(one.outcome.state is TrialState.NOT_RUN for one in left) or lacks_repeats(result)
 
 
 def lacks_repeats(result: RegretResult) -> bool:
@@ -93,9 +93,9 @@ def verdict(result: RegretResult) -> str:
         if ran is not None:
             return f"FAILED: nothing was said to fit, and {ran.name} ran"
         return "nothing fits, as was said" if is_measured(result) else "not whole"
-    if choice.outcome.state is RungState.OUT_OF_MEMORY:
+    if choice.outcome.state is TrialState.OUT_OF_MEMORY:
         return "FAILED: the choice did not fit"
-    if choice.outcome.state not in (RungState.DONE, RungState.NOT_RUN):
+    if choice.outcome.state not in (TrialState.DONE, TrialState.NOT_RUN):
         return f"FAILED: the choice: {choice.outcome.state}"
     if found is None:
         return "not whole"
@@ -109,8 +109,8 @@ def counted(result: RegretResult) -> str:
     """Return in words how many ran of how many, how the others ended, and how many each rule left out."""
     of = kept(result)
     states = Counter(one.outcome.state for one in of)
-    words = [f"{states.pop(RungState.DONE, 0)} of {len(of)} ran"]
-    words += [f"{states.pop(RungState.NOT_RUN)} cut off"] if RungState.NOT_RUN in states else []
+    words = [f"{states.pop(TrialState.DONE, 0)} of {len(of)} ran"]
+    words += [f"{states.pop(TrialState.NOT_RUN)} cut off"] if TrialState.NOT_RUN in states else []
     words += [f"{count} {state}" for state, count in sorted(states.items())]
     rules = Counter(one.left_out for one in result.grid if one.left_out)
     words += [f"{count} left out: {rule}" for rule, count in sorted(rules.items())]

@@ -29,7 +29,7 @@ from zerofit.core.strategy import Strategy
 from zerofit.core.units import GIB, MIB
 from zerofit.machine.gpu_catalog import find_gpu, load_gpus, read_gpus
 from zerofit.machine.rates import catalog_rates, read_rates
-from zerofit.measuring.results import Measured, Outcome, RungState
+from zerofit.measuring.results import TrialMeasurement, TrialOutcome, TrialState
 from zerofit.planning.estimate.device_memory.outside import context_term, cublas_workspace_bytes
 
 _CATALOG = Path(__file__).parents[2] / "zerofit" / "catalog"
@@ -47,7 +47,7 @@ _CONTEXT = ContextMeasured(
 
 
 def _case(beside_torch_mib: int, *, calibrates: bool = True) -> CaseResult:
-    measured = Measured(
+    measured = TrialMeasurement(
         process_bytes=1,
         process_peak_bytes=1,
         reserved_bytes=10 * GIB,
@@ -71,7 +71,7 @@ def _case(beside_torch_mib: int, *, calibrates: bool = True) -> CaseResult:
     )
     return CaseResult(
         case=case,
-        outcome=Outcome(state=RungState.DONE, measured=measured),
+        outcome=TrialOutcome(state=TrialState.DONE, measured=measured),
         predicted=None,
         took_s=1.0,
         date="2026-01-02T03:04:05+00:00",

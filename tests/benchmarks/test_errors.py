@@ -19,7 +19,7 @@ from gpu_truth.fits import Fits, fits_of_cases
 from gpu_truth.results import Case, CaseResult
 
 from zerofit.core.strategy import Strategy
-from zerofit.measuring.results import Measured, Outcome, Parts, Predicted, RungState
+from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
 
 
 def _case(key: str, *, group: str = "bert", calibrates: bool = False) -> Case:
@@ -34,15 +34,15 @@ def _case(key: str, *, group: str = "bert", calibrates: bool = False) -> Case:
     )
 
 
-def _parts(weights: int, states: int = 0) -> Parts:
-    return Parts(weights=weights, gradients=100, optimizer_states=states, activations=None)
+def _parts(weights: int, states: int = 0) -> TensorBytes:
+    return TensorBytes(weights=weights, gradients=100, optimizer_states=states, activations=None)
 
 
 def _on_gpu(
     key: str, *, measured: int, predicted: int, group: str = "bert", calibrates: bool = False
 ) -> CaseResult:
     """Return a result whose allocated, reserved and device memory are all off by the same."""
-    sizes = Measured(
+    sizes = TrialMeasurement(
         process_bytes=1,
         process_peak_bytes=1,
         allocated_bytes=measured,
@@ -58,8 +58,8 @@ def _on_gpu(
     )
     return CaseResult(
         case=_case(key, group=group, calibrates=calibrates),
-        outcome=Outcome(state=RungState.DONE, measured=sizes),
-        predicted=Predicted(
+        outcome=TrialOutcome(state=TrialState.DONE, measured=sizes),
+        predicted=TrialPrediction(
             parts=_parts(1),
             allocated_bytes=predicted,
             reserved_bytes=predicted,
@@ -71,8 +71,8 @@ def _on_gpu(
     )
 
 
-def _on_cpu(key: str, *, counted: Parts, predicted: Parts) -> CaseResult:
-    sizes = Measured(
+def _on_cpu(key: str, *, counted: TensorBytes, predicted: TensorBytes) -> CaseResult:
+    sizes = TrialMeasurement(
         process_bytes=1,
         process_peak_bytes=1,
         step_times_s=(0.5,),
@@ -85,8 +85,8 @@ def _on_cpu(key: str, *, counted: Parts, predicted: Parts) -> CaseResult:
     )
     return CaseResult(
         case=_case(key),
-        outcome=Outcome(state=RungState.DONE, measured=sizes),
-        predicted=Predicted(parts=predicted),
+        outcome=TrialOutcome(state=TrialState.DONE, measured=sizes),
+        predicted=TrialPrediction(parts=predicted),
         took_s=1.0,
         date="2026-01-01T00:00:00+00:00",
     )
@@ -144,7 +144,7 @@ def test_what_did_not_run_or_has_no_prediction_has_no_error() -> None:
     done = _on_gpu("a", measured=100, predicted=110)
     not_done = CaseResult(
         case=_case("b"),
-        outcome=Outcome(state=RungState.OUT_OF_MEMORY, reason="full"),
+        outcome=TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="full"),
         predicted=done.predicted,
         took_s=1.0,
         date=done.date,
@@ -192,15 +192,15 @@ def test_statistics_by_trait_count_a_case_once_in_each() -> None:
 @pytest.mark.parametrize(
     ("predicted", "state", "expected"),
     [
-        (1000, RungState.DONE, Fits(num_right=1, did_not=(), did=())),
-        (1001, RungState.OUT_OF_MEMORY, Fits(num_right=1, did_not=(), did=())),
-        (1000, RungState.OUT_OF_MEMORY, Fits(num_right=0, did_not=("a",), did=())),
-        (1001, RungState.DONE, Fits(num_right=0, did_not=(), did=("a",))),
-        (1001, RungState.TOO_SLOW, Fits(num_right=0, did_not=(), did=())),
+        (1000, TrialState.DONE, Fits(num_right=1, did_not=(), did=())),
+        (1001, TrialState.OUT_OF_MEMORY, Fits(num_right=1, did_not=(), did=())),
+        (1000, TrialState.OUT_OF_MEMORY, Fits(num_right=0, did_not=("a",), did=())),
+        (1001, TrialState.DONE, Fits(num_right=0, did_not=(), did=("a",))),
+        (1001, TrialState.TOO_SLOW, Fits(num_right=0, did_not=(), did=())),
     ],
 )
 def test_what_was_predicted_to_fit_is_compared_with_what_did(
-    predicted: int, state: RungState, expected: Fits
+    predicted: int, state: TrialState, expected: Fits
 ) -> None:
-    result = replace(_on_gpu("a", measured=100, predicted=predicted), outcome=Outcome(state=state))
+    result = replace(_on_gpu("a", measured=100, predicted=predicted), outcome=TrialOutcome(state=state))
     assert fits_of_cases([result], memory_bytes=1000) == expected

@@ -28,23 +28,23 @@ from kept_cases import CPU
 
 from zerofit.core.facts import Versions
 from zerofit.core.rates import Calibration
-from zerofit.measuring.results import Outcome, RungState
+from zerofit.measuring.results import TrialOutcome, TrialState
 
 DATE = "2026-01-01T00:00:00+00:00"
 EMPTY = Results(machine=CPU, versions=Versions(python="3.12.0", zerofit="0.1.0"), date=DATE)
-FAILED, KILLED = RungState.FAILED, RungState.KILLED
-FULL, SLOW = RungState.OUT_OF_MEMORY, RungState.TOO_SLOW
-CANNOT, NOT_RUN = RungState.CANNOT_RUN, RungState.NOT_RUN
+FAILED, KILLED = TrialState.FAILED, TrialState.KILLED
+FULL, SLOW = TrialState.OUT_OF_MEMORY, TrialState.TOO_SLOW
+CANNOT, NOT_RUN = TrialState.CANNOT_RUN, TrialState.NOT_RUN
 
 
-def _results(*states: RungState) -> Results:
+def _results(*states: TrialState) -> Results:
     """Return results whose first cases of the accuracy ended so."""
     return replace(
         EMPTY,
         accuracy=tuple(
             CaseResult(
                 case=case,
-                outcome=Outcome(state=state, reason=f"why of {number}"),
+                outcome=TrialOutcome(state=state, reason=f"why of {number}"),
                 predicted=None,
                 took_s=1.0,
                 date=DATE,
@@ -54,9 +54,9 @@ def _results(*states: RungState) -> Results:
     )
 
 
-def _regret(choice: RungState, other: RungState) -> Results:
-    tried = Tried(name="one GPU", strategy=None, outcome=Outcome(state=choice), samples_per_s=None)
-    usual = replace(tried, name="plain", outcome=Outcome(state=other, reason="why"))
+def _regret(choice: TrialState, other: TrialState) -> Results:
+    tried = Tried(name="one GPU", strategy=None, outcome=TrialOutcome(state=choice), samples_per_s=None)
+    usual = replace(tried, name="plain", outcome=TrialOutcome(state=other, reason="why"))
     question = RegretResult(
         key="question",
         model="m",
@@ -85,7 +85,7 @@ def _regret(choice: RungState, other: RungState) -> Results:
     ],
 )
 def test_a_section_says_how_many_failed_of_those_that_ended_and_the_first_error(
-    states: tuple[RungState, ...], expected: tuple[int, int, str] | None
+    states: tuple[TrialState, ...], expected: tuple[int, int, str] | None
 ) -> None:
     found = find_failures(_results(*states), (Section.ACCURACY,), {})
     got = [(one.num_failed, one.num_ended, one.first_error.split(": ", 1)[1]) for one in found]
@@ -115,7 +115,7 @@ def test_a_section_that_broke_counts_beside_its_cases_and_its_error_comes_first(
     ("states", "expected"),
     [((FAILED, CANNOT, NOT_RUN), False), ((), False), ((FAILED, FULL), True), ((SLOW,), True)],
 )
-def test_what_ended_without_a_result_was_not_measured(states: tuple[RungState, ...], expected: bool) -> None:
+def test_what_ended_without_a_result_was_not_measured(states: tuple[TrialState, ...], expected: bool) -> None:
     assert has_measured(_results(*states), tuple(Section)) is expected
     assert not has_measured(_results(*states), (Section.CONTEXT, Section.LADDER))
 

@@ -21,7 +21,7 @@ from gpu_truth.session import cases_of
 from gpu_truth.verdict import is_whole
 from kept_cases import SKIPPED, keep_as_done
 
-from zerofit.measuring.results import Outcome, RungState
+from zerofit.measuring.results import TrialOutcome, TrialState
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "measure_gpu.py"
 PYTHONPATH = str(PROGRAM.parents[1])
@@ -163,17 +163,17 @@ def test_a_bare_host_without_nvml_and_matplotlib_gets_its_tables(tmp_path: Path)
 @pytest.mark.parametrize(
     ("state", "sections", "expected"),
     [
-        (RungState.FAILED, (Section.ACCURACY,), True),
-        (RungState.FAILED, (Section.RANKS, Section.LADDER), False),
-        (RungState.OUT_OF_MEMORY, (Section.ACCURACY,), False),
-        (RungState.CANNOT_RUN, (Section.ACCURACY,), False),
+        (TrialState.FAILED, (Section.ACCURACY,), True),
+        (TrialState.FAILED, (Section.RANKS, Section.LADDER), False),
+        (TrialState.OUT_OF_MEMORY, (Section.ACCURACY,), False),
+        (TrialState.CANNOT_RUN, (Section.ACCURACY,), False),
     ],
 )
 def test_a_case_that_failed_fails_the_run_of_its_section(
-    tmp_path: Path, state: RungState, sections: tuple[Section, ...], expected: bool
+    tmp_path: Path, state: TrialState, sections: tuple[Section, ...], expected: bool
 ) -> None:
     first, second, *_ = (one.key for one in ACCURACY_ON_CPU)
-    keep_as_done(tmp_path, {first}, Outcome(state=state, reason="why"))
+    keep_as_done(tmp_path, {first}, TrialOutcome(state=state, reason="why"))
     keep_as_done(tmp_path, {second})
     found = find_failures(_read(tmp_path), sections, {})
     assert bool(found) is expected
@@ -194,7 +194,7 @@ def test_a_run_goes_on_where_one_ended(tmp_path: Path) -> None:
     measured = {one.case.key: one for one in results.accuracy if one.outcome != SKIPPED}
     assert set(measured) == {left.key}
     one = measured[left.key]
-    assert one.outcome.state is RungState.DONE
+    assert one.outcome.state is TrialState.DONE
     assert one.predicted is not None
     assert one.outcome.measured is not None
     assert one.outcome.measured.counted is not None
@@ -251,7 +251,7 @@ def test_the_whole_harness_runs_on_the_cpu_within_ten_minutes(tmp_path: Path) ->
     }
     for section, states in ended.items():
         keys = [one.key for one in cases_of(section, on_cpu=True)]
-        assert states == dict.fromkeys(keys, RungState.DONE)
+        assert states == dict.fromkeys(keys, TrialState.DONE)
     assert [one.key for one in results.regret if is_whole(one)] == [one.key for one in QUESTIONS_ON_CPU]
 
 

@@ -31,7 +31,7 @@ from zerofit.machine.gpu_catalog import find_gpu
 from zerofit.machine.rates import catalog_rates
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
-from zerofit.measuring.results import Outcome, RungState
+from zerofit.measuring.results import TrialOutcome, TrialState
 from zerofit.models.find import probe_model
 from zerofit.planning.estimate.device_memory.outside import outside_terms
 from zerofit.planning.problem import DEFAULT_RESERVE
@@ -249,7 +249,7 @@ def _means(folder: Path) -> Means:
 def _num_ended(result: RegretResult) -> int:
     """Return how many different runs have ended: of the grid's, those that the rules keep."""
     found = {one.strategy: one.outcome.state for one in (*kept(result), *result.usual)}
-    return sum(state is not RungState.NOT_RUN for state in found.values())
+    return sum(state is not TrialState.NOT_RUN for state in found.values())
 
 
 @pytest.mark.evidence
@@ -258,8 +258,8 @@ def test_the_choice_runs_where_the_whole_batch_at_once_does_not(measured: Regret
     assert measured.choice.outcome.measured is not None
     assert measured.choice.samples_per_s == 32 / measured.choice.outcome.measured.step_time_s
     plain, slow = measured.grid
-    assert plain.outcome.state is RungState.OUT_OF_MEMORY
-    assert slow.outcome == Outcome(state=RungState.NOT_RUN, reason="slow")
+    assert plain.outcome.state is TrialState.OUT_OF_MEMORY
+    assert slow.outcome == TrialOutcome(state=TrialState.NOT_RUN, reason="slow")
     assert ratio(measured) == 1.0
     assert verdict(measured) == "1.00 (one run)"
 
@@ -276,7 +276,7 @@ def test_what_is_usual_stands_beside_it(measured: RegretResult) -> None:
     plain, preset, _ = measured.usual
     assert (plain.name, preset.name) == (PLAIN, PRESET)
     assert plain.outcome == measured.grid[0].outcome
-    assert preset.outcome.state is RungState.CANNOT_RUN
+    assert preset.outcome.state is TrialState.CANNOT_RUN
     assert preset.outcome.reason == "DeepSpeed's CPU Adam could not be built"
 
 
@@ -353,10 +353,10 @@ def test_a_whole_question_is_planned_and_measured_on_the_cpu(tmp_path: Path) -> 
     (result,) = kept
     assert left_over == ()
     assert result.choice is not None
-    assert result.choice.outcome.state is RungState.DONE
+    assert result.choice.outcome.state is TrialState.DONE
     assert ratio(result) is not None, verdict(result)
     assert len(result.choice.repeats_samples_per_s) == NUM_REPEATS
     assert is_whole(result)
     assert result.runs == 1
-    ran = [one.strategy for one in result.grid if one.outcome.state is RungState.DONE]
+    ran = [one.strategy for one in result.grid if one.outcome.state is TrialState.DONE]
     assert {one.engine for one in ran if one is not None} == {Engine.NATIVE, Engine.DEEPSPEED}

@@ -20,7 +20,7 @@ from gpu_truth.runner import Pace, run_cases, run_specs, spec_of
 from zerofit.core.facts import Machine
 from zerofit.core.strategy import Precision, Strategy
 from zerofit.machine.versions import probe_versions
-from zerofit.measuring.results import Measured, RungState
+from zerofit.measuring.results import TrialMeasurement, TrialState
 
 HOST = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=2**34, host_memory_available_bytes=2**34)
 TINY = {
@@ -116,9 +116,9 @@ def ran(tiny: str, predictions: Predictions, tmp_path_factory: pytest.TempPathFa
 def test_one_that_fails_does_not_stop_the_others(ran: Ran) -> None:
     states = [(one.case.key, one.outcome.state) for one in ran.kept]
     assert states == [
-        ("first", RungState.DONE),
-        ("second", RungState.CANNOT_RUN),
-        ("third", RungState.DONE),
+        ("first", TrialState.DONE),
+        ("second", TrialState.CANNOT_RUN),
+        ("third", TrialState.DONE),
     ]
     assert ran.not_run == ()
 
@@ -180,8 +180,8 @@ def test_one_that_is_over_its_own_limit_is_slow_and_the_next_one_runs(tiny: str,
     ends_at = time.monotonic() + LONG_S
     ended = run_specs(specs, folder=tmp_path, ends_at=ends_at, lookahead=0, limit_s=0.2)
     assert [(key, outcome.state) for key, outcome, _ in ended] == [
-        ("first", RungState.TOO_SLOW),
-        ("second", RungState.TOO_SLOW),
+        ("first", TrialState.TOO_SLOW),
+        ("second", TrialState.TOO_SLOW),
     ]
 
 
@@ -274,8 +274,8 @@ def test_what_predicts_ends_with_the_process_that_started_it(tmp_path: Path) -> 
     assert not worker.exists()
 
 
-def _measured(step_time_s: float) -> Measured:
-    return Measured(
+def _measured(step_time_s: float) -> TrialMeasurement:
+    return TrialMeasurement(
         process_bytes=1,
         process_peak_bytes=1,
         step_times_s=(step_time_s,),

@@ -12,12 +12,12 @@ from gpu_truth.store import open_store
 from kept_cases import CPU
 
 from zerofit.core.facts import Versions
-from zerofit.measuring.results import Outcome, RungState
+from zerofit.measuring.results import TrialOutcome, TrialState
 
 VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
 RESULT = CaseResult(
     case=case("gpt2", (8, 512), "bf16"),
-    outcome=Outcome(state=RungState.OUT_OF_MEMORY, reason="it was full"),
+    outcome=TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="it was full"),
     predicted=None,
     took_s=2.5,
     date="2026-01-01T00:00:00+00:00",

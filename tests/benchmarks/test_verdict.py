@@ -10,11 +10,11 @@ from gpu_truth.results import RegretResult, Rule, Tried
 from gpu_truth.verdict import best, counted, is_cut_off, is_measured, is_whole, ratio, verdict
 
 from zerofit.core.units import GIB
-from zerofit.measuring.results import Outcome, RungState
+from zerofit.measuring.results import TrialOutcome, TrialState
 
 
 def _tried(
-    state: RungState | float,
+    state: TrialState | float,
     *repeats: float,
     name: str = "one",
     rule: Rule | None = None,
@@ -25,7 +25,7 @@ def _tried(
     return Tried(
         name=name,
         strategy=None,
-        outcome=Outcome(state=RungState.DONE if ran else state),
+        outcome=TrialOutcome(state=TrialState.DONE if ran else state),
         samples_per_s=state if ran else None,
         repeats_samples_per_s=repeats,
         predicted_bytes=predicted,
@@ -48,7 +48,7 @@ def _result(choice: Tried | None, *grid: Tried, usual: tuple[Tried, ...] = ()) -
     )
 
 
-NOT_RUN, OUT_OF_MEMORY, FAILED = RungState.NOT_RUN, RungState.OUT_OF_MEMORY, RungState.FAILED
+NOT_RUN, OUT_OF_MEMORY, FAILED = TrialState.NOT_RUN, TrialState.OUT_OF_MEMORY, TrialState.FAILED
 SLOW = _tried(NOT_RUN, rule=Rule.SLOW)
 
 
@@ -57,10 +57,10 @@ SLOW = _tried(NOT_RUN, rule=Rule.SLOW)
     [
         (_tried(10.0), (_tried(8.0), _tried(12.5)), 0.8),
         (_tried(10.0), (_tried(8.0), _tried(OUT_OF_MEMORY), SLOW), 1.0),
-        (_tried(10.0), (_tried(12.5), _tried(RungState.TOO_SLOW)), 0.8),
+        (_tried(10.0), (_tried(12.5), _tried(TrialState.TOO_SLOW)), 0.8),
         (_tried(10.0), (_tried(8.0), _tried(NOT_RUN)), None),
         (_tried(10.0), (_tried(8.0), _tried(FAILED)), None),
-        (_tried(10.0), (_tried(8.0), _tried(RungState.CANNOT_RUN)), None),
+        (_tried(10.0), (_tried(8.0), _tried(TrialState.CANNOT_RUN)), None),
         (_tried(OUT_OF_MEMORY), (_tried(8.0),), None),
         (None, (_tried(8.0),), None),
         (_tried(10.0), (_tried(8.0), _tried(20.0, rule=Rule.SLOW)), 0.5),
@@ -93,7 +93,7 @@ def test_a_rival_that_is_slower_when_it_runs_again_is_not_the_best() -> None:
         (_tried(NOT_RUN), (_tried(8.0),), "not whole"),
         (_tried(OUT_OF_MEMORY), (_tried(NOT_RUN),), "FAILED: the choice did not fit"),
         (_tried(FAILED), (_tried(8.0),), "FAILED: the choice: failed"),
-        (_tried(RungState.TOO_SLOW), (_tried(8.0),), "FAILED: the choice: over the time limit"),
+        (_tried(TrialState.TOO_SLOW), (_tried(8.0),), "FAILED: the choice: over the time limit"),
         (None, (_tried(8.0, name="that"), _tried(NOT_RUN)), "FAILED: nothing was said to fit, and that ran"),
         (None, (_tried(NOT_RUN), _tried(OUT_OF_MEMORY)), "not whole"),
         (None, (_tried(OUT_OF_MEMORY), SLOW), "nothing fits, as was said"),

@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.cache_folder import cache_folder, write_whole
+from zerofit.core.atomic_file import write_whole
+from zerofit.core.cache_folder import cache_folder
 from zerofit.core.catalog_folder import CATALOG_FOLDER
 from zerofit.core.rates import Basis, Rate, RateName, Rates, Unit
 from zerofit.core.validation import STRICT
@@ -127,7 +128,7 @@ def write_calibration(
         "machine": _identity(machine),
         "rates": [dataclasses.asdict(rate) for rate in rates],
     }
-    write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
+    write_whole(path, json.dumps(document, indent=2) + "\n")
     return path
 
 

@@ -22,13 +22,12 @@ from zerofit.configs.write.deepspeed import deepspeed_config
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine, OffloadDevice, Precision
 from zerofit.machine.extensions import extensions_folders, find_build_locks
-from zerofit.measuring.applied import apply_to_model
-from zerofit.measuring.trainee import CLIPPING, Trainee
+from zerofit.measuring.training_loop import CLIPPING, Trainee, apply_to_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zerofit.measuring.spec import Spec
+    from zerofit.measuring.results import TrialSpec
 
 _LOSS_SCALE_POWER = 4
 """ASSUMPTION: fp16 gradients of a loss times 2^4 overflow in no model here. From DeepSpeed's 2^16 on, the
@@ -45,7 +44,7 @@ class RankTrainee(Trainee):
         """Return the loss of one micro-batch."""
         return self.engine(**batch).loss
 
-    def accumulate(self, loss: Any, *, windows: int, is_last: bool) -> None:
+    def accumulate(self, loss: Any, *, num_micro_batches: int, is_last: bool) -> None:
         """Add a micro-batch's gradients to those of its step, as accelerate does.
 
         Source: accelerate/utils/deepspeed.py, DeepSpeedEngineWrapper.backward (1.15). The engine divides by
@@ -76,33 +75,33 @@ _SHARED_MEMORY, _CPU_ADAM = "deepspeed_shm_comm", "cpu_adam"
 cpu_adam.py, NAME)."""
 
 
-def import_ahead(spec: Spec, *, tell: Callable[[str], None]) -> None:
+def import_ahead(spec: TrialSpec, *, tell: Callable[[str], None]) -> None:
     """Import DeepSpeed, and compile and load what of it compiles at its first use; no GPU is touched.
 
     Args:
-        spec: the rung.
+        spec: the trial.
         tell: told what is being built.
 
     Raises:
         UserError: something of it can't be built or loaded here.
     """
     _let_ninja_be_found()
-    with _built_for("a rung of DeepSpeed"):
+    with _built_for("a trial under DeepSpeed"):
         for name in ("deepspeed", "accelerate.utils.deepspeed", "transformers.integrations"):
             import_module(name)
     import_module("torch.testing._internal.distributed.fake_pg")
     if spec.on_cpu:
         _say_build(_SHARED_MEMORY, tell)
-        with _built_for("a rung of DeepSpeed on the CPU"):
+        with _built_for("a trial under DeepSpeed on the CPU"):
             _load_shared_memory()
     if spec.strategy.optimizer_offload is not OffloadDevice.NONE:
         _say_build(_CPU_ADAM, tell)
-        with _built_for("a rung that offloads the optimizer"):
+        with _built_for("a trial that offloads the optimizer"):
             _step_on_cpu()
 
 
 @contextmanager
-def joined(spec: Spec) -> Iterator[None]:
+def joined(spec: TrialSpec) -> Iterator[None]:
     """Be rank 0 of the spec's ranks while a model is made and trains; do nothing without DeepSpeed.
 
     Under stage 3 transformers partitions the model as it makes it.
@@ -126,7 +125,7 @@ def joined(spec: Spec) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def make_rank(model: Any, samples: dict[str, Any], spec: Spec, device: str) -> RankTrainee:
+def make_rank(model: Any, samples: dict[str, Any], spec: TrialSpec, device: str) -> RankTrainee:
     """Return rank 0 with its part of a model that was made while it had joined() the others.
 
     Raises:
@@ -154,8 +153,8 @@ def make_rank(model: Any, samples: dict[str, Any], spec: Spec, device: str) -> R
     )
 
 
-def rank_config(spec: Spec) -> dict[str, Any]:
-    """Return the DeepSpeed configuration of a rung as `zerofit launch` has it, with nothing left to a script.
+def rank_config(spec: TrialSpec) -> dict[str, Any]:
+    """Return the DeepSpeed configuration of a trial as `zerofit launch` has it, complete.
 
     What accelerate adds is added: the whole batch, any optimizer, and no reports on stdout
     (accelerate/accelerator.py, _prepare_deepspeed; accelerate/utils/dataclasses.py, DeepSpeedPlugin). On the
@@ -180,7 +179,7 @@ def rank_config(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _environment(spec: Spec) -> dict[str, str]:
+def _environment(spec: TrialSpec) -> dict[str, str]:
     """Return what a launcher sets for rank 0, on one node; nobody listens at the address."""
     return {
         "RANK": "0",

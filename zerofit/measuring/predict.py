@@ -13,8 +13,8 @@ from zerofit.core.facts import Versions, Workload
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, Precision
 from zerofit.machine.gpu_catalog import find_gpu
-from zerofit.measuring.made import PADDING
-from zerofit.measuring.results import Parts, Predicted
+from zerofit.measuring.random_model import PADDING
+from zerofit.measuring.results import TensorBytes, TrialPrediction
 from zerofit.models.meta_device import transformers_config
 from zerofit.models.source import LocatedConfig
 from zerofit.models.task import Task
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from zerofit.core.estimates import MemoryEstimate
     from zerofit.core.facts import GpuSpec, Machine
     from zerofit.core.rates import Rates
-    from zerofit.measuring.rungs import Run
+    from zerofit.measuring.ladder import LadderRun
     from zerofit.models.source import ModelSource
 
 STAND_IN = "A100-80G"
@@ -60,7 +60,7 @@ class Predictor:
     rates: Rates | None = None
     """What is achieved of the node's peaks; None predicts no time."""
 
-    def estimate(self, run: Run, *, tell: Callable[[str], None] | None = None) -> MemoryEstimate:
+    def estimate(self, run: LadderRun, *, tell: Callable[[str], None] | None = None) -> MemoryEstimate:
         """Return the GPU memory of a run, phase by phase.
 
         Raises:
@@ -68,7 +68,7 @@ class Predictor:
         """
         return estimate_memory(self._setup(run, tell), gpu=self._gpu)
 
-    def predict(self, run: Run, *, tell: Callable[[str], None] | None = None) -> Predicted | None:
+    def predict(self, run: LadderRun, *, tell: Callable[[str], None] | None = None) -> TrialPrediction | None:
         """Return the figures that stand beside a measurement; None for a compiled model, which is not traced.
 
         Of many ranks they are those of one, whose collectives exchange nothing: NCCL holds nothing, and the
@@ -83,8 +83,8 @@ class Predictor:
         memory = estimate_memory(setup, gpu=self._gpu)
         parts = _parts(memory, setup.log, run) if run.strategy.engine is Engine.NATIVE else None
         if self.gpu is None:
-            return Predicted(parts=parts)
-        return Predicted(
+            return TrialPrediction(parts=parts)
+        return TrialPrediction(
             parts=parts,
             allocated_bytes=max(phase.held_by(Holder.TENSORS) for phase in memory.phases),
             reserved_bytes=max(phase.held_by(Holder.TENSORS, Holder.CACHE) for phase in memory.phases),
@@ -98,7 +98,7 @@ class Predictor:
         time = estimate_step_time(setup, machine=self.machine, rates=self.rates)
         return None if time is None else time.seconds
 
-    def _setup(self, run: Run, tell: Callable[[str], None] | None) -> Setup:
+    def _setup(self, run: LadderRun, tell: Callable[[str], None] | None) -> Setup:
         return Setup(
             log=self._log(run, tell),
             strategy=run.strategy,
@@ -108,7 +108,7 @@ class Predictor:
             compute_capability=self._gpu.compute_capability or OTHER_DEVICES,
         )
 
-    def _log(self, run: Run, tell: Callable[[str], None] | None) -> AllocationLog:
+    def _log(self, run: LadderRun, tell: Callable[[str], None] | None) -> AllocationLog:
         workload = Workload(
             sequence_length=run.sequence_length, is_padded=True, keeps_outputs=self.keeps_outputs
         )
@@ -135,8 +135,8 @@ def _with_padding(model: ModelSource) -> ModelSource:
     return replace(model, config={**model.config, "pad_token_id": PADDING})
 
 
-def _parts(memory: MemoryEstimate, log: AllocationLog, run: Run) -> Parts:
-    return Parts(
+def _parts(memory: MemoryEstimate, log: AllocationLog, run: LadderRun) -> TensorBytes:
+    return TensorBytes(
         weights=_term(memory, WEIGHTS) + _term(memory, BUFFERS),
         gradients=_term(memory, TensorKind.GRADIENT.value),
         optimizer_states=_term(memory, STATES),

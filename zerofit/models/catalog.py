@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from zerofit.models.task import Task
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogModel:
     """One model of the catalog."""

@@ -21,7 +21,8 @@ from zerofit.core.allocation_log import (
     Trace,
     TracedParameter,
 )
-from zerofit.core.cache_folder import cache_folder, write_whole
+from zerofit.core.atomic_file import write_whole
+from zerofit.core.cache_folder import cache_folder
 from zerofit.core.strategy import Precision
 
 if TYPE_CHECKING:

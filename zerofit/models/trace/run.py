@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.allocation_log import Event, TensorKind
 from zerofit.core.strategy import Precision
 from zerofit.core.upstream.transformers import checkpointing_function, set_checkpointing_function
+from zerofit.models.changes.quantization import torch_dtype
 from zerofit.models.trace.batches import make_batch
 from zerofit.models.trace.cuda_like import cuda_like
 from zerofit.models.trace.nested import map_tensors, named_tensors
-from zerofit.models.trace.prepare import as_if_eager, torch_dtype
+from zerofit.models.trace.prepare import as_if_eager
 from zerofit.models.trace.raw import leaves
 from zerofit.models.trace.recorder import Recorder, watching
 

@@ -1,28 +1,35 @@
-"""Rungs by their names, what they change, and what they come to on top of each other."""
+"""Rungs by their names, what they change and come to on top of each other; ladders to JSON and back."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from ladders import not_counted, on_cpu, on_gpu
+from pydantic import TypeAdapter
 
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Lora, OptimizerName, Precision, Quantization
-from zerofit.measuring.results import Published
-from zerofit.measuring.rungs import (
+from zerofit.measuring.ladder import (
     DEFAULT_RUNGS,
     PUBLISHED_MODEL,
-    Run,
+    Ladder,
+    LadderRun,
+    Published,
     baseline,
     changes,
     climb,
+    ladder_to_json,
     parse_rungs,
     published_of,
     rung_names,
 )
+from zerofit.measuring.results import peak_of
 
 _BASE = baseline(batch_size=32, sequence_length=128, attention="eager")
 
 
-def _runs(text: str, *, is_cumulative: bool = True) -> list[Run]:
+def _runs(text: str, *, is_cumulative: bool = True) -> list[LadderRun]:
     return [step.run for step in climb(parse_rungs(text), _BASE, is_cumulative=is_cumulative)]
 
 
@@ -124,6 +131,55 @@ _DEFAULT = _runs(DEFAULT_RUNGS)
     ],
 )
 def test_published_figures_stand_beside_the_same_run_only(
-    model: str, base: Run, run: Run, expected: Published | None
+    model: str, base: LadderRun, run: LadderRun, expected: Published | None
 ) -> None:
     assert published_of(model, base, run) == expected
+
+
+def _read(text: str) -> Ladder:
+    return TypeAdapter(Ladder).validate_json(text)
+
+
+def test_a_ladder_comes_back_from_its_json_as_it_was() -> None:
+    for ladder in (on_cpu(), on_gpu(), not_counted()):
+        assert _read(ladder_to_json(ladder)) == ladder
+
+
+def test_rungs_are_compared_by_torchs_peak_on_a_gpu_and_by_the_process_elsewhere() -> None:
+    for ladder, field in ((on_cpu(), "process_bytes"), (on_gpu(), "allocated_bytes")):
+        measured = ladder.rungs[0].measured
+        assert measured is not None
+        assert peak_of(measured) == getattr(measured, field)
+
+
+_NEW = {
+    "measured": {"device_process_bytes", "device_used_bytes", "context_bytes"},
+    "predicted": {"step_time_s"},
+}
+"""Fields that came after the first files."""
+
+
+_NEW_ON_TOP = {"num_ranks"}
+"""Those of the whole file."""
+
+
+def _without_new(value: object) -> object:
+    if isinstance(value, list):
+        return [_without_new(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: {key: one for key, one in inner.items() if key not in _NEW[name]}
+        if name in _NEW and isinstance(inner, dict)
+        else _without_new(inner)
+        for name, inner in value.items()
+    }
+
+
+def test_a_file_of_before_reads_as_one_without_what_is_new() -> None:
+    document = json.loads(ladder_to_json(on_gpu()))
+    plain = {name: value for name, value in document.items() if name not in _NEW_ON_TOP}
+    assert plain.keys() | _NEW_ON_TOP == document.keys()
+    old = _without_new(plain)
+    assert old != document
+    assert _read(json.dumps(old)) == on_gpu()
