@@ -189,7 +189,7 @@ class _Tracing:
     feed: Feed = collated
     skeleton: Skeleton = field(init=False)
     stacks: tuple[Stack, ...] = ()
-    runs: dict[tuple[int, tuple[int, ...]], RawLog] = field(default_factory=dict)
+    runs: dict[tuple[int, tuple[int, ...]], RawLog[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.skeleton = describe(self.model)
@@ -244,7 +244,7 @@ class _Tracing:
         log = exact(self._run(samples))
         return to_allocation_log(self._whole(log, samples), self.skeleton, samples)
 
-    def _run(self, samples: int, more: int = 0) -> RawLog:
+    def _run(self, samples: int, more: int = 0) -> RawLog[int]:
         key = (samples, tuple(stack.few(more) for stack in self.stacks))
         if key not in self.runs:
             few = "".join(f", {stack.few(more)} of {stack.num_layers} layers" for stack in self.stacks)

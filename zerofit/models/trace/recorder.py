@@ -27,7 +27,7 @@ class Recorder:
     def __init__(self, *, is_padded: bool, as_on_cuda: bool) -> None:
         import torch
 
-        self.log = RawLog()
+        self.log: RawLog[int] = RawLog()
         self.phase: TensorKind = TensorKind.INPUT
         self._torch = torch
         self._is_padded, self._as_on_cuda = is_padded, as_on_cuda

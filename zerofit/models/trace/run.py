@@ -41,7 +41,7 @@ def run_micro_batch(
     *,
     feed: Feed = collated,
     as_on_cuda: bool = True,
-) -> RawLog:
+) -> RawLog[int]:
     """Return the log of one micro-batch, after which the model holds no gradients.
 
     Args:
