@@ -16,10 +16,9 @@ from zerofit.machine.gpu_catalog import find_gpu
 from zerofit.measuring.random_model import PADDING
 from zerofit.measuring.results import TensorBytes, TrialPrediction
 from zerofit.models.meta_device import transformers_config
-from zerofit.models.source import LocatedConfig
 from zerofit.models.task import Task
 from zerofit.models.trace.cache import default_cache_folder
-from zerofit.models.trace.source import trace_model
+from zerofit.models.trace.entry import trace_model
 from zerofit.planning.estimate.device_memory.memory import estimate_memory
 from zerofit.planning.estimate.device_memory.optimizers import STATES
 from zerofit.planning.estimate.device_memory.outside import NCCL
@@ -128,8 +127,7 @@ def _with_padding(model: ModelSource) -> ModelSource:
     """Return a model as the rungs make it: with a token of padding, which a classifying decoder needs."""
     if model.task is not Task.SEQUENCE_CLASSIFICATION or model.config.get("pad_token_id") is not None:
         return model
-    located = LocatedConfig(name=model.name, config=model.config, origin=model.origin, place=model.place)
-    config = transformers_config(located, trust_remote_code=model.trust_remote_code)
+    config = transformers_config(model, trust_remote_code=model.trust_remote_code)
     if getattr(config, "pad_token_id", None) is not None:
         return model
     return replace(model, config={**model.config, "pad_token_id": PADDING})

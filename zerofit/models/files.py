@@ -11,7 +11,6 @@ from typing import Any
 
 from zerofit.core.errors import UserError
 from zerofit.models.catalog import catalog_models, find_in_catalog, nearest_in_catalog
-from zerofit.models.check_config import check_config
 from zerofit.models.source import LocatedConfig, ModelOrigin
 
 _CONFIG = "config.json"
@@ -100,7 +99,6 @@ def _read(file: Path) -> dict[str, Any]:
         )
     if content.get("quantization_config"):
         raise _quantized(str(file), content["quantization_config"])
-    check_config(content, str(file))
     return content
 
 

@@ -1,4 +1,4 @@
-"""The cache of traces: one compressed JSON file each, named by everything that decides it. No torch in here."""
+"""The cache of traces: a compressed JSON file each, named by everything that decides it. Without torch."""
 
 from __future__ import annotations
 
