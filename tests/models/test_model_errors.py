@@ -106,15 +106,6 @@ def test_an_unknown_model(text: str, lines: list[str]) -> None:
             ],
         ),
         (
-            {"m/model_index.json": {}},
-            [
-                "error[model-is-pipeline]: this folder holds a diffusers pipeline, not one model",
-                "found: --model m, with model_index.json in it",
-                "why:   a pipeline is several models, and zerofit plans for one that transformers trains",
-                "fix:   name the folder of a transformers model inside it, such as text_encoder",
-            ],
-        ),
-        (
             {"m/config.json": '{"model_type": "llama",\n  "hidden_size": }'},
             [
                 "error[model-config-not-json]: the model's config is not JSON",
@@ -171,28 +162,6 @@ def test_fast_does_not_reckon_with_what_is_no_number(value: Any) -> None:
     dimensions = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 9}
     _write({"m/config.json": {"model_type": "llama", **dimensions, "hidden_size": value}})
     assert _message("m", is_fast=True).startswith("error[model-needs-torch]")
-
-
-def test_brackets_without_end_are_no_config() -> None:
-    _write({"m/config.json": "[" * 100_000, "n/adapter_config.json": "[" * 100_000})
-    assert _message("m").split("\n  ")[:2] == [
-        "error[model-config-not-json]: the model's config is not JSON",
-        "found: m/config.json: brackets in brackets without end",
-    ]
-    assert _message("n").startswith("error[model-is-adapter]")
-
-
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        ("~nosuchuser/x", "model-path-missing"),
-        ("m" * 300, "model-unknown"),
-        ("/" + "m" * 300, "model-path-missing"),
-        ("./" + "m" * 300 + "/n", "model-path-missing"),
-    ],
-)
-def test_a_name_that_no_file_system_takes(text: str, rule: str) -> None:
-    assert _message(text).startswith(f"error[{rule}]")
 
 
 @pytest.mark.parametrize("asked", ["is_dir", "is_file", "read_text"])

@@ -19,6 +19,7 @@ from zerofit.measuring.deepspeed_rank import import_ahead
 from zerofit.measuring.measure import measure
 from zerofit.measuring.results import TrialOutcome, TrialState, spec_from_json
 from zerofit.measuring.trial import STAGE
+from zerofit.models.changes.kernels import has_tf32
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,9 +41,6 @@ which has an exception of its own."""
 _FULL_UNDER_A_LIMIT = ("could not create a",)
 """How oneDNN's errors begin when it gets no memory, and at times for other reasons
 (src/common/primitive.cpp)."""
-_AMPERE = (8, 0)
-"""The first compute capability with tf32
-(https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities)."""
 
 
 def main(
@@ -125,8 +123,9 @@ def check_can_run(spec: TrialSpec) -> None:
         UserError: there is no GPU, or it has no tf32.
     """
     strategy = spec.strategy
-    capability = (0, 0) if spec.on_cpu else _capability()
-    if strategy.tf32 and capability < _AMPERE:
+    if not spec.on_cpu:
+        _check_gpu()
+    if strategy.tf32 and (spec.on_cpu or not has_tf32()):
         raise _cannot_run(
             "tf32 needs a GPU that has it", "tensor cores have it from compute capability 8.0 on"
         )
@@ -134,13 +133,11 @@ def check_can_run(spec: TrialSpec) -> None:
         raise _cannot_run(f"{strategy.optimizer} needs a GPU", "its states are paged between GPU and host")
 
 
-def _capability() -> tuple[int, int]:
+def _check_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
         raise _cannot_run("torch sees no GPU", "the driver lists one, and this build of torch can't use it")
-    major, minor = torch.cuda.get_device_capability()
-    return int(major), int(minor)
 
 
 def _cannot_run(summary: str, why: str) -> UserError:

@@ -79,7 +79,7 @@ def _numbers(log: RawLog[int]) -> list[int]:
 
 
 def _mapped(log: RawLog[Any], change: Callable[[Any], Any]) -> RawLog[Any]:
-    """Return a log with each number changed that goes with the micro-batch size, in the order of _numbers()."""
+    """Return a log with each number changed that goes with the batch size, in the order of _numbers()."""
     num_bytes = [change(size) for size in log.num_bytes]
     calls = [replace(call, flops=change(call.flops), num_bytes=change(call.num_bytes)) for call in log.calls]
     return replace(log, num_bytes=num_bytes, calls=calls)
