@@ -66,7 +66,7 @@ _PURE = (
     "checking/inputs",
     "checking/pages",
     "data/lengths",
-    "machine/doctor",
+    "machine/doctor.py",
     "planning/estimate",
     "scripts/source",
 )

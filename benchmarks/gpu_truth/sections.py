@@ -14,7 +14,7 @@ from gpu_truth.results import CaseResult, Section
 from gpu_truth.runner import run_cases
 from gpu_truth.session import cases_of, is_whole, rung_of
 from gpu_truth.store import now
-from zerofit.machine.calibrate import calibrate
+from zerofit.machine.calibration import calibrate
 from zerofit.machine.rates import catalog_rates
 from zerofit.measuring.results import TrialOutcome, TrialState
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zerofit.measuring.ladder import Ladder, RungResult
 
 CUT_OFF = "the rest:"
-"""How zerofit/machine/calibrate.py begins what a calibration lacks that did not come to its end."""
+"""How zerofit/machine/calibration.py begins what a calibration lacks that did not come to its end."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.machine.compiler import find_cxx, find_ninja, find_nvcc, has_libaio
+from zerofit.machine.probe_toolchain import find_cxx, find_ninja, find_nvcc, has_libaio
 from zerofit.machine.toolchain import Nvcc
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from zerofit.core.facts import GpuSpec
 from zerofit.core.units import GIB
-from zerofit.machine.doctor.gpus import are_cuda_versions_compatible
+from zerofit.machine.doctor import are_cuda_versions_compatible
 from zerofit.machine.toolchain import Driver, Nvcc, TorchBuild
 
 _A100 = GpuSpec(name="NVIDIA A100-SXM4-80GB", memory_bytes=80 * GIB, compute_capability=(8, 0))
