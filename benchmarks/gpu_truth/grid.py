@@ -42,8 +42,8 @@ FAR = 1.25
 """A strategy whose least memory is so many times the limit is not run.
 
 ASSUMPTION: about three times the worst error of published runs on one GPU
-(zerofit/planning/estimate/device_memory/memory.py). No measurement bounds the error of others, so that one that
-is left out may have fitted.
+(zerofit/planning/estimate/device_memory/memory.py). No measurement bounds the error of others, so that one
+that is left out may have fitted.
 """
 SLOW = 4.0
 """A strategy that is predicted to take so many times as long as the choice is not run.

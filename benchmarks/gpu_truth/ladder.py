@@ -14,11 +14,10 @@ from zerofit.measuring.ladder import (
     PUBLISHED_LENGTH,
     PUBLISHED_MODEL,
     Ladder,
-    RungResult,
     baseline,
     climb,
+    make_ladder,
     parse_rungs,
-    published_of,
 )
 from zerofit.measuring.results import TrialOutcome, TrialState
 from zerofit.models.find import probe_model
@@ -67,30 +66,19 @@ def empty_ladder(machine: Machine, versions: Versions) -> Ladder:
     """Return the ladder of a machine, none of whose rungs has run."""
     gpu = machine.gpus[0] if machine.gpus else None
     model, batch_size = (PUBLISHED_MODEL, PUBLISHED_BATCH) if gpu else (_CPU_MODEL, _CPU_BATCH)
-    facts = probe_model(model_path(model), task=_TASK).facts
     steps = _base(batch_size)
-    return Ladder(
-        model=model,
-        architecture=facts.architecture,
-        num_parameters=facts.num_parameters,
-        batch_size=batch_size,
-        sequence_length=PUBLISHED_LENGTH,
+    not_yet = TrialOutcome(state=TrialState.NOT_RUN, reason="not yet")
+    made = make_ladder(
+        probe_model(model_path(model), task=_TASK),
+        steps[0].run,
+        [(step, not_yet) for step in steps],
+        [None for _ in steps],
         device=gpu.name if gpu else CPU,
         is_cumulative=True,
         predicted_for=gpu.name if gpu else None,
         versions=versions,
-        rungs=tuple(
-            RungResult(
-                name=step.rung.name,
-                label=step.label,
-                strategy=step.run.strategy,
-                sequence_length=step.run.sequence_length,
-                outcome=TrialOutcome(state=TrialState.NOT_RUN, reason="not yet"),
-                published=published_of(model, steps[0].run, step.run),
-            )
-            for step in steps
-        ),
     )
+    return replace(made, model=model)
 
 
 def with_rung(ladder: Ladder, result: CaseResult) -> Ladder:

@@ -136,7 +136,6 @@ def run_regret(
     *,
     questions: Sequence[Question],
     keep: Callable[[RegretResult], None],
-    done: Collection[str],
     folder: Path,
     ends_at: float,
     lookahead: int,
@@ -155,7 +154,6 @@ def run_regret(
     Args:
         questions: the most valuable first.
         keep: given a question after each run, with all that is known, in the place of one of the same key.
-        done: keys of those that are passed over.
         folder: takes the files of the processes.
         ends_at: when all ends, by time.monotonic().
         lookahead: how many processes import while one runs.
@@ -168,11 +166,10 @@ def run_regret(
         unplanned: told of each question that can't be planned, and why.
         before: what earlier runs of the harness measured, which is not run again where its end stands.
     """
-    wanted = [one for one in questions if one.key not in done]
     left_over: list[str] = []
     plan = partial(_plan, machine=machine, versions=versions, rates=rates)
-    with _planned(wanted, plan, num_cores=machine.num_cpu_cores, ends_at=ends_at) as grids:
-        for question, grid in zip(wanted, grids, strict=True):
+    with _planned(questions, plan, num_cores=machine.num_cpu_cores, ends_at=ends_at) as grids:
+        for question, grid in zip(questions, grids, strict=True):
             if grid is None or isinstance(grid, str):
                 if grid is not None:
                     unplanned(f"{question.key}: {grid}")

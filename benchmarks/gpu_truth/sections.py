@@ -198,7 +198,6 @@ def _regret(session: Session, ends_at: float) -> tuple[str, ...]:
     return run_regret(
         questions=session.questions_left(),
         keep=keep,
-        done=(),
         folder=session.folder_of(Section.REGRET),
         ends_at=ends_at,
         lookahead=session.lookahead,

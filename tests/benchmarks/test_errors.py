@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from gpu_truth.cases import case
 from gpu_truth.errors import (
     ALL,
     Quantity,
-    above_limit,
     case_errors,
     summaries,
     summaries_by_trait,
-    traits_of,
 )
 from gpu_truth.fits import Fits, fits_of_cases
 from gpu_truth.results import Case, CaseResult
@@ -123,23 +120,6 @@ def test_statistics_are_of_sizes_without_signs_by_group_and_in_all() -> None:
     assert (found[ALL].num_cases, found[ALL].worst_key, round(found[ALL].worst, 6)) == (11, "v", 0.4)
 
 
-def test_statistics_leave_out_what_calibrates_and_the_list_of_large_errors_does_not() -> None:
-    errors = case_errors(
-        [
-            _on_gpu("a", measured=100, predicted=101),
-            _on_gpu("b", measured=100, predicted=200, calibrates=True),
-        ]
-    )
-    assert {one.worst_key for one in summaries(errors)} == {"a"}
-    assert {one.key for one in above_limit(errors)} == {"b"}
-
-
-def test_a_time_is_never_in_the_list_of_large_errors() -> None:
-    errors = case_errors([_on_gpu("a", measured=100, predicted=104)])
-    assert Quantity.STEP_TIME in {one.quantity for one in errors}
-    assert above_limit(errors) == ()
-
-
 def test_what_did_not_run_or_has_no_prediction_has_no_error() -> None:
     done = _on_gpu("a", measured=100, predicted=110)
     not_done = CaseResult(
@@ -153,28 +133,6 @@ def test_what_did_not_run_or_has_no_prediction_has_no_error() -> None:
         case=_case("c"), outcome=done.outcome, predicted=None, took_s=1.0, date=done.date
     )
     assert case_errors([not_done, unpredicted]) == ()
-
-
-@pytest.mark.parametrize(
-    ("made", "traits"),
-    [
-        (case("gpt2", (8, 512)), ("format: fp32", "optimizer: adamw foreach")),
-        (
-            case("gpt2", (8, 512), "autocast-bf16", "fused", windows=4, checkpoint_every=1),
-            ("format: autocast bf16", "optimizer: adamw fused", "checkpointing", "accumulation"),
-        ),
-        (
-            case("gpt2", (8, 512), "bf16", "8bit", lora=8),
-            ("format: bf16", "optimizer: adamw-8bit", "LoRA"),
-        ),
-        (
-            case("gpt2", (8, 512), "fp16", "sgd", freeze="embeddings"),
-            ("format: fp16", "optimizer: sgd", "freezing"),
-        ),
-    ],
-)
-def test_a_case_has_the_traits_that_its_strategy_says(made: Case, traits: tuple[str, ...]) -> None:
-    assert traits_of(made) == traits
 
 
 def test_statistics_by_trait_count_a_case_once_in_each() -> None:

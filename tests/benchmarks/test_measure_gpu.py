@@ -13,7 +13,6 @@ import pytest
 from gpu_truth.cases import ACCURACY_ON_CPU
 from gpu_truth.failures import find_failures
 from gpu_truth.ladder import LADDER_ON_CPU
-from gpu_truth.order import parse_budget, parse_sections
 from gpu_truth.rank_cases import RANKS_ON_CPU
 from gpu_truth.regret import QUESTIONS_ON_CPU
 from gpu_truth.results import Results, Section, results_from_json
@@ -49,17 +48,6 @@ def _read(folder: Path) -> Results:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("9m", 540.0), ("540s", 540.0), ("1h", 3600.0), ("1.5m", 90.0), (" 8m ", 480.0)]
-)
-def test_a_budget_is_said_in_seconds_minutes_or_hours(text: str, seconds: float) -> None:
-    assert parse_budget(text) == seconds
-
-
-def test_sections_run_in_their_own_order_whatever_the_flag_says() -> None:
-    assert parse_sections("ladder, context,ladder") == (Section.CONTEXT, Section.LADDER)
-
-
-@pytest.mark.parametrize(
     ("flags", "said"),
     [
         ((), "one of the arguments --out --predict-anew is required"),
@@ -84,26 +72,6 @@ def test_without_a_gpu_it_asks_for_the_cpu(tmp_path: Path) -> None:
     found = _run("--out", str(tmp_path))
     assert found.returncode == 2
     assert found.stderr.startswith("error[no-gpu-to-measure]: there is no GPU to measure\n")
-
-
-def test_results_that_are_not_there_cannot_be_predicted_anew(tmp_path: Path) -> None:
-    found = _run("--predict-anew", str(tmp_path / "none.json"))
-    assert found.returncode == 2
-    assert found.stderr.startswith("error[results-unreadable]: the file of measurements can't be read\n")
-
-
-@pytest.mark.parametrize("flag", ["--out", "--logs"])
-def test_a_folder_that_cannot_be_written_ends_it_with_2_before_anything_runs(
-    tmp_path: Path, flag: str
-) -> None:
-    (tmp_path / "file").touch()
-    flags = {"--out": str(tmp_path / "out"), flag: str(tmp_path / "file" / "folder")}
-    found = _run("--cpu", *(word for pair in flags.items() for word in pair))
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.startswith(
-        "error[folder-not-writable]: a folder for what is measured can't be written\n"
-        f"  found: {flag} {tmp_path}/file/folder\n"
-    )
 
 
 def test_a_dry_run_prints_everything_and_writes_nothing(tmp_path: Path) -> None:

@@ -101,7 +101,9 @@ def test_the_choice_runs_first_and_checks_on_the_rules_last() -> None:
         (TrialOutcome(state=TrialState.CANNOT_RUN), (CHOICE, _PLAIN, PRESET, HALVES)),
     ],
 )
-def test_what_has_an_end_that_stands_is_not_run_again(ended: TrialOutcome, left: tuple[Strategy, ...]) -> None:
+def test_what_has_an_end_that_stands_is_not_run_again(
+    ended: TrialOutcome, left: tuple[Strategy, ...]
+) -> None:
     before = _record((_PLAIN, ended)).result()
     again = _record(before=before)
     assert again.left() == left
@@ -189,7 +191,6 @@ def test_ctrl_c_keeps_what_ran_and_the_next_run_goes_on(
             run_regret(
                 questions=(small,),
                 keep=keep,
-                done=(),
                 folder=tmp_path,
                 ends_at=time.monotonic() + LONG_S,
                 lookahead=0,

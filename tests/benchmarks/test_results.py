@@ -52,7 +52,9 @@ DONE = TrialOutcome(
     ),
 )
 CASES = (case("gpt2", (8, 512), "bf16"), case("vit-base", (16, 1), calibrates=True))
-PREDICTED = TrialPrediction(parts=TensorBytes(weights=2**30, gradients=2**30, optimizer_states=0, activations=None))
+PREDICTED = TrialPrediction(
+    parts=TensorBytes(weights=2**30, gradients=2**30, optimizer_states=0, activations=None)
+)
 
 
 def _result(index: int = 0, outcome: TrialOutcome = DONE) -> CaseResult:

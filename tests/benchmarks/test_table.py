@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpu_truth.ladder import LADDER
 from gpu_truth.results import MachineRecord, Results
 from gpu_truth.table import short_table
@@ -84,10 +82,3 @@ def test_device_figure_and_epochs_stand_beside_the_published_ones() -> None:
     assert head == "rung allocated predicted device published G s a step x first published x"
     assert first == "rung 0 10.0 GiB 11.0 GiB 14.0 GiB 15.1 0.25 1.00 1.00"
     assert second == "rung 1 10.0 GiB 11.0 GiB 13.0 GiB 7.5 0.5 2.00 3.00"
-
-
-def test_a_first_rung_that_did_not_run_leaves_the_published_ratio_alone() -> None:
-    without = replace(FIRST, outcome=TrialOutcome(state=TrialState.OUT_OF_MEMORY))
-    _, first, second = _rows(_ladder(without, SECOND))
-    assert first == "rung 0 out of memory 11.0 GiB - 15.1 - - 1.00"
-    assert second == "rung 1 10.0 GiB 11.0 GiB 13.0 GiB 7.5 0.5 - 3.00"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from gpu_truth.fits import Fits, fits_of_regret
 from gpu_truth.results import RegretResult, Rule, Tried
-from gpu_truth.verdict import best, counted, is_cut_off, is_measured, is_whole, ratio, verdict
+from gpu_truth.verdict import best, is_cut_off, is_measured, is_whole, ratio, verdict
 
 from zerofit.core.units import GIB
 from zerofit.measuring.results import TrialOutcome, TrialState
@@ -83,39 +81,6 @@ def test_a_rival_that_is_slower_when_it_runs_again_is_not_the_best() -> None:
     found = best(result)
     assert found is not None
     assert (found.name, ratio(result)) == ("choice", 1.0)
-
-
-@pytest.mark.parametrize(
-    ("choice", "grid", "said"),
-    [
-        (_tried(10.0), (_tried(8.0),), "1.00 (one run)"),
-        (_tried(10.0), (_tried(NOT_RUN),), "not whole"),
-        (_tried(NOT_RUN), (_tried(8.0),), "not whole"),
-        (_tried(OUT_OF_MEMORY), (_tried(NOT_RUN),), "FAILED: the choice did not fit"),
-        (_tried(FAILED), (_tried(8.0),), "FAILED: the choice: failed"),
-        (_tried(TrialState.TOO_SLOW), (_tried(8.0),), "FAILED: the choice: over the time limit"),
-        (None, (_tried(8.0, name="that"), _tried(NOT_RUN)), "FAILED: nothing was said to fit, and that ran"),
-        (None, (_tried(NOT_RUN), _tried(OUT_OF_MEMORY)), "not whole"),
-        (None, (_tried(OUT_OF_MEMORY), SLOW), "nothing fits, as was said"),
-    ],
-)
-def test_why_there_is_no_ratio_is_said(choice: Tried | None, grid: tuple[Tried, ...], said: str) -> None:
-    assert verdict(_result(choice, *grid)) == said
-
-
-def test_it_is_counted_how_each_ended() -> None:
-    grid = (
-        _tried(8.0),
-        _tried(OUT_OF_MEMORY),
-        _tried(NOT_RUN),
-        SLOW,
-        SLOW,
-        _tried(8.0, rule=Rule.BUCKETS),
-    )
-    assert counted(replace(_result(_tried(10.0), *grid), runs=2)) == (
-        "2 of 4 ran, 1 cut off, 1 out of memory, 2 left out: far slower than the choice by prediction, "
-        "1 left out: in the size of its buckets alone unlike another; measured over 2 runs of the harness"
-    )
 
 
 @pytest.mark.parametrize(

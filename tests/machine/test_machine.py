@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from zerofit.core.units import GIB, KIB
-from zerofit.machine.cgroup import cpu_quota
 from zerofit.machine.this_node import count_cpu_cores, probe_machine
 
 _MEMINFO = {"proc/meminfo": f"MemTotal: {64 * GIB // KIB} kB\nMemAvailable: {60 * GIB // KIB} kB\n"}
@@ -151,22 +150,6 @@ def test_cpu_cores_are_physical_and_within_affinity_and_quota(
     tmp_path: Path, files: dict[str, str], cpus: set[int], num_cores: int
 ) -> None:
     assert count_cpu_cores(cpus, root=_lay(tmp_path, files)) == num_cores
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {},
-        {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"},
-        {
-            "proc/self/cgroup": "1:cpu:/\n",
-            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-        },
-    ],
-)
-def test_no_quota_is_none(tmp_path: Path, files: dict[str, str]) -> None:
-    assert cpu_quota(root=_lay(tmp_path, files)) is None
 
 
 def test_this_machine_has_cores_and_memory() -> None:

@@ -62,16 +62,6 @@ def test_what_is_over_its_time_was_running_not_waiting(tmp_path: Path) -> None:
     assert "waiting" not in outcome.reason
 
 
-def test_one_that_is_ended_unrun_leaves_no_result_and_no_process(tmp_path: Path) -> None:
-    others = psutil.Process().children()
-    place = files_in(tmp_path)
-    rung = start_trial(spec_in(tmp_path, waits=True), place)
-    rung.end()
-    rung.end()  # as often as one likes
-    assert not place.result.exists()
-    assert psutil.Process().children() == others
-
-
 @pytest.mark.slow
 def test_a_closed_standard_input_ends_it_quietly(tmp_path: Path) -> None:
     spec, place = spec_in(tmp_path, waits=True), files_in(tmp_path)

@@ -62,8 +62,3 @@ def test_a_broken_header_is_no_dtype(tmp_path: Path) -> None:
 
 def test_the_dtype_of_the_config_comes_first(tmp_path: Path) -> None:
     assert _facts(tmp_path, "float16", config={"dtype": "bfloat16"}).checkpoint_dtype == "bfloat16"
-
-
-def test_fast_counts_the_tensors_of_a_family_without_a_formula(tmp_path: Path) -> None:
-    facts = _facts(tmp_path, "bfloat16", "bfloat16", config={"model_type": "phi3"})
-    assert facts.num_parameters == 4

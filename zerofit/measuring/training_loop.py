@@ -95,9 +95,8 @@ class PlainTrainee(Trainee):
         """Return the loss of one micro-batch."""
         import torch
 
-        precision = self.spec.strategy.precision
-        is_cast = precision is not None and autocasts(self.spec)
-        with torch.autocast(self.device, dtype=torch_dtype(precision)) if is_cast else nullcontext():
+        dtype = torch_dtype(self.spec.strategy.precision or Precision.FP32)
+        with torch.autocast(self.device, dtype=dtype) if autocasts(self.spec) else nullcontext():
             return self.model(**batch).loss
 
     def accumulate(self, loss: Any, *, num_micro_batches: int, is_last: bool) -> None:

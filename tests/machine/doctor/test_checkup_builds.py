@@ -156,20 +156,3 @@ def test_an_op_that_lacks_something_points_to_its_line(
     warnings: Callable[..., list[Any]], changes: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
     assert [(topic, fix) for topic, _, _, fix in warnings(**changes)] == expected
-
-
-@pytest.mark.parametrize(
-    ("topic", "changes", "expected"),
-    [
-        ("libaio", {"cxx": None, "has_libaio": None}, "not tried without a C++ compiler"),
-        (
-            "build locks",
-            {"build_locks": (BuildLock(path="/ext/cpu_adam/lock", age_s=40.0, is_held=True),)},
-            "/ext/cpu_adam/lock, 40 s old; its build is running",
-        ),
-    ],
-)
-def test_what_is_well_is_told_in_full(
-    found: Callable[..., list[str]], topic: str, changes: dict[str, Any], expected: str
-) -> None:
-    assert found(topic, **changes) == [expected]

@@ -69,8 +69,8 @@ def _draw_memory(axes: Any, ladder: Ladder) -> None:
         rung.published.memory_g * GIB if rung.measured and rung.published else None for rung in rungs
     ]
     said = f"predicted for {ladder.predicted_for}" if ladder.on_cpu else "predicted"
-    for sizes, marker, words in ((predicted, "|", said), (published, "D", 'published, "G" as GiB')):
-        known = [(size / num_bytes, place) for size, place in zip(sizes, upper, strict=True) if size]
+    for figures, marker, words in ((predicted, "|", said), (published, "D", 'published, "G" as GiB')):
+        known = [(size / num_bytes, place) for size, place in zip(figures, upper, strict=True) if size]
         if known:
             axes.scatter(*zip(*known, strict=True), marker=marker, s=60, color="black", label=words, zorder=3)
     for place, (rung, peak) in enumerate(zip(rungs, peaks, strict=True)):
