@@ -65,7 +65,7 @@ class Case:
     gpu_bytes: int
     """What a process can take of the GPU."""
     is_g: bool
-    """Whether the unit is a bare G, read as GiB."""
+    """True if the unit is a bare G, read as GiB."""
     doubts: tuple[str, ...]
 
     @property

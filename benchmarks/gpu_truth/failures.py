@@ -69,7 +69,7 @@ def failure_lines(failures: Iterable[SectionFailure]) -> list[str]:
 
 
 def has_measured(results: Results, sections: Iterable[Section]) -> bool:
-    """Return whether the results hold any end that stands of some sections."""
+    """Return True if the results hold any end that stands of some sections."""
     found = results.calibration
     has_context = results.context is not None or (found is not None and is_whole(found))
     return any(

@@ -1,4 +1,4 @@
-"""Whether what was predicted to fit did, and what was predicted not to fit did not."""
+"""True if what was predicted to fit did, and what was predicted not to fit did not."""
 
 from __future__ import annotations
 

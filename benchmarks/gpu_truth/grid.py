@@ -70,7 +70,7 @@ class Question:
     """What torch may allocate."""
 
     def is_of(self, result: RegretResult) -> bool:
-        """Return whether a result answers this very question: one of the same key may be of an older one."""
+        """Return True if a result answers this very question: one of the same key may be of an older one."""
         return all(getattr(self, one.name) == getattr(result, one.name) for one in fields(self))
 
 

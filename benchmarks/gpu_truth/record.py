@@ -75,7 +75,7 @@ class Record:
 
     @property
     def lacks_trainer(self) -> bool:
-        """Whether Trainer is still to be run."""
+        """True if Trainer is still to be run."""
         return self._trainer.state not in LASTING
 
     def put(self, strategy: Strategy, outcome: TrialOutcome) -> None:

@@ -119,7 +119,7 @@ class Means:
     """How many processes import while one runs."""
     on_cpu: bool
     has_cpu_adam: bool
-    """Whether what DeepSpeed compiles is there."""
+    """True if what DeepSpeed compiles is there."""
 
     @property
     def limit_s(self) -> float:

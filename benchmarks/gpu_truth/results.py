@@ -73,7 +73,7 @@ class Case:
     num_steps: int = 5
     """Steps that are timed, after the warm-up."""
     calibrates: bool = False
-    """Whether it may be used to set a number of the catalog; the accuracy is stated without it."""
+    """True if it may be used to set a number of the catalog; the accuracy is stated without it."""
 
     __pydantic_config__ = STRICT
 

@@ -114,7 +114,7 @@ def _ended(name: str, found: Sequence[CaseResult]) -> Iterator[str]:
 
 
 def _is_cpu(results: Results) -> bool:
-    """Return whether there is no GPU, so that a limit is the process's and not the allocator's."""
+    """Return True if there is no GPU, so that a limit is the process's and not the allocator's."""
     return results.machine.device == CPU
 
 

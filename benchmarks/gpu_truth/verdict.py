@@ -26,24 +26,24 @@ def kept(result: RegretResult) -> tuple[Tried, ...]:
 
 
 def is_measured(result: RegretResult) -> bool:
-    """Return whether all that the rules keep was run, so that a ratio to the best of it may be stated."""
+    """Return True if all that the rules keep was run, so that a ratio to the best of it may be stated."""
     return all(one.outcome.state in LASTING for one in kept(result))
 
 
 def is_whole(result: RegretResult) -> bool:
-    """Return whether nothing of a question has to be run, or run again, by a later run of the harness."""
+    """Return True if nothing of a question has to be run, or run again, by a later run of the harness."""
     lasting = all(one.outcome.state in LASTING for one in result.usual)
     return lasting and is_measured(result) and not lacks_repeats(result)
 
 
 def is_cut_off(result: RegretResult) -> bool:
-    """Return whether the budget left out something of a question; what failed was not left out."""
+    """Return True if the budget left out something of a question; what failed was not left out."""
     left = (*kept(result), *result.usual)
     return any(one.outcome.state is TrialState.NOT_RUN for one in left) or lacks_repeats(result)
 
 
 def lacks_repeats(result: RegretResult) -> bool:
-    """Return whether the choice or its rival is still to be measured again, now that all else was."""
+    """Return True if the choice or its rival is still to be measured again, now that all else was."""
     return is_measured(result) and any(
         len(one.repeats_samples_per_s) < NUM_REPEATS for one in compared(result)
     )

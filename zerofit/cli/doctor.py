@@ -131,7 +131,7 @@ def doctor_json(
 
 
 def is_usable(op: str, ops: tuple[DeepSpeedOp, ...], locks: tuple[BuildLock, ...]) -> bool:
-    """Return whether an op of DeepSpeed's loads without being built, and without waiting for a build."""
+    """Return True if an op of DeepSpeed's loads without being built, and without waiting for a build."""
     is_built = any(one.name == op and (one.is_in_wheel or one.is_compiled) for one in ops)
     return is_built and not any(f"/{op}/" in lock.path for lock in locks)
 

@@ -118,7 +118,7 @@ def check_up(
 
 
 def are_cuda_versions_compatible(nvcc: tuple[int, int], torch: tuple[int, int]) -> bool:
-    """Return whether DeepSpeed takes this nvcc to compile CUDA ops for this torch.
+    """Return True if DeepSpeed takes this nvcc to compile CUDA ops for this torch.
 
     Source: deepspeed/ops/op_builder/builder.py, assert_no_cuda_mismatch (0.19.8).
     """

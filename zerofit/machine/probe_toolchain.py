@@ -150,7 +150,7 @@ def find_ninja(*, environ: Mapping[str, str], scripts: Path | None = None) -> tu
 
 
 def has_libaio(*, cxx: str | None, environ: Mapping[str, str]) -> bool | None:
-    """Return whether a program with libaio compiles and links, or None without a compiler.
+    """Return True if a program with libaio compiles and links, or None without a compiler.
 
     DeepSpeed's own check only links, so it passes without the header that the build then lacks.
     """

@@ -133,7 +133,7 @@ class Ladder:
     device: str
     """The GPU's name, or "CPU"."""
     is_cumulative: bool
-    """Whether each rung stands on those before it."""
+    """True if each rung stands on those before it."""
     predicted_for: str | None
     """The GPU that the prediction is for; None without one."""
     versions: Versions
@@ -147,7 +147,7 @@ class Ladder:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it was measured on the CPU."""
+        """True if it was measured on the CPU."""
         return self.device == CPU
 
 

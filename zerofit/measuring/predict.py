@@ -53,7 +53,7 @@ class Predictor:
     """None where there is no GPU to predict for: then tensors alone are."""
     versions: Versions
     keeps_outputs: bool = False
-    """Whether the loop holds a micro-batch's outputs while the next one runs forward."""
+    """True if the loop holds a micro-batch's outputs while the next one runs forward."""
     machine: Machine | None = None
     """The node, for the time of a step; None predicts none."""
     rates: Rates | None = None

@@ -38,7 +38,7 @@ class TrialSpec:
     """What torch may allocate on the GPU; on the CPU, what the process may map beyond its imports: private
     writable mappings (getrlimit(2), RLIMIT_DATA). None for no limit."""
     waits: bool = False
-    """Whether the process, once it has imported everything, waits for a line on stdin before it touches the
+    """True if the process, once it has imported everything, waits for a line on stdin before it touches the
     device."""
 
     __pydantic_config__ = STRICT

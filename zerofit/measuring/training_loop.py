@@ -137,7 +137,7 @@ def make_plain(model: Any, samples: dict[str, Any], spec: TrialSpec, device: str
 
 
 def autocasts(spec: TrialSpec) -> bool:
-    """Return whether the loop computes in another format than that of its weights.
+    """Return True if the loop computes in another format than that of its weights.
 
     Weights that are in 16 bit already compute as they are, and torch's GradScaler refuses gradients in fp16
     (torch/amp/grad_scaler.py, _unscale_grads_).

@@ -15,9 +15,9 @@ class _Decoder:
 
     class_prefix: str
     has_qkv_bias: bool = False
-    """Whether the projections to queries, keys and values have a bias."""
+    """True if the projections to queries, keys and values have a bias."""
     has_head_norms: bool = False
-    """Whether queries and keys are normed, each head by the same weights."""
+    """True if queries and keys are normed, each head by the same weights."""
     num_norms: int = 2
     """Norms of one block, without those of the heads."""
 

@@ -60,6 +60,6 @@ class ModelSource(LocatedConfig):
     """Why this task, in words."""
     facts: ModelFacts
     trust_remote_code: bool = False
-    """Whether the user allowed the model's own Python code to run."""
+    """True if the user allowed the model's own Python code to run."""
     note: str = ""
     """Where a catalog entry differs from what is published, for the user to read; empty otherwise."""

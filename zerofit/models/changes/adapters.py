@@ -174,7 +174,7 @@ def _beside_base(name: str, holder: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _trains(parameter: Any) -> bool:
-    """Return whether a weight is not frozen; quantized ones have no gradients by themselves."""
+    """Return True if a weight is not frozen; quantized ones have no gradients by themselves."""
     return bool(parameter.requires_grad) or not parameter.is_floating_point()
 
 
@@ -283,7 +283,7 @@ def _whole_modules(model: Any) -> list[str]:
 
 
 def has_adapters(model: Any) -> bool:
-    """Return whether a model has adapters of peft's."""
+    """Return True if a model has adapters of peft's."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return any(isinstance(module, BaseTunerLayer) for module in model.modules())

@@ -84,7 +84,7 @@ _AMPERE = 8
 
 
 def has_tf32() -> bool:
-    """Return whether this process has a GPU with tf32."""
+    """Return True if this process has a GPU with tf32."""
     import torch
 
     return bool(torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= _AMPERE)

@@ -89,7 +89,7 @@ def make_trainable(model: Any) -> None:
 
 
 def is_quantized(model: Any) -> bool:
-    """Return whether the base of a model was loaded in 4 bit."""
+    """Return True if the base of a model was loaded in 4 bit."""
     return any(getattr(part, "is_loaded_in_4bit", False) for part in transformers_parts(model))
 
 

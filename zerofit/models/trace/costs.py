@@ -69,7 +69,7 @@ class CostBook:
         return [(one[0], heads, *one[2:]) if _is_of_heads(one) else one for one in shapes]
 
     def _is_causal(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether an attention kernel is told to leave out what lies ahead of a token."""
+        """Return True if an attention kernel is told to leave out what lies ahead of a token."""
         place = self._causal_at.get(function)
         if place is None:
             names = [argument.name for argument in function._schema.arguments]

@@ -167,7 +167,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _is_own(error: Exception) -> bool:
-    """Return whether zerofit's own code raised an error, and not the model's or a library's."""
+    """Return True if zerofit's own code raised an error, and not the model's or a library's."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path(frames[-1].filename).is_relative_to(_ZEROFIT)
 
@@ -261,7 +261,7 @@ class _Tracing:
         return Trace(request=self.request, logs=tuple(logs))
 
     def _holds_for_one(self, log: AffineLog) -> bool:
-        """Return whether a log holds for one sample too, or the model takes no single one."""
+        """Return True if a log holds for one sample too, or the model takes no single one."""
         try:
             return difference(log, self._run(1), 1) is None
         except ValueError:  # of torch.nn.functional.batch_norm, where there is one value to a channel

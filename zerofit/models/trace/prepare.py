@@ -143,7 +143,7 @@ def as_if_eager(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def _has_grouped_kernel(capability: tuple[int, int], _: Any, weight: Any, __: Any) -> bool:
-    """Return whether fake tensors know the grouped product of CUDA; the other one allocates the same."""
+    """Return True if fake tensors know the grouped product of CUDA; the other one allocates the same."""
     import torch
 
     return capability >= (8, 0) and weight.dtype == torch.bfloat16

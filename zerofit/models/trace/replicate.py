@@ -154,7 +154,7 @@ class _Replication:
         return [self._new[owner[0], owner[1] + turn * self._stack.period, owner[2]] for turn in turns]
 
     def _is_not_yet(self, index: int, segment: _Segment, instance: int) -> bool:
-        """Return whether a layer lets go of what all layers share, and a copy of it is still to come."""
+        """Return True if a layer lets go of what all layers share, and a copy of it is still to come."""
         if segment.layer not in self._copied or index in self._owners:
             return False
         return instance != (segment.layer + self._more if segment.is_forward else segment.layer)

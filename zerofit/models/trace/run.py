@@ -224,7 +224,7 @@ def _watch_outputs(output: Any, number: int, recorder: Recorder) -> None:
 
 
 def needs_gradient(value: Any) -> bool:
-    """Return whether a value is a tensor that the backward pass reaches."""
+    """Return True if a value is a tensor that the backward pass reaches."""
     import torch
 
     return isinstance(value, torch.Tensor) and value.requires_grad
