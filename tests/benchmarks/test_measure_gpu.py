@@ -92,15 +92,6 @@ def test_a_dry_run_prints_everything_and_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_leaves_out_what_was_measured_and_anew_does_not(tmp_path: Path) -> None:
-    first, *others = (one.key for one in ACCURACY_ON_CPU)
-    keep_as_done(tmp_path, set(others))
-    flags = ("--cpu", "--out", str(tmp_path), "--sections", "accuracy", "--dry-run")
-    assert _run(*flags).stdout.split("\n", 1)[1] == f"accuracy\n  {first}\n"
-    lines = _run(*flags, "--anew").stdout.splitlines()
-    assert [line.strip() for line in lines[2:]] == [first, *others]
-
-
 @pytest.mark.usefixtures("built_ops")
 def test_a_bare_host_without_nvml_and_matplotlib_gets_its_tables(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(MISSING, encoding="utf-8")

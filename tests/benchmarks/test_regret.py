@@ -145,12 +145,6 @@ def test_grid_has_every_strategy_of_the_same_mathematics_once(roomy: Grid) -> No
     assert set(found) == expected
 
 
-def test_grid_has_the_fastest_by_prediction_first(roomy: Grid) -> None:
-    times = [one.predicted_s for one in roomy.entries]
-    assert None not in times
-    assert times == sorted(times, key=lambda one: one or 0.0)
-
-
 def test_what_is_left_out_for_its_time_is_predicted_to_be_far_slower(roomy: Grid) -> None:
     assert roomy.choice is not None
     slow = [one.predicted_s or 0.0 for one in roomy.entries if "as long as the choice" in one.why]
@@ -235,13 +229,6 @@ def test_the_choice_runs_where_the_whole_batch_at_once_does_not(measured: Regret
     assert slow.outcome == TrialOutcome(state=TrialState.NOT_RUN, reason="slow")
     assert ratio(measured) == 1.0
     assert verdict(measured) == "1.00 (one run)"
-
-
-@pytest.mark.evidence
-def test_what_could_not_run_is_tried_again_by_the_next_run(measured: RegretResult) -> None:
-    assert not is_whole(measured)
-    again = [one for one in measured.usual if one.name != PRESET]
-    assert is_whole(replace(measured, usual=tuple(again)))
 
 
 @pytest.mark.evidence

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from gpu_truth.fits import Fits, fits_of_regret
 from gpu_truth.results import RegretResult, Rule, Tried
 from gpu_truth.verdict import best, is_cut_off, is_measured, is_whole, ratio, verdict
 
@@ -100,16 +99,3 @@ def test_a_question_is_whole_once_nothing_has_to_run(
     result: RegretResult, measured: bool, whole: bool, cut_off: bool
 ) -> None:
     assert (is_measured(result), is_whole(result), is_cut_off(result)) == (measured, whole, cut_off)
-
-
-def test_what_was_predicted_to_fit_is_compared_with_what_did() -> None:
-    grid = (
-        _tried(8.0, name="a", predicted=GIB),
-        _tried(OUT_OF_MEMORY, name="b", predicted=GIB),
-        _tried(8.0, name="c", predicted=GIB + 1),
-        _tried(OUT_OF_MEMORY, name="d", predicted=GIB + 1),
-        _tried(FAILED, name="e", predicted=GIB),
-        _tried(8.0, name="f"),
-    )
-    found = fits_of_regret([_result(_tried(OUT_OF_MEMORY, name="choice", predicted=1), *grid)])
-    assert found == Fits(num_right=2, did_not=("made: choice", "made: b"), did=("made: c",))

@@ -126,27 +126,6 @@ def test_gpus_that_can_not_be_read_are_a_warning() -> None:
     )
 
 
-def test_help_says_that_warnings_do_not_fail() -> None:
-    result = CliRunner().invoke(doctor, ["--help"])
-    assert result.exit_code == 0
-    assert result.stdout == (
-        "Usage: doctor [OPTIONS]\n"
-        "\n"
-        "  Look at this node's GPUs, CUDA, compilers, DeepSpeed ops, memory and disk.\n"
-        "\n"
-        "  Prints one line a check: ok, or warning with the reason and the fix below.\n"
-        "  Exits 0 either way: a warning names what some runs need, and yours may not be\n"
-        "  one of them.\n"
-        "\n"
-        "Options:\n"
-        "  --json              Print one JSON document instead of lines.\n"
-        "  --calibrate         Measure what this node achieves, for zerofit plan; under a\n"
-        "                      minute.\n"
-        "  --nvme-path FOLDER  With --calibrate: measure the disk of this folder too.\n"
-        "  --help              Show this message and exit.\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("folder", "calibrate", "rule"),
     [

@@ -242,12 +242,6 @@ def test_cards_of_one_name_are_told_apart_by_their_memory() -> None:
     assert rates == [760e9, 912e9, None]
 
 
-@pytest.mark.parametrize("name", ["NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA X900", "Matrox"])
-def test_what_the_catalog_does_not_know_stays_as_it_is(name: str) -> None:
-    spec = GpuSpec(name=name, memory_bytes=80 * GIB)
-    assert with_catalog_rates(spec) == spec
-
-
 _ENTRY = """
 [[gpu]]
 name = "made"

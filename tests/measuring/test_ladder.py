@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from ladders import not_counted, on_cpu, on_gpu
 from pydantic import TypeAdapter
@@ -41,24 +39,15 @@ def _changes(text: str, *, is_cumulative: bool = True) -> list[tuple[str, list[s
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
-        ("accumulation", "micro_batch_size", 1),
         ("accumulation", "gradient_accumulation_steps", 32),
         ("micro-batch-8", "gradient_accumulation_steps", 4),
         ("checkpointing", "gradient_checkpointing", True),
         ("checkpoint-every-3", "checkpoint_every", 3),
-        ("checkpoint-every-3", "gradient_checkpointing", True),
         ("adafactor", "optimizer", OptimizerName.ADAFACTOR),
         ("fused-adamw", "optimizer", OptimizerName.ADAMW),
-        ("adamw-8bit", "optimizer", OptimizerName.ADAMW_8BIT),
         ("freeze-first-2", "freeze", ("embeddings+2",)),
-        ("all-but-head", "freeze", ("all-but-head",)),
         ("lora-8", "lora", Lora(rank=8, alpha=16)),
         ("qlora", "quantization", Quantization.NF4),
-        ("bf16", "precision", Precision.BF16),
-        ("tf32", "tf32", True),
-        ("sdpa", "attention", "sdpa"),
-        ("compile", "compile", True),
-        ("liger", "liger", True),
     ],
 )
 def test_a_rung_sets_its_field(name: str, field: str, value: object) -> None:
@@ -150,36 +139,3 @@ def test_rungs_are_compared_by_torchs_peak_on_a_gpu_and_by_the_process_elsewhere
         measured = ladder.rungs[0].measured
         assert measured is not None
         assert peak_of(measured) == getattr(measured, field)
-
-
-_NEW = {
-    "measured": {"device_process_bytes", "device_used_bytes", "context_bytes"},
-    "predicted": {"step_time_s"},
-}
-"""Fields that came after the first files."""
-
-
-_NEW_ON_TOP = {"num_ranks"}
-"""Those of the whole file."""
-
-
-def _without_new(value: object) -> object:
-    if isinstance(value, list):
-        return [_without_new(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: {key: one for key, one in inner.items() if key not in _NEW[name]}
-        if name in _NEW and isinstance(inner, dict)
-        else _without_new(inner)
-        for name, inner in value.items()
-    }
-
-
-def test_a_file_of_before_reads_as_one_without_what_is_new() -> None:
-    document = json.loads(ladder_to_json(on_gpu()))
-    plain = {name: value for name, value in document.items() if name not in _NEW_ON_TOP}
-    assert plain.keys() | _NEW_ON_TOP == document.keys()
-    old = _without_new(plain)
-    assert old != document
-    assert _read(json.dumps(old)) == on_gpu()

@@ -66,7 +66,13 @@ class RankTrainee(Trainee):
         skipped = self.engine.skipped_steps
         seconds = Trainee.timed_step(self)
         if self.engine.skipped_steps > skipped:
-            raise _is_skipped()
+            raise UserError(
+                "rank-skips-its-steps",
+                "DeepSpeed skipped a step that was to be timed",
+                found="gradients that overflowed (inf or NaN)",
+                why="ranks that do not exist send nothing; what stands in for it can be too large for fp16",
+                fix="train the trial in bf16",
+            )
         return seconds
 
 
@@ -85,17 +91,21 @@ def import_ahead(spec: TrialSpec, *, tell: Callable[[str], None]) -> None:
     Raises:
         UserError: something of it can't be built or loaded here.
     """
-    _let_ninja_be_found()
+    programs, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
+    if programs not in path.split(os.pathsep):  # torch compiles with ninja, found as `zerofit launch` does
+        os.environ["PATH"] = os.pathsep.join((programs, path))
     with _built_for("a trial under DeepSpeed"):
         for name in ("deepspeed", "accelerate.utils.deepspeed", "transformers.integrations"):
             import_module(name)
     import_module("torch.testing._internal.distributed.fake_pg")
     if spec.on_cpu:
-        _say_build(_SHARED_MEMORY, tell)
+        _check_unlocked(_SHARED_MEMORY, tell)
         with _built_for("a trial under DeepSpeed on the CPU"):
-            _load_shared_memory()
+            # What ranks on one host's CPU reduce by (deepspeed/comm/torch.py, build_shm_op).
+            accelerator: Any = import_module("deepspeed.accelerator").get_accelerator()
+            accelerator.create_op_builder("ShareMemCommBuilder").load(verbose=False)
     if spec.strategy.optimizer_offload is not OffloadDevice.NONE:
-        _say_build(_CPU_ADAM, tell)
+        _check_unlocked(_CPU_ADAM, tell)
         with _built_for("a trial that offloads the optimizer"):
             _step_on_cpu()
 
@@ -113,7 +123,14 @@ def joined(spec: TrialSpec) -> Iterator[None]:
     import torch.distributed
     from transformers.integrations import HfDeepSpeedConfig
 
-    os.environ.update(_environment(spec))
+    os.environ.update(  # what a launcher sets for rank 0, on one node; nobody listens at the address
+        {
+            **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(spec.num_ranks)),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+        }
+    )
     fake: Any = import_module("torch.testing._internal.distributed.fake_pg")
     torch.distributed.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=spec.num_ranks)
     deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False, verbose=False)
@@ -179,27 +196,8 @@ def rank_config(spec: TrialSpec) -> dict[str, Any]:
     }
 
 
-def _environment(spec: TrialSpec) -> dict[str, str]:
-    """Return what a launcher sets for rank 0, on one node; nobody listens at the address."""
-    return {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(spec.num_ranks),
-        "LOCAL_WORLD_SIZE": str(spec.num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-    }
-
-
-def _let_ninja_be_found() -> None:
-    """Put this Python's programs on PATH, as `zerofit launch` does: torch compiles ops with ninja."""
-    own, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
-    if own not in path.split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join((own, path))
-
-
-def _say_build(op: str, tell: Callable[[str], None]) -> None:
-    """Say that an op is built or loaded next, which may take minutes.
+def _check_unlocked(op: str, tell: Callable[[str], None]) -> None:
+    """Say that an op is built or loaded next, which may take minutes, and check that no lock is left of it.
 
     Raises:
         UserError: torch would wait for ever: a build that was killed has left its lock.
@@ -211,23 +209,13 @@ def _say_build(op: str, tell: Callable[[str], None]) -> None:
     _, folder = extensions_folders(environ=os.environ, home=Path.home(), cuda_version=version)
     for lock in find_build_locks(folder):
         if Path(lock.path).parent == folder / op and not lock.is_held:
-            raise _is_locked(lock.path)
-
-
-def _is_locked(path: str) -> UserError:
-    return UserError(
-        "deepspeed-build-locked",
-        "a build of a part of DeepSpeed was killed, and its lock is still there",
-        found=path,
-        why="no process here holds it, and whoever uses the part next waits for it for ever",
-        fix=f"rm {path} (unless another node that shares the folder is building)",
-    )
-
-
-def _load_shared_memory() -> None:
-    """Load what ranks on one host's CPU reduce by (deepspeed/comm/torch.py, build_shm_op)."""
-    accelerator: Any = import_module("deepspeed.accelerator").get_accelerator()
-    accelerator.create_op_builder("ShareMemCommBuilder").load(verbose=False)
+            raise UserError(
+                "deepspeed-build-locked",
+                "a build of a part of DeepSpeed was killed, and its lock is still there",
+                found=lock.path,
+                why="no process here holds it, and whoever uses the part next waits for it for ever",
+                fix=f"rm {lock.path} (unless another node that shares the folder is building)",
+            )
 
 
 def _step_on_cpu() -> None:
@@ -253,15 +241,5 @@ def _built_for(what: str) -> Iterator[None]:
             "a part of DeepSpeed can't be built or loaded here",
             found=what,
             why=lines[0] if lines else type(cause).__name__,
-            fix="see what `zerofit doctor` says of DeepSpeed's ops, or leave the rung out",
+            fix="see what `zerofit doctor` says of DeepSpeed's ops, or leave it out",
         ) from error
-
-
-def _is_skipped() -> UserError:
-    return UserError(
-        "rank-skips-its-steps",
-        "DeepSpeed skipped a step that was to be timed",
-        found="gradients that overflow, or are no numbers",
-        why="ranks that do not exist send nothing, and what stands in for it can be too large for fp16",
-        fix="train the rung in bf16",
-    )
