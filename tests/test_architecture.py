@@ -66,12 +66,18 @@ _PURE = (
     "checking/inputs",
     "checking/pages",
     "data/lengths",
-    "machine/doctor",
+    "machine/doctor.py",
     "planning/estimate",
     "scripts/source",
 )
 """Value in, value out: no files, environment, processes, network or clock."""
-_NOT_PURE = ("core/cache_folder.py", "core/catalog_folder.py", "core/rank_record.py", "core/upstream")
+_NOT_PURE = (
+    "core/atomic_file.py",
+    "core/cache_folder.py",
+    "core/catalog_folder.py",
+    "core/rank_record.py",
+    "core/upstream",
+)
 _STDLIB = frozenset(
     {
         *(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpu_truth.results import CaseResult, Results
     from zerofit.machine.gpu_catalog import CatalogGpu
-    from zerofit.measuring.results import Measured
+    from zerofit.measuring.results import TrialMeasurement
 
 _MODEL_SHAPES = 0.8
 """Of the best shape's rate, what a model's shapes reach. ASSUMPTION: a fifth less, as in every rate of
@@ -104,7 +104,7 @@ def _context(results: Results) -> tuple[int | None, str]:
 
 def _beside_torch(result: CaseResult) -> int | None:
     """Return what the driver counted beyond torch's memory in a run that may calibrate; None for others."""
-    measured: Measured | None = result.outcome.measured
+    measured: TrialMeasurement | None = result.outcome.measured
     if not result.case.calibrates or measured is None:
         return None
     if measured.device_bytes is None or measured.reserved_bytes is None:

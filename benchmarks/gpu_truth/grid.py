@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 FAR = 1.25
 """A strategy whose least memory is so many times the limit is not run.
 
-ASSUMPTION: about three times the worst error of published runs on one GPU (zerofit/planning/estimate/device_memory/memory.py). No
-measurement bounds the error of others, so that one that is left out may have fitted.
+ASSUMPTION: about three times the worst error of published runs on one GPU
+(zerofit/planning/estimate/device_memory/memory.py). No measurement bounds the error of others, so that one
+that is left out may have fitted.
 """
 SLOW = 4.0
 """A strategy that is predicted to take so many times as long as the choice is not run.
@@ -69,7 +70,7 @@ class Question:
     """What torch may allocate."""
 
     def is_of(self, result: RegretResult) -> bool:
-        """Return whether a result answers this very question: one of the same key may be of an older one."""
+        """Return True if a result answers this very question: one of the same key may be of an older one."""
         return all(getattr(self, one.name) == getattr(result, one.name) for one in fields(self))
 
 

@@ -16,11 +16,11 @@ from zerofit.checking.engine import Finding, Verdict
 from zerofit.checking.fix_files import Fix, diff_of, find_fixes, write_fixes
 from zerofit.checking.report import Report
 from zerofit.checking.rule import Severity
-from zerofit.core.setting import Confidence
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import Edit, FileKind, RemoveKey, RenameKey, SetValue
 from zerofit.configs.text.read import read_document
 from zerofit.core.errors import UserError
+from zerofit.core.setting import Confidence
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -122,13 +122,13 @@ def generate_file(
         UserError: something of this is wrong, or nothing fits; nothing was started.
     """
     # Only here: they bring much code, which --help does not need.
+    from zerofit.core.observer import SILENT
     from zerofit.launching.generate import model as models
     from zerofit.launching.generate import output
     from zerofit.launching.generate import prompts as prompt_files
     from zerofit.launching.generate.run import GenerationRun
     from zerofit.launching.generate.settings import given_settings, whole_settings
     from zerofit.launching.nodes import Nodes
-    from zerofit.core.observer import SILENT
     from zerofit.machine.library_versions import check_libraries
     from zerofit.planning.inference.request import InferenceRequest
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.core.cache_folder import write_whole
+from zerofit.core.atomic_file import write_whole
 from zerofit.core.capture import capture_from_json, capture_to_json, masked
 from zerofit.core.errors import UserError
 from zerofit.scripts.capture.journal import MOST_READ, is_of_hub, read_entries, read_paths

@@ -1,14 +1,17 @@
-"""The rungs: what each changes of a run, by the names that a user gives them."""
+"""The ladder of strategies: its rungs by the names that users give them, and what they measured."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
+from zerofit.core.facts import Versions
 from zerofit.core.freezing import BLOCKS
 from zerofit.core.strategy import (
     Engine,
@@ -20,21 +23,28 @@ from zerofit.core.strategy import (
     Strategy,
     ZeroStage,
 )
-from zerofit.measuring.results import Published
+from zerofit.core.validation import STRICT
+from zerofit.measuring.results import TrialMeasurement, TrialOutcome, TrialPrediction, TrialSpec, TrialState
+from zerofit.measuring.trial import TrialFiles, run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from zerofit.models.source import ModelSource
 
 BASELINE = "baseline"
 DEFAULT_RUNGS = "baseline,accumulation,checkpointing,adafactor,freeze-blocks,length-64"
 """The published ladder."""
 PUBLISHED_MODEL, PUBLISHED_BATCH, PUBLISHED_LENGTH = "chinese-macbert-large", 32, 128
+CPU = "CPU"
+"""What a ladder calls the device that is no GPU."""
 _NEAR = 3
 """Names that a message offers for a wrong one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class LadderRun:
     """All that a rung trains under."""
 
     strategy: Strategy
@@ -59,23 +69,96 @@ class Rung:
     name: str
     """As a user names it."""
     words: str
-    """What it is, for the table."""
-    change: Callable[[Run], Run]
+    """The same for the table."""
+    change: Callable[[LadderRun], LadderRun]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class LadderStep:
     """One rung with the run that it comes to."""
 
     rung: Rung
     label: str
     """Its words, with a "+" where it stands on others."""
-    before: Run
+    before: LadderRun
     """What it changes."""
-    run: Run
+    run: LadderRun
 
 
-def baseline(*, batch_size: int, sequence_length: int, attention: str, num_ranks: int = 1) -> Run:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What others measured of one rung, of the same model and sizes."""
+
+    memory_g: float
+    """As printed, in "G"."""
+    epoch_time_s: float
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RungResult:
+    """One rung."""
+
+    name: str
+    """As the user named it."""
+    label: str
+    """In words: "+ Adafactor"."""
+    strategy: Strategy
+    """All that the rung trains under, its own change and those before it."""
+    sequence_length: int
+    outcome: TrialOutcome
+    predicted: TrialPrediction | None = None
+    published: Published | None = None
+
+    __pydantic_config__ = STRICT
+
+    @property
+    def measured(self) -> TrialMeasurement | None:
+        """What it took; None unless it ran to its end."""
+        return self.outcome.measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """A whole ladder on one machine."""
+
+    model: str
+    architecture: str
+    num_parameters: int
+    batch_size: int
+    """Samples of an optimizer step on the measured rank, on each rung."""
+    sequence_length: int
+    """Tokens of a sample, where no rung says otherwise."""
+    device: str
+    """The GPU's name, or "CPU"."""
+    is_cumulative: bool
+    """True if each rung stands on those before it."""
+    predicted_for: str | None
+    """The GPU that the prediction is for; None without one."""
+    versions: Versions
+    rungs: tuple[RungResult, ...]
+    num_ranks: int = 1
+    """Data-parallel ranks, of which rank 0 was measured; above 1 its collectives did nothing."""
+    version: int = 1
+    """Of this file format; raised whenever an older file can no longer be read as it was meant."""
+
+    __pydantic_config__ = STRICT
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if it was measured on the CPU."""
+        return self.device == CPU
+
+
+def ladder_to_json(ladder: Ladder) -> str:
+    """Return a ladder as the text of a file."""
+    return json.dumps(dataclasses.asdict(ladder), indent=2) + "\n"
+
+
+def baseline(
+    *, batch_size: int, sequence_length: int, attention: str = "eager", num_ranks: int = 1
+) -> LadderRun:
     """Return what the ladder starts from: the whole batch at once, fp32, torch's foreach AdamW.
 
     Args:
@@ -91,13 +174,13 @@ def baseline(*, batch_size: int, sequence_length: int, attention: str, num_ranks
         gradient_checkpointing=False,
         attention=attention,
     )
-    return Run(strategy=strategy, sequence_length=sequence_length, num_ranks=num_ranks)
+    return LadderRun(strategy=strategy, sequence_length=sequence_length, num_ranks=num_ranks)
 
 
 def climb(
-    rungs: Sequence[Rung], base: Run, *, is_cumulative: bool, before: Run | None = None
-) -> tuple[Step, ...]:
-    """Return each rung with what it runs under.
+    rungs: Sequence[Rung], base: LadderRun, *, is_cumulative: bool, before: LadderRun | None = None
+) -> tuple[LadderStep, ...]:
+    """Return each rung with the run that it comes to.
 
     Args:
         rungs: in the order in which they run; BASELINE goes back to the start.
@@ -108,16 +191,99 @@ def climb(
     Raises:
         UserError: a rung does not go with the batch.
     """
-    steps: list[Step] = []
+    steps: list[LadderStep] = []
     below = before or base
     for rung in rungs:
         if rung.name == BASELINE or not is_cumulative:
             below = base
         run = rung.change(below)
         label = rung.words if rung.name == BASELINE else f"+ {rung.words}"
-        steps.append(Step(rung=rung, label=label, before=below, run=run))
+        steps.append(LadderStep(rung=rung, label=label, before=below, run=run))
         below = run
     return tuple(steps)
+
+
+def measure_rungs(
+    rungs: Sequence[Rung],
+    base: LadderRun,
+    template: TrialSpec,
+    *,
+    is_cumulative: bool,
+    folder: Path,
+    limit_s: float,
+) -> Iterator[tuple[LadderStep, TrialOutcome | None]]:
+    """Run each rung in a fresh process, one after another.
+
+    A rung that can't run here is left out of those that stand on it. One that ran out of memory is not: what
+    follows may mend that.
+
+    Args:
+        rungs: in their order.
+        base: what the ladder starts from.
+        template: what is the same of all rungs: the model, the device and the number of steps.
+        is_cumulative: whether a rung stands on those before it.
+        folder: takes the files of the processes.
+        limit_s: how long one rung may take.
+
+    Yields:
+        Each rung with None before it runs, and with how it ended after it.
+    """
+    below = base
+    for number, rung in enumerate(rungs, 1):
+        (step,) = climb([rung], base, is_cumulative=is_cumulative, before=below)
+        yield step, None
+        run = step.run
+        spec = replace(
+            template,
+            strategy=run.strategy,
+            sequence_length=run.sequence_length,
+            full_length=max(base.sequence_length, run.sequence_length),
+            weights=run.weights,
+            num_ranks=run.num_ranks,
+        )
+        files = TrialFiles(folder=folder, name=f"{number:02}-{rung.name}")
+        outcome = run_trial(spec, files, limit_s=limit_s)
+        yield step, outcome
+        below = step.before if outcome.state is TrialState.CANNOT_RUN else run
+
+
+def make_ladder(
+    model: ModelSource,
+    base: LadderRun,
+    measured: Sequence[tuple[LadderStep, TrialOutcome]],
+    predicted: Sequence[TrialPrediction | None],
+    **others: Any,
+) -> Ladder:
+    """Return a ladder of what was measured and predicted, one of each a rung.
+
+    Args:
+        model: what was trained.
+        base: what the ladder started from.
+        measured: each rung and how it ended.
+        predicted: of each rung; None without a prediction.
+        others: the other fields of Ladder.
+    """
+    return Ladder(
+        model=model.name,
+        architecture=model.facts.architecture,
+        num_parameters=model.facts.num_parameters,
+        batch_size=base.batch_size,
+        num_ranks=base.num_ranks,
+        sequence_length=base.sequence_length,
+        rungs=tuple(
+            RungResult(
+                name=step.rung.name,
+                label=step.label,
+                strategy=step.run.strategy,
+                sequence_length=step.run.sequence_length,
+                outcome=outcome,
+                predicted=figures,
+                published=published_of(model.name, base, step.run),
+            )
+            for (step, outcome), figures in zip(measured, predicted, strict=True)
+        ),
+        **others,
+    )
 
 
 def parse_rungs(text: str) -> tuple[Rung, ...]:
@@ -126,8 +292,10 @@ def parse_rungs(text: str) -> tuple[Rung, ...]:
     Raises:
         UserError: one is not known, or none is named.
     """
-    names = [name.strip().lower().replace("_", "-") for name in text.split(",")]
-    return tuple(rung_named(name) for name in names if name) or _none_named(text)
+    names = [name.strip().lower().replace("_", "-") for name in text.split(",") if name.strip()]
+    if not names:
+        raise _unknown("")
+    return tuple(rung_named(name) for name in names)
 
 
 def rung_named(name: str) -> Rung:
@@ -152,7 +320,7 @@ def rung_names() -> tuple[str, ...]:
     return (*_PLAIN, *(pattern for pattern, _, _ in _NUMBERED))
 
 
-def changes(before: Run, after: Run) -> Iterator[str]:
+def changes(before: LadderRun, after: LadderRun) -> Iterator[str]:
     """Yield what differs between two runs, as "micro_batch_size 32 -> 1"."""
     for field in fields(Strategy):
         old, new = getattr(before.strategy, field.name), getattr(after.strategy, field.name)
@@ -162,7 +330,7 @@ def changes(before: Run, after: Run) -> Iterator[str]:
         yield f"sequence_length {before.sequence_length} -> {after.sequence_length}"
 
 
-def published_of(model: str, base: Run, run: Run) -> Published | None:
+def published_of(model: str, base: LadderRun, run: LadderRun) -> Published | None:
     """Return what was published of a run, where the model, the sizes and the strategy are the same.
 
     Args:
@@ -193,17 +361,17 @@ _PUBLISHED = tuple(
 DEFAULT_RUNGS. Neither GPU nor versions are stated, nor whether "G" is GiB or GB."""
 
 
-def _strategy(**changed: Any) -> Callable[[Run], Run]:
+def _strategy(**changed: Any) -> Callable[[LadderRun], LadderRun]:
     """Return what changes these fields of the strategy."""
     return lambda run: replace(run, strategy=replace(run.strategy, **changed))
 
 
-def _zero(stage: ZeroStage) -> tuple[str, Callable[[Run], Run]]:
+def _zero(stage: ZeroStage) -> tuple[str, Callable[[LadderRun], LadderRun]]:
     return f"ZeRO-{stage.value}", _strategy(engine=Engine.DEEPSPEED, zero_stage=stage)
 
 
-def _micro_batches(samples: int) -> Callable[[Run], Run]:
-    def change(run: Run) -> Run:
+def _micro_batches(samples: int) -> Callable[[LadderRun], LadderRun]:
+    def change(run: LadderRun) -> LadderRun:
         if run.batch_size % samples:
             raise _does_not_divide(samples, run.batch_size)
         return _strategy(micro_batch_size=samples, gradient_accumulation_steps=run.batch_size // samples)(run)
@@ -211,11 +379,11 @@ def _micro_batches(samples: int) -> Callable[[Run], Run]:
     return change
 
 
-def _length(tokens: int) -> Callable[[Run], Run]:
+def _length(tokens: int) -> Callable[[LadderRun], LadderRun]:
     return lambda run: replace(run, sequence_length=tokens)
 
 
-def _checkpointing(every: int) -> Callable[[Run], Run]:
+def _checkpointing(every: int) -> Callable[[LadderRun], LadderRun]:
     return _strategy(gradient_checkpointing=True, checkpoint_every=every)
 
 
@@ -230,7 +398,7 @@ _OPTIMIZER_WORDS = {
     OptimizerName.PAGED_ADAMW_8BIT: "paged 8-bit AdamW",
 }
 
-_PLAIN: dict[str, tuple[str, Callable[[Run], Run]]] = {
+_PLAIN: dict[str, tuple[str, Callable[[LadderRun], LadderRun]]] = {
     BASELINE: ("baseline", lambda run: run),
     "accumulation": ("accumulation", _micro_batches(1)),
     "checkpointing": ("gradient checkpointing", _checkpointing(1)),
@@ -253,7 +421,7 @@ _PLAIN: dict[str, tuple[str, Callable[[Run], Run]]] = {
     "offload-param": ("parameters on the host", _strategy(param_offload=OffloadDevice.CPU)),
 }
 """Words and change by name."""
-_NUMBERED: tuple[tuple[str, str, Callable[[int], Callable[[Run], Run]]], ...] = (
+_NUMBERED: tuple[tuple[str, str, Callable[[int], Callable[[LadderRun], LadderRun]]], ...] = (
     ("micro-batch-N", "micro-batches of N", _micro_batches),
     ("checkpoint-every-N", "checkpointing of 1 block in N", _checkpointing),
     ("freeze-first-N", "frozen embeddings and N blocks", lambda n: _strategy(freeze=(f"embeddings+{n}",))),
@@ -277,20 +445,10 @@ def _unknown(name: str) -> UserError:
     near = difflib.get_close_matches(name, rung_names(), n=_NEAR, cutoff=0.5)
     return UserError(
         "unknown-rung",
-        f"there is no rung {name!r}",
-        found=f"--rungs with {name}",
+        f"there is no rung {name!r}" if name else "no rung is named",
+        found=f"--rungs with {name!r}",
         why=f"the rungs are {', '.join(rung_names())}",
-        fix=f"did you mean {' or '.join(near)}?" if near else "name some of them, with commas between",
-    )
-
-
-def _none_named(text: str) -> tuple[Rung, ...]:
-    raise UserError(
-        "no-rungs",
-        "no rung is named",
-        found=f"--rungs {text!r}",
-        why="each rung is one run",
-        fix=f"name some, as --rungs {DEFAULT_RUNGS}, or leave --rungs out",
+        fix=f"did you mean {' or '.join(near)}?" if near else f"name some, as --rungs {DEFAULT_RUNGS}",
     )
 
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_specs import VIT, place_in, spec_in
+from small_specs import VIT, files_in, spec_in
 
-from zerofit.cli.bench_ladder import ladder
+from zerofit.cli.bench import ladder
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Versions
 from zerofit.core.strategy import Precision, Strategy
-from zerofit.measuring.made import make_model, make_samples
-from zerofit.measuring.parent import run_rung
+from zerofit.measuring.ladder import LadderRun
 from zerofit.measuring.predict import Predictor
-from zerofit.measuring.results import RungState
-from zerofit.measuring.rungs import Run
+from zerofit.measuring.random_model import make_model, make_samples
+from zerofit.measuring.results import TrialState
+from zerofit.measuring.trial import run_trial
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 
@@ -60,8 +60,8 @@ def test_a_model_of_images_in_bf16_trains_and_is_predicted(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     spec = spec_in(tmp_path, "bf16", config=VIT, weights=Precision.BF16, **_IMAGES)
-    outcome = run_rung(spec, place_in(tmp_path), limit_s=200)
-    assert outcome.state is RungState.DONE, outcome
+    outcome = run_trial(spec, files_in(tmp_path), limit_s=200)
+    assert outcome.state is TrialState.DONE, outcome
     measured = outcome.measured
     assert measured is not None
     assert measured.counted is not None
@@ -75,8 +75,8 @@ def test_a_model_of_images_in_bf16_trains_and_is_predicted(
     assert measured.num_trained_parameters == model.facts.num_parameters
 
 
-def _run(strategy: Strategy) -> Run:
-    return Run(strategy=strategy, sequence_length=1, weights=Precision.BF16)
+def _run(strategy: Strategy) -> LadderRun:
+    return LadderRun(strategy=strategy, sequence_length=1, weights=Precision.BF16)
 
 
 @pytest.mark.parametrize(

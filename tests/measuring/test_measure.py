@@ -1,57 +1,29 @@
-"""The model, batch and steps that every rung has in common, and what is counted of them."""
+"""The training that every trial has in common, what is counted of it, and what is not."""
 
 from __future__ import annotations
 
-import json
-import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from small_specs import files_in, spec_in
 
 from zerofit.core.errors import UserError
-from zerofit.measuring.made import make_model, make_samples, without_dropout
-from zerofit.measuring.memory import (
-    LiveTensors,
-    forget_making,
-    gradient_bytes,
-    process_bytes,
-    state_bytes,
-    weight_bytes,
-)
-from zerofit.measuring.refusals import check_can_run
-from zerofit.measuring.rungs import baseline, climb, parse_rungs
-from zerofit.measuring.spec import Spec
-from zerofit.measuring.train import Trainee, make_trainee
-
-_CONFIG = {
-    "model_type": "bert",
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
-
-
-def _spec(folder: Path, rungs: str) -> Spec:
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
-    base = baseline(batch_size=4, sequence_length=16, attention="eager")
-    run = climb(parse_rungs(rungs), base, is_cumulative=True)[-1].run
-    return Spec(
-        model=str(folder),
-        task="sequence-classification",
-        strategy=run.strategy,
-        sequence_length=run.sequence_length,
-        full_length=16,
-        num_steps=1,
-        on_cpu=True,
-        result_file="",
-    )
+from zerofit.core.strategy import Engine, Precision, ZeroStage
+from zerofit.measuring.measure import make_trainee, num_trained, peak_on_device
+from zerofit.measuring.memory import gradient_bytes, state_bytes, weight_bytes
+from zerofit.measuring.random_model import make_model, make_samples, without_dropout
+from zerofit.measuring.results import TrialState
+from zerofit.measuring.training_loop import Trainee
+from zerofit.measuring.trial import run_trial
+from zerofit.measuring.trial_program import check_can_run
+from zerofit.models.find import probe_model
+from zerofit.models.task import Task
 
 
 def _trainee(folder: Path, rungs: str) -> Trainee:
-    spec = _spec(folder, rungs)
+    spec = spec_in(folder, rungs)
     model = make_model(spec, "cpu")
     return make_trainee(model, make_samples(model, spec), spec, "cpu")
 
@@ -103,43 +75,56 @@ def test_bytes_are_those_of_the_tensors(tmp_path: Path) -> None:
     assert gradient_bytes(trainee.model) == 0
 
 
-def test_tensors_that_died_and_views_of_known_ones_are_not_counted() -> None:
-    weight, batch = torch.ones(10, 10, requires_grad=True), torch.ones(10, 10)
-    live = LiveTensors([weight, batch])
-    with live.mode:
-        product = batch @ weight.t()
-        del product
-        kept = (batch @ weight.t()).exp()  # exp() keeps its result; the product dies
-    assert live.num_bytes() == kept.nbytes == 400
-
-
-def test_what_making_a_model_took_is_forgotten() -> None:
-    whole = torch.ones(64, 2**20)
-    with_it = process_bytes("VmHWM")
-    del whole
-    if not os.access("/proc/self/clear_refs", os.W_OK):
-        pytest.skip("this kernel keeps a process's peak")
-    forget_making("cpu")
-    assert process_bytes("VmHWM") < with_it - 128 * 2**20
-
-
-def test_the_kernels_figures_are_read() -> None:
-    assert 2**20 < process_bytes("VmRSS") <= process_bytes("VmHWM")
-
-
 @pytest.mark.parametrize(
     ("rungs", "summary"),
     [
         ("tf32", "tf32 needs a GPU that has it"),
         ("paged-adamw-8bit", "paged-adamw-8bit needs a GPU"),
-        ("compile", "torch.compile needs a C++ compiler"),
     ],
 )
-def test_what_this_machine_lacks_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rungs: str, summary: str
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
+def test_what_this_machine_lacks_is_said(tmp_path: Path, rungs: str, summary: str) -> None:
     with pytest.raises(UserError) as raised:
-        check_can_run(_spec(tmp_path, rungs))
+        check_can_run(spec_in(tmp_path, rungs))
     assert raised.value.summary == summary
+
+
+@pytest.mark.evidence
+@pytest.mark.timeout(1800)
+def test_under_zero_3_parameters_count_whole_and_tensors_do_not(tmp_path: Path) -> None:
+    spec = spec_in(tmp_path, num_ranks=2)
+    strategy = replace(
+        spec.strategy, engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS, precision=Precision.BF16
+    )
+    outcome = run_trial(
+        replace(spec, strategy=strategy), files_in(tmp_path), limit_s=1700
+    )  # an op of DeepSpeed may have to compile
+    assert outcome.state is TrialState.DONE, outcome
+    assert outcome.measured is not None
+    assert outcome.measured.counted is None
+    model = probe_model(str(tmp_path), task=Task.SEQUENCE_CLASSIFICATION)
+    assert outcome.measured.num_trained_parameters == model.facts.num_parameters
+
+
+def test_a_partition_counts_as_its_whole_parameter_and_a_frozen_one_not_at_all() -> None:
+    layer = torch.nn.Linear(4, 2)
+    layer.weight.ds_numel = (
+        layer.weight.numel()
+    )  # as deepspeed/runtime/zero/partition_parameters.py leaves it
+    layer.weight.data = torch.empty(0)
+    layer.bias.requires_grad_(requires_grad=False)
+    assert num_trained(layer) == 8
+
+
+@pytest.mark.parametrize(
+    ("held", "reserved", "most_reserved", "expected"),
+    [
+        (2500, 2000, 2000, 2500),  # nothing was given back
+        (1500, 1000, 2000, 2500),  # 1000 were, and 500 are beside torch's memory
+        (500, 0, 2000, 2500),
+        (None, 1000, 2000, None),
+    ],
+)
+def test_memory_that_torch_gave_back_counts_at_its_peak_on_the_device(
+    held: int | None, reserved: int, most_reserved: int, expected: int | None
+) -> None:
+    assert peak_on_device(held, reserved_bytes=reserved, most_reserved_bytes=most_reserved) == expected

@@ -13,7 +13,7 @@ import pytest
 
 from zerofit.core.facts import Machine
 from zerofit.core.rates import Basis, Calibration, RateName
-from zerofit.machine.calibrate import calibrate
+from zerofit.machine.calibration import calibrate
 
 _MACHINE = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=2**30, host_memory_available_bytes=2**30)
 _LINE = '{"measured": {"name": "host memory", "value": 2.0, "unit": "bytes/s", "how": "copy"}}'

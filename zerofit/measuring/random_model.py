@@ -1,4 +1,4 @@
-"""The model with random weights and the random batch that every rung trains, from one seed."""
+"""The model with random weights and the random batch that every trial trains on, from one seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import TraceRequest
-from zerofit.core.strategy import Engine, Precision, ZeroStage
+from zerofit.core.strategy import Engine, ZeroStage
+from zerofit.models.changes.quantization import quantization_config, torch_dtype, whole_heads
 from zerofit.models.files import locate_config
 from zerofit.models.meta_device import transformers_config
 from zerofit.models.task import Task
@@ -17,16 +18,14 @@ from zerofit.models.trace.batches import make_batch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zerofit.measuring.spec import Spec
+    from zerofit.measuring.results import TrialSpec
 
 SEED = 42
-TORCH_NAMES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
-"""Of number formats, within torch."""
 PADDING = 0
 """The token that stands for padding where a config names none."""
 
 
-def make_model(spec: Spec, device: str) -> Any:
+def make_model(spec: TrialSpec, device: str) -> Any:
     """Return the model with its task head and random weights in the spec's format, in training mode.
 
     Nothing is downloaded: the weights come from the config and the seed. For DeepSpeed below stage 3 it is
@@ -34,7 +33,7 @@ def make_model(spec: Spec, device: str) -> Any:
     weights from a seed.
 
     Args:
-        spec: the rung.
+        spec: the trial.
         device: "cpu" or "cuda", where it trains.
 
     Raises:
@@ -54,7 +53,7 @@ def make_model(spec: Spec, device: str) -> Any:
     def whole() -> Any:
         torch.manual_seed(SEED)
         with torch.device(place):
-            return auto_class.from_config(config, dtype=getattr(torch, TORCH_NAMES[spec.weights]))
+            return auto_class.from_config(config, dtype=torch_dtype(spec.weights))
 
     strategy = spec.strategy
     is_moved = strategy.engine is Engine.DEEPSPEED and strategy.zero_stage is not ZeroStage.PARAMETERS
@@ -64,13 +63,11 @@ def make_model(spec: Spec, device: str) -> Any:
     return model
 
 
-def _quantized(whole: Callable[[], Any], spec: Spec, device: str) -> Any:
+def _quantized(whole: Callable[[], Any], spec: TrialSpec, device: str) -> Any:
     """Return a model in 4 bit: saved and loaded, as weights are quantized while they are loaded.
 
     The whole one is gone before the other is loaded.
     """
-    from zerofit.models.changes.quantization import quantization_config, whole_heads
-
     with tempfile.TemporaryDirectory() as folder, whole_heads():
         model = whole()
         model.save_pretrained(folder)
@@ -85,7 +82,7 @@ def _quantized(whole: Callable[[], Any], spec: Spec, device: str) -> Any:
         )
 
 
-def make_samples(model: Any, spec: Spec) -> dict[str, Any]:
+def make_samples(model: Any, spec: TrialSpec) -> dict[str, Any]:
     """Return one batch on the CPU: random tokens, the last one of each sample padding, or noise as an image.
 
     Labels are random. Every step trains on it, so that its loss falls. A shorter rung has the same samples,

@@ -1,28 +1,33 @@
-"""Rungs by their names, what they change, and what they come to on top of each other."""
+"""Rungs by their names, what they change and come to on top of each other; ladders to JSON and back."""
 
 from __future__ import annotations
 
 import pytest
+from ladders import not_counted, on_cpu, on_gpu
+from pydantic import TypeAdapter
 
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Lora, OptimizerName, Precision, Quantization
-from zerofit.measuring.results import Published
-from zerofit.measuring.rungs import (
+from zerofit.measuring.ladder import (
     DEFAULT_RUNGS,
     PUBLISHED_MODEL,
-    Run,
+    Ladder,
+    LadderRun,
+    Published,
     baseline,
     changes,
     climb,
+    ladder_to_json,
     parse_rungs,
     published_of,
     rung_names,
 )
+from zerofit.measuring.results import peak_of
 
 _BASE = baseline(batch_size=32, sequence_length=128, attention="eager")
 
 
-def _runs(text: str, *, is_cumulative: bool = True) -> list[Run]:
+def _runs(text: str, *, is_cumulative: bool = True) -> list[LadderRun]:
     return [step.run for step in climb(parse_rungs(text), _BASE, is_cumulative=is_cumulative)]
 
 
@@ -34,24 +39,15 @@ def _changes(text: str, *, is_cumulative: bool = True) -> list[tuple[str, list[s
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
-        ("accumulation", "micro_batch_size", 1),
         ("accumulation", "gradient_accumulation_steps", 32),
         ("micro-batch-8", "gradient_accumulation_steps", 4),
         ("checkpointing", "gradient_checkpointing", True),
         ("checkpoint-every-3", "checkpoint_every", 3),
-        ("checkpoint-every-3", "gradient_checkpointing", True),
         ("adafactor", "optimizer", OptimizerName.ADAFACTOR),
         ("fused-adamw", "optimizer", OptimizerName.ADAMW),
-        ("adamw-8bit", "optimizer", OptimizerName.ADAMW_8BIT),
         ("freeze-first-2", "freeze", ("embeddings+2",)),
-        ("all-but-head", "freeze", ("all-but-head",)),
         ("lora-8", "lora", Lora(rank=8, alpha=16)),
         ("qlora", "quantization", Quantization.NF4),
-        ("bf16", "precision", Precision.BF16),
-        ("tf32", "tf32", True),
-        ("sdpa", "attention", "sdpa"),
-        ("compile", "compile", True),
-        ("liger", "liger", True),
     ],
 )
 def test_a_rung_sets_its_field(name: str, field: str, value: object) -> None:
@@ -124,6 +120,22 @@ _DEFAULT = _runs(DEFAULT_RUNGS)
     ],
 )
 def test_published_figures_stand_beside_the_same_run_only(
-    model: str, base: Run, run: Run, expected: Published | None
+    model: str, base: LadderRun, run: LadderRun, expected: Published | None
 ) -> None:
     assert published_of(model, base, run) == expected
+
+
+def _read(text: str) -> Ladder:
+    return TypeAdapter(Ladder).validate_json(text)
+
+
+def test_a_ladder_comes_back_from_its_json_as_it_was() -> None:
+    for ladder in (on_cpu(), on_gpu(), not_counted()):
+        assert _read(ladder_to_json(ladder)) == ladder
+
+
+def test_rungs_are_compared_by_torchs_peak_on_a_gpu_and_by_the_process_elsewhere() -> None:
+    for ladder, field in ((on_cpu(), "process_bytes"), (on_gpu(), "allocated_bytes")):
+        measured = ladder.rungs[0].measured
+        assert measured is not None
+        assert peak_of(measured) == getattr(measured, field)

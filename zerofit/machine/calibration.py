@@ -1,22 +1,108 @@
-"""Run as a program: measures the rates of this machine and prints each as a line of JSON.
+"""Measures the rates of this machine, in a process of its own: this module run as a program.
 
-Its one argument is JSON: num_gpus, has_fast_links, has_cpu_adam, nvme_path, short. Names and units are those
-of zerofit/core/rates.py, which it does not import: it runs without zerofit's folder on its path. A line is
-{"measured": {name, value, unit, how}} or {"left_out": TEXT}.
+Its one argument is JSON: num_gpus, has_fast_links, has_cpu_adam, nvme_path, short. It prints a line of JSON
+for each rate, {"measured": {name, value, unit, how}}, or {"left_out": TEXT}.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
+from zerofit.machine.port import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from zerofit.core.facts import Machine
+
+PROGRAM = (sys.executable, "-m", "zerofit.machine.calibration")
 _SECONDS = 0.5
 """How long each rate is measured: a GPU's clocks settle in it, and all rates together take half a minute."""
+_TIMEOUT_S = 120
+"""ASSUMPTION: twice what it is meant to take; what was measured until then is kept."""
+
+
+def calibrate(
+    machine: Machine,
+    *,
+    has_cpu_adam: bool,
+    nvme_path: str | None = None,
+    short: bool = False,
+    environ: Mapping[str, str] = os.environ,
+    program: tuple[str, ...] = PROGRAM,
+    timeout_s: float = _TIMEOUT_S,
+) -> Calibration:
+    """Measure what the GPUs, links, host memory, CPU Adam, collectives and disk of this machine achieve.
+
+    It runs in processes of its own, as CUDA, once started, can't be undone, and takes less than a minute.
+
+    Args:
+        machine: this machine; its GPUs are those that are measured.
+        has_cpu_adam: whether DeepSpeed's op is built; where it is not, torch's fused AdamW is timed for the
+            reader and kept as no rate.
+        nvme_path: a folder on the disk that would take what is offloaded; None measures no disk.
+        short: whether small sizes do, for a test of the program.
+        environ: the environment of the program.
+        program: the program that measures.
+        timeout_s: after this many seconds it is ended.
+    """
+    orders = {
+        "num_gpus": len(machine.gpus),
+        "has_fast_links": bool(machine.gpus) and all(gpu.has_fast_links for gpu in machine.gpus),
+        "has_cpu_adam": has_cpu_adam,
+        "nvme_path": nvme_path,
+        "short": short,
+    }
+    process = subprocess.Popen(
+        (*program, json.dumps(orders)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        env={**environ, "DS_ACCELERATOR": "cuda" if machine.gpus else "cpu"},
+        start_new_session=True,
+    )
+    ended = ""
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except BaseException as error:  # Ctrl-C does not reach a session of its own
+        os.killpg(process.pid, signal.SIGKILL)  # with the ranks of its all-reduce
+        process.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        output, errors = process.communicate()
+        ended = f"the rest: it did not end within {timeout_s:g} s"
+    if not ended and process.returncode != 0:
+        last_line = (errors.strip().splitlines() or ["no message"])[-1]
+        ended = f"the rest: the program ended with {process.returncode}: {last_line}"
+    lines = [json.loads(line) for line in output.splitlines()]
+    return Calibration(
+        rates=tuple(_rate(line["measured"]) for line in lines if "measured" in line),
+        left_out=(
+            *(line["left_out"] for line in lines if "left_out" in line),
+            *((ended,) if ended else ()),
+        ),
+    )
+
+
+def _rate(plain: dict[str, Any]) -> Rate:
+    return Rate(
+        name=RateName(plain["name"]),
+        value=plain["value"],
+        unit=Unit(plain["unit"]),
+        basis=Basis.MEASURED,
+        source=plain["how"],
+    )
 
 
 class _Report:
@@ -158,7 +244,7 @@ def _all_reduce(report: _Report, num_gpus: int, has_fast_links: bool) -> None:
     num_ranks = num_gpus or 2
     context = torch.multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
-    arguments = (num_ranks, _free_port(), bool(num_gpus), report.short, answers)
+    arguments = (num_ranks, free_port(0), bool(num_gpus), report.short, answers)
     torch.multiprocessing.spawn(_all_reduce_rank, args=arguments, nprocs=num_ranks)
     large, small, num_bytes = answers.get()
     if not num_gpus:
@@ -208,17 +294,7 @@ def _all_reduce_rank(rank: int, num_ranks: int, port: int, has_gpus: bool, short
     dist.destroy_process_group()
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 def _disk(report: _Report, folder: str) -> None:
-    import tempfile
-
     num_bytes, block = (2**26, 2**22) if report.short else (2**30, 2**24)
     data = os.urandom(block)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".zerofit-") as file:
