@@ -25,8 +25,8 @@ from zerofit.core.strategy import (
     ZeroStage,
 )
 from zerofit.planning.candidates import DEFAULT_NVME_PATH, SMALL_BUCKETS, candidates, divisors
-from zerofit.planning.order import kind_of, simplicity, tier
 from zerofit.planning.problem import Allow
+from zerofit.planning.search import kind_of, simplicity, tier
 
 _CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
 

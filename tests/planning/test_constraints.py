@@ -25,8 +25,8 @@ from zerofit.core.strategy import (
 )
 from zerofit.planning.candidates import candidates
 from zerofit.planning.constraints import constraints_of
-from zerofit.planning.order import kind_of
 from zerofit.planning.problem import Allow
+from zerofit.planning.search import kind_of
 
 _SGD = optimizer("torch.optim.sgd.SGD", momentum=0.9)
 _DIVISORS = (8, 4, 2, 1)

@@ -25,21 +25,20 @@ from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, Ze
 from zerofit.core.units import GIB
 from zerofit.planning.answer import Answer
 from zerofit.planning.estimate.device_memory.optimizers import STATES
-from zerofit.planning.fast_judge import FastJudge
-from zerofit.planning.judge import EstimatingJudge
 from zerofit.planning.problem import Allow, Problem
 from zerofit.planning.solve import solve
+from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
 
 _NATIVE = Strategy(precision=Precision.BF16, micro_batch_size=1, gradient_accumulation_steps=1)
 _ZERO2 = replace(_NATIVE, engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
 
 
-def _judge(asked: Problem) -> FastJudge:
-    return FastJudge(asked, trace=made_trace(asked.model), rates=RATES)
+def _estimator(asked: Problem) -> ClosedFormEstimator:
+    return ClosedFormEstimator(asked, trace=made_trace(asked.model), rates=RATES)
 
 
 def _solve(asked: Problem, **options: Any) -> Answer:
-    return solve(asked, judge_of=_judge, is_fast=True, **options)
+    return solve(asked, estimator_of=_estimator, is_fast=True, **options)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +111,13 @@ def test_what_is_accumulated_by_hand_is_counted_like_what_accelerate_accumulates
 def test_other_models_of_the_script_lie_on_each_gpu_from_the_start() -> None:
     strategy = Strategy(micro_batch_size=8, gradient_accumulation_steps=2)
     without, beside = (
-        EstimatingJudge(problem, trace=made_trace(problem.model), rates=RATES)
+        TrainingEstimator(problem, trace=made_trace(problem.model), rates=RATES)
         for problem in map(captured_problem, (capture(), capture(other_weight_bytes=3 * GIB)))
     )
     pairs = list(
         zip(
-            without.judge(strategy).estimate.device.phases,
-            beside.judge(strategy).estimate.device.phases,
+            without.estimate(strategy).estimate.device.phases,
+            beside.estimate(strategy).estimate.device.phases,
             strict=True,
         )
     )
@@ -233,8 +232,8 @@ def test_what_the_model_rules_out_is_left_out_of_what_is_allowed() -> None:
 
 def _states(captured: Capture, strategy: Strategy) -> int:
     asked = captured_problem(captured, num_gpus=1)
-    judged = EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES).judge(strategy)
-    phase = judged.estimate.device.phases[-1]
+    estimated = TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES).estimate(strategy)
+    phase = estimated.estimate.device.phases[-1]
     return sum(term.num_bytes for term in phase.terms if term.name == STATES)
 
 
@@ -273,15 +272,15 @@ def test_the_scripts_own_optimizer_is_counted(
 )
 def test_bounds_are_never_above_the_estimate(captured: Capture, strategy: Strategy) -> None:
     asked = captured_problem(captured, num_gpus=2)
-    judge = EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES)
-    peak = judge.judge(strategy).estimate.device.peak_bytes
-    for bound in (judge.least_bytes, judge.least_live_bytes, judge.least_played_bytes):
+    estimator = TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES)
+    peak = estimator.estimate(strategy).estimate.device.peak_bytes
+    for bound in (estimator.least_bytes, estimator.least_live_bytes, estimator.least_played_bytes):
         assert bound(strategy) <= peak
 
 
 def test_an_unclipped_step_takes_less_time() -> None:
     seconds = [
-        EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES).seconds(
+        TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES).seconds(
             replace(_NATIVE, gradient_clipping=clipping)
         )
         for asked, clipping in ((captured_problem(num_gpus=1), clipping) for clipping in (0.0, None, 1.0))
@@ -298,9 +297,9 @@ def test_weights_that_the_script_makes_in_16_bit_stay_so_without_deepspeed() -> 
         requests.append(request)
         return made_trace(asked.model)(request)
 
-    judge = EstimatingJudge(asked, trace=trace, rates=RATES)
-    judge.least_live_bytes(_NATIVE)
-    judge.least_live_bytes(replace(_ZERO2, precision=Precision.FP32))
+    estimator = TrainingEstimator(asked, trace=trace, rates=RATES)
+    estimator.least_live_bytes(_NATIVE)
+    estimator.least_live_bytes(replace(_ZERO2, precision=Precision.FP32))
     assert [(one.weights, one.autocast) for one in requests] == [
         (Precision.BF16, Precision.BF16),
         (Precision.FP32, None),
@@ -346,7 +345,7 @@ def test_more_gpus_mean_a_larger_global_batch_of_the_script() -> None:
     answer = _solve(captured_problem(captured, num_gpus=1, memory_gib=16, host_gib=24), gpus=(A100,))
     first = answer.suggestions[0]
     assert first.change == "4 x NVIDIA A100-SXM4-80GB in place of 1"
-    assert (first.judged.strategy.micro_batch_size or 0) <= 2  # of each 8, on 4 ranks
+    assert (first.best.strategy.micro_batch_size or 0) <= 2  # of each 8, on 4 ranks
     assert "--allow lora" in [one.change for one in answer.suggestions]
 
 

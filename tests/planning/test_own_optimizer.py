@@ -9,7 +9,7 @@ from captured_scripts import optimizer
 
 from zerofit.core.strategy import OptimizerName
 from zerofit.planning.estimate.device_memory.optimizers import OneState, Stepper
-from zerofit.planning.script_optimizer import own_stepper
+from zerofit.planning.from_capture import own_stepper
 
 
 @pytest.mark.parametrize(

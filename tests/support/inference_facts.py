@@ -10,7 +10,7 @@ from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.models.find import probe_model
-from zerofit.planning.inference.device import Weights, weights_of
+from zerofit.planning.inference.memory import Weights, weights_of
 from zerofit.planning.inference.plan_inference import plan_inference
 from zerofit.planning.inference.request import InferenceRequest, InferenceWorkload
 

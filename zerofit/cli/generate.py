@@ -278,7 +278,7 @@ def _plan(
         raise UserError(
             "nothing-fits",
             "no layout fits",
-            found=f"--model {facts.name}: {plan.chosen.lacks}",
+            found=f"--model {facts.name}: {plan.chosen.shortage}",
             why="zerofit does not start what will run out of memory",
             fix=plan.suggestions[0] if plan.suggestions else "take a smaller model, or a larger machine",
             exit_code=DOES_NOT_FIT,

@@ -26,7 +26,7 @@ from zerofit.planning.estimate.device_memory.outside import NCCL
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.engines.native import BUFFERS, WEIGHTS
 from zerofit.planning.estimate.time.step_time import estimate_step_time
-from zerofit.planning.judge import OTHER_DEVICES, trace_request_for
+from zerofit.planning.training_estimator import OTHER_DEVICES, trace_request_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,13 +21,12 @@ from zerofit.machine.rates import catalog_rates, probe_rates
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate_cache import KeptEstimates
-from zerofit.planning.fast_judge import FastJudge
 from zerofit.planning.inputs import Loop
-from zerofit.planning.judge import EstimatingJudge
 from zerofit.planning.make_problem import no_gpus_here, source_of
 from zerofit.planning.plan_from_flags import choose
 from zerofit.planning.solve import solve
 from zerofit.planning.subject import NamedModel
+from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import TraceRequest
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from zerofit.planning.answer import Answer
     from zerofit.planning.inputs import ModelFlags
     from zerofit.planning.problem import Problem
-    from zerofit.planning.search import Judge
     from zerofit.planning.subject import Subject
     from zerofit.scripts.facts import ScriptFacts
 
@@ -89,10 +87,10 @@ class Planner:
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
         return solve(
             problem,
-            judge_of=lambda one: self._judge(one, rates),
-            quick_judge_of=None
+            estimator_of=lambda one: self._judge(one, rates),
+            quick_estimator_of=None
             if self._is_fast
-            else lambda one: FastJudge(one, trace=self._closed_form, rates=rates),
+            else lambda one: ClosedFormEstimator(one, trace=self._closed_form, rates=rates),
             gpus=tuple(gpu.spec for gpu in load_gpus()),
             is_fast=self._is_fast,
             notes=(*notes, *self._subject.notes, *self._unchecked(problem)),
@@ -111,12 +109,12 @@ class Planner:
             return ()
         return (f"{' and '.join(said)} is in the model: --fast does not look, and a plan without it does",)
 
-    def _judge(self, problem: Problem, rates: Rates) -> Judge:
+    def _judge(self, problem: Problem, rates: Rates) -> TrainingEstimator:
         if self._is_fast:
-            return FastJudge(problem, trace=self._closed_form, rates=rates)
+            return ClosedFormEstimator(problem, trace=self._closed_form, rates=rates)
         kept = KeptEstimates(problem, self._subject.identity)
         self._kept.append(kept)
-        return EstimatingJudge(problem, trace=self._traced, rates=rates, devices=kept.estimates)
+        return TrainingEstimator(problem, trace=self._traced, rates=rates, devices=kept.estimates)
 
     def _closed_form(self, request: TraceRequest) -> Trace:
         key = request, True
@@ -241,7 +239,7 @@ def plan_first(
         raise UserError(
             "nothing-fits",
             "no strategy fits",
-            found=f"{subject.said} on {topology.world_size} GPUs: {answer.head.lacks}",
+            found=f"{subject.said} on {topology.world_size} GPUs: {answer.head.shortage}",
             why="zerofit does not start what will run out of memory",
             fix=answer.suggestions[0].change if answer.suggestions else f"{instead} to go on without a plan",
             exit_code=DOES_NOT_FIT,

@@ -15,7 +15,7 @@ from zerofit.core.estimates import Holder, MemoryEstimate, RunPhase
 from zerofit.core.facts import GpuSpec, Machine, ModelFacts
 from zerofit.core.strategy import Buckets, Lora, OffloadDevice, OptimizerName, Strategy
 from zerofit.planning.estimate.engines.engine import Setup
-from zerofit.planning.estimate.host_memory.node import PROCESS, estimate_host_memory, nvme_bytes_needed
+from zerofit.planning.estimate.host_memory import PROCESS, estimate_host_memory, nvme_bytes_needed
 
 _MODEL = ModelFacts(
     name="made",

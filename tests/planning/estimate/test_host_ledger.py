@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from zerofit.core.estimates import Holder, RunPhase
-from zerofit.planning.estimate.host_memory.ledger import CHECKPOINT, ROUNDING, HostLedger
+from zerofit.planning.estimate.host_memory import CHECKPOINT, ROUNDING, HostLedger
 
 
 def _total(ledger: HostLedger, phase: RunPhase = RunPhase.LOAD) -> int:

@@ -13,8 +13,7 @@ from zerofit.core.plan import Topology
 from zerofit.core.strategy import OptimizerName, Strategy
 from zerofit.core.units import MIB
 from zerofit.planning.estimate.device_memory.optimizers import STATES
-from zerofit.planning.estimate.device_memory.replay import PhasePeak, replay_live
-from zerofit.planning.estimate.device_memory.tape import Tape
+from zerofit.planning.estimate.device_memory.replay import PhasePeak, Tape, replay_live
 from zerofit.planning.estimate.engines.engine import Setup, play
 from zerofit.planning.estimate.engines.native import NativeEngine, bucket_sizes
 

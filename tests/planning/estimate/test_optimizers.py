@@ -25,8 +25,7 @@ from zerofit.planning.estimate.device_memory.optimizers import (
     Stepper,
     make_optimizer,
 )
-from zerofit.planning.estimate.device_memory.replay import replay_live
-from zerofit.planning.estimate.device_memory.tape import Tape
+from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
 
 _SHAPES = ((300, 70), (4096,), (40,), (64, 128), (100, 90))
 _SCALAR_BYTES = 8

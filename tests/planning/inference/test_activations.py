@@ -10,15 +10,19 @@ from real_models import CONFIGS, MORE_CONFIGS, facts_of_model, real_model, shape
 
 from zerofit.core.estimates import Holder, Term
 from zerofit.core.strategy import Precision
-from zerofit.planning.inference.activations import LOGITS, SCORES, decode_terms, prefill_terms
-from zerofit.planning.inference.attention_scores import (
+from zerofit.planning.inference.activations import (
     EAGER_FAMILIES,
     FUSED_FAMILIES,
     LATENT_FAMILIES,
+    LOGITS,
+    SCORES,
+    cache_terms,
+    cached_tokens,
+    decode_terms,
+    prefill_terms,
     scores_bytes,
 )
-from zerofit.planning.inference.cache import cache_terms, cached_tokens
-from zerofit.planning.inference.device import COMPARED_FAMILIES
+from zerofit.planning.inference.memory import COMPARED_FAMILIES
 from zerofit.planning.inference.passes import shape_of
 
 _BATCH = 3

@@ -10,7 +10,7 @@ from zerofit.core.estimates import Holder
 from zerofit.core.facts import ModelFacts
 from zerofit.core.strategy import Precision
 from zerofit.core.units import KIB, MIB
-from zerofit.planning.inference.cache import (
+from zerofit.planning.inference.activations import (
     CACHE,
     CACHE_COPY,
     CROSS_CACHE,

@@ -13,7 +13,7 @@ from zerofit.core.facts import ModelFacts
 from zerofit.core.strategy import OffloadDevice, Precision
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.estimate.device_memory.allocator import CachingAllocator, OutOfMemoryError
-from zerofit.planning.inference.device import GATHERED_ONCE, REST_SHARE, Weights, device_memory
+from zerofit.planning.inference.memory import GATHERED_ONCE, REST_SHARE, Weights, device_memory
 from zerofit.planning.inference.passes import pass_log
 
 _MODELS = ["gpt2", "llama-3-8b", "llama-2-70b", "t5-base", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"]

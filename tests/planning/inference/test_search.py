@@ -11,8 +11,8 @@ from inference_facts import GPU_24, GPU_80, facts, machine, plan, workload
 from zerofit.core.plan import Origin
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
+from zerofit.planning.inference.estimator import MAX_BATCH, batch_sizes
 from zerofit.planning.inference.planned import InferencePlan, layout_words
-from zerofit.planning.inference.search import MAX_BATCH, batch_sizes
 
 _CPU = machine(host_gib=32)
 _ONE_24 = machine(GPU_24, host_gib=64)
@@ -252,13 +252,13 @@ def test_where_nothing_fits_the_nearest_and_what_would_help_are_named(
 ) -> None:
     found = plan(name, node, **request_)
     assert not found.fits
-    assert (found.chosen.lacks, found.suggestions) == (lacks, suggestions)
+    assert (found.chosen.shortage, found.suggestions) == (lacks, suggestions)
 
 
 def test_a_full_disk_is_no_place_for_weights() -> None:
     node = machine(GPU_24, host_gib=48, nvme_gib=100)
     found = plan("llama-3-70b", node, nvme_path="/nvme", param_offload=OffloadDevice.NVME)
-    assert found.chosen.lacks == "needs 131.4 GiB of 100.0 GiB on the NVMe disk"
+    assert found.chosen.shortage == "needs 131.4 GiB of 100.0 GiB on the NVMe disk"
 
 
 def test_buffers_for_nvme_hold_the_largest_part() -> None:

@@ -9,9 +9,9 @@ from inference_facts import GPU_80, facts, machine, weights, workload
 
 from zerofit.core.strategy import OffloadDevice
 from zerofit.generation.generation_job import Gather
-from zerofit.planning.inference.cache import cache_bytes_per_token
-from zerofit.planning.inference.device import Weights
-from zerofit.planning.inference.search import seconds_of
+from zerofit.planning.inference.activations import cache_bytes_per_token
+from zerofit.planning.inference.estimator import seconds_of
+from zerofit.planning.inference.memory import Weights
 
 _MODEL = facts("llama-3-8b")
 _BYTES = 2 * _MODEL.num_parameters

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.core.estimates import MemoryEstimate
-    from zerofit.planning.inference.planned import Candidate, InferencePlan
+    from zerofit.planning.inference.planned import InferenceCandidate, InferencePlan
 
 _LEAST_SHOWN = 2**27
 """Terms below an eighth of a GiB would be shown as 0.0 or 0.1."""
@@ -55,7 +55,7 @@ def _sequences(plan: InferencePlan) -> str:
 
 def _rows(plan: InferencePlan) -> list[str]:
     header = ["", "layout", "batch", "GPU GiB", "host GiB", "verdict"]
-    verdict = plan.chosen.lacks or ("fits, closely" if plan.is_close else "fits")
+    verdict = plan.chosen.shortage or ("fits, closely" if plan.is_close else "fits")
     rows = [header, [">" if plan.fits else "?", *_cells(plan.chosen), verdict]]
     rows += [["", *_cells(other), why] for other, why in plan.others]
     if plan.topology.on_cpu:
@@ -63,7 +63,7 @@ def _rows(plan: InferencePlan) -> list[str]:
     return table_lines(rows)
 
 
-def _cells(candidate: Candidate) -> list[str]:
+def _cells(candidate: InferenceCandidate) -> list[str]:
     device = memory(candidate.device) if candidate.device is not None else ""
     words = layout_words(candidate.strategy, candidate.topology)
     return [words, str(candidate.batch_size), device, memory(candidate.host)]

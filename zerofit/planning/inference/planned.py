@@ -9,8 +9,8 @@ from zerofit.core.estimates import Estimate
 from zerofit.core.facts import Workload
 from zerofit.core.plan import Plan, Rejected
 from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage
-from zerofit.core.units import format_bytes
 from zerofit.planning.inference.request import DTYPES
+from zerofit.planning.search import Candidate
 
 if TYPE_CHECKING:
     from zerofit.core.estimates import MemoryEstimate
@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One layout with one batch, and what it needs."""
+class InferenceCandidate(Candidate):
+    """One layout with one batch, which is its micro_batch_size, and what it needs."""
 
-    strategy: Strategy
-    """Its micro_batch_size is the number of prompts in one call."""
     topology: Topology
     device: MemoryEstimate | None
     """Of the GPU that needs most; None where the ranks run on the CPU."""
@@ -34,14 +32,7 @@ class Candidate:
     nvme_buffer_elements: int
     """Elements of a buffer between NVMe and GPU: DeepSpeed's offload_param.buffer_size must not be less."""
     seconds: float | None
-    """About how long all prompts take, as zerofit.planning.inference.search computes it; None where it can't."""
-    lacks: str
-    """What there is too little of, in a phrase; empty where it fits."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether GPUs, hosts and disks have what it needs."""
-        return not self.lacks
+    """About how long all prompts take (see seconds_of in estimator.py); None where it can't be computed."""
 
     @property
     def batch_size(self) -> int:
@@ -58,11 +49,11 @@ class InferencePlan:
     versions: Versions
     workload: InferenceWorkload
     request: InferenceRequest
-    chosen: Candidate
+    chosen: InferenceCandidate
     """The nearest one where nothing fits."""
     is_close: bool
     """Whether the chosen layout fits only if its estimates are not too low."""
-    others: tuple[tuple[Candidate, str], ...]
+    others: tuple[tuple[InferenceCandidate, str], ...]
     """Every other layout with its smallest batch, and one phrase on why it lost."""
     device_bytes: int
     """What may be taken of each GPU; 0 where the ranks run on the CPU."""
@@ -142,11 +133,6 @@ def ranks_words(topology: Topology) -> str:
     else:
         words = "one GPU" if topology.world_size == 1 else f"{topology.world_size} GPUs"
     return f"{words} of {topology.num_nodes} nodes" if topology.num_nodes > 1 else words
-
-
-def needs_words(estimate: MemoryEstimate, limit: int, where: str) -> str:
-    """Return what is needed of what there is: "needs 31.4 GiB of 22.3 GiB on each GPU"."""
-    return f"needs {format_bytes(estimate.peak_bytes)} of {format_bytes(limit)} {where}"
 
 
 def duration(seconds: float) -> str:

@@ -7,19 +7,18 @@ from dataclasses import replace as replaced
 from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
-from zerofit.core.strategy import Engine as EngineName
+from zerofit.core.strategy import Engine
 from zerofit.planning.estimate.device_memory.outside import NCCL, outside_terms
 from zerofit.planning.estimate.device_memory.replay import replay
-from zerofit.planning.estimate.device_memory.tape import Tape
-from zerofit.planning.estimate.engines.choose_engine import make_engine
-from zerofit.planning.estimate.engines.engine import TRACED_TERMS, play
+from zerofit.planning.estimate.engines.choose_engine import play_strategy
+from zerofit.planning.estimate.engines.engine import TRACED_TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zerofit.core.facts import GpuSpec
     from zerofit.planning.estimate.device_memory.replay import PhasePeak, Replay
-    from zerofit.planning.estimate.engines.engine import Engine, Setup
+    from zerofit.planning.estimate.engines.engine import Setup, SimulatedEngine
 
 _ALLOCATOR = "zerofit.planning.estimate.device_memory.allocator, after c10/cuda/CUDACachingAllocator.cpp"
 
@@ -63,7 +62,7 @@ def _outside(setup: Setup, gpu: GpuSpec) -> tuple[Term, ...]:
     return outside_terms(gpu, setup.topology, setup.versions, other_weight_bytes=setup.other_weight_bytes)
 
 
-def _estimate(engine: Engine, played: Replay, outside: tuple[Term, ...]) -> MemoryEstimate:
+def _estimate(engine: SimulatedEngine, played: Replay, outside: tuple[Term, ...]) -> MemoryEstimate:
     before_nccl = tuple(term for term in outside if term.name != NCCL)  # it starts with the first collective
     uncertainty, source = _uncertainty(engine.setup, has_nccl=before_nccl != outside)
     phases = tuple(
@@ -83,22 +82,20 @@ def _estimate(engine: Engine, played: Replay, outside: tuple[Term, ...]) -> Memo
 def _uncertainty(setup: Setup, *, has_nccl: bool) -> tuple[float, str]:
     """Return it and its source; a DeepSpeed that was not compared adds to it."""
     uncertainty, source = _MANY_RANKS if has_nccl else _ONE_RANK
-    doubt = doubt_about(setup.versions.deepspeed) if setup.strategy.engine is EngineName.DEEPSPEED else None
+    doubt = doubt_about(setup.versions.deepspeed) if setup.strategy.engine is Engine.DEEPSPEED else None
     if doubt is None:
         return uncertainty, source
     return uncertainty + doubt.uncertainty, f"{source}; {doubt.uncertainty:.0%} more, as {doubt.reason}"
 
 
-def _played(setup: Setup, gpu: GpuSpec, outside: tuple[Term, ...]) -> Engine:
+def _played(setup: Setup, gpu: GpuSpec, outside: tuple[Term, ...]) -> SimulatedEngine:
     """Return the engine of a setup with the whole run on its tape."""
     here = replaced(
         setup,
         compute_capability=gpu.compute_capability or setup.compute_capability,
         gpu_memory_bytes=max(0, gpu.usable_bytes - _sum(outside)),
     )
-    engine = make_engine(here, Tape())
-    play(engine)
-    return engine
+    return play_strategy(here)
 
 
 def _sum(terms: tuple[Term, ...]) -> int:
@@ -106,7 +103,7 @@ def _sum(terms: tuple[Term, ...]) -> int:
 
 
 def tensor_terms(
-    engine: Engine, peak: PhasePeak, *, traced: Mapping[str, tuple[str, str]] = TRACED_TERMS
+    engine: SimulatedEngine, peak: PhasePeak, *, traced: Mapping[str, tuple[str, str]] = TRACED_TERMS
 ) -> tuple[Term, ...]:
     """Return the live tensors of a phase's largest moment as terms.
 

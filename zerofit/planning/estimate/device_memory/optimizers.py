@@ -16,7 +16,7 @@ from zerofit.core.strategy import OptimizerName
 
 if TYPE_CHECKING:
     from zerofit.core.strategy import Strategy
-    from zerofit.planning.estimate.device_memory.tape import Tape
+    from zerofit.planning.estimate.device_memory.replay import Tape
 
 STATES = "optimizer states"
 TEMPORARIES = "optimizer temporaries"

@@ -1,4 +1,4 @@
-"""Engine: what holds parameters, gradients and optimizer states in a run, told as allocations on a Tape."""
+"""SimulatedEngine: what holds parameters, gradients and optimizer states in a run, as allocations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Strategy
     from zerofit.planning.estimate.device_memory.optimizers import Stepper
-    from zerofit.planning.estimate.device_memory.tape import Tape
+    from zerofit.planning.estimate.device_memory.replay import Tape
 
 NUM_STEPS = 2
 """Optimizer steps that are played: in the first one the states are born into blocks that activations left, so
@@ -80,7 +80,7 @@ TRACED_TERMS = {
 """(formula, source) of the terms that come from the log, where the engine says no other."""
 
 
-class Engine:
+class SimulatedEngine:
     """The hooks that `play` calls; each notes on the tape what the engine does. The base does nothing."""
 
     def __init__(self, setup: Setup, tape: Tape) -> None:
@@ -122,7 +122,7 @@ class Engine:
         """A checkpoint is written."""
 
 
-def play(engine: Engine, *, sketch: bool = False) -> None:
+def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
     """Play a run on the engine's tape: load, initialise, NUM_STEPS optimizer steps, save.
 
     Of a longer accumulation PLAYED micro-batches are played.
@@ -191,7 +191,7 @@ def _script(log: AllocationLog, hooked: frozenset[int], *, keeps_outputs: bool) 
 class _MicroBatches:
     """Plays the log's events, again and again, and keeps the outputs where the script does."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SimulatedEngine) -> None:
         self._engine = engine
         log, samples = engine.setup.log, engine.setup.strategy.micro_batch_size or 1
         storages = log.storages
@@ -267,7 +267,7 @@ class _MicroBatches:
         self._kept = []
 
 
-def _hooks(engine: Engine) -> dict[int, Callable[[int], None]]:
+def _hooks(engine: SimulatedEngine) -> dict[int, Callable[[int], None]]:
     """Return the module hooks that this engine does something in."""
     hooks = {
         Event.FORWARD_ENTER: "forward_enter",
@@ -279,7 +279,7 @@ def _hooks(engine: Engine) -> dict[int, Callable[[int], None]]:
     return {
         int(code): getattr(engine, name)
         for code, name in hooks.items()
-        if getattr(own, name) is not getattr(Engine, name)
+        if getattr(own, name) is not getattr(SimulatedEngine, name)
     }
 
 

@@ -15,11 +15,11 @@ from zerofit.planning.estimate.device_memory.optimizers import (
     make_optimizer,
     stepper_of,
 )
-from zerofit.planning.estimate.engines.engine import Engine
+from zerofit.planning.estimate.engines.engine import SimulatedEngine
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import AllocationLog
-    from zerofit.planning.estimate.device_memory.tape import Tape
+    from zerofit.planning.estimate.device_memory.replay import Tape
     from zerofit.planning.estimate.engines.engine import Setup
 
 WEIGHTS = "weights"
@@ -51,7 +51,7 @@ _EXPLANATIONS = {
 }
 
 
-class NativeEngine(Engine):
+class NativeEngine(SimulatedEngine):
     """Weights, gradients and states whole on every rank.
 
     Gradients live from the backward pass to zero_grad after the step, which lets go of them. Over several

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import CostKind, OperatorCost, Pass
 from zerofit.core.estimates import StepTime, TimeTerm
-from zerofit.core.strategy import Engine, ZeroStage
-from zerofit.planning.estimate.time.communication import (
-    PassTimes,
-    communication,
-    num_holders,
-    num_micro_batches,
-    num_trained,
-)
-from zerofit.planning.estimate.time.optimizer_step import offload_terms, optimizer_term
+from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, ZeroStage
+from zerofit.planning.estimate.device_memory.optimizers import OneState, Stepper, stepper_of
+from zerofit.planning.estimate.engines.native import BUCKET_BYTES
+from zerofit.planning.estimate.engines.zero_stages_0_to_2 import MESSAGE_ELEMENTS
 from zerofit.planning.estimate.time.speeds import speeds_of
 
 if TYPE_CHECKING:
@@ -22,6 +19,306 @@ if TYPE_CHECKING:
     from zerofit.core.rates import Rates
     from zerofit.planning.estimate.engines.engine import Setup
     from zerofit.planning.estimate.time.speeds import Speeds
+
+_DISTURBANCE = 0.1
+"""What communication takes from the computation that hides it, in its own time. ASSUMPTION: NCCL's kernels
+run on the GPU's own units and memory, beside those of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTimes:
+    """Seconds of computation of one micro-batch."""
+
+    forward_s: float
+    backward_s: float
+    """With recomputation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """What the exchange adds to one optimizer step."""
+
+    seconds: float
+    formula: str
+    source: str
+
+
+def communication(setup: Setup, speeds: Speeds, passes: PassTimes) -> Communication | None:
+    """Return what communication adds to a step beyond the computation that hides it; None for one rank.
+
+    A ring moves 2 (N - 1) / N of the bytes in an all-reduce, half of that in an all-gather or a
+    reduce-scatter: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    """
+    if setup.topology.data_parallel_size == 1 or not setup.trains:
+        return None
+    if setup.strategy.engine is Engine.NATIVE:
+        return _of_ddp(setup, speeds, passes)
+    if setup.strategy.zero_stage is ZeroStage.PARAMETERS:
+        return _of_stage_3(setup, speeds, passes)
+    return _of_stages_0_to_2(setup, speeds)
+
+
+def _of_ddp(setup: Setup, speeds: Speeds, passes: PassTimes) -> Communication:
+    num_bytes = trained_bytes(setup)
+    exchange = 2 * _one_way(num_bytes, math.ceil(num_bytes / BUCKET_BYTES), setup, speeds)
+    return Communication(
+        seconds=_beside(exchange, passes.backward_s),
+        formula="max(0, all-reduce of the gradients - last backward pass) + 0.1 x what that hides",
+        source="torch DistributedDataParallel; accelerate's no_sync before the last micro-batch",
+    )
+
+
+def _of_stages_0_to_2(setup: Setup, speeds: Speeds) -> Communication:
+    stage = setup.strategy.zero_stage
+    if stage is ZeroStage.NOTHING:
+        num_messages = math.ceil(trained_elements(setup) / MESSAGE_ELEMENTS)
+        return Communication(
+            seconds=2 * _one_way(trained_bytes(setup), num_messages, setup, speeds),
+            formula="all-reduce of the gradients",
+            source="deepspeed/runtime/engine.py, allreduce_gradients (0.19.8)",
+        )
+    times = num_micro_batches(setup) if stage is ZeroStage.GRADIENTS else 1
+    return Communication(
+        seconds=_reduce_and_gather(setup, speeds, times=times),
+        formula=f"{times} x all-reduce of the gradients + all-gather of the weights",
+        source="deepspeed/runtime/zero/stage_1_and_2.py, allreduce_and_scatter and step: each bucket is "
+        "all-reduced, at stage 2 in every micro-batch, and nothing overlaps without overlap_comm (0.19.8)",
+    )
+
+
+def _of_stage_3(setup: Setup, speeds: Speeds, passes: PassTimes) -> Communication:
+    log = setup.log
+    weights = sum(one.num_elements * one.bytes_per_element for one in log.parameters)
+    num_modules = num_holders(setup)
+    gather = _one_way(weights, num_modules, setup, speeds)
+    scatter = _one_way(
+        trained_bytes(setup),
+        math.ceil(trained_elements(setup) / setup.strategy.buckets.reduce_bucket_size),
+        setup,
+        speeds,
+    )
+    gathers_again = num_gathers(setup) == 2
+    forward = _beside(gather, passes.forward_s)
+    backward = _beside((gather if gathers_again else 0.0) + scatter, passes.backward_s)
+    again = " + all-gather" if gathers_again else ""
+    waits = num_micro_batches(setup) * (forward + backward)
+    # ASSUMPTION: no faster than stage 2. Its exchange runs beside the computation, and that of stage 2 does
+    # not, which would put it 10 to 25 % ahead; nobody has published that it is.
+    least = _reduce_and_gather(setup, speeds, times=num_micro_batches(setup))
+    disturbed = num_micro_batches(setup) * _DISTURBANCE * (gather + scatter)
+    return Communication(
+        seconds=max(waits, least + disturbed),
+        formula="micro-batches x (max(0, all-gather - forward) + max(0, reduce-scatter"
+        f"{again} - backward) + 0.1 x what those hide); ASSUMPTION: no less than stage 2 waits",
+        source="deepspeed/runtime/zero/stage3.py and partitioned_param_coordinator.py (0.19.8)",
+    )
+
+
+def _reduce_and_gather(setup: Setup, speeds: Speeds, *, times: int) -> float:
+    """Return the seconds of so many all-reduces of the gradients, and of gathering the stepped weights."""
+    elements, num_bytes = trained_elements(setup), trained_bytes(setup)
+    buckets = setup.strategy.buckets
+    reduce = 2 * _one_way(num_bytes, math.ceil(elements / buckets.reduce_bucket_size), setup, speeds)
+    gather = _one_way(num_bytes, math.ceil(elements / buckets.allgather_bucket_size), setup, speeds)
+    return times * reduce + gather
+
+
+def _beside(exchange_s: float, computation_s: float) -> float:
+    """Return what an exchange adds to the computation that it runs beside."""
+    return max(0.0, exchange_s - computation_s) + _DISTURBANCE * min(exchange_s, computation_s)
+
+
+def num_gathers(setup: Setup) -> int:
+    """Return how often stage 3 gathers each weight in one micro-batch.
+
+    Once where nothing is released between the passes. A checkpointed layer's second forward pass shares the
+    backward pass's gather, as what is used again within the reuse distance stays.
+    Source: deepspeed/runtime/zero/partitioned_param_coordinator.py, __params_to_release (0.19.8).
+    """
+    elements = sum(one.num_elements for one in setup.log.parameters)
+    buckets = setup.strategy.buckets
+    kept = min(buckets.stage3_max_live_parameters, buckets.stage3_max_reuse_distance)
+    return 1 if elements <= kept else 2
+
+
+def num_holders(setup: Setup) -> int:
+    """Return how many modules hold parameters themselves."""
+    return sum(1 for held in setup.log.module_parameters if held)
+
+
+def num_trained(setup: Setup) -> int:
+    """Return how many parameters train."""
+    return sum(1 for one in setup.log.parameters if one.trains)
+
+
+def num_micro_batches(setup: Setup) -> int:
+    """Return the forward passes of one optimizer step."""
+    return setup.strategy.gradient_accumulation_steps or 1
+
+
+def trained_elements(setup: Setup) -> int:
+    """Return the elements of the parameters that train."""
+    return sum(one.num_elements for one in setup.log.parameters if one.trains)
+
+
+def trained_bytes(setup: Setup) -> int:
+    """Return the bytes of their gradients, which have the weights' format."""
+    return sum(one.num_elements * one.bytes_per_element for one in setup.log.parameters if one.trains)
+
+
+def _one_way(num_bytes: int, num_messages: int, setup: Setup, speeds: Speeds) -> float:
+    """Return the seconds of an all-gather or a reduce-scatter of so many bytes over all ranks."""
+    ranks = setup.topology.data_parallel_size
+    if not speeds.bus_bytes_per_s:
+        return 0.0
+    return num_bytes * (ranks - 1) / ranks / speeds.bus_bytes_per_s + num_messages * speeds.message_s
+
+
+_STEP_BYTES: dict[Stepper, int] = {
+    None: 80,
+    OptimizerName.ADAMW: 28,
+    OptimizerName.PAGED_ADAMW: 28,
+    OptimizerName.ADAMW_8BIT: 16,
+    OptimizerName.PAGED_ADAMW_8BIT: 16,
+    OptimizerName.LION: 20,
+    OptimizerName.LION_8BIT: 14,
+    OptimizerName.PAGED_LION_8BIT: 14,
+    OptimizerName.ADAFACTOR: 60,
+    OptimizerName.SGD: 12,
+    OneState.FULL: 36,
+    OneState.EIGHT_BIT: 14,
+}
+"""Bytes read and written for each element stepped, fp32 weights and gradients. Fused AdamW reads weight,
+gradient and two moments and writes three; foreach AdamW makes eight passes (torch/optim/adamw.py,
+_multi_tensor_adam); 8-bit moments take one byte each way each; Lion
+has one moment. ASSUMPTION for Adafactor: five passes, for foreach with one state three, and that pages stay
+on the GPU from step to step: each that the driver has moved takes longer, by how much was not measured."""
+_DEEPSPEED_16BIT_BYTES = 12
+"""A 16-bit gradient read and written as fp32, the fp32 weight read and written in 16 bit.
+Source: deepspeed/runtime/zero/stage_1_and_2.py, step (0.19.8)."""
+_CLIP_BYTES = 12
+"""The norm reads each gradient once; scaling reads and writes it."""
+_NVME_READ_BYTES, _NVME_WRITE_BYTES = 16, 16
+"""For each element stepped: fp32 weight, two moments and the gradient come from the disk, the first three go
+back. The gradient went there when the last backward pass ended, in fp32, unless a rank's part of it is below
+min_aio_bytes. Source: deepspeed/runtime/swap_tensor/optimizer_utils.py, _swap_out_gradients, and
+runtime/zero/stage3.py, _swap_out_offload_fp32_gradients (0.19.8)."""
+_STAGE_12 = "deepspeed/runtime/zero/stage_1_and_2.py, async_accumulate_grad_in_cpu_via_gpu (0.19.8)"
+
+
+def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
+    """Return the term of the step on the GPU, or of the Python that hides it; 0 s where the CPU steps."""
+    strategy = setup.strategy
+    elements = _stepped_elements(setup)
+    per_element = _STEP_BYTES[stepper_of(strategy, setup.own_optimizer)]
+    if strategy.engine is Engine.DEEPSPEED and trained_bytes(setup) < 4 * trained_elements(setup):
+        per_element += _DEEPSPEED_16BIT_BYTES
+    if strategy.clips_gradients:
+        per_element += _CLIP_BYTES
+    steps_here = strategy.optimizer_offload is OffloadDevice.NONE
+    seconds = elements * per_element / speeds.memory_bytes_per_s if steps_here else 0.0
+    formula = f"{per_element} bytes x elements{_shared(setup)} / bandwidth"
+    if steps_here and strategy.zero_stage in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
+        python = num_trained(setup) * speeds.partition_step_s
+        if python > seconds:
+            seconds, formula = python, "parameters x Python of the step, behind which the GPU's part hides"
+    return TimeTerm(
+        name="optimizer step",
+        seconds=seconds,
+        formula=formula,
+        source="bytes that the optimizer reads and writes",
+    )
+
+
+def offload_terms(setup: Setup, speeds: Speeds, passes: PassTimes) -> list[TimeTerm]:
+    """Return the terms of what rests outside the GPU: transfers, the CPU's step, the NVMe disk.
+
+    Args:
+        setup: what is estimated.
+        speeds: what the machine achieves.
+        passes: one micro-batch's computation, behind which prefetched weights hide.
+    """
+    strategy = setup.strategy
+    terms = []
+    if strategy.optimizer_offload is not OffloadDevice.NONE:
+        elements = _stepped_elements(setup)
+        terms.append(_transfers(setup, speeds, elements))
+        node_elements = elements * setup.topology.ranks_per_node
+        terms.append(
+            TimeTerm(
+                name="CPU Adam",
+                seconds=node_elements / speeds.adam_elements_per_s,
+                formula=f"elements{_shared(setup)} x ranks of a node / rate of the node",
+                source="DeepSpeedCPUAdam is bound by the host's memory, which all ranks of a node share",
+            )
+        )
+        if strategy.optimizer_offload is OffloadDevice.NVME:
+            terms.append(
+                TimeTerm(
+                    name="NVMe",
+                    seconds=node_elements
+                    * (
+                        _NVME_READ_BYTES / speeds.nvme_read_bytes_per_s
+                        + _NVME_WRITE_BYTES / speeds.nvme_write_bytes_per_s
+                    ),
+                    formula="elements of a node x (16 bytes / read rate + 16 bytes / write rate)",
+                    source="deepspeed/runtime/swap_tensor/partitioned_optimizer_swapper.py (0.19.8)",
+                )
+            )
+    if strategy.param_offload is not OffloadDevice.NONE:
+        terms.append(_weights(setup, speeds, passes))
+    return terms
+
+
+def _transfers(setup: Setup, speeds: Speeds, elements: float) -> TimeTerm:
+    """Return the term of gradients that go down and weights that come up."""
+    width = trained_bytes(setup) / max(1, trained_elements(setup))
+    times = num_micro_batches(setup) if setup.strategy.zero_stage >= ZeroStage.GRADIENTS else 1
+    # Accumulating: each micro-batch's sum goes down, and comes up again for the next to be added to.
+    down = 4 + (times * width if times > 1 else 0)
+    up = width + (times - 1) * width
+    return TimeTerm(
+        name="offload transfers",
+        seconds=elements * (down + up) / _copy_bytes_per_s(setup, speeds),
+        formula=f"elements{_shared(setup)} x ({down:g} bytes down + {up:g} bytes up) / rate of copies",
+        source=_STAGE_12,
+    )
+
+
+def _weights(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm:
+    """Return the term of weights that come from the host, or the disk, each time before they are gathered."""
+    ranks = setup.topology.data_parallel_size
+    num_bytes = sum(one.num_elements * one.bytes_per_element for one in setup.log.parameters) / ranks
+    seconds = num_bytes / _copy_bytes_per_s(setup, speeds)
+    if setup.strategy.param_offload is OffloadDevice.NVME:
+        node_bytes = num_bytes * setup.topology.ranks_per_node
+        seconds = max(seconds, node_bytes / speeds.nvme_read_bytes_per_s)
+    waits = max(0.0, seconds - passes.forward_s)
+    if num_gathers(setup) == 2:
+        waits += max(0.0, seconds - passes.backward_s)
+    return TimeTerm(
+        name="weight transfers",
+        seconds=num_micro_batches(setup) * waits,
+        formula="micro-batches x what a rank's share of the weights takes longer than each pass",
+        source="deepspeed/runtime/zero/partitioned_param_coordinator.py (0.19.8)",
+    )
+
+
+def _stepped_elements(setup: Setup) -> float:
+    """Return the elements that one rank steps."""
+    elements = trained_elements(setup)
+    if setup.strategy.zero_stage is ZeroStage.NOTHING:
+        return elements
+    return elements / setup.topology.data_parallel_size
+
+
+def _shared(setup: Setup) -> str:
+    return "" if setup.strategy.zero_stage is ZeroStage.NOTHING else " / ranks"
+
+
+def _copy_bytes_per_s(setup: Setup, speeds: Speeds) -> float:
+    return speeds.pinned_bytes_per_s if setup.strategy.pin_memory else speeds.pageable_bytes_per_s
+
 
 UNCERTAINTY = 0.3
 UNCERTAINTY_SOURCE = (
