@@ -24,7 +24,8 @@ from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.planning.answer import Answer
-from zerofit.planning.estimate.device_memory.optimizers import STATES
+from zerofit.planning.estimate.device_memory.optimizers import STATES, OneState, Stepper
+from zerofit.planning.from_capture import own_stepper
 from zerofit.planning.problem import Allow, Problem
 from zerofit.planning.solve import solve
 from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
@@ -356,3 +357,67 @@ def test_the_models_own_dimensions_are_planned_with() -> None:
     assert problem.own_optimizer is None
     assert captured_problem(capture(optimizers=(optimizer(fused=True),))).own_optimizer is OptimizerName.ADAMW
     assert problem.host_bytes == 512 * GIB
+
+
+_BNB, _ON_HOST = "bitsandbytes.optim", "are counted on the host, where the driver may move them"
+
+
+@pytest.mark.parametrize(
+    ("class_path", "settings", "kind", "note"),
+    [
+        ("torch.optim.adamw.AdamW", {}, None, ""),
+        ("torch.optim.adamw.AdamW", {"fused": True}, OptimizerName.ADAMW, ""),
+        ("torch.optim.adam.Adam", {"fused": None}, None, ""),
+        (
+            "torch.optim.adamw.AdamW",
+            {"amsgrad": True},
+            None,
+            "AdamW is counted without the third state that amsgrad keeps",
+        ),
+        ("torch.optim.sgd.SGD", {"momentum": 0}, OptimizerName.SGD, ""),
+        ("torch.optim.sgd.SGD", {"momentum": 0.9}, OneState.FULL, ""),
+        ("torch.optim.adagrad.Adagrad", {}, OneState.FULL, ""),
+        ("torch.optim._adafactor.Adafactor", {}, OptimizerName.ADAFACTOR, ""),
+        ("transformers.optimization.Adafactor", {}, OptimizerName.ADAFACTOR, ""),
+        (f"{_BNB}.adamw.AdamW", {}, OptimizerName.ADAMW, ""),
+        (f"{_BNB}.adamw.AdamW8bit", {}, OptimizerName.ADAMW_8BIT, ""),
+        (
+            f"{_BNB}.adamw.PagedAdamW8bit",
+            {},
+            OptimizerName.PAGED_ADAMW_8BIT,
+            f"the pages of PagedAdamW8bit {_ON_HOST}",
+        ),
+        (
+            f"{_BNB}.adam.PagedAdam32bit",
+            {},
+            OptimizerName.PAGED_ADAMW,
+            f"the pages of PagedAdam32bit {_ON_HOST}",
+        ),
+        (
+            f"{_BNB}.lion.PagedLion",
+            {},
+            OptimizerName.LION,
+            "the pages of PagedLion are counted as if they stayed on the GPU",
+        ),
+        (f"{_BNB}.lion.Lion8bit", {}, OptimizerName.LION_8BIT, ""),
+        (f"{_BNB}.lion.Lion", {}, OptimizerName.LION, ""),
+        (f"{_BNB}.rmsprop.RMSprop", {}, OneState.FULL, ""),
+        (f"{_BNB}.rmsprop.RMSprop8bit", {}, OneState.EIGHT_BIT, ""),
+        ("deepspeed.ops.adam.fused_adam.FusedAdam", {}, OptimizerName.ADAMW, ""),
+        ("mine.Sophia", {}, None, "Sophia is counted as AdamW: what it keeps is not known"),
+        (
+            f"{_BNB}.ademamix.AdEMAMix",
+            {},
+            None,
+            "AdEMAMix is counted as AdamW: what it keeps is not known",
+        ),
+    ],
+)
+def test_classes_are_known_by_what_they_keep(
+    class_path: str, settings: dict[str, Any], kind: Stepper, note: str
+) -> None:
+    assert own_stepper(optimizer(class_path, **settings)) == (kind, note)
+
+
+def test_several_optimizers_are_counted_as_adamw() -> None:
+    assert own_stepper(None) == (None, "the optimizer is counted as AdamW, as none or several were seen")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import Event, TensorKind
-from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
-from zerofit.planning.estimate.device_memory.optimizers import OneState, Stepper, stepper_of
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
+from zerofit.planning.estimate.device_memory.optimizers import COSTS, Stepper, stepper_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,31 +16,11 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Strategy
 
-STATE_BYTES: dict[Stepper, int] = {
-    None: 8,
-    OptimizerName.ADAMW: 8,
-    OptimizerName.PAGED_ADAMW: 0,
-    OptimizerName.ADAMW_8BIT: 2,
-    OptimizerName.PAGED_ADAMW_8BIT: 0,
-    OptimizerName.LION: 4,
-    OptimizerName.LION_8BIT: 1,
-    OptimizerName.PAGED_LION_8BIT: 0,
-    OptimizerName.ADAFACTOR: 0,
-    OptimizerName.SGD: 0,
-    OneState.FULL: 4,
-    OneState.EIGHT_BIT: 1,
-}
-"""Bytes of optimizer states a trained parameter has at least: two moments in fp32 or in 8 bit. Adafactor
-keeps sums over rows and columns, SGD may have no momentum, and pages may leave the GPU, so that nothing is
-certain of them."""
-
 
 def least_gradient_bytes(strategy: Strategy, model: ModelFacts, *, weight_bytes: int = 4) -> int:
     """Return the bytes of gradients that lie on each GPU when a backward pass ends, at least.
 
     Args:
-        strategy: what runs.
-        model: tells what trains.
         weight_bytes: of an element of the narrowest weights, as the script makes them.
     """
     if not keeps_gradients(strategy):
@@ -64,10 +44,6 @@ def least_state_bytes(
     freezing, which is not known here, is left out.
 
     Args:
-        strategy: what runs.
-        model: its sizes.
-        topology: the ranks.
-        own_optimizer: the script's, where the strategy names none.
         weight_bytes: of an element of the narrowest weights, as the script makes them.
     """
     ranks = topology.data_parallel_size
@@ -76,7 +52,7 @@ def least_state_bytes(
     precision = strategy.precision or Precision.FP32
     if strategy.quantization is not None:  # adapters train, whose bytes are not known here
         return weights // 2
-    states = STATE_BYTES[stepper_of(strategy, own_optimizer)]
+    states = COSTS[stepper_of(strategy, own_optimizer)].least_bytes
     if strategy.engine is Engine.NATIVE:
         in_16_bit = precision is not Precision.FP32 and strategy.lora is not None
         buckets = weight_bytes if ranks > 1 else 0  # DistributedDataParallel's

@@ -172,12 +172,7 @@ class Constraints:
 
 
 def constraints_of(capture: Capture, *, topology: Topology) -> Constraints:
-    """Return what of a strategy can't be applied to a script, or not without changing what it computes.
-
-    Args:
-        capture: what it trains.
-        topology: the ranks that will run it.
-    """
+    """Return what of a strategy can't be applied to a script, or not without changing what it computes."""
     return Constraints(
         pins=(
             *_of_batches(capture, topology),

@@ -112,15 +112,8 @@ def problem_from_capture(
     """Return the problem that a captured script poses on one machine.
 
     Args:
-        capture: what it trains.
-        request: what the user fixed.
-        machine: one node.
-        versions: of what will run.
-        topology: the ranks.
         allow: what may change the training; the length of a script's samples is its own to change.
-        reserve: what stays free of each GPU.
         makes_model_first: whether the script makes its model before anything that says "ZeRO stage 3".
-        expandable_segments: whether the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
 
     Raises:
         UserError: a flag asks for what can't be applied to the script, or for another global batch than it

@@ -34,12 +34,7 @@ _IMPLIED = ("zero_stage", "optimizer_offload", "param_offload", *UNCHANGED)
 
 
 def plan_of(found: TrainingResult, problem: Problem) -> Plan:
-    """Return the plan of what was chosen, or of the nearest where nothing fits.
-
-    Args:
-        found: what the search came to.
-        problem: what was searched.
-    """
+    """Return the plan of what was chosen, or of the nearest where nothing fits."""
     head = found.chosen or found.nearest
     if head is None:
         raise ValueError("a search without candidates has no plan")

@@ -56,7 +56,6 @@ def tier(strategy: Strategy, *, fixed: Collection[str] = ()) -> int:
     8 bit. 3: another optimizer. 4: frozen embeddings. 5: frozen layers. 6: adapters.
 
     Args:
-        strategy: what would run.
         fixed: names of the fields that the user chose, which are no change then.
     """
     if strategy.lora is not None and "lora" not in fixed:
@@ -193,9 +192,6 @@ def search(
     """Return the best strategy that fits, and the best of each other kind beside it.
 
     Args:
-        strategies: whole ones, with their micro-batch.
-        estimator: of what they need.
-        device_bytes: what a plan may take of each GPU.
         tier_of: how far a strategy goes; a lower tier always comes first.
         same_time: share of time that a simpler strategy may lose to the fastest.
         compares: whether to look at the other kinds too; without, only the choice is looked for.

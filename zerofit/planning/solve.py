@@ -38,13 +38,8 @@ def solve(
     """Return the plan of a problem with all that was compared.
 
     Args:
-        problem: model, machine, workload and what the user fixed.
-        estimator_of: what estimates the strategies of a problem.
         quick_estimator_of: the same by closed forms, to look for changes that may help; each is then
             estimated by the other. None where estimator_of is as quick.
-        gpus: GPUs that could take the place of the machine's.
-        is_fast: whether the estimator knows closed forms only.
-        notes: what was assumed.
 
     Raises:
         UserError: the global batch can't be made.

@@ -48,10 +48,8 @@ def suggestions(
     """Return the smallest change of each sort that makes something fit.
 
     Args:
-        problem: one in which nothing fits.
         solve: the best strategy that fits, by a trace; None where none does.
         presolve: the same, quicker and less exact: what does not fit there is not solved. None for none.
-        gpus: those that could take the place of the machine's.
     """
     sorts = (
         _more_gpus(problem),

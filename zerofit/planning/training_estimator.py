@@ -49,9 +49,7 @@ class TrainingEstimator:
     """Answers for one problem.
 
     Args:
-        problem: model, machine and workload.
         trace: the logs of the model under a request; called once for each request.
-        rates: what the machine achieves.
         devices: what each GPU needs, by strategy in words, as far as it is known; filled in.
     """
 
@@ -238,8 +236,7 @@ class TrainingEstimator:
         return self._traces[request].log_for(strategy.micro_batch_size or 1)
 
     def _play(self, strategy: Strategy, log: AllocationLog) -> Tape:
-        tape = play_strategy(replace(self._setup(strategy), log=log), sketch=True).tape
-        return tape
+        return play_strategy(replace(self._setup(strategy), log=log), sketch=True).tape
 
 
 def _request_for(strategy: Strategy, problem: Problem) -> TraceRequest:
@@ -307,14 +304,6 @@ def trace_request_for(
     peft makes adapters in fp32. DeepSpeed's engine casts them with all other weights (deepspeed 0.19.8,
     runtime/engine.py, _cast_module_mixed_precision) but where the model was made under zero.Init, as stage 3
     has it.
-
-    Args:
-        strategy: what runs.
-        workload: lengths and padding.
-        gpu: decides the kernels.
-        own_weights: format in which the script makes its weights.
-        has_adapters: whether they have adapters of the script's own.
-        has_frozen: whether the script leaves some of them as they are.
     """
     precision = strategy.precision or Precision.FP32
     weights, autocast = precision, None

@@ -257,7 +257,8 @@ def test_what_a_script_freezes_does_not_train() -> None:
 def test_neither_closed_forms_nor_the_catalog_import_torch() -> None:
     program = (
         "import sys; from zerofit.planning.estimate.closed_form.log import closed_form_log;"
-        "from zerofit.planning.estimate.time.step_time import estimate_step_time; from zerofit.machine.rates import catalog_rates;"
+        "from zerofit.planning.estimate.time.step_time import estimate_step_time;"
+        "from zerofit.machine.rates import catalog_rates;"
         "catalog_rates(); print('torch' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -115,7 +115,6 @@ class HostRank:
         """Make the rank.
 
         Args:
-            rank: on the first node.
             loaded_bytes_per_element: of the weights in the checkpoint, or as the script makes them.
             has_checkpoint: whether they are read from one; else they are made in the memory of each rank.
         """
@@ -437,9 +436,7 @@ def estimate_host_memory(setup: Setup, *, model: ModelFacts, machine: Machine) -
     from safetensors files on a local disk.
 
     Args:
-        setup: what runs.
         model: tells the type of the weights in the checkpoint; fp32 where it does not.
-        machine: the node.
     """
     loaded = ELEMENT_BYTES.get(model.checkpoint_dtype, 4)
     on_gpu = bool(machine.gpus) and not setup.topology.on_cpu

@@ -127,8 +127,6 @@ def batch_sizes(num_prompts: int, num_ranks: int, *, most: int | None = None) ->
     Of as many calls, the smallest batch that makes them: 17 and 16 of 33 prompts, not 32 and one.
 
     Args:
-        num_prompts: of all ranks.
-        num_ranks: that share them.
         most: the largest batch; None for no bound.
     """
     each = max(1, -(-num_prompts // num_ranks))
@@ -260,13 +258,6 @@ def seconds_of(
     Each call makes a pass for each new token. A pass reads all weights and half of the full cache from the
     GPU's memory. Weights that are not there whole come for each pass, whatever the batch, or once for a call
     that gathers them first. Computation is not in it, nor what overlaps: it compares layouts, no more.
-
-    Args:
-        weights: the layout.
-        workload: what is generated.
-        batch_size: prompts in one call on one rank.
-        machine: one node.
-        gpu: the smallest of it; None where the ranks run on the CPU.
     """
     moved = _moving_seconds(weights, machine, gpu)
     if gpu is None or gpu.memory_bytes_per_s is None or moved is None:

@@ -115,10 +115,6 @@ def weights_of(
     The engine's own rules say it: loading under zero.Init, gathering, prefetching and releasing.
 
     Args:
-        model: the dimensions.
-        strategy: the layout.
-        topology: its ranks.
-        versions: of what runs.
         gather: ALWAYS holds the whole model beside the parts, where a rank's part is not the whole model.
         gpu: the smallest of a node; None for ranks on the CPU, which have no scratch memory of kernels.
     """
@@ -156,26 +152,19 @@ def _gathered_once(held: Weights) -> Weights:
 
 
 def generate_phases(
-    weights: Weights, workload: InferenceWorkload, *, batch_size: int, holder: Holder
+    weights: Weights, workload: InferenceWorkload, *, batch_size: int
 ) -> tuple[PhaseMemory, ...]:
-    """Return the two moments of a call that need most, without anything but tensors.
-
-    Args:
-        weights: what the layout holds of them.
-        workload: what is generated.
-        batch_size: prompts in one call.
-        holder: who holds cache and activations.
-    """
+    """Return the two moments of a call that need most, without anything but tensors."""
     shape = weights.shape
     first = 1 if shape.facts.num_decoder_layers else workload.longest_prompt
     last = cached_tokens(shape, workload)
     prefill = (
-        *cache_terms(shape, workload, batch_size=batch_size, tokens=first, holder=holder),
-        *prefill_terms(shape, workload, batch_size=batch_size, holder=holder),
+        *cache_terms(shape, workload, batch_size=batch_size, tokens=first),
+        *prefill_terms(shape, workload, batch_size=batch_size),
     )
     decode = (
-        *cache_terms(shape, workload, batch_size=batch_size, tokens=last, holder=holder),
-        *decode_terms(shape, workload, batch_size=batch_size, tokens=last, holder=holder),
+        *cache_terms(shape, workload, batch_size=batch_size, tokens=last),
+        *decode_terms(shape, workload, batch_size=batch_size, tokens=last),
     )
     return (
         PhaseMemory(phase=RunPhase.PREFILL, terms=(*weights.generate, *prefill)),
@@ -186,21 +175,14 @@ def generate_phases(
 def device_memory(
     weights: Weights, workload: InferenceWorkload, *, batch_size: int, gpu: GpuSpec
 ) -> MemoryEstimate:
-    """Return what each GPU needs for batches of so many prompts.
-
-    Args:
-        weights: what the layout holds of them.
-        workload: what is generated.
-        batch_size: prompts in one call.
-        gpu: the smallest of a node.
-    """
+    """Return what each GPU needs for batches of so many prompts."""
     outside = outside_terms(gpu, weights.setup.topology, weights.setup.versions)
     before = [PhaseMemory(phase=RunPhase.LOAD, terms=(*weights.load, *outside))]
     if weights.is_gathered_once:
         before.append(PhaseMemory(phase=RunPhase.INITIALISE, terms=(*weights.gather, *outside)))
     phases = tuple(
         PhaseMemory(phase=phase.phase, terms=(*phase.terms, _rest(phase, weights), *outside))
-        for phase in generate_phases(weights, workload, batch_size=batch_size, holder=Holder.TENSORS)
+        for phase in generate_phases(weights, workload, batch_size=batch_size)
     )
     is_compared = weights.shape.facts.model_type in COMPARED_FAMILIES
     return MemoryEstimate(
@@ -231,15 +213,7 @@ _SWAPPER = "deepspeed 0.19.8, runtime/swap_tensor/partitioned_param_swapper.py"
 def host_memory(
     weights: Weights, workload: InferenceWorkload, *, model: ModelFacts, machine: Machine, batch_size: int
 ) -> MemoryEstimate:
-    """Return what one node's host needs, all its ranks together.
-
-    Args:
-        weights: what the layout holds of them, on GPUs or on the CPU.
-        workload: what is generated.
-        model: tells the type of the weights in the checkpoint.
-        machine: the node.
-        batch_size: prompts in one call on one rank.
-    """
+    """Return what one node's host needs, all its ranks together."""
     if weights.setup.topology.on_cpu:
         return _on_cpu(weights, workload, model=model, machine=machine, batch_size=batch_size)
     estimate = estimate_host_memory(weights.setup, model=model, machine=machine)
@@ -318,7 +292,7 @@ def _on_cpu(
         room = machine.host_memory_available_bytes - sum(term.num_bytes for term in load)
         load.append(_checkpoint_term(model.num_parameters, width, room))
     phases = [PhaseMemory(phase=RunPhase.LOAD, terms=tuple(load))]
-    for phase in generate_phases(weights, workload, batch_size=batch_size, holder=Holder.PAGEABLE):
+    for phase in generate_phases(weights, workload, batch_size=batch_size):
         terms = (*_of_all(phase.terms, num_ranks, is_mapped=is_mapped), *stays)
         phases.append(PhaseMemory(phase=phase.phase, terms=terms))
     return MemoryEstimate(
@@ -333,8 +307,6 @@ def _of_all(terms: Iterable[Term], num_ranks: int, *, is_mapped: bool) -> Iterat
     """Yield the terms of one rank as those of all ranks of a node, in its host memory.
 
     Args:
-        terms: of one rank.
-        num_ranks: of one node.
         is_mapped: whether the weights are the checkpoint's own pages, which the ranks share: so it is where
             from_pretrained keeps the type (tests/evidence/memory/test_checkpoint_load.py).
     """

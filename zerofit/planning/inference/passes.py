@@ -30,7 +30,6 @@ def pass_log(model: ModelFacts, precision: Precision) -> AllocationLog:
 
     Args:
         model: the dimensions; those that are 0 are taken to be as in most models.
-        precision: format of the weights.
     """
     shape = shape_of(model, precision)
     held: list[tuple[int, ...]] = [()]

@@ -34,7 +34,8 @@ def plan_inference(
     """Return the plan of a generation; where nothing fits, that of the nearest layout (`fits` is False).
 
     Of the layouts that fit, each with its largest batch, the one is taken that needs the least time to move
-    and read weights (seconds_of in estimator.py), as computed. Where a rate is not known, it is the first: the whole model on each rank, ZeRO-3 over all ranks, the weights in host memory, on NVMe.
+    and read weights (seconds_of in estimator.py): computed, not measured. Where a rate is not known, it is
+    the first of them: the whole model on each rank, ZeRO-3 over all ranks, offload to the host, to NVMe.
 
     Raises:
         UserError: the flags contradict each other or the machine.

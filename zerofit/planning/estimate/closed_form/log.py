@@ -238,7 +238,6 @@ def closed_form_log(model: ModelFacts, request: TraceRequest) -> AllocationLog:
 
     Args:
         model: the dimensions; those that are 0 are taken to be as in most models.
-        request: what decides the log beside the model.
     """
     return _Writer(Shape(facts=model, request=request)).write()
 

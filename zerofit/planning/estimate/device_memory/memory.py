@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from dataclasses import replace as replaced
 from typing import TYPE_CHECKING
 
@@ -37,8 +36,7 @@ _MANY_RANKS = (
 
 def estimate_memory(setup: Setup, *, gpu: GpuSpec) -> MemoryEstimate:
     """Return what one GPU needs, phase by phase, if its memory had no end."""
-    outside = _outside(setup, gpu)
-    engine = _played(setup, gpu, outside)
+    engine, outside = _played(setup, gpu)
     return _estimate(engine, replay(engine.tape, expandable_segments=setup.expandable_segments), outside)
 
 
@@ -48,18 +46,13 @@ def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEs
     The allocator gives cached blocks back before it gives up, so that a run may get through that would take
     more if there were more.
     """
-    outside = _outside(setup, gpu)
-    engine = _played(setup, gpu, outside)
+    engine, outside = _played(setup, gpu)
     within = replay(
         engine.tape,
         capacity=max(0, limit_bytes - _sum(outside)),
         expandable_segments=setup.expandable_segments,
     )
     return _estimate(engine, within, outside) if within.ends else None
-
-
-def _outside(setup: Setup, gpu: GpuSpec) -> tuple[Term, ...]:
-    return outside_terms(gpu, setup.topology, setup.versions, other_weight_bytes=setup.other_weight_bytes)
 
 
 def _estimate(engine: SimulatedEngine, played: Replay, outside: tuple[Term, ...]) -> MemoryEstimate:
@@ -82,20 +75,21 @@ def _estimate(engine: SimulatedEngine, played: Replay, outside: tuple[Term, ...]
 def _uncertainty(setup: Setup, *, has_nccl: bool) -> tuple[float, str]:
     """Return it and its source; a DeepSpeed that was not compared adds to it."""
     uncertainty, source = _MANY_RANKS if has_nccl else _ONE_RANK
-    doubt = doubt_about(setup.versions.deepspeed) if setup.strategy.engine is Engine.DEEPSPEED else None
-    if doubt is None:
+    more, why = doubt_about(setup.versions.deepspeed)
+    if setup.strategy.engine is Engine.NATIVE or not more:
         return uncertainty, source
-    return uncertainty + doubt.uncertainty, f"{source}; {doubt.uncertainty:.0%} more, as {doubt.reason}"
+    return uncertainty + more, f"{source}; {more:.0%} more, as {why}"
 
 
-def _played(setup: Setup, gpu: GpuSpec, outside: tuple[Term, ...]) -> SimulatedEngine:
-    """Return the engine of a setup with the whole run on its tape."""
+def _played(setup: Setup, gpu: GpuSpec) -> tuple[SimulatedEngine, tuple[Term, ...]]:
+    """Return the engine of a setup with the whole run on its tape, and what is not PyTorch's."""
+    terms = outside_terms(gpu, setup.topology, setup.versions, other_weight_bytes=setup.other_weight_bytes)
     here = replaced(
         setup,
         compute_capability=gpu.compute_capability or setup.compute_capability,
-        gpu_memory_bytes=max(0, gpu.usable_bytes - _sum(outside)),
+        gpu_memory_bytes=max(0, gpu.usable_bytes - _sum(terms)),
     )
-    return play_strategy(here)
+    return play_strategy(here), terms
 
 
 def _sum(terms: tuple[Term, ...]) -> int:
@@ -108,8 +102,6 @@ def tensor_terms(
     """Return the live tensors of a phase's largest moment as terms.
 
     Args:
-        engine: explains the terms that it makes.
-        peak: the moment.
         traced: (formula, source) of the terms that the log brings.
     """
     terms = []
@@ -131,37 +123,23 @@ def _cache_term(peak: PhasePeak) -> Term:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
-    """Why an estimate is less certain than one that was compared."""
-
-    reason: str
-    uncertainty: float
-    """Added to the relative uncertainty."""
-
-
 _READ = "0.19.8"
 """Every file and line that the engines name is of this release, and so are the measured CPU ranks."""
 _NEAR, _FAR = 0.02, 0.05
 """ASSUMPTION, not measured: what the releases near the one compared, and the others, add to the uncertainty.
 Weights, masters and states follow from ZeRO itself; a release can change the copies and buckets beside."""
-_UNKNOWN = Doubt(reason="the release of DeepSpeed is not known", uncertainty=_FAR)
-_OLDER = Doubt(
-    reason="how it flattens weights, keeps gradients and releases gathered parameters was not compared",
-    uncertainty=_FAR,
-)
-_OTHER = Doubt(
-    reason="only 0.19.8 was compared; other releases of 0.19 and later may allocate otherwise",
-    uncertainty=_NEAR,
-)
 
 
-def doubt_about(deepspeed: str | None) -> Doubt | None:
-    """Return why memory under this DeepSpeed is less certain than measured; None for the release compared."""
+def doubt_about(deepspeed: str | None) -> tuple[float, str]:
+    """Return what a release of DeepSpeed adds to the uncertainty, and why; 0 for the one compared."""
     if deepspeed is None:
-        return _UNKNOWN
+        return _FAR, "the release of DeepSpeed is not known"
     release = deepspeed.split("+")[0]
     if release == _READ:
-        return None
-    numbers = tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
-    return _OLDER if numbers < (0, 19) else _OTHER
+        return 0.0, ""
+    if tuple(int(part) for part in release.split(".")[:2] if part.isdigit()) < (0, 19):
+        return (
+            _FAR,
+            "how it flattens weights, keeps gradients and releases gathered parameters was not compared",
+        )
+    return _NEAR, "only 0.19.8 was compared; other releases of 0.19 and later may allocate otherwise"

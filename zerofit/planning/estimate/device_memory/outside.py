@@ -67,9 +67,6 @@ def outside_terms(
     """Return all that lies on this GPU and in no log: the context, other models, and with several ranks NCCL.
 
     Args:
-        gpu: one of the node.
-        topology: the ranks.
-        versions: of what runs.
         other_weight_bytes: of the models that the script holds beside the one that it trains.
     """
     other, nccl = _other_models_term(other_weight_bytes), nccl_term(gpu, topology)

@@ -87,11 +87,7 @@ class Replay:
 
 
 def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool = False) -> Replay:
-    """Play a tape through the allocator.
-
-    Args:
-        capacity: bytes that the driver can hand to PyTorch at most; None for no end.
-    """
+    """Play a tape through the allocator."""
     allocator = CachingAllocator(capacity=capacity, expandable_segments=expandable_segments)
     allocate, free = allocator.allocate, allocator.free
     sizes, streams = tape.sizes, tape.streams

@@ -161,13 +161,7 @@ _Script = tuple[list[str], list[tuple[int, int]], list[tuple[int, int]]]
 
 @lru_cache(maxsize=16)
 def _script(log: AllocationLog, hooked: frozenset[int], *, keeps_outputs: bool) -> _Script:
-    """Return each storage's term, the events without those that do nothing, and those without activations.
-
-    Args:
-        log: what is played, again and again, under one strategy after the other.
-        hooked: the events at which the engine does something.
-        keeps_outputs: whether the script holds an output where the log frees it.
-    """
+    """Return each storage's term, the events without those that do nothing, and those without activations."""
     terms = terms_of(log)
     gradients = frozenset(storage for storage in log.gradient_storages if storage >= 0)
     played = {Event.ALLOCATE, Event.FREE, Event.GRADIENT_READY, Event.FORWARD_ENDS, *hooked}

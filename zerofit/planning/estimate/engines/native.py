@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from zerofit.core.allocation_log import TensorKind
 from zerofit.core.units import MIB
 from zerofit.planning.estimate.device_memory.optimizers import (
-    FORMULAS,
     STATES,
     TEMPORARIES,
     Stepped,
     make_optimizer,
-    stepper_of,
 )
 from zerofit.planning.estimate.engines.engine import SimulatedEngine
 
@@ -71,7 +69,8 @@ class NativeEngine(SimulatedEngine):
 
     def explain(self, term: str) -> tuple[str, str] | None:
         if term == STATES:
-            return FORMULAS[stepper_of(self.setup.strategy, self.setup.own_optimizer)]
+            costs = make_optimizer(self.setup.strategy, self.setup.own_optimizer).costs
+            return costs.formula, costs.source
         return _EXPLANATIONS.get(term)
 
     def load(self) -> None:

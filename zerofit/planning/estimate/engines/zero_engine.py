@@ -206,10 +206,6 @@ def merged(slices: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def sub_groups(parts: list[int], limit: int) -> list[int]:
     """Return the elements that ZeRO-3's optimizer steps at a time.
 
-    Args:
-        parts: elements of one rank's part of each parameter.
-        limit: sub_group_size.
-
     Source: deepspeed 0.19.8, runtime/zero/stage3.py:1210 (_create_fp16_sub_groups).
     """
     if limit >= sum(parts):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import CostKind, OperatorCost, Pass
 from zerofit.core.estimates import StepTime, TimeTerm
-from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, ZeroStage
-from zerofit.planning.estimate.device_memory.optimizers import OneState, Stepper, stepper_of
+from zerofit.core.strategy import Engine, OffloadDevice, ZeroStage
+from zerofit.planning.estimate.device_memory.optimizers import COSTS, stepper_of
 from zerofit.planning.estimate.engines.native import BUCKET_BYTES
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import MESSAGE_ELEMENTS
 from zerofit.planning.estimate.time.speeds import speeds_of
@@ -34,16 +34,7 @@ class PassTimes:
     """With recomputation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Communication:
-    """What the exchange adds to one optimizer step."""
-
-    seconds: float
-    formula: str
-    source: str
-
-
-def communication(setup: Setup, speeds: Speeds, passes: PassTimes) -> Communication | None:
+def communication(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm | None:
     """Return what communication adds to a step beyond the computation that hides it; None for one rank.
 
     A ring moves 2 (N - 1) / N of the bytes in an all-reduce, half of that in an all-gather or a
@@ -51,52 +42,38 @@ def communication(setup: Setup, speeds: Speeds, passes: PassTimes) -> Communicat
     """
     if setup.topology.data_parallel_size == 1 or not setup.trains:
         return None
+    stage, num_bytes = setup.strategy.zero_stage, trained_bytes(setup)
     if setup.strategy.engine is Engine.NATIVE:
-        return _of_ddp(setup, speeds, passes)
-    if setup.strategy.zero_stage is ZeroStage.PARAMETERS:
-        return _of_stage_3(setup, speeds, passes)
-    return _of_stages_0_to_2(setup, speeds)
-
-
-def _of_ddp(setup: Setup, speeds: Speeds, passes: PassTimes) -> Communication:
-    num_bytes = trained_bytes(setup)
-    exchange = 2 * _one_way(num_bytes, math.ceil(num_bytes / BUCKET_BYTES), setup, speeds)
-    return Communication(
-        seconds=_beside(exchange, passes.backward_s),
-        formula="max(0, all-reduce of the gradients - last backward pass) + 0.1 x what that hides",
-        source="torch DistributedDataParallel; accelerate's no_sync before the last micro-batch",
-    )
-
-
-def _of_stages_0_to_2(setup: Setup, speeds: Speeds) -> Communication:
-    stage = setup.strategy.zero_stage
-    if stage is ZeroStage.NOTHING:
+        exchange = 2 * _one_way(num_bytes, math.ceil(num_bytes / BUCKET_BYTES), setup, speeds)
+        seconds = _beside(exchange, passes.backward_s)
+        formula = "max(0, all-reduce of the gradients - last backward pass) + 0.1 x what that hides"
+        source = "torch DistributedDataParallel; accelerate's no_sync before the last micro-batch"
+    elif stage is ZeroStage.PARAMETERS:
+        seconds, formula = _of_stage_3(setup, speeds, passes)
+        source = "deepspeed/runtime/zero/stage3.py and partitioned_param_coordinator.py (0.19.8)"
+    elif stage is ZeroStage.NOTHING:
         num_messages = math.ceil(trained_elements(setup) / MESSAGE_ELEMENTS)
-        return Communication(
-            seconds=2 * _one_way(trained_bytes(setup), num_messages, setup, speeds),
-            formula="all-reduce of the gradients",
-            source="deepspeed/runtime/engine.py, allreduce_gradients (0.19.8)",
+        seconds = 2 * _one_way(num_bytes, num_messages, setup, speeds)
+        formula = "all-reduce of the gradients"
+        source = "deepspeed/runtime/engine.py, allreduce_gradients (0.19.8)"
+    else:
+        times = num_micro_batches(setup) if stage is ZeroStage.GRADIENTS else 1
+        seconds = _reduce_and_gather(setup, speeds, times=times)
+        formula = f"{times} x all-reduce of the gradients + all-gather of the weights"
+        source = (
+            "deepspeed/runtime/zero/stage_1_and_2.py, allreduce_and_scatter and step: each bucket is "
+            "all-reduced, at stage 2 in every micro-batch, and nothing overlaps without overlap_comm (0.19.8)"
         )
-    times = num_micro_batches(setup) if stage is ZeroStage.GRADIENTS else 1
-    return Communication(
-        seconds=_reduce_and_gather(setup, speeds, times=times),
-        formula=f"{times} x all-reduce of the gradients + all-gather of the weights",
-        source="deepspeed/runtime/zero/stage_1_and_2.py, allreduce_and_scatter and step: each bucket is "
-        "all-reduced, at stage 2 in every micro-batch, and nothing overlaps without overlap_comm (0.19.8)",
-    )
+    source = f"{source}; {speeds.bus_source}"
+    return TimeTerm(name="communication", seconds=seconds, formula=formula, source=source)
 
 
-def _of_stage_3(setup: Setup, speeds: Speeds, passes: PassTimes) -> Communication:
+def _of_stage_3(setup: Setup, speeds: Speeds, passes: PassTimes) -> tuple[float, str]:
     log = setup.log
     weights = sum(one.num_elements * one.bytes_per_element for one in log.parameters)
-    num_modules = num_holders(setup)
-    gather = _one_way(weights, num_modules, setup, speeds)
-    scatter = _one_way(
-        trained_bytes(setup),
-        math.ceil(trained_elements(setup) / setup.strategy.buckets.reduce_bucket_size),
-        setup,
-        speeds,
-    )
+    gather = _one_way(weights, num_holders(setup), setup, speeds)
+    num_buckets = math.ceil(trained_elements(setup) / setup.strategy.buckets.reduce_bucket_size)
+    scatter = _one_way(trained_bytes(setup), num_buckets, setup, speeds)
     gathers_again = num_gathers(setup) == 2
     forward = _beside(gather, passes.forward_s)
     backward = _beside((gather if gathers_again else 0.0) + scatter, passes.backward_s)
@@ -106,12 +83,11 @@ def _of_stage_3(setup: Setup, speeds: Speeds, passes: PassTimes) -> Communicatio
     # not, which would put it 10 to 25 % ahead; nobody has published that it is.
     least = _reduce_and_gather(setup, speeds, times=num_micro_batches(setup))
     disturbed = num_micro_batches(setup) * _DISTURBANCE * (gather + scatter)
-    return Communication(
-        seconds=max(waits, least + disturbed),
-        formula="micro-batches x (max(0, all-gather - forward) + max(0, reduce-scatter"
-        f"{again} - backward) + 0.1 x what those hide); ASSUMPTION: no less than stage 2 waits",
-        source="deepspeed/runtime/zero/stage3.py and partitioned_param_coordinator.py (0.19.8)",
+    formula = (
+        f"micro-batches x (max(0, all-gather - forward) + max(0, reduce-scatter{again} - backward) + 0.1 x "
+        "what those hide); ASSUMPTION: no less than stage 2 waits"
     )
+    return max(waits, least + disturbed), formula
 
 
 def _reduce_and_gather(setup: Setup, speeds: Speeds, *, times: int) -> float:
@@ -174,25 +150,6 @@ def _one_way(num_bytes: int, num_messages: int, setup: Setup, speeds: Speeds) ->
     return num_bytes * (ranks - 1) / ranks / speeds.bus_bytes_per_s + num_messages * speeds.message_s
 
 
-_STEP_BYTES: dict[Stepper, int] = {
-    None: 80,
-    OptimizerName.ADAMW: 28,
-    OptimizerName.PAGED_ADAMW: 28,
-    OptimizerName.ADAMW_8BIT: 16,
-    OptimizerName.PAGED_ADAMW_8BIT: 16,
-    OptimizerName.LION: 20,
-    OptimizerName.LION_8BIT: 14,
-    OptimizerName.PAGED_LION_8BIT: 14,
-    OptimizerName.ADAFACTOR: 60,
-    OptimizerName.SGD: 12,
-    OneState.FULL: 36,
-    OneState.EIGHT_BIT: 14,
-}
-"""Bytes read and written for each element stepped, fp32 weights and gradients. Fused AdamW reads weight,
-gradient and two moments and writes three; foreach AdamW makes eight passes (torch/optim/adamw.py,
-_multi_tensor_adam); 8-bit moments take one byte each way each; Lion
-has one moment. ASSUMPTION for Adafactor: five passes, for foreach with one state three, and that pages stay
-on the GPU from step to step: each that the driver has moved takes longer, by how much was not measured."""
 _DEEPSPEED_16BIT_BYTES = 12
 """A 16-bit gradient read and written as fp32, the fp32 weight read and written in 16 bit.
 Source: deepspeed/runtime/zero/stage_1_and_2.py, step (0.19.8)."""
@@ -210,7 +167,7 @@ def optimizer_term(setup: Setup, speeds: Speeds) -> TimeTerm:
     """Return the term of the step on the GPU, or of the Python that hides it; 0 s where the CPU steps."""
     strategy = setup.strategy
     elements = _stepped_elements(setup)
-    per_element = _STEP_BYTES[stepper_of(strategy, setup.own_optimizer)]
+    per_element = COSTS[stepper_of(strategy, setup.own_optimizer)].step_bytes
     if strategy.engine is Engine.DEEPSPEED and trained_bytes(setup) < 4 * trained_elements(setup):
         per_element += _DEEPSPEED_16BIT_BYTES
     if strategy.clips_gradients:
@@ -234,8 +191,6 @@ def offload_terms(setup: Setup, speeds: Speeds, passes: PassTimes) -> list[TimeT
     """Return the terms of what rests outside the GPU: transfers, the CPU's step, the NVMe disk.
 
     Args:
-        setup: what is estimated.
-        speeds: what the machine achieves.
         passes: one micro-batch's computation, behind which prefetched weights hide.
     """
     strategy = setup.strategy
@@ -346,7 +301,6 @@ def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepT
     Args:
         setup: the log, which must carry costs, and the strategy with micro-batch and accumulation filled in.
         machine: one node; its first GPU stands for all.
-        rates: what is achieved of the machine's peaks.
 
     Returns:
         None on the CPU, or where the peaks of the GPU or of a link that the run needs are not known.
@@ -362,15 +316,7 @@ def estimate_step_time(setup: Setup, *, machine: Machine, rates: Rates) -> StepT
             backward_s=passes[Pass.RECOMPUTATION].seconds + passes[Pass.BACKWARD].seconds,
         )
         exchange = communication(setup, speeds, times)
-        if exchange is not None:
-            terms.append(
-                TimeTerm(
-                    name="communication",
-                    seconds=exchange.seconds,
-                    formula=exchange.formula,
-                    source=f"{exchange.source}; {speeds.bus_source}",
-                )
-            )
+        terms += [exchange] if exchange is not None else []
         terms += [optimizer_term(setup, speeds), *offload_terms(setup, speeds, times)]
     is_lora = setup.trains_adapters
     return StepTime(
