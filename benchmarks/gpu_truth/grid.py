@@ -22,7 +22,7 @@ from zerofit.models.task import Task
 from zerofit.models.trace import trace_model
 from zerofit.models.trace.cache import default_cache_folder
 from zerofit.planning.candidates import candidates
-from zerofit.planning.estimate.device_memory.outside import outside_terms
+from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.problem import Problem
 from zerofit.planning.search import OFFLOADED, tier
 from zerofit.planning.solve import best_of
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 FAR = 1.25
 """A strategy whose least memory is so many times the limit is not run.
 
-ASSUMPTION: about three times the worst error of published runs on one GPU (zerofit/planning/estimate/device_memory/memory.py). No
+ASSUMPTION: about three times the worst error of published runs on one GPU (_ONE_RANK in memory.py). No
 measurement bounds the error of others, so that one that is left out may have fitted.
 """
 SLOW = 4.0
@@ -152,7 +152,7 @@ def problem_of(question: Question, *, source: ModelSource, machine: Machine, ver
     """
     topology = Topology()
     gpu = machine.gpus[0] if machine.gpus else find_gpu(STAND_IN)
-    outside = sum(term.num_bytes for term in outside_terms(gpu, topology, versions))
+    outside = sum(term.num_bytes for term in non_torch_terms(gpu, topology, versions))
     return Problem(
         model=source.facts,
         machine=replace(machine, gpus=(_cut(gpu, question.limit_bytes + outside),), nvme_bytes=0),
@@ -183,7 +183,9 @@ def _estimator(problem: Problem, source: ModelSource, rates: Rates) -> TrainingE
     return TrainingEstimator(problem, trace=trace, rates=rates)
 
 
-def _entry(strategy: Strategy, choice: Strategy | None, estimator: TrainingEstimator, question: Question) -> Entry:
+def _entry(
+    strategy: Strategy, choice: Strategy | None, estimator: TrainingEstimator, question: Question
+) -> Entry:
     seconds = estimator.seconds(strategy)
     rule, why = _left_out(strategy, choice, estimator, question) or (None, "")
     return Entry(strategy=strategy, predicted_s=seconds, rule=rule, why=why)
@@ -208,7 +210,9 @@ def _left_out(
     return None
 
 
-def _with_checks(entries: Iterable[Entry], estimator: TrainingEstimator, question: Question) -> Iterator[Entry]:
+def _with_checks(
+    entries: Iterable[Entry], estimator: TrainingEstimator, question: Question
+) -> Iterator[Entry]:
     """Yield entries, of each kind the first that is left out and may fit as one that runs."""
     checked = set()
     for one in entries:
@@ -224,7 +228,9 @@ def _with_checks(entries: Iterable[Entry], estimator: TrainingEstimator, questio
 
 def _least_bytes(strategy: Strategy, estimator: TrainingEstimator) -> int:
     """Return what torch's allocator needs at least, by the planner's own bounds."""
-    return max(estimator.least_live_bytes(strategy), estimator.least_played_bytes(strategy)) - _outside_bytes(estimator)
+    return max(estimator.least_live_bytes(strategy), estimator.least_played_bytes(strategy)) - _outside_bytes(
+        estimator
+    )
 
 
 def _peak_bytes(strategy: Strategy, estimator: TrainingEstimator) -> int:

@@ -70,24 +70,29 @@ def test_another_global_batch_is_refused_where_the_script_makes_it() -> None:
     )
 
 
-def test_another_global_batch_names_the_count_of_a_loop_that_accumulates_by_hand() -> None:
-    by_hand = capture(gradient_accumulation_steps=1, accumulates_by_hand=2)
+@pytest.mark.parametrize(
+    ("captured", "parts", "changes"),
+    [
+        (
+            capture(gradient_accumulation_steps=1, accumulates_by_hand=2),
+            "8 x 2 x 4 = 64",
+            "batch_size to 16 or the number of passes after which it steps to 4",
+        ),
+        (
+            capture(splits_batches=True),
+            "2 x 2 x 4 = 16",
+            "batch_size to 64 or its gradient_accumulation_steps to 16",
+        ),
+    ],
+)
+def test_another_global_batch_names_what_makes_it_in_the_script(
+    captured: Capture, parts: str, changes: str
+) -> None:
     with pytest.raises(UserError) as caught:
-        captured_problem(by_hand, request=Request(global_batch_size=128))
+        captured_problem(captured, request=Request(global_batch_size=128))
     assert (caught.value.found, caught.value.fix) == (
-        "--global-batch-size 128, and the script's is 8 x 2 x 4 = 64   (samples x accumulation x ranks)",
-        "leave out --global-batch-size, or set in the script its DataLoader's batch_size to 16 or the number "
-        "of passes after which it steps to 4",
-    )
-
-
-def test_another_global_batch_names_the_whole_batch_where_a_loader_splits_it_over_the_ranks() -> None:
-    with pytest.raises(UserError) as caught:
-        captured_problem(capture(splits_batches=True), request=Request(global_batch_size=128))
-    assert (caught.value.found, caught.value.fix) == (
-        "--global-batch-size 128, and the script's is 2 x 2 x 4 = 16   (samples x accumulation x ranks)",
-        "leave out --global-batch-size, or set in the script its DataLoader's batch_size to 64 or its "
-        "gradient_accumulation_steps to 16",
+        f"--global-batch-size 128, and the script's is {parts}   (samples x accumulation x ranks)",
+        f"leave out --global-batch-size, or set in the script its DataLoader's {changes}",
     )
 
 

@@ -125,41 +125,21 @@ def test_a_flag_wins_over_a_preset() -> None:
 
 
 _DEFAULT_BF16 = ("precision", "bf16", Origin.DEFAULT, "every GPU from Ampere on has bf16")
+_WHY_ZERO2 = "shards gradients and optimizer states and sends no more than data parallelism does"
+_WHY_NATIVE = "DeepSpeed shards over ranks or offloads; with neither, plain PyTorch is as small and faster"
+_WHY_FP16 = "these GPUs are older than Ampere (compute capability 8.0) and have no bf16"
 
 
 @pytest.mark.parametrize(
     ("machine", "request_", "reasons"),
     [
-        (
-            _EIGHT_NEW,
-            Request(),
-            (
-                (
-                    "zero_stage",
-                    "2",
-                    Origin.DEFAULT,
-                    "shards gradients and optimizer states and sends no more than data parallelism does",
-                ),
-                _DEFAULT_BF16,
-            ),
-        ),
+        (_EIGHT_NEW, Request(), (("zero_stage", "2", Origin.DEFAULT, _WHY_ZERO2), _DEFAULT_BF16)),
         (
             _ONE_OLD,
             Request(),
             (
-                (
-                    "engine",
-                    "native",
-                    Origin.DEFAULT,
-                    "DeepSpeed shards over ranks or offloads; with neither, plain PyTorch is as small and "
-                    "faster",
-                ),
-                (
-                    "precision",
-                    "fp16",
-                    Origin.DEFAULT,
-                    "these GPUs are older than Ampere (compute capability 8.0) and have no bf16",
-                ),
+                ("engine", "native", Origin.DEFAULT, _WHY_NATIVE),
+                ("precision", "fp16", Origin.DEFAULT, _WHY_FP16),
             ),
         ),
         (

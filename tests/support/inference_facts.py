@@ -16,7 +16,7 @@ from zerofit.planning.inference.request import InferenceRequest, InferenceWorklo
 
 if TYPE_CHECKING:
     from zerofit.core.facts import ModelFacts
-    from zerofit.planning.inference.planned import InferencePlan
+    from zerofit.planning.inference.inference_plan import InferencePlan
 
 VERSIONS = Versions(python="3.12.4", zerofit="0.1.0", torch="2.13.0", deepspeed="0.19.8")
 GPU_24 = GpuSpec(

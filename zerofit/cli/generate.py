@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zerofit.generation.prompt_lines import PromptLines
     from zerofit.launching.generate.run import Run
     from zerofit.launching.nodes import Nodes
-    from zerofit.planning.inference.planned import InferencePlan
+    from zerofit.planning.inference.inference_plan import InferencePlan
 
 _POSITIVE = Number(int, least=1)
 _DTYPES = {precision.value: precision for precision in Precision} | DTYPES

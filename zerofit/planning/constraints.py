@@ -9,7 +9,7 @@ from zerofit.checking.inputs.optimizer_ids import optimizer_of_class
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.request import FLAGS
-from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage, show
+from zerofit.core.strategy import OffloadDevice, Precision, Strategy, ZeroStage, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,21 +35,20 @@ def pins_of_model(capture: Capture) -> Iterator[Pin]:
     """Yield what can't be changed in the model that a script makes."""
     model = capture.model
     name = model.class_path.rpartition(".")[2]
+    whole = ""
     if capture.num_models > 1:
-        why = f"the script prepares {capture.num_models} models, and a flag names none of them"
-        yield from (_unchanged(field, why) for field in _OF_ONE_MODEL)
+        whole = f"the script prepares {capture.num_models} models, and a flag names none of them"
     elif model.adapters:
-        why = f"the script has adapters of its own ({listed(model.adapters)})"
-        yield from (_unchanged(field, why) for field in _OF_ONE_MODEL)
+        whole = f"the script has adapters of its own ({listed(model.adapters)})"
     elif model.is_quantized:
-        why = "the script quantizes its weights itself, and has no adapters beside them"
-        yield from (_unchanged(field, why) for field in _OF_ONE_MODEL)
+        whole = "the script quantizes its weights itself, and has no adapters beside them"
     elif not model.is_transformers:
         why = f"{name} is no model of transformers, which would quantize its weights as it loads them"
         yield _unchanged("quantization", why)
     elif not model.loads_weights:
         why = "weights are quantized as from_pretrained() reads them, and the script makes its model without"
         yield _unchanged("quantization", why)
+    yield from (_unchanged(field, whole) for field in _OF_ONE_MODEL if whole)
     if not model.is_transformers:
         yield _unchanged("attention", "the script's model has its own attention")
         yield _unchanged("liger", f"Liger's kernels stand in for transformers' modules, and {name} has none")
@@ -143,7 +142,9 @@ class Constraints:
 
     def beside(self, request: Request) -> Constraints:
         """Return the constraints without the habits that the user's own flags overrule."""
-        kept = (one for one in self.pins if not (one.is_habit and _asked(request, one.field) is not None))
+        kept = (
+            one for one in self.pins if not (one.is_habit and getattr(request, one.field, None) is not None)
+        )
         return replace(self, pins=tuple(kept))
 
     def allow(self, field: str, value: Any) -> bool:
@@ -166,7 +167,7 @@ class Constraints:
             UserError: one does not.
         """
         for pin in self.beside(request).pins:
-            value = _asked(request, pin.field)
+            value = getattr(request, pin.field, None)
             if value is not None and value not in pin.values:
                 raise _refused(pin, value)
 
@@ -258,10 +259,8 @@ def _of_engine(capture: Capture) -> Iterator[Pin]:
             f"{num_foreign:,} elements beside it"
         )
     if why:
-        yield Pin(field="engine", values=(Engine.NATIVE,), why=why)
-        yield Pin(field="zero_stage", values=(ZeroStage.NOTHING,), why=why)
-        yield Pin(field="optimizer_offload", values=(OffloadDevice.NONE,), why=why)
-        yield Pin(field="param_offload", values=(OffloadDevice.NONE,), why=why)
+        for field in ("engine", "zero_stage", "optimizer_offload", "param_offload"):
+            yield Pin(field=field, values=(getattr(Strategy(), field),), why=why)
 
 
 def _num_foreign(capture: Capture) -> int:
@@ -317,10 +316,6 @@ def _of_clipping(capture: Capture) -> Iterator[Pin]:
     if capture.route is Route.TRAINER and capture.max_grad_norm == 0:
         why = "the script's max_grad_norm is 0"
         yield Pin(field="gradient_clipping", values=(0.0,), why=why, is_habit=True)
-
-
-def _asked(request: Request, field: str) -> Any:
-    return getattr(request, field, None)
 
 
 def _refused(pin: Pin, value: Any) -> UserError:

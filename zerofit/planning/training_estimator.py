@@ -11,21 +11,21 @@ from zerofit.core.allocation_log import TraceRequest
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, Term
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import format_bytes
-from zerofit.planning.bounds import (
+from zerofit.planning.estimate.closed_form.log import SOURCE
+from zerofit.planning.estimate.device_memory.memory import estimate_memory, estimate_within, tensor_terms
+from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
+from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
+from zerofit.planning.estimate.engines.engine import PLAYED, TRACED_TERMS, Setup
+from zerofit.planning.estimate.engines.play_strategy import play_strategy
+from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
+from zerofit.planning.estimate.step_time import estimate_step_time
+from zerofit.planning.memory_bounds import (
     LiveBound,
     envelope,
     keeps_gradients,
     least_gradient_bytes,
     least_state_bytes,
 )
-from zerofit.planning.estimate.closed_form.log import SOURCE
-from zerofit.planning.estimate.device_memory.memory import estimate_memory, estimate_within, tensor_terms
-from zerofit.planning.estimate.device_memory.outside import outside_terms
-from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
-from zerofit.planning.estimate.engines.choose_engine import play_strategy
-from zerofit.planning.estimate.engines.engine import PLAYED, TRACED_TERMS, Setup
-from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
-from zerofit.planning.estimate.time.step_time import estimate_step_time
 from zerofit.planning.search import EstimatedStrategy
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class TrainingEstimator:
         self._problem = problem
         self._trace = trace
         self._rates = rates
-        self.outside = outside_terms(
+        self.outside = non_torch_terms(
             problem.smallest_gpu,
             problem.topology,
             problem.versions,

@@ -22,8 +22,8 @@ from zerofit.planning.inference.activations import (
     prefill_terms,
     scores_bytes,
 )
+from zerofit.planning.inference.forward_log import shape_of
 from zerofit.planning.inference.memory import COMPARED_FAMILIES
-from zerofit.planning.inference.passes import shape_of
 
 _BATCH = 3
 

@@ -17,7 +17,7 @@ from zerofit.planning.inference.activations import (
     cache_terms,
     cached_tokens,
 )
-from zerofit.planning.inference.passes import shape_of
+from zerofit.planning.inference.forward_log import shape_of
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.inference.activations import cache_bytes_per_token
 from zerofit.planning.inference.estimator import MAX_BATCH, batch_sizes, seconds_of
+from zerofit.planning.inference.inference_plan import InferencePlan, layout_words
 from zerofit.planning.inference.memory import Weights
-from zerofit.planning.inference.planned import InferencePlan, layout_words
 
 _CPU = machine(host_gib=32)
 _ONE_24 = machine(GPU_24, host_gib=64)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zerofit.launching.generate.prompts import Prompt
     from zerofit.launching.generate.settings import Settings
     from zerofit.launching.nodes import Nodes
-    from zerofit.planning.inference.planned import InferencePlan
+    from zerofit.planning.inference.inference_plan import InferencePlan
 
 _PROGRAM = "zerofit.generation.program"
 _NAME = "generate"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder, Term
-from zerofit.planning.inference.passes import FUSED_GATE_FAMILIES
+from zerofit.planning.inference.forward_log import FUSED_GATE_FAMILIES
 
 if TYPE_CHECKING:
     from zerofit.planning.estimate.closed_form.shape import Shape

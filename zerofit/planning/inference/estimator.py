@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 from zerofit.core.units import format_bytes
 from zerofit.planning.estimate.host_memory import nvme_bytes_needed
-from zerofit.planning.estimate.time.speeds import NODE_BYTES_PER_S, NVME_READ_BYTES_PER_S
+from zerofit.planning.estimate.step_time import NODE_BYTES_PER_S, NVME_READ_BYTES_PER_S
 from zerofit.planning.inference.activations import cache_bytes_per_token
+from zerofit.planning.inference.inference_plan import InferenceCandidate, InferenceProblem
 from zerofit.planning.inference.memory import (
     device_memory,
     host_memory,
-    surely_bytes,
     swap_buffer_elements,
     weights_of,
 )
-from zerofit.planning.inference.planned import InferenceCandidate
-from zerofit.planning.problem import DEFAULT_RESERVE
 from zerofit.planning.search import needs_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.core.estimates import MemoryEstimate
-    from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions
-    from zerofit.core.strategy import Precision
+    from zerofit.core.facts import GpuSpec, Machine
     from zerofit.planning.inference.memory import Weights
-    from zerofit.planning.inference.request import InferenceRequest, InferenceWorkload
+    from zerofit.planning.inference.request import InferenceWorkload
 
 MAX_BATCH = 32
 """The largest batch that is chosen where the weights stay. ASSUMPTION: 32 rows already compute for a part of
@@ -44,56 +40,6 @@ _KINDS = (
 )
 """In the order of time that a pass takes: nothing is sent, weights are gathered, they come from host memory,
 from the disk. A larger batch, for which a later one has room, may turn that over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceProblem:
-    """A model, a machine and prompts."""
-
-    model: ModelFacts
-    machine: Machine
-    versions: Versions
-    workload: InferenceWorkload
-    request: InferenceRequest
-    precision: Precision
-    """Of the weights: the request's, or the one that was chosen."""
-
-    @property
-    def on_cpu(self) -> bool:
-        """True if the ranks run on the CPU."""
-        return self.request.on_cpu or not self.machine.gpus
-
-    @property
-    def gpu(self) -> GpuSpec | None:
-        """The GPU that decides what fits; None where the ranks run on the CPU."""
-        return None if self.on_cpu else min(self.machine.gpus, key=lambda gpu: gpu.usable_bytes)
-
-    @property
-    def device_bytes(self) -> int:
-        """What of that GPU may be taken."""
-        return int(self.gpu.usable_bytes * (1 - DEFAULT_RESERVE)) if self.gpu else 0
-
-    @property
-    def host_bytes(self) -> int:
-        """What of a node's host memory may be taken."""
-        return self.machine.host_memory_available_bytes
-
-    def is_close(self, candidate: InferenceCandidate) -> bool:
-        """Return whether an estimate's uncertainty reaches beyond the GPU or the host's memory."""
-        device, gpu = candidate.device, self.gpu
-        if device is not None and gpu is not None:
-            is_beyond = device.peak_bytes * (1 + device.uncertainty) > gpu.usable_bytes
-            return is_beyond or surely_bytes(candidate.host) > self.host_bytes
-        return surely_bytes(candidate.host) > self.host_bytes
-
-    def topology(self, stage: ZeroStage) -> Topology:
-        """Return the ranks: those said, else all GPUs; of whole models no more than there are prompts."""
-        num_nodes = self.request.num_nodes or 1
-        per_node = 1 if self.on_cpu else len(self.machine.gpus)
-        if stage is not ZeroStage.PARAMETERS:
-            per_node = max(1, min(per_node, -(-self.workload.num_prompts // num_nodes)))
-        world_size = self.request.num_processes or num_nodes * per_node
-        return Topology(num_nodes=num_nodes, world_size=world_size, on_cpu=self.on_cpu)
 
 
 def layouts(problem: InferenceProblem) -> tuple[Strategy, ...]:

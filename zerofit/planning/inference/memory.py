@@ -11,10 +11,10 @@ from zerofit.core.strategy import NVME, OffloadDevice, Precision, ZeroStage
 from zerofit.core.units import MIB
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.estimate.device_memory.memory import tensor_terms
-from zerofit.planning.estimate.device_memory.outside import outside_terms
+from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import replay_live
-from zerofit.planning.estimate.engines.choose_engine import play_strategy
 from zerofit.planning.estimate.engines.engine import Setup
+from zerofit.planning.estimate.engines.play_strategy import play_strategy
 from zerofit.planning.estimate.engines.zero_engine import GATHER_BUFFER, GATHERED
 from zerofit.planning.estimate.host_memory import (
     CAST,
@@ -27,7 +27,7 @@ from zerofit.planning.estimate.host_memory import (
     process_term,
 )
 from zerofit.planning.inference.activations import cache_terms, cached_tokens, decode_terms, prefill_terms
-from zerofit.planning.inference.passes import pass_log, shape_of
+from zerofit.planning.inference.forward_log import forward_log, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -119,7 +119,7 @@ def weights_of(
         gpu: the smallest of a node; None for ranks on the CPU, which have no scratch memory of kernels.
     """
     precision = strategy.precision or Precision.FP32
-    log = pass_log(model, precision)
+    log = forward_log(model, precision)
     setup = Setup(log=log, strategy=strategy, topology=topology, versions=versions, trains=False)
     engine = play_strategy(setup)
     peaks = {peak.phase: tensor_terms(engine, peak) for peak in replay_live(engine.tape).peaks}
@@ -176,7 +176,7 @@ def device_memory(
     weights: Weights, workload: InferenceWorkload, *, batch_size: int, gpu: GpuSpec
 ) -> MemoryEstimate:
     """Return what each GPU needs for batches of so many prompts."""
-    outside = outside_terms(gpu, weights.setup.topology, weights.setup.versions)
+    outside = non_torch_terms(gpu, weights.setup.topology, weights.setup.versions)
     before = [PhaseMemory(phase=RunPhase.LOAD, terms=(*weights.load, *outside))]
     if weights.is_gathered_once:
         before.append(PhaseMemory(phase=RunPhase.INITIALISE, terms=(*weights.gather, *outside)))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from zerofit.core.plan import Origin, Reason
 from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage, show
 from zerofit.generation.generation_job import Gather
-from zerofit.planning.inference.estimator import MAX_BATCH, InferenceEstimator, InferenceProblem
-from zerofit.planning.inference.planned import InferencePlan, duration, layout_words
+from zerofit.planning.inference.estimator import MAX_BATCH, InferenceEstimator
+from zerofit.planning.inference.inference_plan import InferencePlan, InferenceProblem, duration, layout_words
 from zerofit.planning.inference.request import DTYPES, FLAGS, check_request
 from zerofit.planning.search import kind_of, search
 from zerofit.planning.suggestions import GPUS_OF_A_NODE, first_that_help, with_more_host_memory
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zerofit.core.facts import Machine, ModelFacts, Versions
-    from zerofit.planning.inference.planned import InferenceCandidate
+    from zerofit.planning.inference.inference_plan import InferenceCandidate
     from zerofit.planning.inference.request import InferenceRequest, InferenceWorkload
     from zerofit.planning.search import SearchResult
 
@@ -57,16 +57,10 @@ def plan_inference(
     kinds = [*dict.fromkeys(map(kind_of, strategies))]
     candidates = sorted({*found.others, chosen}, key=lambda one: kinds.index(kind_of(one.strategy)))
     return InferencePlan(
-        model=model,
-        machine=machine,
-        versions=versions,
-        workload=workload,
-        request=request,
+        problem=problem,
         chosen=chosen,
         is_close=chosen.fits and problem.is_close(chosen),
         others=tuple((one, why_it_loses(one, chosen)) for one in candidates if one is not chosen),
-        device_bytes=problem.device_bytes,
-        host_bytes=problem.host_bytes,
         reasons=reasons_of(chosen, candidates, problem),
         suggestions=() if chosen.fits else suggestions(problem),
     )

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
 from zerofit.core.strategy import Engine
-from zerofit.planning.estimate.device_memory.outside import NCCL, outside_terms
+from zerofit.planning.estimate.device_memory.non_torch_memory import NCCL, non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import replay
-from zerofit.planning.estimate.engines.choose_engine import play_strategy
 from zerofit.planning.estimate.engines.engine import TRACED_TERMS
+from zerofit.planning.estimate.engines.play_strategy import play_strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,7 +83,7 @@ def _uncertainty(setup: Setup, *, has_nccl: bool) -> tuple[float, str]:
 
 def _played(setup: Setup, gpu: GpuSpec) -> tuple[SimulatedEngine, tuple[Term, ...]]:
     """Return the engine of a setup with the whole run on its tape, and what is not PyTorch's."""
-    terms = outside_terms(gpu, setup.topology, setup.versions, other_weight_bytes=setup.other_weight_bytes)
+    terms = non_torch_terms(gpu, setup.topology, setup.versions, other_weight_bytes=setup.other_weight_bytes)
     here = replaced(
         setup,
         compute_capability=gpu.compute_capability or setup.compute_capability,

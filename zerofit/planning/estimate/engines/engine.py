@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import Event, TensorKind
 from zerofit.core.estimates import RunPhase
-from zerofit.planning.estimate.device_memory.outside import cublas_workspace_bytes
+from zerofit.planning.estimate.device_memory.non_torch_memory import cublas_workspace_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

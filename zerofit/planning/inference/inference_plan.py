@@ -1,4 +1,4 @@
-"""InferencePlan: the layout that generates, its batch, its memory, and why the others lost."""
+"""InferenceProblem, and InferencePlan: the layout that generates, its batch, and why the others lost."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Estimate
 from zerofit.core.facts import Workload
-from zerofit.core.plan import Plan, Rejected
+from zerofit.core.plan import Plan, Rejected, Topology
 from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage
+from zerofit.planning.inference.memory import surely_bytes
 from zerofit.planning.inference.request import DTYPES
+from zerofit.planning.problem import DEFAULT_RESERVE
 from zerofit.planning.search import Candidate
 
 if TYPE_CHECKING:
     from zerofit.core.estimates import MemoryEstimate
-    from zerofit.core.facts import Machine, ModelFacts, Versions
-    from zerofit.core.plan import Reason, Topology
+    from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions
+    from zerofit.core.plan import Reason
     from zerofit.core.strategy import Strategy
     from zerofit.planning.inference.request import InferenceRequest, InferenceWorkload
 
@@ -41,24 +43,66 @@ class InferenceCandidate(Candidate):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferencePlan:
-    """What will generate, where, and why."""
+class InferenceProblem:
+    """A model, a machine and prompts."""
 
     model: ModelFacts
     machine: Machine
     versions: Versions
     workload: InferenceWorkload
     request: InferenceRequest
+    precision: Precision
+    """Of the weights: the request's, or the one that was chosen."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if the ranks run on the CPU."""
+        return self.request.on_cpu or not self.machine.gpus
+
+    @property
+    def gpu(self) -> GpuSpec | None:
+        """The GPU that decides what fits; None where the ranks run on the CPU."""
+        return None if self.on_cpu else min(self.machine.gpus, key=lambda gpu: gpu.usable_bytes)
+
+    @property
+    def device_bytes(self) -> int:
+        """What of that GPU may be taken."""
+        return int(self.gpu.usable_bytes * (1 - DEFAULT_RESERVE)) if self.gpu else 0
+
+    @property
+    def host_bytes(self) -> int:
+        """What of a node's host memory may be taken."""
+        return self.machine.host_memory_available_bytes
+
+    def is_close(self, candidate: InferenceCandidate) -> bool:
+        """Return whether an estimate's uncertainty reaches beyond the GPU or the host's memory."""
+        device, gpu = candidate.device, self.gpu
+        if device is not None and gpu is not None:
+            is_beyond = device.peak_bytes * (1 + device.uncertainty) > gpu.usable_bytes
+            return is_beyond or surely_bytes(candidate.host) > self.host_bytes
+        return surely_bytes(candidate.host) > self.host_bytes
+
+    def topology(self, stage: ZeroStage) -> Topology:
+        """Return the ranks: those said, else all GPUs; of whole models no more than there are prompts."""
+        num_nodes = self.request.num_nodes or 1
+        per_node = 1 if self.on_cpu else len(self.machine.gpus)
+        if stage is not ZeroStage.PARAMETERS:
+            per_node = max(1, min(per_node, -(-self.workload.num_prompts // num_nodes)))
+        world_size = self.request.num_processes or num_nodes * per_node
+        return Topology(num_nodes=num_nodes, world_size=world_size, on_cpu=self.on_cpu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferencePlan:
+    """What will generate, where, and why."""
+
+    problem: InferenceProblem
     chosen: InferenceCandidate
     """The nearest one where nothing fits."""
     is_close: bool
     """Whether the chosen layout fits only if its estimates are not too low."""
     others: tuple[tuple[InferenceCandidate, str], ...]
     """Every other layout with its smallest batch, and one phrase on why it lost."""
-    device_bytes: int
-    """What may be taken of each GPU; 0 where the ranks run on the CPU."""
-    host_bytes: int
-    """What may be taken of each node's host memory."""
     reasons: tuple[Reason, ...]
     """Why each field of the strategy and the topology has its value."""
     suggestions: tuple[str, ...] = ()
@@ -92,18 +136,18 @@ class InferencePlan:
 
     def as_plan(self) -> Plan:
         """Return what the launcher starts: the same strategy and ranks, without training."""
-        chosen = self.chosen
-        longest = self.workload.longest_prompt + self.workload.max_new_tokens
+        chosen, problem = self.chosen, self.problem
+        longest = problem.workload.longest_prompt + problem.workload.max_new_tokens
         estimate = None
         if chosen.device is not None:
             estimate = Estimate(device=chosen.device, host=chosen.host, step_time=None, tokens_per_step=0)
         return Plan(
             strategy=chosen.strategy,
             topology=chosen.topology,
-            machine=self.machine,
-            versions=self.versions,
+            machine=problem.machine,
+            versions=problem.versions,
             workload=Workload(sequence_length=longest),
-            model=self.model,
+            model=problem.model,
             trains=False,
             reasons=self.reasons,
             rejected=tuple(Rejected(strategy=other.strategy, why=why) for other, why in self.others),
