@@ -248,7 +248,7 @@ def test_bounds_are_never_above_the_estimate(seed: int) -> None:
         (1.005, "0% slower"),
         (1.004, "no faster, and less simple"),
         (0.996, "no faster, and less simple"),
-        (0.9, "10% less time, of which no estimate is sure, and less simple"),
+        (0.9, "10% less time, within the estimate's error, and less simple"),
     ],
 )
 def test_a_loser_is_told_how_much_longer_it_takes_than_the_choice(seconds: float, said: str) -> None:

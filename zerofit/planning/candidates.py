@@ -52,7 +52,7 @@ _AS_SAID: dict[str, Any] = {
     "lora": None,
     "freeze": (),
 }
-"""What no rule forbids unless the user says it, so that each kind is checked once."""
+"""Values that no rule forbids unless the user gives them, so that each kind is checked once."""
 
 _NONE, _CPU, _NVME = OffloadDevice.NONE, OffloadDevice.CPU, OffloadDevice.NVME
 _KINDS: tuple[Kind, ...] = (
@@ -266,7 +266,7 @@ def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | No
 
 
 def _trained(problem: Problem) -> tuple[tuple[tuple[str, ...], Lora | None], ...]:
-    """Return what may train: everything, and what the user allows in place of it."""
+    """Return the parts that may train: everything, and those that the user allows in place of it."""
     request = problem.request
     choices = [(request.freeze or (), request.lora)]
     if request.freeze is not None or request.lora is not None:

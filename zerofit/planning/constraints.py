@@ -84,7 +84,7 @@ def pins_of_data(capture: Capture) -> Iterator[Pin]:
 
 
 def _tells_lengths(capture: Capture) -> bool:
-    """Return whether lengths are known of more samples than the batches that were seen."""
+    """Return True if lengths are known of more samples than the batches that were seen."""
     known = capture.lengths
     return (
         known is None
@@ -112,7 +112,7 @@ class Pin:
     why: str
     """One phrase."""
     is_habit: bool = False
-    """Whether a flag of the user's may say otherwise: it is the script's choice, and no limit of it."""
+    """True if a flag of the user's may say otherwise: it is the script's choice, and no limit of it."""
 
 
 def listed(names: Sequence[str]) -> str:
@@ -148,7 +148,7 @@ class Constraints:
         return replace(self, pins=tuple(kept))
 
     def allow(self, field: str, value: Any) -> bool:
-        """Return whether a field can have a value."""
+        """Return True if a field can have a value."""
         return all(value in pin.values for pin in self.pins if pin.field == field)
 
     def among(self, field: str, values: Sequence[Any]) -> tuple[Any, ...]:

@@ -113,7 +113,7 @@ def problem_from_capture(
 
     Args:
         allow: what may change the training; the length of a script's samples is its own to change.
-        makes_model_first: whether the script makes its model before anything that says "ZeRO stage 3".
+        makes_model_first: True if the script makes its model before anything that says "ZeRO stage 3".
 
     Raises:
         UserError: a flag asks for what can't be applied to the script, or for another global batch than it
@@ -166,13 +166,13 @@ def _notes(capture: Capture, script: Script) -> Iterator[str]:
 
 
 def _is_in_4_bit(capture: Capture) -> bool:
-    """Return whether the script loads its weights in bitsandbytes' 4 bits, which a trace knows."""
+    """Return True if the script loads its weights in bitsandbytes' 4 bits, which a trace knows."""
     said = capture.model.config.get("quantization_config")
     return isinstance(said, dict) and bool(said.get("load_in_4bit"))
 
 
 def script_of(capture: Capture, topology: Topology, request: Request) -> Script:
-    """Return what a script brings to its problem on so many ranks."""
+    """Return a captured script's part of its problem on these ranks."""
     model = capture.model
     dtypes = {name.strip() for module in model.modules for name in module.dtype.split(",")}
     stepper, note = own_stepper(capture.optimizer)
@@ -305,6 +305,6 @@ def _tensor(batch: CapturedBatch, name: str) -> CapturedTensor | None:
 
 
 def _is_padded(batch: CapturedBatch) -> bool:
-    """Return whether a batch's attention mask hides tokens."""
+    """Return True if a batch's attention mask hides tokens."""
     mask = _tensor(batch, "attention_mask")
     return mask is not None and bool(batch.lengths) and min(batch.lengths) < mask.shape[-1]

@@ -30,7 +30,7 @@ _OPTIMIZER_REASONS = {
 
 
 _IMPLIED = ("zero_stage", "optimizer_offload", "param_offload", *UNCHANGED)
-"""What the engine's reason tells, and what changes only where the user says so."""
+"""Fields that the engine's reason tells, and those that change only where the user says so."""
 
 
 def plan_of(found: TrainingResult, problem: Problem) -> Plan:
@@ -94,7 +94,7 @@ def why_it_loses(
         return f"{1 - ratio:.0%} less time, and changes what is computed"
     if ratio > 0.995:
         return "no faster, and less simple"
-    return f"{1 - ratio:.0%} less time, of which no estimate is sure, and less simple"
+    return f"{1 - ratio:.0%} less time, within the estimate's error, and less simple"
 
 
 def _tier(one: EstimatedStrategy, problem: Problem) -> int:
@@ -157,7 +157,7 @@ def _chosen(strategy: Strategy, field: str, why: str) -> Reason:
 
 def _why_kind(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
     if not head.fits:
-        return "nothing fits; this lacks least"
+        return "nothing fits; this comes nearest"
     losers = why_others_lose(replace(found, variants=()), problem)
     if not losers:
         return "the only kind that was to be considered"
@@ -202,7 +202,7 @@ def _why_micro_batch(head: EstimatedStrategy, found: TrainingResult, problem: Pr
 
 def _why_checkpointing(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
     if not head.strategy.gradient_checkpointing:
-        return "activations fit, and recomputing them takes time" if head.fits else "this lacks least"
+        return "activations fit, and recomputing them takes time" if head.fits else "this comes nearest"
     kept = [
         one
         for one in found.variants

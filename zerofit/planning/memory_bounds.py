@@ -1,4 +1,4 @@
-"""Bounds: what a strategy needs at least, in microseconds, so that the search leaves most of them out."""
+"""Bounds of memory that a strategy needs at least, in microseconds: the search leaves most of them out."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from zerofit.core.facts import ModelFacts
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Strategy
+
+Lines = tuple[tuple[int, int], ...]
+"""(fixed bytes, bytes a sample) of the moments that may be the largest of a run."""
 
 
 def least_gradient_bytes(strategy: Strategy, model: ModelFacts, *, weight_bytes: int = 4) -> int:
@@ -78,24 +81,24 @@ def _trained(strategy: Strategy, model: ModelFacts) -> int:
 
 
 def keeps_gradients(strategy: Strategy) -> bool:
-    """Return whether each rank holds every gradient until the step, as nothing shares or moves them."""
+    """Return True if each rank holds every gradient until the step, as nothing shares or moves them."""
     return strategy.zero_stage < ZeroStage.GRADIENTS and not strategy.offloads
 
 
-class LiveBound:
-    """The most that a log's own tensors take at one time, for any micro-batch.
+def live_lines(log: AllocationLog, *, with_gradients: bool) -> Lines:
+    """Return the most that a log's own tensors take at one time, as lines over the micro-batch.
 
     Each moment takes fixed + per_sample * micro_batch_size; only the moments that are the largest for some
     micro-batch are kept, which are those of the upper envelope of these lines.
     """
+    buffers = sum(log.buffer_bytes)
+    moments = _moments(log, with_gradients=with_gradients)
+    return envelope(((buffers + fixed, each) for fixed, each in moments), start=1)
 
-    def __init__(self, log: AllocationLog, *, with_gradients: bool) -> None:
-        self._buffers = sum(log.buffer_bytes)
-        self._lines = envelope(_moments(log, with_gradients=with_gradients), start=1)
 
-    def at(self, micro_batch_size: int) -> int:
-        """Return the bytes for this many samples."""
-        return self._buffers + max(fixed + each * micro_batch_size for fixed, each in self._lines)
+def highest(lines: Lines, micro_batch_size: int) -> int:
+    """Return the bytes of the largest moment for this many samples."""
+    return max(fixed + each * micro_batch_size for fixed, each in lines)
 
 
 def _moments(log: AllocationLog, *, with_gradients: bool) -> set[tuple[int, int]]:
@@ -117,7 +120,7 @@ def _moments(log: AllocationLog, *, with_gradients: bool) -> set[tuple[int, int]
     return {*moments, (fixed, each)}
 
 
-def envelope(lines: Iterable[tuple[int, int]], *, start: int) -> tuple[tuple[int, int], ...]:
+def envelope(lines: Iterable[tuple[int, int]], *, start: int) -> Lines:
     """Return those of the lines (offset, slope) that may be on top somewhere from start on."""
     highest: dict[int, int] = {}
     for offset, slope in lines:

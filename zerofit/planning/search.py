@@ -45,7 +45,7 @@ _OPTIMIZER = {
 
 
 def kind_of(strategy: Strategy) -> Kind:
-    """Return what decides where model states lie."""
+    """Return the engine, the stage and the offloads: where model states lie."""
     return strategy.engine, strategy.zero_stage, strategy.optimizer_offload, strategy.param_offload
 
 
@@ -90,7 +90,7 @@ class Candidate:
 
     strategy: Strategy
     shortage: str = ""
-    """What does not fit, in words: "needs 91.2 GiB of 75.2 GiB on each GPU"; empty where it fits."""
+    """The lack, in words: "needs 91.2 GiB of 75.2 GiB on each GPU"; empty where it fits."""
     excess: float = 0.0
     """How many times too large its largest shortage is; 0 where it fits."""
 
@@ -101,7 +101,7 @@ class Candidate:
 
 
 def needs_words(estimate: MemoryEstimate, limit: int, where: str) -> str:
-    """Return what is needed of what there is: "needs 31.4 GiB of 22.3 GiB on each GPU"."""
+    """Return a need beside its limit: "needs 31.4 GiB of 22.3 GiB on each GPU"."""
     return f"needs {format_bytes(estimate.peak_bytes)} of {format_bytes(limit)} {where}"
 
 
@@ -122,7 +122,7 @@ class RuledOut:
 
     strategy: Strategy
     least_bytes: int
-    """What it needs of each GPU at least."""
+    """Of each GPU: a lower bound of its need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ TrainingResult = SearchResult[EstimatedStrategy]
 
 
 class Estimator(Protocol[C_co]):
-    """What the search asks about a strategy. A bound is never above what ``estimate`` finds."""
+    """Answers the search's questions about a strategy. A bound is never above what ``estimate`` finds."""
 
     def least_bytes(self, strategy: Strategy) -> int:
         """Return a bound of each GPU's memory that needs no trace."""
@@ -174,7 +174,7 @@ class Estimator(Protocol[C_co]):
         """Return the time of an optimizer step; None where the machine's rates are not known."""
 
     def fits(self, strategy: Strategy) -> bool:
-        """Return whether machine and disks have all that it needs."""
+        """Return True if machine and disks have all that it needs."""
 
     def estimate(self, strategy: Strategy) -> C_co:
         """Return the strategy with all that it needs."""
@@ -194,7 +194,7 @@ def search(
     Args:
         tier_of: how far a strategy goes; a lower tier always comes first.
         same_time: share of time that a simpler strategy may lose to the fastest.
-        compares: whether to look at the other kinds too; without, only the choice is looked for.
+        compares: True if to look at the other kinds too; without, only the choice is looked for.
     """
     hunt = _Hunt(strategies, estimator, device_bytes=device_bytes, tier_of=tier_of, same_time=same_time)
     chosen = hunt.best(hunt.fitting)

@@ -31,11 +31,11 @@ class Suggestion:
     """A change with which something fits."""
 
     change: str
-    """What to change, in words and flags."""
+    """In words and flags."""
     best: EstimatedStrategy
     """The strategy that then fits."""
     is_close: bool
-    """Whether its uncertainty reaches beyond what is there then."""
+    """True if its uncertainty reaches beyond what is there then."""
 
 
 def suggestions(
@@ -153,7 +153,7 @@ def _shorter(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 GPUS_OF_A_NODE = 8
-"""What a node holds at most, in nearly all that are sold or rented."""
+"""GPUs of the largest node that is commonly sold or rented."""
 _NUM_DOUBLINGS = 5
 """ASSUMPTION: 16 times the next larger power of two is more than is sold."""
 

@@ -1,4 +1,4 @@
-"""What the search asks of a training strategy: answered by traces, or by closed forms for `plan --fast`."""
+"""Estimates of training strategies for the search, by traces, or by closed forms for `plan --fast`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ from zerofit.planning.estimate.engines.play_strategy import play_strategy
 from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
 from zerofit.planning.estimate.step_time import estimate_step_time
 from zerofit.planning.memory_bounds import (
-    LiveBound,
+    Lines,
     envelope,
+    highest,
     keeps_gradients,
     least_gradient_bytes,
     least_state_bytes,
+    live_lines,
 )
-from zerofit.planning.search import EstimatedStrategy
+from zerofit.planning.search import EstimatedStrategy, needs_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.core.allocation_log import AllocationLog, Trace, TraceRequest
-    from zerofit.core.estimates import MemoryEstimate, StepTime
+    from zerofit.core.allocation_log import AllocationLog, Trace
+    from zerofit.core.estimates import StepTime
     from zerofit.core.facts import GpuSpec, Workload
     from zerofit.core.rates import Rates
     from zerofit.core.strategy import Strategy
     from zerofit.planning.estimate.device_memory.replay import PhasePeak
-    from zerofit.planning.estimate.engines.engine import Setup, SimulatedEngine
+    from zerofit.planning.estimate.engines.engine import SimulatedEngine
     from zerofit.planning.problem import Problem
 
 _SHIFT = 60
@@ -70,16 +72,16 @@ class TrainingEstimator:
             problem.versions,
             other_weight_bytes=problem.other_weight_bytes,
         )
-        """What is on each GPU and not PyTorch's."""
+        """Memory of each GPU outside of PyTorch's allocator."""
         self._outside_bytes = sum(term.num_bytes for term in self.outside)
         named = problem.request.nvme_path is not None and not problem.machine.nvme_bytes
         self._nvme_limit = math.inf if named else problem.machine.nvme_bytes
         """Bytes; without end where the user names a folder on a disk that is not known."""
         self._traces: dict[TraceRequest, Trace] = {}
-        self._live: dict[tuple[int, bool], LiveBound] = {}
+        self._live: dict[tuple[int, bool], Lines] = {}
         self._devices = {} if devices is None else devices
         self._hosts: dict[Strategy, MemoryEstimate] = {}
-        self._played: dict[tuple[Strategy, int], tuple[tuple[int, int], ...]] = {}
+        self._played: dict[tuple[Strategy, int], Lines] = {}
 
     def least_bytes(self, strategy: Strategy) -> int:
         """Return weights, optimizer states and gradients on each GPU, and what is not PyTorch's."""
@@ -93,8 +95,8 @@ class TrainingEstimator:
         log = self._log(strategy)
         key = id(log), keeps_gradients(strategy)
         if key not in self._live:
-            self._live[key] = LiveBound(log, with_gradients=key[1])
-        live = self._live[key].at(strategy.micro_batch_size or 1)
+            self._live[key] = live_lines(log, with_gradients=key[1])
+        live = highest(self._live[key], strategy.micro_batch_size or 1)
         return max(self.least_bytes(strategy), self._least_states(strategy) + live)
 
     def _least_states(self, strategy: Strategy) -> int:
@@ -123,11 +125,10 @@ class TrainingEstimator:
         key = alike, log.least_micro_batch_size
         if key not in self._played:
             self._played[key] = _lines(self._play(alike, log))
-        samples = strategy.micro_batch_size or 1
-        return self._outside_bytes + max(fixed + each * samples for fixed, each in self._played[key])
+        return self._outside_bytes + highest(self._played[key], strategy.micro_batch_size or 1)
 
     def fits_host(self, strategy: Strategy) -> bool:
-        """Return whether one node's memory and NVMe disks suffice."""
+        """Return True if one node's memory and NVMe disks suffice."""
         if self._host(strategy).peak_bytes > self._problem.host_bytes:
             return False
         return self._nvme_bytes(strategy) <= self._nvme_limit
@@ -141,7 +142,7 @@ class TrainingEstimator:
         return step_time.seconds if step_time else None
 
     def fits(self, strategy: Strategy) -> bool:
-        """Return whether a run gets through, on each GPU and on each host."""
+        """Return True if a run gets through, on each GPU and on each host."""
         return self.fits_host(strategy) and self._within(strategy) is not None
 
     def estimate(self, strategy: Strategy) -> EstimatedStrategy:
@@ -151,10 +152,10 @@ class TrainingEstimator:
         lacks, excess = [], []
         if device is None:
             device = self._estimate(self._setup(strategy))
-            lacks.append(_needs(device, problem.device_bytes, "on each GPU"))
+            lacks.append(needs_words(device, problem.device_bytes, "on each GPU"))
             excess.append(device.peak_bytes / problem.device_bytes)
         if host.peak_bytes > problem.host_bytes:
-            lacks.append(_needs(host, problem.host_bytes, "of host memory on each node"))
+            lacks.append(needs_words(host, problem.host_bytes, "of host memory on each node"))
             excess.append(host.peak_bytes / max(1, problem.host_bytes))
         if (on_disk := self._nvme_bytes(strategy)) > self._nvme_limit:
             room = format_bytes(int(self._nvme_limit)) if self._nvme_limit else "none"
@@ -177,7 +178,7 @@ class TrainingEstimator:
         return sum(one.num_elements for one in self._log(strategy).parameters if one.trains)
 
     def _within(self, strategy: Strategy) -> MemoryEstimate | None:
-        """Return what each GPU needs; None where that is more than a plan may take."""
+        """Return the memory of each GPU; None if it is more than a plan may take."""
         alike = replace(
             strategy, gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, PLAYED)
         )
@@ -195,7 +196,7 @@ class TrainingEstimator:
         return estimate_within(setup, gpu=problem.smallest_gpu, limit_bytes=problem.device_bytes)
 
     def _host(self, strategy: Strategy) -> MemoryEstimate:
-        """Return what one node's host needs, which the micro-batch and what is recomputed do not change."""
+        """Return the host memory of one node, which the micro-batch and what is recomputed do not change."""
         alike = replace(
             strategy,
             micro_batch_size=1,
@@ -253,7 +254,7 @@ def _request_for(strategy: Strategy, problem: Problem) -> TraceRequest:
     )
 
 
-def _lines(tape: Tape) -> tuple[tuple[int, int], ...]:
+def _lines(tape: Tape) -> Lines:
     """Return (fixed bytes, bytes per sample) of the moments that may be largest, of _MANY_SAMPLES played."""
     sizes, entries = tape.sizes, tape.entries
     sums = accumulate(sizes[entry - 1] if entry > 0 else -sizes[-entry - 1] for entry in entries)
@@ -263,10 +264,6 @@ def _lines(tape: Tape) -> tuple[tuple[int, int], ...]:
         if entry > 0 > after
     }
     return envelope({(one & (_MANY_SAMPLES - 1), one >> _SHIFT) for one in tops}, start=1)
-
-
-def _needs(estimate: MemoryEstimate, limit: int, where: str) -> str:
-    return f"needs {format_bytes(estimate.peak_bytes)} of {format_bytes(limit)} {where}"
 
 
 def _tokens(problem: Problem, strategy: Strategy) -> int:
@@ -294,7 +291,7 @@ def trace_request_for(
     has_adapters: bool = False,
     has_frozen: bool = False,
 ) -> TraceRequest:
-    """Return what decides the allocation log of a strategy.
+    """Return the request for a strategy's allocation log.
 
     DeepSpeed holds the weights in 16 bit and takes no autocast (accelerate switches it off under
     DeepSpeed, accelerate/accelerator.py, native_amp). Alone, PyTorch holds them as the script made them, in

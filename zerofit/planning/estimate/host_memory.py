@@ -84,7 +84,7 @@ class HostLedger:
 
     @property
     def num_bytes(self) -> int:
-        """What is held now."""
+        """All that is held now."""
         return self._live.total()
 
     def _compare(self) -> None:
@@ -116,7 +116,7 @@ class HostRank:
 
         Args:
             loaded_bytes_per_element: of the weights in the checkpoint, or as the script makes them.
-            has_checkpoint: whether they are read from one; else they are made in the memory of each rank.
+            has_checkpoint: True if they are read from one; else they are made in the memory of each rank.
         """
         self.ledger = HostLedger()
         strategy, log = setup.strategy, setup.log
@@ -430,7 +430,7 @@ _EXPLANATIONS = {
 
 
 def estimate_host_memory(setup: Setup, *, model: ModelFacts, machine: Machine) -> MemoryEstimate:
-    """Return what one node's host needs, all its ranks together, phase by phase: the node that has rank 0.
+    """Return the host memory of one node, all its ranks together, phase by phase: the node that has rank 0.
 
     Dataset, DataLoader workers and the page cache of other files are not in it. Weights are taken to come
     from safetensors files on a local disk.
@@ -500,7 +500,7 @@ def _terms(held: Counter[tuple[str, Holder]]) -> tuple[Term, ...]:
 
 
 def process_term(num_ranks: int, *, on_gpu: bool) -> Term:
-    """Return what the ranks of a node and their launcher hold before they have a tensor."""
+    """Return the memory of a node's processes, ranks and launcher, without tensors."""
     each = _PROCESS_BYTES + (_CUDA_BYTES if on_gpu else 0)
     return Term(
         name=PROCESS,

@@ -32,7 +32,7 @@ ADAM_BYTES_PER_ELEMENT = 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """What is achieved. Rates of a GPU are each GPU's own, those of the node all its ranks' together."""
+    """Achieved rates. Those of a GPU are each GPU's own, those of the node all its ranks' together."""
 
     matmul_flops_per_s: dict[Precision, float]
     attention_flops_per_s: dict[Precision, float]
@@ -46,7 +46,7 @@ class Speeds:
     partition_step_s: float
     """CPU time of their step for one parameter."""
     compiled: float
-    """What torch.compile leaves of the time of memory-bound operators."""
+    """Share of their time that memory-bound operators take under torch.compile."""
     bus_bytes_per_s: float | None
     """Bus bandwidth of a ring over all ranks, in nccl-tests' sense; None for one rank."""
     bus_source: str
@@ -164,7 +164,7 @@ class PassTimes:
 
 
 def communication(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm | None:
-    """Return what communication adds to a step beyond the computation that hides it; None for one rank.
+    """Return the time that communication adds to the computation that hides it; None for one rank.
 
     A ring moves 2 (N - 1) / N of the bytes in an all-reduce, half of that in an all-gather or a
     reduce-scatter: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
@@ -229,7 +229,7 @@ def _reduce_and_gather(setup: Setup, speeds: Speeds, *, times: int) -> float:
 
 
 def _beside(exchange_s: float, computation_s: float) -> float:
-    """Return what an exchange adds to the computation that it runs beside."""
+    """Return the seconds that an exchange adds to the computation that it runs beside."""
     return max(0.0, exchange_s - computation_s) + _DISTURBANCE * min(exchange_s, computation_s)
 
 

@@ -1,4 +1,4 @@
-"""What a forward pass without gradients holds beside the weights: a layer's tensors, mask, logits, cache."""
+"""Tensors of a forward pass without gradients, beside the weights: of a layer, mask, logits, cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FUSED_FAMILIES = frozenset(
 """Families whose attention goes through torch's scaled_dot_product_attention, and there into a fused kernel.
 Source: transformers 5.23, _supports_sdpa in models/*/modeling_*.py."""
 EAGER_FAMILIES = frozenset({"bloom", "codegen", "gemma2", "gpt_neo", "gpt_oss", "gptj", "longt5", "xglm"})
-"""Families that compute all scores; one that stands nowhere here is taken to as well. Source: the same."""
+"""Families that compute all scores; an unknown one is taken to as well. Source: the same."""
 LATENT_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3"})
 """Families with multi-head latent attention: query and key are wider than the value."""
 _FP32 = 4
@@ -34,7 +34,7 @@ _MOST_TENSORS = 3
 
 
 def is_eager(shape: Shape) -> bool:
-    """Return whether a family computes its scores in Python, or is not known."""
+    """Return True if a family computes its scores in Python, or is not known."""
     family = shape.facts.model_type
     return family not in FUSED_FAMILIES and family not in LATENT_FAMILIES
 
@@ -94,7 +94,7 @@ def cached_tokens(shape: Shape, workload: InferenceWorkload) -> int:
 def cache_terms(
     shape: Shape, workload: InferenceWorkload, *, batch_size: int, tokens: int
 ) -> tuple[Term, ...]:
-    """Return what a batch caches once each of its sequences has so many tokens.
+    """Return the cache of a batch once each of its sequences has so many tokens.
 
     Args:
         shape: the model, in the format of its weights, which is that of the cache.
@@ -149,7 +149,7 @@ sort or a softmax under sampling and beams."""
 
 
 def prefill_terms(shape: Shape, workload: InferenceWorkload, *, batch_size: int) -> tuple[Term, ...]:
-    """Return what the prompts of a batch take on their way through the model, their cache left out."""
+    """Return the tensors of a batch of prompts going through the model, their cache left out."""
     # An encoder sees each prompt once; a decoder sees it once for each sequence.
     is_pair = bool(shape.facts.num_decoder_layers)
     rows = batch_size if is_pair else batch_size * workload.sequences_per_prompt
@@ -160,7 +160,7 @@ def prefill_terms(shape: Shape, workload: InferenceWorkload, *, batch_size: int)
 def decode_terms(
     shape: Shape, workload: InferenceWorkload, *, batch_size: int, tokens: int
 ) -> tuple[Term, ...]:
-    """Return what one new token of each sequence takes on its way through the model, the cache left out.
+    """Return the tensors of one new token of each sequence going through the model, the cache left out.
 
     Args:
         tokens: of each sequence, which the new one attends to.

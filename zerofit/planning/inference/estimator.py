@@ -86,7 +86,7 @@ def batch_sizes(num_prompts: int, num_ranks: int, *, most: int | None = None) ->
 
 
 class InferenceEstimator:
-    """What `search` asks of a generation's strategies; their micro-batch is the prompts of one call."""
+    """Estimates a generation's strategies for `search`; their micro-batch is the prompts of one call."""
 
     def __init__(self, problem: InferenceProblem) -> None:
         self._problem = problem
@@ -123,7 +123,7 @@ class InferenceEstimator:
         )
 
     def fits(self, strategy: Strategy) -> bool:
-        """Return whether a batch surely fits; one prompt, or a flag's batch, may fit closely."""
+        """Return True if a batch surely fits; one prompt, or a flag's batch, may fit closely."""
         candidate = self.estimate(strategy)
         has_choice = self._problem.request.batch_size is None and candidate.batch_size > 1
         return candidate.fits and not (has_choice and self._problem.is_close(candidate))

@@ -66,16 +66,16 @@ class InferenceProblem:
 
     @property
     def device_bytes(self) -> int:
-        """What of that GPU may be taken."""
+        """Memory of that GPU that may be taken."""
         return int(self.gpu.usable_bytes * (1 - DEFAULT_RESERVE)) if self.gpu else 0
 
     @property
     def host_bytes(self) -> int:
-        """What of a node's host memory may be taken."""
+        """Host memory of a node that may be taken."""
         return self.machine.host_memory_available_bytes
 
     def is_close(self, candidate: InferenceCandidate) -> bool:
-        """Return whether an estimate's uncertainty reaches beyond the GPU or the host's memory."""
+        """Return True if an estimate's uncertainty reaches beyond the GPU or the host's memory."""
         device, gpu = candidate.device, self.gpu
         if device is not None and gpu is not None:
             is_beyond = device.peak_bytes * (1 + device.uncertainty) > gpu.usable_bytes
@@ -94,13 +94,13 @@ class InferenceProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferencePlan:
-    """What will generate, where, and why."""
+    """The layout that will generate, and why."""
 
     problem: InferenceProblem
     chosen: InferenceCandidate
     """The nearest one where nothing fits."""
     is_close: bool
-    """Whether the chosen layout fits only if its estimates are not too low."""
+    """True if the chosen layout fits only if its estimates are not too low."""
     others: tuple[tuple[InferenceCandidate, str], ...]
     """Every other layout with its smallest batch, and one phrase on why it lost."""
     reasons: tuple[Reason, ...]
@@ -110,7 +110,7 @@ class InferencePlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the chosen layout fits."""
+        """True if the chosen layout fits."""
         return self.chosen.fits
 
     @property
@@ -135,7 +135,7 @@ class InferencePlan:
         return next(name for name, one in DTYPES.items() if one is precision)
 
     def as_plan(self) -> Plan:
-        """Return what the launcher starts: the same strategy and ranks, without training."""
+        """Return the plan that the launcher starts: the same strategy and ranks, without training."""
         chosen, problem = self.chosen, self.problem
         longest = problem.workload.longest_prompt + problem.workload.max_new_tokens
         estimate = None
@@ -156,7 +156,7 @@ class InferencePlan:
 
 
 TIME_WORDS = "to read and move weights, at the peaks of memory and links: computed, not measured"
-"""What a plan's time is."""
+"""The meaning of a plan's time."""
 _OFFLOADED = {OffloadDevice.CPU: ", weights in host memory", OffloadDevice.NVME: ", weights on NVMe"}
 
 

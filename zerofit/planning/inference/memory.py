@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 GATHERED_ONCE = "weights gathered once"
 _GATHERING = "zerofit.generation.gathering"
 _BUCKET_BYTES = 256 * MIB
-"""What zerofit.generation.gathering gathers at a time."""
+"""Bytes that zerofit.generation.gathering gathers at a time."""
 COMPARED_FAMILIES = frozenset(
     {
         "bart", "bloom", "deepseek_v3", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox",
@@ -67,7 +67,7 @@ _REST_SOURCE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What a layout holds of the weights, whatever the batch: the same for each of its batches."""
+    """The weights that a layout holds, whatever the batch: the same for each of its batches."""
 
     setup: Setup
     shape: Shape
@@ -80,12 +80,12 @@ class Weights:
 
     @property
     def is_gathered_once(self) -> bool:
-        """Whether all weights are gathered for a call, not layer by layer."""
+        """True if all weights are gathered for a call, not layer by layer."""
         return bool(self.gather)
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether a pass finds no whole model on the GPU, so that weights must come from elsewhere."""
+        """True if a pass finds no whole model on the GPU, so that weights must come from elsewhere."""
         strategy = self.setup.strategy
         is_spread = self.setup.topology.world_size > 1 or strategy.param_offload is not OffloadDevice.NONE
         return strategy.zero_stage is ZeroStage.PARAMETERS and is_spread
@@ -110,7 +110,7 @@ def weights_of(
     gather: Gather,
     gpu: GpuSpec | None,
 ) -> Weights:
-    """Return what a layout holds of the weights on each rank.
+    """Return the weights that each rank of a layout holds.
 
     The engine's own rules say it: loading under zero.Init, gathering, prefetching and releasing.
 
@@ -131,7 +131,7 @@ def weights_of(
 
 
 def _gathered_once(held: Weights) -> Weights:
-    """Return what is held where all weights are gathered for a call, so that no layer is gathered in it."""
+    """Return the weights of a layout that gathers all of them for a call, and no layer in it."""
     once = Term(
         name=GATHERED_ONCE,
         num_bytes=held.whole_bytes,
@@ -175,7 +175,7 @@ def generate_phases(
 def device_memory(
     weights: Weights, workload: InferenceWorkload, *, batch_size: int, gpu: GpuSpec
 ) -> MemoryEstimate:
-    """Return what each GPU needs for batches of so many prompts."""
+    """Return the memory of each GPU for batches of so many prompts."""
     outside = non_torch_terms(gpu, weights.setup.topology, weights.setup.versions)
     before = [PhaseMemory(phase=RunPhase.LOAD, terms=(*weights.load, *outside))]
     if weights.is_gathered_once:
@@ -193,7 +193,7 @@ def device_memory(
 
 
 def _rest(phase: PhaseMemory, weights: Weights) -> Term:
-    """Return what the allocator keeps beyond live tensors: a share of all that comes and goes."""
+    """Return the memory that the allocator keeps beyond live tensors: a share of all that comes and goes."""
     stays = sum(term.num_bytes for term in weights.generate if term.name in (WEIGHTS, GATHERED_ONCE))
     return Term(
         name="allocator cache",
@@ -213,7 +213,7 @@ _SWAPPER = "deepspeed 0.19.8, runtime/swap_tensor/partitioned_param_swapper.py"
 def host_memory(
     weights: Weights, workload: InferenceWorkload, *, model: ModelFacts, machine: Machine, batch_size: int
 ) -> MemoryEstimate:
-    """Return what one node's host needs, all its ranks together."""
+    """Return the host memory of one node, all its ranks together."""
     if weights.setup.topology.on_cpu:
         return _on_cpu(weights, workload, model=model, machine=machine, batch_size=batch_size)
     estimate = estimate_host_memory(weights.setup, model=model, machine=machine)
@@ -228,7 +228,7 @@ def host_memory(
 
 
 def surely_bytes(estimate: MemoryEstimate) -> int:
-    """Return what the largest phase needs with its uncertainty, without pages that the kernel may drop."""
+    """Return the bytes of the largest phase with its uncertainty, without pages that the kernel may drop."""
     held = (
         sum(term.num_bytes for term in phase.terms if term.name != CHECKPOINT) for phase in estimate.phases
     )
@@ -307,7 +307,7 @@ def _of_all(terms: Iterable[Term], num_ranks: int, *, is_mapped: bool) -> Iterat
     """Yield the terms of one rank as those of all ranks of a node, in its host memory.
 
     Args:
-        is_mapped: whether the weights are the checkpoint's own pages, which the ranks share: so it is where
+        is_mapped: True if the weights are the checkpoint's own pages, which the ranks share: so it is where
             from_pretrained keeps the type (tests/evidence/memory/test_checkpoint_load.py).
     """
     for term in terms:

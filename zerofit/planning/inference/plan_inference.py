@@ -114,7 +114,7 @@ def reasons_of(
         others = (one for one in candidates if one.strategy.param_offload is OffloadDevice.NONE)
         is_faster = any(one.fits for one in others)
         why = "larger batches fit" if is_faster else "nothing that stays on the GPUs fits"
-        why = why if chosen.fits else "this lacks least"
+        why = why if chosen.fits else "this comes nearest"
         found.append(_reason(problem, "param_offload", show(strategy.param_offload), why))
     if strategy.nvme_path is not None:
         found.append(_reason(problem, "nvme_path", strategy.nvme_path, "the disk that takes the weights"))
@@ -147,7 +147,7 @@ def _reason(
 
 def _why_layout(chosen: InferenceCandidate, candidates: Sequence[InferenceCandidate]) -> str:
     if not chosen.fits:
-        return "nothing fits; this lacks least"
+        return "nothing fits; this comes nearest"
     before = candidates[: candidates.index(chosen)]
     fitting = [one for one in before if one.fits and one.seconds is not None]
     if fitting:
@@ -204,7 +204,7 @@ def _why_batch(chosen: InferenceCandidate, problem: InferenceProblem) -> str:
 _MAX_NODES = 16
 """ASSUMPTION: what is looked at; who has more knows."""
 _LEAST_TOKENS = 32
-"""ASSUMPTION: nobody wants shorter completions in place of none."""
+"""ASSUMPTION: shorter completions are not worth having."""
 _NVME_PATH = "FOLDER"
 
 
@@ -223,7 +223,7 @@ def suggestions(problem: InferenceProblem) -> tuple[str, ...]:
 
 
 def _fits_at_all(problem: InferenceProblem) -> bool:
-    """Return whether some layout fits with the smallest batch."""
+    """Return True if some layout fits with the smallest batch."""
     request = replace(problem.request, batch_size=problem.request.batch_size or 1)
     return _search(replace(problem, request=request), compares=False).chosen is not None
 

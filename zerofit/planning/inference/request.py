@@ -37,7 +37,7 @@ FLAGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceWorkload:
-    """What is to be generated."""
+    """Prompts and their completions."""
 
     num_prompts: int
     longest_prompt: int
@@ -69,7 +69,7 @@ class InferenceWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRequest:
-    """What the user's flags fix; None where nothing was said, so that the planner chooses."""
+    """Values that the user's flags fix; None leaves the choice to the planner."""
 
     zero_stage: ZeroStage | None = None
     """0: each rank holds the whole model. 3: its parameters are partitioned."""
@@ -88,7 +88,7 @@ class InferenceRequest:
     gather: Gather = Gather.AUTO
     """ALWAYS needs the whole model beside each rank's part; the others need no more than NEVER."""
     on_cpu: bool = False
-    """Whether to leave GPUs alone."""
+    """True leaves GPUs alone."""
 
     __pydantic_config__ = STRICT
 

@@ -225,7 +225,7 @@ def _passes(
 
 
 SOURCE = "closed form, after https://arxiv.org/abs/2205.05198 (section 4.1)"
-"""What estimates over such a log name as their source."""
+"""The source that estimates over such a log name."""
 _ID_BYTES = 8
 
 

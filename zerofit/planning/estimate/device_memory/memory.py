@@ -35,13 +35,13 @@ _MANY_RANKS = (
 
 
 def estimate_memory(setup: Setup, *, gpu: GpuSpec) -> MemoryEstimate:
-    """Return what one GPU needs, phase by phase, if its memory had no end."""
+    """Return the memory that one GPU needs, phase by phase, without a limit."""
     engine, outside = _played(setup, gpu)
     return _estimate(engine, replay(engine.tape, expandable_segments=setup.expandable_segments), outside)
 
 
 def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEstimate | None:
-    """Return what one GPU needs where a run may take only so much of it; None where the run ends there.
+    """Return the memory of one GPU under a limit; None if the run ends with CUDA out of memory.
 
     The allocator gives cached blocks back before it gives up, so that a run may get through that would take
     more if there were more.

@@ -42,12 +42,12 @@ class OneState(StrEnum):
 
 
 Stepper = OptimizerName | OneState | None
-"""What an optimizer costs, be it zerofit's or the script's own; None for torch's foreach AdamW."""
+"""An optimizer by its costs, zerofit's or the script's own; None for torch's foreach AdamW."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerCosts:
-    """What one optimizer keeps of each parameter and moves in a step."""
+    """States that one optimizer keeps of each parameter, and bytes that its step moves."""
 
     formula: str
     """Of its states; P elements, b bytes each."""
@@ -156,12 +156,12 @@ class Stepped:
     shape: tuple[int, ...] = ()
     """Its dimensions; where they are not known, a square matrix is taken, or a vector below 4096 elements."""
     is_embedding: bool = False
-    """Whether an nn.Embedding holds it: Trainer keeps its states in fp32 under an 8-bit optimizer, those of a
+    """True if an nn.Embedding holds it: Trainer keeps its states in fp32 under an 8-bit optimizer, those of a
     head that shares it too (transformers/trainer.py, create_optimizer)."""
 
     @property
     def num_bytes(self) -> int:
-        """What it takes itself."""
+        """Of the tensor itself."""
         return self.num_elements * self.bytes_per_element
 
 
@@ -177,13 +177,13 @@ def make_optimizer(strategy: Strategy, own: Stepper = None) -> Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """What one optimizer allocates."""
+    """The allocations of one optimizer."""
 
     name: Stepper
 
     @property
     def costs(self) -> OptimizerCosts:
-        """What it keeps and moves."""
+        """Its row of COSTS."""
         return COSTS[self.name]
 
     def states_of(self, tensor: Stepped) -> tuple[int, ...]:
@@ -204,7 +204,7 @@ class Optimizer:
 
     @property
     def has_8_bit(self) -> bool:
-        """Whether any of its states are in 8 bit."""
+        """True if any of its states are in 8 bit."""
         return self.costs.has_8_bit
 
     def pages_of(self, tensor: Stepped) -> int:
@@ -225,7 +225,7 @@ class Optimizer:
         """Note what one optimizer step over these tensors allocates and frees.
 
         Args:
-            is_first: whether the states are born in it.
+            is_first: True if the states are born in it.
         """
         if self.name is OptimizerName.ADAFACTOR:
             self._step_adafactor(tape, tensors, is_first=is_first)

@@ -67,7 +67,7 @@ class PhasePeak:
     live: tuple[tuple[str, int], ...]
     """(term, bytes as asked for) of the tensors that are alive then, the largest first."""
     allocated_bytes: int
-    """What their blocks take: sizes rounded up, and a rest that is too small to be split off."""
+    """Of their blocks: sizes rounded up, and a rest that is too small to be split off."""
     reserved_bytes: int
 
     @property
@@ -78,12 +78,12 @@ class PhasePeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What a run needs of PyTorch's allocator."""
+    """The peaks of a run that was played."""
 
     peaks: tuple[PhasePeak, ...]
     """One a phase, in the order of RunPhase; none of a phase that does not occur or is not reached."""
     ends: bool = True
-    """Whether the run comes to its end; else it stops with CUDA out of memory in the last of these phases."""
+    """True if the run comes to its end; else it stops with CUDA out of memory in the last of these phases."""
 
 
 def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool = False) -> Replay:

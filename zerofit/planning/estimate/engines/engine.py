@@ -31,7 +31,7 @@ Those between do what the second does, so that longer accumulation is alike."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What an engine is made for."""
+    """The log, the strategy and the ranks that an engine plays."""
 
     log: AllocationLog
     strategy: Strategy
@@ -39,27 +39,27 @@ class Setup:
     topology: Topology
     versions: Versions
     trains: bool = True
-    """Whether there are gradients and an optimizer."""
+    """True if there are gradients and an optimizer."""
     keeps_outputs: bool = False
-    """Whether the loop holds the outputs of one micro-batch while the next runs forward."""
+    """True if the loop holds the outputs of one micro-batch while the next runs forward."""
     compute_capability: tuple[int, int] = (8, 0)
     """Of the GPU, which decides the size of cuBLAS's workspace."""
     gpu_memory_bytes: int | None = None
-    """What PyTorch can get of the GPU at most, which decides how DeepSpeed starts; None for enough."""
+    """Memory that PyTorch can get of the GPU, which decides how DeepSpeed starts; None for enough."""
     makes_model_first: bool = False
-    """Whether the script makes its model before anything that says "ZeRO stage 3" (see zero_arrival)."""
+    """True if the script makes its model before anything that says "ZeRO stage 3" (see zero_arrival)."""
     expandable_segments: bool = False
-    """Whether the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
+    """True if the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
     own_optimizer: Stepper = None
-    """What the script's own optimizer is like, where the strategy names none."""
+    """Kind of the script's own optimizer, where the strategy names none."""
     has_own_adapters: bool = False
-    """Whether the script's model has adapters, beside those that the strategy may name."""
+    """True if the script's model has adapters, beside those that the strategy may name."""
     other_weight_bytes: int = 0
     """Of the models that the script holds beside the one that it trains, on each GPU."""
 
     @property
     def trains_adapters(self) -> bool:
-        """Whether adapters train in place of the weights."""
+        """True if adapters train in place of the weights."""
         return self.strategy.lora is not None or self.has_own_adapters
 
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed's stages have in common: their engine, and the flat buffer that stages 1 and 2 partition."""
+"""The code that DeepSpeed's stages share: their engine, and the flat buffer that stages 1 and 2 partition."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ bytes (deepspeed 0.19.8, runtime/zero/stage_1_and_2.py:362, nccl_start_alignment
 
 @dataclass(frozen=True, kw_only=True)
 class FlatGroup:
-    """What ZeRO stages 1 and 2 partition: one parameter group, in the order of model.parameters()."""
+    """The parameter group that ZeRO stages 1 and 2 partition, in the order of model.parameters()."""
 
     sizes: tuple[int, ...]
     """Elements of each parameter that trains."""
@@ -183,7 +183,7 @@ class FlatGroup:
 
 
 def flattens_on_gpu(setup: Setup, flat_bytes: int) -> bool:
-    """Return whether the flat buffer is made on the GPU, beside the whole model; else it is on the host.
+    """Return True if the flat buffer is made on the GPU, beside the whole model; else it is on the host.
 
     Source: deepspeed 0.19.8, runtime/zero/stage_1_and_2.py:451.
     """

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from zerofit.planning.estimate.device_memory.replay import Tape
     from zerofit.planning.estimate.engines.engine import Setup
-    from zerofit.planning.estimate.engines.zero_engine import DeepSpeedEngine
 
 GATHER_STREAM = 1
 """The CUDA stream of all-gathers while overlap_comm is on (parameter_offload.py, __allgather_stream)."""

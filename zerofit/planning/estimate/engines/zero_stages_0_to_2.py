@@ -186,7 +186,7 @@ class DeepSpeedStage12(DeepSpeedEngine):
 
     @property
     def _keeps_clone(self) -> bool:
-        """Whether the clone of the rank's part is the master: in fp32, on the GPU."""
+        """True if the clone of the rank's part is the master: in fp32, on the GPU."""
         return self.unit == FP32 and not self.offloads_optimizer
 
     def _flatten(self, own: list[int]) -> None:
