@@ -27,7 +27,7 @@ from zerofit.models.trace.cache import default_cache_folder
 from zerofit.models.trace.entry import trace_model
 from zerofit.planning.estimate.device_memory.memory import estimate_memory
 from zerofit.planning.estimate.engines.engine import Setup
-from zerofit.planning.judge import trace_request_for
+from zerofit.planning.training_estimator import trace_request_for
 
 _FOLDER = Path(__file__).parent
 CASES = _FOLDER / "published_cases.toml"

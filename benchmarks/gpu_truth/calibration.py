@@ -10,7 +10,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.rates import Basis, Rate, RateName, Unit
 from zerofit.core.units import MIB
 from zerofit.machine.gpu_catalog import catalog_gpu
-from zerofit.planning.estimate.device_memory.outside import context_term, cublas_workspace_bytes
+from zerofit.planning.estimate.device_memory.non_torch_memory import context_term, cublas_workspace_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,5 +163,5 @@ def _workspace_defects(results: Results, capability: tuple[int, int]) -> Iterato
         if found != expected:
             yield (
                 f"{what} takes a workspace of {found} bytes, {expected} are counted: "
-                "see cublas_workspace_bytes() in zerofit/planning/estimate/device_memory/outside.py"
+                "see cublas_workspace_bytes() in zerofit/planning/estimate/device_memory/non_torch_memory.py"
             )

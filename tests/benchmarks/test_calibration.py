@@ -29,7 +29,7 @@ from zerofit.core.units import GIB, MIB
 from zerofit.machine.gpu_catalog import find_gpu, load_gpus, read_gpus
 from zerofit.machine.rates import catalog_rates, read_rates
 from zerofit.measuring.results import TrialMeasurement, TrialOutcome, TrialState
-from zerofit.planning.estimate.device_memory.outside import context_term, cublas_workspace_bytes
+from zerofit.planning.estimate.device_memory.non_torch_memory import context_term, cublas_workspace_bytes
 
 _CATALOG = Path(__file__).parents[2] / "zerofit" / "catalog"
 _CITED = "benchmarks/measured/nvidia-h200.json"
@@ -162,7 +162,7 @@ def test_a_workspace_of_another_size_is_a_defect_and_no_fact(
     facts = _facts(replace(_RESULTS, context=replace(_CONTEXT, **changed)))
     assert facts.defects == (
         f"{what} takes a workspace of {found} bytes, {expected} are counted: "
-        "see cublas_workspace_bytes() in zerofit/planning/estimate/device_memory/outside.py",
+        "see cublas_workspace_bytes() in zerofit/planning/estimate/device_memory/non_torch_memory.py",
     )
     assert facts.context_mib == 561
 

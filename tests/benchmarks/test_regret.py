@@ -33,7 +33,7 @@ from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
 from zerofit.measuring.results import TrialOutcome, TrialState
 from zerofit.models.find import probe_model
-from zerofit.planning.estimate.device_memory.outside import outside_terms
+from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
 from zerofit.planning.problem import DEFAULT_RESERVE
 
 VERSIONS = Versions(python="3.12.3", zerofit="0", torch="2.11.0", deepspeed="0.19.8", bitsandbytes="0.50.2")
@@ -96,7 +96,7 @@ def test_plan_leaves_to_torch_what_the_limit_leaves_it(
 ) -> None:
     question = replace(small, limit_bytes=limit_bytes)
     problem = problem_of(question, source=probe_model(small.model), machine=machine, versions=VERSIONS)
-    outside = sum(term.num_bytes for term in outside_terms(problem.smallest_gpu, Topology(), VERSIONS))
+    outside = sum(term.num_bytes for term in non_torch_terms(problem.smallest_gpu, Topology(), VERSIONS))
     assert problem.card_bytes - outside == limit_bytes
     assert problem.device_bytes == problem.card_bytes - int(DEFAULT_RESERVE * problem.card_bytes)
 

@@ -24,9 +24,9 @@ from zerofit.core.strategy import (
     ZeroStage,
 )
 from zerofit.planning.candidates import DEFAULT_NVME_PATH, SMALL_BUCKETS, candidates, divisors
-from zerofit.planning.order import kind_of, simplicity, tier
 from zerofit.planning.plan_words import label
 from zerofit.planning.problem import Allow
+from zerofit.planning.search import kind_of, simplicity, tier
 
 _CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
 

@@ -20,12 +20,12 @@ from zerofit.models.task import Task
 from zerofit.models.trace.cache import default_cache_folder
 from zerofit.models.trace.entry import trace_model
 from zerofit.planning.estimate.device_memory.memory import estimate_memory
+from zerofit.planning.estimate.device_memory.non_torch_memory import NCCL
 from zerofit.planning.estimate.device_memory.optimizers import STATES
-from zerofit.planning.estimate.device_memory.outside import NCCL
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.engines.native import BUFFERS, WEIGHTS
-from zerofit.planning.estimate.time.step_time import estimate_step_time
-from zerofit.planning.judge import OTHER_DEVICES, trace_request_for
+from zerofit.planning.estimate.step_time import estimate_step_time
+from zerofit.planning.training_estimator import OTHER_DEVICES, trace_request_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

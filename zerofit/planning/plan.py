@@ -280,7 +280,7 @@ def plan_to_run(
         raise UserError(
             "nothing-fits",
             "no strategy fits",
-            found=f"{subject.said} on {topology.world_size} GPUs: {answer.head.lacks}",
+            found=f"{subject.said} on {topology.world_size} GPUs: {answer.head.shortage}",
             why="zerofit does not start what will run out of memory",
             fix=answer.suggestions[0].change if answer.suggestions else f"{instead} to go on without a plan",
             exit_code=DOES_NOT_FIT,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.estimates import MemoryEstimate, PhaseMemory
     from zerofit.planning.answer import Answer
-    from zerofit.planning.search import Judged
+    from zerofit.planning.search import EstimatedStrategy
 
 _BAR = 20
 _AT_LEAST = "too large: weights, gradients, states and context of its smallest variant"
@@ -95,14 +95,14 @@ def _cells(answer: Answer) -> list[list[str]]:
     return rows
 
 
-def _row(answer: Answer, judged: Judged, mark: str) -> list[str]:
+def _row(answer: Answer, judged: EstimatedStrategy, mark: str) -> list[str]:
     estimate, problem = judged.estimate, answer.problem
     if judged.fits:
         verdict = fit_words(estimate, problem)
         if judged is not answer.head:
             verdict += f", {why_it_loses(judged, answer.found.chosen, problem)}"
     else:
-        verdict = judged.lacks
+        verdict = judged.shortage
     return [
         mark,
         label(judged.strategy, problem.topology),
@@ -138,7 +138,7 @@ def _peak(answer: Answer) -> Iterator[str]:
 def _nothing_fits(answer: Answer) -> Iterator[str]:
     judged = answer.head
     problem, estimate = answer.problem, judged.estimate
-    yield f"Nothing fits. Nearest is {label(judged.strategy, answer.problem.topology)}: {judged.lacks}."
+    yield f"Nothing fits. Nearest is {label(judged.strategy, answer.problem.topology)}: {judged.shortage}."
     if estimate.device.peak_bytes > problem.device_bytes:
         yield _largest("GPU", estimate.device)
     if estimate.host.peak_bytes > problem.host_bytes:
@@ -148,8 +148,8 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
         return
     yield "It would fit with one of these:"
     for suggestion in answer.suggestions:
-        estimate = suggestion.judged.estimate
-        strategy = label(suggestion.judged.strategy, answer.problem.topology)
+        estimate = suggestion.best.estimate
+        strategy = label(suggestion.best.strategy, answer.problem.topology)
         line = f"  {suggestion.change}: {strategy}, {memory(estimate.device)} GiB on each GPU"
         yield f"{line}, closely" if suggestion.is_close else line
 

@@ -10,9 +10,8 @@ from zerofit.machine.library_versions import check_libraries_of_traces
 from zerofit.machine.rates import catalog_rates, probe_rates
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate_cache import KeptEstimates
-from zerofit.planning.fast_judge import FastJudge
-from zerofit.planning.judge import EstimatingJudge
 from zerofit.planning.solve import solve
+from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import TraceRequest
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from zerofit.core.rates import Rates
     from zerofit.planning.answer import Answer
     from zerofit.planning.problem import Problem
-    from zerofit.planning.search import Judge
     from zerofit.planning.subject import Subject
 
 
@@ -60,10 +58,10 @@ class Planner:
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
         return solve(
             problem,
-            judge_of=lambda one: self._judge(one, rates),
-            quick_judge_of=None
+            estimator_of=lambda one: self._estimator(one, rates),
+            quick_estimator_of=None
             if self._is_fast
-            else lambda one: FastJudge(one, trace=self._closed_form, rates=rates),
+            else lambda one: ClosedFormEstimator(one, trace=self._closed_form, rates=rates),
             gpus=tuple(gpu.spec for gpu in load_gpus()),
             is_fast=self._is_fast,
             notes=(*notes, *self._subject.notes, *self._unchecked(problem)),
@@ -82,12 +80,12 @@ class Planner:
             return ()
         return (f"{' and '.join(said)} is in the model: --fast does not look, and a plan without it does",)
 
-    def _judge(self, problem: Problem, rates: Rates) -> Judge:
+    def _estimator(self, problem: Problem, rates: Rates) -> TrainingEstimator:
         if self._is_fast:
-            return FastJudge(problem, trace=self._closed_form, rates=rates)
+            return ClosedFormEstimator(problem, trace=self._closed_form, rates=rates)
         kept = KeptEstimates(problem, self._subject.identity)
         self._kept.append(kept)
-        return EstimatingJudge(problem, trace=self._traced, rates=rates, devices=kept.estimates)
+        return TrainingEstimator(problem, trace=self._traced, rates=rates, devices=kept.estimates)
 
     def _closed_form(self, request: TraceRequest) -> Trace:
         key = request, True

@@ -55,5 +55,5 @@ def _row(answer: Answer) -> tuple[str, ...]:
         f"{memory(estimate.host)} of {gib(problem.host_bytes)}",
         time(estimate.step_time),
         rate(estimate.tokens_per_s),
-        fit_words(estimate, problem) if judged.fits else judged.lacks,
+        fit_words(estimate, problem) if judged.fits else judged.shortage,
     )

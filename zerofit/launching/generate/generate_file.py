@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zerofit.launching.generate.run import GenerationRun
     from zerofit.launching.generate.settings import GenerationSettings
     from zerofit.launching.nodes import Nodes
-    from zerofit.planning.inference.planned import InferencePlan
+    from zerofit.planning.inference.inference_plan import InferencePlan
     from zerofit.planning.inference.request import InferenceRequest
 
 _TARGET = "generate"
@@ -277,7 +277,7 @@ def _plan(
         raise UserError(
             "nothing-fits",
             "no layout fits",
-            found=f"--model {facts.name}: {plan.chosen.lacks}",
+            found=f"--model {facts.name}: {plan.chosen.shortage}",
             why="zerofit does not start what will run out of memory",
             fix=plan.suggestions[0] if plan.suggestions else "take a smaller model, or a larger machine",
             exit_code=DOES_NOT_FIT,

@@ -1,4 +1,4 @@
-"""pass_log: a model's parameters, module by module, in the order in which a forward pass asks for them."""
+"""forward_log: a model's parameters, module by module, in the order in which a forward pass asks for them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ def shape_of(model: ModelFacts, precision: Precision) -> Shape:
     return Shape(facts=model, request=TraceRequest(sequence_length=1, weights=precision))
 
 
-def pass_log(model: ModelFacts, precision: Precision) -> AllocationLog:
+def forward_log(model: ModelFacts, precision: Precision) -> AllocationLog:
     """Return a log of one forward pass without activations: what ZeRO-3 gathers and releases, in order.
 
     Elements sum to the model's parameters. A head that shares the embedding's matrix asks for that again.
 
     Args:
         model: the dimensions; those that are 0 are taken to be as in most models.
-        precision: format of the weights.
     """
     shape = shape_of(model, precision)
     held: list[tuple[int, ...]] = [()]

@@ -1,4 +1,4 @@
-"""InferencePlan: the layout that generates, its batch, its memory, and why the others lost."""
+"""InferenceProblem, and InferencePlan: the layout that generates, its batch, and why the others lost."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Estimate
 from zerofit.core.facts import Workload
-from zerofit.core.plan import Plan, Rejected
+from zerofit.core.plan import Plan, Rejected, Topology
 from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage
-from zerofit.core.units import format_bytes
+from zerofit.planning.inference.memory import surely_bytes
 from zerofit.planning.inference.request import DTYPES
+from zerofit.planning.problem import DEFAULT_RESERVE
+from zerofit.planning.search import Candidate
 
 if TYPE_CHECKING:
     from zerofit.core.estimates import MemoryEstimate
-    from zerofit.core.facts import Machine, ModelFacts, Versions
-    from zerofit.core.plan import Reason, Topology
+    from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions
+    from zerofit.core.plan import Reason
     from zerofit.core.strategy import Strategy
     from zerofit.planning.inference.request import InferenceRequest, InferenceWorkload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One layout with one batch, and what it needs."""
+class InferenceCandidate(Candidate):
+    """One layout with one batch, which is its micro_batch_size, and what it needs."""
 
-    strategy: Strategy
-    """Its micro_batch_size is the number of prompts in one call."""
     topology: Topology
     device: MemoryEstimate | None
     """Of the GPU that needs most; None where the ranks run on the CPU."""
@@ -34,14 +34,7 @@ class Candidate:
     nvme_buffer_elements: int
     """Elements of a buffer between NVMe and GPU: DeepSpeed's offload_param.buffer_size must not be less."""
     seconds: float | None
-    """About how long all prompts take, as zerofit.planning.inference.search computes it; None where it can't."""
-    lacks: str
-    """What there is too little of, in a phrase; empty where it fits."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether GPUs, hosts and disks have what it needs."""
-        return not self.lacks
+    """About how long all prompts take (see seconds_of in estimator.py); None where it can't be computed."""
 
     @property
     def batch_size(self) -> int:
@@ -50,24 +43,66 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferencePlan:
-    """What will generate, where, and why."""
+class InferenceProblem:
+    """A model, a machine and prompts."""
 
     model: ModelFacts
     machine: Machine
     versions: Versions
     workload: InferenceWorkload
     request: InferenceRequest
-    chosen: Candidate
+    precision: Precision
+    """Of the weights: the request's, or the one that was chosen."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if the ranks run on the CPU."""
+        return self.request.on_cpu or not self.machine.gpus
+
+    @property
+    def gpu(self) -> GpuSpec | None:
+        """The GPU that decides what fits; None where the ranks run on the CPU."""
+        return None if self.on_cpu else min(self.machine.gpus, key=lambda gpu: gpu.usable_bytes)
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of that GPU that may be taken."""
+        return int(self.gpu.usable_bytes * (1 - DEFAULT_RESERVE)) if self.gpu else 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of a node that may be taken."""
+        return self.machine.host_memory_available_bytes
+
+    def is_close(self, candidate: InferenceCandidate) -> bool:
+        """Return True if an estimate's uncertainty reaches beyond the GPU or the host's memory."""
+        device, gpu = candidate.device, self.gpu
+        if device is not None and gpu is not None:
+            is_beyond = device.peak_bytes * (1 + device.uncertainty) > gpu.usable_bytes
+            return is_beyond or surely_bytes(candidate.host) > self.host_bytes
+        return surely_bytes(candidate.host) > self.host_bytes
+
+    def topology(self, stage: ZeroStage) -> Topology:
+        """Return the ranks: those said, else all GPUs; of whole models no more than there are prompts."""
+        num_nodes = self.request.num_nodes or 1
+        per_node = 1 if self.on_cpu else len(self.machine.gpus)
+        if stage is not ZeroStage.PARAMETERS:
+            per_node = max(1, min(per_node, -(-self.workload.num_prompts // num_nodes)))
+        world_size = self.request.num_processes or num_nodes * per_node
+        return Topology(num_nodes=num_nodes, world_size=world_size, on_cpu=self.on_cpu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferencePlan:
+    """The layout that will generate, and why."""
+
+    problem: InferenceProblem
+    chosen: InferenceCandidate
     """The nearest one where nothing fits."""
     is_close: bool
-    """Whether the chosen layout fits only if its estimates are not too low."""
-    others: tuple[tuple[Candidate, str], ...]
+    """True if the chosen layout fits only if its estimates are not too low."""
+    others: tuple[tuple[InferenceCandidate, str], ...]
     """Every other layout with its smallest batch, and one phrase on why it lost."""
-    device_bytes: int
-    """What may be taken of each GPU; 0 where the ranks run on the CPU."""
-    host_bytes: int
-    """What may be taken of each node's host memory."""
     reasons: tuple[Reason, ...]
     """Why each field of the strategy and the topology has its value."""
     suggestions: tuple[str, ...] = ()
@@ -75,7 +110,7 @@ class InferencePlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the chosen layout fits."""
+        """True if the chosen layout fits."""
         return self.chosen.fits
 
     @property
@@ -100,19 +135,19 @@ class InferencePlan:
         return next(name for name, one in DTYPES.items() if one is precision)
 
     def as_plan(self) -> Plan:
-        """Return what the launcher starts: the same strategy and ranks, without training."""
-        chosen = self.chosen
-        longest = self.workload.longest_prompt + self.workload.max_new_tokens
+        """Return the plan that the launcher starts: the same strategy and ranks, without training."""
+        chosen, problem = self.chosen, self.problem
+        longest = problem.workload.longest_prompt + problem.workload.max_new_tokens
         estimate = None
         if chosen.device is not None:
             estimate = Estimate(device=chosen.device, host=chosen.host, step_time=None, tokens_per_step=0)
         return Plan(
             strategy=chosen.strategy,
             topology=chosen.topology,
-            machine=self.machine,
-            versions=self.versions,
+            machine=problem.machine,
+            versions=problem.versions,
             workload=Workload(sequence_length=longest),
-            model=self.model,
+            model=problem.model,
             trains=False,
             reasons=self.reasons,
             rejected=tuple(Rejected(strategy=other.strategy, why=why) for other, why in self.others),
@@ -121,7 +156,7 @@ class InferencePlan:
 
 
 TIME_WORDS = "to read and move weights, at the peaks of memory and links: computed, not measured"
-"""What a plan's time is."""
+"""The meaning of a plan's time."""
 _OFFLOADED = {OffloadDevice.CPU: ", weights in host memory", OffloadDevice.NVME: ", weights on NVMe"}
 
 
@@ -142,11 +177,6 @@ def ranks_words(topology: Topology) -> str:
     else:
         words = "one GPU" if topology.world_size == 1 else f"{topology.world_size} GPUs"
     return f"{words} of {topology.num_nodes} nodes" if topology.num_nodes > 1 else words
-
-
-def needs_words(estimate: MemoryEstimate, limit: int, where: str) -> str:
-    """Return what is needed of what there is: "needs 31.4 GiB of 22.3 GiB on each GPU"."""
-    return f"needs {format_bytes(estimate.peak_bytes)} of {format_bytes(limit)} {where}"
 
 
 def duration(seconds: float) -> str:

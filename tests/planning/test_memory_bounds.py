@@ -9,7 +9,7 @@ from planning_problems import model
 
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, Lora, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
-from zerofit.planning.bounds import envelope, least_gradient_bytes, least_state_bytes
+from zerofit.planning.memory_bounds import envelope, least_gradient_bytes, least_state_bytes
 
 
 @pytest.mark.parametrize("seed", range(20))

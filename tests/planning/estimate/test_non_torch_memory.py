@@ -9,12 +9,12 @@ import pytest
 from zerofit.core.facts import GpuSpec, Versions
 from zerofit.core.plan import Topology
 from zerofit.core.units import MIB
-from zerofit.planning.estimate.device_memory.outside import (
+from zerofit.planning.estimate.device_memory.non_torch_memory import (
     OTHER_MODELS,
     context_term,
     cublas_workspace_bytes,
     nccl_term,
-    outside_terms,
+    non_torch_terms,
 )
 
 
@@ -42,7 +42,7 @@ def test_the_context_follows_the_generation(capability: tuple[int, int] | None, 
 )
 def test_before_1_13_the_context_holds_all_kernels(torch: str | None, mib: int) -> None:
     versions = Versions(python="3", zerofit="0", torch=torch)
-    terms = outside_terms(_gpu((7, 0)), Topology(), versions)
+    terms = non_torch_terms(_gpu((7, 0)), Topology(), versions)
     assert [(term.name, term.num_bytes) for term in terms] == [("CUDA context", mib * MIB)]
 
 
@@ -66,7 +66,7 @@ def test_other_models_of_a_script_are_a_term_of_their_own(
     other: int, expected: list[tuple[str, int]]
 ) -> None:
     versions = Versions(python="3", zerofit="0")
-    terms = outside_terms(_gpu(), Topology(world_size=2), versions, other_weight_bytes=other)
+    terms = non_torch_terms(_gpu(), Topology(world_size=2), versions, other_weight_bytes=other)
     assert [(term.name, term.num_bytes) for term in terms[1:-1]] == expected
     assert (terms[0].name, terms[-1].name) == ("CUDA context", "NCCL")
 

@@ -1,12 +1,12 @@
-"""Bounds: what a strategy needs at least, in microseconds, so that the search leaves most of them out."""
+"""Bounds of memory that a strategy needs at least, in microseconds: the search leaves most of them out."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import Event, TensorKind
-from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
-from zerofit.planning.estimate.device_memory.optimizers import OneState, Stepper, stepper_of
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
+from zerofit.planning.estimate.device_memory.optimizers import COSTS, Stepper, stepper_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,31 +16,14 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Strategy
 
-STATE_BYTES: dict[Stepper, int] = {
-    None: 8,
-    OptimizerName.ADAMW: 8,
-    OptimizerName.PAGED_ADAMW: 0,
-    OptimizerName.ADAMW_8BIT: 2,
-    OptimizerName.PAGED_ADAMW_8BIT: 0,
-    OptimizerName.LION: 4,
-    OptimizerName.LION_8BIT: 1,
-    OptimizerName.PAGED_LION_8BIT: 0,
-    OptimizerName.ADAFACTOR: 0,
-    OptimizerName.SGD: 0,
-    OneState.FULL: 4,
-    OneState.EIGHT_BIT: 1,
-}
-"""Bytes of optimizer states a trained parameter has at least: two moments in fp32 or in 8 bit. Adafactor
-keeps sums over rows and columns, SGD may have no momentum, and pages may leave the GPU, so that nothing is
-certain of them."""
+Lines = tuple[tuple[int, int], ...]
+"""(fixed bytes, bytes a sample) of the moments that may be the largest of a run."""
 
 
 def least_gradient_bytes(strategy: Strategy, model: ModelFacts, *, weight_bytes: int = 4) -> int:
     """Return the bytes of gradients that lie on each GPU when a backward pass ends, at least.
 
     Args:
-        strategy: what runs.
-        model: tells what trains.
         weight_bytes: of an element of the narrowest weights, as the script makes them.
     """
     if not keeps_gradients(strategy):
@@ -64,10 +47,6 @@ def least_state_bytes(
     freezing, which is not known here, is left out.
 
     Args:
-        strategy: what runs.
-        model: its sizes.
-        topology: the ranks.
-        own_optimizer: the script's, where the strategy names none.
         weight_bytes: of an element of the narrowest weights, as the script makes them.
     """
     ranks = topology.data_parallel_size
@@ -76,7 +55,7 @@ def least_state_bytes(
     precision = strategy.precision or Precision.FP32
     if strategy.quantization is not None:  # adapters train, whose bytes are not known here
         return weights // 2
-    states = STATE_BYTES[stepper_of(strategy, own_optimizer)]
+    states = COSTS[stepper_of(strategy, own_optimizer)].least_bytes
     if strategy.engine is Engine.NATIVE:
         in_16_bit = precision is not Precision.FP32 and strategy.lora is not None
         buckets = weight_bytes if ranks > 1 else 0  # DistributedDataParallel's
@@ -102,24 +81,24 @@ def _trained(strategy: Strategy, model: ModelFacts) -> int:
 
 
 def keeps_gradients(strategy: Strategy) -> bool:
-    """Return whether each rank holds every gradient until the step, as nothing shares or moves them."""
+    """Return True if each rank holds every gradient until the step, as nothing shares or moves them."""
     return strategy.zero_stage < ZeroStage.GRADIENTS and not strategy.offloads
 
 
-class LiveBound:
-    """The most that a log's own tensors take at one time, for any micro-batch.
+def live_lines(log: AllocationLog, *, with_gradients: bool) -> Lines:
+    """Return the most that a log's own tensors take at one time, as lines over the micro-batch.
 
     Each moment takes fixed + per_sample * micro_batch_size; only the moments that are the largest for some
     micro-batch are kept, which are those of the upper envelope of these lines.
     """
+    buffers = sum(log.buffer_bytes)
+    moments = _moments(log, with_gradients=with_gradients)
+    return envelope(((buffers + fixed, each) for fixed, each in moments), start=1)
 
-    def __init__(self, log: AllocationLog, *, with_gradients: bool) -> None:
-        self._buffers = sum(log.buffer_bytes)
-        self._lines = envelope(_moments(log, with_gradients=with_gradients), start=1)
 
-    def at(self, micro_batch_size: int) -> int:
-        """Return the bytes for this many samples."""
-        return self._buffers + max(fixed + each * micro_batch_size for fixed, each in self._lines)
+def highest(lines: Lines, micro_batch_size: int) -> int:
+    """Return the bytes of the largest moment for this many samples."""
+    return max(fixed + each * micro_batch_size for fixed, each in lines)
 
 
 def _moments(log: AllocationLog, *, with_gradients: bool) -> set[tuple[int, int]]:
@@ -141,7 +120,7 @@ def _moments(log: AllocationLog, *, with_gradients: bool) -> set[tuple[int, int]
     return {*moments, (fixed, each)}
 
 
-def envelope(lines: Iterable[tuple[int, int]], *, start: int) -> tuple[tuple[int, int], ...]:
+def envelope(lines: Iterable[tuple[int, int]], *, start: int) -> Lines:
     """Return those of the lines (offset, slope) that may be on top somewhere from start on."""
     highest: dict[int, int] = {}
     for offset, slope in lines:

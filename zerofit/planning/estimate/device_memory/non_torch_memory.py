@@ -61,15 +61,12 @@ _LARGE_WORKSPACES = (9, 10, 12)
 """Major compute capabilities to which PyTorch gives 32 MiB: Hopper and Blackwell, without Thor (11)."""
 
 
-def outside_terms(
+def non_torch_terms(
     gpu: GpuSpec, topology: Topology, versions: Versions, *, other_weight_bytes: int = 0
 ) -> tuple[Term, ...]:
     """Return all that lies on this GPU and in no log: the context, other models, and with several ranks NCCL.
 
     Args:
-        gpu: one of the node.
-        topology: the ranks.
-        versions: of what runs.
         other_weight_bytes: of the models that the script holds beside the one that it trains.
     """
     other, nccl = _other_models_term(other_weight_bytes), nccl_term(gpu, topology)
