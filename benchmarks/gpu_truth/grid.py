@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from gpu_truth.cases import model_path
 from gpu_truth.results import Rule
-from zerofit.planning.plan_words import batch, label
 from zerofit.core.facts import Workload
 from zerofit.core.plan import Topology
 from zerofit.core.request import Request
@@ -23,6 +22,7 @@ from zerofit.models.trace import trace_model
 from zerofit.models.trace.cache import default_cache_folder
 from zerofit.planning.candidates import candidates
 from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
+from zerofit.planning.plan_words import batch, label
 from zerofit.planning.problem import Problem
 from zerofit.planning.search import OFFLOADED, tier
 from zerofit.planning.solve import best_of
