@@ -34,7 +34,7 @@ class Fix:
 
 
 def find_fixes(look: Callable[[Mapping[str, str]], Report]) -> tuple[Fix, ...]:
-    """Return the files that change when every finding with edits is mended, and all that then comes to light.
+    """Return the files that change when every finding with edits is fixed, and those that appear after it.
 
     Args:
         look: reads and checks the targets, with texts in place of files, by the files' real paths.

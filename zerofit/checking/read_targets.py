@@ -298,7 +298,7 @@ def _text_of(data: bytes) -> str | Unreadable:
 
 
 def _is_path(value: str) -> bool:
-    """Return whether a value can only be a file: some scripts take words, and a shell fills in variables."""
+    """Return True if a value can only be a file: some scripts take words, and a shell fills in variables."""
     return "$" not in value and ("/" in value or "." in value)
 
 

@@ -90,7 +90,7 @@ class Rule:
     holds_for: tuple[str, ...] = ()
     """Versions, as requirement specifiers such as "deepspeed<0.19.3"; empty for all that zerofit supports."""
     is_put_right_by_launch: bool = False
-    """Whether `zerofit launch` cures it inside the run, so that it says nothing there."""
+    """True if `zerofit launch` fixes it inside the run; the rule is then not asked there."""
 
 
 class Effect(StrEnum):

@@ -49,7 +49,7 @@ class TrainerSettings:
     unread: frozenset[str] = frozenset()
     """Fields that the script sets to what only running it shows."""
     shows_all: bool = False
-    """Whether a field that was not given has its default: no argument and no keyword came unseen."""
+    """True if every argument and keyword was seen, so that a field not given has its default."""
     surplus: tuple[Said[str], ...] = ()
     """Keywords of TrainingArguments(...) that are no fields of it; the values are the names."""
 
@@ -71,7 +71,7 @@ T = TypeVar("T")
 
 
 class Lacking(Exception):  # noqa: N818 - no error: it says that a question stays open
-    """Raised by a predicate that needs a fact nobody gave; the rule's answer is then "unknown".
+    """Raised by a predicate that needs an unknown fact; the rule's answer is then "unknown".
 
     Args:
         fact: what is not known, as it reads behind "not known:".
@@ -86,7 +86,7 @@ def known(value: T | None, fact: str) -> T:
     """Return a fact.
 
     Raises:
-        Lacking: nobody gave it.
+        Lacking: it is not known.
     """
     if value is None:
         raise Lacking(fact)
@@ -95,9 +95,9 @@ def known(value: T | None, fact: str) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What all layers together come to. None stands for "not known"; ask with `known`.
+    """The effective settings of a run, over all layers. None stands for "not known"; ask with `known`.
 
-    A setting that nobody gave has its default, with a text that says what is missing.
+    A setting that no layer gives has its default, with a text that says what is missing.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -110,9 +110,9 @@ class RunSettings:
     """Folder on the NVMe disk for the optimizer's states; a value of None: none is named."""
     param_nvme_path: Said[str | None] | None = None
     precision: Said[Precision | None] | None = None
-    """A value of None means that nobody chose one."""
+    """A value of None: no layer chooses one."""
     optimizer: Said[str | None] | None = None
-    """Id of the optimizer in compat/optimizer_table.py; a value of None: there is none, nothing trains."""
+    """Id of the optimizer in the optimizer table; a value of None: there is none, nothing trains."""
     force_cpu_optimizer: Said[bool] | None = None
     """DeepSpeed's zero_force_ds_cpu_optimizer."""
 
@@ -149,7 +149,7 @@ class Situation:
 
     @property
     def is_of_flags(self) -> bool:
-        """Whether zerofit's own flags make the run, and no file of the user's."""
+        """True if the run is described by zerofit's own flags alone, without files."""
         return self.deepspeed is None and self.accelerate is None and self.command is None
 
 
@@ -157,7 +157,7 @@ def stage_of(situation: Situation) -> Said[ZeroStage]:
     """Return the ZeRO stage.
 
     Raises:
-        Lacking: nobody gave it.
+        Lacking: it is not known.
     """
     return known(situation.settings.zero_stage, "the ZeRO stage")
 

@@ -38,14 +38,14 @@ class TargetFile:
 
     @property
     def is_on_command_line(self) -> bool:
-        """Whether it stands there, as a target or behind a flag; another file names the rest."""
+        """True if it is a target, or the value of a flag; any other file is named by a file."""
         return self.named_by is None or self.named_by.place is None
 
 
 def is_mendable(finding: Finding, files: Iterable[TargetFile]) -> bool:
-    """Return whether a finding has edits, and all in files that stand on the command line.
+    """Return True if a finding has edits, and all in files that stand on the command line.
 
-    A file that another one names may be shared, and nobody asked to change it.
+    A file that another one names may be shared, so --fix leaves it alone.
     """
     named = {file.name for file in files if file.is_on_command_line}
     return bool(finding.edits) and all(edit.document in named for edit in finding.edits)
@@ -67,7 +67,7 @@ class Targets:
     num_processes: int | None = None
     """Ranks on all nodes together, as the user says."""
     on_cpu: bool = False
-    """Whether the user says that the run is on the CPU."""
+    """True if the user says that the run is on the CPU."""
     schemas: Schemas | None = None
     checkpoint: Checkpoint | None = None
     """What the script's arguments say to resume from."""

@@ -14,7 +14,6 @@ import pytest
 
 from zerofit.checking.situation import DEFAULTS
 from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Section, ValueKind
-from zerofit.configs.schemas.accelerate_schema import probe_accelerate_launch_schema, probe_accelerate_schema
 from zerofit.configs.schemas.catalog import (
     NAMES,
     load_history,
@@ -23,8 +22,13 @@ from zerofit.configs.schemas.catalog import (
     render_schema,
     schema_of,
 )
+from zerofit.configs.schemas.hugging_face_schemas import (
+    REMOVED_FIELDS,
+    probe_accelerate_launch_schema,
+    probe_accelerate_schema,
+    probe_training_arguments_schema,
+)
 from zerofit.configs.schemas.releases import with_release
-from zerofit.configs.schemas.training_arguments_schema import REMOVED, probe_training_arguments_schema
 
 _CATALOG = Path(__file__).parents[3] / "zerofit" / "catalog"
 
@@ -135,7 +139,7 @@ def test_the_catalog_is_fresh(name: str, probe: Callable[[], Schema]) -> None:
 
 def test_no_removed_field_is_back() -> None:
     schema = load_schema("training_arguments")
-    assert {removed.path for removed in schema.removed} == {(name,) for name in REMOVED}
+    assert {removed.path for removed in schema.removed} == {(name,) for name in REMOVED_FIELDS}
 
 
 def test_trainer_defaults_are_those_of_transformers() -> None:

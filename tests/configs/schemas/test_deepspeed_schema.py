@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from zerofit.configs.schema import Key, OnUnknown, Section, ValueKind
+from zerofit.configs.schema import Key, OnUnknown, Section, ValueKind, is_in_range, is_right_type
 from zerofit.configs.schemas.catalog import load_history, load_schema, render_schema
-from zerofit.configs.schemas.key_values import is_in_range, is_right_type
 from zerofit.configs.schemas.releases import with_release
 
 _SCHEMA = load_schema("deepspeed")
@@ -213,7 +212,7 @@ _DECIDED_BY_VALIDATORS = (
     ("zero_optimization.zenflow.select_interval", False),
     # Names of passes, which the catalog does not hold.
     ("compile.passes", ["a", "b"]),
-    # A switch that another key decides about; compat/deepspeed_switches.py has it.
+    # A switch that another key decides about; checking/rules/deepspeed/switches.py has it.
     *(("zero_optimization.compute_grad_norm", value) for value in (False, 0, "False", "n", "0")),
 )
 

@@ -57,12 +57,12 @@ def launch_of(situation: Situation) -> LaunchLayers | None:
 
 
 def is_for_sagemaker(file: Document) -> bool:
-    """Return whether a file is for Amazon SageMaker, which has other keys and another launcher."""
+    """Return True if a file is for Amazon SageMaker, which has other keys and another launcher."""
     return bool(file.value("compute_environment") == "AMAZON_SAGEMAKER")
 
 
 def is_literal(value: str | None) -> bool:
-    """Return whether a value stands there as it is: no variable of the shell, no blank to be filled in."""
+    """Return True if a value stands there as it is: no variable of the shell, no blank to be filled in."""
     return value is not None and not any(sign in value for sign in "$<>{}`")
 
 
@@ -100,7 +100,7 @@ def named_deepspeed_file(launch: LaunchLayers) -> Said[str] | None:
 
 
 def whether_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
-    """Return whether `accelerate launch` runs DeepSpeed, and what says so.
+    """Return True where `accelerate launch` runs DeepSpeed, and what says so.
 
     Without a file the launcher reads the one that `accelerate config` wrote into the user's home; that one is
     taken to be missing, and the answer is then only likely. None where the file does not say it either.
@@ -129,7 +129,7 @@ _PRECISIONS = {"no": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.B
 
 
 def settings_of_accelerate(file: Document | None, command: LaunchCommand | None) -> RunSettings | None:
-    """Return what the file and the flags come to by themselves.
+    """Return the effective settings of the file and the flags alone.
 
     Args:
         file: the file of `accelerate config`.
@@ -146,7 +146,6 @@ def settings_of_accelerate(file: Document | None, command: LaunchCommand | None)
     uses_deepspeed = whether_deepspeed(launch)
     if uses_deepspeed is None:
         return settings
-    # What is only likely here is certain enough for what a whole run comes to.
     engine = Said(
         value=Engine.DEEPSPEED if uses_deepspeed.value else Engine.NATIVE,
         text=uses_deepspeed.text,

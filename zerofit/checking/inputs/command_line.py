@@ -26,9 +26,9 @@ class LauncherFlags:
     short: Mapping[str, str]
     """Other names, and the long name of each."""
     abbreviates: bool = False
-    """Whether the launcher takes the beginning of a long name that fits one flag alone."""
+    """True if the launcher takes the beginning of a long name that fits one flag alone."""
     takes_dashes: bool = True
-    """Whether --num-gpus is --num_gpus to it."""
+    """True if --num-gpus is --num_gpus to it."""
 
     def find(self, name: str) -> str | None:
         """Return the long name of the flag that the launcher takes a name for; None where it knows none."""
@@ -241,7 +241,7 @@ def _flag(words: list[str], known: LauncherFlags) -> tuple[Flag, list[str]]:
 
 
 def _is_value(word: str, is_valued: bool) -> bool:
-    """Return whether a word belongs to the flag before it; behind an unknown flag, a script does not."""
+    """Return True if a word belongs to the flag before it; behind an unknown flag, a script does not."""
     if word.startswith("-"):
         return re.fullmatch(r"-\d+(\.\d+)?", word) is not None
     return is_valued or not word.endswith(".py")

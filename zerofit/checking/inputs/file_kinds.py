@@ -92,7 +92,7 @@ def kind_of(document: Document, schemas: Schemas) -> FileKind | str:
 
 
 def _is_misspelt(keys: set[str], names: set[str]) -> bool:
-    """Return whether half of a few keys are each near to a name."""
+    """Return True if half of a few keys are each near to a name."""
     if len(keys) > len(names):
         return False
     near = [key for key in keys if get_close_matches(key, names, n=1, cutoff=0.8)]

@@ -102,7 +102,7 @@ _TRAINER_DEFAULT = "torch.AdamW"
 def optimizer_of(
     deepspeed: Document | None, trainer: TrainerSettings | None, script: ScriptFacts | None
 ) -> Said[str | None] | None:
-    """Return the id of the run's optimizer in compat/optimizer_table.py; None where it is not known."""
+    """Return the id of the run's optimizer in the optimizer table; None where it is not known."""
     if deepspeed is not None and (said := deepspeed.said("optimizer", "type")) is not None:
         return (
             replace(said, value=optimizer_of_deepspeed(said.value)) if isinstance(said.value, str) else None

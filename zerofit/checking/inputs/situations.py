@@ -117,7 +117,7 @@ def _runs(
 
 
 def _is_of_another(file: TargetFile, script: ScriptFacts | None, scripts: tuple[ScriptFacts, ...]) -> bool:
-    """Return whether another script than this names a DeepSpeed file."""
+    """Return True if another script than this names a DeepSpeed file."""
     return any(_is_named_in(file, other.name) for other in scripts if other is not script)
 
 
@@ -179,7 +179,7 @@ def _situation(
 
 
 def settings_of_deepspeed(document: Document) -> RunSettings:
-    """Return what a DeepSpeed configuration by itself comes to; values of a wrong type are not known."""
+    """Return the settings of a DeepSpeed configuration alone; values of a wrong type are not known."""
     return RunSettings(
         names=dict(DEEPSPEED_NAMES),
         engine=Said(value=Engine.DEEPSPEED, text=document.name),

@@ -32,7 +32,7 @@ OPTIMIZER_IDS = {
     OptimizerName.ADAFACTOR: "transformers.Adafactor",
     OptimizerName.SGD: "torch.SGD",
 }
-"""The id that compat/optimizer_table.py gives to each optimizer that zerofit can put in."""
+"""The id that checking/rules/optimizer/table.py gives to each optimizer that zerofit can put in."""
 
 
 def situation_of_strategy(
@@ -99,7 +99,7 @@ def _precision(strategy: Strategy) -> str:
 
 
 def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets) -> Situation:
-    """Return what a plan and a script come to together.
+    """Return the situation of a plan that trains a script.
 
     Args:
         plan: what will run.

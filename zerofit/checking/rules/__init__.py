@@ -1,7 +1,7 @@
 """Compatibility rules: what fails or silently goes wrong, and why."""
 
 from zerofit.checking.rule import Rule
-from zerofit.checking.rules import model_changes, precision
+from zerofit.checking.rules import precision
 from zerofit.checking.rules.accelerate import deepspeed_section
 from zerofit.checking.rules.accelerate import file as accelerate_file
 from zerofit.checking.rules.deepspeed import keys, offload, readers, switches, values
@@ -24,7 +24,6 @@ ALL_RULES: tuple[Rule, ...] = (
     *switches.RULES,
     *flags.RULES,
     *machines.RULES,
-    *model_changes.RULES,
     *offload.RULES,
     *optimizers.RULES,
     *precision.RULES,

@@ -1,7 +1,8 @@
-"""Rules of number formats: which device trains in which, and who chooses it."""
+"""Rules of number formats, quantized weights and kernels: which device trains in which, and who chooses."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.accelerate import launch_of
@@ -12,11 +13,11 @@ from zerofit.core.command import Route
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Place, Said
-from zerofit.core.strategy import Precision
+from zerofit.core.strategy import Engine, Lora, Precision, Quantization, Strategy, ZeroStage
 from zerofit.core.units import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from zerofit.checking.situation import Situation
 
@@ -45,12 +46,16 @@ def _bf16_before_ampere(situation: Situation) -> Iterator[Hit]:
         )
 
 
-_V100 = Machine(
-    gpus=(GpuSpec(name="Tesla V100-SXM2-32GB", memory_bytes=32 * GIB, compute_capability=(7, 0)),),
-    num_cpu_cores=8,
-    host_memory_bytes=64 * GIB,
-    host_memory_available_bytes=60 * GIB,
-)
+def _machine(name: str, capability: tuple[int, int]) -> Machine:
+    return Machine(
+        gpus=(GpuSpec(name=name, memory_bytes=32 * GIB, compute_capability=capability),),
+        num_cpu_cores=8,
+        host_memory_bytes=64 * GIB,
+        host_memory_available_bytes=60 * GIB,
+    )
+
+
+_OLD = _machine("Tesla V100-SXM2-32GB", (7, 0))
 _ZERO2 = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
 _FP16 = {**_ZERO2, "fp16": {"enabled": True}}
 _BF16 = {**_ZERO2, "bf16": {"enabled": True}}
@@ -130,6 +135,56 @@ def _flag_and_file(**sections: Any) -> Example:
     )
 
 
+_NO_CHECKPOINT = "the harness's scripts load no checkpoint of transformers"
+_AMPERE = (8, 0)
+
+
+def _quantized_without_adapters(situation: Situation) -> Iterator[Hit]:
+    strategy = situation.strategy
+    if strategy is not None and strategy.quantization is not None and strategy.lora is None:
+        yield Hit(found=f"--quantize {strategy.quantization} without --lora")
+
+
+def _quantized_at_stage_3(situation: Situation) -> Iterator[Hit]:
+    strategy = situation.strategy
+    if strategy is None or strategy.quantization is None:
+        return
+    if strategy.zero_stage is ZeroStage.PARAMETERS:
+        yield Hit(found=f"--quantize {strategy.quantization} with --zero-stage 3")
+
+
+def _on_cpu(field: str) -> Callable[[Situation], Iterator[Hit]]:
+    """Return a predicate that finds a switch which needs a GPU, where the ranks run on the CPU."""
+
+    def find(situation: Situation) -> Iterator[Hit]:
+        is_on = situation.strategy is not None and getattr(situation.strategy, field)
+        if is_on and known(situation.topology, "whether the ranks run on GPUs").on_cpu:
+            yield Hit(found=f"--{field} with ranks on the CPU")
+
+    return find
+
+
+def _tf32_before_ampere(situation: Situation) -> Iterator[Hit]:
+    strategy = situation.strategy
+    if strategy is None or not strategy.tf32:
+        return
+    if situation.topology is not None and situation.topology.on_cpu:
+        return
+    gpus = known(situation.machine, "the GPUs that will run it").gpus
+    old = [gpu for gpu in gpus if gpu.compute_capability and gpu.compute_capability < _AMPERE]
+    if old:
+        major, minor = old[0].compute_capability or (0, 0)
+        yield Hit(found=f"--tf32 on {old[0].name} (compute capability {major}.{minor})")
+
+
+_TWO, _ON_CPU = Topology(world_size=2), Topology(world_size=2, on_cpu=True)
+_NF4 = Strategy(lora=Lora(), quantization=Quantization.NF4)
+
+
+def _sharded(stage: ZeroStage) -> Example:
+    return Example(strategy=replace(_NF4, engine=Engine.DEEPSPEED, zero_stage=stage), topology=_TWO)
+
+
 RULES = (
     Rule(
         id="bf16-needs-ampere",
@@ -139,8 +194,8 @@ RULES = (
         fix="set {precision} to fp16 or no",
         see="https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities",
         find=_bf16_before_ampere,
-        bad=Example(deepspeed=_BF16, machine=_V100),
-        good=Example(deepspeed=_FP16, machine=_V100),
+        bad=Example(deepspeed=_BF16, machine=_OLD),
+        good=Example(deepspeed=_FP16, machine=_OLD),
         evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs a GPU older than Ampere"),
     ),
     Rule(
@@ -178,5 +233,68 @@ RULES = (
         bad=_flag_and_file(fp16={"enabled": True}),
         good=_flag_and_file(bf16={"enabled": True}),
         evidence=Evidence(outcome=Effect.FAILS, says="`--mixed_precision` arg cannot be set to `bf16`"),
+    ),
+    Rule(
+        id="quantization-needs-lora",
+        severity=Severity.ERROR,
+        summary="quantized weights do not train",
+        why="a step is smaller than what 4 bits can hold, so that adapters train in their place",
+        fix="add --lora, or leave out --quantize",
+        see="https://huggingface.co/docs/transformers/en/quantization/bitsandbytes",
+        find=_quantized_without_adapters,
+        bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=_TWO),
+        good=Example(strategy=_NF4, topology=_TWO),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced=_NO_CHECKPOINT),
+    ),
+    Rule(
+        id="quantized-base-not-partitioned",
+        severity=Severity.ERROR,
+        summary="a base that zerofit quantizes is not partitioned by ZeRO-3",
+        why="transformers loads quantized weights onto each rank's device, which it refuses under ZeRO-3 "
+        "(device_map), and whole on every rank",
+        fix="set {zero_stage} to 2 or less, or leave out --quantize",
+        see="https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/integrations/accelerate.py",
+        find=_quantized_at_stage_3,
+        bad=_sharded(ZeroStage.PARAMETERS),
+        good=_sharded(ZeroStage.GRADIENTS),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced=_NO_CHECKPOINT),
+    ),
+    Rule(
+        id="liger-needs-gpu",
+        severity=Severity.ERROR,
+        summary="Liger's kernels need a GPU",
+        why="they are written in Triton, which compiles for GPUs alone",
+        fix="leave out --liger, or run on a GPU",
+        see="https://github.com/linkedin/Liger-Kernel",
+        find=_on_cpu("liger"),
+        bad=Example(strategy=Strategy(liger=True), topology=_ON_CPU),
+        good=Example(strategy=Strategy(), topology=_ON_CPU),
+        evidence=Evidence(outcome=Effect.FAILS, says="error[liger-"),
+    ),
+    Rule(
+        id="tf32-on-cpu",
+        severity=Severity.WARNING,
+        summary="on the CPU --tf32 changes nothing",
+        why="the setting is for products on tensor cores of GPUs; on the CPU fp32 stays fp32",
+        fix="leave out --tf32",
+        see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
+        find=_on_cpu("tf32"),
+        bad=Example(strategy=Strategy(tf32=True), topology=_ON_CPU),
+        good=Example(strategy=Strategy(), topology=_ON_CPU),
+        evidence=Evidence(
+            outcome=Effect.IGNORED, not_reproduced="the harness's observations have no format of products"
+        ),
+    ),
+    Rule(
+        id="tf32-needs-ampere",
+        severity=Severity.WARNING,
+        summary="tf32 needs a GPU of compute capability 8.0 or later",
+        why="tensor cores before Ampere have no tf32, and torch goes on in fp32 without a word",
+        fix="leave out --tf32, or set {precision} to fp16",
+        see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
+        find=_tf32_before_ampere,
+        bad=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("V100", (7, 0))),
+        good=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("A100", (8, 0))),
+        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="needs a GPU older than Ampere"),
     ),
 )

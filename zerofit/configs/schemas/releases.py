@@ -118,7 +118,7 @@ def _below(was: Key, key: Key, version: str, *, is_again: bool) -> Section | Non
 
 
 def _is_same(was: Key, key: Key) -> bool:
-    """Return whether a key is what it was, whatever came to the keys below it or went."""
+    """Return True if a key is what it was, whatever came to the keys below it or went."""
     sections = [
         section and (section.on_unknown, section.drops_auto) for section in (was.section, key.section)
     ]

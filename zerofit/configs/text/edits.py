@@ -118,7 +118,7 @@ def _parent(document: Document, path: tuple[str, ...]) -> Entries:
 
 
 def _same(one: Any, other: Any, *, is_hjson: bool) -> bool:
-    """Return whether two values are equal, of one type too; HJSON has whole numbers of one type only."""
+    """Return True if two values are equal, of one type too; HJSON has whole numbers of one type only."""
     match one, other:
         case dict(), dict():
             return one.keys() == other.keys() and all(
@@ -268,7 +268,7 @@ _INDENT = re.compile(r"[ \t]*")
 
 
 def _has_lines(text: str, mapping: Entries, language: Format) -> bool:
-    """Return whether entries may stand on lines of their own, without commas."""
+    """Return True if entries may stand on lines of their own, without commas."""
     return language is Format.HJSON or (language is Format.YAML and text[mapping.span.start] != "{")
 
 

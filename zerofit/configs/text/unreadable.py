@@ -95,7 +95,7 @@ def half_character(text: str, offset: int) -> Unreadable:
 
 
 def has_half_character(string: str) -> bool:
-    """Return whether a string cannot be written as UTF-8."""
+    """Return True if a string cannot be written as UTF-8."""
     return any("\ud800" <= character <= "\udfff" for character in string)
 
 

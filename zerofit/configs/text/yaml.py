@@ -58,7 +58,7 @@ def tree_of_yaml(text: str) -> Entries:
 
 
 def shares_nodes(text: str) -> bool:
-    """Return whether a readable YAML text has anchors, aliases or merges: one place then counts at many."""
+    """Return True if a readable YAML text has anchors, aliases or merges: one place then counts at many."""
     import yaml
 
     return any(

@@ -32,9 +32,9 @@ class Rendezvous:
 
 
 def needs_one_gpu(plan: Plan) -> bool:
-    """Return whether the only rank must see one GPU only.
+    """Return True if the only rank must see one GPU only.
 
-    With several in sight and no distributed launch, Trainer wraps the model in nn.DataParallel over all of
+    With several visible and no distributed launch, Trainer wraps the model in nn.DataParallel over all of
     them and multiplies the batch by their number (transformers/training_args.py, n_gpu).
     """
     is_alone = plan.strategy.engine is Engine.NATIVE and plan.topology.world_size == 1
@@ -42,7 +42,7 @@ def needs_one_gpu(plan: Plan) -> bool:
 
 
 def is_on_one_of_many_gpus(plan: Plan) -> bool:
-    """Return whether the only rank must be kept to one of this node's GPUs, as there are several."""
+    """Return True if the only rank must be kept to one of this node's GPUs, as there are several."""
     return needs_one_gpu(plan) and len(plan.machine.gpus) > 1
 
 

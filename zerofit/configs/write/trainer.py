@@ -95,7 +95,7 @@ def _checkpointing_kwargs(strategy: Strategy) -> dict[str, Any] | None:
 
 
 def takes_every_n_layers(transformers: str) -> bool:
-    """Return whether TrainingArguments of a release can say that some blocks checkpoint, not all."""
+    """Return True if TrainingArguments of a release can say that some blocks checkpoint, not all."""
     return release_of(transformers) >= release_of("5.16")
 
 

@@ -16,8 +16,7 @@ from zerofit.checking.inputs.accelerate import (
 from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
 from zerofit.checking.situation import known
 from zerofit.configs.document import Entries, RenameKey, Scalar, SetValue, say, show
-from zerofit.configs.schema import ValueKind
-from zerofit.configs.schemas.key_values import expected, is_in_range, is_right_type
+from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
 from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.configs.text.read import repeated_keys
 from zerofit.core.errors import nearest

@@ -42,7 +42,7 @@ class Meant:
     spellings: tuple[str, ...] = ()
     """Keys of the same section, the nearest first."""
     is_sure: bool = False
-    """Whether it can only be the first spelling."""
+    """True if it can only be the first spelling."""
     elsewhere: tuple[tuple[str, ...], ...] = ()
     """Paths of keys with that very name in other sections."""
 
@@ -209,7 +209,7 @@ def _unknown_hit(document: Document, found: FoundKey, meant: Meant) -> Hit:
 
 
 def _is_note(found: FoundKey) -> bool:
-    """Return whether a key is there for people to read."""
+    """Return True if a key is there for people to read."""
     name = found.path[-1].lower()
     return not name[:1].isalpha() or "comment" in name or name in ("note", "notes", "description", "doc")
 

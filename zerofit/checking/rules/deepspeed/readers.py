@@ -97,7 +97,7 @@ def _unseen_offload(situation: Situation) -> Iterator[Hit]:
 
 
 def is_unseen_offload(situation: Situation, found: FoundKey) -> bool:
-    """Return whether an entry is the old switch of offload, where accelerate would have to see it."""
+    """Return True if an entry is the old switch of offload, where accelerate would have to see it."""
     document = situation.deepspeed
     return (
         found.path == ("zero_optimization", "cpu_offload")

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
 from zerofit.checking.situation import entries_of, is_read_by_others, known
 from zerofit.configs.document import SetValue, say
-from zerofit.configs.schema import ValueKind
-from zerofit.configs.schemas.key_values import expected, is_in_range, is_right_type
+from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
 
@@ -65,7 +64,7 @@ def _values(situation: Situation) -> Iterator[tuple[Document, Key, FoundKey]]:
 
 
 def _is_unchecked(key: Key, value: object) -> bool:
-    """Return whether DeepSpeed takes any value for a boolean, and asks Python whether it is true."""
+    """Return True if DeepSpeed takes any value for a boolean, and asks Python whether it is true."""
     fails = key.name in _FAILS_ON_TEXT and isinstance(value, str)
     return key.kinds == (ValueKind.BOOL,) and not key.converts and not fails
 
@@ -127,7 +126,7 @@ def _disagreeing(situation: Situation) -> Iterator[Hit]:
 
 
 def _accumulation_defaults_to_1(situation: Situation, train: int, micro: int) -> bool:
-    """Return whether a missing gradient_accumulation_steps is 1, in place of what makes the sizes agree.
+    """Return True if a missing gradient_accumulation_steps is 1, in place of what makes the sizes agree.
 
     accelerate writes a 1 before DeepSpeed sees the file: accelerate/utils/dataclasses.py, DeepSpeedPlugin.
     """
@@ -147,7 +146,7 @@ def _num_data_parallel_ranks(situation: Situation) -> int:
 
 
 def _has_open_part(document: Document) -> bool:
-    """Return whether a size comes from elsewhere, or is no size at all, which another rule says."""
+    """Return True if a size comes from elsewhere, or is no size at all, which another rule says."""
     return any(
         document.value(name) is not None and _size(document, name) is None for name in (_MICRO, _STEPS)
     )
@@ -242,7 +241,7 @@ def _unresolved(situation: Situation) -> Iterator[Hit]:
 
 
 def _stuck_on(found: FoundKey) -> set[Route]:
-    """Return the routes on which nobody replaces an "auto"."""
+    """Return the routes on which an "auto" is not replaced."""
     return {route for route in Route if not _is_resolved(found, route)}
 
 

@@ -18,8 +18,7 @@ from zerofit.checking.inputs.command_line import DEEPSPEED, TORCHRUN
 from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.situation import known
 from zerofit.configs.document import say
-from zerofit.configs.schema import ValueKind
-from zerofit.configs.schemas.key_values import expected, is_in_range, is_right_type
+from zerofit.configs.schema import ValueKind, expected, is_in_range, is_right_type
 from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.core.command import Launcher
 from zerofit.core.errors import nearest
@@ -123,7 +122,7 @@ def _flags_beside_file(situation: Situation) -> Iterator[Hit]:
 
 
 def _is_ignored(file: Document, flag: Flag, path: tuple[str, ...]) -> bool:
-    """Return whether the file has something else, or nothing; only "auto" takes the flag's value over."""
+    """Return True if the file has something else, or nothing; only "auto" takes the flag's value over."""
     entry = file.at(*path)
     value = flag.value or ""
     if entry is None:

@@ -40,7 +40,7 @@ class Placed:
 
     @property
     def offloads(self) -> bool:
-        """Whether the optimizer's states leave the GPU."""
+        """True if the optimizer's states leave the GPU."""
         return self.optimizer_offload.value is not OffloadDevice.NONE
 
     @property

@@ -99,14 +99,14 @@ TESTED = (
 
 
 def in_group(optimizer: str, group: tuple[str, ...]) -> bool:
-    """Return whether an id is in a group, where "torch.*" stands for all that begin so, and "*" for all."""
+    """Return True if an id is in a group, where "torch.*" stands for all that begin so, and "*" for all."""
     return optimizer in group or any(
         name.endswith("*") and optimizer.startswith(name.removesuffix("*")) for name in group
     )
 
 
 class OptimizerAnswer(StrEnum):
-    """What a combination comes to."""
+    """What happens to an optimizer in a placement."""
 
     ALLOWED = "allowed"
     """It trains what it trains unsharded."""
@@ -121,7 +121,7 @@ class OptimizerAnswer(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a combination comes to its answer, in a few words."""
+    """Why a placement has its answer, in a few words."""
 
     ELEMENTWISE = "it steps each element by itself, so that shards change nothing"
     NOT_SHARDED = "nothing is partitioned"

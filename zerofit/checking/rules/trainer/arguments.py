@@ -98,7 +98,7 @@ def _compared(trainer: TrainerSettings) -> Iterator[tuple[tuple[str, ...], tuple
 
 
 def _is_read(value: Any) -> bool:
-    """Return whether a value is a number or true or false, not a text such as $RATE."""
+    """Return True if a value is a number or true or false, not a text such as $RATE."""
     return not any(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
 
 
