@@ -44,52 +44,6 @@ _BITSANDBYTES = {
     },
 }
 """bitsandbytes' families: what each is in (8 bit, paged)."""
-
-
-def own_stepper(optimizer: CapturedOptimizer | None) -> tuple[Stepper, str]:
-    """Return the kind that estimates count a script's optimizer as, and what of that is assumed.
-
-    Args:
-        optimizer: the one that trains; None where there are several or none was seen.
-
-    Returns:
-        The kind, and one sentence; it is empty where nothing is assumed.
-    """
-    if optimizer is None:
-        return None, "the optimizer is counted as AdamW, as none or several were seen"
-    settings = optimizer.groups[0].settings if optimizer.groups else {}
-    library, _, name = optimizer_of_class(optimizer.class_path).partition(".")
-    is_paged, name = name.startswith("Paged"), name.removeprefix("Paged")
-    family = name.removesuffix("8bit").removesuffix("32bit")
-    has_8_bit = name.endswith("8bit")
-    kind: Stepper
-    if library == "other" or family not in (*_TWO_STATES, *_ONE_STATE, "Adafactor"):
-        shown = optimizer.class_path.rpartition(".")[2]
-        if name in ("FusedAdam", "DeepSpeedCPUAdam"):
-            return OptimizerName.ADAMW, ""
-        return None, f"{shown} is counted as AdamW: what it keeps is not known"
-    if family == "Adafactor":
-        kind = OptimizerName.ADAFACTOR
-    elif library == "bitsandbytes" and family in _BITSANDBYTES:
-        kind = _BITSANDBYTES[family][has_8_bit, is_paged]
-    elif family in _TWO_STATES:
-        kind = OptimizerName.ADAMW if settings.get("fused") is True else None
-    elif family == "SGD" and not settings.get("momentum"):
-        kind = OptimizerName.SGD
-    else:
-        kind = OneState.EIGHT_BIT if has_8_bit else OneState.FULL
-    if settings.get("amsgrad"):
-        return kind, f"{name} is counted without the third state that amsgrad keeps"
-    if is_paged and kind is OptimizerName.LION:
-        return kind, "the pages of PagedLion are counted as if they stayed on the GPU"
-    if is_paged:
-        return (
-            kind,
-            f"the pages of Paged{name} are counted on the host, where the driver may move them",
-        )
-    return kind, ""
-
-
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Of an element; packed and 8-bit weights take 1 at the most."""
 _FORMATS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
@@ -106,14 +60,12 @@ def problem_from_capture(
     topology: Topology,
     allow: frozenset[Allow] = frozenset(),
     reserve: Reserve | None = None,
-    makes_model_first: bool = False,
     expandable_segments: bool = False,
 ) -> Problem:
     """Return the problem that a captured script poses on one machine.
 
     Args:
         allow: what may change the training; the length of a script's samples is its own to change.
-        makes_model_first: True if the script makes its model before anything that says "ZeRO stage 3".
 
     Raises:
         UserError: a flag asks for what can't be applied to the script, or for another global batch than it
@@ -133,7 +85,7 @@ def problem_from_capture(
         request=request,
         allow=allow - left_out.keys(),
         reserve=reserve or Reserve(share=DEFAULT_RESERVE),
-        makes_model_first=makes_model_first or not capture.model.is_transformers,
+        makes_model_first=not capture.model.is_transformers,
         expandable_segments=expandable_segments,
         script=script,
         notes=(*notes, *_notes(capture, script)),
@@ -308,3 +260,47 @@ def _is_padded(batch: CapturedBatch) -> bool:
     """Return True if a batch's attention mask hides tokens."""
     mask = _tensor(batch, "attention_mask")
     return mask is not None and bool(batch.lengths) and min(batch.lengths) < mask.shape[-1]
+
+
+def own_stepper(optimizer: CapturedOptimizer | None) -> tuple[Stepper, str]:
+    """Return the kind that estimates count a script's optimizer as, and what of that is assumed.
+
+    Args:
+        optimizer: the one that trains; None where there are several or none was seen.
+
+    Returns:
+        The kind, and one sentence; it is empty where nothing is assumed.
+    """
+    if optimizer is None:
+        return None, "the optimizer is counted as AdamW, as none or several were seen"
+    settings = optimizer.groups[0].settings if optimizer.groups else {}
+    library, _, name = optimizer_of_class(optimizer.class_path).partition(".")
+    is_paged, name = name.startswith("Paged"), name.removeprefix("Paged")
+    family = name.removesuffix("8bit").removesuffix("32bit")
+    has_8_bit = name.endswith("8bit")
+    kind: Stepper
+    if library == "other" or family not in (*_TWO_STATES, *_ONE_STATE, "Adafactor"):
+        shown = optimizer.class_path.rpartition(".")[2]
+        if name in ("FusedAdam", "DeepSpeedCPUAdam"):
+            return OptimizerName.ADAMW, ""
+        return None, f"{shown} is counted as AdamW: what it keeps is not known"
+    if family == "Adafactor":
+        kind = OptimizerName.ADAFACTOR
+    elif library == "bitsandbytes" and family in _BITSANDBYTES:
+        kind = _BITSANDBYTES[family][has_8_bit, is_paged]
+    elif family in _TWO_STATES:
+        kind = OptimizerName.ADAMW if settings.get("fused") is True else None
+    elif family == "SGD" and not settings.get("momentum"):
+        kind = OptimizerName.SGD
+    else:
+        kind = OneState.EIGHT_BIT if has_8_bit else OneState.FULL
+    if settings.get("amsgrad"):
+        return kind, f"{name} is counted without the third state that amsgrad keeps"
+    if is_paged and kind is OptimizerName.LION:
+        return kind, "the pages of PagedLion are counted as if they stayed on the GPU"
+    if is_paged:
+        return (
+            kind,
+            f"the pages of Paged{name} are counted on the host, where the driver may move them",
+        )
+    return kind, ""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timed_plans import closed_form_of, machine_of, time_of
 
-from zerofit.core.allocation_log import CostKind, OperatorCost, Pass, TraceRequest
+from zerofit.core.allocation_log import AllocationLog, CostKind, OperatorCost, Pass, TraceRequest
 from zerofit.core.estimates import StepTime
 from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
@@ -168,6 +168,11 @@ def test_a_slower_host_never_makes_offload_faster(strategy: Strategy, one: float
     assert slow >= fast
 
 
+def _setup(log: AllocationLog, strategy: Strategy, *, trains: bool = True) -> Setup:
+    versions = Versions(python="3.11", zerofit="0")
+    return Setup(log=log, strategy=strategy, topology=Topology(), versions=versions, trains=trains)
+
+
 def _cost(kind: CostKind, *, flops: int = 0, num_bytes: int = 0, count: int = 1) -> OperatorCost:
     return OperatorCost(
         operator="one",
@@ -197,13 +202,7 @@ def _cost(kind: CostKind, *, flops: int = 0, num_bytes: int = 0, count: int = 1)
 )
 def test_the_roofline_of_one_operator(cost: OperatorCost, name: str, seconds: float) -> None:
     log = replace(closed_form_of("gpt2", TraceRequest(sequence_length=8)), costs=(cost,))
-    setup = Setup(
-        log=log,
-        strategy=Strategy(micro_batch_size=2, gradient_accumulation_steps=1),
-        topology=Topology(),
-        versions=Versions(python="3.11", zerofit="0"),
-        trains=False,
-    )
+    setup = _setup(log, Strategy(micro_batch_size=2, gradient_accumulation_steps=1), trains=False)
     found = estimate_step_time(setup, machine=machine_of("A100-80G"), rates=catalog_rates())
     assert found is not None
     assert [(term.name, pytest.approx(term.seconds)) for term in found.terms] == [(name, seconds)]
@@ -224,17 +223,8 @@ def test_python_starts_a_hook_of_each_gradient_where_stages_1_and_2_reduce_it(
     forward = _cost(CostKind.MEMORY, count=1000)
     backward = replace(forward, during=Pass.BACKWARD, fixed_bytes=backward_bytes)
     log = replace(closed_form_of("gpt2", TraceRequest(sequence_length=8)), costs=(forward, backward))
-    setup = Setup(
-        log=log,
-        strategy=Strategy(
-            engine=Engine.DEEPSPEED,
-            zero_stage=ZeroStage(stage),
-            micro_batch_size=1,
-            gradient_accumulation_steps=4,
-        ),
-        topology=Topology(),
-        versions=Versions(python="3.11", zerofit="0"),
-    )
+    strategy = Strategy(micro_batch_size=1, gradient_accumulation_steps=4)
+    setup = _setup(log, replace(strategy, engine=Engine.DEEPSPEED, zero_stage=ZeroStage(stage)))
     machine, rates = machine_of("A100-80G"), catalog_rates()
     speeds = speeds_of(machine, setup.topology, rates)
     assert speeds
@@ -251,12 +241,7 @@ def test_what_is_not_known_has_no_time() -> None:
     known = machine_of("A100-80G", 2)
     nameless = replace(known.gpus[0], fp16_flops_per_s=None)
     unlinked = replace(known.gpus[0], peer_bytes_per_s=None)
-    setup = Setup(
-        log=log,
-        strategy=Strategy(micro_batch_size=1),
-        topology=Topology(world_size=2),
-        versions=Versions(python="3.11", zerofit="0"),
-    )
+    setup = replace(_setup(log, Strategy(micro_batch_size=1)), topology=Topology(world_size=2))
     rates = catalog_rates()
     assert estimate_step_time(setup, machine=known, rates=rates) is not None
     for gpus in ((), (nameless,) * 2, (unlinked,) * 2):

@@ -71,7 +71,6 @@ class CachingAllocator:
         """In blocks that are in use, as torch.cuda.memory_allocated counts them."""
         self.reserved_bytes = 0
         """Taken from the driver, as torch.cuda.memory_reserved counts them."""
-        """Times that cached segments went back to the driver to make room."""
         self._capacity = capacity
         self._is_expandable = expandable_segments
         # Of stream s: the large pool at 2 s, the small one at 2 s + 1.
