@@ -4,7 +4,6 @@ from typing import Any
 
 _HOMES = {
     "LengthGroupedBatches": "sampler",
-    "LoadingFacts": "loading",
     "LongestFirst": "sampler",
     "PackedRows": "packing",
     "Pieces": "labels",
