@@ -1,4 +1,4 @@
-"""What data costs and how to batch it: samplers, collators, labels, packing, loading, reports of lengths."""
+"""Data: batches of like length, collators, labels, packing, loading, and reports of lengths."""
 
 from typing import Any
 

@@ -62,7 +62,7 @@ def _of_rows(rows: list[Any]) -> list[int] | None:
 
 
 def _are_tokens(ids: Any) -> bool:
-    """Return whether it is one list of tokens: no text, and no list of lists, one for each choice."""
+    """True for one list of tokens; not for a text, nor for lists of tokens, one for each choice."""
     if hasattr(ids, "ndim"):
         return bool(ids.ndim == 1)
     if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):

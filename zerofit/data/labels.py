@@ -18,7 +18,7 @@ _MARK = re.compile(r"([BIELSU])[-_].+")
 
 
 class Pieces(StrEnum):
-    """What the second and later tokens of a word are labelled."""
+    """Labels of the second and later tokens of a word."""
 
     INSIDE = "inside"
     """As inside of the same thing: B-X becomes I-X, any other tag is repeated."""

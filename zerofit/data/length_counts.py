@@ -32,7 +32,7 @@ _MOST_CHARACTERS = 2**20
 
 @dataclass(slots=True)
 class _LengthCounts:
-    """What was counted."""
+    """Samples by length, and how many were odd."""
 
     lengths: Counter[int] = field(default_factory=Counter)
     """Samples by length."""

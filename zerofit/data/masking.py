@@ -56,7 +56,7 @@ class SeededMasks:
     masks: Any
     """The collator, without a seed of its own."""
     seed: int
-    """What the masks come from."""
+    """Of the masks."""
     _generator: Any = field(default=None, init=False, repr=False)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

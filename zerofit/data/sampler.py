@@ -93,7 +93,7 @@ class LengthGroupedBatches:
 
     @property
     def sampler(self) -> LengthGroupedBatches:
-        """What accelerate tells the epoch: it looks for `batch_sampler.sampler` (accelerate/data_loader.py,
+        """The object that accelerate tells the epoch: it looks for `batch_sampler.sampler` (accelerate/data_loader.py,
         DataLoaderShard.set_epoch).
 
         Raises:
@@ -116,7 +116,7 @@ class LengthGroupedBatches:
 
     @property
     def seed(self) -> int:
-        """What the order of the samples comes from, with the epoch."""
+        """Of the order of the samples, together with the epoch."""
         return self._seed
 
     def __len__(self) -> int:
