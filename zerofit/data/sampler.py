@@ -93,8 +93,8 @@ class LengthGroupedBatches:
 
     @property
     def sampler(self) -> LengthGroupedBatches:
-        """The object that accelerate tells the epoch: it looks for `batch_sampler.sampler` (accelerate/data_loader.py,
-        DataLoaderShard.set_epoch).
+        """The object that accelerate tells the epoch: it looks for `batch_sampler.sampler`
+        (accelerate/data_loader.py, DataLoaderShard.set_epoch).
 
         Raises:
             UserError: these are the batches of one rank, of which accelerate would give each rank but a part.
