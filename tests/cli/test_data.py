@@ -189,13 +189,12 @@ def test_words_are_said_to_be_no_tokens_and_nothing_is_recommended(
     )
 
 
-def test_values_that_are_no_text_are_told(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
-    values = ('"a b"', "5", "null", '""', '["a"]')
-    lines = [f'{{"text": {value}}}\n' for value in values]
+def test_values_that_are_no_text_are_told(report: _Report, tmp_path: Path) -> None:
+    lines = [f'{{"text": {value}}}\n' for value in ('"a b"', "5", "null", '""', '["a"]')]
     (tmp_path / "mixed.jsonl").write_text("".join([*lines, '{"other": 1}']))
-    finished = run_zerofit("data", "mixed.jsonl", "--count", "words", cwd=tmp_path)
-    assert finished.stdout.splitlines()[1:5] == [
-        "6 samples, 3 words",
+    document = report("mixed.jsonl --count words", tmp_path)
+    assert (document["num_samples"], document["num_tokens"]) == (6, 3)
+    assert document["notes"] == [
         "2 samples without a value in text: counted as empty text",
         "1 sample with a value that is no text: counted as empty text",
         "1 sample of empty text",
@@ -293,18 +292,16 @@ def test_rows_without_ids_are_told_as_such(report: _Report, tmp_path: Path, name
     ]
 
 
-def test_one_sample_in_one_row_and_a_text_of_empty_lines(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
-    make_tokenizer(tmp_path / "tok")
-    (tmp_path / "one.txt").write_text("a b\n")
-    (tmp_path / "empty.txt").write_text("\n\n")
-    one = run_zerofit("data", "one.txt", "--tokenizer", "tok", "--task", "causal-lm", cwd=tmp_path)
+def test_one_sample_in_one_row_and_a_text_of_empty_lines(
+    run_zerofit: _RunZerofit, report: _Report, folder: Path
+) -> None:
+    (folder / "one.txt").write_text("a b\n")
+    (folder / "empty.txt").write_text("\n\n")
+    one = run_zerofit("data", "one.txt", "--tokenizer", "tok", "--task", "causal-lm", cwd=folder)
     assert "\n1 sample, 4 tokens\n" in one.stdout
     assert "\npacked: 1 row of 8 holds all samples" in one.stdout
-    empty = run_zerofit("data", "empty.txt", "--count", "words", cwd=tmp_path)
-    assert (empty.returncode, empty.stdout.splitlines()[1:3]) == (
-        0,
-        ["2 samples, 0 words", "2 samples of empty text"],
-    )
+    empty = report("empty.txt --count words", folder)
+    assert (empty["num_samples"], empty["notes"]) == (2, ["2 samples of empty text"])
 
 
 @pytest.mark.slow

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 import torch
 from transformers import TrainingArguments
 
-from zerofit.data.loading import LoadingFacts, choose_loading, measure_loading
+from zerofit.data.loading import choose_loading, measure_loading
 
-READY = LoadingFacts(cores_per_rank=8, on_gpu=True, decodes=False, num_epochs=3)
+READY = {"cores_per_rank": 8, "on_gpu": True, "decodes": False, "num_epochs": 3}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,7 @@ READY = LoadingFacts(cores_per_rank=8, on_gpu=True, decodes=False, num_epochs=3)
     ],
 )
 def test_the_number_of_workers_has_its_reason(changes: dict, num_workers: int, why: str) -> None:
-    choice = choose_loading(replace(READY, **changes))
+    choice = choose_loading(**{**READY, **changes})
     assert choice.num_workers == num_workers
     assert choice.reasons[0] == f"num_workers={num_workers}: {why}"
     assert choice.pin_memory is changes.get("on_gpu", True)
@@ -57,14 +56,14 @@ def test_the_number_of_workers_has_its_reason(changes: dict, num_workers: int, w
     ],
 )
 def test_workers_live_on_where_there_are_several_epochs(changes: dict, expected: bool, why: str) -> None:
-    choice = choose_loading(replace(READY, **changes))
+    choice = choose_loading(**{**READY, **changes})
     assert choice.persistent_workers is expected
     assert choice.reasons[3] == f"persistent_workers={expected}: {why}"
 
 
 @pytest.mark.parametrize("decodes", [False, True])
 def test_dataloader_and_training_arguments_take_it(decodes: bool, tmp_path) -> None:
-    choice = choose_loading(LoadingFacts(cores_per_rank=2, on_gpu=False, decodes=decodes))
+    choice = choose_loading(cores_per_rank=2, on_gpu=False, decodes=decodes)
     loader = torch.utils.data.DataLoader(range(4), **choice.arguments())
     assert loader.num_workers == int(decodes)
     args = TrainingArguments(output_dir=str(tmp_path), **choice.training_arguments())
@@ -85,6 +84,6 @@ class _SlowSamples:
 def test_the_time_of_a_batch_is_measured_and_decides() -> None:
     batch_s = measure_loading(_SlowSamples(), list, batch_size=4, num_batches=5)
     assert 0.008 <= batch_s < 0.2
-    facts = LoadingFacts(cores_per_rank=64, on_gpu=True, decodes=True, batch_s=batch_s, step_s=0.004)
-    assert choose_loading(facts).num_workers >= 3
+    choice = choose_loading(cores_per_rank=64, on_gpu=True, decodes=True, batch_s=batch_s, step_s=0.004)
+    assert choice.num_workers >= 3
     assert measure_loading([1, 2, 3], list, batch_size=2, num_batches=9) > 0  # as far as it goes

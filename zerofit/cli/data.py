@@ -33,7 +33,7 @@ DEFAULT_BATCH_SIZE = 8
 """TrainingArguments' per_device_train_batch_size (transformers/training_args.py)."""
 _POSITIVE = Number(int, least=1)
 _FILE_FLAGS = ("tokenizer", "text", "split", "count", "limit", "sample")
-"""What a script decides itself."""
+"""Flags for files: a script decides these itself."""
 _INSTEAD = "name the files of its dataset: `zerofit data FILE --tokenizer DIR`"
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How transformers' classes of causal language models end."""

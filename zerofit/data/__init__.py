@@ -1,10 +1,9 @@
-"""What data costs and how to batch it: samplers, collators, labels, packing, loading, reports of lengths."""
+"""Data: batches of like length, collators, labels, packing, loading, and reports of lengths."""
 
 from typing import Any
 
 _HOMES = {
     "LengthGroupedBatches": "sampler",
-    "LoadingFacts": "loading",
     "LongestFirst": "sampler",
     "PackedRows": "packing",
     "Pieces": "labels",

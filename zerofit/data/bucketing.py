@@ -100,14 +100,8 @@ def rounds_of_samples(
     Every sample comes once in an epoch, every rank has the same number of batches, and none is empty: what is
     left for the last round is spread over the ranks, and where it is too little for them the round before
     gives some of its own. Only where that can't be (one sample in a batch, or fewer samples than ranks) some
-    come twice.
-
-    Args:
-        num_samples: samples of an epoch.
-        batch_size: samples of one batch, on one rank.
-        num_ranks: ranks that share a round.
-        drop_last: whether samples that fill no round are left out.
-        pack_last: whether the last round is packed as torch's BatchSampler would: full batches first.
+    come twice. With drop_last the samples that fill no round are left out; with pack_last the last round has
+    full batches first, as torch's BatchSampler makes them.
     """
     num_full, rest = divmod(num_samples, batch_size * num_ranks)
     sizes = [batch_size * num_ranks] * num_full
@@ -131,14 +125,7 @@ def rounds_of_samples(
 def rounds_of_tokens(
     lengths: Lengths, *, max_tokens: int, num_ranks: int, most_samples: int | None = None
 ) -> Rounds:
-    """Return rounds of batches that hold so many tokens at most, with their padding.
-
-    Args:
-        lengths: tokens of each sample.
-        max_tokens: most tokens of one batch on one rank: its samples times the width of the longest one,
-            rounded up to a multiple of 8.
-        num_ranks: ranks that share a round.
-        most_samples: most samples of one batch.
+    """Return rounds of batches of so many tokens at most: samples times the longest width, padding included.
 
     Raises:
         UserError: a sample is longer than that.
@@ -186,12 +173,6 @@ def epoch_of(lengths: Lengths, rounds: Rounds, *, seed: int, epoch: int) -> Epoc
     ranks are dealt a round's samples there and back, so that their tokens are alike. Then the rounds are
     shuffled; in the first epoch the one with the longest sample is first, so that a lack of memory shows at
     once.
-
-    Args:
-        lengths: tokens of each sample.
-        rounds: how the epoch is cut.
-        seed: the same on every rank.
-        epoch: counted from 0.
     """
     rng = numpy.random.default_rng((seed, epoch))
     shuffled = rng.permutation(numpy.arange(len(lengths), dtype=numpy.int32))
@@ -279,13 +260,7 @@ _MOST_SIMULATED = 2**19
 
 
 def simulated_buckets(histogram: LengthHistogram, batch_size: int, *, seed: int = 0) -> SimulatedBuckets:
-    """Return one epoch of length bucketing on one rank.
-
-    Args:
-        histogram: of one sample at least.
-        batch_size: samples of one forward pass on one rank.
-        seed: of the order.
-    """
+    """Return one epoch of length bucketing on one rank, of one sample at least."""
     pool = batch_size * MOST_ROUNDS_TOGETHER
     most = pool * max(_LEAST_PARTS, _MOST_SIMULATED // pool)
     lengths = as_lengths(_drawn(histogram, min(histogram.num_samples, most), seed))

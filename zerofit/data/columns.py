@@ -28,7 +28,7 @@ _MOST_SHOWN = 12
 
 
 class ColumnKind(Enum):
-    """What a column holds."""
+    """Kind of a column's values."""
 
     TEXT = "text"
     WORDS = "lists of words"
@@ -40,7 +40,7 @@ class ColumnKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedColumns:
-    """What of a dataset is counted."""
+    """Columns of a dataset that are counted."""
 
     names: tuple[str, ...]
     """One, or two that are tokenized as a pair; with the mask behind it for a column of ids that has one."""

@@ -56,16 +56,13 @@ def sample_lengths(dataset: Any) -> Lengths | None:
 
 
 def _of_rows(rows: list[Any]) -> list[int] | None:
-    """Return the lengths of rows; None where they are no tokens.
-
-    What tokenizers return is a Mapping, and no dict (transformers/tokenization_utils_base.py, BatchEncoding).
-    """
+    """Return the lengths of rows, dicts or what tokenizers return; None where they are no tokens."""
     ids: list[Any] = [row.get(_TOKENS) if isinstance(row, Mapping) else None for row in rows]
     return [len(one) for one in ids] if all(map(_are_tokens, ids)) else None
 
 
 def _are_tokens(ids: Any) -> bool:
-    """Return whether it is one list of tokens: no text, and no list of lists, one for each choice."""
+    """True for one list of tokens; not for a text, nor for lists of tokens, one for each choice."""
     if hasattr(ids, "ndim"):
         return bool(ids.ndim == 1)
     if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
@@ -102,12 +99,7 @@ def holds_ids(kind: Any) -> bool:
 
 
 def list_lengths(column: Any, *, is_mask: bool = False) -> list[int]:
-    """Return the length of each list of an Arrow array, without making Python objects of its values.
-
-    Args:
-        column: an array of lists; null counts as empty.
-        is_mask: count only what is not 0.
-    """
+    """Return the length of each list of an Arrow array, 0 for null; of a mask, what is not 0 of it."""
     import pyarrow.compute  # type: ignore[import-untyped]
 
     widths = numpy.asarray(pyarrow.compute.fill_null(pyarrow.compute.list_value_length(column), 0))

@@ -18,7 +18,7 @@ _MARK = re.compile(r"([BIELSU])[-_].+")
 
 
 class Pieces(StrEnum):
-    """What the second and later tokens of a word are labelled."""
+    """Labels of the second and later tokens of a word."""
 
     INSIDE = "inside"
     """As inside of the same thing: B-X becomes I-X, any other tag is repeated."""
@@ -75,7 +75,7 @@ def tokenize_and_align(
     pieces: Pieces = Pieces.INSIDE,
     **options: Any,
 ) -> dict[str, Any]:
-    """Tokenize a batch of words and align its tags: for ``dataset.map(..., batched=True)``.
+    """Tokenize a batch of words and align its tags, as align_labels: for ``dataset.map(..., batched=True)``.
 
     Args:
         examples: a batch of a dataset, column by column.
@@ -88,9 +88,6 @@ def tokenize_and_align(
 
     Returns:
         What the tokenizer made, and `labels`.
-
-    Raises:
-        UserError: as align_labels.
     """
     check_knows_words(tokenizer)
     for row, (row_words, row_tags) in enumerate(zip(examples[words], examples[tags], strict=True)):
@@ -103,14 +100,7 @@ def tokenize_and_align(
 
 
 def check_knows_words(source: Any) -> None:
-    """Check that it is known which word a token belongs to.
-
-    Args:
-        source: a tokenizer of transformers, or what one made.
-
-    Raises:
-        UserError: it is a slow one, or was made by one.
-    """
+    """Check that a tokenizer, or the one that made these encodings, knows which word a token belongs to."""
     if not getattr(source, "is_fast", False):
         raise UserError(
             "tokens-without-words",
@@ -133,14 +123,7 @@ def _lengths_differ(row: int, words: str, tags: str) -> UserError:
 
 
 def _insides(names: Sequence[str]) -> list[int]:
-    """Return, for each tag, the number of the one that continues it: itself, or the inside of a begin.
-
-    Args:
-        names: all tags.
-
-    Raises:
-        UserError: a begin has no inside, or the tags also mark ends of things.
-    """
+    """Return, for each tag, the number of the one that continues it: itself, or the inside of a begin."""
     marks = [found[1] if (found := _MARK.fullmatch(name)) else "" for name in names]
     inside = []
     for number, (name, mark) in enumerate(zip(names, marks, strict=True)):

@@ -32,7 +32,7 @@ _MOST_CHARACTERS = 2**20
 
 @dataclass(slots=True)
 class _LengthCounts:
-    """What was counted."""
+    """Samples by length, and how many were odd."""
 
     lengths: Counter[int] = field(default_factory=Counter)
     """Samples by length."""
@@ -88,7 +88,7 @@ def measure_files(
     counts = _LengthCounts()
     total_bytes = sum(file.size_bytes for file in files)
     batches = _selected(files, columns, counts, limit=limit, share=share)
-    for lengths, bytes_read in _lengths(batches, counter, counts):
+    for lengths, bytes_read in _counted(batches, counter, counts):
         counts.lengths.update(lengths)
         on_progress(counts.lengths.total(), bytes_read, total_bytes)
     if not counts.lengths:
@@ -180,7 +180,7 @@ def _at(column: Any, kept: list[int]) -> Any:
     return [column[index] for index in kept] if isinstance(column, list) else column.take(kept)
 
 
-def _lengths(
+def _counted(
     batches: Iterator[tuple[Sequence[Any], int]], counter: LengthCounter | None, counts: _LengthCounts
 ) -> Iterator[tuple[Iterable[int], int]]:
     """Yield the lengths of some samples, and the bytes read of all files."""

@@ -28,25 +28,7 @@ _MOST = 16
 """ASSUMPTION: what so many can't keep up with wants its samples made ready once, not more processes."""
 _PREFETCH_FACTOR = 2
 """Batches that each worker has ready: torch's default (torch/utils/data/dataloader.py)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadingFacts:
-    """What the choice depends on; None stands for "not known"."""
-
-    cores_per_rank: int
-    """CPU cores of the node by its ranks."""
-    on_gpu: bool
-    """The model is on a GPU."""
-    decodes: bool
-    """Reading a sample costs work (tokenizing, decoding images or sound); others are ready tokens in memory
-    or in an Arrow file."""
-    num_epochs: int | None = None
-    """How often the data is read."""
-    batch_s: float | None = None
-    """Seconds for a batch in one process, measured by `measure_loading`."""
-    step_s: float | None = None
-    """Seconds of forward and backward of one micro-batch."""
+_ONE_CORE = "a rank has one core, and computes on it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +55,46 @@ class LoadingChoice:
         return {theirs: getattr(self, ours) for ours, theirs in _TRAINER_NAMES.items()}
 
 
-def choose_loading(facts: LoadingFacts) -> LoadingChoice:
-    """Return how batches are loaded, given what it depends on."""
-    num_workers, why_workers = _num_workers(facts)
-    persistent, why_persistent = _persistent(facts, num_workers)
-    pinned = "the copy to the GPU then runs beside the computation" if facts.on_gpu else "no GPU to copy to"
+def choose_loading(
+    *,
+    cores_per_rank: int,
+    on_gpu: bool,
+    decodes: bool,
+    num_epochs: int | None = None,
+    batch_s: float | None = None,
+    step_s: float | None = None,
+) -> LoadingChoice:
+    """Return how batches are loaded; None stands for "not known".
+
+    Args:
+        cores_per_rank: CPU cores of the node by its ranks.
+        on_gpu: the model is on a GPU.
+        decodes: reading a sample costs work (tokenizing, decoding images or sound); others are ready tokens
+            in memory or in an Arrow file.
+        num_epochs: how often the data is read.
+        batch_s: seconds for a batch in one process, measured by `measure_loading`.
+        step_s: seconds of forward and backward of one micro-batch.
+    """
+    if batch_s is not None and step_s is not None:
+        num_workers, why_workers = _workers_that_keep_up(batch_s, step_s, cores_per_rank)
+    else:
+        num_workers, why_workers = _unmeasured_workers(cores_per_rank, on_gpu=on_gpu, decodes=decodes)
+    persistent, why_persistent = True, "workers take a second or more to start in each epoch"
+    if not num_workers or num_epochs == 1:
+        persistent, why_persistent = False, "there is one epoch" if num_workers else "there is no worker"
+    pinned = "the copy to the GPU then runs beside the computation" if on_gpu else "no GPU to copy to"
     prefetch_factor, why_prefetch = None, "it is a worker's, and there is none"
     if num_workers:
         prefetch_factor = _PREFETCH_FACTOR
         why_prefetch = f"torch's own, so {num_workers * _PREFETCH_FACTOR} batches are ready at most"
     return LoadingChoice(
         num_workers=num_workers,
-        pin_memory=facts.on_gpu,
+        pin_memory=on_gpu,
         prefetch_factor=prefetch_factor,
         persistent_workers=persistent,
         reasons=(
             f"num_workers={num_workers}: {why_workers}",
-            f"pin_memory={facts.on_gpu}: {pinned}",
+            f"pin_memory={on_gpu}: {pinned}",
             f"prefetch_factor={prefetch_factor}: {why_prefetch}",
             f"persistent_workers={persistent}: {why_persistent}",
         ),
@@ -118,33 +123,27 @@ def measure_loading(
     return (time.perf_counter() - begin) / num_made
 
 
-def _num_workers(facts: LoadingFacts) -> tuple[int, str]:
-    """Return the number of workers of a rank, and why."""
-    spare = facts.cores_per_rank - 1
-    if spare < 1:
-        return 0, "a rank has one core, and computes on it"
-    if facts.batch_s is not None and facts.step_s is not None:
-        made_ms, trained_ms = facts.batch_s * 1e3, facts.step_s * 1e3
-        times = f"a batch takes {made_ms:,.1f} ms to make and {trained_ms:,.1f} ms to train"
-        if facts.batch_s <= _HIDDEN_SHARE * facts.step_s:
-            return 0, times
-        wanted = math.ceil(round(_MARGIN * facts.batch_s / facts.step_s, 6))
-        if wanted > min(spare, _MOST):
-            left = f"{spare} cores are left" if spare <= _MOST else f"more than {_MOST} are not chosen"
-            return min(spare, _MOST), f"{times}: {wanted} workers would keep up, and {left}"
-        return wanted, f"{times}, and batches differ"
-    if not facts.on_gpu and not facts.decodes:
+def _workers_that_keep_up(batch_s: float, step_s: float, cores_per_rank: int) -> tuple[int, str]:
+    """Return the number of workers of a rank whose batches were timed, and why."""
+    times = f"a batch takes {batch_s * 1e3:,.1f} ms to make and {step_s * 1e3:,.1f} ms to train"
+    if cores_per_rank < 2:
+        return 0, _ONE_CORE
+    if batch_s <= _HIDDEN_SHARE * step_s:
+        return 0, times
+    spare = cores_per_rank - 1
+    wanted = math.ceil(round(_MARGIN * batch_s / step_s, 6))
+    if wanted > min(spare, _MOST):
+        left = f"{spare} cores are left" if spare <= _MOST else f"more than {_MOST} are not chosen"
+        return min(spare, _MOST), f"{times}: {wanted} workers would keep up, and {left}"
+    return wanted, f"{times}, and batches differ"
+
+
+def _unmeasured_workers(cores_per_rank: int, *, on_gpu: bool, decodes: bool) -> tuple[int, str]:
+    if cores_per_rank < 2:
+        return 0, _ONE_CORE
+    if decodes:
+        chosen = min(cores_per_rank - 1, _MOST_UNMEASURED)
+        return chosen, f"samples cost work; not measured, so {chosen} of {cores_per_rank} cores a rank"
+    if not on_gpu:
         return 0, "the data is ready, and workers would take cores from the computation"
-    if not facts.decodes:
-        return 1, "the data is ready: one process pads and copies beside the GPU's work"
-    chosen = min(spare, _MOST_UNMEASURED)
-    return chosen, f"samples cost work; not measured, so {chosen} of {facts.cores_per_rank} cores a rank"
-
-
-def _persistent(facts: LoadingFacts, num_workers: int) -> tuple[bool, str]:
-    """Return whether workers live on from epoch to epoch, and why."""
-    if not num_workers:
-        return False, "there is no worker"
-    if facts.num_epochs == 1:
-        return False, "there is one epoch"
-    return True, "workers take a second or more to start in each epoch"
+    return 1, "the data is ready: one process pads and copies beside the GPU's work"

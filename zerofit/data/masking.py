@@ -56,7 +56,7 @@ class SeededMasks:
     masks: Any
     """The collator, without a seed of its own."""
     seed: int
-    """What the masks come from."""
+    """Of the masks."""
     _generator: Any = field(default=None, init=False, repr=False)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -97,14 +97,7 @@ class WholeWordCollator:
         self._replaces = DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=1.0)
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return input_ids, attention_mask and labels of a batch, each of shape (rows, tokens).
-
-        Args:
-            features: rows that have `input_ids` and `word_ids`.
-
-        Raises:
-            UserError: rows have no `word_ids`.
-        """
+        """Return input_ids, attention_mask and labels of rows with word_ids, each of shape (rows, tokens)."""
         import torch
         from transformers.data.data_collator import pad_without_fast_tokenizer_warning
 
@@ -143,8 +136,7 @@ class WholeWordCollator:
 def _seeded_generator(seed: int) -> Any:
     """Return a torch.Generator that no two workers of a DataLoader and no two of its epochs share.
 
-    Args:
-        seed: any number; a worker mixes its own seed in, which torch draws anew for each epoch.
+    A worker mixes its own seed in, which torch draws anew for each epoch.
     """
     import torch
 

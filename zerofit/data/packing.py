@@ -175,7 +175,7 @@ def keep_documents_apart(model: Any) -> tuple[str, ...]:
 
 
 def _same_as_alone(model: Any) -> bool:
-    """Return whether a document's logits behind another are those that it has alone."""
+    """True if a document's logits behind another are those that it has alone."""
     import torch
 
     device = next(model.parameters()).device

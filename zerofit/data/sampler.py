@@ -93,8 +93,8 @@ class LengthGroupedBatches:
 
     @property
     def sampler(self) -> LengthGroupedBatches:
-        """What accelerate tells the epoch: it looks for `batch_sampler.sampler` (accelerate/data_loader.py,
-        DataLoaderShard.set_epoch).
+        """The object that accelerate tells the epoch: it looks for `batch_sampler.sampler`
+        (accelerate/data_loader.py, DataLoaderShard.set_epoch).
 
         Raises:
             UserError: these are the batches of one rank, of which accelerate would give each rank but a part.
@@ -116,7 +116,7 @@ class LengthGroupedBatches:
 
     @property
     def seed(self) -> int:
-        """What the order of the samples comes from, with the epoch."""
+        """Of the order of the samples, together with the epoch."""
         return self._seed
 
     def __len__(self) -> int:

@@ -43,7 +43,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is recommended; where the user set the maximum length, that."""
+    """Recommended settings; a maximum length that the user set stays."""
 
     max_length: int
     length_reason: str

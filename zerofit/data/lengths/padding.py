@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a model computes over one epoch."""
+    """Tokens and attention that a model computes over one epoch."""
 
     tokens: float
     """Padding included; an expected value where batches are drawn at random."""

@@ -23,7 +23,7 @@ _LEAST_POWER = 8
 
 
 class LengthUnit(StrEnum):
-    """What is counted."""
+    """The unit of a length."""
 
     TOKENS = "tokens"
     WORDS = "words"
@@ -37,7 +37,7 @@ class MeasuredLengths:
     subject: str
     """The files or the script, as a sentence names them."""
     counted: str
-    """What of it was counted and by which tokenizer, in words."""
+    """The column and the tokenizer, as a phrase."""
     unit: LengthUnit
     histogram: LengthHistogram
     is_whole: bool = True
@@ -45,7 +45,7 @@ class MeasuredLengths:
     model_max_length: int | None = None
     """Most tokens that the tokenizer says its model takes; None where it does not say."""
     notes: tuple[str, ...] = ()
-    """What was assumed, left out or odd, one sentence each."""
+    """Assumptions, rows left out and odd rows, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class CutRow:
 
     max_length: int
     names: tuple[str, ...]
-    """What it is: "p95", "2^9"."""
+    """Why it is looked at: "p95", "2^9"."""
     samples_cut: int
     tokens_lost: int
     fixed: Cost
