@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_truth.cases import model_path
 from gpu_truth.results import Rule
-from zerofit.cli.output.plan_words import batch, label
+from zerofit.planning.plan_words import batch, label
 from zerofit.core.facts import Workload
 from zerofit.core.plan import Topology
 from zerofit.core.request import Request

@@ -9,7 +9,7 @@ from gpu_truth.failures import failure_lines
 from gpu_truth.fits import fits_of_cases, fits_of_regret
 from gpu_truth.verdict import best, counted, runs_of, speed, verdict
 from zerofit.cli.output.ladder_table import ladder_table
-from zerofit.cli.output.plan_table import table_lines
+from zerofit.core.text_table import table_lines
 from zerofit.core.units import MIB, format_bytes
 from zerofit.measuring.ladder import CPU
 from zerofit.measuring.results import TrialState, peak_of

@@ -15,7 +15,7 @@ from dry_runs import job_of as _job
 from dry_runs import leave_unfinished as _unfinished
 from dry_runs import written as _written
 
-from zerofit.generation.results.parts import Parts
+from zerofit.generation.results.parts import PartFiles
 from zerofit.launching.generate.output import kept_words
 
 
@@ -30,7 +30,7 @@ def test_unfinished_results_of_another_kind_stop_the_run_before_it_starts(
 
 def test_a_run_that_is_going_on_stops_another_and_its_dry_run(generate_folder: Path) -> None:
     job = _job(_LINE)
-    with Parts.open(
+    with PartFiles(
         Path(job["out"]), fingerprint=job["fingerprint"], rank=0, world_size=1, resume=True
     ) as parts:
         parts.write([{"index": 1}])

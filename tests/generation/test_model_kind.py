@@ -11,8 +11,8 @@ from random_cases import MAX_POSITIONS, Family
 from tiny_models import make_model
 
 from zerofit.core.errors import UserError
-from zerofit.generation.lengths import check_lengths, lengths_of
 from zerofit.generation.model_kind import Positions, read_kind
+from zerofit.generation.prompts import check_lengths, lengths_of
 
 
 def _model(family: Family = Family.GPT2) -> Any:

@@ -12,10 +12,8 @@ import pytest
 
 from zerofit.core.errors import UserError
 from zerofit.generation.generation_job import Completion, FinishReason, Generated, GenerationJob
-from zerofit.generation.memory_errors import memory_explained
-from zerofit.generation.program import explained, summary
+from zerofit.generation.program import explained, result_of, shown_progress, summary
 from zerofit.generation.ranks.ranks import Ranks
-from zerofit.generation.shown_progress import ShownProgress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +90,7 @@ def test_where_batches_are_no_way_out_the_advice_is_what_is_left(
     config = tmp_path / "deepspeed.json"
     config.write_text(json.dumps({"zero_optimization": {"offload_param": {"device": offload}}}))
     job = dataclasses.replace(_JOB, batch_size=1, deepspeed=str(config) if offload else None)
-    with pytest.raises(UserError) as caught, memory_explained(job, is_loading=is_loading):
+    with pytest.raises(UserError) as caught, explained(job, is_loading=is_loading):
         raise torch.OutOfMemoryError("no room") if is_of_gpu else MemoryError("no room")
     found = "loading the weights: no room" if is_loading else "1 prompt in a call: no room"
     assert (caught.value.found, caught.value.fix) == (found, fix)
@@ -197,9 +195,9 @@ def test_the_summary(made: tuple[int, ...], num_prompts: int, expected: str) -> 
 def test_progress_without_a_terminal_is_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str], is_shown: bool, every_s: float, expected: str
 ) -> None:
-    with ShownProgress(is_shown=is_shown, every_s=every_s) as progress:
-        progress.show(1, 3)
-        progress.show(2, 3)
+    with shown_progress(is_shown=is_shown, every_s=every_s) as show:
+        show(1, 3)
+        show(2, 3)
     assert capsys.readouterr() == ("", expected)
 
 
@@ -213,6 +211,14 @@ def test_the_bar_begins_with_what_an_earlier_run_has_done(monkeypatch: pytest.Mo
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with ShownProgress(is_shown=True, num_done=7):
+    with shown_progress(is_shown=True, num_done=7):
         pass
     assert "7/?" in terminal.getvalue()
+
+
+def test_a_result_is_the_line_with_its_completions() -> None:
+    completion = {"text": "t", "finish_reason": "stop", "num_new_tokens": 2}
+    document = {"index": 3, "num_prompt_tokens": 5, "completions": [{**completion, "tokens": [1, 2]}]}
+    fields = {"id": 7, "prompt": "p", "index": "mine"}
+    assert result_of(fields, document) == {**fields, "completions": [completion]}
+    assert list(result_of(fields, document)) == ["id", "prompt", "index", "completions"]

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from zerofit.cli.generate import generate
 from zerofit.core.errors import UserError
-from zerofit.generation.results.parts import Parts
+from zerofit.generation.results.parts import PartFiles
 
 LINE = "--model gpt2 --prompts prompts.jsonl --out out.jsonl --max-new-tokens 8 --cpu"
 
@@ -40,7 +40,7 @@ def job_of(line: str, *more: str, stdin: str | None = None) -> dict[str, Any]:
 def leave_unfinished(job: dict[str, Any], *, fingerprint: str | None = None) -> None:
     """Leave what a killed run leaves that had done the second prompt."""
     completion = {"text": "kept", "finish_reason": "stop", "num_new_tokens": 1, "tokens": [5]}
-    with Parts.open(
+    with PartFiles(
         Path(job["out"]),
         fingerprint=fingerprint or job["fingerprint"],
         rank=0,

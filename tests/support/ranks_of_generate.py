@@ -255,7 +255,8 @@ def a_bad_temperature(rank: int) -> Any:
 
 
 def a_bad_word(rank: int) -> Any:
-    return error_of(shared(), PROMPTS[:1], bad_words_ids=[[VOCABULARY + 50]])[0]
+    said = said_by(shared(), PROMPTS[:1], bad_words_ids=[[VOCABULARY + 50]])
+    return [said.partition(":")[0], tokens(shared(), PROMPTS[:1])]
 
 
 def a_prefix_that_allows_nothing(rank: int) -> Any:
@@ -272,12 +273,8 @@ def a_criterion_without_an_answer(rank: int) -> Any:
     def forgets(input_ids: Any, scores: Any) -> Any:
         return None if input_ids.shape[1] > 3 else False
 
-    said = error_of(shared_t5(), PROMPTS[:1], stopping_criteria=[forgets], num_beams=2)
-    return [*said, tokens(shared_t5(), PROMPTS[:1])]
-
-
-def a_processor_of_other_scores(rank: int) -> Any:
-    return error_of(shared(), PROMPTS[:1], logits_processor=[lambda input_ids, scores: scores[:, :5]])
+    said = said_by(shared_t5(), PROMPTS[:1], stopping_criteria=[forgets], num_beams=2)
+    return [said.partition(":")[0], tokens(shared_t5(), PROMPTS[:1])]
 
 
 def scores_that_are_no_numbers(rank: int) -> Any:

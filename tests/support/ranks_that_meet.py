@@ -7,7 +7,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from zerofit.core.errors import UserError
-from zerofit.generation.ranks.meeting import meet, script_line, watch
+from zerofit.generation.ranks.meeting import meet, watch
+from zerofit.generation.script_place import script_line
 
 
 def found(limit_s):

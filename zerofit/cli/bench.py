@@ -15,6 +15,7 @@ from zerofit.checking.engine import check
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
+from zerofit.cli.output.console import Console
 from zerofit.cli.output.ladder_table import head_words, ladder_table
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.configs.write.write_files import file_exists, write_files
@@ -194,7 +195,7 @@ def ladder(
         check_can_plot(plot, force=force)
     if output is not None and not force and (output / "ladder.json").exists():
         raise file_exists(str(output / "ladder.json"), flag="--output FOLDER")
-    check_libraries()
+    check_libraries(Console())
     here = () if on_cpu else probe_machine().gpus
     source = _text_model(model or (PUBLISHED_MODEL if here else _CPU_MODEL), task)
     check_sequence_length(source.facts, sequence_length)

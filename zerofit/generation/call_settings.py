@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-import operator
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from zerofit.core.errors import UserError, nearest
 
-_OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
-"""Arguments of generate() that are not settings, and that a rank uses for its own prompts alone."""
-_FURTHER = ("assistant_model", "assistant_tokenizer", "custom_generate", "trust_remote_code")
-"""Further arguments of generate() that are not settings; in_step.py says where they are refused."""
+_OBJECTS = (
+    *("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn"),
+    *("assistant_model", "assistant_tokenizer", "custom_generate", "trust_remote_code"),
+)
+"""Arguments of generate() that are not settings; lockstep.py says where some are refused."""
+_TOKENS_ALONE = ("the results hold tokens and text", "call model.generate() itself")
 _NOT_SERVED = {
-    "streamer": ("it takes the tokens of one prompt, as one process makes them", "progress= or out="),
-    "synced_gpus": ("it follows from the model: ZeRO-3 and more than one rank", "nothing: leave it out"),
-    "return_dict_in_generate": ("the results hold tokens and text", "nothing: leave it out"),
-    "output_scores": ("the results hold tokens and text", "model.generate() itself"),
-    "output_logits": ("the results hold tokens and text", "model.generate() itself"),
-    "output_attentions": ("the results hold tokens and text", "model.generate() itself"),
-    "output_hidden_states": ("the results hold tokens and text", "model.generate() itself"),
+    "streamer": ("it takes the tokens of one prompt, as one process makes them", "use progress= or out="),
+    "synced_gpus": ("it follows from the model: ZeRO-3 and more than one rank", "leave it out"),
+    "return_dict_in_generate": _TOKENS_ALONE,
+    "output_scores": _TOKENS_ALONE,
+    "output_logits": _TOKENS_ALONE,
+    "output_attentions": _TOKENS_ALONE,
+    "output_hidden_states": _TOKENS_ALONE,
     "max_length": (
         "it counts the prompt too, and so would say something else for each prompt",
-        "max_new_tokens, one for all or a list",
+        "use max_new_tokens, one for all or a list",
+    ),
+    "min_length": (
+        "it counts the prompt and its padding too, and so would say something else for each prompt",
+        "pass min_length=0, and min_new_tokens where a completion is to have so many",
     ),
 }
-"""Arguments of generate() that have no meaning here: why, and what to use."""
+"""Arguments of generate() that have no meaning here: why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,118 +81,49 @@ def read_settings(model: Any, tokenizer: Any, *, given: Any, settings: Mapping[s
         settings: single ones, and further arguments of generate().
 
     Raises:
-        UserError: there is no such setting, it has no meaning here, or is of another kind.
+        UserError: there is no such setting, it has no meaning here, or transformers does not take it.
     """
-    _check_names(settings)
+    for name in _NOT_SERVED.keys() - {"min_length"}:
+        if settings.get(name) is not None:
+            raise _without_meaning(name, f"{name}={settings[name]!r}")
     try:
-        return _read_settings(model, tokenizer, given, settings)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise _disagree({"generation_config": given, **settings}, error) from error
-
-
-def _read_settings(model: Any, tokenizer: Any, given: Any, settings: Mapping[str, Any]) -> CallSettings:
-    config = _whole_config(model, given)
-    objects = {name: settings[name] for name in (*_OBJECTS, *_FURTHER) if settings.get(name) is not None}
-    plain = {name: value for name, value in settings.items() if name not in (*_OBJECTS, *_FURTHER)}
-    config.update(**plain)
-    _check_counts(config)
-    _check_min_length(config, model)
-    max_new_tokens, config.max_new_tokens = _max_new_tokens(config, model), None
-    config.max_length = None
+        config = _whole_config(model, given)
+        _update(config, {name: value for name, value in settings.items() if name not in _OBJECTS})
+        _check_counts(config)
+        eos = _as_tuple(config.eos_token_id)
+    except (TypeError, ValueError, AttributeError, OSError) as error:
+        raise settings_disagree({"generation_config": given, **settings}, error) from error
+    if config.min_length and not model.config.is_encoder_decoder:
+        where = "given or in the model's generation settings"
+        raise _without_meaning("min_length", f"min_length={config.min_length}, {where}")
+    objects = {name: settings[name] for name in _OBJECTS if settings.get(name) is not None}
+    pads = (config.pad_token_id, getattr(tokenizer, "pad_token_id", None), *eos, 0)
+    config.pad_token_id = int(next(token for token in pads if token is not None))
+    max_new_tokens = config.max_new_tokens
+    if max_new_tokens is None and model.config.is_encoder_decoder and config.max_length is not None:
+        max_new_tokens = config.max_length - 1  # it counts the decoder's start token
+    config.max_new_tokens = config.max_length = None
     config.return_dict_in_generate = False
     config.output_scores = config.output_logits = False
     config.output_attentions = config.output_hidden_states = False
-    eos = _as_tuple(config.eos_token_id)
-    pads = (config.pad_token_id, getattr(tokenizer, "pad_token_id", None), *eos)
-    pad = next((token for token in pads if token is not None), 0)
-    config.pad_token_id = int(pad)
     criteria = (*_stop_strings(config, tokenizer), *objects.pop("stopping_criteria", ()))
     return CallSettings(
         config=config,
         objects=objects,
-        pad_token=int(pad),
+        pad_token=config.pad_token_id,
         eos_tokens=frozenset(eos),
         criteria=criteria,
         max_new_tokens=max_new_tokens,
     )
 
 
-def _check_names(settings: Mapping[str, Any]) -> None:
-    from transformers import GenerationConfig
+def settings_disagree(settings: Mapping[str, Any], error: Exception) -> UserError:
+    """Return the error of settings that transformers refuses.
 
-    for name, value in settings.items():
-        if name in _NOT_SERVED and value is not None:
-            why, fix = _NOT_SERVED[name]
-            raise UserError(
-                "generate-setting-without-meaning",
-                f"zerofit.generate takes no {name}",
-                found=f"{name}={value!r}",
-                why=why,
-                fix=f"use {fix}" if not fix.startswith("nothing") else fix.removeprefix("nothing: "),
-            )
-        if name == "cache_implementation" and value == "paged":
-            raise UserError(
-                "generate-setting-without-meaning",
-                "zerofit.generate makes its batches itself",
-                found="cache_implementation='paged', which is continuous batching",
-                why="it would put other prompts together than those of a call",
-                fix="leave it out; model.generate_batch() has it, on whole models",
-            )
-    known = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-    _check_known(settings, known | set(_OBJECTS) | set(_FURTHER) | set(_NOT_SERVED))
-
-
-def _check_known(names: Mapping[str, Any], known: set[str]) -> None:
-    for name in names:
-        if name not in known:
-            near = nearest(name, known)
-            raise UserError(
-                "generate-unknown-setting",
-                "transformers has no such generation setting",
-                found=f"{name}={names[name]!r}",
-                why="it would change nothing",
-                fix=f"use {near}" if near else "see the settings of transformers.GenerationConfig",
-                see="https://huggingface.co/docs/transformers/main_classes/text_generation",
-            )
-
-
-def _whole_config(model: Any, given: Any) -> Any:
-    """Return a copy of the settings that are given, filled with the model's own."""
-    import copy
-
-    from transformers import GenerationConfig
-
-    if isinstance(given, Mapping):
-        known = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-        _check_known(given, known)
-        config = GenerationConfig(**given)
-    elif isinstance(given, str | PathLike):
-        config = _from_file(Path(given))
-    else:
-        config = GenerationConfig() if given is None else copy.deepcopy(given)
-    own = model.generation_config.to_dict()
-    config.update(**own, defaults_only=True, allow_custom_entries=True)
-    return config
-
-
-def _from_file(path: Path) -> Any:
-    from transformers import GenerationConfig
-
-    try:
-        if path.is_dir():
-            return GenerationConfig.from_pretrained(path)
-        return GenerationConfig.from_pretrained(path.parent, config_file_name=path.name)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            "generate-no-generation-config",
-            "the generation settings can't be read",
-            found=f"{path}: {str(error).splitlines()[0]}",
-            why="it is to be a JSON file as save_pretrained() writes it, or a folder that has one",
-            fix="name such a file, or pass the settings themselves",
-        ) from None
-
-
-def _disagree(settings: Mapping[str, Any], error: Exception) -> UserError:
+    Args:
+        settings: what was given, by name.
+        error: what transformers raised.
+    """
     said = (f"{name}={value!r}" for name, value in settings.items() if value is not None)
     return UserError(
         "generate-settings-disagree",
@@ -196,31 +134,56 @@ def _disagree(settings: Mapping[str, Any], error: Exception) -> UserError:
     )
 
 
-def _check_counts(config: Any) -> None:
-    for name in ("num_beams", "num_return_sequences"):
-        count = getattr(config, name)
-        if count is not None and operator.index(count) < 1:
-            raise ValueError(f"{name}={count} is less than 1")
+def _without_meaning(name: str, found: str) -> UserError:
+    why, fix = _NOT_SERVED[name]
+    return UserError(
+        "generate-setting-without-meaning", f"zerofit.generate takes no {name}", found=found, why=why, fix=fix
+    )
 
 
-def _max_new_tokens(config: Any, model: Any) -> int | None:
-    """Return what the settings say of a completion's length, where they say it alike for all prompts."""
-    if config.max_new_tokens is not None:
-        return int(config.max_new_tokens)
-    if model.config.is_encoder_decoder and config.max_length is not None:
-        return int(config.max_length) - 1  # it counts the decoder's start token
-    return None
+def _whole_config(model: Any, given: Any) -> Any:
+    """Return a copy of the settings that are given, filled with the model's own."""
+    from transformers import GenerationConfig
+
+    if isinstance(given, str | PathLike):
+        path = Path(given)
+        folder, name = (path, None) if path.is_dir() else (path.parent, path.name)
+        config = GenerationConfig.from_pretrained(folder, config_file_name=name)
+    elif given is None or isinstance(given, Mapping):
+        config = GenerationConfig()
+        _update(config, given or {})
+    else:
+        config = copy.deepcopy(given)
+    config.update(**model.generation_config.to_dict(), defaults_only=True, allow_custom_entries=True)
+    return config
 
 
-def _check_min_length(config: Any, model: Any) -> None:
-    if config.min_length and not model.config.is_encoder_decoder:
+def _update(config: Any, settings: Mapping[str, Any]) -> None:
+    """Put settings into a GenerationConfig.
+
+    Raises:
+        UserError: transformers has no such setting.
+        ValueError: they contradict each other.
+    """
+    from transformers import GenerationConfig
+
+    for name, value in config.update(**settings).items():
+        near = nearest(name, (known for known in vars(GenerationConfig()) if not known.startswith("_")))
         raise UserError(
-            "generate-setting-without-meaning",
-            "zerofit.generate takes no min_length",
-            found=f"min_length={config.min_length}, given or in the model's generation settings",
-            why="it counts the prompt and its padding too, and so would say something else for each prompt",
-            fix="pass min_length=0, and min_new_tokens where a completion is to have so many",
+            "generate-unknown-setting",
+            "transformers has no such generation setting",
+            found=f"{name}={value!r}",
+            why="it would change nothing",
+            fix=f"use {near}" if near else "see the settings of transformers.GenerationConfig",
+            see="https://huggingface.co/docs/transformers/main_classes/text_generation",
         )
+
+
+def _check_counts(config: Any) -> None:
+    for name in ("num_beams", "num_return_sequences", "max_new_tokens"):
+        count = getattr(config, name)
+        if count is not None and (not isinstance(count, Integral) or count < 1):
+            raise ValueError(f"{name} is a whole number of at least 1, not {count!r}")
 
 
 def _stop_strings(config: Any, tokenizer: Any) -> tuple[Any, ...]:

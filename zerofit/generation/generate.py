@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerofit.core.plan import GENERATE_LIMIT_S
+from zerofit.generation.batching import PromptBatch, make_batches, make_steps
 from zerofit.generation.free_memory import working_bytes
 from zerofit.generation.gathering import gathered_once, layer_by_layer, will_gather
-from zerofit.generation.generation_calls import Asked, Batch, Step, make_batches, make_steps
 from zerofit.generation.generation_job import Gather, Generated
-from zerofit.generation.in_step import settings_in_step, uncompiled
-from zerofit.generation.one_call import Caller
+from zerofit.generation.lockstep import settings_in_step, uncompiled
+from zerofit.generation.model_calls import ModelCaller
 from zerofit.generation.preserve_state import untouched
-from zerofit.generation.question import Question, check_limit, read_question
 from zerofit.generation.ranks.meeting import arranged, meet
 from zerofit.generation.ranks.ranks import Progress, Ranks, all_ranks
+from zerofit.generation.request import GenerationOptions, GenerationRequest, read_request
 from zerofit.generation.results.results import Results, open_results
-from zerofit.generation.script_lines import script_line
-
-if TYPE_CHECKING:
-    from zerofit.generation.results.parts import Document
+from zerofit.generation.script_place import script_line
 
 
 def generate(
@@ -74,9 +71,7 @@ def generate(
     Raises:
         UserError: on every rank: a prompt, a setting or the model can't be served, or a rank did not come.
     """
-    return generate_and_keep(
-        model,
-        prompts,
+    options = GenerationOptions(
         tokenizer=tokenizer,
         max_new_tokens=max_new_tokens,
         generation_config=generation_config,
@@ -84,93 +79,63 @@ def generate(
         per_rank=per_rank,
         gather=gather,
         seed=seed,
-        out=out,
+        out=None if out is None else Path(out),
         resume=resume,
         limit_s=limit_s,
         progress=progress,
         settings=settings,
     )
+    return generate_with(model, prompts, options)
 
 
-def generate_and_keep(
-    model: Any,
-    prompts: Iterable[Any],
-    *,
-    out: str | PathLike[str] | None,
-    resume: bool,
-    limit_s: float,
-    progress: Callable[[int, int], None] | None,
-    fingerprint: str | None = None,
-    describe: Callable[[dict[str, Any]], Document] | None = None,
-    **options: Any,
-) -> list[Generated]:
-    """Do what generate() does, for a caller that decides what its file holds.
-
-    Args:
-        model: as generate() has it, and so are prompts, out, resume, limit_s and progress.
-        prompts: the same on every rank, or this rank's.
-        out: the file for all results.
-        resume: whether unfinished results there are continued.
-        limit_s: how long to wait for a rank.
-        progress: called after each step.
-        fingerprint: of all that decides about the results; None for what is known of them here.
-        describe: gives what `out` gets of a result's document; None for the document as it is.
-        **options: all others of generate(), and its settings as a mapping.
-    """
+def generate_with(model: Any, prompts: Iterable[Any], options: GenerationOptions) -> list[Generated]:
+    """Do what generate() does, by options that may say more about its file."""
     ranks = all_ranks()
-    check_limit(limit_s)
     if ranks.are_many:
-        meet("zerofit.generate", line=script_line(), limit_s=limit_s)
-    question = read_question(ranks, model, prompts, out=out, resume=resume, **options)
+        meet("zerofit.generate", line=script_line(), limit_s=options.limit_s)
+    request = read_request(ranks, model, prompts, options)
     name = ranks.share(uuid.uuid4().hex)[0]
-    beat = Progress(ranks, name=name, limit_s=limit_s)
-    place = None if out is None else Path(out)
-    with open_results(ranks, question, out=place, resume=resume, fingerprint=fingerprint) as results:
+    beat = Progress(ranks, name=name, limit_s=options.limit_s)
+    with open_results(ranks, request) as results:
         try:
-            _generate(ranks, question, results, go_on=beat.go_on, progress=progress)
+            _generate(ranks, request, results, go_on=beat.go_on)
         except BaseException as error:
             beat.fail(error)
             raise
         beat.wait_for_all("generated")
-        generated = results.finish(describe)
+        generated = results.finish()
     beat.end("generated")
     return generated
 
 
 def _generate(
-    ranks: Ranks,
-    question: Question,
-    results: Results,
-    *,
-    go_on: Callable[[], None],
-    progress: Callable[[int, int], None] | None,
+    ranks: Ranks, request: GenerationRequest, results: Results, *, go_on: Callable[[], None]
 ) -> None:
     """Generate what this rank is to, in step with the others where it must be."""
-    batches, kind = _batches(question), question.kind
-    left = [batch for batch in batches if not results.has_all(batch.indices)]
+    kind = request.kind
+    left = [batch for batch in _batches(request) if not results.has_all(batch.indices)]
     if not left:
         return
     by_layer = kind.is_partitioned and not will_gather(
-        kind.generator, question.gather, needed_bytes=_needed_bytes(question, left)
+        kind.generator, request.gather, needed_bytes=_needed_bytes(request, left)
     )
     in_step = by_layer and ranks.are_many
-    settings = uncompiled(question.settings) if by_layer else question.settings
-    caller = Caller(
-        kind=kind,
-        settings=ranks.agreed(lambda: settings_in_step(settings, kind.model)) if in_step else settings,
-        tokenizer=question.tokenizer,
-        seed=question.seed,
-        in_step=in_step,
-        go_on=go_on,
-    )
-    done, total = len(question.prompts) - sum(len(batch.indices) for batch in left), len(question.prompts)
+    settings = uncompiled(request.settings) if by_layer else request.settings
+    if in_step:
+        settings = ranks.agreed(lambda: settings_in_step(settings, kind.model))
+    caller = ModelCaller(request=request, settings=settings, in_step=in_step, go_on=go_on)
+    done, total = len(request.prompts) - sum(len(batch.indices) for batch in left), len(request.prompts)
     with _ready(caller, by_layer=by_layer):
-        longest = max(question.max_new_tokens)
-        ranks.agreed(lambda: caller.rehearse(question.prompts[0][0], max_new_tokens=longest))
-        for step in _steps(caller, left, ranks):
-            found = _take(caller, step, ranks.rank, question)
-            done += sum(len(batch.indices) for batch in step.batches if batch is not None)
-            keep = partial(_keep, results, found, progress, done, total)
+        ranks.agreed(caller.rehearse)
+        for step in make_steps(
+            left,
+            world_size=ranks.size,
+            max_positions=kind.positions.num_tokens if in_step and not kind.is_encoder_decoder else None,
+            may_differ=not (in_step and settings.has_fixed_cache),
+        ):
+            found = caller.generate(step[ranks.rank])
+            done += sum(len(batch.indices) for batch in step if batch is not None)
+            keep = partial(_keep, results, found, request.options.progress, done, total)
             if in_step:
                 ranks.agreed(keep)  # a rank that fails here must not leave the others waiting
             else:
@@ -178,45 +143,16 @@ def _generate(
 
 
 @contextmanager
-def _ready(caller: Caller, *, by_layer: bool) -> Iterator[None]:
+def _ready(caller: ModelCaller, *, by_layer: bool) -> Iterator[None]:
     """Let a model generate; put everything back at the end."""
-    kind = caller.kind
-    with ExitStack() as contexts:
-        contexts.enter_context(arranged())
-        if kind.is_zero3:
-            find_weights = layer_by_layer if by_layer else gathered_once
-            contexts.enter_context(find_weights(kind.generator))
-        contexts.enter_context(untouched(kind.generator, kind.model))
+    kind = caller.request.kind
+    if not kind.is_zero3:
+        with arranged(), untouched(kind.generator, kind.model):
+            yield
+        return
+    find_weights = layer_by_layer if by_layer else gathered_once
+    with arranged(), find_weights(kind.generator), untouched(kind.generator, kind.model):
         yield
-
-
-def _steps(caller: Caller, batches: Sequence[Batch], ranks: Ranks) -> tuple[Step, ...]:
-    kind = caller.kind
-    is_bound = caller.in_step and not kind.is_encoder_decoder
-    return make_steps(
-        batches,
-        world_size=ranks.size,
-        max_positions=kind.positions.num_tokens if is_bound else None,
-        may_differ=not (caller.in_step and caller.settings.has_fixed_cache),
-    )
-
-
-def _take(caller: Caller, step: Step, rank: int, question: Question) -> Callable[[], list[Generated]]:
-    """Generate this rank's batch of a step, or take part with nothing; return what gives the results."""
-    batch = step.batches[rank]
-    if batch is None:
-        if caller.in_step:
-            caller.take_part(question.prompts[0][0])
-        return list
-    completions = caller.generate(batch, question.prompts)
-
-    def results() -> list[Generated]:
-        return [
-            Generated(index=index, num_prompt_tokens=len(question.prompts[index]), completions=each)
-            for index, each in zip(batch.indices, completions(), strict=True)
-        ]
-
-    return results
 
 
 def _keep(
@@ -231,19 +167,16 @@ def _keep(
         progress(done, total)
 
 
-def _batches(question: Question) -> tuple[Batch, ...]:
-    asked = [
-        Asked(index=index, num_tokens=len(tokens), max_new_tokens=most)
-        for index, (tokens, most) in enumerate(zip(question.prompts, question.max_new_tokens, strict=True))
-    ]
-    return make_batches(asked, batch_size=question.batch_size if question.kind.takes_mask else 1)
+def _batches(request: GenerationRequest) -> tuple[PromptBatch, ...]:
+    lengths = list(zip(map(len, request.prompts), request.max_new_tokens, strict=True))
+    return make_batches(lengths, batch_size=request.batch_size if request.kind.takes_mask else 1)
 
 
-def _needed_bytes(question: Question, batches: Sequence[Batch]) -> int:
+def _needed_bytes(request: GenerationRequest, batches: Sequence[PromptBatch]) -> int:
     return max(
         working_bytes(
-            question.kind.model,
-            num_sequences=len(batch.indices) * question.settings.num_sequences,
+            request.kind.model,
+            num_sequences=len(batch.indices) * request.settings.num_sequences,
             num_prompt_tokens=batch.num_tokens,
             max_new_tokens=batch.max_new_tokens,
         )

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.generation.memory_errors import memory_explained
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -37,28 +35,23 @@ def joined_ranks(job: GenerationJob) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-@contextmanager
-def loaded_model(job: GenerationJob) -> Iterator[Any]:
+def load_model(job: GenerationJob) -> Any:
     """Load the job's model, ready to generate: a model of transformers, or a DeepSpeedEngine around it."""
     if job.deepspeed is None:
         import torch
 
         # To the GPU piece by piece: the host never holds the whole model.
         device_map = {"": torch.cuda.current_device()} if torch.cuda.is_available() else None
-        with memory_explained(job, is_loading=True):
-            model = _from_pretrained(job, device_map=device_map)
-        yield model.eval()
-        return
+        return _from_pretrained(job, device_map=device_map).eval()
     import deepspeed
     from transformers.integrations import HfDeepSpeedConfig
 
     config = json.loads(Path(job.deepspeed).read_text(encoding="utf-8"))
     living = HfDeepSpeedConfig(config)  # while it lives, from_pretrained partitions each weight as it is read
-    with memory_explained(job, is_loading=True):
-        engine, *_ = deepspeed.initialize(model=_from_pretrained(job), config=config)
+    engine, *_ = deepspeed.initialize(model=_from_pretrained(job), config=config)
     engine.module.eval()
-    yield engine
-    del living
+    engine.hf_deepspeed_config = living  # and generate() knows of ZeRO-3 as long as the engine lives
+    return engine
 
 
 def _from_pretrained(job: GenerationJob, **more: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -12,17 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.generation.generation_job import GenerationJob, job_from_json
-from zerofit.generation.loading import joined_ranks, loaded_model
-from zerofit.generation.memory_errors import memory_explained
-from zerofit.generation.prompt_lines import result_of
+from zerofit.generation.loading import joined_ranks, load_model
 from zerofit.generation.ranks.ranks import all_ranks, all_ranks_store
-from zerofit.generation.results.folder import kept_files
-from zerofit.generation.results.parts import PartLines
-from zerofit.generation.shown_progress import ShownProgress
+from zerofit.generation.results.parts import kept_lines, parts_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from zerofit.generation.generation_job import Generated
 
 _LIMIT_S = 1800.0
@@ -37,9 +32,15 @@ _FIXES = {
     "generate-unknown-token": "leave out --tokenizer, or name the model's own",
 }
 """What to do, in flags, where zerofit.generate names arguments, and the command line can't find it before."""
+_CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+"""c10/core/impl/alloc_cpu.cpp: torch raises a bare RuntimeError."""
 _SAID = "zerofit/generate/said-by-rank-0"
 _FIRST_SAYS_WITHIN_S, _ENDS_AFTER_S = 10.0, 0.5
 """ASSUMPTION: all ranks raise it within a moment, and rank 0 prints it in far less than the second."""
+_LINE_EVERY_S = 30.0
+"""ASSUMPTION: often enough to see that it goes on, seldom enough to keep a log short."""
+_REFRESHES_PER_S = 2
+"""ASSUMPTION: nobody sees more, and each of them goes into the rank's log too."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -58,16 +59,22 @@ def main(arguments: Sequence[str]) -> None:
 
 
 @contextmanager
-def explained(job: GenerationJob) -> Iterator[None]:
+def explained(job: GenerationJob, *, is_loading: bool = False) -> Iterator[None]:
     """Say what to do in the words of the command line, and once: what all ranks raise, rank 0 says.
 
     Raises:
         UserError: memory has run out, or what was raised, in those words.
         SystemExit: rank 0 says it.
     """
+    import torch
+
     try:
-        with memory_explained(job):
-            yield
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        is_of_gpu = isinstance(error, torch.OutOfMemoryError)
+        if not (is_of_gpu or isinstance(error, MemoryError)) and _CPU_OUT_OF_MEMORY not in str(error):
+            raise
+        raise _out_of_memory(job, error, is_of_gpu=is_of_gpu, is_loading=is_loading) from None
     except UserError as error:
         error.fix = _FIXES.get(error.rule, error.fix)
         if error.is_on_every_rank:
@@ -75,6 +82,42 @@ def explained(job: GenerationJob) -> Iterator[None]:
             if all_ranks().rank > 0:
                 raise SystemExit(error.exit_code) from None
         raise
+
+
+def _out_of_memory(job: GenerationJob, error: Exception, *, is_of_gpu: bool, is_loading: bool) -> UserError:
+    why = "the weights, the cache of all prompts of a call and what is computed did not fit together"
+    if is_loading:
+        place = "the GPU's" if is_of_gpu else "the host's"
+        why = f"{place} memory does not hold this rank's weights beside what else is in it"
+    prompts = f"{job.batch_size} prompt{'s' if job.batch_size > 1 else ''} in a call"
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return UserError(
+        "generate-out-of-memory",
+        "the memory has run out",
+        found=f"{'loading the weights' if is_loading else prompts}: {first}",
+        why=why,
+        fix=_memory_fix(job, is_of_gpu=is_of_gpu, is_loading=is_loading),
+        exit_code=1,
+    )
+
+
+def _memory_fix(job: GenerationJob, *, is_of_gpu: bool, is_loading: bool) -> str:
+    again, goes_on = "start it again with", "it goes on where it stopped"
+    if job.batch_size > 1 and not is_loading:
+        smaller = f"{again} --batch-size {job.batch_size // 2}"
+        if not job.generation.get("do_sample"):
+            return f"{smaller}: {goes_on}"
+        # Each batch has its own seed: other batches draw tokens that don't go with those that are there.
+        return f"{smaller}, having removed {parts_folder(Path(job.out))}: other batches draw other tokens"
+    config = json.loads(Path(job.deepspeed).read_text(encoding="utf-8")) if job.deepspeed else {}
+    offload = config.get("zero_optimization", {}).get("offload_param", {}).get("device", "none")
+    if is_of_gpu and offload == "none":
+        return f"{again} --param-offload cpu: {goes_on}"
+    if offload == "cpu":
+        return f"{again} --param-offload nvme and --nvme-path DIR: {goes_on}"
+    if is_loading:
+        return "end what else runs there, or take fewer ranks with --num-processes, or a smaller --dtype"
+    return f"{again} a smaller --max-new-tokens, or with shorter prompts"
 
 
 def _let_first_say() -> None:
@@ -105,12 +148,47 @@ def summary(made: Sequence[Generated], *, num_prompts: int, took_s: float) -> st
     return f"zerofit: {prompts}, {num_tokens} new tokens in {took_s:.1f} s: {rate:.1f} tokens/s"
 
 
+@contextmanager
+def shown_progress(
+    *, is_shown: bool, num_done: int = 0, every_s: float = _LINE_EVERY_S
+) -> Iterator[Callable[[int, int], None]]:
+    """Show on standard error how many prompts are done: a bar on a terminal, else a line now and then.
+
+    Args:
+        is_shown: whether this rank shows it.
+        num_done: prompts that an earlier run has done: they say nothing about the time that the others take.
+        every_s: seconds between lines where there is no bar.
+    """
+    if is_shown and sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts"))
+        console = Console(stderr=True)
+        with Progress(
+            *columns, TimeRemainingColumn(), console=console, refresh_per_second=_REFRESHES_PER_S
+        ) as bar:
+            task = bar.add_task("generating", total=None, completed=num_done)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    said_at = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal said_at
+        if is_shown and time.monotonic() - said_at >= every_s:
+            said_at = time.monotonic()
+            print(f"zerofit: {done} of {total} prompts are done", file=sys.stderr, flush=True)
+
+    yield show
+
+
 def _run(job: GenerationJob) -> None:
     """Load the model, generate, and say what that took."""
     from torch import distributed
     from transformers import AutoTokenizer, logging
 
-    from zerofit.generation.generate import generate_and_keep
+    from zerofit.generation.generate import generate_with
+    from zerofit.generation.request import GenerationOptions
 
     is_first = not distributed.is_initialized() or distributed.get_rank() == 0
     if not (is_first and sys.stderr.isatty()):
@@ -119,31 +197,44 @@ def _run(job: GenerationJob) -> None:
     tokenizer = AutoTokenizer.from_pretrained(
         job.tokenizer, local_files_only=True, trust_remote_code=job.trust_remote_code
     )
-    earlier = frozenset(PartLines(kept_files(Path(job.out)))) if is_first else frozenset()
-    with loaded_model(job) as model, ShownProgress(is_shown=is_first, num_done=len(earlier)) as progress:
+    earlier = frozenset(kept_lines(Path(job.out))) if is_first else frozenset()
+    with explained(job, is_loading=True):
+        model = load_model(job)
+    with shown_progress(is_shown=is_first, num_done=len(earlier)) as show:
         begin = time.perf_counter()
-        results = generate_and_keep(
-            model,
-            prompts,
+        options = GenerationOptions(
             tokenizer=tokenizer,
             max_new_tokens=job.max_new_tokens,
-            generation_config=None,
             batch_size=job.batch_size,
-            per_rank=False,
             gather=job.gather,
             seed=job.seed,
-            out=job.out,
+            out=Path(job.out),
             resume=True,
             limit_s=_LIMIT_S,
-            progress=progress.show,
+            progress=show,
             settings=job.generation,
             fingerprint=job.fingerprint,
             describe=lambda document: result_of(fields[document["index"]], document),
         )
+        results = generate_with(model, prompts, options)
         took_s = time.perf_counter() - begin
     if is_first:
         made = [result for result in results if result.index not in earlier]
         print(summary(made, num_prompts=len(results), took_s=took_s), file=sys.stderr)
+
+
+def result_of(fields: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """Return what the results say of a prompt: all that its own line says, then its completions.
+
+    Args:
+        fields: of the line that the prompt came from.
+        document: what zerofit.generate keeps of its completions.
+    """
+    completions = [
+        {name: completion[name] for name in ("text", "finish_reason", "num_new_tokens")}
+        for completion in document["completions"]
+    ]
+    return {**fields, "completions": completions}
 
 
 def _read_prompts(path: Path, *, with_fields: bool) -> tuple[list[list[int]], list[dict[str, Any]]]:

@@ -1,12 +1,14 @@
-"""Prompts as a script gives them, text, chats, token ids or batches, as tokens."""
+"""Prompts as a script gives them, texts, chats, token ids or batches, as tokens that fit the model."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import operator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any, TypeAlias
 
 from zerofit.core.errors import UserError
+from zerofit.generation.model_kind import Positions
 
 Tokens: TypeAlias = tuple[int, ...]
 
@@ -22,8 +24,6 @@ _OTHER_INPUTS = (
 )
 """Fields of a batch without which the model would be asked something else; some models take them unnamed.
 https://huggingface.co/docs/transformers/main_classes/text_generation"""
-
-
 _MAY_BE_LEFT_OUT = frozenset(("attention_mask", "input_ids", "labels", "position_ids", "token_type_ids"))
 """Fields of a batch that a model takes, and that its tokens and their mask make up for."""
 
@@ -38,14 +38,22 @@ def read_prompts(prompts: Any, tokenizer: Any, *, taken: Collection[str] = ()) -
         taken: names of what the model takes; others in a batch, such as a row's number, mean nothing to it.
 
     Raises:
-        UserError: a prompt is none of these, or has no tokens; there is no tokenizer, or no chat template.
+        UserError: a prompt is none of these, or has no tokens; there is no tokenizer.
     """
+    if isinstance(prompts, str):
+        raise _not_prompts(f"one text, {_short(prompts)}", "pass a list: [prompt]")
     needed = frozenset((*_OTHER_INPUTS, *taken)) - _MAY_BE_LEFT_OUT
     found: list[Tokens] = []
-    for place, prompt in enumerate(_each(prompts)):
+    for place, prompt in enumerate((prompts,) if isinstance(prompts, Mapping) else prompts):
         for tokens in _tokens_of(prompt, tokenizer, place, needed):
             if not tokens:
-                raise _empty(len(found))
+                raise UserError(
+                    "generate-empty-prompt",
+                    "a prompt is empty",
+                    found=f"prompt {len(found)} has no tokens",
+                    why="there is nothing that the model could go on from",
+                    fix="leave it out, or start it with the model's beginning-of-text token",
+                )
             found.append(tokens)
     return tuple(found)
 
@@ -73,74 +81,125 @@ def check_tokens(prompts: Iterable[Tokens], *, num_known: int | None) -> None:
             )
 
 
-def _each(prompts: Any) -> Iterator[Any]:
-    if isinstance(prompts, str):
-        raise _not_prompts(f"one text, {_short(prompts)}", "pass a list: [prompt]")
-    if isinstance(prompts, Mapping):
-        return iter((prompts,))
+def lengths_of(
+    given: int | Sequence[int] | None, of_settings: int | None, *, num_prompts: int
+) -> tuple[int, ...]:
+    """Return the new tokens that each prompt's completion may have.
+
+    Args:
+        given: for all prompts, or one for each; None for what the settings say.
+        of_settings: for all prompts; None where they say nothing.
+        num_prompts: on this rank.
+
+    Raises:
+        UserError: nothing says it, it is no whole number of at least 1, or not one for each prompt.
+    """
+    wanted: Any = of_settings if given is None else given
+    if wanted is None:
+        raise UserError(
+            "generate-needs-max-new-tokens",
+            "nothing says how long a completion may be",
+            found="no max_new_tokens, neither given nor in the generation settings",
+            why="transformers would end each after 20 tokens, whatever the model had to say",
+            fix="pass max_new_tokens=",
+        )
+    is_for_all = not isinstance(wanted, Iterable) or getattr(wanted, "ndim", 1) == 0
     try:
-        each: Iterator[Any] = iter(prompts)
+        numbers = tuple(map(operator.index, [wanted] if is_for_all else wanted))
     except TypeError:
-        raise _not_prompts(f"a {type(prompts).__name__}", "pass a list of prompts") from None
-    return each
+        numbers = (0,)
+    lengths = numbers * num_prompts if is_for_all else numbers
+    if min(numbers, default=1) < 1 or len(lengths) != num_prompts:
+        raise UserError(
+            "generate-max-new-tokens",
+            "max_new_tokens is a whole number of at least 1, or one for each prompt",
+            found=f"{len(lengths)} of them for {num_prompts} prompts"
+            if len(lengths) != num_prompts
+            else f"max_new_tokens={wanted!r}",
+            why="it counts the new tokens of each completion",
+            fix="pass one number for all prompts, or a list as long as theirs",
+        )
+    return lengths
+
+
+def check_lengths(
+    prompts: Sequence[Tokens], lengths: Sequence[int], positions: Positions, *, is_encoder_decoder: bool
+) -> None:
+    """Check that a model has positions for each prompt and its completion.
+
+    A table of positions ends with an index error, on a GPU with one that ends the process; rotary positions
+    go on, and the model, which has never seen them, writes nonsense. So both are errors.
+
+    Args:
+        prompts: the tokens of each.
+        lengths: new tokens of each.
+        positions: what the model has.
+        is_encoder_decoder: whether prompt and completion are counted apart.
+
+    Raises:
+        UserError: it does not.
+    """
+    for index, (tokens, length) in enumerate(zip(prompts, lengths, strict=True)):
+        most = positions.num_prompt_tokens
+        if is_encoder_decoder and most is not None and len(tokens) > most:
+            raise _too_long(f"prompt {index} has {len(tokens)} tokens, the encoder {most} positions", 0)
+        room = room_for_new(len(tokens), positions, is_encoder_decoder=is_encoder_decoder)
+        if room is not None and length > room:
+            what = "the decoder's start" if is_encoder_decoder else f"prompt {index}"
+            before = 1 if is_encoder_decoder else len(tokens)
+            found = (
+                f"{what} has {before} {'tokens' if before > 1 else 'token'}, and max_new_tokens={length}: "
+                f"{before + length} together, the model has {positions.num_tokens} positions"
+            )
+            raise _too_long(found, room)
+
+
+def room_for_new(num_prompt_tokens: int, positions: Positions, *, is_encoder_decoder: bool) -> int | None:
+    """Return the new tokens that a model has positions for; None where nothing limits them.
+
+    Args:
+        num_prompt_tokens: of the prompt.
+        positions: what the model has.
+        is_encoder_decoder: whether prompt and completion are counted apart.
+    """
+    before = 1 if is_encoder_decoder else num_prompt_tokens  # the decoder's start token
+    return None if positions.num_tokens is None else positions.num_tokens - before
+
+
+def _too_long(found: str, most_new: int) -> UserError:
+    shorter = f", or pass max_new_tokens={most_new} or less" if most_new > 0 else ""
+    return UserError(
+        "generate-prompt-too-long",
+        "a prompt and its completion are longer than the model's positions",
+        found=found,
+        why="the model was made for so many (max_position_embeddings), and can't tell the places behind them",
+        fix=f"shorten the prompt{shorter}, or use a model with a longer context",
+    )
 
 
 def _tokens_of(prompt: Any, tokenizer: Any, place: int, needed: frozenset[str]) -> Iterator[Tokens]:
     """Yield the tokens of one prompt, or of each row of a batch."""
-    if isinstance(prompt, str):
-        yield _from_text(prompt, tokenizer, place)
-    elif isinstance(prompt, Mapping):
-        yield from _from_batch(prompt, place, needed)
-    elif _is_chat(prompt):
-        yield _from_chat(prompt, tokenizer, place)
-    else:
-        yield _from_ids(prompt, place)
-
-
-def _from_text(text: str, tokenizer: Any, place: int) -> Tokens:
-    if tokenizer is None:
+    is_chat = _is_chat(prompt)
+    if (isinstance(prompt, str) or is_chat) and tokenizer is None:
         raise UserError(
             "generate-needs-tokenizer",
-            "text can't be generated from without the tokenizer",
-            found=f"prompt {place} is text, {_short(text)}",
+            "texts and chats need the tokenizer",
+            found=f"prompt {place} is "
+            + (f"a chat of {len(prompt)} messages" if is_chat else f"text, {_short(prompt)}"),
             why="the model takes tokens",
             fix="pass tokenizer=, the model's own",
         )
-    # verbose: a warning of the tokenizer's own maximum, which is not the model's
-    return tuple(tokenizer(text, verbose=False)["input_ids"])
-
-
-def _from_chat(chat: Any, tokenizer: Any, place: int) -> Tokens:
-    from jinja2 import TemplateError
-
-    if tokenizer is None:
-        raise UserError(
-            "generate-needs-tokenizer",
-            "a chat can't be generated from without the tokenizer",
-            found=f"prompt {place} is a chat of {len(chat)} messages",
-            why="its template says what the model is given",
-            fix="pass tokenizer=, the model's own",
-        )
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise UserError(
-            "generate-no-chat-template",
-            "the tokenizer has no chat template",
-            found=f"prompt {place} is a chat; {type(tokenizer).__name__} of {tokenizer.name_or_path!r}",
-            why="the model was not made for chats, or its template was not saved with the tokenizer",
-            fix="give the prompt as text, or set tokenizer.chat_template",
-        )
-    try:
-        text = tokenizer.apply_chat_template(list(chat), add_generation_prompt=True, tokenize=False)
-    except TemplateError as error:
-        raise UserError(
-            "generate-chat-refused",
-            "the chat template does not take a chat",
-            found=f"prompt {place}: {error}",
-            why="a template may ask for certain roles in a certain order",
-            fix="give the messages as the model's documentation has them",
-        ) from None
-    # The template holds the special tokens.
-    return tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    if isinstance(prompt, Mapping):
+        yield from _from_batch(prompt, place, needed)
+    elif isinstance(prompt, str):
+        # verbose: a warning of the tokenizer's own maximum, which is not the model's
+        yield tuple(tokenizer(prompt, verbose=False)["input_ids"])
+    elif is_chat:
+        text = tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
+        # The template holds the special tokens.
+        yield tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    else:
+        yield _from_ids(prompt, place)
 
 
 def _from_batch(batch: Mapping[str, Any], place: int, needed: frozenset[str]) -> Iterator[Tokens]:
@@ -191,16 +250,6 @@ def _plain(values: Any) -> Any:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _empty(index: int) -> UserError:
-    return UserError(
-        "generate-empty-prompt",
-        "a prompt is empty",
-        found=f"prompt {index} has no tokens",
-        why="there is nothing that the model could go on from",
-        fix="leave it out, or start it with the model's beginning-of-text token",
-    )
 
 
 def _not_prompts(found: str, fix: str) -> UserError:

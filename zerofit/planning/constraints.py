@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.optimizer_ids import optimizer_of_class
+from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.request import FLAGS

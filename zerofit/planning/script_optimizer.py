@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.optimizer_ids import optimizer_of_class
+from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.core.strategy import OptimizerName
 from zerofit.planning.estimate.device_memory.optimizers import OneState, Stepper
 

@@ -17,7 +17,7 @@ import pytest
 
 from zerofit.core.errors import UserError
 from zerofit.generation.ranks import meeting
-from zerofit.generation.ranks.meetings import Board, RankMeetings
+from zerofit.generation.ranks.meeting import RankMeetings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,9 +35,9 @@ class Ranks:
         self._server = TCPStore("127.0.0.1", 0, is_master=True)
         self.meetings = [
             RankMeetings(
-                Board(
-                    store=PrefixStore("meetings", self._client(TCPStore)), rank=rank, world_size=world_size
-                ),
+                PrefixStore("meetings", self._client(TCPStore)),
+                rank=rank,
+                world_size=world_size,
                 place=lambda rank=rank: self.places[rank],
                 left_to_another_s=0.2,
                 answers_within_s=0.5,
@@ -366,6 +366,6 @@ def test_a_store_that_has_gone_is_no_matter_to_a_script_that_has_ended(
     def gone(*_: object, **__: object) -> None:
         raise RuntimeError("the connection is closed")
 
-    monkeypatch.setattr(meeting, "open_board", gone)
+    monkeypatch.setattr(meeting, "_process_group", gone)
     monkeypatch.setattr(meeting._this_rank, "_thread", threading.current_thread())
     meeting.tell_ended(0)

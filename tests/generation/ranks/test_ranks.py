@@ -51,7 +51,7 @@ def test_what_one_rank_decides_counts_for_all(store: HashStore) -> None:
 
 def test_a_silent_rank_is_given_up_while_another_is_at_work(store: HashStore) -> None:
     class AtWork(Progress):
-        def _last_said(self, of: HashStore, rank: int) -> bytes:
+        def _last_said(self, rank: int) -> bytes:
             self.looks = getattr(self, "looks", 0) + 1
             return str(self.looks).encode() if rank == 0 else b""
 

@@ -33,11 +33,12 @@ def test_nodes_whose_copies_of_the_model_have_other_times_write_one_file(tmp_pat
     """Each node computes the fingerprint of its own copy."""
     out = tmp_path / "out.jsonl"
     barrier, values = threading.Barrier(2, timeout=20), dict[int, Any]()
-    question: Any = SimpleNamespace(prompts=([1], [2]), batch_size=4)
 
     def of_rank(rank: int) -> bool:
         ranks = _ThreadRanks(rank, barrier, values)
-        with open_results(ranks, question, out=out, resume=True, fingerprint=f"of node {rank}") as results:
+        options = SimpleNamespace(out=out, resume=True, fingerprint=f"of node {rank}", describe=None)
+        request: Any = SimpleNamespace(prompts=([1], [2]), batch_size=4, options=options)
+        with open_results(ranks, request) as results:
             barrier.wait()  # a rank that ends before its first result takes its file away
             return results.has_all([0])
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from zerofit.cli.output.plan_table import table_lines
-from zerofit.cli.output.plan_words import gib, memory, parameters
+from zerofit.core.facts import parameters
 from zerofit.core.strategy import ZeroStage
+from zerofit.core.text_table import table_lines
 from zerofit.core.units import format_bytes
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.inference.planned import TIME_WORDS, duration, layout_words
+from zerofit.planning.plan_words import gib, memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

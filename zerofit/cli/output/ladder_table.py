@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.cli.output.plan_table import table_lines
+from zerofit.core.text_table import table_lines
 from zerofit.core.units import GIB, MIB
 from zerofit.measuring.results import TensorBytes, TrialState, peak_of
 

@@ -6,10 +6,10 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from zerofit.cli.output.applied_table import applied_rows
-from zerofit.cli.output.capture_words import capture_summary
+from zerofit.planning.applied_table import applied_rows
 from zerofit.planning.make_plan import why_it_loses
 from zerofit.planning.search import RuledOut
+from zerofit.scripts.capture_summary import capture_summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

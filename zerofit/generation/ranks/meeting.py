@@ -1,4 +1,4 @@
-"""Ranks meet before a call that all of them must make: who comes alone learns it, in place of a hang.
+"""Ranks meet before a call that all of them must make: who comes alone gets an error, not a hang.
 
 The ranks count their calls on the process group's store, with no collective, so that nothing depends on
 whether NCCL or gloo can still answer. A small thread in each rank says where its script stands when another
@@ -9,25 +9,49 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import math
+import sys
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.generation.ranks.meetings import Board, RankMeetings, open_board
-from zerofit.generation.script_lines import is_handled_by_main_thread, main_place, script_line
+from zerofit.generation.script_place import is_handled_by_main_thread, main_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-__all__ = ["arranged", "end_when_stuck", "is_arranged", "meet", "script_line", "tell_ended", "watch"]
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _LOOK_S = 1.0
 """How often a rank looks whether another asks where it stands. ASSUMPTION: next to no work for the store,
 and short beside any limit."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
+"""Between two looks at the store: short at first, as ranks mostly come together. ASSUMPTION: below what a
+call of generate takes."""
+_ANSWERS_WITHIN_S = 4.0
+"""ASSUMPTION: a rank whose libraries do not let other threads run for longer than this is stuck in them."""
+_LEFT_TO_ANOTHER_S = 20.0
+"""How long a rank leaves the error to another that raised it first. ASSUMPTION: torchrun looks every 0.1 s
+whether a rank has failed, and then ends the others; this is much longer."""
+_OURS = "zerofit.generate"
+_ADVICE = {
+    True: (
+        "all ranks share the work and the results",
+        "call it equally often on all ranks, with per_rank=True and no prompts where one has none; ranks "
+        "that are only slow get longer by limit_s=",
+        None,
+    ),
+    False: (
+        "each rank holds a part of the weights and must take part in every forward pass",
+        "call it equally often on all ranks, or zerofit.generate(), which takes any number of prompts on "
+        "each; ranks that are only slow get longer by --generate-limit SECONDS of zerofit launch",
+        "https://huggingface.co/docs/transformers/main_classes/deepspeed",
+    ),
+}
+"""Why, fix and link for a call of our own, and for model.generate() under ZeRO-3."""
 
 _arranged: ContextVar[bool] = ContextVar("zerofit_generation_arranged", default=False)
 
@@ -53,7 +77,7 @@ def meet(name: str, *, line: str, limit_s: float) -> None:
 
 
 def watch() -> None:
-    """Let this rank answer where its script stands, from the time on when there is a process group."""
+    """Let this rank answer where its script stands, as soon as there is a process group."""
     _this_rank.watch()
 
 
@@ -85,8 +109,151 @@ def arranged() -> Iterator[None]:
 
 
 def is_arranged() -> bool:
-    """Return whether the ranks have agreed on the calls of model.generate that are made now."""
+    """True if the ranks have agreed on the calls of model.generate that are made now."""
     return _arranged.get()
+
+
+class RankMeetings:
+    """One rank's meetings with all others. No method waits for what another rank has not written yet.
+
+    Args:
+        store: of torch.distributed; a connection of its own, which waits for no other use of the store.
+        rank: this one, of world_size.
+        world_size: ranks of the process group.
+        place: says where this rank's script stands.
+        answers_within_s: how long to wait for where the others stand.
+        left_to_another_s: how long to leave an error to another rank that has raised it first.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        rank: int,
+        world_size: int,
+        place: Callable[[], str] = main_place,
+        answers_within_s: float = _ANSWERS_WITHIN_S,
+        left_to_another_s: float = _LEFT_TO_ANOTHER_S,
+    ) -> None:
+        self._store, self._rank, self._world_size = store, rank, world_size
+        self._place = place
+        self._answers_within_s = answers_within_s
+        self._left_to_another_s = left_to_another_s
+        self._numbers: Counter[str] = Counter()
+        self._meeting: str | None = None
+        self._answered = 0
+
+    @property
+    def have_met(self) -> bool:
+        """All ranks have come to a call; so on each of them or on none."""
+        return self._numbers.total() > 0
+
+    def meet(self, name: str, *, line: str, limit_s: float) -> None:
+        """Wait until all ranks have come to this call.
+
+        Raises:
+            UserError: a rank has not come in this time, or has ended its script.
+        """
+        number = self._numbers[name] + 1
+        wanted = number * self._world_size  # the count of all calls of this name on all ranks
+        self._meeting = f"{name} {number}"
+        try:
+            came = self._store.add(name, 1) >= wanted or self._all_come(name, wanted, limit_s=limit_s)
+            if not came:
+                self._leave(name, wanted, line=line, limit_s=limit_s)
+            self._numbers[name] = number
+        except RuntimeError as gone:  # every error of torch's stores
+            raise UserError(
+                "generate-not-on-all-ranks",
+                f"the other ranks have gone before {name}()",
+                found=f"{line}, where the ranks' store (TCPStore) does not answer",
+                why="rank 0 or the launcher on the first node keeps the store, and has ended",
+                fix="look for the error of the rank that ended first: its log says more",
+            ) from gone
+        finally:
+            self._meeting = None
+
+    def answer(self) -> None:
+        """Say where this rank stands, if a rank has asked since the last time."""
+        question = self._count("question")
+        if question > self._answered:
+            self._answered = question
+            self._store.set(f"answer {self._rank}", json.dumps([question, self._place(), self._meeting]))
+
+    def tell_ended(self, exit_code: int) -> None:
+        """Tell the others that this rank's script has ended.
+
+        One that has failed is no reason to raise: its launcher ends the others, and its own error is the one
+        to be read.
+        """
+        if exit_code == 0:
+            self._store.set(f"ended {self._rank}", "yes")
+            self._store.add("ended", 1)
+
+    def _count(self, name: str) -> int:
+        return int(self._store.add(name, 0))
+
+    def _all_come(self, name: str, wanted: int, *, limit_s: float) -> bool:
+        """Wait; True when all have come, False as soon as one has ended its script."""
+        until = time.monotonic() + limit_s
+        pause_s = _FIRST_PAUSE_S
+        while self._count(name) < wanted:
+            if time.monotonic() >= until or self._ended():
+                return self._count(name) >= wanted  # it may have come before it ended
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return True
+
+    def _leave(self, name: str, wanted: int, *, line: str, limit_s: float) -> None:
+        """Take this call back and raise; return where the missing ranks came after all."""
+        error = self._not_on_all_ranks(name, line=line, limit_s=limit_s)
+        if self._store.add(name, -1) + 1 >= wanted:
+            self._store.add(name, 1)
+            return
+        if self._store.add(f"told {self._meeting}", 1) > 1:
+            time.sleep(self._left_to_another_s)  # one rank's message is enough: it ends this one too
+        raise error
+
+    def _not_on_all_ranks(self, name: str, *, line: str, limit_s: float) -> UserError:
+        """Return the error of a call that some ranks alone have made: where the others stand."""
+        ended = self._ended()
+        others = [rank for rank in range(self._world_size) if rank not in {self._rank, *ended}]
+        answers = self._ask(others)
+        came = sorted({self._rank, *(rank for rank in answers if answers[rank][1] == self._meeting)})
+        places = {rank: answers[rank][0] if rank in answers else None for rank in others if rank not in came}
+        which = f"{_ranks_said(came)} alone" if len(came) == 1 else _ranks_said(came)
+        why, fix, see = _ADVICE[name == _OURS]
+        return UserError(
+            "generate-not-on-all-ranks",
+            f"{name}() was not called on all ranks",
+            found=f"{line} on {which}; {'; '.join(_standing(ended, places))}",
+            why=why if ended else f"{why}; {_ranks_said(came)} waited {limit_s:g} s",
+            fix=fix,
+            see=see,
+        )
+
+    def _ask(self, ranks: Iterable[int]) -> dict[int, tuple[str, str | None]]:
+        """Return where ranks stand, and the meeting in which each waits, of those that answer."""
+        question = self._store.add("question", 1)
+        until = time.monotonic() + self._answers_within_s
+        silent = set(ranks)
+        answers: dict[int, tuple[str, str | None]] = {}
+        while silent and time.monotonic() < until:
+            time.sleep(_LONGEST_PAUSE_S)
+            for rank in sorted(silent):
+                key = f"answer {rank}"
+                if not self._store.check([key]):
+                    continue
+                answered, place, meeting = json.loads(self._store.get(key))
+                if answered >= question:
+                    answers[rank] = place, meeting
+                    silent.remove(rank)
+        return answers
+
+    def _ended(self) -> list[int]:
+        if self._count("ended") == 0:
+            return []
+        return [rank for rank in range(self._world_size) if self._store.check([f"ended {rank}"])]
 
 
 class _ThisRank:
@@ -96,7 +263,8 @@ class _ThisRank:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._board: Board | None = None
+        self._source: Any = None
+        """The store of the process group in which this rank meets the others."""
         self._meetings: RankMeetings | None = None
         self._num_earlier = 0  # process groups in which the ranks have met: the same number on each rank
         self._raised: UserError | None = None
@@ -115,13 +283,18 @@ class _ThisRank:
             raise
 
     def _opened(self) -> RankMeetings | None:
-        """Return the meetings of the process group that there is; None without one, or with one rank."""
+        """Return the meetings of the process group that there is, or was; None without another rank."""
         with self._lock:
-            number = self._num_earlier + (self._meetings is not None and self._meetings.have_met)
-            board = open_board(self._board, number=number)
-            if board is not self._board:
-                self._num_earlier, self._board = number, board
-                self._meetings = RankMeetings(board, place=main_place) if board is not None else None
+            group = _process_group()
+            if group is None or group[0] is self._source:
+                return self._meetings
+            self._num_earlier += self._meetings is not None and self._meetings.have_met
+            self._source, rank, world_size = group
+            if world_size == 1:
+                self._meetings = None
+            else:
+                store = _own_store(self._source, number=self._num_earlier)
+                self._meetings = RankMeetings(store, rank=rank, world_size=world_size)
             return self._meetings
 
     def watch(self) -> None:
@@ -140,20 +313,20 @@ class _ThisRank:
     def _look(self) -> None:
         has_store = True
         while not self._stop.wait(_LOOK_S):
-            self._end_if_stuck()
+            error = self._raised
+            if (
+                error
+                and self.leave
+                and time.monotonic() >= self._ends_at
+                and is_handled_by_main_thread(error)
+            ):
+                self.leave(error)
             try:
                 meetings = self._opened() if has_store else None
                 if meetings is not None:
                     meetings.answer()
             except RuntimeError:  # it has gone, with rank 0 or with the launcher
                 has_store = False
-
-    def _end_if_stuck(self) -> None:
-        error = self._raised
-        if error is None or self.leave is None or time.monotonic() < self._ends_at:
-            return
-        if is_handled_by_main_thread(error):
-            self.leave(error)
 
     def _end_thread(self) -> None:
         self._stop.set()
@@ -162,3 +335,53 @@ class _ThisRank:
 
 
 _this_rank = _ThisRank()
+
+
+def _process_group() -> tuple[Any, int, int] | None:
+    """Return the default process group's store, this rank and the number of ranks; None without one."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    # A thread asks too, while the script may be importing torch, or destroying its process group.
+    is_initialized = getattr(distributed, "is_initialized", None)
+    if is_initialized is None or not is_initialized():
+        return None
+    try:
+        store = distributed.distributed_c10d._get_default_store()
+        are_alone = distributed.get_backend() == "fake"
+        return store, distributed.get_rank(), 1 if are_alone else distributed.get_world_size()
+    except ValueError:  # it has gone meanwhile
+        return None
+
+
+def _own_store(source: Any, *, number: int) -> Any:
+    """Return a connection to a process group's store; groups may share one, on which earlier keys stay."""
+    from torch.distributed import PrefixStore
+
+    own = source.clone() if hasattr(source, "clone") else source  # older versions of torch have none
+    return PrefixStore(f"zerofit-meetings-{number}", own)
+
+
+def _ranks_said(ranks: Iterable[int]) -> str:
+    """Return "rank 3", or "ranks 0-2, 5"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    said = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank{'s' if sum(map(len, runs)) > 1 else ''} {said}"
+
+
+def _standing(ended: list[int], places: Mapping[int, str | None]) -> Iterator[str]:
+    """Yield where the missing ranks are, those of one place together."""
+    if ended:
+        are = "scripts of {} have" if len(ended) > 1 else "script of {} has"
+        yield f"the {are.format(_ranks_said(ended))} ended"
+    for place in dict.fromkeys(places.values()):
+        ranks = [rank for rank in places if places[rank] == place]
+        are, answer = ("are", "do") if len(ranks) > 1 else ("is", "does")
+        yield (
+            f"{_ranks_said(ranks)} {answer} not answer"
+            if place is None
+            else f"{_ranks_said(ranks)} {are} at {place}"
+        )

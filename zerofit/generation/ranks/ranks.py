@@ -112,24 +112,27 @@ class Progress:
     """
 
     def __init__(self, ranks: Ranks, *, name: str, limit_s: float) -> None:
+        from torch.distributed import HashStore
+
         self._ranks = ranks
+        self._store = all_ranks_store() if ranks.are_many else HashStore()
         self._prefix = f"zerofit/generate/{name}"
+        self._verdict_key = f"{self._prefix}/verdict"
         self._limit_s = limit_s if limit_s > 0 else math.inf
         self._said_at = 0.0
         self._count = 0
 
     def go_on(self) -> None:
         """Say that this rank goes on; cheap enough for every token."""
-        if self._ranks.are_many and time.monotonic() - self._said_at > _SAYS_EVERY_S:
+        if time.monotonic() - self._said_at > _SAYS_EVERY_S:
             self._said_at = time.monotonic()
             self._count += 1
-            all_ranks_store().set(self._key("goes-on", self._ranks.rank), str(self._count))
+            self._store.set(self._key("goes-on", self._ranks.rank), str(self._count))
 
     def fail(self, error: BaseException) -> None:
         """Say that this rank generates no more."""
-        if self._ranks.are_many:
-            with suppress(RuntimeError):  # the store has gone with rank 0; the error matters more
-                self._decide(self._failure(error))
+        with suppress(RuntimeError):  # the store has gone with rank 0; the error matters more
+            self._decide(self._failure(error))
 
     def wait_for_all(self, name: str) -> None:
         """Return when every rank has come here.
@@ -140,34 +143,35 @@ class Progress:
         Raises:
             UserError: a rank has failed, or has been silent for longer than the limit.
         """
-        if not self._ranks.are_many:
-            return
-        store, begin = all_ranks_store(), time.monotonic()
+        begin = time.monotonic()
         places = [self._key(name, rank) for rank in range(self._ranks.size)]
-        store.set(places[self._ranks.rank], "1")
+        self._store.set(places[self._ranks.rank], "1")
         heard = dict.fromkeys(range(self._ranks.size), (b"", begin))
         in_turn = deque(range(self._ranks.size))
         # Some requests a look, however many ranks there are: each of them looks.
-        while not store.check(places) and not store.check([self._verdict_key]):
-            if store.check([places[in_turn[0]]]):
+        while not self._store.check(places) and not self._store.check([self._verdict_key]):
+            rank = in_turn[0]
+            if self._store.check([places[rank]]):
                 in_turn.popleft()
                 continue
-            if self._is_silent(store, in_turn[0], heard):
-                self._give_up(_silent(in_turn[0], self._limit_s))
+            said, now = self._last_said(rank), time.monotonic()
+            if said != heard[rank][0]:
+                heard[rank] = (said, now)
+            elif now - heard[rank][1] > self._limit_s:
+                self._give_up(_silent(rank, self._limit_s))
                 break
             in_turn.rotate(-1)
-            time.sleep(min(max(_LOOKS_EVERY_S, _LOOKS_AFTER_A_PART * (time.monotonic() - begin)), 1.0))
+            time.sleep(min(max(_LOOKS_EVERY_S, _LOOKS_AFTER_A_PART * (now - begin)), 1.0))
         verdict = self._decide(_ALL_CAME)
         if verdict != _ALL_CAME:
             raise _failed(*verdict.split(" ", 1))
 
     def end(self, name: str) -> None:
         """Take what this rank has said out of the store, when all have come from wait_for_all()."""
-        if self._ranks.are_many:
-            for what in (name, "goes-on"):
-                all_ranks_store().delete_key(self._key(what, self._ranks.rank))
-            if self._ranks.rank == 0:
-                all_ranks_store().delete_key(self._verdict_key)
+        for what in (name, "goes-on"):
+            self._store.delete_key(self._key(what, self._ranks.rank))
+        if self._ranks.rank == 0:
+            self._store.delete_key(self._verdict_key)
 
     def _give_up(self, error: UserError) -> None:
         """Raise an error, unless another rank has decided otherwise meanwhile."""
@@ -177,27 +181,15 @@ class Progress:
 
     def _decide(self, verdict: str) -> str:
         """Return what all ranks take for the end: the first verdict that one has given."""
-        return str(all_ranks_store().compare_set(self._verdict_key, "", verdict).decode())
+        return str(self._store.compare_set(self._verdict_key, "", verdict).decode())
 
     def _failure(self, error: BaseException) -> str:
         said = error.summary if isinstance(error, UserError) else error
         return f"{self._ranks.rank} {type(error).__name__}: {said}"
 
-    def _is_silent(self, store: Any, rank: int, heard: dict[int, tuple[bytes, float]]) -> bool:
-        """Return whether a rank has said nothing new within the limit; note when it has."""
-        said, (before, at) = self._last_said(store, rank), heard[rank]
-        if said != before:
-            heard[rank] = (said, time.monotonic())
-            return False
-        return time.monotonic() - at > self._limit_s
-
-    def _last_said(self, store: Any, rank: int) -> bytes:
+    def _last_said(self, rank: int) -> bytes:
         key = self._key("goes-on", rank)
-        return bytes(store.get(key)) if store.check([key]) else b""
-
-    @property
-    def _verdict_key(self) -> str:
-        return f"{self._prefix}/verdict"
+        return bytes(self._store.get(key)) if self._store.check([key]) else b""
 
     def _key(self, what: str, rank: int) -> str:
         return f"{self._prefix}/{what}/{rank}"
@@ -212,19 +204,16 @@ def all_ranks_store() -> Any:
 
 def _told(error: Exception | None) -> dict[str, Any] | None:
     """Return what the other ranks get of an error."""
-    if error is None:
-        return None
     if isinstance(error, UserError):
         names = ("rule", "summary", "found", "why", "fix", "see", "exit_code")
         return {name: getattr(error, name) for name in names}
-    return {"text": f"{type(error).__name__}: {error}"}
+    return None if error is None else {"text": f"{type(error).__name__}: {error}"}
 
 
 def _raised_by(rank: int, told: dict[str, Any]) -> UserError:
     if "text" in told:
         return _failed(rank, told["text"])
-    found = f"{told.pop('found')} (on rank {rank})"
-    return UserError(told.pop("rule"), told.pop("summary"), found=found, **told)
+    return UserError(**{**told, "found": f"{told['found']} (on rank {rank})"})
 
 
 def _failed(rank: int | str, text: str) -> UserError:

@@ -1,4 +1,4 @@
-"""Results on disk as they come: one file a rank and start beside OUT, put together when all are done.
+"""Results on disk as they come: one file per rank and start beside OUT, merged when all are done.
 
 `OUT.parts/` holds `job.json`, which says whose results they are and is locked while a run writes them, and
 `start2-rank0.jsonl` and so on, which only ever grow. A run that is killed leaves at most a half line at the
@@ -8,53 +8,156 @@ end of each; the next start reads all whole lines, and writes files of its own.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
-from array import array
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from functools import cached_property
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from zerofit.generation.results.errors import incomplete, not_shared, not_writable, out_exists
-from zerofit.generation.results.folder import (
-    claim,
-    is_claimed,
-    name_whole,
-    part_file,
-    part_files,
-    parts_folder,
-    remove_parts,
-    sync_folder,
-    whole_file,
-)
+from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
+Document = Mapping[str, Any]
+"""What is kept of one prompt; its place among all is its "index"."""
 
-class Parts:
-    """One rank's hold on the unfinished results of a run: open() it, and use it as a context manager.
+_VERSION = 1
+"""Of the files in the folder; rises when an older zerofit could not read them."""
+_JOB, _WHOLE = "job.json", "whole.jsonl"
+_PART = re.compile(r"start(\d+)-rank(\d+)\.jsonl")
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
+"""What link(2) answers on file systems that have no hard links."""
+_MOST_NAMED = 5
+"""ASSUMPTION: so many prompts show which are missing; more would hide what to do."""
+
+
+def parts_folder(out: Path) -> Path:
+    """Return the folder of the unfinished results of a run."""
+    return out.parent / f"{out.name}.parts"
+
+
+def kept_lines(out: Path) -> dict[int, bytes]:
+    """Return the lines of the results that earlier runs left unfinished, by the index of their prompt."""
+    folder = parts_folder(out)
+    return _lines_of(_part_files(folder).values()) if folder.is_dir() else {}
+
+
+def kept_batch_size(out: Path) -> int | None:
+    """Return the batch size of unfinished results; None where there are none or it is not known."""
+    folder = parts_folder(out)
+    return _read_job(folder).get("batch_size") if _has_results(folder) else None
+
+
+def check_free(out: Path) -> None:
+    """Check that there is nothing at the place of the results.
+
+    Raises:
+        UserError: there is.
+    """
+    if not os.path.lexists(out):
+        return
+    whole = parts_folder(out) / _WHOLE
+    with contextlib.suppress(OSError):
+        if whole.samefile(out):
+            raise UserError(
+                "generate-out-exists",
+                "all results are there already",
+                found=f"{out}: whole; the run that wrote it was killed at its very end",
+                why="nothing is left to do, and results are never written over",
+                fix=f"rm -r {whole.parent}, which holds the same in parts; to do all anew, name another file",
+            )
+    is_dangling = out.is_symlink() and not out.exists()
+    kind = "a folder" if out.is_dir() else "a link to nothing" if is_dangling else "a file"
+    raise UserError(
+        "generate-out-exists",
+        "the file for the results is there already",
+        found=f"{out}: {kind}",
+        why="it may hold results of yours, and they are never written over",
+        fix="write to another file, or move that one away",
+    )
+
+
+def check_claim(out: Path, *, fingerprint: str, resume: bool) -> None:
+    """Check that a run could claim the folder of its parts; nothing is written.
+
+    Args:
+        out: the file that gets all results at the end.
+        fingerprint: of all that decides about the results.
+        resume: whether unfinished results of the same fingerprint are continued.
+
+    Raises:
+        UserError: something is at `out`, or the folder is another's, not to be continued, or claimed.
+        OSError: it can't be read.
+    """
+    _check(out, fingerprint=fingerprint, resume=resume)
+    folder = parts_folder(out)
+    with contextlib.suppress(FileNotFoundError), (folder / _JOB).open("rb") as file:
+        _lock(file.fileno(), folder, how=fcntl.LOCK_SH)
+
+
+def claim(out: Path, *, fingerprint: str, resume: bool, batch_size: int | None = None) -> int:
+    """Make or take over the folder of a run's parts.
+
+    Args:
+        out: the file that gets all results at the end.
+        fingerprint: of all that decides about the results.
+        resume: whether unfinished results of the same fingerprint are continued.
+        batch_size: prompts in one call, noted for a later run: when tokens are drawn, it decides about them.
+
+    Returns:
+        The open job file: as long as it is, no other run can claim the folder; the lock goes with the
+        process, however that ends.
+
+    Raises:
+        UserError: as check_claim's.
+        OSError: it can't be written.
+    """
+    folder = parts_folder(out)
+    _check(out, fingerprint=fingerprint, resume=resume)
+    folder.mkdir(exist_ok=True)
+    lock = os.open(folder / _JOB, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _lock(lock, folder, how=fcntl.LOCK_EX)
+        _check(out, fingerprint=fingerprint, resume=resume)  # again, as no other run changes it now
+        if not _is_claimed(folder, fingerprint):
+            for path in _part_files(folder).values():  # empty, or a killed run's rank still writes it
+                path.unlink()
+            job = {"version": _VERSION, "fingerprint": fingerprint, "batch_size": batch_size}
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{json.dumps(job)}\n".encode(), 0)
+            os.fsync(lock)
+            _sync_folder(folder)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+class PartFiles:
+    """One rank's file among the unfinished results of a run; a context manager.
 
     Rank 0 opens first, the others after it has.
+
+    Args:
+        out: the file that gets all results at the end.
+        fingerprint: of all that decides about the results: model, prompts, settings.
+        rank: this one, of world_size.
+        world_size: ranks that write.
+        resume: whether unfinished results of the same fingerprint are continued.
+        batch_size: prompts in one call, noted beside the results.
+
+    Raises:
+        UserError: something is at `out`; the unfinished results there are not of this fingerprint, not to
+            be continued, or being written; the folder can't be written, or isn't seen by this rank.
     """
 
     def __init__(
-        self, out: Path, *, rank: int, world_size: int, start: int, file: int, lock: int | None
-    ) -> None:
-        self.out = out
-        self.folder = parts_folder(out)
-        self._rank = rank
-        self._world_size = world_size
-        self._start = start
-        self._file = file
-        self._num_bytes = 0
-        self._held = [file] if lock is None else [file, lock]
-
-    @classmethod
-    def open(
-        cls,
+        self,
         out: Path,
         *,
         fingerprint: str,
@@ -62,47 +165,35 @@ class Parts:
         world_size: int,
         resume: bool,
         batch_size: int | None = None,
-    ) -> Parts:
-        """Return a rank's parts, to be written into a new file.
-
-        Args:
-            out: the file that gets all results at the end.
-            fingerprint: of all that decides about the results: model, prompts, settings.
-            rank: this one, of world_size.
-            world_size: ranks that write.
-            resume: whether unfinished results of the same fingerprint are continued.
-            batch_size: prompts in one call, noted beside the results.
-
-        Raises:
-            UserError: something is at `out`; the unfinished results there are not of this fingerprint, not to
-                be continued, or being written; the folder can't be written, or isn't seen by this rank.
-        """
-        folder = parts_folder(out)
-        lock = None
+    ) -> None:
+        self.out, self.folder = out, parts_folder(out)
+        self._rank, self._world_size = rank, world_size
+        self._num_bytes = 0
+        self._held: list[int] = []
         try:
             if rank == 0:
-                lock = claim(out, fingerprint=fingerprint, resume=resume, batch_size=batch_size)
-            elif not is_claimed(folder, fingerprint=fingerprint):
-                raise not_shared(folder, rank=rank)
-            start = max((start for start, _ in part_files(folder)), default=0) + (rank == 0)
-            path = part_file(folder, start=start, rank=rank)
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-            sync_folder(folder)
+                self._held = [claim(out, fingerprint=fingerprint, resume=resume, batch_size=batch_size)]
+            elif not _is_claimed(self.folder, fingerprint):
+                raise self._not_shared(rank)
+            self._start = max((start for start, _ in _part_files(self.folder)), default=0) + (rank == 0)
+            self._path = self.folder / f"start{self._start}-rank{rank}.jsonl"
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+            self._held.append(self._file)
+            _sync_folder(self.folder)
         except OSError as error:
-            if lock is not None:
-                os.close(lock)
-            raise not_writable(folder, error) from None
-        return cls(out, rank=rank, world_size=world_size, start=start, file=file, lock=lock)
+            while self._held:
+                os.close(self._held.pop())
+            raise not_writable(self.folder, error) from None
 
     @cached_property
-    def done(self) -> PartLines:
+    def done(self) -> dict[int, dict[str, Any]]:
         """Documents of the prompts that earlier starts have done, by index, as of the first look.
 
         Take rank 0's for all ranks: a rank of an earlier start may live on for a moment, so that two looks
         differ.
         """
-        files = part_files(self.folder).items()
-        return PartLines([path for (start, _), path in files if start < self._start])
+        earlier = [path for (start, _), path in _part_files(self.folder).items() if start < self._start]
+        return {index: json.loads(line) for index, line in _lines_of(earlier).items()}
 
     def check_ranks(self) -> None:
         """Check on rank 0 that it sees the files of all ranks, once all have opened theirs.
@@ -110,10 +201,10 @@ class Parts:
         Raises:
             UserError: it does not.
         """
-        files = part_files(self.folder)
+        files = _part_files(self.folder)
         for rank in range(self._world_size):
             if (self._start, rank) not in files:
-                raise not_shared(self.folder, rank=rank)
+                raise self._not_shared(rank)
 
     def write(self, documents: Iterable[Document]) -> None:
         """Write documents, one line each; they are on the disk when this returns.
@@ -121,9 +212,10 @@ class Parts:
         Raises:
             UserError: the disk is full, or can't be written; what was written before stays.
         """
-        lines = b"".join(map(_line, documents))
+        lines = rest = memoryview(b"".join(map(_line, documents)))
         try:
-            _write_all(self._file, lines)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
             os.fsync(self._file)  # 0.2 ms on an SSD with ext4: little beside a batch, which takes 50 and more
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -134,56 +226,205 @@ class Parts:
     def assemble(
         self, num_prompts: int, *, describe: Callable[[dict[str, Any]], Document] | None = None
     ) -> None:
-        """Put all results into OUT, in input order, whole or not at all; then the parts go.
+        """Put all results into OUT, in input order, whole or not at all; then remove the parts.
 
         On rank 0 only, when all ranks have written theirs.
 
         Args:
             num_prompts: all of them.
-            describe: gives what OUT gets of a document; None for the documents as they are.
+            describe: returns what OUT gets of a document; None for the documents as they are.
 
         Raises:
             UserError: a result is missing, something is at OUT by now, or it can't be written; the parts
                 stay.
         """
         try:
-            lines = PartLines(list(part_files(self.folder).values()))
+            lines = _lines_of(_part_files(self.folder).values())
             missing = [index for index in range(num_prompts) if index not in lines]
             if missing:
-                raise incomplete(self.folder, missing=missing, num_prompts=num_prompts)
-            with contextlib.closing(lines), whole_file(self.folder).open("wb") as whole:
+                raise self._incomplete(missing, num_prompts)
+            with (self.folder / _WHOLE).open("wb") as whole:
                 for index in range(num_prompts):
-                    whole.write(_line(describe(lines[index])) if describe else lines.line(index))
+                    line = lines[index]
+                    whole.write(line if describe is None else _line(describe(json.loads(line))))
                 whole.flush()
                 os.fsync(whole.fileno())
-            name_whole(whole_file(self.folder), self.out)
+            self._name_whole()
         except FileExistsError:
-            raise out_exists(self.out) from None
+            check_free(self.out)
+            raise
         except OSError as error:
             raise not_writable(self.out, error) from None
-        remove_parts(self.folder)
+        else:
+            _remove_parts(self.folder)
 
     def close(self) -> None:
-        """Let go of the files; what was written stays, and where nothing was, nothing is left."""
-        if "done" in self.__dict__:
-            self.done.close()
+        """Close the files; what was written stays, and where nothing was, nothing is left."""
         if self._held and not self._num_bytes:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
-                if self._rank == 0 and not part_files(self.folder):
-                    remove_parts(self.folder)
+                if self._rank == 0 and not _part_files(self.folder):
+                    _remove_parts(self.folder)
         while self._held:
             os.close(self._held.pop())
 
-    @property
-    def _path(self) -> Path:
-        return part_file(self.folder, start=self._start, rank=self._rank)
+    def _name_whole(self) -> None:
+        """Give the results the name that the user asked for, all at once."""
+        whole = self.folder / _WHOLE
+        try:
+            os.link(whole, self.out)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if os.path.lexists(self.out):
+                raise FileExistsError from None
+            whole.rename(self.out)
+        _sync_folder(self.out.parent)
+
+    def _not_shared(self, rank: int) -> UserError:
+        return UserError(
+            "generate-out-not-shared",
+            "not every rank sees the folder of the results",
+            found=f"{self.folder}: rank 0 made it, rank {rank} does not see it as rank 0 does",
+            why="each rank writes its results there, and rank 0 puts them together",
+            fix="name a file on a file system that all nodes share",
+        )
+
+    def _incomplete(self, missing: list[int], num_prompts: int) -> UserError:
+        named = ", ".join(map(str, missing[:_MOST_NAMED])) + (", ..." if len(missing) > _MOST_NAMED else "")
+        return UserError(
+            "generate-results-missing",
+            "not every prompt has its result on this file system",
+            found=f"{len(missing)} of {num_prompts} results are not in {self.folder}: of prompts {named}",
+            why="rank 0 puts the results of all ranks together, and does not see those of some",
+            fix="name a file on a file system that all nodes share; what is there is kept, and the same "
+            "command does the rest",
+            exit_code=1,
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def not_writable(path: Path, error: OSError) -> UserError:
+    """Return the error of results that the system refuses to write."""
+    return UserError(
+        "generate-out-not-writable",
+        "the results can't be written",
+        found=f"{error.strerror}: {path}",
+        why="each result is written as it comes, beside the file that all go into at the end",
+        fix="name a file in a folder that is there, can be written and has room; what was written is kept, "
+        "and the same command goes on from it",
+    )
+
+
+def _check(out: Path, *, fingerprint: str, resume: bool) -> None:
+    check_free(out)
+    folder = parts_folder(out)
+    if not os.path.lexists(folder):
+        return
+    if not _is_ours(folder):
+        raise UserError(
+            "generate-parts-not-zerofits",
+            "the folder for unfinished results is another's",
+            found=f"{folder}: it holds no job.json of `zerofit generate`",
+            why="results are kept there until all are done, and the folder is removed then",
+            fix="write the results to another file, or move that folder away",
+        )
+    if not _has_results(folder):
+        return
+    if not _is_claimed(folder, fingerprint):
+        is_readable = _read_job(folder)["version"] == _VERSION
+        made = "they were made with another model, other prompts or other settings"
+        raise UserError(
+            "generate-other-parts",
+            "the unfinished results there are those of another run",
+            found=f"{folder}: {made if is_readable else 'another version of zerofit wrote them'}",
+            why="a file would get results of two kinds",
+            fix="write the results to another file, or, if you don't need the unfinished ones: "
+            f"rm -r {folder}",
+        )
+    if not resume:
+        raise UserError(
+            "generate-parts-exist",
+            "there are unfinished results of an earlier run",
+            found=str(folder),
+            why="they would be continued with resume=True only",
+            fix=f"pass resume=True, write to another file, or, if you don't need them: rm -r {folder}",
+        )
+
+
+def _lock(lock: int, folder: Path, *, how: int) -> None:
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+        # Between opening and locking, the run that had the lock may have ended and removed the folder.
+        is_there = os.path.samestat(os.fstat(lock), os.stat(folder / _JOB))
+    except (BlockingIOError, FileNotFoundError):
+        is_there = False
+    except OSError:
+        return  # a file system without locks: each start writes files of its own, so that nothing is lost
+    if not is_there:
+        raise UserError(
+            "generate-out-in-use",
+            "another run is writing these results",
+            found=f"{folder / _JOB} is locked by a living process",
+            why="two runs would do each prompt twice",
+            fix="wait for it, end it, or write the results to another file",
+        )
+
+
+def _read_job(folder: Path) -> dict[str, Any]:
+    """Return what a job file says; nothing where there is none of ours."""
+    try:
+        document = json.loads((folder / _JOB).read_text(encoding="utf-8", errors="replace"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    is_job = isinstance(document, dict) and set(document) >= {"version", "fingerprint"}
+    return document if is_job else {}
+
+
+def _is_claimed(folder: Path, fingerprint: str) -> bool:
+    job = _read_job(folder)
+    return (job.get("version"), job.get("fingerprint")) == (_VERSION, fingerprint)
+
+
+def _is_ours(folder: Path) -> bool:
+    """True if a folder is one of parts, or one that a run was killed in before it could say so."""
+    if not folder.is_dir() or _read_job(folder):
+        return folder.is_dir()
+    job = folder / _JOB
+    return os.listdir(folder) in ([], [_JOB]) and not (job.exists() and job.stat().st_size)
+
+
+def _has_results(folder: Path) -> bool:
+    return folder.is_dir() and any(path.stat().st_size for path in _part_files(folder).values())
+
+
+def _part_files(folder: Path) -> dict[tuple[int, int], Path]:
+    """Return the files of all ranks of all starts that are there, by (start, rank), in this order."""
+    matched = ((_PART.fullmatch(path.name), path) for path in folder.iterdir())
+    return dict(sorted(((int(name[1]), int(name[2])), path) for name, path in matched if name))
+
+
+def _remove_parts(folder: Path) -> None:
+    """Remove what runs have written there; what else is there stays, and so does the folder then."""
+    with contextlib.suppress(OSError):
+        for path in (*_part_files(folder).values(), folder / _WHOLE, folder / _JOB):
+            path.unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Write the names of a folder's files to the disk, where its file system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _line(document: Document) -> bytes:
@@ -194,95 +435,23 @@ def _line(document: Document) -> bytes:
         return f"{json.dumps(document)}\n".encode()
 
 
-def _write_all(file: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(file, rest) :]
-
-
-Document = Mapping[str, Any]
-"""What is kept of one prompt; its place among all is its "index"."""
-
-_ABSENT = -1
-_MOST_OPEN = 128
-"""ASSUMPTION: of the 1024 files that a process may usually open (RLIMIT_NOFILE), so many are to spare."""
-
-
-class PartLines(Mapping[int, dict[str, Any]]):
-    """The documents in some JSONL files by the index of their prompt; where two have one, the first counts.
+def _lines_of(paths: Iterable[Path]) -> dict[int, bytes]:
+    """Return the lines of some files by the index of their prompt; where two have one, the first counts.
 
     A line without an end is what a killed run leaves, and is no line; so is one that holds no document, which
-    a machine leaves that lost its power. Memory: 8 bytes a prompt.
-
-    Args:
-        paths: the files, in their order.
+    a machine leaves that lost its power.
     """
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
-        self._open: dict[int, IO[bytes]] = {}
-        self._begins = [0]
-        """Of each file, were all written one behind the other; then the place behind the last."""
-        self._places = array("q")
-        """Of each prompt's line, likewise."""
-        self._num_documents = 0
-        for path in paths:
-            self._begins.append(self._add(path, self._begins[-1]))
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(self.line(index))
-        return document
-
-    def __iter__(self) -> Iterator[int]:
-        return (index for index, place in enumerate(self._places) if place != _ABSENT)
-
-    def __len__(self) -> int:
-        return self._num_documents
-
-    def __contains__(self, index: object) -> bool:
-        return isinstance(index, int) and self._place(index) != _ABSENT
-
-    def line(self, index: int) -> bytes:
-        """Return the line of a prompt, with its end, as it stands in its file."""
-        place = self._place(index)
-        if place == _ABSENT:
-            raise KeyError(index)
-        number = bisect_right(self._begins, place) - 1
-        file = self._file(number)
-        file.seek(place - self._begins[number])
-        return file.readline()
-
-    def close(self) -> None:
-        """Close the files; they are opened again when they are needed."""
-        for file in self._open.values():
-            file.close()
-        self._open.clear()
-
-    def _place(self, index: int) -> int:
-        return self._places[index] if 0 <= index < len(self._places) else _ABSENT
-
-    def _file(self, number: int) -> IO[bytes]:
-        if number not in self._open:
-            if len(self._open) == _MOST_OPEN:
-                self.close()
-            self._open[number] = self._paths[number].open("rb")
-        return self._open[number]
-
-    def _add(self, path: Path, place: int) -> int:
-        """Note the lines of a file that begins at a place, and return the place behind it."""
+    found: dict[int, bytes] = {}
+    for path in paths:
         with path.open("rb") as file:
             for line in file:
                 index = _index(line)
-                if index is not None and index not in self:
-                    self._places.extend([_ABSENT] * (index + 1 - len(self._places)))
-                    self._places[index] = place
-                    self._num_documents += 1
-                place += len(line)
-        return place
+                if index is not None:
+                    found.setdefault(index, line)
+    return found
 
 
 def _index(line: bytes) -> int | None:
-    """Return the index of a line's document; None where it holds none, or has no end."""
     try:
         document = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

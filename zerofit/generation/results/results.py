@@ -1,19 +1,18 @@
-"""What the ranks have generated: in memory, and on disk as it comes; put together when all have ended."""
+"""What the ranks have generated: in memory, and on disk as it comes; merged when all have ended."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.generation.generation_job import Completion, FinishReason, Generated
-from zerofit.generation.results.parts import Parts
+from zerofit.generation.results.parts import PartFiles
 
 if TYPE_CHECKING:
-    from zerofit.generation.question import Question
     from zerofit.generation.ranks.ranks import Ranks
+    from zerofit.generation.request import GenerationRequest
     from zerofit.generation.results.parts import Document
 
 
@@ -22,14 +21,16 @@ class Results:
 
     Args:
         ranks: all of them.
-        question: what they were asked.
+        request: what they generate.
         parts: where results go; None where they are kept in memory alone.
         done: prompts whose results an earlier run left.
     """
 
-    def __init__(self, ranks: Ranks, question: Question, parts: Parts | None, done: frozenset[int]) -> None:
+    def __init__(
+        self, ranks: Ranks, request: GenerationRequest, parts: PartFiles | None, done: frozenset[int]
+    ) -> None:
         self._ranks = ranks
-        self._question = question
+        self._request = request
         self._parts = parts
         self._done = done
         self._found: list[Generated] = []
@@ -49,62 +50,48 @@ class Results:
             self._parts.write([to_document(each) for each in new])
         self._found += new
 
-    def finish(self, describe: Callable[[dict[str, Any]], Document] | None) -> list[Generated]:
+    def finish(self) -> list[Generated]:
         """Return the results that this rank is to get, in order, when all ranks have ended.
-
-        Args:
-            describe: gives what the file gets of a document; None for the document as it is.
 
         Raises:
             UserError: the file can't be written; what was generated stays beside it.
         """
         own = list(self._found)
-        if self._parts is not None and self._ranks.rank == 0:
-            own += [from_document(self._parts.done[index]) for index in sorted(self._done)]
-        self._ranks.agreed(lambda: self._assemble(describe))
-        everything = sorted((each for part in self._ranks.share_all(own) for each in part), key=_index)
-        begin = self._question.own.start
+        parts = self._parts if self._ranks.rank == 0 else None
+        if parts is not None:
+            own += [from_document(parts.done[index]) for index in sorted(self._done)]
+        num_prompts, describe = len(self._request.prompts), self._request.options.describe
+        self._ranks.agreed(lambda: parts and parts.assemble(num_prompts, describe=describe))
+        shared = self._ranks.share_all(own)
+        everything = sorted((each for part in shared for each in part), key=lambda one: one.index)
+        begin = self._request.own.start
         return [
-            dataclasses.replace(each, index=each.index - begin)
-            for each in everything
-            if each.index in self._question.own
+            replace(each, index=each.index - begin) for each in everything if each.index in self._request.own
         ]
-
-    def _assemble(self, describe: Callable[[dict[str, Any]], Document] | None) -> None:
-        if self._parts is not None and self._ranks.rank == 0:
-            self._parts.assemble(len(self._question.prompts), describe=describe)
 
 
 @contextmanager
-def open_results(
-    ranks: Ranks, question: Question, *, out: Path | None, resume: bool, fingerprint: str | None
-) -> Iterator[Results]:
+def open_results(ranks: Ranks, request: GenerationRequest) -> Iterator[Results]:
     """Hold the results of all ranks open; all of them enter this.
 
-    Args:
-        ranks: all of them.
-        question: what they were asked.
-        out: the file for all results; None for none.
-        resume: whether unfinished results there are continued.
-        fingerprint: of all that decides about the results; None for what is known of the question.
-
     Raises:
-        UserError: on every rank: the results can't be written there.
+        UserError: on every rank: the results can't be written to the request's file.
     """
+    out = request.options.out
     if out is None:
-        yield Results(ranks, question, None, frozenset())
+        yield Results(ranks, request, None, frozenset())
         return
     # Rank 0's counts: nodes with copies of the model have files of other times.
-    text = ranks.share(fingerprint or question.fingerprint())[0]
+    fingerprint = ranks.share(request.options.fingerprint or request.fingerprint())[0]
 
-    def open_parts() -> Parts:
-        return Parts.open(
+    def open_parts() -> PartFiles:
+        return PartFiles(
             out,
-            fingerprint=text,
+            fingerprint=fingerprint,
             rank=ranks.rank,
             world_size=ranks.size,
-            resume=resume,
-            batch_size=question.batch_size,
+            resume=request.options.resume,
+            batch_size=request.batch_size,
         )
 
     first = ranks.agreed(lambda: open_parts() if ranks.rank == 0 else None)
@@ -118,7 +105,7 @@ def open_results(
         ranks.agreed(lambda: parts.check_ranks() if ranks.rank == 0 else None)
         # Rank 0's look decides: a rank of a killed run may have lived on for a moment.
         done = ranks.share(frozenset(parts.done) if ranks.rank == 0 else None)[0]
-        yield Results(ranks, question, parts, done or frozenset())
+        yield Results(ranks, request, parts, done or frozenset())
 
 
 def to_document(result: Generated) -> Document:
@@ -151,7 +138,3 @@ def from_document(document: dict[str, Any]) -> Generated:
     return Generated(
         index=document["index"], num_prompt_tokens=document["num_prompt_tokens"], completions=completions
     )
-
-
-def _index(result: Generated) -> int:
-    return result.index

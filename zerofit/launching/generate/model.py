@@ -24,9 +24,6 @@ _WHOLE = ("model.safetensors", "pytorch_model.bin")
 (transformers 5.23, modeling_utils.py, _get_resolved_checkpoint_files)."""
 _INDEX = ".index.json"
 """Behind the name of a file with weights: names the shards that hold them."""
-_LENGTH_BYTES = 8
-"""Of the length of a header, with which a safetensors file begins.
-https://huggingface.co/docs/safetensors/index#format"""
 _LFS = b"version https://git-lfs"
 _ZIP, _PICKLE = b"PK", b"\x80"
 """With which files of torch.save begin, now and before torch 1.6; a zip's end says whether it is whole."""
@@ -100,7 +97,17 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None, trust_remote_cod
             fix="save it anew with tokenizer.save_pretrained(DIR), or name another with --tokenizer DIR",
         ) from None
     if chat_template is not None:
-        tokenizer.chat_template = _read_template(chat_template)
+        try:
+            tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                "chat-template-unreadable",
+                "the chat template can't be read",
+                found=f"--chat-template {chat_template}: {getattr(error, 'strerror', None) or error}",
+                why="it is a Jinja template, as text",
+                fix="name a file that holds one, or leave it out for the tokenizer's own",
+                see="https://huggingface.co/docs/transformers/chat_templating",
+            ) from None
     return tokenizer
 
 
@@ -163,12 +170,13 @@ def _cached(name: str, text: str) -> Path:
 
 
 def _check_weights(folder: Path, text: str) -> None:
+    """Check that files with weights are there and whole."""
     for name in _WHOLE:
         if (folder / name).is_file():
-            return _check_whole([folder / name], text)
+            return _check_whole(folder / name)
         index = folder / f"{name}{_INDEX}"
         if index.is_file():
-            return _check_whole([folder / shard for shard in _shards(index)], text)
+            return _check_shards(index, text)
     names = sorted(entry.name for entry in folder.iterdir())
     num_more = len(names) - _MAX_LISTED
     listed = ", ".join(names[:_MAX_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")
@@ -181,45 +189,35 @@ def _check_weights(folder: Path, text: str) -> None:
     )
 
 
-def _shards(index: Path) -> list[str]:
+def _check_shards(index: Path, text: str) -> None:
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise _not_whole(f"{index}: {error or type(error).__name__}") from None
-    return sorted(names)
-
-
-def _check_whole(files: list[Path], text: str) -> None:
-    """Check that files with weights are there and as long as they say."""
-    missing = [file.name for file in files if not file.is_file()]
+    missing = [name for name in shards if not (index.parent / name).is_file()]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise _not_whole(f"--model {text}: {', '.join(missing[:3])}{more} missing of {len(files)} shards")
-    for file in files:
-        with file.open("rb") as stream:
-            begin = stream.read(len(_LFS))
-        if begin == _LFS:
-            raise _not_whole(f"{file}: a pointer of git LFS in place of the weights")
-        if file.suffix == ".safetensors":
-            _check_safetensors(file)
-        elif not (zipfile.is_zipfile(file) if begin.startswith(_ZIP) else begin.startswith(_PICKLE)):
-            raise _not_whole(f"{file}: it is no file of torch.save, or only its beginning")
+        raise _not_whole(f"--model {text}: {', '.join(missing[:3])}{more} missing of {len(shards)} shards")
+    for name in shards:
+        _check_whole(index.parent / name)
 
 
-def _check_safetensors(file: Path) -> None:
-    has_bytes = file.stat().st_size
+def _check_whole(file: Path) -> None:
+    """Check that a file with weights is what it should be, as long as its header says; no weight is read."""
     with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-        if not 0 < length <= has_bytes - _LENGTH_BYTES:
-            raise _not_whole(f"{file}: it is no safetensors file, or only its beginning")
+        begin = stream.read(len(_LFS))
+    if begin == _LFS:
+        raise _not_whole(f"{file}: a pointer of git LFS in place of the weights")
+    if file.suffix == ".safetensors":
+        from safetensors import SafetensorError, safe_open
+
         try:
-            header = json.loads(stream.read(length))
-            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-        except (ValueError, AttributeError, KeyError, TypeError, IndexError):
-            raise _not_whole(f"{file}: its header can't be read") from None
-    needs_bytes = _LENGTH_BYTES + length + max(ends, default=0)
-    if has_bytes < needs_bytes:
-        raise _not_whole(f"{file}: {has_bytes} of {needs_bytes} bytes")
+            with safe_open(file, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise _not_whole(f"{file}: {error}") from None
+    elif not (zipfile.is_zipfile(file) if begin.startswith(_ZIP) else begin.startswith(_PICKLE)):
+        raise _not_whole(f"{file}: it is no file of torch.save, or only its beginning")
 
 
 def _not_whole(found: str) -> UserError:
@@ -230,17 +228,3 @@ def _not_whole(found: str) -> UserError:
         why="a download or a copy was cut short",
         fix="fetch them again: hf download, git lfs pull, or copy the folder anew",
     )
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            "chat-template-unreadable",
-            "the chat template can't be read",
-            found=f"--chat-template {path}: {getattr(error, 'strerror', None) or 'it is no text in UTF-8'}",
-            why="it is a Jinja template, as text",
-            fix="name a file that holds one, or leave it out for the tokenizer's own",
-            see="https://huggingface.co/docs/transformers/chat_templating",
-        ) from None

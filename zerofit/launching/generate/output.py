@@ -12,32 +12,21 @@ from typing import TYPE_CHECKING
 
 from zerofit.configs.write.write_files import not_writable
 from zerofit.core.errors import UserError
-from zerofit.generation.results import errors as part_errors
-from zerofit.generation.results.folder import (
-    check_claim,
-    check_free,
-    kept_batch_size,
-    kept_files,
-    parts_folder,
-)
-from zerofit.generation.results.parts import PartLines
-from zerofit.launching.generate.run import STDOUT
+from zerofit.generation.results.parts import check_free, kept_batch_size, kept_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.launching.generate.run import Run
-
+STDOUT = "-"
 _READER_HAS_GONE = 141
 """What a shell says of a process that SIGPIPE ended."""
 
 
-def check_out(out: str, *, flag: str = "--out FILE") -> None:
-    """Check, before anything slow is done, that results can be written where they should go.
+def check_out(out: str) -> None:
+    """Check early that results can be written to --out.
 
     Args:
         out: the file, or "-".
-        flag: what names it.
 
     Raises:
         UserError: something is there, or the folder is not, or can't be written.
@@ -54,8 +43,6 @@ def check_out(out: str, *, flag: str = "--out FILE") -> None:
             fix="name a new file; --out - is standard output",
         )
     check_free(path)
-    if path.parent.exists() and not path.parent.is_dir():
-        raise not_writable(f"{os.strerror(errno.ENOTDIR)}: {path.parent}", flag=flag)
     if not path.parent.is_dir():
         raise UserError(
             "generate-out-folder-missing",
@@ -65,49 +52,15 @@ def check_out(out: str, *, flag: str = "--out FILE") -> None:
             fix=f"mkdir -p {path.parent}, or name a file in another folder",
         )
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise not_writable(f"{os.strerror(errno.EACCES)}: {path.parent}", flag=flag)
+        raise not_writable(f"{os.strerror(errno.EACCES)}: {path.parent}", flag="--out FILE")
 
 
 def drawn_batch_size(out: str) -> int | None:
     """Return in what batches the results that an earlier run left were made; None where there are none."""
-    if out == STDOUT:
-        return None
     try:
-        return kept_batch_size(Path(out))
-    except OSError:  # count_done() says it
+        return None if out == STDOUT else kept_batch_size(Path(out))
+    except OSError:  # what looks at them next says it
         return None
-
-
-def count_done(run: Run) -> int:
-    """Return how many prompts an earlier run of the same kind has done; nothing is written.
-
-    Raises:
-        UserError: unfinished results of another kind are there, or another run is writing them.
-    """
-    if run.out == STDOUT or run.rendezvous.machine_rank:  # node 0 looks: copies of a model have other times
-        return 0
-    out = Path(run.out).absolute()
-    try:
-        check_claim(out, fingerprint=run.fingerprint, resume=True)
-        return len(PartLines(kept_files(out)))
-    except UserError as error:
-        raise _with_batch_size(error, run) from None
-    except OSError as error:
-        raise part_errors.not_writable(parts_folder(out), error) from None
-
-
-def _with_batch_size(error: UserError, run: Run) -> UserError:
-    """Return the same of results that were drawn in other batches: each batch has its own seed."""
-    drawn = drawn_batch_size(run.out) if run.settings.samples else None
-    if error.rule != "generate-other-parts" or drawn in (None, run.plan.batch_size):
-        return error
-    return UserError(
-        error.rule,
-        error.summary,
-        found=f"{error.found}; in batches of {drawn} prompts, and {run.plan.batch_size} are asked for",
-        why=error.why,
-        fix=f"{error.fix}; if batches alone differ: --batch-size {drawn}",
-    )
 
 
 def kept_words(out: Path, *, num_prompts: int, is_named: bool) -> str:
@@ -120,7 +73,7 @@ def kept_words(out: Path, *, num_prompts: int, is_named: bool) -> str:
     """
     if out.exists():
         return f"all results are in {out}"
-    num_done = len(PartLines(kept_files(out)))
+    num_done = len(kept_lines(out))
     if not num_done:
         return ""
     command = "the same command" if is_named else f"the same command with --out {out}"
@@ -129,7 +82,7 @@ def kept_words(out: Path, *, num_prompts: int, is_named: bool) -> str:
 
 @contextmanager
 def stdout_is_stderr() -> Iterator[None]:
-    """Let what the ranks and their libraries print go to standard error: standard output is for results."""
+    """Send what the ranks and their libraries print to standard error: standard output is for results."""
     sys.stdout.flush()
     own = os.dup(1)
     os.dup2(2, 1)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from array import array
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError, nearest
-from zerofit.generation.lengths import most_prompt_tokens, room_for_new
 from zerofit.generation.prompt_lines import PromptFormat, read_prompt_lines, shorten
+from zerofit.generation.prompts import room_for_new
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from zerofit.generation.model_kind import Positions
     from zerofit.generation.prompt_lines import Chat, PromptLine, PromptLines
@@ -46,7 +48,13 @@ def read_prompts_file(name: str) -> PromptLines:
         UserError: it can't be read, or has lines that are no prompts.
     """
     if name == STDIN:
-        return read_prompt_lines(_bytes_of_stdin(), name="standard input", form=PromptFormat.JSONL)
+        if sys.stdin is None:  # closed by the shell: <&-
+            raise _unreadable(
+                "--prompts -: standard input is closed", "give them with | or <, or name a file"
+            )
+        if sys.stdin.isatty():
+            print("zerofit: --prompts -: write prompts as JSONL, and end with Ctrl-D", file=sys.stderr)
+        return read_prompt_lines(sys.stdin.buffer.read(), name="standard input", form=PromptFormat.JSONL)
     path = Path(name)
     form = _FORMATS.get(path.suffix.lower())
     if form is None:
@@ -57,38 +65,26 @@ def read_prompts_file(name: str) -> PromptLines:
             why="prompts are read from .jsonl (a JSON string or object a line) and .txt (a prompt a line)",
             fix="write them as one of these",
         )
-    return read_prompt_lines(_bytes_of(path), name=name, form=form)
-
-
-def _bytes_of_stdin() -> bytes:
-    if sys.stdin is None:  # closed by the shell: <&-
-        raise UserError(
-            "prompts-unreadable",
-            "the prompts can't be read",
-            found="--prompts -: standard input is closed",
-            why="they are read before anything starts",
-            fix="give them with | or <, or name a file",
-        )
-    if sys.stdin.isatty():
-        print("zerofit: --prompts -: write prompts as JSONL, and end with Ctrl-D", file=sys.stderr)
-    return sys.stdin.buffer.read()
-
-
-def _bytes_of(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         others = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
         near = nearest(path.name, others) if isinstance(error, FileNotFoundError) else None
-        raise UserError(
-            "prompts-unreadable",
-            "the file of prompts can't be read",
-            found=f"--prompts {path}: {error.strerror}",
-            why="it is read before anything starts",
-            fix=f"did you mean --prompts {path.parent / near}?"
-            if near
-            else "name a file with one prompt a line",
-        ) from None
+        fix = (
+            f"did you mean --prompts {path.parent / near}?" if near else "name a file with one prompt a line"
+        )
+        raise _unreadable(f"--prompts {path}: {error.strerror}", fix) from None
+    return read_prompt_lines(data, name=name, form=form)
+
+
+def _unreadable(found: str, fix: str) -> UserError:
+    return UserError(
+        "prompts-unreadable",
+        "the file of prompts can't be read",
+        found=found,
+        why="it is read before anything starts",
+        fix=fix,
+    )
 
 
 def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> tuple[Prompt, ...]:
@@ -102,31 +98,34 @@ def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> 
     Raises:
         UserError: there is no chat template, or it refuses a chat, or a prompt has no tokens.
     """
-    prompts = [_prompt_of(line, as_chat=as_chat) for line in lines]
-    chats = [line for line, prompt in zip(lines, prompts, strict=True) if not isinstance(prompt, str)]
-    if chats and tokenizer.chat_template is None:
-        raise _no_template(chats[0], tokenizer, as_chat=as_chat)
-    texts, findings = [], []
-    for line, prompt in zip(lines, prompts, strict=True):
+    texts: list[str] = []
+    are_chats = [as_chat or not isinstance(line.prompt, str) for line in lines]
+    refused = []
+    for line, is_chat in zip(lines, are_chats, strict=True):
+        if is_chat and tokenizer.chat_template is None:
+            raise _no_template(line, tokenizer)
         try:
-            texts.append(prompt if isinstance(prompt, str) else _templated(prompt, tokenizer))
+            texts.append(_templated(line.prompt, tokenizer) if is_chat else str(line.prompt))
         except Exception as error:  # whatever a template raises
-            findings.append(f"line {line.number}: {(str(error).splitlines() or [type(error).__name__])[0]}")
-    if findings:
+            refused.append(f"line {line.number}: {(str(error).splitlines() or [type(error).__name__])[0]}")
+    if refused:
         raise UserError(
             "chat-refused",
             "the chat template does not take some of the chats",
-            found=shorten(findings),
+            found=shorten(refused),
             why="templates may ask for certain roles in a certain order",
             fix="write the messages as the model's page says",
         )
-    tokens: list[Any] = [None] * len(lines)
-    for is_text in (True, False):
-        places = [place for place, prompt in enumerate(prompts) if isinstance(prompt, str) is is_text]
-        encoded = _encoded([texts[place] for place in places], tokenizer, add_special_tokens=is_text)
-        for place, ids in zip(places, encoded, strict=True):
-            tokens[place] = ids
-    _check_none_empty(lines, tokens)
+    tokens = _encoded(texts, are_chats, tokenizer)
+    empty = [f"line {line.number}" for line, ids in zip(lines, tokens, strict=True) if not ids]
+    if empty:
+        raise UserError(
+            "prompt-without-tokens",
+            "prompts have no tokens",
+            found=shorten(empty),
+            why="the tokenizer leaves nothing of them that the model could go on from",
+            fix="leave those lines out",
+        )
     return tuple(Prompt(line=line, tokens=ids) for line, ids in zip(lines, tokens, strict=True))
 
 
@@ -144,8 +143,8 @@ def check_lengths(
     Raises:
         UserError: it has not.
     """
-    most = most_prompt_tokens(positions, is_encoder_decoder=has_encoder)
     has = positions.num_prompt_tokens if has_encoder else positions.num_tokens
+    most = has if has_encoder or has is None else has - 1
     long = [prompt for prompt in prompts if most is not None and len(prompt.tokens) > most]
     if long:
         raise UserError(
@@ -170,28 +169,26 @@ def check_lengths(
         )
 
 
-def _prompt_of(line: PromptLine, *, as_chat: bool) -> str | Chat:
-    if as_chat and isinstance(line.prompt, str):
-        return [{"role": "user", "content": line.prompt}]
-    return line.prompt
+def _templated(prompt: str | Chat, tokenizer: Any) -> str:
+    chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return str(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
 
 
-def _templated(chat: Chat, tokenizer: Any) -> str:
-    text: str = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    return text
+def _encoded(texts: Sequence[str], are_chats: Sequence[bool], tokenizer: Any) -> list[array[int]]:
+    """Return the tokens of texts; those of chats have the special ones from their template."""
+    found: list[array[int]] = []
+    for is_chat, group in groupby(zip(are_chats, texts, strict=True), key=itemgetter(0)):
+        alike = [text for _, text in group]
+        for begin in range(0, len(alike), _AT_A_TIME):
+            some = alike[begin : begin + _AT_A_TIME]
+            # Not verbose: the tokenizer's own maximum, of which it warns, is not the model's.
+            encoded = tokenizer(some, add_special_tokens=not is_chat, verbose=False)
+            found += (array("i", ids) for ids in encoded["input_ids"])
+    return found
 
 
-def _encoded(texts: Sequence[str], tokenizer: Any, *, add_special_tokens: bool) -> Iterator[array[int]]:
-    """Yield the tokens of texts; chats have the special ones from their template."""
-    for begin in range(0, len(texts), _AT_A_TIME):
-        some = texts[begin : begin + _AT_A_TIME]
-        # Not verbose: the tokenizer's own maximum, of which it warns, is not the model's.
-        encoded = tokenizer(some, add_special_tokens=add_special_tokens, verbose=False)
-        yield from (array("i", ids) for ids in encoded["input_ids"])
-
-
-def _no_template(line: PromptLine, tokenizer: Any, *, as_chat: bool) -> UserError:
-    found = "--chat" if as_chat and isinstance(line.prompt, str) else f'"messages" on line {line.number}'
+def _no_template(line: PromptLine, tokenizer: Any) -> UserError:
+    found = "--chat" if isinstance(line.prompt, str) else f'"messages" on line {line.number}'
     return UserError(
         "no-chat-template",
         "the tokenizer has no chat template",
@@ -200,15 +197,3 @@ def _no_template(line: PromptLine, tokenizer: Any, *, as_chat: bool) -> UserErro
         fix="give one with --chat-template FILE, or write the whole text as prompt",
         see="https://huggingface.co/docs/transformers/chat_templating",
     )
-
-
-def _check_none_empty(lines: Sequence[PromptLine], tokens: Sequence[array[int]]) -> None:
-    empty = [f"line {line.number}" for line, ids in zip(lines, tokens, strict=True) if not ids]
-    if empty:
-        raise UserError(
-            "prompt-without-tokens",
-            "prompts have no tokens",
-            found=shorten(empty),
-            why="the tokenizer leaves nothing of them that the model could go on from",
-            fix="leave those lines out",
-        )

@@ -4,46 +4,41 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.configs.write.command import first_gpu, is_on_one_of_many_gpus
 from zerofit.configs.write.deepspeed import deepspeed_config
+from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine
 from zerofit.generation.generation_job import GenerationJob, job_to_json
-from zerofit.launching.nodes import find_rendezvous
-from zerofit.launching.run_folder import RunFolder, new_run_folder, run_folder, write_file
+from zerofit.generation.results.parts import check_claim, kept_lines, not_writable, parts_folder
+from zerofit.launching.generate.output import STDOUT, drawn_batch_size
 from zerofit.launching.start import Launch, launch_files
 
 if TYPE_CHECKING:
     from zerofit.configs.write.command import Rendezvous
-    from zerofit.core.plan import Plan
     from zerofit.generation.generation_job import Gather
     from zerofit.launching.generate.prompts import Prompt
-    from zerofit.launching.generate.settings import Settings
-    from zerofit.launching.nodes import Nodes
+    from zerofit.launching.generate.settings import GenerationSettings
+    from zerofit.launching.run_folder import RunFolder
     from zerofit.planning.inference.planned import InferencePlan
 
 _PROGRAM = "zerofit.generation.program"
-_NAME = "generate"
-"""What run folders of this verb are named after."""
 _DECIDING = frozenset({".json", ".safetensors", ".bin", ".model", ".txt", ".py", ".jinja", ".tiktoken"})
 """Endings of the files of a model and a tokenizer that decide about what is generated."""
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for the fingerprint to be computed once
-class Run:
+class GenerationRun:
     """What is to be generated, with what, and where to."""
 
     model: Path
     tokenizer: Path
     trust_remote_code: bool
     prompts: tuple[Prompt, ...]
-    settings: Settings
+    settings: GenerationSettings
     plan: InferencePlan
     gather: Gather
     seed: int
@@ -65,14 +60,39 @@ class Run:
             digest.update(f"\n{json.dumps([prompt.line.fields, prompt.tokens.tolist()])}".encode())
         return digest.hexdigest()
 
+    def count_done(self) -> int:
+        """Return how many prompts an earlier run of the same kind has done; nothing is written.
+
+        Raises:
+            UserError: unfinished results of another kind are there, or another run is writing them.
+        """
+        # Node 0 looks: copies of a model have other times.
+        if self.out == STDOUT or self.rendezvous.machine_rank:
+            return 0
+        out = Path(self.out).absolute()
+        try:
+            check_claim(out, fingerprint=self.fingerprint, resume=True)
+            return len(kept_lines(out))
+        except UserError as error:
+            drawn, batch_size = drawn_batch_size(self.out), self.plan.batch_size
+            if (
+                error.rule == "generate-other-parts"
+                and self.settings.samples
+                and drawn not in (None, batch_size)
+            ):
+                error.found += f"; in batches of {drawn} prompts, and {batch_size} are asked for"
+                error.fix += f"; if batches alone differ: --batch-size {drawn}"
+            raise
+        except OSError as error:
+            raise not_writable(parts_folder(out), error) from None
+
     def files(self, folder: RunFolder) -> dict[Path, str]:
         """Return the text of each file that the run folder gets before the start."""
-        launch = self.launch(folder)
         files = {
             _prompts_file(folder): "".join(map(_prompt_line, self.prompts)),
             _job_file(folder): job_to_json(self.job(folder)),
+            **launch_files(self.launch(folder), folder),
         }
-        files |= launch_files(launch, folder)
         if folder.deepspeed in files:
             files[folder.deepspeed] = json.dumps(self._deepspeed_config(), indent=2) + "\n"
         return files
@@ -98,7 +118,7 @@ class Run:
             seed=self.seed,
             trust_remote_code=self.trust_remote_code,
             deepspeed=str(folder.deepspeed) if is_deepspeed else None,
-            generation=self.settings.said,
+            generation=self.settings.given,
         )
 
     def out_file(self, folder: RunFolder) -> Path:
@@ -112,35 +132,6 @@ class Run:
         if "buffer_size" in offload:
             offload["buffer_size"] = max(offload["buffer_size"], self.plan.chosen.nvme_buffer_elements)
         return config
-
-
-def planned_folder(runs: Path) -> RunFolder:
-    """Return the folder that a run would get now; nothing is written."""
-    return run_folder(runs, target=_NAME, at=datetime.now())
-
-
-def made_folder(run: Run, runs: Path) -> RunFolder:
-    """Make the folder of a run and write its files.
-
-    Raises:
-        UserError: the folder can't be written.
-    """
-    folder = new_run_folder(runs, target=_NAME, at=datetime.now())
-    for path, text in run.files(folder).items():
-        write_file(path, text, executable=path == folder.command)
-    return folder
-
-
-def meeting_place(nodes: Nodes, plan: Plan) -> Rendezvous:
-    """Return where the ranks of a plan meet, and on which of this node's GPUs they are.
-
-    Raises:
-        UserError: on several nodes, something that each must know was not said.
-    """
-    rendezvous = find_rendezvous(nodes, plan.topology)
-    if not is_on_one_of_many_gpus(plan):
-        return rendezvous
-    return replace(rendezvous, gpu_ids=first_gpu(nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def _prompts_file(folder: RunFolder) -> Path:
@@ -160,6 +151,3 @@ def _stamp(folder: Path) -> list[Any]:
     """Return what tells whether a folder's files are still the same, without reading gigabytes."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in _DECIDING)
     return [str(folder), [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]]
-
-
-STDOUT = "-"

@@ -1,0 +1,224 @@
+"""What all ranks generate together: the prompts and settings of each, held against those of the others."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.generation.call_settings import CallSettings, read_settings
+from zerofit.generation.gathering import each_whole
+from zerofit.generation.generation_job import Gather
+from zerofit.generation.lockstep import check_assistant
+from zerofit.generation.model_kind import ModelKind, inputs_of, read_kind
+from zerofit.generation.prompts import Tokens, check_lengths, check_tokens, lengths_of, read_prompts
+from zerofit.generation.ranks.ranks import Ranks
+
+if TYPE_CHECKING:
+    from zerofit.generation.results.parts import Document
+
+_ELEMENTS_OF_A_WEIGHT = 256
+"""Of each weight. ASSUMPTION: among so many of all weights, a step of training changes one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions:
+    """The arguments of generate(), and what `zerofit generate` decides about its file."""
+
+    tokenizer: Any
+    max_new_tokens: int | Sequence[int] | None
+    generation_config: Any = None
+    batch_size: int
+    per_rank: bool = False
+    gather: Gather | str
+    seed: int
+    out: Path | None
+    resume: bool
+    limit_s: float
+    progress: Callable[[int, int], None] | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: str | None = None
+    """Of all that decides about the results; None for what the request says of itself."""
+    describe: Callable[[dict[str, Any]], Document] | None = None
+    """Returns what `out` gets of a result's document; None for the document as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """The same on every rank, but for what is this rank's own."""
+
+    options: GenerationOptions
+    kind: ModelKind
+    settings: CallSettings
+    prompts: tuple[Tokens, ...]
+    """Of all ranks."""
+    max_new_tokens: tuple[int, ...]
+    """Of each prompt."""
+    batch_size: int
+    gather: Gather
+    own: range
+    """Places of the prompts whose results this rank gets."""
+
+    def fingerprint(self) -> str:
+        """Return a digest of what decides about the results, the same on any number of ranks.
+
+        A collective over all ranks where ZeRO-3 partitions the weights.
+        """
+        about = (type(self.kind.model).__name__, _of_weights(self.kind.generator))
+        how = (_about_settings(self.settings), self.batch_size, self.options.seed)
+        prompts = _of_prompts(self.prompts, self.max_new_tokens)
+        return hashlib.sha256(repr((about, how, prompts)).encode()).hexdigest()
+
+
+def read_request(
+    ranks: Ranks, wrapped: Any, prompts: Iterable[Any], options: GenerationOptions
+) -> GenerationRequest:
+    """Return what the ranks generate together.
+
+    Raises:
+        UserError: on every rank: something is wrong on one, or their arguments differ.
+    """
+
+    def read() -> GenerationRequest:
+        kind = read_kind(wrapped)
+        call = read_settings(
+            kind.model, options.tokenizer, given=options.generation_config, settings=options.settings
+        )
+        batch_size = _batch_size(options.batch_size)
+        check_assistant(call, batch_size=batch_size)
+        found = read_prompts(prompts, options.tokenizer, taken=inputs_of(kind.model))
+        num_known = getattr(kind.model.get_input_embeddings(), "num_embeddings", None)
+        check_tokens(found, num_known=num_known)
+        lengths = lengths_of(options.max_new_tokens, call.max_new_tokens, num_prompts=len(found))
+        # Tokens that prompt lookup drafts stand behind the last one that is wanted.
+        positions = kind.positions.less(call.config.prompt_lookup_num_tokens or 0)
+        check_lengths(found, lengths, positions, is_encoder_decoder=kind.is_encoder_decoder)
+        return GenerationRequest(
+            options=options,
+            kind=kind,
+            settings=call,
+            prompts=found,
+            max_new_tokens=lengths,
+            batch_size=batch_size,
+            gather=Gather(options.gather),
+            own=range(len(found)),
+        )
+
+    request = ranks.agreed(read)
+    return _together(ranks, request) if ranks.are_many else request
+
+
+def _together(ranks: Ranks, mine: GenerationRequest) -> GenerationRequest:
+    """Return the request of all ranks, having checked that theirs are alike."""
+    options, out = mine.options, mine.options.out
+    alike = {
+        "model": _about_model(mine.kind),
+        "batch_size": str(mine.batch_size),
+        "per_rank": str(options.per_rank),
+        "gather": str(mine.gather),
+        "seed": str(options.seed),
+        "out": "None" if out is None else os.path.abspath(out),
+        "resume": str(options.resume),
+        **_about_settings(mine.settings),
+    }
+    if not options.per_rank:
+        alike["prompts"] = _of_prompts(mine.prompts, ())
+        alike["max_new_tokens"] = _said(mine.max_new_tokens)
+    told, num_prompts = ranks.share(alike), ranks.share(len(mine.prompts))
+    ranks.agreed(lambda: _check_alike(told, num_prompts=num_prompts))
+    if not options.per_rank:
+        return mine
+    each = ranks.share_all(list(zip(mine.prompts, mine.max_new_tokens, strict=True)))
+    begin = sum(map(len, each[: ranks.rank]))
+    flat = tuple(chain.from_iterable(each))
+    return replace(
+        mine,
+        prompts=tuple(tokens for tokens, _ in flat),
+        max_new_tokens=tuple(most for _, most in flat),
+        own=range(begin, begin + len(mine.prompts)),
+    )
+
+
+def _check_alike(each: Sequence[Mapping[str, str]], *, num_prompts: Sequence[int]) -> None:
+    for rank, other in enumerate(each):
+        unlike = [name for name in {**each[0], **other} if other.get(name) != each[0].get(name)]
+        if "prompts" in unlike:
+            raise UserError(
+                "generate-prompts-differ",
+                "the ranks were given different prompts",
+                found=f"{num_prompts[0]} on rank 0, {num_prompts[rank]} on rank {rank}, and not the same",
+                why="without per_rank=True all ranks are given the same prompts, and share the work",
+                fix="pass per_rank=True where each rank has its own, as from a prepared DataLoader",
+            )
+        if unlike:
+            also_out = ": all write beside it, and rank 0 the file" if unlike[0] == "out" else ""
+            raise UserError(
+                "generate-ranks-differ",
+                f"the ranks were not asked alike: {unlike[0]}",
+                found=f"{each[0].get(unlike[0])} on rank 0, and {other.get(unlike[0])} on rank {rank}",
+                why="they generate together, and what comes must not depend on which rank does it",
+                fix=f"pass the same {unlike[0]} on every rank{also_out}",
+            )
+
+
+def _about_model(kind: ModelKind) -> str:
+    sizes = (getattr(each, "ds_numel", None) or each.numel() for each in kind.generator.parameters())
+    how = " partitioned by ZeRO-3" if kind.is_partitioned else ""
+    return f"{type(kind.model).__name__} of {sum(sizes):,} parameters{how}"
+
+
+def _about_settings(settings: CallSettings) -> dict[str, str]:
+    values = settings.config.to_dict()
+    values.pop("transformers_version", None)
+    objects = {name: type(value).__name__ for name, value in settings.objects.items()}
+    criteria = [type(each).__name__ for each in settings.criteria]
+    given = {name: str(value) for name, value in values.items() if value is not None}
+    return {**given, **objects, "stopping_criteria": str(criteria)}
+
+
+def _of_weights(model: Any) -> str:
+    """Return a digest of some elements of each weight, the same at any ZeRO stage."""
+    import torch
+
+    digest = hashlib.sha256()
+    # Weights that were gathered in inference mode could never be trained again.
+    with torch.inference_mode(False), torch.no_grad():
+        for weight in each_whole(model):
+            digest.update(f"{weight.dtype} {list(weight.shape)}".encode())
+            flat = weight.detach().flatten()
+            some = flat[:: max(1, len(flat) // _ELEMENTS_OF_A_WEIGHT)].contiguous().cpu()
+            digest.update(some.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _of_prompts(prompts: Iterable[Tokens], lengths: Iterable[int]) -> str:
+    digest = hashlib.sha256()
+    for tokens in prompts:
+        digest.update(array("q", (len(tokens), *tokens)).tobytes())
+    digest.update(array("q", lengths).tobytes())
+    return digest.hexdigest()
+
+
+def _said(lengths: Sequence[int]) -> str:
+    """Return lengths in words that differ where they do."""
+    if len(set(lengths)) <= 1:
+        return str(lengths[0]) if lengths else "none"
+    return f"{min(lengths)} to {max(lengths)} (sha256 {_of_prompts((), lengths)[:12]})"
+
+
+def _batch_size(batch_size: int) -> int:
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise UserError(
+            "generate-batch-size",
+            "a batch has at least one prompt",
+            found=f"batch_size={batch_size!r}",
+            why="it is the number of prompts in one call on one rank",
+            fix="pass 1 or more",
+        )
+    return batch_size
