@@ -6,6 +6,7 @@ With names of files it prints what the installed libraries alone say of them, an
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from zerofit.configs.schemas.catalog import load_history, render_schema
@@ -18,7 +19,10 @@ from zerofit.configs.schemas.hugging_face_schemas import (
 from zerofit.configs.schemas.releases import with_release
 from zerofit.core.catalog_folder import CATALOG_FOLDER
 from zerofit.machine.versions import probe_versions
-from zerofit.models.catalog import measure_catalog, render_sizes
+from zerofit.models.catalog import CatalogModel, catalog_models
+from zerofit.models.meta_device import available_tasks, measure_sizes, transformers_config
+from zerofit.models.source import LocatedConfig, ModelOrigin, ModelSizes
+from zerofit.models.task import Task
 
 FOLDER = Path(CATALOG_FOLDER)
 PROBES = {
@@ -30,12 +34,39 @@ PROBES = {
 """What reads each file of the catalog off the installed library."""
 
 
+def measure_model(model: CatalogModel) -> dict[Task, ModelSizes]:
+    """Return the sizes of one model of the catalog for each task."""
+    located = LocatedConfig(
+        name=model.name, config=model.config, origin=ModelOrigin.CATALOG, place=model.hub_ids[0]
+    )
+    config = transformers_config(located, trust_remote_code=False)
+    return {task: measure_sizes(config, task, located=located) for task in available_tasks(config)}
+
+
+def render_sizes(sizes: dict[str, dict[Task, ModelSizes]], transformers_version: str) -> str:
+    """Return the text of model_sizes.toml: one line a model and task, so that changes read as a diff."""
+    lines = [
+        "# Sizes of the models in models.toml, in elements, a tied parameter once. Rendered: make catalog.",
+        f'transformers = "{transformers_version}"',
+    ]
+    for name, heads in sizes.items():
+        lines += ["", f'[models."{name}"]']
+        for task, size in heads.items():
+            fields = ", ".join(
+                f'{field} = "{value}"' if isinstance(value, str) else f"{field} = {value}"
+                for field, value in asdict(size).items()
+            )
+            lines.append(f"{task.value} = {{ {fields} }}")
+    return "\n".join(lines) + "\n"
+
+
 def write_catalog() -> None:
     """Write each schema with the installed release added, and the models' sizes as transformers has them."""
     for name, probe in PROBES.items():
         schema = with_release(load_history(name), probe())
         (FOLDER / f"{name}.json").write_text(render_schema(schema), encoding="utf-8")
-    sizes = render_sizes(measure_catalog(), probe_versions().transformers or "")
+    measured = {name: measure_model(model) for name, model in catalog_models().items()}
+    sizes = render_sizes(measured, probe_versions().transformers or "")
     (FOLDER / "model_sizes.toml").write_text(sizes, encoding="utf-8")
 
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
+from tools.write_catalog import measure_model, render_sizes
 from zerofit.models.catalog import (
     catalog_model,
     catalog_models,
     catalog_sizes,
     find_in_catalog,
-    measure_model,
     nearest_in_catalog,
-    render_sizes,
 )
 from zerofit.models.dimensions import facts_of
 from zerofit.models.find import probe_model
@@ -171,6 +170,11 @@ def _check_against_transformers(name: str) -> None:
         assert facts_of(name, {**filled, **model.config}, task, sizes) == facts_of(
             name, model.config, task, sizes
         )
+
+
+@pytest.mark.parametrize("name", ["bert-large-uncased", "t5-small", "llama-3-8b", "mixtral-8x7b"])
+def test_sizes_are_those_of_transformers_own_class(name: str) -> None:
+    _check_against_transformers(name)
 
 
 @pytest.mark.evidence

@@ -172,7 +172,7 @@ class LiveTensors:
         made: dict[int, tuple[Any, int]] = {}
         old = {tensor.untyped_storage()._cdata for tensor in known}
 
-        class Watching(TorchDispatchMode):  # type: ignore[misc]
+        class LiveTensorMode(TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
                 results = function(*args, **(kwargs or {}))
                 for tensor in _tensors(results):
@@ -182,7 +182,7 @@ class LiveTensors:
                 return results
 
         self._made = made
-        self.mode = Watching()
+        self.mode = LiveTensorMode()
 
     def num_bytes(self) -> int:
         """Return the bytes of those that are alive."""

@@ -11,13 +11,12 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from zerofit.core.catalog_folder import CATALOG_FOLDER
-from zerofit.models.meta_device import available_tasks, measure_sizes, transformers_config
-from zerofit.models.source import LocatedConfig, ModelOrigin, ModelSizes
+from zerofit.models.source import ModelSizes
 from zerofit.models.task import Task
 
 
@@ -108,34 +107,3 @@ def _by_spelling() -> dict[str, CatalogModel]:
 def _read(name: str) -> str:
     with open(os.path.join(CATALOG_FOLDER, name), encoding="utf-8") as file:
         return file.read()
-
-
-def measure_catalog() -> dict[str, dict[Task, ModelSizes]]:
-    """Return the sizes of every model of the catalog for each task, built on the meta device."""
-    return {name: measure_model(model) for name, model in catalog_models().items()}
-
-
-def measure_model(model: CatalogModel) -> dict[Task, ModelSizes]:
-    """Return the sizes of one model of the catalog for each task."""
-    located = LocatedConfig(
-        name=model.name, config=model.config, origin=ModelOrigin.CATALOG, place=model.hub_ids[0]
-    )
-    config = transformers_config(located, trust_remote_code=False)
-    return {task: measure_sizes(config, task, located=located) for task in available_tasks(config)}
-
-
-def render_sizes(sizes: dict[str, dict[Task, ModelSizes]], transformers_version: str) -> str:
-    """Return the text of model_sizes.toml: one line a model and task, so that changes read as a diff."""
-    lines = [
-        "# Sizes of the models in models.toml, in elements, a tied parameter once. Rendered: make catalog.",
-        f'transformers = "{transformers_version}"',
-    ]
-    for name, heads in sizes.items():
-        lines += ["", f'[models."{name}"]']
-        for task, size in heads.items():
-            fields = ", ".join(
-                f'{field} = "{value}"' if isinstance(value, str) else f"{field} = {value}"
-                for field, value in asdict(size).items()
-            )
-            lines.append(f"{task.value} = {{ {fields} }}")
-    return "\n".join(lines) + "\n"
