@@ -17,7 +17,7 @@ from gpu_truth.calibration import CatalogFacts, catalog_facts
 from gpu_truth.catalog_text import context_lines, rate_block, with_context, with_rate
 from gpu_truth.results import results_from_json
 
-from zerofit.core.cache_folder import write_whole
+from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
 from zerofit.machine.gpu_catalog import read_gpus
 from zerofit.machine.rates import read_rates
@@ -98,7 +98,7 @@ def write(facts: CatalogFacts, *, catalog: Path) -> None:
     for path, old, new in ((gpus, gpus_text, new_gpus), (rates, rates_text, new_rates)):
         if new != old:
             try:
-                write_whole(path, new.encode())
+                write_whole(path, new)
             except OSError as error:
                 raise UserError(
                     "catalog-not-written",

@@ -32,12 +32,11 @@ from zerofit.checking.check_run import verdict_of
 from zerofit.checking.fix_files import find_fixes
 from zerofit.checking.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, example_files
 from zerofit.checking.read_targets import read_targets
+from zerofit.checking.report import Report
 from zerofit.checking.rules import ALL_RULES
-from zerofit.checking.targets import Checked
-from zerofit.cli.output.findings import findings_text
 from zerofit.cli.output.findings_json import findings_json
 from zerofit.cli.output.sarif import sarif
-from zerofit.configs.schemas.load import load_schemas
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.machine.versions import probe_versions
@@ -117,16 +116,16 @@ class _Tally:
 def check_text(path: Path, route: Route | None, tally: _Tally) -> None:
     """Check one file as the command does, with every output and every fix."""
 
-    def look(overlay: Any) -> Checked:
+    def look(overlay: Any) -> Report:
         targets = read_targets((str(path),), schemas=_SCHEMAS, stdin=lambda: b"", overlay=overlay)
         targets = replace(targets, route=route, versions=_VERSIONS, num_processes=2)
-        return Checked(targets=targets, verdict=verdict_of(targets))
+        return Report(targets=targets, verdict=verdict_of(targets))
 
     started = time.perf_counter()
     try:
         checked = look({})
         verdict, files = checked.verdict, checked.targets.files
-        findings_text(verdict, files=files, num_rules=len(ALL_RULES))
+        str(checked)
         json.loads(findings_json(verdict, files=files, num_rules=len(ALL_RULES)))
         json.loads(sarif(verdict, files=files, rules=ALL_RULES, version=__version__))
         tally.rules.update({finding.rule for finding in verdict.findings})

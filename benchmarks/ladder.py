@@ -15,18 +15,18 @@ from typing import Any
 from zerofit.core.facts import Versions
 from zerofit.core.units import GIB
 from zerofit.machine.gpu_catalog import find_gpu
-from zerofit.measuring.predict import Predictor
-from zerofit.measuring.rungs import (
+from zerofit.measuring.ladder import (
     DEFAULT_RUNGS,
     PUBLISHED_BATCH,
     PUBLISHED_LENGTH,
     PUBLISHED_MODEL,
-    Run,
+    LadderRun,
     baseline,
     climb,
     parse_rungs,
     published_of,
 )
+from zerofit.measuring.predict import Predictor
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 
@@ -42,7 +42,7 @@ class Row:
     """One rung of the published ladder."""
 
     name: str
-    run: Run
+    run: LadderRun
     measured_g: float
     """As printed, in "G"."""
 

@@ -24,10 +24,10 @@ from zerofit.machine.gpu_catalog import find_gpu
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 from zerofit.models.trace.cache import default_cache_folder
-from zerofit.models.trace.source import trace_model
+from zerofit.models.trace.entry import trace_model
 from zerofit.planning.estimate.device_memory.memory import estimate_memory
 from zerofit.planning.estimate.engines.engine import Setup
-from zerofit.planning.judge import trace_request_for
+from zerofit.planning.training_estimator import trace_request_for
 
 _FOLDER = Path(__file__).parent
 CASES = _FOLDER / "published_cases.toml"
@@ -65,7 +65,7 @@ class Case:
     gpu_bytes: int
     """What a process can take of the GPU."""
     is_g: bool
-    """Whether the unit is a bare G, read as GiB."""
+    """True if the unit is a bare G, read as GiB."""
     doubts: tuple[str, ...]
 
     @property

@@ -31,9 +31,9 @@ class Script:
     micro_batch_size: int = 2
     """What zerofit is asked for: less than the script's own."""
     has_trainer: bool = False
-    """Whether its loop is that of a Trainer."""
+    """True if its loop is that of a Trainer."""
     ignores_num_items: bool = False
-    """Whether its model takes num_items_in_batch and ignores it: Trainer then makes loss and gradients too
+    """True if its model takes num_items_in_batch and ignores it: Trainer then makes loss and gradients too
     large by accumulation steps times ranks, so that the right training is one of whole batches."""
 
     def command(self, scripts: str, out: str) -> list[str]:

@@ -23,8 +23,10 @@ from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from zerofit.training.changes import Changes
-from zerofit.training.micro_batches import Splitter
-from zerofit.training.micro_batches.installing import replace_forward
+from zerofit.training.micro_batches.hooks import replace_forward
+from zerofit.training.micro_batches.pending_backward import PendingBackward
+from zerofit.training.micro_batches.split_model import SplitModel
+from zerofit.training.micro_batches.splitter import Splitter
 
 WHOLE = "whole batches"
 """As the script was written: more memory than there is."""
@@ -130,17 +132,17 @@ def train(
     model.forward = counted
     backward = torch.Tensor.backward
     if way in (AGAIN, EARLY):
+        waiting = PendingBackward()
         splitter = Splitter(
-            model,
+            SplitModel(model, no_sync=contextlib.nullcontext, may_run_early=way == EARLY),
             micro_batch_size=micro_batch_size,
-            no_sync=contextlib.nullcontext,
             changes=Changes(announce=False),
-            may_run_early=way == EARLY,
+            waiting=waiting,
         )
         replace_forward(model, splitter)
 
         def backward(loss: Any) -> None:
-            splitter.backward(loss, run=lambda piece, _: piece.backward(), is_boundary=True)
+            waiting.backward(loss, run=lambda piece, _: piece.backward(), is_boundary=True)
 
     saved, times_s, num_logged, gradients = SavedTensors(model.parameters()), [], 0, []
     started = time.process_time()

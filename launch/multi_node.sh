@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains a script on several nodes: start it on each of them. Written by `make presets`.
+# Trains a script on several nodes: start it on each of them.
 #
 #   NUM_NODES=2 NODE_RANK=0 MASTER_ADDR=node0 launch/multi_node.sh train.py ARGS   # on node0
 #   NUM_NODES=2 NODE_RANK=1 MASTER_ADDR=node0 launch/multi_node.sh train.py ARGS   # on node1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains a script on the GPUs of this node, or rehearses on its CPU. Written by `make presets`.
+# Trains a script on the GPUs of this node, or rehearses on its CPU.
 #
 #   launch/single_node.sh train.py ARGS
 #   PRESET=z3-offload launch/single_node.sh train.py ARGS       # ds_configs/README.md lists the presets

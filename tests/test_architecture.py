@@ -57,26 +57,54 @@ _LOOSE = {
 _PURE = (
     "core",
     "configs/text",
-    "configs/recipes",
     "configs/write/accelerate.py",
     "configs/write/command.py",
     "configs/write/deepspeed.py",
+    "configs/write/presets.py",
     "configs/write/trainer.py",
     "checking/rules",
     "checking/inputs",
     "checking/pages",
     "data/lengths",
-    "machine/doctor",
+    "machine/doctor.py",
     "planning/estimate",
     "scripts/source",
 )
 """Value in, value out: no files, environment, processes, network or clock."""
-_NOT_PURE = ("core/cache_folder.py", "core/catalog_folder.py", "core/upstream")
+_NOT_PURE = (
+    "core/atomic_file.py",
+    "core/cache_folder.py",
+    "core/catalog_folder.py",
+    "core/rank_record.py",
+    "core/upstream",
+)
 _STDLIB = frozenset(
-    """
-    __future__ abc ast bisect collections copy dataclasses decimal difflib enum fnmatch fractions functools
-    heapq html itertools json math operator re shlex statistics string textwrap types typing warnings
-    """.split()
+    {
+        *(
+            "__future__",
+            "abc",
+            "ast",
+            "bisect",
+            "collections",
+            "contextlib",
+            "copy",
+            "dataclasses",
+            "decimal",
+        ),
+        *(
+            "difflib",
+            "enum",
+            "fnmatch",
+            "fractions",
+            "functools",
+            "heapq",
+            "html",
+            "itertools",
+            "json",
+            "math",
+        ),
+        *("operator", "re", "shlex", "statistics", "string", "textwrap", "types", "typing", "warnings"),
+    }
 )
 """What of the standard library touches nothing of the world."""
 _STDLIB_NAMES = {"pathlib": {"PurePath", "PurePosixPath"}}

@@ -1,4 +1,4 @@
-"""ds_configs/ and launch/ hold what presets.py renders, byte for byte and nothing else."""
+"""ds_configs/ holds what presets.py renders, byte for byte and nothing else; launch/ holds sound recipes."""
 
 from __future__ import annotations
 
@@ -8,34 +8,29 @@ from pathlib import Path
 import pytest
 import yaml
 
-from zerofit.configs.recipes.recipes import shipped_files
+from zerofit.configs.write.presets import preset_files
 from zerofit.core.presets import PRESETS
 
 _ROOT = Path(__file__).parents[1]
-_SHELL_SCRIPTS = [name for name, text in shipped_files().items() if text.startswith("#!/usr/bin/env bash\n")]
+_SHELL_SCRIPTS = ["launch/single_node.sh", "launch/multi_node.sh", "launch/slurm.sbatch"]
 
 
-@pytest.mark.parametrize("name", shipped_files())
+@pytest.mark.parametrize("name", preset_files())
 def test_shipped_file_is_fresh(name: str) -> None:
-    assert (_ROOT / name).read_bytes() == shipped_files()[name].encode(), "make presets renders it anew"
+    assert (_ROOT / name).read_bytes() == preset_files()[name].encode(), "make presets renders it anew"
 
 
-@pytest.mark.parametrize("folder", ["ds_configs", "launch"])
-def test_nothing_else_is_shipped(folder: str) -> None:
-    on_disk = {str(path.relative_to(_ROOT)) for path in (_ROOT / folder).rglob("*") if path.is_file()}
-    assert on_disk == {name for name in shipped_files() if name.startswith(f"{folder}/")}
+def test_nothing_else_is_shipped() -> None:
+    on_disk = {str(path.relative_to(_ROOT)) for path in (_ROOT / "ds_configs").rglob("*") if path.is_file()}
+    assert on_disk == set(preset_files())
 
 
 def test_every_preset_ships_both_files_and_a_row() -> None:
-    readme = shipped_files()["ds_configs/README.md"]
+    readme = preset_files()["ds_configs/README.md"]
     for preset in PRESETS:
-        assert f"ds_configs/{preset.deepspeed_file}" in shipped_files()
-        assert f"ds_configs/{preset.accelerate_file}" in shipped_files()
+        assert f"ds_configs/{preset.deepspeed_file}" in preset_files()
+        assert f"ds_configs/{preset.accelerate_file}" in preset_files()
         assert readme.count(f"| `{preset.name}` |") == 1
-
-
-def test_shell_scripts_are_all_of_the_recipes_but_kubernetes() -> None:
-    assert _SHELL_SCRIPTS == ["launch/single_node.sh", "launch/multi_node.sh", "launch/slurm.sbatch"]
 
 
 @pytest.mark.parametrize("name", _SHELL_SCRIPTS)

@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 from zerofit.configs.schemas.accelerate_schema import probe_accelerate_launch_schema, probe_accelerate_schema
+from zerofit.configs.schemas.catalog import load_history, render_schema
 from zerofit.configs.schemas.deepspeed_schema import probe_deepspeed_schema
-from zerofit.configs.schemas.load import load_history
 from zerofit.configs.schemas.releases import with_release
 from zerofit.configs.schemas.training_arguments_schema import probe_training_arguments_schema
-from zerofit.configs.schemas.write import render_schema
 from zerofit.core.catalog_folder import CATALOG_FOLDER
 from zerofit.machine.versions import probe_versions
 from zerofit.models.catalog import measure_catalog, render_sizes

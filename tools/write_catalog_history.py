@@ -18,9 +18,8 @@ from pathlib import Path
 
 from tools.write_catalog import FOLDER, PROBES
 from zerofit.configs.schema import Schema
-from zerofit.configs.schemas.load import schema_of
+from zerofit.configs.schemas.catalog import render_schema, schema_of
 from zerofit.configs.schemas.releases import with_release
-from zerofit.configs.schemas.write import render_schema
 from zerofit.core.supported import SUPPORTED, release_of
 
 _FILES = {

@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zerofit.checking.pages.evidence_page import evidence_page
-from zerofit.checking.pages.optimizer_page import optimizer_page
+from zerofit.checking.pages.measured_pages import evidence_page, optimizer_page, versions_page
 from zerofit.checking.pages.rule_pages import rules_reference
-from zerofit.checking.pages.versions_page import versions_page
 from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.write.write_files import write_files
 from zerofit.core.supported import release_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.strategy import Engine
 from zerofit.machine.extensions import extensions_folders, find_build_locks
-from zerofit.measuring.parent import rung_environment
+from zerofit.measuring.trial import trial_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -63,7 +63,7 @@ class CpuAdamBuild:
 
     @property
     def is_running(self) -> bool:
-        """Whether it may be compiling at this moment."""
+        """True if it may be compiling at this moment."""
         return self._process is not None and self._process.poll() is None
 
     def wait(self, tell: Callable[[str], None]) -> float:
@@ -85,7 +85,7 @@ class CpuAdamBuild:
         return took_s
 
     def is_there(self) -> bool:
-        """Return whether the ops can be loaded now; they can't while they are being built."""
+        """Return True if the ops can be loaded now; they can't while they are being built."""
         loaded = self._process is not None and self._process.poll() == 0
         return loaded and not self._is_locked()
 
@@ -103,7 +103,7 @@ class CpuAdamBuild:
             self._is_locked()
 
     def _is_locked(self) -> bool:
-        """Return whether an older process that was ended left its lock, and say so.
+        """Return True if an older process that was ended left its lock, and say so.
 
         A lock that is newer than this build is of a process of a case, which the harness may end at any time:
         it only loaded what was built, so its lock is removed.
@@ -120,7 +120,7 @@ class CpuAdamBuild:
 
 
 def is_compiled(strategy: Strategy, *, on_cpu: bool) -> bool:
-    """Return whether a strategy's process loads ops that DeepSpeed compiles.
+    """Return True if a strategy's process loads ops that DeepSpeed compiles.
 
     Source: zerofit/measuring/deepspeed_rank.py, import_ahead().
     """
@@ -129,7 +129,7 @@ def is_compiled(strategy: Strategy, *, on_cpu: bool) -> bool:
 
 def _start(program: tuple[str, ...], log: Path, *, on_cpu: bool) -> subprocess.Popen[bytes]:
     """Start it in the environment of the cases: with other flags of the compiler they would build anew."""
-    environment = rung_environment(on_cpu=on_cpu)
+    environment = trial_environment(on_cpu=on_cpu)
     ninja = os.pathsep.join((str(Path(sys.executable).parent), environment.get("PATH", "")))
     with log.open("wb") as output:
         return subprocess.Popen(

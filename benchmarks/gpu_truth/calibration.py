@@ -10,14 +10,14 @@ from zerofit.core.errors import UserError
 from zerofit.core.rates import Basis, Rate, RateName, Unit
 from zerofit.core.units import MIB
 from zerofit.machine.gpu_catalog import catalog_gpu
-from zerofit.planning.estimate.device_memory.outside import context_term, cublas_workspace_bytes
+from zerofit.planning.estimate.device_memory.non_torch_memory import context_term, cublas_workspace_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpu_truth.results import CaseResult, Results
     from zerofit.machine.gpu_catalog import CatalogGpu
-    from zerofit.measuring.results import Measured
+    from zerofit.measuring.results import TrialMeasurement
 
 _MODEL_SHAPES = 0.8
 """Of the best shape's rate, what a model's shapes reach. ASSUMPTION: a fifth less, as in every rate of
@@ -104,7 +104,7 @@ def _context(results: Results) -> tuple[int | None, str]:
 
 def _beside_torch(result: CaseResult) -> int | None:
     """Return what the driver counted beyond torch's memory in a run that may calibrate; None for others."""
-    measured: Measured | None = result.outcome.measured
+    measured: TrialMeasurement | None = result.outcome.measured
     if not result.case.calibrates or measured is None:
         return None
     if measured.device_bytes is None or measured.reserved_bytes is None:
@@ -163,5 +163,5 @@ def _workspace_defects(results: Results, capability: tuple[int, int]) -> Iterato
         if found != expected:
             yield (
                 f"{what} takes a workspace of {found} bytes, {expected} are counted: "
-                "see cublas_workspace_bytes() in zerofit/planning/estimate/device_memory/outside.py"
+                "see cublas_workspace_bytes() in zerofit/planning/estimate/device_memory/non_torch_memory.py"
             )

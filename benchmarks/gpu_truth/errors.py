@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpu_truth.results import Case, CaseResult
-    from zerofit.measuring.results import Measured, Predicted
+    from zerofit.measuring.results import TrialMeasurement, TrialPrediction
 
 LIMIT = 0.05
 """Of what was measured: an error of memory above it has to be explained, or mended in the estimator."""
 ALL = "all"
 """Stands for all groups together."""
 _OWN_OPTIMIZER = "adamw foreach"
-"""What the loop takes of its own (zerofit/measuring/train.py)."""
+"""What the loop takes of its own (zerofit/measuring/training_loop.py)."""
 
 
 class Quantity(StrEnum):
@@ -149,7 +149,9 @@ def _summaries(groups: dict[str, list[CaseError]]) -> tuple[Summary, ...]:
     return tuple(found)
 
 
-def _pairs(measured: Measured, predicted: Predicted) -> list[tuple[Quantity, float | None, float | None]]:
+def _pairs(
+    measured: TrialMeasurement, predicted: TrialPrediction
+) -> list[tuple[Quantity, float | None, float | None]]:
     times = (Quantity.STEP_TIME, measured.step_time_s, predicted.step_time_s)
     if measured.allocated_bytes is not None:
         return [

@@ -8,15 +8,15 @@ from gpu_truth.results import Section, SectionFailure
 from gpu_truth.session import is_whole
 from gpu_truth.store import LASTING
 from gpu_truth.verdict import kept
-from zerofit.measuring.results import RungState
+from zerofit.measuring.results import TrialState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_truth.results import Results
-    from zerofit.measuring.results import Outcome
+    from zerofit.measuring.results import TrialOutcome
 
-_FAILED = frozenset({RungState.FAILED, RungState.KILLED})
+_FAILED = frozenset({TrialState.FAILED, TrialState.KILLED})
 
 
 def find_failures(
@@ -33,12 +33,14 @@ def find_failures(
     """
     found = []
     for section in sections:
-        ended = [(key, one) for key, one in _outcomes(results, section) if one.state is not RungState.NOT_RUN]
-        could_run = any(one.state is not RungState.CANNOT_RUN for _, one in ended)
+        ended = [
+            (key, one) for key, one in _outcomes(results, section) if one.state is not TrialState.NOT_RUN
+        ]
+        could_run = any(one.state is not TrialState.CANNOT_RUN for _, one in ended)
         failed = [
             f"{key}: {one.state}: {one.reason}"
             for key, one in ended
-            if one.state in _FAILED or (one.state is RungState.CANNOT_RUN and not could_run)
+            if one.state in _FAILED or (one.state is TrialState.CANNOT_RUN and not could_run)
         ]
         errors = (*broken.get(section, ()), *failed)
         if errors:
@@ -67,7 +69,7 @@ def failure_lines(failures: Iterable[SectionFailure]) -> list[str]:
 
 
 def has_measured(results: Results, sections: Iterable[Section]) -> bool:
-    """Return whether the results hold any end that stands of some sections."""
+    """Return True if the results hold any end that stands of some sections."""
     found = results.calibration
     has_context = results.context is not None or (found is not None and is_whole(found))
     return any(
@@ -77,7 +79,7 @@ def has_measured(results: Results, sections: Iterable[Section]) -> bool:
     )
 
 
-def _outcomes(results: Results, section: Section) -> Iterator[tuple[str, Outcome]]:
+def _outcomes(results: Results, section: Section) -> Iterator[tuple[str, TrialOutcome]]:
     """Yield how all ended that a section ran, with the names that the tables give them."""
     if section is Section.ACCURACY or section is Section.RANKS:
         for case in results.accuracy if section is Section.ACCURACY else results.ranks:

@@ -1,4 +1,4 @@
-"""Whether what was predicted to fit did, and what was predicted not to fit did not."""
+"""True if what was predicted to fit did, and what was predicted not to fit did not."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_truth.verdict import kept
-from zerofit.measuring.results import RungState
+from zerofit.measuring.results import TrialState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gpu_truth.results import CaseResult, RegretResult
 
-_KNOWN = (RungState.DONE, RungState.OUT_OF_MEMORY)
+_KNOWN = (TrialState.DONE, TrialState.OUT_OF_MEMORY)
 """Ends that say whether it fitted; what was too slow or failed says nothing of that."""
-_Ended = tuple[str, int, int, RungState]
+_Ended = tuple[str, int, int, TrialState]
 """Key, predicted bytes, the bytes that there are, and how it ended."""
 
 
@@ -61,7 +61,7 @@ def fits_of_regret(results: Iterable[RegretResult]) -> Fits:
 
 def _fits(ended: Iterable[_Ended]) -> Fits:
     known = [
-        (key, predicted <= limit, state is RungState.DONE)
+        (key, predicted <= limit, state is TrialState.DONE)
         for key, predicted, limit, state in ended
         if state in _KNOWN
     ]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from gpu_truth.cases import model_path
 from gpu_truth.results import Rule
-from zerofit.cli.output.plan_words import batch, label
 from zerofit.core.facts import Workload
 from zerofit.core.plan import Topology
 from zerofit.core.request import Request
@@ -22,11 +21,12 @@ from zerofit.models.task import Task
 from zerofit.models.trace import trace_model
 from zerofit.models.trace.cache import default_cache_folder
 from zerofit.planning.candidates import candidates
-from zerofit.planning.estimate.device_memory.outside import outside_terms
-from zerofit.planning.judge import EstimatingJudge
-from zerofit.planning.order import OFFLOADED, tier
+from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
+from zerofit.planning.plan_words import batch, label
 from zerofit.planning.problem import Problem
+from zerofit.planning.search import OFFLOADED, tier
 from zerofit.planning.solve import best_of
+from zerofit.planning.training_estimator import TrainingEstimator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 FAR = 1.25
 """A strategy whose least memory is so many times the limit is not run.
 
-ASSUMPTION: about three times the worst error of published runs on one GPU (zerofit/planning/estimate/device_memory/memory.py). No
-measurement bounds the error of others, so that one that is left out may have fitted.
+ASSUMPTION: about three times the worst error of published runs on one GPU
+(zerofit/planning/estimate/device_memory/memory.py). No measurement bounds the error of others, so that one
+that is left out may have fitted.
 """
 SLOW = 4.0
 """A strategy that is predicted to take so many times as long as the choice is not run.
@@ -69,7 +70,7 @@ class Question:
     """What torch may allocate."""
 
     def is_of(self, result: RegretResult) -> bool:
-        """Return whether a result answers this very question: one of the same key may be of an older one."""
+        """Return True if a result answers this very question: one of the same key may be of an older one."""
         return all(getattr(self, one.name) == getattr(result, one.name) for one in fields(self))
 
 
@@ -120,17 +121,17 @@ def make_grid(question: Question, *, machine: Machine, versions: Versions, rates
     """
     source = probe_model(model_path(question.model), task=Task(question.task))
     problem = problem_of(question, source=source, machine=machine, versions=versions)
-    judge = _judge(problem, source, rates)
-    best = best_of(problem, lambda _: judge)
+    estimator = _estimator(problem, source, rates)
+    best = best_of(problem, lambda _: estimator)
     choice = best.strategy if best else None
     alike = [one for one in candidates(problem).strategies if tier(one) <= OFFLOADED and one != choice]
-    found = [_entry(one, choice, judge, question) for one in alike]
-    entries = _with_checks(sorted(found, key=lambda one: one.predicted_s or 0.0), judge, question)
+    found = [_entry(one, choice, estimator, question) for one in alike]
+    entries = _with_checks(sorted(found, key=lambda one: one.predicted_s or 0.0), estimator, question)
     return Grid(
         choice=choice,
-        choice_bytes=_peak_bytes(choice, judge) if choice else None,
+        choice_bytes=_peak_bytes(choice, estimator) if choice else None,
         entries=tuple(
-            one if one.rule else replace(one, predicted_bytes=_peak_bytes(one.strategy, judge))
+            one if one.rule else replace(one, predicted_bytes=_peak_bytes(one.strategy, estimator))
             for one in entries
         ),
     )
@@ -152,7 +153,7 @@ def problem_of(question: Question, *, source: ModelSource, machine: Machine, ver
     """
     topology = Topology()
     gpu = machine.gpus[0] if machine.gpus else find_gpu(STAND_IN)
-    outside = sum(term.num_bytes for term in outside_terms(gpu, topology, versions))
+    outside = sum(term.num_bytes for term in non_torch_terms(gpu, topology, versions))
     return Problem(
         model=source.facts,
         machine=replace(machine, gpus=(_cut(gpu, question.limit_bytes + outside),), nvme_bytes=0),
@@ -174,63 +175,69 @@ def _cut(gpu: GpuSpec, memory_bytes: int) -> GpuSpec:
     return replace(gpu, memory_bytes=memory_bytes, reserved_bytes=0)
 
 
-def _judge(problem: Problem, source: ModelSource, rates: Rates) -> EstimatingJudge:
+def _estimator(problem: Problem, source: ModelSource, rates: Rates) -> TrainingEstimator:
     folder = default_cache_folder(os.environ, Path.home())
 
     def trace(request: TraceRequest) -> Trace:
         return trace_model(source, request, cache_folder=folder)
 
-    return EstimatingJudge(problem, trace=trace, rates=rates)
+    return TrainingEstimator(problem, trace=trace, rates=rates)
 
 
-def _entry(strategy: Strategy, choice: Strategy | None, judge: EstimatingJudge, question: Question) -> Entry:
-    seconds = judge.seconds(strategy)
-    rule, why = _left_out(strategy, choice, judge, question) or (None, "")
+def _entry(
+    strategy: Strategy, choice: Strategy | None, estimator: TrainingEstimator, question: Question
+) -> Entry:
+    seconds = estimator.seconds(strategy)
+    rule, why = _left_out(strategy, choice, estimator, question) or (None, "")
     return Entry(strategy=strategy, predicted_s=seconds, rule=rule, why=why)
 
 
 def _left_out(
-    strategy: Strategy, choice: Strategy | None, judge: EstimatingJudge, question: Question
+    strategy: Strategy, choice: Strategy | None, estimator: TrainingEstimator, question: Question
 ) -> tuple[Rule, str] | None:
     """Return why a strategy is not run, by the rules that thin every grid; None where it is."""
-    least = _least_bytes(strategy, judge)
+    least = _least_bytes(strategy, estimator)
     if least > FAR * question.limit_bytes:
         times = least / question.limit_bytes
         return Rule.FAR, f"predicted to need {format_bytes(least)} at least, {times:.1f} x the limit"
-    if not judge.fits_host(strategy):
+    if not estimator.fits_host(strategy):
         return Rule.HOST, "predicted to need more host memory than there is"
     with_large = replace(strategy, buckets=Buckets())
-    if strategy != with_large and _least_bytes(with_large, judge) <= question.limit_bytes:
+    if strategy != with_large and _least_bytes(with_large, estimator) <= question.limit_bytes:
         return Rule.BUCKETS, "differs in the size of its buckets alone from one that may fit"
-    own, chosen = judge.seconds(strategy), judge.seconds(choice) if choice else None
+    own, chosen = estimator.seconds(strategy), estimator.seconds(choice) if choice else None
     if own is not None and chosen is not None and own > SLOW * chosen:
         return Rule.SLOW, f"predicted to take {own / chosen:.0f} x as long as the choice"
     return None
 
 
-def _with_checks(entries: Iterable[Entry], judge: EstimatingJudge, question: Question) -> Iterator[Entry]:
+def _with_checks(
+    entries: Iterable[Entry], estimator: TrainingEstimator, question: Question
+) -> Iterator[Entry]:
     """Yield entries, of each kind the first that is left out and may fit as one that runs."""
     checked = set()
     for one in entries:
         strategy = one.strategy
         kind = strategy.engine, strategy.optimizer_offload, strategy.param_offload
         may_run = one.rule in (Rule.BUCKETS, Rule.SLOW) and kind not in checked
-        if may_run and _least_bytes(strategy, judge) <= question.limit_bytes:
+        if may_run and _least_bytes(strategy, estimator) <= question.limit_bytes:
             checked.add(kind)
             yield replace(one, rule=None)
         else:
             yield one
 
 
-def _least_bytes(strategy: Strategy, judge: EstimatingJudge) -> int:
+def _least_bytes(strategy: Strategy, estimator: TrainingEstimator) -> int:
     """Return what torch's allocator needs at least, by the planner's own bounds."""
-    return max(judge.least_live_bytes(strategy), judge.least_played_bytes(strategy)) - _outside_bytes(judge)
+    return max(estimator.least_live_bytes(strategy), estimator.least_played_bytes(strategy)) - _outside_bytes(
+        estimator
+    )
 
 
-def _peak_bytes(strategy: Strategy, judge: EstimatingJudge) -> int:
+def _peak_bytes(strategy: Strategy, estimator: TrainingEstimator) -> int:
     """Return what torch's allocator is estimated to hold at the peak."""
-    return judge.judge(strategy).estimate.device.peak_bytes - _outside_bytes(judge)
+    return estimator.estimate(strategy).estimate.device.peak_bytes - _outside_bytes(estimator)
 
 
-def _outside_bytes(judge: EstimatingJudge) -> int:
-    return sum(term.num_bytes for term in judge.outside)
+def _outside_bytes(estimator: TrainingEstimator) -> int:
+    return sum(term.num_bytes for term in estimator.outside)

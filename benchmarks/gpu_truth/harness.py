@@ -24,11 +24,10 @@ from gpu_truth.sections import pending, run_section, settle
 from gpu_truth.session import Session
 from gpu_truth.store import open_store, read_store
 from gpu_truth.table import full_table, short_table
-from zerofit.core.cache_folder import write_whole
+from zerofit.core.atomic_file import write_whole
 from zerofit.core.facts import Machine
 from zerofit.machine.rates import catalog_rates
 from zerofit.machine.versions import probe_versions
-from zerofit.measuring.parent import InterruptedRungError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +139,7 @@ def predict_anew(path: Path) -> None:
 
 def write_tables(store: Store) -> None:
     """Write the whole table and the plot beside the results, and print the short table."""
-    write_whole(store.path.with_suffix(".txt"), full_table(store.results).encode())
+    write_whole(store.path.with_suffix(".txt"), full_table(store.results))
     try:
         draw_scatter(store.results, store.path.with_suffix(".png"))
     except ImportError:
@@ -164,8 +163,6 @@ def _run_sections(order: Order, session: Session, stack: ExitStack, ends_at: flo
             try:
                 _start_predictions(order, session, stack, section)
                 keys = run_section(section, session, ends_at=time.monotonic() + share_s)
-            except InterruptedRungError:
-                raise
             except Exception as error:
                 traceback.print_exc()
                 keys = (f"failed: {type(error).__name__}: {error}".splitlines()[0],)
@@ -174,7 +171,7 @@ def _run_sections(order: Order, session: Session, stack: ExitStack, ends_at: flo
             left.remove(section)
             _settle(session, until=0.0)
         _settle(session, until=ends_at)
-    except (KeyboardInterrupt, InterruptedRungError):
+    except KeyboardInterrupt:
         code = INTERRUPTED
         not_run += [f"{section} interrupted" for section in left]
     failed = find_failures(session.store.results, order.sections, session.broken)

@@ -7,25 +7,27 @@ from typing import TYPE_CHECKING
 
 from gpu_truth.cases import model_path
 from gpu_truth.results import Case
-from zerofit.measuring.results import CPU, Ladder, Outcome, RungResult, RungState
-from zerofit.measuring.rungs import (
+from zerofit.measuring.ladder import (
+    CPU,
     DEFAULT_RUNGS,
     PUBLISHED_BATCH,
     PUBLISHED_LENGTH,
     PUBLISHED_MODEL,
+    Ladder,
     baseline,
     climb,
+    make_ladder,
     parse_rungs,
-    published_of,
 )
+from zerofit.measuring.results import TrialOutcome, TrialState
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 
 if TYPE_CHECKING:
     from gpu_truth.results import CaseResult
     from zerofit.core.facts import Machine, Versions
-    from zerofit.measuring.results import Predicted
-    from zerofit.measuring.rungs import Step
+    from zerofit.measuring.ladder import LadderStep
+    from zerofit.measuring.results import TrialPrediction
 
 _CPU_MODEL, _CPU_BATCH = "all-minilm-l6-v2", 8
 """ASSUMPTION: the whole ladder takes less than a minute then, and every rung still shows."""
@@ -35,7 +37,7 @@ LADDER_GROUP = "ladder"
 _TASK = Task.SEQUENCE_CLASSIFICATION
 
 
-def _base(batch_size: int) -> tuple[Step, ...]:
+def _base(batch_size: int) -> tuple[LadderStep, ...]:
     base = baseline(batch_size=batch_size, sequence_length=PUBLISHED_LENGTH, attention="eager")
     return climb(parse_rungs(DEFAULT_RUNGS), base, is_cumulative=True)
 
@@ -64,30 +66,19 @@ def empty_ladder(machine: Machine, versions: Versions) -> Ladder:
     """Return the ladder of a machine, none of whose rungs has run."""
     gpu = machine.gpus[0] if machine.gpus else None
     model, batch_size = (PUBLISHED_MODEL, PUBLISHED_BATCH) if gpu else (_CPU_MODEL, _CPU_BATCH)
-    facts = probe_model(model_path(model), task=_TASK).facts
     steps = _base(batch_size)
-    return Ladder(
-        model=model,
-        architecture=facts.architecture,
-        num_parameters=facts.num_parameters,
-        batch_size=batch_size,
-        sequence_length=PUBLISHED_LENGTH,
+    not_yet = TrialOutcome(state=TrialState.NOT_RUN, reason="not yet")
+    made = make_ladder(
+        probe_model(model_path(model), task=_TASK),
+        steps[0].run,
+        [(step, not_yet) for step in steps],
+        [None for _ in steps],
         device=gpu.name if gpu else CPU,
         is_cumulative=True,
         predicted_for=gpu.name if gpu else None,
         versions=versions,
-        rungs=tuple(
-            RungResult(
-                name=step.rung.name,
-                label=step.label,
-                strategy=step.run.strategy,
-                sequence_length=step.run.sequence_length,
-                outcome=Outcome(state=RungState.NOT_RUN, reason="not yet"),
-                published=published_of(model, steps[0].run, step.run),
-            )
-            for step in steps
-        ),
     )
+    return replace(made, model=model)
 
 
 def with_rung(ladder: Ladder, result: CaseResult) -> Ladder:
@@ -95,7 +86,7 @@ def with_rung(ladder: Ladder, result: CaseResult) -> Ladder:
     return _with(ladder, result.case.key, outcome=result.outcome, predicted=result.predicted)
 
 
-def with_rung_predicted(ladder: Ladder, name: str, predicted: Predicted | None) -> Ladder:
+def with_rung_predicted(ladder: Ladder, name: str, predicted: TrialPrediction | None) -> Ladder:
     """Return a ladder with what is predicted of one of its rungs."""
     return _with(ladder, name, predicted=predicted)
 

@@ -14,7 +14,7 @@ from zerofit.machine.gpu_catalog import with_catalog_rates
 from zerofit.machine.gpus import probe_driver
 from zerofit.machine.rates import cpu_name
 from zerofit.machine.this_node import probe_machine
-from zerofit.measuring.results import CPU
+from zerofit.measuring.ladder import CPU
 
 _LIMIT_S = 120
 """ASSUMPTION: torch imports and finds the GPU within that, from a cold disk too."""

@@ -24,7 +24,7 @@ class Order:
     sections: tuple[Section, ...]
     on_cpu: bool
     anew: bool = False
-    """Whether what is there is measured again; each result stays until there is a newer one."""
+    """True if what is there is measured again; each result stays until there is a newer one."""
     lookahead: int | None = None
     """How many processes import ahead; None goes by the cores."""
     logs: Path | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING
 from gpu_truth.cases import model_path
 from zerofit import __version__
 from zerofit.core.errors import UserError
+from zerofit.machine.stopping import end_with_parent
+from zerofit.measuring.ladder import LadderRun
 from zerofit.measuring.predict import Predictor
-from zerofit.measuring.rungs import Run
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpu_truth.results import Case, CaseResult
     from zerofit.core.facts import Machine, Versions
     from zerofit.core.rates import Rates
-    from zerofit.measuring.results import Predicted
+    from zerofit.measuring.results import TrialPrediction
 
 PENDING = "not computed yet"
 """What stands for a reason until there is a prediction or a refusal."""
@@ -35,8 +35,6 @@ _CORES_OF_ONE = 4
 """ASSUMPTION: a process that predicts does not slow the measured one where there are so many cores for it."""
 _MOST_PROCESSES = 4
 """ASSUMPTION: they keep pace with the measurements; a trace takes 2 to 8 s on one core."""
-_PR_SET_PDEATHSIG = 1
-"""linux/prctl.h"""
 _NICENESS = 10
 """ASSUMPTION: on a core that both want, the measured process then has nine tenths (sched(7))."""
 
@@ -45,7 +43,7 @@ _NICENESS = 10
 class Prediction:
     """What the estimator says of one case."""
 
-    predicted: Predicted | None
+    predicted: TrialPrediction | None
     refused: str = ""
     """Why there is none."""
 
@@ -111,7 +109,7 @@ class Predictions:
 def predict(case: Case, circumstances: Circumstances) -> Prediction:
     """Return what the estimator says of a case; a refusal, or a failure of its own, is a reason in words."""
     machine = circumstances.machine
-    run = Run(
+    run = LadderRun(
         strategy=case.strategy,
         sequence_length=case.sequence_length,
         weights=case.weights,
@@ -148,10 +146,8 @@ def leave_alone() -> None:
 
     It ends when the process that started it does, whatever ended that.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
-    if parent is not None and os.getppid() != parent.pid:  # it ended before that
-        os._exit(1)
+    end_with_parent(parent.pid if parent else None)
     os.nice(_NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -9,14 +9,14 @@ from gpu_truth.results import RegretResult, Rule, Tried
 from gpu_truth.store import LASTING, now
 from gpu_truth.usual import TRAINER, tried_trainer, usual_strategies
 from gpu_truth.verdict import NUM_REPEATS, compared, lacks_repeats
-from zerofit.measuring.results import Outcome, RungState
-from zerofit.planning.order import OFFLOADED, tier
+from zerofit.measuring.results import TrialOutcome, TrialState
+from zerofit.planning.search import OFFLOADED, tier
 
 if TYPE_CHECKING:
     from gpu_truth.grid import Entry, Grid, Question
     from zerofit.core.strategy import Strategy
 
-CUT_OFF = Outcome(state=RungState.NOT_RUN, reason="the budget was spent")
+CUT_OFF = TrialOutcome(state=TrialState.NOT_RUN, reason="the budget was spent")
 
 
 class Record:
@@ -33,7 +33,7 @@ class Record:
         self._question = question
         self._grid = grid
         self._usual = usual_strategies(question)
-        self._outcomes: dict[Strategy, Outcome] = {}
+        self._outcomes: dict[Strategy, TrialOutcome] = {}
         self._repeats: dict[Strategy, tuple[float, ...]] = {}
         self._trainer = CUT_OFF
         self._runs = 1
@@ -43,7 +43,7 @@ class Record:
 
     def _take(self, before: RegretResult) -> None:
         for one in (*before.usual, *before.grid, *((before.choice,) if before.choice else ())):
-            if one.outcome.state is RungState.NOT_RUN:
+            if one.outcome.state is TrialState.NOT_RUN:
                 continue
             if one.strategy is not None:
                 self._outcomes[one.strategy] = one.outcome
@@ -75,18 +75,18 @@ class Record:
 
     @property
     def lacks_trainer(self) -> bool:
-        """Whether Trainer is still to be run."""
+        """True if Trainer is still to be run."""
         return self._trainer.state not in LASTING
 
-    def put(self, strategy: Strategy, outcome: Outcome) -> None:
+    def put(self, strategy: Strategy, outcome: TrialOutcome) -> None:
         """Take in how a strategy ended."""
         self._outcomes[strategy] = outcome
 
-    def put_trainer(self, outcome: Outcome) -> None:
+    def put_trainer(self, outcome: TrialOutcome) -> None:
         """Take in how Trainer ended."""
         self._trainer = outcome
 
-    def put_repeat(self, strategy: Strategy, outcome: Outcome) -> None:
+    def put_repeat(self, strategy: Strategy, outcome: TrialOutcome) -> None:
         """Take in a further run; one that failed leaves the repeat to a later run of the harness."""
         if (again := self._speed(outcome)) is not None:
             self._repeats[strategy] = (*self._repeats.get(strategy, ()), again)
@@ -137,7 +137,7 @@ class Record:
     ) -> Tried:
         outcome = self._outcomes.get(strategy)
         if outcome is None:
-            outcome = Outcome(state=RungState.NOT_RUN, reason=why) if why else CUT_OFF
+            outcome = TrialOutcome(state=TrialState.NOT_RUN, reason=why) if why else CUT_OFF
         return Tried(
             name=name or name_of(strategy),
             strategy=strategy,
@@ -149,10 +149,10 @@ class Record:
             note=note,
         )
 
-    def _of(self, strategy: Strategy) -> Outcome:
+    def _of(self, strategy: Strategy) -> TrialOutcome:
         return self._outcomes.get(strategy, CUT_OFF)
 
-    def _speed(self, outcome: Outcome) -> float | None:
+    def _speed(self, outcome: TrialOutcome) -> float | None:
         measured = outcome.measured
         return self._question.global_batch_size / measured.step_time_s if measured else None
 

@@ -20,7 +20,7 @@ from gpu_truth.runner import run_specs, spec_of
 from gpu_truth.usual import case_of, start_trainer
 from zerofit.core.errors import UserError
 from zerofit.core.units import GIB, MIB
-from zerofit.measuring.results import Outcome, RungState
+from zerofit.measuring.results import TrialOutcome, TrialState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from zerofit.core.facts import Machine, Versions
     from zerofit.core.rates import Rates
     from zerofit.core.strategy import Strategy
-    from zerofit.measuring.parent import RunningRung
+    from zerofit.measuring.trial import RunningTrial
 
 QUESTIONS = (
     Question(
@@ -119,7 +119,7 @@ class Means:
     """How many processes import while one runs."""
     on_cpu: bool
     has_cpu_adam: bool
-    """Whether what DeepSpeed compiles is there."""
+    """True if what DeepSpeed compiles is there."""
 
     @property
     def limit_s(self) -> float:
@@ -136,7 +136,6 @@ def run_regret(
     *,
     questions: Sequence[Question],
     keep: Callable[[RegretResult], None],
-    done: Collection[str],
     folder: Path,
     ends_at: float,
     lookahead: int,
@@ -155,7 +154,6 @@ def run_regret(
     Args:
         questions: the most valuable first.
         keep: given a question after each run, with all that is known, in the place of one of the same key.
-        done: keys of those that are passed over.
         folder: takes the files of the processes.
         ends_at: when all ends, by time.monotonic().
         lookahead: how many processes import while one runs.
@@ -167,15 +165,11 @@ def run_regret(
             process may be ended while it compiles.
         unplanned: told of each question that can't be planned, and why.
         before: what earlier runs of the harness measured, which is not run again where its end stands.
-
-    Raises:
-        InterruptedRungError: Ctrl-C, after which all processes are ended.
     """
-    wanted = [one for one in questions if one.key not in done]
     left_over: list[str] = []
     plan = partial(_plan, machine=machine, versions=versions, rates=rates)
-    with _planned(wanted, plan, num_cores=machine.num_cpu_cores, ends_at=ends_at) as grids:
-        for question, grid in zip(wanted, grids, strict=True):
+    with _planned(questions, plan, num_cores=machine.num_cpu_cores, ends_at=ends_at) as grids:
+        for question, grid in zip(questions, grids, strict=True):
             if grid is None or isinstance(grid, str):
                 if grid is not None:
                     unplanned(f"{question.key}: {grid}")
@@ -215,11 +209,11 @@ def measure_question(
     """
     record = Record(question, grid, before)
 
-    def put(take: Callable[[Strategy, Outcome], None], one: tuple[Strategy, Outcome]) -> None:
+    def put(take: Callable[[Strategy, TrialOutcome], None], one: tuple[Strategy, TrialOutcome]) -> None:
         take(*one)
         keep(record.result())
 
-    def put_trainer(running: RunningRung) -> None:
+    def put_trainer(running: RunningTrial) -> None:
         outcome = _finished(running, means)
         if outcome is not CUT_OFF:
             record.put_trainer(outcome)
@@ -242,18 +236,18 @@ def measure_question(
     return record.result()
 
 
-def _finished(running: RunningRung, means: Means) -> Outcome:
+def _finished(running: RunningTrial, means: Means) -> TrialOutcome:
     """Return how a process ended that waits for its turn; one that the budget ended was not run."""
     left_s = means.left_s
     if left_s <= 0:
         return CUT_OFF
     outcome = running.finish(limit_s=min(means.limit_s, left_s))
-    return CUT_OFF if outcome.state is RungState.TOO_SLOW and left_s < means.limit_s else outcome
+    return CUT_OFF if outcome.state is TrialState.TOO_SLOW and left_s < means.limit_s else outcome
 
 
 def _run(
     question: Question, strategies: Sequence[Strategy], means: Means, *, name: str = ""
-) -> Generator[tuple[Strategy, Outcome]]:
+) -> Generator[tuple[Strategy, TrialOutcome]]:
     """Yield how each ended that came to its turn; the name tells its files from those of its first run."""
     by_key = {f"{name}{number:02}": strategy for number, strategy in enumerate(strategies, 1)}
     refused: list[Strategy] = []
@@ -270,7 +264,6 @@ def _run(
             spec_of(
                 case_of(question, strategy, key=key),
                 on_cpu=means.on_cpu,
-                folder=means.folder,
                 memory_limit_bytes=question.limit_bytes,
             ),
         )
@@ -290,7 +283,7 @@ def _run(
         yield from ((strategy, _NO_CPU_ADAM) for strategy in refused)
 
 
-_NO_CPU_ADAM = Outcome(state=RungState.CANNOT_RUN, reason="DeepSpeed's CPU Adam could not be built")
+_NO_CPU_ADAM = TrialOutcome(state=TrialState.CANNOT_RUN, reason="DeepSpeed's CPU Adam could not be built")
 
 
 def _plan(question: Question, *, machine: Machine, versions: Versions, rates: Rates) -> Grid | str:

@@ -12,7 +12,8 @@ from zerofit.core.facts import Versions
 from zerofit.core.rates import Calibration
 from zerofit.core.strategy import Precision, Strategy
 from zerofit.core.validation import STRICT
-from zerofit.measuring.results import Ladder, Outcome, Predicted
+from zerofit.measuring.ladder import Ladder
+from zerofit.measuring.results import TrialOutcome, TrialPrediction
 
 SCHEMA_VERSION = 1
 """Raised whenever a file of before can no longer be read as it was meant."""
@@ -72,7 +73,7 @@ class Case:
     num_steps: int = 5
     """Steps that are timed, after the warm-up."""
     calibrates: bool = False
-    """Whether it may be used to set a number of the catalog; the accuracy is stated without it."""
+    """True if it may be used to set a number of the catalog; the accuracy is stated without it."""
 
     __pydantic_config__ = STRICT
 
@@ -82,8 +83,8 @@ class CaseResult:
     """How a case ended."""
 
     case: Case
-    outcome: Outcome
-    predicted: Predicted | None
+    outcome: TrialOutcome
+    predicted: TrialPrediction | None
     """None where the estimator refuses it; the outcome's reason says nothing of that, no_prediction does."""
     no_prediction: str = ""
     """Why there is none."""
@@ -133,7 +134,7 @@ class Tried:
     """Short and unique within its question: "micro-batch 8, checkpointing"."""
     strategy: Strategy | None
     """None where another tool chose what ran."""
-    outcome: Outcome
+    outcome: TrialOutcome
     samples_per_s: float | None
     """Of its first run; None where that did not come to its end."""
     repeats_samples_per_s: tuple[float, ...] = ()

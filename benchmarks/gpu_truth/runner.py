@@ -12,17 +12,16 @@ from gpu_truth.predictions import with_prediction
 from gpu_truth.results import CaseResult
 from gpu_truth.store import now
 from zerofit.measuring.measure import NUM_WARM_UP
-from zerofit.measuring.parent import Place, start_rung
-from zerofit.measuring.results import Outcome, RungState
-from zerofit.measuring.spec import Spec
+from zerofit.measuring.results import TrialOutcome, TrialSpec, TrialState
+from zerofit.measuring.trial import TrialFiles, start_trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpu_truth.predictions import Predictions
     from gpu_truth.results import Case
-    from zerofit.measuring.parent import RunningRung
-    from zerofit.measuring.results import Measured
+    from zerofit.measuring.results import TrialMeasurement
+    from zerofit.measuring.trial import RunningTrial
 
 _LIMIT_S, _LIMIT_ON_CPU_S = 90.0, 240.0
 """ASSUMPTION: no case takes so long; one that does is stuck, and the budget is for the others."""
@@ -54,14 +53,11 @@ def run_cases(
         lookahead: how many of the next ones import while one runs.
         on_cpu: whether they run on the CPU.
         predictions: where the predictions come from.
-
-    Raises:
-        InterruptedRungError: Ctrl-C; what ended before was kept.
     """
     left = {case.key: case for case in cases}
     pace = Pace()
     has_run = False
-    specs = [(key, spec_of(case, on_cpu=on_cpu, folder=folder)) for key, case in left.items()]
+    specs = [(key, spec_of(case, on_cpu=on_cpu)) for key, case in left.items()]
     by_key = dict(left)
 
     def may_start(key: str) -> bool:
@@ -94,7 +90,7 @@ class Pace:
         self._beside_steps_s: list[float] = []
         self._step_s: dict[str, float] = {}
 
-    def learn(self, case: Case, measured: Measured, took_s: float) -> None:
+    def learn(self, case: Case, measured: TrialMeasurement, took_s: float) -> None:
         """Take in what a case took, from its turn on."""
         step_s = measured.step_time_s
         self._beside_steps_s.append(max(0.0, took_s - step_s * (NUM_WARM_UP + case.num_steps)))
@@ -114,16 +110,15 @@ class Pace:
         return beside_s + step_s * (NUM_WARM_UP + case.num_steps)
 
 
-def spec_of(case: Case, *, on_cpu: bool, folder: Path, memory_limit_bytes: int | None = None) -> Spec:
+def spec_of(case: Case, *, on_cpu: bool, memory_limit_bytes: int | None = None) -> TrialSpec:
     """Return what the process of a case is told; it waits for its turn with all imported.
 
     Args:
-        case: its key names the process's files, so it is unique within the folder.
+        case: what runs.
         on_cpu: whether it runs on the CPU though there may be a GPU.
-        folder: where the process leaves its files.
         memory_limit_bytes: what torch may allocate; None for all there is.
     """
-    return Spec(
+    return TrialSpec(
         model=model_path(case.model),
         task=case.task,
         strategy=case.strategy,
@@ -135,19 +130,18 @@ def spec_of(case: Case, *, on_cpu: bool, folder: Path, memory_limit_bytes: int |
         num_ranks=case.num_ranks,
         memory_limit_bytes=memory_limit_bytes,
         waits=True,
-        result_file=str(Place(folder=folder, name=case.key).result),
     )
 
 
 def run_specs(
-    specs: Iterable[tuple[str, Spec]],
+    specs: Iterable[tuple[str, TrialSpec]],
     *,
     folder: Path,
     ends_at: float,
     lookahead: int,
     limit_s: float,
     may_start: Callable[[str], bool] = lambda _key: True,
-) -> Iterator[tuple[str, Outcome, float]]:
+) -> Iterator[tuple[str, TrialOutcome, float]]:
     """Yield how each process ended and the seconds that it took from its turn on, one at a time and in order.
 
     Once ends_at is past, nothing starts any more, and what runs by then is ended and not yielded.
@@ -161,19 +155,15 @@ def run_specs(
         limit_s: after so many seconds one is ended, and its outcome is TOO_SLOW.
         may_start: asked with a key before its process is started, and again when its turn has come; one that
             it refuses is passed over.
-
-    Raises:
-        InterruptedRungError: Ctrl-C, after which all processes are ended.
     """
     ahead = iter(specs)
-    waiting: deque[tuple[str, RunningRung]] = deque()
+    waiting: deque[tuple[str, RunningTrial]] = deque()
     try:
         while time.monotonic() < ends_at:
             for key, spec in ahead:
                 if not may_start(key):
                     continue
-                Path(spec.result_file).unlink(missing_ok=True)
-                waiting.append((key, start_rung(spec, Place(folder=folder, name=key))))
+                waiting.append((key, start_trial(spec, TrialFiles(folder=folder, name=key))))
                 if len(waiting) > lookahead:
                     break
             if not waiting:
@@ -185,7 +175,7 @@ def run_specs(
             start = time.monotonic()
             left_s = ends_at - start
             outcome = running.finish(limit_s=min(limit_s, left_s))
-            if outcome.state is RungState.TOO_SLOW and left_s < limit_s:
+            if outcome.state is TrialState.TOO_SLOW and left_s < limit_s:
                 return
             yield key, outcome, time.monotonic() - start
     finally:

@@ -14,9 +14,9 @@ from gpu_truth.results import CaseResult, Section
 from gpu_truth.runner import run_cases
 from gpu_truth.session import cases_of, is_whole, rung_of
 from gpu_truth.store import now
-from zerofit.machine.calibrate import calibrate
+from zerofit.machine.calibration import calibrate
 from zerofit.machine.rates import catalog_rates
-from zerofit.measuring.results import Outcome, RungState
+from zerofit.measuring.results import TrialOutcome, TrialState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpu_truth.results import Case, RegretResult, Results
     from gpu_truth.session import Session
     from gpu_truth.store import Store
-    from zerofit.measuring.results import Ladder
+    from zerofit.measuring.ladder import Ladder
 
 _CONTEXT_LIMIT_S = 60.0
 """ASSUMPTION: torch imports, CUDA starts and a small model takes a step within that."""
@@ -178,7 +178,7 @@ def _run(
 
 
 def _without_build(case: Case, why: str, session: Session) -> CaseResult:
-    outcome = Outcome(state=RungState.CANNOT_RUN, reason=why)
+    outcome = TrialOutcome(state=TrialState.CANNOT_RUN, reason=why)
     result = CaseResult(case=case, outcome=outcome, predicted=None, took_s=0.0, date=now())
     return with_prediction(result, session.predictions.of(case) if session.predictions else None)
 
@@ -198,7 +198,6 @@ def _regret(session: Session, ends_at: float) -> tuple[str, ...]:
     return run_regret(
         questions=session.questions_left(),
         keep=keep,
-        done=(),
         folder=session.folder_of(Section.REGRET),
         ends_at=ends_at,
         lookahead=session.lookahead,

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from gpu_truth.store import Store
     from zerofit.core.facts import Machine, Versions
     from zerofit.core.rates import Calibration
-    from zerofit.measuring.results import Ladder, RungResult
+    from zerofit.measuring.ladder import Ladder, RungResult
 
 CUT_OFF = "the rest:"
-"""How zerofit/machine/calibrate.py begins what a calibration lacks that did not come to its end."""
+"""How zerofit/machine/calibration.py begins what a calibration lacks that did not come to its end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Session:
     """Takes the files of the processes, a folder a section."""
     store: Store
     anew: bool = False
-    """Whether what is there is measured again."""
+    """True if what is there is measured again."""
     predictions: Predictions | None = None
     """None until the rates are known, which they are made for."""
     build: CpuAdamBuild | None = None
@@ -55,22 +55,22 @@ class Session:
 
     @property
     def has_cpu_adam(self) -> bool:
-        """Whether what DeepSpeed compiles can be loaded: it is built before the first section."""
+        """True if what DeepSpeed compiles can be loaded: it is built before the first section."""
         return self.build is not None and self.build.is_there()
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a compiler may be running, beside which no speed is measured."""
+        """True if a compiler may be running, beside which no speed is measured."""
         return self.build is not None and self.build.is_running
 
     @property
     def lacks_context(self) -> bool:
-        """Whether the CUDA context is still to be measured."""
+        """True if the CUDA context is still to be measured."""
         return not self.on_cpu and (self.anew or self.store.results.context is None)
 
     @property
     def lacks_calibration(self) -> bool:
-        """Whether the rates are still to be measured; those of a calibration that was cut off are."""
+        """True if the rates are still to be measured; those of a calibration that was cut off are."""
         found = self.store.results.calibration
         return self.anew or found is None or not is_whole(found)
 
@@ -102,7 +102,7 @@ class Session:
         return tuple(one.key for one in left)
 
     def needs_build(self, section: Section) -> bool:
-        """Return whether what a section has still to measure needs what DeepSpeed compiles."""
+        """Return True if what a section has still to measure needs what DeepSpeed compiles."""
         if section is Section.CONTEXT:
             return self.lacks_calibration
         if section is Section.REGRET:
@@ -139,7 +139,7 @@ def rung_of(ladder: Ladder | None, case: Case) -> RungResult | None:
 
 
 def is_whole(calibration: Calibration) -> bool:
-    """Return whether a calibration came to its end, whatever it could not measure on the way."""
+    """Return True if a calibration came to its end, whatever it could not measure on the way."""
     return not any(one.startswith(CUT_OFF) for one in calibration.left_out)
 
 

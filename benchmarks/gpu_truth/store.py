@@ -9,9 +9,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from gpu_truth.results import Results, Section, results_from_json, results_to_json
-from zerofit.core.cache_folder import write_whole
+from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
-from zerofit.measuring.results import RungState
+from zerofit.measuring.results import TrialState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_truth.results import Case, CaseResult, MachineRecord, RegretResult
     from zerofit.core.facts import Versions
 
-LASTING = frozenset({RungState.DONE, RungState.OUT_OF_MEMORY, RungState.TOO_SLOW})
+LASTING = frozenset({TrialState.DONE, TrialState.OUT_OF_MEMORY, TrialState.TOO_SLOW})
 """Ends that stand; what ended otherwise is run again by the next run of the harness, which may be mended."""
 
 
@@ -38,7 +38,7 @@ class Store:
     def put(self, **fields: Any) -> None:
         """Set fields of the results and write the file, whole or not at all."""
         self.results = replace(self.results, **fields)
-        write_whole(self.path, results_to_json(self.results).encode())
+        write_whole(self.path, results_to_json(self.results))
 
     def put_measured(self, **fields: Any) -> None:
         """Set fields that were measured now, which the results' date then says."""

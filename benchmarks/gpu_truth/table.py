@@ -9,9 +9,10 @@ from gpu_truth.failures import failure_lines
 from gpu_truth.fits import fits_of_cases, fits_of_regret
 from gpu_truth.verdict import best, counted, runs_of, speed, verdict
 from zerofit.cli.output.ladder_table import ladder_table
-from zerofit.cli.output.plan_table import table_lines
+from zerofit.core.text_table import table_lines
 from zerofit.core.units import MIB, format_bytes
-from zerofit.measuring.results import CPU, RungState, peak_of
+from zerofit.measuring.ladder import CPU
+from zerofit.measuring.results import TrialState, peak_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from gpu_truth.errors import CaseError, Summary
     from gpu_truth.fits import Fits
     from gpu_truth.results import CaseResult, RegretResult, Results, Tried
-    from zerofit.measuring.results import Ladder, Measured, RungResult
+    from zerofit.measuring.ladder import Ladder, RungResult
+    from zerofit.measuring.results import TrialMeasurement
 
 _NOTHING = "-"
 _MOST_LISTED = 12
@@ -102,7 +104,7 @@ def _kinds(results: Results) -> list[tuple[str, tuple[CaseResult, ...]]]:
 
 def _ended(name: str, found: Sequence[CaseResult]) -> Iterator[str]:
     """Yield how the cases ended, and which did not run to their end."""
-    counts = {state: sum(one.outcome.state is state for one in found) for state in RungState}
+    counts = {state: sum(one.outcome.state is state for one in found) for state in TrialState}
     words = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     not_predicted = sum(one.predicted is None for one in found)
     yield f"{name}: {words}" + (f"; {not_predicted} without a prediction" if not_predicted else "")
@@ -112,7 +114,7 @@ def _ended(name: str, found: Sequence[CaseResult]) -> Iterator[str]:
 
 
 def _is_cpu(results: Results) -> bool:
-    """Return whether there is no GPU, so that a limit is the process's and not the allocator's."""
+    """Return True if there is no GPU, so that a limit is the process's and not the allocator's."""
     return results.machine.device == CPU
 
 
@@ -211,7 +213,7 @@ def _tried_rows(one: RegretResult) -> Iterator[tuple[str, ...]]:
 
 
 def _tried(one: Tried) -> str:
-    if one.outcome.state is RungState.OUT_OF_MEMORY:
+    if one.outcome.state is TrialState.OUT_OF_MEMORY:
         return f"{one.name}: did not fit"
     if one.samples_per_s is None:
         return f"{one.name}: {one.outcome.state}"
@@ -240,7 +242,7 @@ def _ladder_rows(ladder: Ladder) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _shown_bytes(measured: Measured | None) -> int | None:
+def _shown_bytes(measured: TrialMeasurement | None) -> int | None:
     """Return what all hold of the GPU, as nvidia-smi shows it, or what the driver says of the process."""
     if measured is None:
         return None

@@ -1,6 +1,6 @@
 """Run as a program: transformers' Trainer with auto_find_batch_size, as a user would take it, under a limit.
 
-It is told and answers as the process of a rung is and does (zerofit/measuring/run.py): SPEC.json PARENT-ID. The
+Arguments and result are those of zerofit/measuring/trial_program.py: SPEC.json RESULT.json PARENT-ID. The
 micro-batch of its spec is the batch that it begins with; tokens_per_s counts those that it really trained on.
 """
 
@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import statistics
 import sys
+import tempfile
 import time
 from contextlib import nullcontext
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from zerofit.measuring.limit import limited_memory
-from zerofit.measuring.made import SEED, make_model, make_samples
 from zerofit.measuring.measure import NUM_WARM_UP
-from zerofit.measuring.memory import forget_making, forget_peak, process_bytes
-from zerofit.measuring.results import Measured
-from zerofit.measuring.run import main
+from zerofit.measuring.memory import forget_making, forget_peak, limited_memory, process_bytes
+from zerofit.measuring.random_model import SEED, make_model, make_samples
+from zerofit.measuring.results import TrialMeasurement
+from zerofit.measuring.trial_program import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.measuring.spec import Spec
+    from zerofit.measuring.results import TrialSpec
 
 _NONE_FITS = "No executable batch size found"
 """accelerate/utils/memory.py, find_executable_batch_size."""
@@ -86,7 +85,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         return tuple(end - start for start, end in pairwise(timed))
 
 
-def measure(spec: Spec, *, tell: Callable[[str], None]) -> Measured:
+def measure(spec: TrialSpec, *, tell: Callable[[str], None]) -> TrialMeasurement:
     """Let Trainer find its batch and train, and return what that took.
 
     Args:
@@ -108,7 +107,7 @@ def measure(spec: Spec, *, tell: Callable[[str], None]) -> Measured:
         _train(Trainer(model=model, args=arguments, train_dataset=samples, callbacks=[clock]))
         peak = process_bytes("VmHWM")
     step_time_s = statistics.median(clock.times_s())
-    return Measured(
+    return TrialMeasurement(
         process_bytes=max(0, peak - imported),
         process_peak_bytes=peak,
         allocated_bytes=None if spec.on_cpu else torch.cuda.max_memory_allocated(),
@@ -137,10 +136,10 @@ def _train(trainer: Trainer) -> None:
         raise
 
 
-def _arguments(spec: Spec, num_steps: int) -> TrainingArguments:
+def _arguments(spec: TrialSpec, num_steps: int) -> TrainingArguments:
     """Return what a user says who wants bf16 and no thought about the batch; all else is Trainer's own."""
     arguments = TrainingArguments(
-        output_dir=str(Path(spec.result_file).with_suffix(".trainer")),
+        output_dir=f"{tempfile.gettempdir()}/zerofit-trainer",  # nothing is saved in it
         per_device_train_batch_size=spec.batch_size,
         auto_find_batch_size=True,
         bf16=True,
@@ -157,4 +156,4 @@ def _arguments(spec: Spec, num_steps: int) -> TrainingArguments:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), measure=measure)
+    main(*sys.argv[1:], measure=measure)

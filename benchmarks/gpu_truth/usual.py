@@ -10,12 +10,12 @@ from gpu_truth.results import Case, Tried
 from gpu_truth.runner import spec_of
 from zerofit.core.presets import find_preset
 from zerofit.core.strategy import Precision, Strategy
-from zerofit.measuring.parent import Place, start_rung
+from zerofit.measuring.trial import TrialFiles, start_trial
 
 if TYPE_CHECKING:
     from gpu_truth.grid import Question
-    from zerofit.measuring.parent import RunningRung
-    from zerofit.measuring.results import Outcome
+    from zerofit.measuring.results import TrialOutcome
+    from zerofit.measuring.trial import RunningTrial
 
 PLAIN = "plain bf16"
 PRESET = "z3-offload"
@@ -54,7 +54,7 @@ def case_of(question: Question, strategy: Strategy, *, key: str) -> Case:
     )
 
 
-def start_trainer(question: Question, *, folder: Path, on_cpu: bool) -> RunningRung:
+def start_trainer(question: Question, *, folder: Path, on_cpu: bool) -> RunningTrial:
     """Start the process of Trainer, which imports and then waits until it is told to go on.
 
     Args:
@@ -63,11 +63,11 @@ def start_trainer(question: Question, *, folder: Path, on_cpu: bool) -> RunningR
         on_cpu: whether it runs on the CPU.
     """
     case = case_of(question, usual_strategies(question)[PLAIN], key="trainer")
-    spec = spec_of(case, on_cpu=on_cpu, folder=folder, memory_limit_bytes=question.limit_bytes)
-    return start_rung(spec, Place(folder=folder, name=case.key), program=_TRAINER_PROGRAM)
+    spec = spec_of(case, on_cpu=on_cpu, memory_limit_bytes=question.limit_bytes)
+    return start_trial(spec, TrialFiles(folder=folder, name=case.key), program=_TRAINER_PROGRAM)
 
 
-def tried_trainer(outcome: Outcome, question: Question) -> Tried:
+def tried_trainer(outcome: TrialOutcome, question: Question) -> Tried:
     """Return what Trainer came to, by samples that it really trained on, and the batch that it ended with."""
     measured, asked = outcome.measured, question.global_batch_size
     if measured is None:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gpu_truth.store import LASTING
-from zerofit.measuring.results import RungState
+from zerofit.measuring.results import TrialState
 
 if TYPE_CHECKING:
     from gpu_truth.results import RegretResult, Tried
@@ -26,24 +26,24 @@ def kept(result: RegretResult) -> tuple[Tried, ...]:
 
 
 def is_measured(result: RegretResult) -> bool:
-    """Return whether all that the rules keep was run, so that a ratio to the best of it may be stated."""
+    """Return True if all that the rules keep was run, so that a ratio to the best of it may be stated."""
     return all(one.outcome.state in LASTING for one in kept(result))
 
 
 def is_whole(result: RegretResult) -> bool:
-    """Return whether nothing of a question has to be run, or run again, by a later run of the harness."""
+    """Return True if nothing of a question has to be run, or run again, by a later run of the harness."""
     lasting = all(one.outcome.state in LASTING for one in result.usual)
     return lasting and is_measured(result) and not lacks_repeats(result)
 
 
 def is_cut_off(result: RegretResult) -> bool:
-    """Return whether the budget left out something of a question; what failed was not left out."""
+    """Return True if the budget left out something of a question; what failed was not left out."""
     left = (*kept(result), *result.usual)
-    return any(one.outcome.state is RungState.NOT_RUN for one in left) or lacks_repeats(result)
+    return any(one.outcome.state is TrialState.NOT_RUN for one in left) or lacks_repeats(result)
 
 
 def lacks_repeats(result: RegretResult) -> bool:
-    """Return whether the choice or its rival is still to be measured again, now that all else was."""
+    """Return True if the choice or its rival is still to be measured again, now that all else was."""
     return is_measured(result) and any(
         len(one.repeats_samples_per_s) < NUM_REPEATS for one in compared(result)
     )
@@ -93,9 +93,9 @@ def verdict(result: RegretResult) -> str:
         if ran is not None:
             return f"FAILED: nothing was said to fit, and {ran.name} ran"
         return "nothing fits, as was said" if is_measured(result) else "not whole"
-    if choice.outcome.state is RungState.OUT_OF_MEMORY:
+    if choice.outcome.state is TrialState.OUT_OF_MEMORY:
         return "FAILED: the choice did not fit"
-    if choice.outcome.state not in (RungState.DONE, RungState.NOT_RUN):
+    if choice.outcome.state not in (TrialState.DONE, TrialState.NOT_RUN):
         return f"FAILED: the choice: {choice.outcome.state}"
     if found is None:
         return "not whole"
@@ -109,8 +109,8 @@ def counted(result: RegretResult) -> str:
     """Return in words how many ran of how many, how the others ended, and how many each rule left out."""
     of = kept(result)
     states = Counter(one.outcome.state for one in of)
-    words = [f"{states.pop(RungState.DONE, 0)} of {len(of)} ran"]
-    words += [f"{states.pop(RungState.NOT_RUN)} cut off"] if RungState.NOT_RUN in states else []
+    words = [f"{states.pop(TrialState.DONE, 0)} of {len(of)} ran"]
+    words += [f"{states.pop(TrialState.NOT_RUN)} cut off"] if TrialState.NOT_RUN in states else []
     words += [f"{count} {state}" for state, count in sorted(states.items())]
     rules = Counter(one.left_out for one in result.grid if one.left_out)
     words += [f"{count} left out: {rule}" for rule, count in sorted(rules.items())]

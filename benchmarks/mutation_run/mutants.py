@@ -118,7 +118,7 @@ def _operators() -> Iterator[tuple[str, Any]]:
 
 
 def is_worthwhile(operator: str) -> bool:
-    """Return whether an operator makes mutants that a test can tell from the code, and not every test.
+    """Return True if an operator makes mutants that a test can tell from the code, and not every test.
 
     Left out: `is` against `==`, which are one for enums and None; an order of enums, and bit operators on
     sizes, as any run of the line ends in a TypeError; powers, which do not end; decorators.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from pathlib import Path
 
 import pytest
-from gpu_truth.builds import LIMIT_S, CpuAdamBuild, is_compiled
+from gpu_truth.builds import CpuAdamBuild, is_compiled
 
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 
@@ -35,21 +34,6 @@ def _waited(build: CpuAdamBuild) -> list[str]:
     return told
 
 
-def test_what_is_built_and_for_how_long_at_most_is_said_before_it_is_waited_for(
-    lock: Path, tmp_path: Path
-) -> None:
-    program = "import sys; assert sys.argv[1:] == ['CPUAdamBuilder', 'ShareMemCommBuilder']"
-    build = CpuAdamBuild(tmp_path / "log", on_cpu=True, program=program)
-    first, last = _waited(build)
-    assert first == (
-        "loading DeepSpeed's cpu_adam and deepspeed_shm_comm, which the first time are built, "
-        "for up to 15 min; nothing is measured meanwhile"
-    )
-    assert re.fullmatch(r"DeepSpeed's ops are there after \d+ s", last)
-    assert build.is_there()
-    assert (build.is_running, build.why) == (False, "")
-
-
 def test_ops_that_fail_are_not_there_and_the_last_line_says_why(lock: Path, tmp_path: Path) -> None:
     build = CpuAdamBuild(tmp_path / "log", on_cpu=False, program="raise SystemExit('no compiler')")
     assert _waited(build)[1:] == ["DeepSpeed's ops can't be built: no compiler"]
@@ -66,10 +50,6 @@ def test_a_build_is_waited_for_up_to_its_limit_and_then_goes_on_alone(lock: Path
     assert time.monotonic() - start >= 1
     assert not build.is_there()
     assert (build.is_running, build.why) == (True, "DeepSpeed's ops were not built within 1 s")
-
-
-def test_a_build_that_takes_minutes_is_within_its_limit() -> None:
-    assert LIMIT_S >= 600
 
 
 def test_a_build_has_the_environment_of_the_cases(

@@ -9,42 +9,38 @@ from pathlib import Path
 
 import pytest
 from gpu_truth.cases import ACCURACY_ON_CPU
-from gpu_truth.failures import failure_lines, find_failures, has_measured
+from gpu_truth.failures import failure_lines, find_failures
 from gpu_truth.harness import measure_all
 from gpu_truth.order import Order
 from gpu_truth.results import (
     CaseResult,
-    RegretResult,
     Results,
     Section,
     SectionFailure,
-    Tried,
     results_from_json,
     results_to_json,
 )
-from gpu_truth.session import CUT_OFF
 from gpu_truth.table import short_table
 from kept_cases import CPU
 
 from zerofit.core.facts import Versions
-from zerofit.core.rates import Calibration
-from zerofit.measuring.results import Outcome, RungState
+from zerofit.measuring.results import TrialOutcome, TrialState
 
 DATE = "2026-01-01T00:00:00+00:00"
 EMPTY = Results(machine=CPU, versions=Versions(python="3.12.0", zerofit="0.1.0"), date=DATE)
-FAILED, KILLED = RungState.FAILED, RungState.KILLED
-FULL, SLOW = RungState.OUT_OF_MEMORY, RungState.TOO_SLOW
-CANNOT, NOT_RUN = RungState.CANNOT_RUN, RungState.NOT_RUN
+FAILED, KILLED = TrialState.FAILED, TrialState.KILLED
+FULL, SLOW = TrialState.OUT_OF_MEMORY, TrialState.TOO_SLOW
+CANNOT, NOT_RUN = TrialState.CANNOT_RUN, TrialState.NOT_RUN
 
 
-def _results(*states: RungState) -> Results:
+def _results(*states: TrialState) -> Results:
     """Return results whose first cases of the accuracy ended so."""
     return replace(
         EMPTY,
         accuracy=tuple(
             CaseResult(
                 case=case,
-                outcome=Outcome(state=state, reason=f"why of {number}"),
+                outcome=TrialOutcome(state=state, reason=f"why of {number}"),
                 predicted=None,
                 took_s=1.0,
                 date=DATE,
@@ -52,24 +48,6 @@ def _results(*states: RungState) -> Results:
             for number, (case, state) in enumerate(zip(ACCURACY_ON_CPU, states, strict=False))
         ),
     )
-
-
-def _regret(choice: RungState, other: RungState) -> Results:
-    tried = Tried(name="one GPU", strategy=None, outcome=Outcome(state=choice), samples_per_s=None)
-    usual = replace(tried, name="plain", outcome=Outcome(state=other, reason="why"))
-    question = RegretResult(
-        key="question",
-        model="m",
-        task="causal-lm",
-        sequence_length=1,
-        global_batch_size=1,
-        limit_bytes=1,
-        choice=tried,
-        grid=(),
-        usual=(usual,),
-        date=DATE,
-    )
-    return replace(EMPTY, regret=(question,))
 
 
 @pytest.mark.parametrize(
@@ -85,22 +63,11 @@ def _regret(choice: RungState, other: RungState) -> Results:
     ],
 )
 def test_a_section_says_how_many_failed_of_those_that_ended_and_the_first_error(
-    states: tuple[RungState, ...], expected: tuple[int, int, str] | None
+    states: tuple[TrialState, ...], expected: tuple[int, int, str] | None
 ) -> None:
     found = find_failures(_results(*states), (Section.ACCURACY,), {})
     got = [(one.num_failed, one.num_ended, one.first_error.split(": ", 1)[1]) for one in found]
     assert got == ([expected] if expected else [])
-
-
-def test_sections_that_were_not_asked_for_do_not_fail_a_run() -> None:
-    assert find_failures(_results(FAILED), (Section.RANKS, Section.REGRET, Section.LADDER), {}) == ()
-
-
-def test_a_strategy_that_failed_fails_its_question() -> None:
-    (found,) = find_failures(_regret(FULL, FAILED), tuple(Section), {})
-    assert found == SectionFailure(
-        section=Section.REGRET, num_failed=1, num_ended=2, first_error="question, plain: failed: why"
-    )
 
 
 def test_a_section_that_broke_counts_beside_its_cases_and_its_error_comes_first() -> None:
@@ -109,22 +76,6 @@ def test_a_section_that_broke_counts_beside_its_cases_and_its_error_comes_first(
         SectionFailure(section=Section.CONTEXT, num_failed=1, num_ended=1, first_error="no driver"),
         SectionFailure(section=Section.ACCURACY, num_failed=2, num_ended=3, first_error="TypeError: no"),
     )
-
-
-@pytest.mark.parametrize(
-    ("states", "expected"),
-    [((FAILED, CANNOT, NOT_RUN), False), ((), False), ((FAILED, FULL), True), ((SLOW,), True)],
-)
-def test_what_ended_without_a_result_was_not_measured(states: tuple[RungState, ...], expected: bool) -> None:
-    assert has_measured(_results(*states), tuple(Section)) is expected
-    assert not has_measured(_results(*states), (Section.CONTEXT, Section.LADDER))
-
-
-def test_a_calibration_that_was_cut_off_is_no_measurement() -> None:
-    cut_off = Calibration(rates=(), left_out=(f"{CUT_OFF} it did not end within 60 s",))
-    whole = replace(cut_off, left_out=("GPU: there is none",))
-    assert not has_measured(replace(EMPTY, calibration=cut_off), tuple(Section))
-    assert has_measured(replace(EMPTY, calibration=whole), tuple(Section))
 
 
 def test_what_failed_stands_first_in_the_table_and_in_the_file() -> None:

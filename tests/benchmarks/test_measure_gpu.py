@@ -13,7 +13,6 @@ import pytest
 from gpu_truth.cases import ACCURACY_ON_CPU
 from gpu_truth.failures import find_failures
 from gpu_truth.ladder import LADDER_ON_CPU
-from gpu_truth.order import parse_budget, parse_sections
 from gpu_truth.rank_cases import RANKS_ON_CPU
 from gpu_truth.regret import QUESTIONS_ON_CPU
 from gpu_truth.results import Results, Section, results_from_json
@@ -21,7 +20,7 @@ from gpu_truth.session import cases_of
 from gpu_truth.verdict import is_whole
 from kept_cases import SKIPPED, keep_as_done
 
-from zerofit.measuring.results import Outcome, RungState
+from zerofit.measuring.results import TrialOutcome, TrialState
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "measure_gpu.py"
 PYTHONPATH = str(PROGRAM.parents[1])
@@ -46,17 +45,6 @@ def _run(*flags: str, cache: Path | None = None, timeout_s: float = 300) -> subp
 
 def _read(folder: Path) -> Results:
     return results_from_json((folder / "cpu.json").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("9m", 540.0), ("540s", 540.0), ("1h", 3600.0), ("1.5m", 90.0), (" 8m ", 480.0)]
-)
-def test_a_budget_is_said_in_seconds_minutes_or_hours(text: str, seconds: float) -> None:
-    assert parse_budget(text) == seconds
-
-
-def test_sections_run_in_their_own_order_whatever_the_flag_says() -> None:
-    assert parse_sections("ladder, context,ladder") == (Section.CONTEXT, Section.LADDER)
 
 
 @pytest.mark.parametrize(
@@ -86,26 +74,6 @@ def test_without_a_gpu_it_asks_for_the_cpu(tmp_path: Path) -> None:
     assert found.stderr.startswith("error[no-gpu-to-measure]: there is no GPU to measure\n")
 
 
-def test_results_that_are_not_there_cannot_be_predicted_anew(tmp_path: Path) -> None:
-    found = _run("--predict-anew", str(tmp_path / "none.json"))
-    assert found.returncode == 2
-    assert found.stderr.startswith("error[results-unreadable]: the file of measurements can't be read\n")
-
-
-@pytest.mark.parametrize("flag", ["--out", "--logs"])
-def test_a_folder_that_cannot_be_written_ends_it_with_2_before_anything_runs(
-    tmp_path: Path, flag: str
-) -> None:
-    (tmp_path / "file").touch()
-    flags = {"--out": str(tmp_path / "out"), flag: str(tmp_path / "file" / "folder")}
-    found = _run("--cpu", *(word for pair in flags.items() for word in pair))
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.startswith(
-        "error[folder-not-writable]: a folder for what is measured can't be written\n"
-        f"  found: {flag} {tmp_path}/file/folder\n"
-    )
-
-
 def test_a_dry_run_prints_everything_and_writes_nothing(tmp_path: Path) -> None:
     found = _run("--cpu", "--out", str(tmp_path / "out"), "--dry-run")
     assert found.returncode == 0
@@ -122,15 +90,6 @@ def test_a_dry_run_prints_everything_and_writes_nothing(tmp_path: Path) -> None:
         *(one.key for one in LADDER_ON_CPU),
     ]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dry_run_leaves_out_what_was_measured_and_anew_does_not(tmp_path: Path) -> None:
-    first, *others = (one.key for one in ACCURACY_ON_CPU)
-    keep_as_done(tmp_path, set(others))
-    flags = ("--cpu", "--out", str(tmp_path), "--sections", "accuracy", "--dry-run")
-    assert _run(*flags).stdout.split("\n", 1)[1] == f"accuracy\n  {first}\n"
-    lines = _run(*flags, "--anew").stdout.splitlines()
-    assert [line.strip() for line in lines[2:]] == [first, *others]
 
 
 @pytest.mark.usefixtures("built_ops")
@@ -163,17 +122,17 @@ def test_a_bare_host_without_nvml_and_matplotlib_gets_its_tables(tmp_path: Path)
 @pytest.mark.parametrize(
     ("state", "sections", "expected"),
     [
-        (RungState.FAILED, (Section.ACCURACY,), True),
-        (RungState.FAILED, (Section.RANKS, Section.LADDER), False),
-        (RungState.OUT_OF_MEMORY, (Section.ACCURACY,), False),
-        (RungState.CANNOT_RUN, (Section.ACCURACY,), False),
+        (TrialState.FAILED, (Section.ACCURACY,), True),
+        (TrialState.FAILED, (Section.RANKS, Section.LADDER), False),
+        (TrialState.OUT_OF_MEMORY, (Section.ACCURACY,), False),
+        (TrialState.CANNOT_RUN, (Section.ACCURACY,), False),
     ],
 )
 def test_a_case_that_failed_fails_the_run_of_its_section(
-    tmp_path: Path, state: RungState, sections: tuple[Section, ...], expected: bool
+    tmp_path: Path, state: TrialState, sections: tuple[Section, ...], expected: bool
 ) -> None:
     first, second, *_ = (one.key for one in ACCURACY_ON_CPU)
-    keep_as_done(tmp_path, {first}, Outcome(state=state, reason="why"))
+    keep_as_done(tmp_path, {first}, TrialOutcome(state=state, reason="why"))
     keep_as_done(tmp_path, {second})
     found = find_failures(_read(tmp_path), sections, {})
     assert bool(found) is expected
@@ -194,7 +153,7 @@ def test_a_run_goes_on_where_one_ended(tmp_path: Path) -> None:
     measured = {one.case.key: one for one in results.accuracy if one.outcome != SKIPPED}
     assert set(measured) == {left.key}
     one = measured[left.key]
-    assert one.outcome.state is RungState.DONE
+    assert one.outcome.state is TrialState.DONE
     assert one.predicted is not None
     assert one.outcome.measured is not None
     assert one.outcome.measured.counted is not None
@@ -251,7 +210,7 @@ def test_the_whole_harness_runs_on_the_cpu_within_ten_minutes(tmp_path: Path) ->
     }
     for section, states in ended.items():
         keys = [one.key for one in cases_of(section, on_cpu=True)]
-        assert states == dict.fromkeys(keys, RungState.DONE)
+        assert states == dict.fromkeys(keys, TrialState.DONE)
     assert [one.key for one in results.regret if is_whole(one)] == [one.key for one in QUESTIONS_ON_CPU]
 
 

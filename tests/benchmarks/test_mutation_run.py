@@ -6,10 +6,9 @@ import ast
 from pathlib import Path
 
 import pytest
-from mutation_run.coverage_map import Choice, CoverageMap, make_map, read_at
-from mutation_run.mutants import Mutant, draw_mutants, find_again, is_worthwhile, mutated, spans_apart
-from mutation_run.trials import Trial, Verdict, list_tests, run_trials
-from mutation_score import killer_first, read_results, summary, write_results
+from mutation_run.coverage_map import Choice, CoverageMap, make_map
+from mutation_run.mutants import Mutant, draw_mutants, find_again, mutated, spans_apart
+from mutation_run.trials import Verdict, list_tests, run_trials
 
 _CODE = """\
 LIMIT = 3
@@ -106,13 +105,6 @@ def test_a_mutant_is_found_again_where_its_line_has_moved(toy: Path) -> None:
         mutated(_KILLED, "\n" * 20)
 
 
-def test_a_line_that_runs_at_import_shows_where_functions_name_it(toy: Path) -> None:
-    assert read_at(toy, _KILLED) == [(_FILE, 9)]
-    assert read_at(toy, _SURVIVES) == [(_FILE, 5)]
-    default = _mutant("def endless(size):", "def endless(size=1):")
-    assert read_at(toy, default) == [(_FILE, line) for line in (13, 14, 15)]
-
-
 @pytest.mark.parametrize(
     ("source", "apart"),
     [
@@ -132,52 +124,6 @@ def test_annotations_decorators_texts_and_examples_are_left_alone(source: str, a
 
     found = {source[place(start) : place(end)] for start, end in spans_apart(ast.parse(source))}
     assert found == set(apart)
-
-
-@pytest.mark.parametrize(
-    ("operator", "expected"),
-    [
-        ("ReplaceBinaryOperator_Add_Sub", True),
-        ("ReplaceBinaryOperator_Add_LShift", False),
-        ("ReplaceBinaryOperator_Mul_Pow", False),
-        ("ReplaceBinaryOperator_BitOr_BitAnd", True),
-        ("ReplaceComparisonOperator_Is_IsNot", True),
-        ("ReplaceComparisonOperator_Is_Eq", False),
-        ("ReplaceComparisonOperator_IsNot_Lt", False),
-        ("ReplaceComparisonOperator_Gt_GtE", True),
-        ("ReplaceUnaryOperator_USub_Invert", False),
-        ("ReplaceUnaryOperator_Delete_Not", True),
-        ("RemoveDecorator", False),
-        ("NumberReplacer", True),
-    ],
-)
-def test_operators_whose_mutants_nothing_or_anything_tells_apart_are_left_out(
-    operator: str, expected: bool
-) -> None:
-    assert is_worthwhile(operator) is expected
-
-
-def test_the_summary_counts_endless_mutants_as_killed_and_leaves_out_what_is_gone() -> None:
-    verdicts = [*Verdict, Verdict.KILLED]
-    text = summary([(_KILLED, Trial(verdict=verdict)) for verdict in verdicts])
-    assert text.splitlines()[-1].split() == ["all", "2", "1", "1", "1", "1", "1", "50.0"]
-
-
-def test_results_are_read_back_and_what_killed_a_mutant_is_tried_first(tmp_path: Path) -> None:
-    killers = ("tests/a.py::test_b", "tests/a.py", "tests/c.py::test_d", None)
-    trials = [
-        Trial(verdict=Verdict.KILLED if killer else Verdict.SURVIVED, killed_by=killer) for killer in killers
-    ]
-    write_results(tmp_path / "score.json", [(_KILLED, trial) for trial in trials], seed=16)
-    assert read_results(tmp_path / "score.json") == [(_KILLED, trial) for trial in trials]
-    tests = frozenset({"tests/a.py::test_a", "tests/a.py::test_b", "tests/c.py::test_e"})
-    seen = Choice(files=(("tests/c.py::test_e",),), num_seeing=1, num_cut=0)
-    assert [killer_first(seen, trial, tests).files[:-1] for trial in trials] == [
-        (("tests/a.py::test_b",),),
-        (("tests/a.py::test_a", "tests/a.py::test_b"),),
-        (),
-        (),
-    ]
 
 
 def test_the_whole_way_from_a_map_to_a_score(toy: Path, tmp_path: Path) -> None:

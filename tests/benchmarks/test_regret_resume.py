@@ -20,7 +20,7 @@ from zerofit.core.facts import Machine, Versions
 from zerofit.core.strategy import Strategy
 from zerofit.core.units import GIB
 from zerofit.machine.rates import catalog_rates
-from zerofit.measuring.results import Measured, Outcome, RungState
+from zerofit.measuring.results import TrialMeasurement, TrialOutcome, TrialState
 
 VERSIONS = Versions(python="3.12.3", zerofit="0", torch="2.11.0")
 """Without DeepSpeed, which leaves the grid to what runs without it."""
@@ -55,7 +55,7 @@ GRID = Grid(
     ),
 )
 PRESET = next(one for one in usual_strategies(QUESTION).values() if one != _PLAIN)
-FAILED = Outcome(state=RungState.FAILED, reason="it fell")
+FAILED = TrialOutcome(state=TrialState.FAILED, reason="it fell")
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def small(tmp_path: Path) -> Question:
     return replace(QUESTION, key="small", model=str(file))
 
 
-def _done(step_time_s: float) -> Outcome:
-    measured = Measured(
+def _done(step_time_s: float) -> TrialOutcome:
+    measured = TrialMeasurement(
         process_bytes=1,
         process_peak_bytes=1,
         step_times_s=(step_time_s,),
@@ -77,10 +77,10 @@ def _done(step_time_s: float) -> Outcome:
         num_trained_parameters=1,
         num_threads=1,
     )
-    return Outcome(state=RungState.DONE, measured=measured)
+    return TrialOutcome(state=TrialState.DONE, measured=measured)
 
 
-def _record(*ended: tuple[Strategy, Outcome], before: RegretResult | None = None) -> Record:
+def _record(*ended: tuple[Strategy, TrialOutcome], before: RegretResult | None = None) -> Record:
     record = Record(QUESTION, GRID, before)
     for strategy, outcome in ended:
         record.put(strategy, outcome)
@@ -95,13 +95,15 @@ def test_the_choice_runs_first_and_checks_on_the_rules_last() -> None:
     ("ended", "left"),
     [
         (_done(1.0), (CHOICE, PRESET, HALVES)),
-        (Outcome(state=RungState.OUT_OF_MEMORY), (CHOICE, PRESET, HALVES)),
-        (Outcome(state=RungState.TOO_SLOW), (CHOICE, PRESET, HALVES)),
+        (TrialOutcome(state=TrialState.OUT_OF_MEMORY), (CHOICE, PRESET, HALVES)),
+        (TrialOutcome(state=TrialState.TOO_SLOW), (CHOICE, PRESET, HALVES)),
         (FAILED, (CHOICE, _PLAIN, PRESET, HALVES)),
-        (Outcome(state=RungState.CANNOT_RUN), (CHOICE, _PLAIN, PRESET, HALVES)),
+        (TrialOutcome(state=TrialState.CANNOT_RUN), (CHOICE, _PLAIN, PRESET, HALVES)),
     ],
 )
-def test_what_has_an_end_that_stands_is_not_run_again(ended: Outcome, left: tuple[Strategy, ...]) -> None:
+def test_what_has_an_end_that_stands_is_not_run_again(
+    ended: TrialOutcome, left: tuple[Strategy, ...]
+) -> None:
     before = _record((_PLAIN, ended)).result()
     again = _record(before=before)
     assert again.left() == left
@@ -189,7 +191,6 @@ def test_ctrl_c_keeps_what_ran_and_the_next_run_goes_on(
             run_regret(
                 questions=(small,),
                 keep=keep,
-                done=(),
                 folder=tmp_path,
                 ends_at=time.monotonic() + LONG_S,
                 lookahead=0,
@@ -207,15 +208,15 @@ def test_ctrl_c_keeps_what_ran_and_the_next_run_goes_on(
 
     first = run()
     assert first.choice is not None
-    assert _states(first) == {first.choice.strategy: RungState.DONE}
+    assert _states(first) == {first.choice.strategy: TrialState.DONE}
     second = run(first)
     assert second.choice == first.choice
     assert len(_states(second)) == 2
-    assert set(_states(second).values()) == {RungState.DONE}
+    assert set(_states(second).values()) == {TrialState.DONE}
     assert (first.runs, second.runs) == (1, 2)
 
 
-def _states(result: RegretResult) -> dict[Strategy | None, RungState]:
+def _states(result: RegretResult) -> dict[Strategy | None, TrialState]:
     """Return how each strategy ended that ran."""
     tried = (*((result.choice,) if result.choice else ()), *result.grid, *result.usual)
-    return {one.strategy: one.outcome.state for one in tried if one.outcome.state is not RungState.NOT_RUN}
+    return {one.strategy: one.outcome.state for one in tried if one.outcome.state is not TrialState.NOT_RUN}

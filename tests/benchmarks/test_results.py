@@ -32,37 +32,39 @@ from pydantic import TypeAdapter
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Machine, Versions
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
-from zerofit.measuring.results import Measured, Outcome, Parts, Predicted, RungState
+from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
 
 DATE = "2026-01-01T00:00:00+00:00"
 VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
 H200 = replace(CPU, device="NVIDIA H200", compute_capability=(9, 0), driver="580.1")
-DONE = Outcome(
-    state=RungState.DONE,
-    measured=Measured(
+DONE = TrialOutcome(
+    state=TrialState.DONE,
+    measured=TrialMeasurement(
         process_bytes=1,
         process_peak_bytes=1,
         step_times_s=(0.5, 0.75),
         step_time_s=0.625,
         tokens_per_s=1.0,
         losses=(1.0,),
-        counted=Parts(weights=2**30, gradients=2**29, optimizer_states=0, activations=None),
+        counted=TensorBytes(weights=2**30, gradients=2**29, optimizer_states=0, activations=None),
         num_trained_parameters=1,
         num_threads=1,
     ),
 )
 CASES = (case("gpt2", (8, 512), "bf16"), case("vit-base", (16, 1), calibrates=True))
-PREDICTED = Predicted(parts=Parts(weights=2**30, gradients=2**30, optimizer_states=0, activations=None))
+PREDICTED = TrialPrediction(
+    parts=TensorBytes(weights=2**30, gradients=2**30, optimizer_states=0, activations=None)
+)
 
 
-def _result(index: int = 0, outcome: Outcome = DONE) -> CaseResult:
+def _result(index: int = 0, outcome: TrialOutcome = DONE) -> CaseResult:
     return CaseResult(case=CASES[index], outcome=outcome, predicted=PREDICTED, took_s=2.5, date=DATE)
 
 
 def _full() -> Results:
     tried = Tried(name="micro-batch 8", strategy=None, outcome=DONE, samples_per_s=12.5)
-    full = Outcome(state=RungState.OUT_OF_MEMORY, reason="CUDA out of memory")
-    slow = Outcome(state=RungState.NOT_RUN, reason="predicted to take 9 x as long as the choice")
+    full = TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="CUDA out of memory")
+    slow = TrialOutcome(state=TrialState.NOT_RUN, reason="predicted to take 9 x as long as the choice")
     machine = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=1, host_memory_available_bytes=1)
     rate = Rate(
         name=RateName.DISPATCH, value=1e-5, unit=Unit.SECONDS, basis=Basis.MEASURED, source="1,000 operators"
@@ -80,7 +82,7 @@ def _full() -> Results:
         ),
         calibration=Calibration(rates=(rate,), left_out=("no disk",)),
         accuracy=(_result(),),
-        ranks=(_result(1, Outcome(state=RungState.OUT_OF_MEMORY, reason="CUDA out of memory")),),
+        ranks=(_result(1, TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="CUDA out of memory")),),
         regret=(
             RegretResult(
                 key="bert-8g",
@@ -151,7 +153,7 @@ def test_a_machine_has_one_file_by_its_name(device: str, name: str) -> None:
 
 def test_a_result_takes_the_place_of_the_one_before_it(tmp_path: Path) -> None:
     store = open_store(tmp_path / "cpu.json", CPU, VERSIONS)
-    failed = Outcome(state=RungState.FAILED, reason="it fell")
+    failed = TrialOutcome(state=TrialState.FAILED, reason="it fell")
     for result in (_result(0, failed), _result(1), _result(0)):
         store.keep_case(Section.ACCURACY, result)
     again = open_store(tmp_path / "cpu.json", CPU, VERSIONS)
@@ -163,17 +165,17 @@ def test_a_result_takes_the_place_of_the_one_before_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "stays"),
     [
-        (RungState.DONE, True),
-        (RungState.OUT_OF_MEMORY, True),
-        (RungState.TOO_SLOW, True),
-        (RungState.FAILED, False),
-        (RungState.KILLED, False),
-        (RungState.CANNOT_RUN, False),
+        (TrialState.DONE, True),
+        (TrialState.OUT_OF_MEMORY, True),
+        (TrialState.TOO_SLOW, True),
+        (TrialState.FAILED, False),
+        (TrialState.KILLED, False),
+        (TrialState.CANNOT_RUN, False),
     ],
 )
-def test_what_may_be_mended_runs_again(tmp_path: Path, state: RungState, stays: bool) -> None:
+def test_what_may_be_mended_runs_again(tmp_path: Path, state: TrialState, stays: bool) -> None:
     store = open_store(tmp_path / "cpu.json", CPU, VERSIONS)
-    store.keep_case(Section.RANKS, _result(0, Outcome(state=state, reason="why")))
+    store.keep_case(Section.RANKS, _result(0, TrialOutcome(state=state, reason="why")))
     assert bool(store.done(Section.RANKS)) is stays
 
 

@@ -12,12 +12,12 @@ from gpu_truth.store import open_store
 from kept_cases import CPU
 
 from zerofit.core.facts import Versions
-from zerofit.measuring.results import Outcome, RungState
+from zerofit.measuring.results import TrialOutcome, TrialState
 
 VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
 RESULT = CaseResult(
     case=case("gpt2", (8, 512), "bf16"),
-    outcome=Outcome(state=RungState.OUT_OF_MEMORY, reason="it was full"),
+    outcome=TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="it was full"),
     predicted=None,
     took_s=2.5,
     date="2026-01-01T00:00:00+00:00",
@@ -57,14 +57,3 @@ def test_another_machine_or_other_versions_set_the_older_file_aside(
     assert capsys.readouterr().err == (
         f"measure_gpu: cpu.json is of {what}; it is set aside as cpu.before.json\n"
     )
-
-
-def test_a_file_that_was_set_aside_is_never_written_over(tmp_path: Path) -> None:
-    path = tmp_path / "cpu.json"
-    for number in range(4):
-        store = open_store(path, CPU, replace(VERSIONS, torch=f"2.{number}.0"))
-        store.put_measured(not_run=(f"number {number}",))
-    names = ("cpu.before.json", "cpu.before-2.json", "cpu.before-3.json", "cpu.json")
-    assert {file.name for file in tmp_path.iterdir()} == set(names)
-    for number, name in enumerate(names):
-        assert f"number {number}" in (tmp_path / name).read_text(encoding="utf-8")

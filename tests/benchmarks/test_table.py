@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpu_truth.ladder import LADDER
 from gpu_truth.results import MachineRecord, Results
 from gpu_truth.table import short_table
 
 from zerofit.core.facts import Versions
 from zerofit.core.units import GIB
-from zerofit.measuring.results import Ladder, Measured, Outcome, Predicted, Published, RungResult, RungState
+from zerofit.measuring.ladder import Ladder, Published, RungResult
+from zerofit.measuring.results import TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
 
 VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
 GPU = MachineRecord(
@@ -25,7 +24,7 @@ GPU = MachineRecord(
 
 
 def _rung(index: int, *, step_time_s: float, device_used: int | None, published: Published) -> RungResult:
-    measured = Measured(
+    measured = TrialMeasurement(
         process_bytes=1,
         process_peak_bytes=1,
         allocated_bytes=10 * GIB,
@@ -45,8 +44,8 @@ def _rung(index: int, *, step_time_s: float, device_used: int | None, published:
         label=f"rung {index}",
         strategy=LADDER[index].strategy,
         sequence_length=128,
-        outcome=Outcome(state=RungState.DONE, measured=measured),
-        predicted=Predicted(parts=None, allocated_bytes=11 * GIB),
+        outcome=TrialOutcome(state=TrialState.DONE, measured=measured),
+        predicted=TrialPrediction(parts=None, allocated_bytes=11 * GIB),
         published=published,
     )
 
@@ -83,10 +82,3 @@ def test_device_figure_and_epochs_stand_beside_the_published_ones() -> None:
     assert head == "rung allocated predicted device published G s a step x first published x"
     assert first == "rung 0 10.0 GiB 11.0 GiB 14.0 GiB 15.1 0.25 1.00 1.00"
     assert second == "rung 1 10.0 GiB 11.0 GiB 13.0 GiB 7.5 0.5 2.00 3.00"
-
-
-def test_a_first_rung_that_did_not_run_leaves_the_published_ratio_alone() -> None:
-    without = replace(FIRST, outcome=Outcome(state=RungState.OUT_OF_MEMORY))
-    _, first, second = _rows(_ladder(without, SECOND))
-    assert first == "rung 0 out of memory 11.0 GiB - 15.1 - - 1.00"
-    assert second == "rung 1 10.0 GiB 11.0 GiB 13.0 GiB 7.5 0.5 - 3.00"

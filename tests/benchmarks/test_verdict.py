@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from gpu_truth.fits import Fits, fits_of_regret
 from gpu_truth.results import RegretResult, Rule, Tried
-from gpu_truth.verdict import best, counted, is_cut_off, is_measured, is_whole, ratio, verdict
+from gpu_truth.verdict import best, is_cut_off, is_measured, is_whole, ratio, verdict
 
 from zerofit.core.units import GIB
-from zerofit.measuring.results import Outcome, RungState
+from zerofit.measuring.results import TrialOutcome, TrialState
 
 
 def _tried(
-    state: RungState | float,
+    state: TrialState | float,
     *repeats: float,
     name: str = "one",
     rule: Rule | None = None,
@@ -25,7 +22,7 @@ def _tried(
     return Tried(
         name=name,
         strategy=None,
-        outcome=Outcome(state=RungState.DONE if ran else state),
+        outcome=TrialOutcome(state=TrialState.DONE if ran else state),
         samples_per_s=state if ran else None,
         repeats_samples_per_s=repeats,
         predicted_bytes=predicted,
@@ -48,7 +45,7 @@ def _result(choice: Tried | None, *grid: Tried, usual: tuple[Tried, ...] = ()) -
     )
 
 
-NOT_RUN, OUT_OF_MEMORY, FAILED = RungState.NOT_RUN, RungState.OUT_OF_MEMORY, RungState.FAILED
+NOT_RUN, OUT_OF_MEMORY, FAILED = TrialState.NOT_RUN, TrialState.OUT_OF_MEMORY, TrialState.FAILED
 SLOW = _tried(NOT_RUN, rule=Rule.SLOW)
 
 
@@ -57,10 +54,10 @@ SLOW = _tried(NOT_RUN, rule=Rule.SLOW)
     [
         (_tried(10.0), (_tried(8.0), _tried(12.5)), 0.8),
         (_tried(10.0), (_tried(8.0), _tried(OUT_OF_MEMORY), SLOW), 1.0),
-        (_tried(10.0), (_tried(12.5), _tried(RungState.TOO_SLOW)), 0.8),
+        (_tried(10.0), (_tried(12.5), _tried(TrialState.TOO_SLOW)), 0.8),
         (_tried(10.0), (_tried(8.0), _tried(NOT_RUN)), None),
         (_tried(10.0), (_tried(8.0), _tried(FAILED)), None),
-        (_tried(10.0), (_tried(8.0), _tried(RungState.CANNOT_RUN)), None),
+        (_tried(10.0), (_tried(8.0), _tried(TrialState.CANNOT_RUN)), None),
         (_tried(OUT_OF_MEMORY), (_tried(8.0),), None),
         (None, (_tried(8.0),), None),
         (_tried(10.0), (_tried(8.0), _tried(20.0, rule=Rule.SLOW)), 0.5),
@@ -86,39 +83,6 @@ def test_a_rival_that_is_slower_when_it_runs_again_is_not_the_best() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "grid", "said"),
-    [
-        (_tried(10.0), (_tried(8.0),), "1.00 (one run)"),
-        (_tried(10.0), (_tried(NOT_RUN),), "not whole"),
-        (_tried(NOT_RUN), (_tried(8.0),), "not whole"),
-        (_tried(OUT_OF_MEMORY), (_tried(NOT_RUN),), "FAILED: the choice did not fit"),
-        (_tried(FAILED), (_tried(8.0),), "FAILED: the choice: failed"),
-        (_tried(RungState.TOO_SLOW), (_tried(8.0),), "FAILED: the choice: over the time limit"),
-        (None, (_tried(8.0, name="that"), _tried(NOT_RUN)), "FAILED: nothing was said to fit, and that ran"),
-        (None, (_tried(NOT_RUN), _tried(OUT_OF_MEMORY)), "not whole"),
-        (None, (_tried(OUT_OF_MEMORY), SLOW), "nothing fits, as was said"),
-    ],
-)
-def test_why_there_is_no_ratio_is_said(choice: Tried | None, grid: tuple[Tried, ...], said: str) -> None:
-    assert verdict(_result(choice, *grid)) == said
-
-
-def test_it_is_counted_how_each_ended() -> None:
-    grid = (
-        _tried(8.0),
-        _tried(OUT_OF_MEMORY),
-        _tried(NOT_RUN),
-        SLOW,
-        SLOW,
-        _tried(8.0, rule=Rule.BUCKETS),
-    )
-    assert counted(replace(_result(_tried(10.0), *grid), runs=2)) == (
-        "2 of 4 ran, 1 cut off, 1 out of memory, 2 left out: far slower than the choice by prediction, "
-        "1 left out: in the size of its buckets alone unlike another; measured over 2 runs of the harness"
-    )
-
-
-@pytest.mark.parametrize(
     ("result", "measured", "whole", "cut_off"),
     [
         (_result(_tried(10.0, 10.0, 10.0), _tried(8.0, 8.0, 8.0), SLOW), True, True, False),
@@ -135,16 +99,3 @@ def test_a_question_is_whole_once_nothing_has_to_run(
     result: RegretResult, measured: bool, whole: bool, cut_off: bool
 ) -> None:
     assert (is_measured(result), is_whole(result), is_cut_off(result)) == (measured, whole, cut_off)
-
-
-def test_what_was_predicted_to_fit_is_compared_with_what_did() -> None:
-    grid = (
-        _tried(8.0, name="a", predicted=GIB),
-        _tried(OUT_OF_MEMORY, name="b", predicted=GIB),
-        _tried(8.0, name="c", predicted=GIB + 1),
-        _tried(OUT_OF_MEMORY, name="d", predicted=GIB + 1),
-        _tried(FAILED, name="e", predicted=GIB),
-        _tried(8.0, name="f"),
-    )
-    found = fits_of_regret([_result(_tried(OUT_OF_MEMORY, name="choice", predicted=1), *grid)])
-    assert found == Fits(num_right=2, did_not=("made: choice", "made: b"), did=("made: c",))

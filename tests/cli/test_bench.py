@@ -12,13 +12,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import TypeAdapter
 
-from zerofit.cli.bench_ladder import ladder
+from zerofit.cli.bench import ladder
 from zerofit.core.errors import UserError
-from zerofit.measuring import order
+from zerofit.measuring import ladder as measured_ladder
+from zerofit.measuring.ladder import DEFAULT_RUNGS, Ladder
 from zerofit.measuring.predict import Predictor
-from zerofit.measuring.results import Ladder, Measured, Outcome, Parts, RungState, ladder_from_json
-from zerofit.measuring.rungs import DEFAULT_RUNGS
+from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialState
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -43,20 +44,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-_MEASURED = Measured(
+_MEASURED = TrialMeasurement(
     process_bytes=1000,
     process_peak_bytes=2000,
     step_times_s=(1.0,),
     step_time_s=1.0,
     tokens_per_s=8.0,
     losses=(0.7, 0.6),
-    counted=Parts(weights=10, gradients=10, optimizer_states=20, activations=5),
+    counted=TensorBytes(weights=10, gradients=10, optimizer_states=20, activations=5),
     num_trained_parameters=10,
     num_threads=1,
 )
 
 
-def _measured(ladder: Ladder) -> list[Measured]:
+def _read(text: str) -> Ladder:
+    return TypeAdapter(Ladder).validate_json(text)
+
+
+def _measured(ladder: Ladder) -> list[TrialMeasurement]:
     return [rung.measured for rung in ladder.rungs if rung.measured is not None]
 
 
@@ -78,9 +83,9 @@ def test_a_rung_runs_and_one_that_cannot_is_left_out(run_zerofit: _RunZerofit, f
     line = "bench ladder --json --rungs tf32,adafactor --steps 1 --output out"
     finished = run_zerofit(*line.split(), *_SIZES, cwd=folder)
     assert finished.returncode == 0, finished.stderr
-    whole = ladder_from_json(finished.stdout, name="stdout")
+    whole = _read(finished.stdout)
     tf32, adafactor = whole.rungs
-    assert tf32.outcome.state is RungState.CANNOT_RUN
+    assert tf32.outcome.state is TrialState.CANNOT_RUN
     assert adafactor.strategy.tf32 is None
     assert (folder / "out" / "ladder.json").read_text() == finished.stdout
     (measured,) = _measured(whole)
@@ -170,9 +175,9 @@ def test_ctrl_c_while_predicting_keeps_what_was_measured(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    done = Outcome(state=RungState.DONE, measured=_MEASURED)
+    done = TrialOutcome(state=TrialState.DONE, measured=_MEASURED)
     monkeypatch.setattr(Predictor, "predict", interrupted)
-    monkeypatch.setattr(order, "run_rung", lambda *_, **__: done)
+    monkeypatch.setattr(measured_ladder, "run_trial", lambda *_, **__: done)
     arguments = [
         "--model",
         str(folder / "tiny"),
@@ -184,7 +189,7 @@ def test_ctrl_c_while_predicting_keeps_what_was_measured(
         "--json",
     ]
     assert ladder.main(arguments, standalone_mode=False) == 130
-    result = ladder_from_json(capsys.readouterr().out, name="stdout")
+    result = _read(capsys.readouterr().out)
     assert _measured(result) == [_MEASURED, _MEASURED]
 
 
@@ -194,12 +199,12 @@ def test_a_plot_that_can_not_be_drawn_leaves_the_table(
     pytest.importorskip("matplotlib")
     picture = folder / "late" / "ladder.png"
 
-    def run(*_: object, **__: object) -> Outcome:
+    def run(*_: object, **__: object) -> TrialOutcome:
         picture.parent.write_text("in the way by now")
-        return Outcome(state=RungState.DONE, measured=_MEASURED)
+        return TrialOutcome(state=TrialState.DONE, measured=_MEASURED)
 
     monkeypatch.setattr(Predictor, "predict", lambda *_, **__: None)
-    monkeypatch.setattr(order, "run_rung", run)
+    monkeypatch.setattr(measured_ladder, "run_trial", run)
     arguments = ["--model", str(folder / "tiny"), "--seq-len", "8", "--cpu", "--rungs", "sgd"]
     with pytest.raises(UserError, match="not-writable"):
         ladder.main([*arguments, "--plot", str(picture)], standalone_mode=False)
@@ -211,7 +216,7 @@ def test_a_plot_that_can_not_be_drawn_leaves_the_table(
 def test_every_rung_of_the_default_ladder_does_its_work(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
     line = "bench ladder --cpu --json --attention eager"
     finished = run_zerofit(*line.split(), cwd=tmp_path, timeout_s=3500)
-    whole = ladder_from_json(finished.stdout, name="stdout")
+    whole = _read(finished.stdout)
     assert [rung.name for rung in whole.rungs] == DEFAULT_RUNGS.split(",")
     base, accumulated, checkpointed, adafactor, frozen, short = _measured(whole)
     activations = [measured.counted.activations or 0 for measured in _measured(whole)]

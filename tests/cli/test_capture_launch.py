@@ -17,18 +17,21 @@ import pytest
 from captures import LOOP, TRAINER, with_model
 from launch_flags import launch_flags
 
-from zerofit.cli.launch import _check_rules, _tell
-from zerofit.cli.output.applied_table import applied_rows
+from zerofit.cli.launch import asked_of
+from zerofit.cli.output.console import Console
 from zerofit.core.capture import Capture, for_plan
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import GIB
-from zerofit.launching import follow_plan
-from zerofit.launching import plan as launch_plan
+from zerofit.launching import follow_plan, prepare
+from zerofit.launching import launch as launching
+from zerofit.launching.launch import _check_rules, _tell, launch_request
+from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.run_folder import run_folder
 from zerofit.launching.start import Launch, launch_files
+from zerofit.planning.applied_table import applied_rows
 from zerofit.training.settings import check_batch, settings_of
 
 _A100 = GpuSpec(name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * GIB, compute_capability=(8, 0))
@@ -54,16 +57,17 @@ def plan_launch(monkeypatch: pytest.MonkeyPatch) -> Any:
         target: tuple[str, ...] = LOOP.target,
     ) -> Launch:
         @contextmanager
-        def captured(target: tuple[str, ...], *, limit_s: float, instead: str) -> Iterator[Any]:
+        def captured(target: tuple[str, ...], **_: Any) -> Iterator[Any]:
             assert capture is not None, f"{target} was captured"
             yield SimpleNamespace(capture=capture, is_kept=False)
 
-        monkeypatch.setattr(launch_plan, "probe_machine", lambda **_: machine)
-        for module in (launch_plan, follow_plan):
+        monkeypatch.setattr(launching, "probe_machine", lambda **_: machine)
+        for module in (prepare, follow_plan):
             monkeypatch.setattr(module, "captured", captured)
         plans = not {"--no-capture", "--preset", "--plan"} & {*flags} and (machine.gpus or "--gpus" in flags)
         is_fast = ["--fast"] if plans and ("--cpu" not in flags or "--gpus" in flags) else []
-        return launch_plan.plan_launch(target, launch_flags(*is_fast, *flags, "train.py"))
+        asked = asked_of(launch_flags(*is_fast, *flags, "train.py"))
+        return prepare_launch(launch_request(target, **asked), Console())
 
     return made
 
@@ -90,7 +94,7 @@ def test_flags_are_what_the_plan_keeps_to(plan_launch: Any, capsys: pytest.Captu
     assert (strategy.zero_stage, strategy.micro_batch_size) == (ZeroStage.GRADIENTS, 4)
     assert (strategy.gradient_accumulation_steps, strategy.gradient_checkpointing) == (4, True)
     capsys.readouterr()
-    _tell(to_launch)
+    _tell(to_launch, Console())
     told = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[0] for line in told[3:]] == [
         "batch on each rank",
@@ -342,10 +346,10 @@ def test_a_script_that_says_no_mixed_precision_gets_none_unless_a_flag_says_so(p
 def test_the_rules_know_what_was_captured(plan_launch: Any) -> None:
     sgd = replace(LOOP.optimizers[0], class_path="torch.optim.sgd.SGD")
     flags = ("--cpu", "--num-processes", "2", "--preset", "z2-offload", "--global-batch-size", "32")
-    _check_rules(plan_launch(*flags), script="train.py", arguments=())
+    _check_rules(plan_launch(*flags), script="train.py", arguments=(), observer=Console())
     to_launch = plan_launch(*flags, capture=replace(LOOP, optimizers=(sgd,)))
     with pytest.raises(ExceptionGroup) as error:
-        _check_rules(to_launch, script="train.py", arguments=())
+        _check_rules(to_launch, script="train.py", arguments=(), observer=Console())
     assert [str(one).splitlines()[1] for one in error.value.exceptions] == [
         "  found: the script's SGD with --offload-optimizer cpu"
     ]

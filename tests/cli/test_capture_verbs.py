@@ -20,6 +20,7 @@ from zerofit.cli import plan as plan_module
 from zerofit.core.capture import Capture, for_plan
 from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json
+from zerofit.planning import plan as planning_plan
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 _Run = Callable[..., int]
@@ -32,6 +33,9 @@ from accelerate import Accelerator
 accelerator = Accelerator(gradient_accumulation_steps=make.steps())
 model, optimizer = accelerator.prepare(make.model(), make.optimizer())
 """
+
+_CAPTURES = {plan_module: planning_plan}
+"""Modules that run the script for a verb, where it is not the verb's own."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +53,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> _Run:
 
     def in_process(module: Any, *words: str, capture: Capture = LOOP, is_kept: bool = False) -> int:
         @contextmanager
-        def captured(target: tuple[str, ...], *, limit_s: float, instead: str) -> Iterator[Any]:
+        def captured(target: tuple[str, ...], **_: Any) -> Iterator[Any]:
             yield SimpleNamespace(capture=replace(capture, target=target), is_kept=is_kept)
 
-        monkeypatch.setattr(module, "captured", captured)
+        monkeypatch.setattr(_CAPTURES.get(module, module), "captured", captured)
         verb = module.__name__.rpartition(".")[2]
         return int(getattr(module, verb).main(list(words), prog_name="zerofit", standalone_mode=False) or 0)
 

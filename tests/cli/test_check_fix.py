@@ -14,11 +14,13 @@ import pytest
 
 from zerofit.checking.engine import Finding, Verdict
 from zerofit.checking.fix_files import Fix, diff_of, find_fixes, write_fixes
-from zerofit.checking.rule import Confidence, Severity
-from zerofit.checking.targets import Checked, TargetFile, Targets
+from zerofit.checking.report import Report
+from zerofit.checking.rule import Severity
+from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import Edit, FileKind, RemoveKey, RenameKey, SetValue
-from zerofit.configs.text import read_document
+from zerofit.configs.text.read import read_document
 from zerofit.core.errors import UserError
+from zerofit.core.setting import Confidence
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -157,10 +159,10 @@ def test_a_stop_at_any_time_leaves_the_file_whole_and_nothing_beside_it(
     assert _texts(tmp_path) == {"ds.json": "{}"}
 
 
-def _looking_at(path: Path, *edits: Edit) -> Callable[[Mapping[str, str]], Checked]:
+def _looking_at(path: Path, *edits: Edit) -> Callable[[Mapping[str, str]], Report]:
     """Return what checks one file, with a finding of these edits until they are made."""
 
-    def look(overlay: Mapping[str, str]) -> Checked:
+    def look(overlay: Mapping[str, str]) -> Report:
         document = read_document(overlay.get(os.path.realpath(path), path.read_text()), name=str(path))
         finding = Finding(
             rule="made-up",
@@ -175,7 +177,7 @@ def _looking_at(path: Path, *edits: Edit) -> Callable[[Mapping[str, str]], Check
             edits=edits,
         )
         file = TargetFile(name=str(path), kind=FileKind.DEEPSPEED, document=document)
-        return Checked(targets=Targets(files=(file,)), verdict=Verdict(findings=(finding,) * (not overlay)))
+        return Report(targets=Targets(files=(file,)), verdict=Verdict(findings=(finding,) * (not overlay)))
 
     return look
 
@@ -228,7 +230,7 @@ def test_edits_of_what_is_no_file_are_left_out(tmp_path: Path) -> None:
     file = TargetFile(name="--deepspeed", kind=FileKind.DEEPSPEED, document=document)
     edit = SetValue(document="--deepspeed", path=("a",), value=1)
     looked = _looking_at(_write(tmp_path / "ds.json", "{}"), edit)({})
-    checked = Checked(targets=Targets(files=(file,)), verdict=looked.verdict)
+    checked = Report(targets=Targets(files=(file,)), verdict=looked.verdict)
     assert find_fixes(lambda _: checked) == ()
 
 

@@ -84,12 +84,6 @@ def test_every_kind_of_file_has_the_same_lengths(report: _Report, folder: Path, 
     assert document["notes"] == [f"1 sample {words}"]
 
 
-def test_all_kinds_are_read_one_after_the_other(run_zerofit: _RunZerofit, folder: Path) -> None:
-    finished = run_zerofit("data", *_KINDS, "--tokenizer", "tok", "--json", cwd=folder)
-    assert (finished.returncode, finished.stderr) == (0, "")
-    assert _lengths(json.loads(finished.stdout)) == sorted(LENGTHS * len(_KINDS))
-
-
 @pytest.mark.parametrize(
     ("line", "expected", "notes"),
     [
@@ -122,7 +116,6 @@ def test_saved_datasets_and_ids(
         ("a.parquet --count words --limit 3", [0, 1, 3]),
         ("a.jsonl --text id,label --count words", [0] * 7),
         ("a.csv --text id,text --tokenizer tok", sorted(number + 4 for number in NUM_WORDS)),
-        ("a.jsonl --tokenizer tok --num-workers 2", LENGTHS),
     ],
 )
 def test_what_flags_choose(report: _Report, folder: Path, line: str, expected: list[int]) -> None:
@@ -143,33 +136,11 @@ def test_a_sample_is_a_share_and_the_same_each_time(report: _Report, tmp_path: P
     assert report("long.txt --count words --sample 10%", tmp_path) == first
 
 
-_KEYS = {
-    "version": int,
-    "source": str,
-    "counted": str,
-    "unit": str,
-    "is_whole": bool,
-    "model_max_length": int,
-    "notes": list,
-    "num_samples": int,
-    "num_tokens": int,
-    "shortest": int,
-    "mean": float,
-    "p50": int,
-    "p90": int,
-    "p95": int,
-    "p99": int,
-    "longest": int,
-    "batch_size": int,
-    "is_causal": bool,
-    "padding_max_length": int,
-    "padding": list,
-    "packing": dict,
-    "bucketing": dict,
-    "max_lengths": list,
-    "recommendation": dict,
-    "histogram": list,
-}
+_FIELDS = """
+    version source counted unit is_whole model_max_length notes num_samples num_tokens shortest mean p50 p90
+    p95 p99 longest batch_size is_causal padding_max_length padding packing bucketing max_lengths
+    recommendation histogram
+"""
 
 
 def test_table_document_and_plot_of_one_report(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
@@ -182,7 +153,7 @@ def test_table_document_and_plot_of_one_report(run_zerofit: _RunZerofit, tmp_pat
     finished = run_zerofit(*line.split(), cwd=tmp_path)
     assert (finished.returncode, finished.stderr) == (0, "")
     document = json.loads((tmp_path / "r.json").read_text())
-    assert {name: type(value) for name, value in document.items()} == _KEYS
+    assert list(document) == _FIELDS.split()
     assert (document["num_samples"], document["p50"], document["longest"]) == (3000, 47, 92)
     assert document["recommendation"]["max_length"] == document["model_max_length"] == 64
     assert [row["way"] for row in document["padding"]] == ["fixed", "dynamic", "bucketed", "packed"]
@@ -194,12 +165,6 @@ def test_table_document_and_plot_of_one_report(run_zerofit: _RunZerofit, tmp_pat
     assert parts[1].splitlines()[1].split() == ["0-7", "170", "5.7%", "#" * 25]
     assert parts[2] == "mean 47.2, p50 47, p90 83, p95 88, p99 92, longest 92"
     assert parts[3].startswith("Padding, in batches of 4, samples cut at 64\n")
-    assert [row.split()[0] for row in parts[3].splitlines()[2:6]] == [
-        "fixed",
-        "dynamic",
-        "bucketed",
-        "packed",
-    ]
     assert parts[5].splitlines()[1].startswith("  max_length          64 ")
     with Image.open(tmp_path / "p.png") as image:
         assert image.format == "PNG"
@@ -225,15 +190,9 @@ def test_words_are_said_to_be_no_tokens_and_nothing_is_recommended(
 
 
 def test_values_that_are_no_text_are_told(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
-    lines = [
-        '{"text": "a b"}',
-        '{"text": 5}',
-        '{"text": null}',
-        '{"other": 1}',
-        '{"text": ""}',
-        '{"text": ["a"]}',
-    ]
-    (tmp_path / "mixed.jsonl").write_text("\n".join(lines))
+    values = ('"a b"', "5", "null", '""', '["a"]')
+    lines = [f'{{"text": {value}}}\n' for value in values]
+    (tmp_path / "mixed.jsonl").write_text("".join([*lines, '{"other": 1}']))
     finished = run_zerofit("data", "mixed.jsonl", "--count", "words", cwd=tmp_path)
     assert finished.stdout.splitlines()[1:5] == [
         "6 samples, 3 words",

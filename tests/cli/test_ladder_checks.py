@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.cli.ladder_checks import check_steps
+from zerofit.cli.bench import check_steps
 from zerofit.core.errors import UserError
 from zerofit.core.facts import ModelFacts, Versions
-from zerofit.measuring.rungs import baseline, climb, parse_rungs
+from zerofit.measuring.ladder import baseline, climb, parse_rungs
 from zerofit.models.find import probe_model
 
 _VERSIONS = Versions(python="3.12", zerofit="0.1.0", torch="2.13.0", deepspeed="0.19.8")

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 from launch_flags import launch_flags
 
-from zerofit.cli.launch import _tell
+from zerofit.cli.launch import asked_of
+from zerofit.cli.output.console import Console
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.units import GIB
-from zerofit.launching import plan as launch_plan
+from zerofit.launching import launch as launching
+from zerofit.launching.launch import _tell, launch_request
+from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.start import Launch
 
 _H100 = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * GIB, compute_capability=(9, 0))
@@ -30,9 +33,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _plan_launch(monkeypatch: pytest.MonkeyPatch, *flags: str) -> Launch:
     """Return the launch that the flags make on a node with eight GPUs."""
-    monkeypatch.setattr(launch_plan, "probe_machine", lambda **_: _EIGHT)
+    monkeypatch.setattr(launching, "probe_machine", lambda **_: _EIGHT)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return launch_plan.plan_launch(("train.py",), launch_flags(*flags, "train.py"))
+    asked = asked_of(launch_flags(*flags, "train.py"))
+    return prepare_launch(launch_request(("train.py",), **asked), Console())
 
 
 def test_a_lone_rank_gets_one_gpu_and_a_line_says_so(
@@ -40,7 +44,7 @@ def test_a_lone_rank_gets_one_gpu_and_a_line_says_so(
 ) -> None:
     to_launch = _plan_launch(monkeypatch, "--no-capture", "--num-processes", "1")
     assert to_launch.rendezvous.gpu_ids == "0"
-    _tell(to_launch)
+    _tell(to_launch, Console())
     assert capsys.readouterr().err.endswith(
         "zerofit: one rank uses GPU 0 alone: with more in sight Trainer would spread over them all\n"
     )
@@ -52,7 +56,7 @@ def test_other_runs_are_left_with_all_gpus(
 ) -> None:
     to_launch = _plan_launch(monkeypatch, "--no-capture", *flags)
     assert to_launch.rendezvous.gpu_ids is None
-    _tell(to_launch)
+    _tell(to_launch, Console())
     assert "uses GPU" not in capsys.readouterr().err
 
 

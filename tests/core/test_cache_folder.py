@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.core.cache_folder import cache_folder, write_whole
+from zerofit.core.atomic_file import write_whole
+from zerofit.core.cache_folder import cache_folder
 
 
 @pytest.mark.parametrize(

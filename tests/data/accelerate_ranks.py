@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -17,6 +18,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
+from zerofit.core.strategy import Strategy
 from zerofit.data.sampler import LengthGroupedBatches
 from zerofit.training import grouped_batches
 from zerofit.training.changes import Changes
@@ -113,7 +115,7 @@ def grouped_script(hooked: Any, folder: Path, *, num_workers: int) -> dict[str, 
 def hooked_class() -> Any:
     """Return a subclass of Accelerator that groups by length."""
     made = type("Accelerator", (Accelerator,), {})
-    wanted = type("Settings", (), {"group_by_length": True})
+    wanted = SimpleNamespace(strategy=Strategy(group_by_length=True))
     grouped_batches.install(made, wanted, Changes(announce=False))  # type: ignore[arg-type]
     return made
 

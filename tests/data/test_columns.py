@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zerofit.core.errors import UserError
-from zerofit.data.columns import Columns, chosen_columns, header_notes
+from zerofit.data.columns import CountedColumns, chosen_columns
 
 _TEXT, _NUMBERS, _WORDS, _IDS = ["some text"], ["12", "3.5"], [["some", "words"]], [[5, 6]]
 
@@ -15,24 +15,28 @@ _TEXT, _NUMBERS, _WORDS, _IDS = ["some text"], ["12", "3.5"], [["some", "words"]
 @pytest.mark.parametrize(
     ("head", "named", "expected"),
     [
-        ({"id": _NUMBERS, "anything": _TEXT}, (), Columns(names=("anything",))),
-        ({"title": _TEXT, "text": _TEXT}, (), Columns(names=("text",))),
-        ({"text": _NUMBERS}, (), Columns(names=("text",))),
-        ({"text": ["", ""]}, (), Columns(names=("text",))),
-        ({"text": [None, "", "late"]}, (), Columns(names=("text",))),
-        ({"sentence1": _TEXT, "sentence2": _TEXT, "idx": [1]}, (), Columns(names=("sentence1", "sentence2"))),
-        ({"tokens": _WORDS, "ner_tags": _IDS}, (), Columns(names=("tokens",))),
-        ({"input_ids": _IDS, "text": _TEXT}, (), Columns(names=("input_ids",), is_tokenized=True)),
+        ({"id": _NUMBERS, "anything": _TEXT}, (), CountedColumns(names=("anything",))),
+        ({"title": _TEXT, "text": _TEXT}, (), CountedColumns(names=("text",))),
+        ({"text": _NUMBERS}, (), CountedColumns(names=("text",))),
+        ({"text": ["", ""]}, (), CountedColumns(names=("text",))),
+        ({"text": [None, "", "late"]}, (), CountedColumns(names=("text",))),
+        (
+            {"sentence1": _TEXT, "sentence2": _TEXT, "idx": [1]},
+            (),
+            CountedColumns(names=("sentence1", "sentence2")),
+        ),
+        ({"tokens": _WORDS, "ner_tags": _IDS}, (), CountedColumns(names=("tokens",))),
+        ({"input_ids": _IDS, "text": _TEXT}, (), CountedColumns(names=("input_ids",), is_tokenized=True)),
         (
             {"input_ids": _IDS, "attention_mask": [[1, 0]]},
             (),
-            Columns(names=("input_ids", "attention_mask"), is_tokenized=True),
+            CountedColumns(names=("input_ids", "attention_mask"), is_tokenized=True),
         ),
-        ({"a": _TEXT, "b": _TEXT}, ("b", "a"), Columns(names=("b", "a"))),
-        ({"codes": _IDS, "text": _TEXT}, ("codes",), Columns(names=("codes",), is_tokenized=True)),
+        ({"a": _TEXT, "b": _TEXT}, ("b", "a"), CountedColumns(names=("b", "a"))),
+        ({"codes": _IDS, "text": _TEXT}, ("codes",), CountedColumns(names=("codes",), is_tokenized=True)),
     ],
 )
-def test_columns(head: dict[str, list[Any]], named: tuple[str, ...], expected: Columns) -> None:
+def test_columns(head: dict[str, list[Any]], named: tuple[str, ...], expected: CountedColumns) -> None:
     assert chosen_columns(head, named=named, file="a.jsonl") == expected
 
 
@@ -61,19 +65,3 @@ def test_of_chats_the_templates_text_is_asked_for(named: tuple[str, ...]) -> Non
     with pytest.raises(UserError) as caught:
         chosen_columns({"messages": [[{"role": "user"}]]}, named=named, file="a.jsonl")
     assert "tokenizer.apply_chat_template(messages, tokenize=False)" in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (("id", "text"), ()),
-        (("id;text",), ("a.csv: its only column is called 'id;text': is ';' between values?",)),
-        (("5", "a text"), ("a.csv: its first line was taken for names of columns, '5' among them",)),
-        (
-            ("text", "text.1"),
-            ("a.csv: several columns are called text; the first of them goes by that name",),
-        ),
-    ],
-)
-def test_odd_headers_are_told(names: tuple[str, ...], expected: tuple[str, ...]) -> None:
-    assert header_notes(names, file="a.csv") == expected

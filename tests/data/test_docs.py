@@ -52,8 +52,11 @@ def test_the_page_names_the_families_that_can_be_packed_and_those_that_cannot() 
         assert ", ".join(sorted(families)) in text
 
 
-@pytest.mark.filterwarnings("ignore:the model's cache is off", "ignore:warning.slow-tokenizer")
-def test_the_examples_of_the_page_run(theirs: dict[str, Any]) -> None:
+@pytest.mark.filterwarnings("ignore:the model's cache is off")
+def test_the_examples_of_the_page_run(
+    theirs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     made = []
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", _PAGE.read_text("utf-8"), re.DOTALL)):
         exec(compile(block, f"{_PAGE.name}, block {number}", "exec"), theirs)

@@ -88,4 +88,4 @@ def test_lengths_are_told_without_reading_samples(dataset: Any, expected: list[i
 def test_a_field_of_lengths_that_are_none_is_told() -> None:
     with pytest.raises(UserError) as caught:
         sample_lengths(OwnWithWords())
-    assert caught.value.found == "'a' as length 0 of 4"
+    assert caught.value.found == "('a', 'b', 'c', 'd')"

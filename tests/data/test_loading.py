@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from zerofit.core.errors import UserError
 from zerofit.data.loading import LoadingFacts, choose_loading, measure_loading
 
 READY = LoadingFacts(cores_per_rank=8, on_gpu=True, decodes=False, num_epochs=3)
@@ -22,17 +21,7 @@ READY = LoadingFacts(cores_per_rank=8, on_gpu=True, decodes=False, num_epochs=3)
         ({"cores_per_rank": 1}, 0, "a rank has one core, and computes on it"),
         ({"on_gpu": False}, 0, "the data is ready, and workers would take cores from the computation"),
         ({"decodes": True}, 4, "samples cost work; not measured, so 4 of 8 cores a rank"),
-        (
-            {"decodes": True, "cores_per_rank": 3},
-            2,
-            "samples cost work; not measured, so 2 of 3 cores a rank",
-        ),
         ({"batch_s": 0.001, "step_s": 0.1}, 0, "a batch takes 1.0 ms to make and 100.0 ms to train"),
-        (
-            {"batch_s": 0.01, "step_s": 0.1},
-            1,
-            "a batch takes 10.0 ms to make and 100.0 ms to train, and batches differ",
-        ),
         (
             {"batch_s": 0.2, "step_s": 0.1},
             3,
@@ -56,6 +45,7 @@ def test_the_number_of_workers_has_its_reason(changes: dict, num_workers: int, w
     choice = choose_loading(replace(READY, **changes))
     assert choice.num_workers == num_workers
     assert choice.reasons[0] == f"num_workers={num_workers}: {why}"
+    assert choice.pin_memory is changes.get("on_gpu", True)
 
 
 @pytest.mark.parametrize(
@@ -63,28 +53,13 @@ def test_the_number_of_workers_has_its_reason(changes: dict, num_workers: int, w
     [
         ({"num_epochs": 1}, False, "there is one epoch"),
         ({}, True, "workers take a second or more to start in each epoch"),
-        (
-            {"batches_per_epoch": 100, "step_s": 0.1},
-            True,
-            "an epoch takes 10 s, and workers take a second or more to start",
-        ),
-        (
-            {"batches_per_epoch": 10_000, "step_s": 0.1},
-            False,
-            "an epoch takes 1,000 s, beside which the start of workers is nothing",
-        ),
         ({"on_gpu": False}, False, "there is no worker"),
     ],
 )
-def test_workers_live_on_where_epochs_are_short(changes: dict, expected: bool, why: str) -> None:
+def test_workers_live_on_where_there_are_several_epochs(changes: dict, expected: bool, why: str) -> None:
     choice = choose_loading(replace(READY, **changes))
     assert choice.persistent_workers is expected
     assert choice.reasons[3] == f"persistent_workers={expected}: {why}"
-
-
-def test_memory_is_pinned_for_a_gpu_only() -> None:
-    assert choose_loading(READY).pin_memory
-    assert not choose_loading(replace(READY, on_gpu=False)).pin_memory
 
 
 @pytest.mark.parametrize("decodes", [False, True])
@@ -108,19 +83,8 @@ class _SlowSamples:
 
 
 def test_the_time_of_a_batch_is_measured_and_decides() -> None:
-    took = measure_loading(_SlowSamples(), list, batch_size=4, num_batches=5)
-    assert took.batch_s >= 0.008
-    assert took.sample_s == pytest.approx(took.batch_s / 4)
-    facts = LoadingFacts(cores_per_rank=64, on_gpu=True, decodes=True, batch_s=took.batch_s, step_s=0.004)
+    batch_s = measure_loading(_SlowSamples(), list, batch_size=4, num_batches=5)
+    assert 0.008 <= batch_s < 0.2
+    facts = LoadingFacts(cores_per_rank=64, on_gpu=True, decodes=True, batch_s=batch_s, step_s=0.004)
     assert choose_loading(facts).num_workers >= 3
-
-
-def test_a_short_dataset_is_measured_as_far_as_it_goes() -> None:
-    assert measure_loading([1, 2, 3], list, batch_size=2, num_batches=9).batch_s > 0
-
-
-def test_what_takes_no_time_is_refused() -> None:
-    with pytest.raises(UserError, match="there is no batch to measure"):
-        measure_loading([], list, batch_size=2)
-    with pytest.raises(UserError, match="takes some time"):
-        choose_loading(replace(READY, batch_s=0.1, step_s=0.0))
+    assert measure_loading([1, 2, 3], list, batch_size=2, num_batches=9) > 0  # as far as it goes

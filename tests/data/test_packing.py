@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import datasets
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +12,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from zerofit.core.errors import UserError
 from zerofit.data.collators import FlatDocuments, collator_for
 from zerofit.data.packing import APART, MIXED, PackedRows, keep_documents_apart, pack_documents, pack_lengths
-from zerofit.data.padding import no_padding
 
 pytestmark = pytest.mark.filterwarnings("ignore:the model's cache is off")
 
@@ -112,18 +108,6 @@ def test_every_document_is_in_one_row_and_no_row_is_too_long(lengths: list[int],
     assert len(filled) < 2 or sum(sorted(filled)[:2]) > row_length
 
 
-def test_ragged_documents_leave_little_padding() -> None:
-    torch.manual_seed(0)
-    lengths = torch.randn(2000).mul(0.8).add(4.5).exp().long().clamp(4, 512).tolist()
-    wasted = {
-        "fixed": 1 - sum(lengths) / (512 * len(lengths)),
-        "packed": 1 - sum(lengths) / (512 * len(pack_lengths(lengths, 512))),
-    }
-    print(wasted)
-    assert wasted["fixed"] > 0.7
-    assert wasted["packed"] < 0.005
-
-
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_each_documents_losses_are_those_that_it_has_alone(family: str, attention: str) -> None:
@@ -134,11 +118,8 @@ def test_each_documents_losses_are_those_that_it_has_alone(family: str, attentio
     batch = collate([{name: packed[name][row] for name in packed} for row in range(len(packed["labels"]))])
     assert set(batch) == {"input_ids", "position_ids", "labels"}
     losses = _losses(model, batch)
-    alone = [
-        _losses(model, {"input_ids": torch.tensor([ids]), "labels": torch.tensor([ids])}) for ids in documents
-    ]
     assert losses[losses != 0].sort().values.tolist() == pytest.approx(
-        torch.cat([one[0] for one in alone]).sort().values.tolist(), abs=1e-5
+        sorted(_alone(model, documents)), abs=1e-5
     )
 
 
@@ -146,15 +127,10 @@ def test_each_documents_losses_are_those_that_it_has_alone(family: str, attentio
 def test_documents_in_one_row_without_padding_have_the_losses_that_they_have_alone(family: str) -> None:
     model = _model(family, "sdpa")
     documents = _documents(9, 7, 12)
-    collate = collator_for("causal-lm", byte_level(), padding=no_padding(), model=model)
+    collate = collator_for("flat-causal-lm", byte_level(), model=model)
     assert isinstance(collate, FlatDocuments)
     losses = _losses(model, dict(collate([{"input_ids": ids} for ids in documents])))
-    alone = [
-        _losses(model, {"input_ids": torch.tensor([ids]), "labels": torch.tensor([ids])}) for ids in documents
-    ]
-    assert losses[losses != 0].tolist() == pytest.approx(
-        torch.cat([one[0] for one in alone]).tolist(), abs=1e-5
-    )
+    assert losses[losses != 0].tolist() == pytest.approx(_alone(model, documents), abs=1e-5)
 
 
 def test_with_a_cache_documents_see_each_other_so_it_is_switched_off() -> None:
@@ -213,23 +189,6 @@ def test_flash_attention_gets_one_flat_row() -> None:
     assert {value.shape for value in batch.values()} == {(1, 6)}
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_it_maps_over_a_dataset(streaming: bool) -> None:
-    rows = datasets.Dataset.from_dict({"input_ids": _documents(5, 3, 4, 2, 6, 4), "length": [0] * 6})
-    documents = rows.to_iterable_dataset() if streaming else rows
-    packed = documents.map(
-        partial(pack_documents, row_length=8, pad_token_id=0),
-        batched=True,
-        batch_size=6,
-        remove_columns=["input_ids", "length"],
-    )
-    assert [row["position_ids"] for row in packed] == [
-        [0, 1, 2, 3, 4, 5, 0, 1],
-        [0, 1, 2, 3, 4, 0, 1, 2],
-        [0, 1, 2, 3, 0, 1, 2, 3],
-    ]
-
-
 def test_documents_that_are_padded_lose_their_padding() -> None:
     examples = {
         "input_ids": [[11, 12, 13, 0, 0, 0], [0, 0, 21, 22, 23, 24]],
@@ -247,26 +206,14 @@ def test_documents_that_are_padded_lose_their_padding() -> None:
 
 
 def test_documents_in_one_row_lose_their_padding() -> None:
-    collate = collator_for("causal-lm", byte_level(), padding=no_padding(), model=_model("gpt2"))
+    collate = collator_for("flat-causal-lm", byte_level(), model=_model("gpt2"))
     row = {"input_ids": [5, 6, 0, 0], "attention_mask": [1, 1, 0, 0]}
     batch = collate([row, {"input_ids": [7, 8, 9]}])
     assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9]]
     assert batch["labels"].tolist() == [[-100, 6, -100, 8, 9]]
 
 
-@pytest.mark.parametrize(
-    ("changes", "rule"),
-    [
-        ({"row_length": 0}, "row-too-short"),
-        ({"row_length": -4}, "row-too-short"),
-        ({"row_length": 1}, "row-too-short"),
-        ({"pad_token_id": None}, "padding-token-missing"),
-        ({"examples": {"input_ids": [[1, 2, 3]], "labels": [[1, 2]]}}, "document-ragged"),
-        ({"examples": {"input_ids": [[1, 2, 3]], "attention_mask": [[1, 1]]}}, "document-ragged"),
-    ],
-)
-def test_what_can_not_be_packed_is_refused(changes: dict, rule: str) -> None:
-    arguments = {"examples": {"input_ids": [[1, 2, 3]]}, "row_length": 8, "pad_token_id": 0, **changes}
+def test_rows_need_a_token_to_fill_them() -> None:
     with pytest.raises(UserError) as caught:
-        pack_documents(**arguments)
-    assert caught.value.rule == rule
+        pack_documents({"input_ids": [[1, 2, 3]]}, row_length=8, pad_token_id=None)
+    assert caught.value.rule == "padding-token-missing"

@@ -17,7 +17,7 @@ from harness.layout import reference_of, run_of
 from harness.prove import MismatchError, prove
 from harness.table import fingerprint, stale_rows
 
-from zerofit.checking.rule import Evidence, Example, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Rule, Severity
 from zerofit.core.command import Route
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ if Accelerator().is_main_process:
 """
 
 
-def _rule(bad: Example, good: Example, outcome: Outcome, **evidence: object) -> Rule:
+def _rule(bad: Example, good: Example, outcome: Effect, **evidence: object) -> Rule:
     return Rule(
         id="planted-rule",
         severity=Severity.ERROR,
@@ -88,39 +88,39 @@ def _rule(bad: Example, good: Example, outcome: Outcome, **evidence: object) -> 
 
 _PLANTED = {
     "fails, but ends well": (
-        _rule(_ZERO2, _ZERO1, Outcome.FAILS, says="boom"),
+        _rule(_ZERO2, _ZERO1, Effect.FAILS, says="boom"),
         ["the bad example ends well, and should have been one that fails"],
     ),
     "fails with other words": (
-        _rule(_FP16, _ZERO1, Outcome.FAILS, says="boom"),
+        _rule(_FP16, _ZERO1, Effect.FAILS, says="boom"),
         ["'boom' is not in the error: exit 1: ValueError: Type fp16 is not supported on your device."],
     ),
     "hangs, but ends well": (
-        _rule(_ZERO2, _ZERO1, Outcome.HANGS),
+        _rule(_ZERO2, _ZERO1, Effect.HANGS),
         ["the bad example ends well, and should have been one that hangs"],
     ),
     "differs, but is the same": (
-        _rule(_ZERO2, _ZERO1, Outcome.DIFFERS),
+        _rule(_ZERO2, _ZERO1, Effect.DIFFERS),
         ["the bad example's weights are off by "],
     ),
     "ignored, but done": (
-        _rule(_ZERO2, _ZERO1, Outcome.IGNORED, observed=(("zero_stage", 0),)),
+        _rule(_ZERO2, _ZERO1, Effect.IGNORED, observed=(("zero_stage", 0),)),
         ["zero_stage is 2, not 0"],
     ),
     "ignored, but in the good example too": (
-        _rule(_ZERO2, _ZERO1, Outcome.IGNORED, observed=(("world_size", 2),)),
+        _rule(_ZERO2, _ZERO1, Effect.IGNORED, observed=(("world_size", 2),)),
         ["the good example shows the same: world_size=2"],
     ),
     "costs, but differs": (
-        _rule(_ACCUMULATING, _ZERO1, Outcome.COSTS),
+        _rule(_ACCUMULATING, _ZERO1, Effect.COSTS),
         ["the bad example's weights are off by "],
     ),
     "the good example is wrong": (
-        _rule(_FP16, _SWAPPED, Outcome.FAILS, says="fp16"),
+        _rule(_FP16, _SWAPPED, Effect.FAILS, says="fp16"),
         ["the good example's weights are off by "],
     ),
     "the good example fails": (
-        _rule(_FP16, _FP16, Outcome.FAILS, says="fp16"),
+        _rule(_FP16, _FP16, Effect.FAILS, says="fp16"),
         [
             "the good example does not end well: exit 1: ValueError: Type fp16 is not supported on your "
             "device."
@@ -209,8 +209,8 @@ def test_a_fork_does_what_the_stock_launcher_does(example: Example, runner: Runn
 
 
 def test_a_changed_example_makes_the_table_stale() -> None:
-    rule = _rule(_ZERO2, _ZERO1, Outcome.FAILS, says="boom")
-    other = _rule(_ZERO1, _ZERO2, Outcome.FAILS, says="boom")
+    rule = _rule(_ZERO2, _ZERO1, Effect.FAILS, says="boom")
+    other = _rule(_ZERO1, _ZERO2, Effect.FAILS, says="boom")
     table = {"rules": [{"rule": "planted-rule", "of": fingerprint(rule)}]}
     assert stale_rows([rule], table) == []
     assert stale_rows([other], table) == ["planted-rule: its examples or evidence have changed"]

@@ -15,9 +15,7 @@ from optimizer_matrix.pair import Pair
 from optimizer_matrix.results import RESULTS, read_results, write_results
 from optimizer_matrix.run_matrix import run_case, run_matrix
 
-from zerofit.checking.rules.optimizer.groups import OPTIMIZERS
-from zerofit.checking.rules.optimizer.row import Answer
-from zerofit.checking.rules.optimizer.table import ROWS
+from zerofit.checking.rules.optimizer.table import OPTIMIZERS, ROWS, OptimizerAnswer
 from zerofit.core.command import Route
 from zerofit.core.strategy import OffloadDevice, ZeroStage
 
@@ -57,7 +55,7 @@ def test_what_runs_now_agrees_with_the_table(case: Case, measured_now: dict[str,
 def test_a_planted_wrong_row_fails_against_what_runs_now(measured_now: dict[str, dict[str, object]]) -> None:
     for case in TELLING:
         row = row_of(case)
-        for answer in set(Answer) - {row.answer}:
+        for answer in set(OptimizerAnswer) - {row.answer}:
             assert mismatch(replace(row, answer=answer), measured_now[case.key]) is not None
 
 
@@ -92,8 +90,8 @@ def test_every_combination_has_one_answer() -> None:
                 allows_untested=allows,
             )
         )
-        assert row.not_run or row.answer is not Answer.UNKNOWN
-        assert row.answer is not Answer.REFUSED or row.says or row.not_run
+        assert row.not_run or row.answer is not OptimizerAnswer.UNKNOWN
+        assert row.answer is not OptimizerAnswer.REFUSED or row.says or row.not_run
 
 
 def test_every_case_is_measured_and_agrees_with_the_table() -> None:

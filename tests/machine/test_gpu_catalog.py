@@ -16,7 +16,6 @@ from zerofit.machine import gpu_catalog
 from zerofit.machine.gpu_catalog import (
     CatalogGpu,
     _key,
-    catalog_gpu,
     find_gpu,
     load_gpus,
     read_gpus,
@@ -28,12 +27,6 @@ _GPUS = load_gpus()
 
 def _each() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("gpu", _GPUS, ids=lambda gpu: gpu.name)
-
-
-def test_the_catalog_spans_pascal_to_blackwell() -> None:
-    assert len(_GPUS) >= 35
-    capabilities = {gpu.spec.compute_capability for gpu in _GPUS}
-    assert capabilities == {(6, 0), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0), None}
 
 
 @_each()
@@ -121,90 +114,30 @@ def test_fast_links_are_what_is_faster_than_pcie(gpu: CatalogGpu) -> None:
 
 
 @pytest.mark.parametrize(
-    ("series", "factor"),
-    [
-        ("NVIDIA GeForce RTX 30", 2),
-        ("NVIDIA GeForce RTX 40", 2),
-        ("NVIDIA GeForce RTX 50", 2),
-        ("NVIDIA RTX A", 4),
-        ("NVIDIA RTX 6000", 4),
-    ],
-)
-def test_geforce_cards_halve_the_tensor_rate_with_fp32_sums(series: str, factor: int) -> None:
-    found = [gpu.spec for gpu in _GPUS if gpu.spec.name.startswith(series)]
-    assert found
-    for spec in found:
-        assert spec.fp16_flops_per_s == pytest.approx(factor * (spec.fp32_flops_per_s or 0), rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("newer", "older"),
-    [
-        ("V100-16G", "P100-16G-SXM2"),
-        ("A100-40G", "V100-32G"),
-        ("A100-80G", "A100-40G"),
-        ("H100-80G", "A100-80G"),
-        ("H200", "H100-80G"),
-        ("B200", "H200"),
-        ("RTX4090", "RTX3090Ti"),
-        ("RTX5090", "RTX4090"),
-        ("L40S", "A40"),
-        ("MI300X", "MI250X"),
-    ],
-)
-def test_what_replaced_a_gpu_is_no_slower_and_no_smaller(newer: str, older: str) -> None:
-    new, old = find_gpu(newer), find_gpu(older)
-    for field in ("memory_bytes_per_s", "fp16_flops_per_s", "fp32_flops_per_s", "peer_bytes_per_s"):
-        assert getattr(new, field) >= getattr(old, field), field
-    # An "80 GB" H100 reports 0.4 % less than an A100 does.
-    assert new.memory_bytes >= 0.99 * old.memory_bytes
-
-
-@pytest.mark.parametrize(
     ("name", "driver_name", "memory_mib"),
     [
         ("A100-80G", "NVIDIA A100-SXM4-80GB", 81920),
-        ("a100-80g", "NVIDIA A100-SXM4-80GB", 81920),
         ("A100 80GB", "NVIDIA A100-SXM4-80GB", 81920),
-        ("A100 80 GB", "NVIDIA A100-SXM4-80GB", 81920),
-        ("A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", 81920),
         ("A100 80G PCIe", "NVIDIA A100 80GB PCIe", 81920),
         ("NVIDIA A100-PCIE-40GB", "NVIDIA A100-PCIE-40GB", 40960),
         ("H100", "NVIDIA H100 80GB HBM3", 81559),
         ("h100 pcie", "NVIDIA H100 PCIe", 81559),
         ("H100-NVL", "NVIDIA H100 NVL", 95830),
-        ("h200", "NVIDIA H200", 143771),
         ("GH200", "NVIDIA GH200 480GB", 97871),
-        ("B200", "NVIDIA B200", 183359),
         ("4090", "NVIDIA GeForce RTX 4090", 24564),
-        ("rtx-4090", "NVIDIA GeForce RTX 4090", 24564),
         ("RTX4090", "NVIDIA GeForce RTX 4090", 24564),
-        ("GeForce RTX 4090", "NVIDIA GeForce RTX 4090", 24564),
         ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090", 24564),
         ("3090 Ti", "NVIDIA GeForce RTX 3090 Ti", 24564),
         ("3090", "NVIDIA GeForce RTX 3090", 24576),
         ("RTX 4070 Ti Super", "NVIDIA GeForce RTX 4070 Ti SUPER", 16376),
         ("rtx 4060 ti 16gb", "NVIDIA GeForce RTX 4060 Ti", 16380),
-        ("3080-10G", "NVIDIA GeForce RTX 3080", 10240),
         ("RTX A6000", "NVIDIA RTX A6000", 49140),
-        ("A6000", "NVIDIA RTX A6000", 49140),
-        ("RTX 6000 Ada", "NVIDIA RTX 6000 Ada Generation", 49140),
-        ("Titan RTX", "NVIDIA TITAN RTX", 24576),
         ("Tesla T4", "Tesla T4", 15360),
         ("v100-32g", "Tesla V100-SXM2-32GB", 32768),
-        ("P100", "Tesla P100-PCIE-16GB", 16384),
-        ("A10", "NVIDIA A10", 23028),
-        ("L40S", "NVIDIA L40S", 46068),
         ("MI300X", "AMD Instinct MI300X", 196592),
         ("AMD Instinct MI250X/MI250", "AMD Instinct MI250X", 65520),
-        ("MI250", "AMD Instinct MI250", 65520),
-        ("RTX 3060 Ti", "NVIDIA GeForce RTX 3060 Ti", 8192),
         ("RTX4060", "NVIDIA GeForce RTX 4060", 8188),
-        ("RTX 4060 8G", "NVIDIA GeForce RTX 4060", 8188),
-        ("4070 Super", "NVIDIA GeForce RTX 4070 SUPER", 12282),
-        ("5060", "NVIDIA GeForce RTX 5060", 8151),
         ("5060 Ti 16G", "NVIDIA GeForce RTX 5060 Ti", 16311),
-        ("RTX 5070", "NVIDIA GeForce RTX 5070", 12227),
     ],
 )
 def test_gpus_are_found_by_the_names_that_people_use(name: str, driver_name: str, memory_mib: int) -> None:
@@ -309,12 +242,6 @@ def test_cards_of_one_name_are_told_apart_by_their_memory() -> None:
     assert rates == [760e9, 912e9, None]
 
 
-@pytest.mark.parametrize("name", ["NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA X900", "Matrox"])
-def test_what_the_catalog_does_not_know_stays_as_it_is(name: str) -> None:
-    spec = GpuSpec(name=name, memory_bytes=80 * GIB)
-    assert with_catalog_rates(spec) == spec
-
-
 _ENTRY = """
 [[gpu]]
 name = "made"
@@ -373,11 +300,6 @@ def test_a_probed_gpu_gets_the_context_of_its_entry(tmp_path: Path) -> None:
         GpuSpec(name="NVIDIA Made", memory_bytes=81000 * MIB), gpus=read_gpus(str(file))
     )
     assert (probed.context_bytes, probed.context_source) == (600 * MIB, "https://example.com/log")
-
-
-@_each()
-def test_a_gpu_is_found_by_what_its_driver_says(gpu: CatalogGpu) -> None:
-    assert catalog_gpu(gpu.driver_names[0], gpu.spec.usable_bytes) == gpu
 
 
 def test_reading_the_catalog_imports_nothing_heavy() -> None:

@@ -127,13 +127,10 @@ def _links(spec: GpuSpec, num_gpus: int, nvml: _FakeNvml) -> tuple[float | None,
             (31.51, 31.51),
             id="bridges in pairs leave the ring to PCIe",
         ),
-        pytest.param(_KNOWN, 2, _FakeNvml(num_lanes=8), (15.75, 15.75), id="a slot of eight lanes"),
         pytest.param(_KNOWN, 1, _FakeNvml(generation=3), (300, 15.75), id="one GPU has no peer to ask about"),
         pytest.param(
             _KNOWN, 2, _FakeNvml(generation=None, joined=None), (300, 31.5), id="nothing told: the catalog's"
         ),
-        pytest.param(_UNKNOWN, 2, _FakeNvml(generation=None), (None, None), id="nothing told, not known"),
-        pytest.param(_KNOWN, 2, _FakeNvml(num_lanes=0), (31.5, 31.5), id="no lanes is no answer"),
         pytest.param(
             _KNOWN, 2, _FakeNvml(joined=_all_pairs(2)), (300, 31.51), id="NVLink of a rate that is not told"
         ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from huggingface_hub.constants import HF_HUB_CACHE
 
-from zerofit.machine.limits import find_env_files, hub_cache, may_lock_all_memory, probe_disk, probe_limits
+from zerofit.machine.limits import find_env_files, may_lock_all_memory, probe_disk, probe_limits
 from zerofit.machine.toolchain import EnvFile
 
 _INITIAL_NAMESPACE = "         0          0 4294967295\n"
@@ -29,19 +30,6 @@ def test_only_real_root_locks_memory_without_limit(
     (folder / "status").write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
     (folder / "uid_map").write_text(uid_map)
     assert may_lock_all_memory(root=tmp_path) is may
-
-
-@pytest.mark.parametrize(
-    ("environ", "folder"),
-    [
-        ({}, "/home/me/.cache/huggingface/hub"),
-        ({"XDG_CACHE_HOME": "/fast"}, "/fast/huggingface/hub"),
-        ({"HF_HOME": "/data/hf", "XDG_CACHE_HOME": "/fast"}, "/data/hf/hub"),
-        ({"HF_HUB_CACHE": "/data/hub", "HF_HOME": "/data/hf"}, "/data/hub"),
-    ],
-)
-def test_hub_cache_is_where_huggingface_hub_has_it(environ: dict[str, str], folder: str) -> None:
-    assert hub_cache(environ=environ, home=Path("/home/me")) == Path(folder)
 
 
 def test_disk_of_a_folder_that_is_not_there_yet_is_that_of_the_nearest_above(tmp_path: Path) -> None:
@@ -70,6 +58,6 @@ def test_limits_of_this_machine(tmp_path: Path) -> None:
     assert limits.port == 29500
     assert [(disk.purpose, disk.folder) for disk in limits.disks] == [
         ("current folder", str(tmp_path)),
-        ("Hugging Face cache", f"{tmp_path}/.cache/huggingface/hub"),
+        ("Hugging Face cache", HF_HUB_CACHE),
     ]
     assert limits.env_files == ()

@@ -81,10 +81,6 @@ def test_free_space_is_that_of_the_largest_local_nvme_file_system(
     assert nvme_free_bytes(root=_tree(tmp_path, mounts), free_bytes=_free_bytes) == num_bytes
 
 
-def test_a_machine_without_such_files_has_no_nvme(tmp_path: Path) -> None:
-    assert nvme_free_bytes(root=tmp_path) == 0
-
-
 def test_the_machine_states_its_free_space(tmp_path: Path) -> None:
     root = _tree(tmp_path, _mount("259:2", "/mnt/scratch"))
     (root / "proc/meminfo").write_text("MemTotal: 64 kB\nMemAvailable: 60 kB\n")

@@ -8,14 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from pydantic import TypeAdapter
+from small_specs import spec_in
 
+from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
-from zerofit.measuring.deepspeed_rank import rank_config
-from zerofit.measuring.results import RungState, ladder_from_json
-from zerofit.measuring.spec import Spec, spec_to_json
+from zerofit.measuring.deepspeed_rank import RankTrainee, import_ahead, rank_config
+from zerofit.measuring.ladder import Ladder
+from zerofit.measuring.results import TrialSpec, TrialState, spec_to_json
 
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -44,7 +49,7 @@ def _spec(
     *,
     precision: Precision = Precision.BF16,
     windows: int = 1,
-) -> Spec:
+) -> TrialSpec:
     (folder / "config.json").write_text(json.dumps(_TINY))
     optimizer_offload, param_offload = _OFFLOADS[offload]
     strategy = Strategy(
@@ -56,7 +61,7 @@ def _spec(
         micro_batch_size=2,
         gradient_accumulation_steps=windows,
     )
-    return Spec(
+    return TrialSpec(
         model=str(folder),
         task="sequence-classification",
         strategy=strategy,
@@ -65,11 +70,10 @@ def _spec(
         num_steps=1,
         on_cpu=True,
         num_ranks=num_ranks,
-        result_file="",
     )
 
 
-def _held(folder: Path, spec: Spec) -> dict[str, Any]:
+def _held(folder: Path, spec: TrialSpec) -> dict[str, Any]:
     """Return what rank_program.py prints of a spec, run in a process of its own."""
     (folder / "spec.json").write_text(spec_to_json(spec))
     program = Path(__file__).parents[1] / "support" / "rank_program.py"
@@ -97,7 +101,7 @@ def _part(sizes: list[int], stage: int, num_ranks: int) -> int:
     return 2 * -(-sum(sizes) // (2 * num_ranks))
 
 
-def _check_rank(folder: Path, spec: Spec) -> None:
+def _check_rank(folder: Path, spec: TrialSpec) -> None:
     held, strategy = _held(folder, spec), spec.strategy
     stage, whole = strategy.zero_stage.value, held["whole"]
     offloads = strategy.optimizer_offload is OffloadDevice.CPU
@@ -163,7 +167,7 @@ def test_a_part_of_deepspeed_that_cannot_be_built_is_said(tmp_path: Path) -> Non
             "import sys\n"
             "from zerofit.core.errors import UserError\n"
             "from zerofit.measuring.deepspeed_rank import import_ahead\n"
-            "from zerofit.measuring.spec import spec_from_json\n"
+            "from zerofit.measuring.results import spec_from_json\n"
             "try:\n    import_ahead(spec_from_json(sys.argv[1]), tell=print)\n"
             "except UserError as error:\n    print(error.rule)\n",
             spec_to_json(spec),
@@ -191,9 +195,72 @@ def test_the_ladder_of_rank_0(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
     assert finished.stdout.splitlines()[0].endswith("batch 4, length 8, rank 0 of 8")
     assert "rank 0:    among collectives that exchange nothing" in finished.stdout
     assert "loss:" not in finished.stdout
-    ladder = ladder_from_json((tmp_path / "out" / "ladder.json").read_text(), name="ladder.json")
+    ladder = TypeAdapter(Ladder).validate_json((tmp_path / "out" / "ladder.json").read_bytes())
     (rung,) = ladder.rungs
-    assert (ladder.num_ranks, rung.outcome.state) == (8, RungState.DONE)
+    assert (ladder.num_ranks, rung.outcome.state) == (8, TrialState.DONE)
     assert rung.measured is not None
     assert rung.measured.counted is None
     assert rung.measured.num_trained_parameters == ladder.num_parameters
+
+
+class _Engine:
+    """An engine whose loss scale is too large for some of its steps."""
+
+    def __init__(self, skips: list[bool]) -> None:
+        self._skips = skips
+        self.skipped_steps = 0
+
+    def __call__(self, **_batch: Any) -> SimpleNamespace:
+        return SimpleNamespace(loss=torch.ones(()))
+
+    def set_gradient_accumulation_boundary(self, *, is_boundary: bool) -> None:
+        pass
+
+    def backward(self, _loss: Any) -> None:
+        pass
+
+    def step(self) -> None:
+        self.skipped_steps += self._skips.pop(0)
+
+
+def test_on_a_gpu_memory_is_pinned_and_the_loss_scale_begins_low(tmp_path: Path) -> None:
+    rungs = "zero-3,fp16,offload-optimizer,offload-param"
+    config = rank_config(spec_in(tmp_path, rungs, on_cpu=False, num_ranks=8))
+    zero = config["zero_optimization"]
+    assert [zero[name]["pin_memory"] for name in ("offload_optimizer", "offload_param")] == [True, True]
+    assert config["fp16"]["enabled"]
+    assert config["fp16"]["initial_scale_power"] == 4
+
+
+def test_a_timed_step_that_the_engine_skips_ends_the_rung_and_one_of_the_warm_up_does_not(
+    tmp_path: Path,
+) -> None:
+    trainee = RankTrainee(
+        model=None,
+        optimizer=None,
+        samples={"input_ids": torch.ones(4, 16)},
+        spec=spec_in(tmp_path, "zero-2,fp16"),
+        device="cpu",
+        engine=_Engine([True, False, True]),
+    )
+    trainee.step()
+    assert trainee.timed_step() > 0
+    with pytest.raises(UserError) as raised:
+        trainee.timed_step()
+    assert raised.value.rule == "rank-skips-its-steps"
+
+
+def test_the_lock_of_a_build_that_was_killed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    told: list[str] = []
+    with pytest.raises(UserError) as raised:
+        import_ahead(spec_in(tmp_path, "zero-2"), tell=told.append)
+    assert (raised.value.rule, raised.value.found) == ("deepspeed-build-locked", str(lock))
+    assert raised.value.fix.startswith(f"rm {lock} ")
+    assert told == ["building or loading DeepSpeed's deepspeed_shm_comm"]

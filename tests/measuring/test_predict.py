@@ -14,9 +14,9 @@ from zerofit.core.facts import Versions
 from zerofit.core.strategy import Buckets, Engine, Precision, ZeroStage
 from zerofit.machine.machine_spec import machine_of_spec
 from zerofit.machine.rates import catalog_rates
+from zerofit.measuring.ladder import LadderRun, baseline
 from zerofit.measuring.predict import Predictor
-from zerofit.measuring.results import Predicted
-from zerofit.measuring.rungs import Run, baseline
+from zerofit.measuring.results import TrialPrediction
 from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 
@@ -58,7 +58,7 @@ def predictor(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
     )
 
 
-def _predicted(predictor: Predictor, run: Run) -> Predicted:
+def _predicted(predictor: Predictor, run: LadderRun) -> TrialPrediction:
     predicted = predictor.predict(run)
     assert predicted is not None
     return predicted
@@ -67,7 +67,7 @@ def _predicted(predictor: Predictor, run: Run) -> Predicted:
 _BASE = baseline(batch_size=4, sequence_length=16, attention="eager")
 
 
-def _with(**changed: Any) -> Run:
+def _with(**changed: Any) -> LadderRun:
     return replace(_BASE, strategy=replace(_BASE.strategy, **changed))
 
 

@@ -1,19 +1,12 @@
-"""How long a sample a model takes, and what is checked of a config before anything reckons with it."""
+"""How long a sample a model takes."""
 
 from __future__ import annotations
 
 import pytest
 
 from zerofit.core.errors import UserError
-from zerofit.models.catalog import catalog_models
-from zerofit.models.check_config import check_config
 from zerofit.models.dimensions import check_sequence_length
 from zerofit.models.find import probe_model
-
-
-def test_every_config_of_the_catalog_passes_the_check() -> None:
-    for model in catalog_models().values():
-        check_config(model.config, model.name)
 
 
 @pytest.mark.parametrize(

@@ -106,15 +106,6 @@ def test_an_unknown_model(text: str, lines: list[str]) -> None:
             ],
         ),
         (
-            {"m/model_index.json": {}},
-            [
-                "error[model-is-pipeline]: this folder holds a diffusers pipeline, not one model",
-                "found: --model m, with model_index.json in it",
-                "why:   a pipeline is several models, and zerofit plans for one that transformers trains",
-                "fix:   name the folder of a transformers model inside it, such as text_encoder",
-            ],
-        ),
-        (
             {"m/config.json": '{"model_type": "llama",\n  "hidden_size": }'},
             [
                 "error[model-config-not-json]: the model's config is not JSON",
@@ -166,75 +157,11 @@ def test_a_value_that_transformers_refuses() -> None:
     assert "rms_norm_eps" in found
 
 
-_WHOLE = "it must be a whole number, without quotes or a decimal point"
-_OBJECT = "it must be an object, with braces"
-
-
-@pytest.mark.parametrize("is_fast", [False, True])
-@pytest.mark.parametrize(
-    ("values", "found", "why"),
-    [
-        ({"hidden_size": "64"}, '"hidden_size": "64"', _WHOLE),
-        ({"hidden_size": 64.0}, '"hidden_size": 64.0', _WHOLE),
-        ({"hidden_size": True}, '"hidden_size": true', _WHOLE),
-        ({"hidden_size": 10**18}, '"hidden_size": 1000000000000000000', "it must lie between 1 and 262144"),
-        ({"num_hidden_layers": 0}, '"num_hidden_layers": 0', "it must lie between 1 and 10000"),
-        ({"num_hidden_layers": -3}, '"num_hidden_layers": -3', "it must lie between 1 and 10000"),
-        ({"num_attention_heads": [4, "x"]}, '"num_attention_heads": "x"', _WHOLE),
-        ({"architectures": [3]}, '"architectures": [3]', "it must be a list of class names"),
-        ({"architectures": "Llama"}, '"architectures": "Llama"', "it must be a list of class names"),
-        ({"text_config": [1]}, '"text_config": [1]', _OBJECT),
-        ({"text_config": {"hidden_size": "64"}}, '"text_config.hidden_size": "64"', _WHOLE),
-        ({"auto_map": [1]}, '"auto_map": [1]', _OBJECT),
-        ({"id2label": "x" * 99}, '"id2label": "' + "x" * 56 + "...", _OBJECT),
-    ],
-)
-def test_a_value_of_the_wrong_kind_or_size(
-    values: dict[str, Any], found: str, why: str, is_fast: bool
-) -> None:
-    _write({"m/config.json": {"model_type": "llama", **values}})
-    assert _message("m", is_fast=is_fast).split("\n  ") == [
-        "error[model-config-invalid]: a value in the model's config can't be used",
-        f"found: {found} in m/config.json",
-        f"why:   {why}",
-        "fix:   mend the value, or take the file from the model's page anew",
-    ]
-
-
-def test_dimensions_that_are_each_in_order_and_together_no_model() -> None:
-    wide = {"hidden_size": 2**18, "intermediate_size": 2**22, "num_hidden_layers": 9999}
-    heads = {"num_attention_heads": 2**10, "num_key_value_heads": 2**10, "vocab_size": 100}
-    _write({"m/config.json": {"model_type": "llama", **wide, **heads}})
-    assert _message("m", is_fast=True).startswith("error[model-config-invalid]: no model is of this size\n")
-
-
-@pytest.mark.parametrize("value", [None, [64]])
+@pytest.mark.parametrize("value", [None, [64], "64"])
 def test_fast_does_not_reckon_with_what_is_no_number(value: Any) -> None:
     dimensions = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 9}
     _write({"m/config.json": {"model_type": "llama", **dimensions, "hidden_size": value}})
     assert _message("m", is_fast=True).startswith("error[model-needs-torch]")
-
-
-def test_brackets_without_end_are_no_config() -> None:
-    _write({"m/config.json": "[" * 100_000, "n/adapter_config.json": "[" * 100_000})
-    assert _message("m").split("\n  ")[:2] == [
-        "error[model-config-not-json]: the model's config is not JSON",
-        "found: m/config.json: brackets in brackets without end",
-    ]
-    assert _message("n").startswith("error[model-is-adapter]")
-
-
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        ("~nosuchuser/x", "model-path-missing"),
-        ("m" * 300, "model-unknown"),
-        ("/" + "m" * 300, "model-path-missing"),
-        ("./" + "m" * 300 + "/n", "model-path-missing"),
-    ],
-)
-def test_a_name_that_no_file_system_takes(text: str, rule: str) -> None:
-    assert _message(text).startswith(f"error[{rule}]")
 
 
 @pytest.mark.parametrize("asked", ["is_dir", "is_file", "read_text"])
@@ -249,11 +176,8 @@ def test_a_folder_that_may_not_be_entered(monkeypatch: pytest.MonkeyPatch, asked
     assert found.endswith(": Permission denied")
 
 
-@pytest.mark.parametrize("shape", ["x", [1, -2], [1.5], None])
-def test_fast_does_not_reckon_with_a_damaged_safetensors_file(shape: Any) -> None:
-    _write({"m/config.json": {"model_type": "phi3"}})
-    header = json.dumps({"a": {"dtype": "BF16", "shape": shape}}).encode()
-    Path("m/model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+def test_fast_does_not_reckon_with_a_damaged_safetensors_file() -> None:
+    _write({"m/config.json": {"model_type": "phi3"}, "m/model.safetensors": "version https://git-lfs"})
     assert _message("m", is_fast=True).startswith("error[model-needs-torch]")
 
 

@@ -1,4 +1,4 @@
-"""The type of a model's weights where its config.json names none: that of the safetensors files beside it."""
+"""What the safetensors files beside a config.json tell: the dtype that it does not name, and sizes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from zerofit.models.find import probe_model
-from zerofit.models.safetensors_headers import stored_dtype
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from zerofit.core.facts import ModelFacts
 
 _CONFIG = {
     "model_type": "llama",
@@ -26,47 +29,36 @@ _CONFIG = {
 }
 
 
-def _write(folder: Path, *dtypes: str, config: dict[str, Any] | None = None) -> None:
-    header = {
-        "__metadata__": {"format": "pt"},
-        **{
-            f"tensor{number}": {"dtype": dtype, "shape": [2], "data_offsets": [8 * number, 8 * number + 8]}
+def _facts(folder: Path, *dtypes: str, config: dict[str, Any] | None = None) -> ModelFacts:
+    """Return the facts of a model whose folder has a safetensors file with a tensor of each dtype."""
+    if dtypes:
+        tensors = {
+            f"tensor{number}": torch.zeros(2, dtype=getattr(torch, dtype))
             for number, dtype in enumerate(dtypes)
-        },
-    }
-    text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+        }
+        save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**_CONFIG, **(config or {})}))
+    return probe_model(str(folder), is_fast=True).facts
 
 
 @pytest.mark.parametrize(
     ("dtypes", "expected"),
     [
-        (("BF16",), "bfloat16"),
-        (("F16", "F32"), "float16"),
-        (("I64", "F32"), "float32"),
-        (("I8",), ""),
+        (("bfloat16",), "bfloat16"),
+        (("float16", "float16"), "float16"),
+        (("int64", "float32"), "float32"),
+        (("int8",), ""),
         ((), ""),
     ],
 )
-def test_type_of_the_first_floating_tensor(tmp_path: Path, dtypes: tuple[str, ...], expected: str) -> None:
-    _write(tmp_path, *dtypes)
-    assert stored_dtype(tmp_path) == expected
+def test_dtype_of_the_first_floating_tensor(tmp_path: Path, dtypes: tuple[str, ...], expected: str) -> None:
+    assert _facts(tmp_path, *dtypes).checkpoint_dtype == expected
 
 
-def test_no_files_no_type(tmp_path: Path) -> None:
-    assert stored_dtype(tmp_path) == ""
-
-
-def test_a_broken_header_is_no_type(tmp_path: Path) -> None:
+def test_a_broken_header_is_no_dtype(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]")
-    with pytest.raises(ValueError, match="no safetensors file"):
-        stored_dtype(tmp_path)
+    assert _facts(tmp_path).checkpoint_dtype == ""
 
 
-@pytest.mark.parametrize(("said", "expected"), [({}, "float16"), ({"dtype": "bfloat16"}, "bfloat16")])
-def test_facts_have_the_configs_type_or_else_the_weights(
-    tmp_path: Path, said: dict[str, Any], expected: str
-) -> None:
-    _write(tmp_path, "F16", config=said)
-    assert probe_model(str(tmp_path), is_fast=True).facts.checkpoint_dtype == expected
+def test_the_dtype_of_the_config_comes_first(tmp_path: Path) -> None:
+    assert _facts(tmp_path, "float16", config={"dtype": "bfloat16"}).checkpoint_dtype == "bfloat16"

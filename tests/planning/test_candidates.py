@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from planning_problems import problem
 
-from zerofit.cli.output.plan_words import label
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec
 from zerofit.core.freezing import FROZEN_LAYERS
@@ -25,8 +24,9 @@ from zerofit.core.strategy import (
     ZeroStage,
 )
 from zerofit.planning.candidates import DEFAULT_NVME_PATH, SMALL_BUCKETS, candidates, divisors
-from zerofit.planning.order import kind_of, simplicity, tier
+from zerofit.planning.plan_words import label
 from zerofit.planning.problem import Allow
+from zerofit.planning.search import kind_of, simplicity, tier
 
 _CPU, _NVME = OffloadDevice.CPU, OffloadDevice.NVME
 

@@ -25,8 +25,8 @@ from zerofit.core.strategy import (
 )
 from zerofit.planning.candidates import candidates
 from zerofit.planning.constraints import constraints_of
-from zerofit.planning.order import kind_of
 from zerofit.planning.problem import Allow
+from zerofit.planning.search import kind_of
 
 _SGD = optimizer("torch.optim.sgd.SGD", momentum=0.9)
 _DIVISORS = (8, 4, 2, 1)
@@ -34,116 +34,56 @@ _TRL_OVERRIDES = ("compute_loss", "prediction_step", "training_step")
 """Of SFTTrainer and DPOTrainer (trl 1.16)."""
 _TRAINED = capture().model.facts.num_trainable_parameters
 _NOT_KEPT = "the script has {}=True, which no optimizer in the place of its own keeps"
-_LOADER = capture().loader
+_LOADER, _LENGTHS = capture().loader, capture().lengths
 assert _LOADER
+assert _LENGTHS
+_NUM_SEEN = sum(len(batch.lengths) for batch in capture().batches)
+_MY_NET = capture(model_is_transformers=False, model_class_path="train.MyNet")
+
+
+_BATCH, _STEPS = "micro_batch_size", "gradient_accumulation_steps"
+_SPLIT = "the script's batches of 8 samples are split in equal parts inside the forward pass"
+_COMPARED = "the losses of sentence-transformers compare the samples of a batch with each other"
+_MIXED = "bn of the model compute over all samples of a batch"
+_OWN_STEP = ("training_step", "_inner_training_loop")
+_ONE_OPTIMIZER = "DeepSpeed's engine steps one optimizer, and the script"
+_NOT_PREPARED = "DeepSpeed's engine has to step the optimizer, and the script's does not go through prepare()"
+_CAPTURED_MODEL = "sentence_transformers.SentenceTransformer.SentenceTransformer"
+
+
+def _trl(name: str, overrides: tuple[str, ...] = _TRL_OVERRIDES) -> Capture:
+    return trainer(trainer_overrides=overrides, trainer_class=name)
+
+
+def _steps_with(*optimizers: Any) -> Capture:
+    return capture(optimizers=optimizers)
 
 
 @pytest.mark.parametrize(
     ("captured", "field", "values", "why"),
     [
-        (
-            capture(),
-            "micro_batch_size",
-            _DIVISORS,
-            "the script's batches of 8 samples are split in equal parts inside the forward pass",
-        ),
-        (
-            trainer(model_passes_num_items=False),
-            "micro_batch_size",
-            _DIVISORS,
-            "the script's batches of 8 samples are split in equal parts inside the forward pass",
-        ),
-        (
-            trainer(loader=replace(_LOADER, draws_random=True)),
-            "micro_batch_size",
-            _DIVISORS,
-            "the script's batches of 8 samples are split in equal parts inside the forward pass",
-        ),
-        (
-            capture(splits_batches=True),
-            "micro_batch_size",
-            (4, 2, 1),
-            "the script's batches of 4 samples are split in equal parts inside the forward pass",
-        ),
+        (capture(), _BATCH, _DIVISORS, _SPLIT),
+        (trainer(model_passes_num_items=False), _BATCH, _DIVISORS, _SPLIT),
+        (trainer(loader=replace(_LOADER, draws_random=True)), _BATCH, _DIVISORS, _SPLIT),
+        (capture(splits_batches=True), _BATCH, (4, 2, 1), _SPLIT.replace("8", "4")),
         (
             capture(model_mixes_samples=("bn1", "bn2", "bn3", "bn4", "bn5")),
-            "micro_batch_size",
+            _BATCH,
             (8,),
             "bn1, bn2, bn3 and 2 more of the model compute over all samples of a batch",
         ),
-        (
-            trainer(model_mixes_samples=("bn",)),
-            "gradient_accumulation_steps",
-            (2,),
-            "bn of the model compute over all samples of a batch",
-        ),
-        (
-            trainer(trainer_overrides=("training_step",), trainer_class="train.MyTrainer"),
-            "micro_batch_size",
-            (8,),
-            "MyTrainer has its own training_step",
-        ),
-        (
-            trainer(trainer_overrides=_TRL_OVERRIDES, trainer_class="trl.trainer.sft_trainer.SFTTrainer"),
-            "micro_batch_size",
-            _DIVISORS,
-            "the script's batches of 8 samples are split in equal parts inside the forward pass",
-        ),
-        (
-            trainer(trainer_overrides=_TRL_OVERRIDES, trainer_class="trl.trainer.dpo_trainer.DPOTrainer"),
-            "micro_batch_size",
-            _DIVISORS,
-            "the script's batches of 8 samples are split in equal parts inside the forward pass",
-        ),
-        (
-            trainer(trainer_overrides=_TRL_OVERRIDES, trainer_class="trl.trainer.grpo_trainer.GRPOTrainer"),
-            "micro_batch_size",
-            (8,),
-            "GRPOTrainer has its own training_step",
-        ),
-        (
-            trainer(
-                trainer_overrides=("training_step", "_inner_training_loop"),
-                trainer_class="trl.trainer.sft_trainer.SFTTrainer",
-            ),
-            "micro_batch_size",
-            (8,),
-            "SFTTrainer has its own _inner_training_loop",
-        ),
-        (
-            trainer(trainer_overrides=_TRL_OVERRIDES, trainer_class="train.SFTTrainer"),
-            "micro_batch_size",
-            (8,),
-            "SFTTrainer has its own training_step",
-        ),
-        (
-            trainer(
-                trainer_overrides=("compute_loss",),
-                trainer_class="sentence_transformers.trainer.SentenceTransformerTrainer",
-            ),
-            "micro_batch_size",
-            (8,),
-            "the losses of sentence-transformers compare the samples of a batch with each other",
-        ),
-        (
-            trainer(
-                trainer_overrides=("compute_loss",),
-                trainer_class="train.MyTrainer",
-                model_class_path="sentence_transformers.SentenceTransformer.SentenceTransformer",
-            ),
-            "micro_batch_size",
-            (8,),
-            "the losses of sentence-transformers compare the samples of a batch with each other",
-        ),
-        (
-            capture(accumulates_by_hand=4, model_mixes_samples=("bn",)),
-            "gradient_accumulation_steps",
-            (8,),
-            "bn of the model compute over all samples of a batch",
-        ),
+        (trainer(model_mixes_samples=("bn",)), _STEPS, (2,), _MIXED),
+        (capture(accumulates_by_hand=4, model_mixes_samples=("bn",)), _STEPS, (8,), _MIXED),
+        (_trl("train.MyTrainer", _OWN_STEP[:1]), _BATCH, (8,), "MyTrainer has its own training_step"),
+        (_trl("trl.trainer.sft_trainer.SFTTrainer"), _BATCH, _DIVISORS, _SPLIT),
+        (_trl("trl.trainer.grpo_trainer.GRPOTrainer"), _BATCH, (8,), "GRPOTrainer has its own training_step"),
+        (_trl("trl.SFTTrainer", _OWN_STEP), _BATCH, (8,), "SFTTrainer has its own _inner_training_loop"),
+        (_trl("train.SFTTrainer"), _BATCH, (8,), "SFTTrainer has its own training_step"),
+        (_trl("sentence_transformers.trainer.MyTrainer", ("compute_loss",)), _BATCH, (8,), _COMPARED),
+        (trainer(trainer_class="train.A", model_class_path=_CAPTURED_MODEL), _BATCH, (8,), _COMPARED),
         (
             capture(micro_batch_size=None),
-            "micro_batch_size",
+            _BATCH,
             (None,),
             "nothing shows how many samples the script's batches have",
         ),
@@ -153,52 +93,37 @@ assert _LOADER
             (False,),
             "MyNet has no gradient checkpointing of transformers",
         ),
-        (
-            capture(model_checkpoints=True),
-            "gradient_checkpointing",
-            (True,),
-            "the script has switched it on",
-        ),
+        (capture(model_checkpoints=True), "gradient_checkpointing", (True,), "the script has switched it on"),
         (
             capture(num_models=2),
             "engine",
             (Engine.NATIVE,),
             "accelerate takes one model under DeepSpeed, and the script prepares 2",
         ),
+        (_steps_with(optimizer(), _SGD), "engine", (Engine.NATIVE,), f"{_ONE_OPTIMIZER} prepares 2"),
+        (_steps_with(optimizer(is_prepared=False)), "engine", (Engine.NATIVE,), _NOT_PREPARED),
         (
-            capture(optimizers=(optimizer(), _SGD)),
+            _steps_with(optimizer(), optimizer(is_prepared=False)),
             "engine",
             (Engine.NATIVE,),
-            "DeepSpeed's engine steps one optimizer, and the script prepares 2",
+            f"{_ONE_OPTIMIZER} has another that it does not prepare",
         ),
         (
-            capture(optimizers=(optimizer(is_prepared=False),)),
-            "engine",
-            (Engine.NATIVE,),
-            "DeepSpeed's engine has to step the optimizer, and the script's does not go through prepare()",
-        ),
-        (
-            capture(optimizers=(optimizer(), optimizer(is_prepared=False))),
-            "engine",
-            (Engine.NATIVE,),
-            "DeepSpeed's engine steps one optimizer, and the script has another that it does not prepare",
-        ),
-        (
-            capture(optimizers=(optimizer(num_parameters=_TRAINED + 5120),)),
+            _steps_with(optimizer(num_parameters=_TRAINED + 5120)),
             "zero_stage",
             (ZeroStage.NOTHING,),
             "DeepSpeed's engine steps what the model trains, and the optimizer has 5,120 elements beside it",
         ),
-        (capture(optimizers=(optimizer(maximize=True),)), "optimizer", (None,), _NOT_KEPT.format("maximize")),
-        (capture(optimizers=(optimizer(amsgrad=True),)), "optimizer", (None,), _NOT_KEPT.format("amsgrad")),
+        (_steps_with(optimizer(maximize=True)), "optimizer", (None,), _NOT_KEPT.format("maximize")),
+        (_steps_with(optimizer(amsgrad=True)), "optimizer", (None,), _NOT_KEPT.format("amsgrad")),
         (
-            capture(optimizers=(optimizer(amsgrad=True),)),
+            _steps_with(optimizer(amsgrad=True)),
             "optimizer_offload",
             (OffloadDevice.NONE,),
             "the script has amsgrad=True, which the AdamW that steps on the CPU drops",
         ),
-        (capture(optimizers=(optimizer(), _SGD)), "optimizer", (None,), "the script has several optimizers"),
-        (capture(optimizers=(_SGD,)), "optimizer", (None,), "the script trains with SGD"),
+        (_steps_with(optimizer(), _SGD), "optimizer", (None,), "the script has several optimizers"),
+        (_steps_with(_SGD), "optimizer", (None,), "the script trains with SGD"),
         (capture(mixed_precision="fp16"), "precision", (Precision.FP16,), "the script trains in fp16"),
         (capture(mixed_precision="fp8"), "precision", (None,), "the script trains in fp8"),
         (
@@ -214,6 +139,67 @@ assert _LOADER
             "the base is quantized: its layers compute in the format that they were made for",
         ),
         (trainer(max_grad_norm=0.0), "gradient_clipping", (0.0,), "the script's max_grad_norm is 0"),
+        (capture(model_adapters=("LORA",)), "lora", (None,), "the script has adapters of its own (LORA)"),
+        (
+            capture(num_models=2),
+            "freeze",
+            ((),),
+            "the script prepares 2 models, and a flag names none of them",
+        ),
+        (
+            capture(model_is_quantized=True),
+            "quantization",
+            (None,),
+            "the script quantizes its weights itself, and has no adapters beside them",
+        ),
+        (
+            capture(model_loads_weights=False),
+            "quantization",
+            (None,),
+            "weights are quantized as from_pretrained() reads them, and the script makes its model without",
+        ),
+        (
+            _MY_NET,
+            "quantization",
+            (None,),
+            "MyNet is no model of transformers, which would quantize its weights as it loads them",
+        ),
+        (_MY_NET, "attention", (None,), "the script's model has its own attention"),
+        (
+            _MY_NET,
+            "liger",
+            (False,),
+            "Liger's kernels stand in for transformers' modules, and MyNet has none",
+        ),
+        (
+            capture(model_can_checkpoint=False, model_class_path="train.MyNet"),
+            "checkpoint_every",
+            (1,),
+            "MyNet has no gradient checkpointing of transformers",
+        ),
+        *(
+            (captured, "group_by_length", (False,), why)
+            for captured, why in (
+                (capture(lengths=None), "the samples of the script have no tokens to be alike in"),
+                (
+                    capture(loader=replace(_LOADER, num_samples=None)),
+                    "the script reads its samples as a stream, whose order is not ours to choose",
+                ),
+                (
+                    capture(loader=replace(_LOADER, batch_size=None, sampler="MyBatches")),
+                    "the script makes its batches itself (MyBatches)",
+                ),
+                (
+                    capture(loader=replace(_LOADER, sampler="SequentialSampler")),
+                    "the script does not shuffle: the order of its samples is its own (SequentialSampler)",
+                ),
+                (
+                    capture(lengths=replace(_LENGTHS, is_whole=False, num_samples=_NUM_SEEN)),
+                    "the script's dataset tells no lengths: it has no column input_ids or length, no field"
+                    " lengths",
+                ),
+            )
+        ),
     ],
 )
 def test_what_can_not_be_changed_is_pinned_with_a_reason(
@@ -337,22 +323,14 @@ def test_a_habit_of_the_script_gives_way_to_a_flag(
         (capture(), "gradient_accumulation_steps", {2, 4, 8, 16}),
         (capture(), "optimizer", {None, OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT}),
         (capture(optimizers=(optimizer(fused=True),)), "optimizer", {None, OptimizerName.ADAMW_8BIT}),
-        (capture(optimizers=(_SGD,)), "optimizer", {None}),
         (trainer(), "micro_batch_size", {16, 8, 4, 2, 1}),
         (capture(model_mixes_samples=("bn",)), "micro_batch_size", {8}),
-        (capture(model_mixes_samples=("bn",)), "gradient_accumulation_steps", {2}),
-        (capture(micro_batch_size=None), "micro_batch_size", {None}),
         (capture(micro_batch_size=None), "gradient_accumulation_steps", {None}),
-        (capture(accumulates_by_hand=4), "micro_batch_size", {8, 4, 2, 1}),
         (capture(accumulates_by_hand=4), "gradient_accumulation_steps", {8, 16, 32, 64}),
-        (capture(optimizers=(optimizer(amsgrad=True),)), "optimizer", {None}),
         (capture(optimizers=(optimizer(amsgrad=True),)), "optimizer_offload", {OffloadDevice.NONE}),
-        (capture(optimizers=(optimizer(), optimizer(is_prepared=False))), "engine", {Engine.NATIVE}),
         (capture(num_models=2), "engine", {Engine.NATIVE}),
-        (capture(), "precision", {Precision.BF16}),
         (capture(mixed_precision="fp16"), "precision", {Precision.FP16}),
         (capture(model_is_quantized=True), "zero_stage", {0, 1, 2}),
-        (capture(model_can_checkpoint=False), "gradient_checkpointing", {False}),
         (trainer(max_grad_norm=0.0), "gradient_clipping", {0.0}),
         (trainer(), "gradient_clipping", {None}),
         (capture(), "lora", {None, Lora()}),
@@ -397,3 +375,9 @@ def test_a_micro_batch_that_would_not_make_the_scripts_global_batch_is_refused()
         "script-cannot-take",
         "micro-batches of 12, for a global batch of 96",
     )
+
+
+def test_lengths_of_more_samples_than_were_seen_leave_batches_free() -> None:
+    captured = capture(lengths=replace(_LENGTHS, is_whole=False, num_samples=_NUM_SEEN + 1))
+    pins = constraints_of(captured, topology=Topology(world_size=2)).pins
+    assert "group_by_length" not in {pin.field for pin in pins}

@@ -6,32 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from planning_problems import problem
 
 from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
-from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
 from zerofit.core.plan import Topology
 from zerofit.core.request import Request
-from zerofit.core.units import GIB
 from zerofit.planning.estimate_cache import KeptEstimates
 from zerofit.planning.problem import Problem
 
-_GPU = GpuSpec(name="GPU", memory_bytes=24 * GIB)
-_PROBLEM = Problem(
-    model=ModelFacts(
-        name="m",
-        model_type="llama",
-        num_parameters=1,
-        num_trainable_parameters=1,
-        num_layers=1,
-        hidden_size=1,
-        vocab_size=1,
-    ),
-    machine=Machine(gpus=(_GPU,), num_cpu_cores=1, host_memory_bytes=GIB, host_memory_available_bytes=GIB),
-    topology=Topology(),
-    workload=Workload(global_batch_size=8, sequence_length=16),
-    versions=Versions(python="3.11", zerofit="0"),
-    request=Request(),
-)
+_PROBLEM = problem(num_gpus=1, sequence_length=16)
 _TERM = Term(name="weights", num_bytes=5, holder=Holder.TENSORS, formula="f", source="s")
 _ESTIMATE = MemoryEstimate(
     phases=(PhaseMemory(phase=RunPhase.STEP, terms=(_TERM,)),), uncertainty=0.1, uncertainty_source="s"
@@ -49,19 +32,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("problem", "source", "is_shared"),
+    ("asked", "source", "is_shared"),
     [
         (_PROBLEM, "source", True),
         (replace(_PROBLEM, workload=replace(_PROBLEM.workload, global_batch_size=9)), "source", True),
         (replace(_PROBLEM, request=Request(micro_batch_size=2)), "source", True),
         (_PROBLEM.with_length(32), "source", False),
         (replace(_PROBLEM, topology=Topology(world_size=2)), "source", False),
-        (replace(_PROBLEM, versions=replace(_PROBLEM.versions, torch="2.13.0")), "source", False),
+        (replace(_PROBLEM, versions=replace(_PROBLEM.versions, torch="2.14.0")), "source", False),
         (_PROBLEM, "another model", False),
     ],
 )
-def test_what_shares_estimates(problem: Problem, source: str, is_shared: bool) -> None:
-    found = KeptEstimates(problem, source).estimates
+def test_what_shares_estimates(asked: Problem, source: str, is_shared: bool) -> None:
+    found = KeptEstimates(asked, source).estimates
     assert found == ({"fits": _ESTIMATE, "does not": None} if is_shared else {})
 
 

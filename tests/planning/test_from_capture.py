@@ -24,22 +24,22 @@ from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.planning.answer import Answer
-from zerofit.planning.estimate.device_memory.optimizers import STATES
-from zerofit.planning.fast_judge import FastJudge
-from zerofit.planning.judge import EstimatingJudge
+from zerofit.planning.estimate.device_memory.optimizers import STATES, OneState, Stepper
+from zerofit.planning.from_capture import own_stepper
 from zerofit.planning.problem import Allow, Problem
 from zerofit.planning.solve import solve
+from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
 
 _NATIVE = Strategy(precision=Precision.BF16, micro_batch_size=1, gradient_accumulation_steps=1)
 _ZERO2 = replace(_NATIVE, engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
 
 
-def _judge(asked: Problem) -> FastJudge:
-    return FastJudge(asked, trace=made_trace(asked.model), rates=RATES)
+def _estimator(asked: Problem) -> ClosedFormEstimator:
+    return ClosedFormEstimator(asked, trace=made_trace(asked.model), rates=RATES)
 
 
 def _solve(asked: Problem, **options: Any) -> Answer:
-    return solve(asked, judge_of=_judge, is_fast=True, **options)
+    return solve(asked, estimator_of=_estimator, is_fast=True, **options)
 
 
 @pytest.mark.parametrize(
@@ -70,24 +70,29 @@ def test_another_global_batch_is_refused_where_the_script_makes_it() -> None:
     )
 
 
-def test_another_global_batch_names_the_count_of_a_loop_that_accumulates_by_hand() -> None:
-    by_hand = capture(gradient_accumulation_steps=1, accumulates_by_hand=2)
+@pytest.mark.parametrize(
+    ("captured", "parts", "changes"),
+    [
+        (
+            capture(gradient_accumulation_steps=1, accumulates_by_hand=2),
+            "8 x 2 x 4 = 64",
+            "batch_size to 16 or the number of passes after which it steps to 4",
+        ),
+        (
+            capture(splits_batches=True),
+            "2 x 2 x 4 = 16",
+            "batch_size to 64 or its gradient_accumulation_steps to 16",
+        ),
+    ],
+)
+def test_another_global_batch_names_what_makes_it_in_the_script(
+    captured: Capture, parts: str, changes: str
+) -> None:
     with pytest.raises(UserError) as caught:
-        captured_problem(by_hand, request=Request(global_batch_size=128))
+        captured_problem(captured, request=Request(global_batch_size=128))
     assert (caught.value.found, caught.value.fix) == (
-        "--global-batch-size 128, and the script's is 8 x 2 x 4 = 64   (samples x accumulation x ranks)",
-        "leave out --global-batch-size, or set in the script its DataLoader's batch_size to 16 or the number "
-        "of passes after which it steps to 4",
-    )
-
-
-def test_another_global_batch_names_the_whole_batch_where_a_loader_splits_it_over_the_ranks() -> None:
-    with pytest.raises(UserError) as caught:
-        captured_problem(capture(splits_batches=True), request=Request(global_batch_size=128))
-    assert (caught.value.found, caught.value.fix) == (
-        "--global-batch-size 128, and the script's is 2 x 2 x 4 = 16   (samples x accumulation x ranks)",
-        "leave out --global-batch-size, or set in the script its DataLoader's batch_size to 64 or its "
-        "gradient_accumulation_steps to 16",
+        f"--global-batch-size 128, and the script's is {parts}   (samples x accumulation x ranks)",
+        f"leave out --global-batch-size, or set in the script its DataLoader's {changes}",
     )
 
 
@@ -112,13 +117,13 @@ def test_what_is_accumulated_by_hand_is_counted_like_what_accelerate_accumulates
 def test_other_models_of_the_script_lie_on_each_gpu_from_the_start() -> None:
     strategy = Strategy(micro_batch_size=8, gradient_accumulation_steps=2)
     without, beside = (
-        EstimatingJudge(problem, trace=made_trace(problem.model), rates=RATES)
+        TrainingEstimator(problem, trace=made_trace(problem.model), rates=RATES)
         for problem in map(captured_problem, (capture(), capture(other_weight_bytes=3 * GIB)))
     )
     pairs = list(
         zip(
-            without.judge(strategy).estimate.device.phases,
-            beside.judge(strategy).estimate.device.phases,
+            without.estimate(strategy).estimate.device.phases,
+            beside.estimate(strategy).estimate.device.phases,
             strict=True,
         )
     )
@@ -233,8 +238,8 @@ def test_what_the_model_rules_out_is_left_out_of_what_is_allowed() -> None:
 
 def _states(captured: Capture, strategy: Strategy) -> int:
     asked = captured_problem(captured, num_gpus=1)
-    judged = EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES).judge(strategy)
-    phase = judged.estimate.device.phases[-1]
+    estimated = TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES).estimate(strategy)
+    phase = estimated.estimate.device.phases[-1]
     return sum(term.num_bytes for term in phase.terms if term.name == STATES)
 
 
@@ -273,15 +278,15 @@ def test_the_scripts_own_optimizer_is_counted(
 )
 def test_bounds_are_never_above_the_estimate(captured: Capture, strategy: Strategy) -> None:
     asked = captured_problem(captured, num_gpus=2)
-    judge = EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES)
-    peak = judge.judge(strategy).estimate.device.peak_bytes
-    for bound in (judge.least_bytes, judge.least_live_bytes, judge.least_played_bytes):
+    estimator = TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES)
+    peak = estimator.estimate(strategy).estimate.device.peak_bytes
+    for bound in (estimator.least_bytes, estimator.least_live_bytes, estimator.least_played_bytes):
         assert bound(strategy) <= peak
 
 
 def test_an_unclipped_step_takes_less_time() -> None:
     seconds = [
-        EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES).seconds(
+        TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES).seconds(
             replace(_NATIVE, gradient_clipping=clipping)
         )
         for asked, clipping in ((captured_problem(num_gpus=1), clipping) for clipping in (0.0, None, 1.0))
@@ -298,9 +303,9 @@ def test_weights_that_the_script_makes_in_16_bit_stay_so_without_deepspeed() -> 
         requests.append(request)
         return made_trace(asked.model)(request)
 
-    judge = EstimatingJudge(asked, trace=trace, rates=RATES)
-    judge.least_live_bytes(_NATIVE)
-    judge.least_live_bytes(replace(_ZERO2, precision=Precision.FP32))
+    estimator = TrainingEstimator(asked, trace=trace, rates=RATES)
+    estimator.least_live_bytes(_NATIVE)
+    estimator.least_live_bytes(replace(_ZERO2, precision=Precision.FP32))
     assert [(one.weights, one.autocast) for one in requests] == [
         (Precision.BF16, Precision.BF16),
         (Precision.FP32, None),
@@ -346,7 +351,7 @@ def test_more_gpus_mean_a_larger_global_batch_of_the_script() -> None:
     answer = _solve(captured_problem(captured, num_gpus=1, memory_gib=16, host_gib=24), gpus=(A100,))
     first = answer.suggestions[0]
     assert first.change == "4 x NVIDIA A100-SXM4-80GB in place of 1"
-    assert (first.judged.strategy.micro_batch_size or 0) <= 2  # of each 8, on 4 ranks
+    assert (first.best.strategy.micro_batch_size or 0) <= 2  # of each 8, on 4 ranks
     assert "--allow lora" in [one.change for one in answer.suggestions]
 
 
@@ -357,3 +362,67 @@ def test_the_models_own_dimensions_are_planned_with() -> None:
     assert problem.own_optimizer is None
     assert captured_problem(capture(optimizers=(optimizer(fused=True),))).own_optimizer is OptimizerName.ADAMW
     assert problem.host_bytes == 512 * GIB
+
+
+_BNB, _ON_HOST = "bitsandbytes.optim", "are counted on the host, where the driver may move them"
+
+
+@pytest.mark.parametrize(
+    ("class_path", "settings", "kind", "note"),
+    [
+        ("torch.optim.adamw.AdamW", {}, None, ""),
+        ("torch.optim.adamw.AdamW", {"fused": True}, OptimizerName.ADAMW, ""),
+        ("torch.optim.adam.Adam", {"fused": None}, None, ""),
+        (
+            "torch.optim.adamw.AdamW",
+            {"amsgrad": True},
+            None,
+            "AdamW is counted without the third state that amsgrad keeps",
+        ),
+        ("torch.optim.sgd.SGD", {"momentum": 0}, OptimizerName.SGD, ""),
+        ("torch.optim.sgd.SGD", {"momentum": 0.9}, OneState.FULL, ""),
+        ("torch.optim.adagrad.Adagrad", {}, OneState.FULL, ""),
+        ("torch.optim._adafactor.Adafactor", {}, OptimizerName.ADAFACTOR, ""),
+        ("transformers.optimization.Adafactor", {}, OptimizerName.ADAFACTOR, ""),
+        (f"{_BNB}.adamw.AdamW", {}, OptimizerName.ADAMW, ""),
+        (f"{_BNB}.adamw.AdamW8bit", {}, OptimizerName.ADAMW_8BIT, ""),
+        (
+            f"{_BNB}.adamw.PagedAdamW8bit",
+            {},
+            OptimizerName.PAGED_ADAMW_8BIT,
+            f"the pages of PagedAdamW8bit {_ON_HOST}",
+        ),
+        (
+            f"{_BNB}.adam.PagedAdam32bit",
+            {},
+            OptimizerName.PAGED_ADAMW,
+            f"the pages of PagedAdam32bit {_ON_HOST}",
+        ),
+        (
+            f"{_BNB}.lion.PagedLion",
+            {},
+            OptimizerName.LION,
+            "the pages of PagedLion are counted as if they stayed on the GPU",
+        ),
+        (f"{_BNB}.lion.Lion8bit", {}, OptimizerName.LION_8BIT, ""),
+        (f"{_BNB}.lion.Lion", {}, OptimizerName.LION, ""),
+        (f"{_BNB}.rmsprop.RMSprop", {}, OneState.FULL, ""),
+        (f"{_BNB}.rmsprop.RMSprop8bit", {}, OneState.EIGHT_BIT, ""),
+        ("deepspeed.ops.adam.fused_adam.FusedAdam", {}, OptimizerName.ADAMW, ""),
+        ("mine.Sophia", {}, None, "Sophia is counted as AdamW: what it keeps is not known"),
+        (
+            f"{_BNB}.ademamix.AdEMAMix",
+            {},
+            None,
+            "AdEMAMix is counted as AdamW: what it keeps is not known",
+        ),
+    ],
+)
+def test_classes_are_known_by_what_they_keep(
+    class_path: str, settings: dict[str, Any], kind: Stepper, note: str
+) -> None:
+    assert own_stepper(optimizer(class_path, **settings)) == (kind, note)
+
+
+def test_several_optimizers_are_counted_as_adamw() -> None:
+    assert own_stepper(None) == (None, "the optimizer is counted as AdamW, as none or several were seen")

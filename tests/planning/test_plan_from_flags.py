@@ -7,11 +7,20 @@ from dataclasses import replace
 import pytest
 
 from zerofit.core.errors import UserError
-from zerofit.core.facts import GpuSpec, Machine, Versions
+from zerofit.core.facts import GpuSpec, Machine, Versions, Workload
 from zerofit.core.plan import Origin, Plan, Reason, Topology
 from zerofit.core.presets import PRESETS, Preset
 from zerofit.core.request import Request
-from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.core.strategy import (
+    Engine,
+    Lora,
+    OffloadDevice,
+    OptimizerName,
+    Precision,
+    Quantization,
+    Strategy,
+    ZeroStage,
+)
 from zerofit.core.units import GIB
 from zerofit.planning.plan_from_flags import choose, with_explicit_numbers
 
@@ -38,133 +47,46 @@ def _on(strategy: Strategy, precision: Precision) -> Strategy:
     return replace(strategy, precision=precision)
 
 
+_BF16, _FP16, _FP32 = Precision.BF16, Precision.FP16, Precision.FP32
+_NATIVE, _ZERO0 = Strategy(), replace(_ZERO2, zero_stage=ZeroStage.NOTHING)
+_ON_NVME = replace(_ZERO3, optimizer_offload=_NVME, nvme_path="/nvme")
+_NO_OFFLOAD = Request(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE)
+_TWO_NODES = Topology(num_nodes=2, world_size=16)
+
+
 @pytest.mark.parametrize(
     ("machine", "request_", "strategy", "topology"),
     [
-        pytest.param(
-            _NO_GPU,
-            Request(),
-            _on(Strategy(), Precision.FP32),
-            Topology(on_cpu=True),
-            id="no GPU: one process",
-        ),
-        pytest.param(_ONE_NEW, Request(), _on(Strategy(), Precision.BF16), Topology(), id="one new GPU"),
-        pytest.param(_ONE_OLD, Request(), _on(Strategy(), Precision.FP16), Topology(), id="one old GPU"),
-        pytest.param(
-            _EIGHT_NEW,
-            Request(),
-            _on(_ZERO2, Precision.BF16),
-            Topology(world_size=8),
-            id="8 new GPUs: ZeRO-2",
-        ),
-        pytest.param(
-            _EIGHT_OLD,
-            Request(),
-            _on(_ZERO2, Precision.FP16),
-            Topology(world_size=8),
-            id="8 old GPUs: ZeRO-2",
-        ),
-        pytest.param(
-            _MIXED, Request(), _on(_ZERO2, Precision.FP16), Topology(world_size=2), id="as the older of two"
-        ),
-        pytest.param(
-            _NO_GPU,
-            Request(num_processes=2),
-            _on(_ZERO2, Precision.FP32),
-            Topology(world_size=2, on_cpu=True),
-            id="2 CPU ranks: ZeRO-2",
-        ),
-        pytest.param(
-            _EIGHT_NEW,
-            Request(on_cpu=True),
-            _on(Strategy(), Precision.FP32),
-            Topology(on_cpu=True),
-            id="--cpu leaves GPUs alone",
-        ),
-        pytest.param(
-            _EIGHT_NEW,
-            Request(num_processes=1),
-            _on(Strategy(), Precision.BF16),
-            Topology(),
-            id="one of 8 GPUs",
-        ),
-        pytest.param(
-            _EIGHT_NEW,
-            Request(num_nodes=2),
-            _on(_ZERO2, Precision.BF16),
-            Topology(num_nodes=2, world_size=16),
-            id="every GPU of two nodes",
-        ),
-        pytest.param(
+        (_NO_GPU, Request(), _on(_NATIVE, _FP32), Topology(on_cpu=True)),
+        (_ONE_NEW, Request(), _on(_NATIVE, _BF16), Topology()),
+        (_ONE_OLD, Request(), _on(_NATIVE, _FP16), Topology()),
+        (_EIGHT_NEW, Request(), _on(_ZERO2, _BF16), Topology(world_size=8)),
+        (_EIGHT_OLD, Request(), _on(_ZERO2, _FP16), Topology(world_size=8)),
+        (_MIXED, Request(), _on(_ZERO2, _FP16), Topology(world_size=2)),
+        (_NO_GPU, Request(num_processes=2), _on(_ZERO2, _FP32), Topology(world_size=2, on_cpu=True)),
+        (_EIGHT_NEW, Request(on_cpu=True), _on(_NATIVE, _FP32), Topology(on_cpu=True)),
+        (_EIGHT_NEW, Request(num_processes=1), _on(_NATIVE, _BF16), Topology()),
+        (_EIGHT_NEW, Request(num_nodes=2), _on(_ZERO2, _BF16), _TWO_NODES),
+        (
             _EIGHT_NEW,
             Request(num_nodes=2, num_processes=8),
-            _on(_ZERO2, Precision.BF16),
+            _on(_ZERO2, _BF16),
             Topology(num_nodes=2, world_size=8),
-            id="four GPUs of each of two nodes",
         ),
-        pytest.param(
-            _ONE_NEW,
-            Request(engine=Engine.DEEPSPEED),
-            _on(_ZERO2, Precision.BF16),
-            Topology(),
-            id="DeepSpeed on one GPU",
-        ),
-        pytest.param(
+        (_ONE_NEW, Request(engine=Engine.DEEPSPEED), _on(_ZERO2, _BF16), Topology()),
+        (
             _ONE_NEW,
             Request(optimizer_offload=_CPU),
-            _on(replace(_ZERO2, optimizer_offload=_CPU), Precision.BF16),
+            _on(replace(_ZERO2, optimizer_offload=_CPU), _BF16),
             Topology(),
-            id="offload needs DeepSpeed",
         ),
-        pytest.param(
-            _ONE_NEW,
-            Request(param_offload=_CPU),
-            _on(replace(_ZERO3, param_offload=_CPU), Precision.BF16),
-            Topology(),
-            id="parameter offload needs stage 3",
-        ),
-        pytest.param(
-            _ONE_NEW,
-            Request(optimizer_offload=_NVME, nvme_path="/nvme"),
-            _on(replace(_ZERO3, optimizer_offload=_NVME, nvme_path="/nvme"), Precision.BF16),
-            Topology(),
-            id="NVMe needs stage 3",
-        ),
-        pytest.param(
-            _ONE_NEW,
-            Request(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE),
-            _on(Strategy(), Precision.BF16),
-            Topology(),
-            id="offload to none is no offload",
-        ),
-        pytest.param(
-            _EIGHT_NEW,
-            Request(engine=Engine.NATIVE),
-            _on(Strategy(), Precision.BF16),
-            Topology(world_size=8),
-            id="data parallelism without DeepSpeed",
-        ),
-        pytest.param(
-            _EIGHT_NEW,
-            Request(zero_stage=ZeroStage.NOTHING),
-            _on(replace(_ZERO2, zero_stage=ZeroStage.NOTHING), Precision.BF16),
-            Topology(world_size=8),
-            id="stage 0 under DeepSpeed",
-        ),
-        pytest.param(
-            _ONE_NEW,
-            Request(zero_stage=ZeroStage.NOTHING),
-            _on(Strategy(), Precision.BF16),
-            Topology(),
-            id="stage 0 on one GPU",
-        ),
-        pytest.param(
-            _NO_GPU,
-            Request(elsewhere=True, num_processes=8),
-            _on(_ZERO2, Precision.BF16),
-            Topology(world_size=8),
-            id="for GPUs elsewhere",
-        ),
+        (_ONE_NEW, Request(param_offload=_CPU), _on(replace(_ZERO3, param_offload=_CPU), _BF16), Topology()),
+        (_ONE_NEW, Request(optimizer_offload=_NVME, nvme_path="/nvme"), _on(_ON_NVME, _BF16), Topology()),
+        (_ONE_NEW, _NO_OFFLOAD, _on(_NATIVE, _BF16), Topology()),
+        (_EIGHT_NEW, Request(engine=Engine.NATIVE), _on(_NATIVE, _BF16), Topology(world_size=8)),
+        (_EIGHT_NEW, Request(zero_stage=ZeroStage.NOTHING), _on(_ZERO0, _BF16), Topology(world_size=8)),
+        (_ONE_NEW, Request(zero_stage=ZeroStage.NOTHING), _on(_NATIVE, _BF16), Topology()),
+        (_NO_GPU, Request(elsewhere=True, num_processes=8), _on(_ZERO2, _BF16), Topology(world_size=8)),
     ],
 )
 def test_strategy_and_ranks(
@@ -203,41 +125,21 @@ def test_a_flag_wins_over_a_preset() -> None:
 
 
 _DEFAULT_BF16 = ("precision", "bf16", Origin.DEFAULT, "every GPU from Ampere on has bf16")
+_WHY_ZERO2 = "shards gradients and optimizer states and sends no more than data parallelism does"
+_WHY_NATIVE = "DeepSpeed shards over ranks or offloads; with neither, plain PyTorch is as small and faster"
+_WHY_FP16 = "these GPUs are older than Ampere (compute capability 8.0) and have no bf16"
 
 
 @pytest.mark.parametrize(
     ("machine", "request_", "reasons"),
     [
-        (
-            _EIGHT_NEW,
-            Request(),
-            (
-                (
-                    "zero_stage",
-                    "2",
-                    Origin.DEFAULT,
-                    "shards gradients and optimizer states and sends no more than data parallelism does",
-                ),
-                _DEFAULT_BF16,
-            ),
-        ),
+        (_EIGHT_NEW, Request(), (("zero_stage", "2", Origin.DEFAULT, _WHY_ZERO2), _DEFAULT_BF16)),
         (
             _ONE_OLD,
             Request(),
             (
-                (
-                    "engine",
-                    "native",
-                    Origin.DEFAULT,
-                    "DeepSpeed shards over ranks or offloads; with neither, plain PyTorch is as small and "
-                    "faster",
-                ),
-                (
-                    "precision",
-                    "fp16",
-                    Origin.DEFAULT,
-                    "these GPUs are older than Ampere (compute capability 8.0) and have no bf16",
-                ),
+                ("engine", "native", Origin.DEFAULT, _WHY_NATIVE),
+                ("precision", "fp16", Origin.DEFAULT, _WHY_FP16),
             ),
         ),
         (
@@ -361,3 +263,110 @@ def test_explicit_numbers_are_filled_in_for_deepspeed_and_have_their_reasons(
             for field, value in filled_in
         ),
     )
+
+
+def test_a_plan_is_taken_up_as_it_was_made() -> None:
+    request = Request(preset="z3-offload", micro_batch_size=2, global_batch_size=64)
+    plan = _choose(_EIGHT_NEW, request)
+    assert _choose(_EIGHT_NEW, Request(plan=plan)) == plan
+
+
+def test_a_plan_for_the_cpu_stays_on_the_cpu() -> None:
+    plan = _choose(_EIGHT_NEW, Request(on_cpu=True, num_processes=2))
+    assert _choose(_EIGHT_NEW, Request(plan=plan)).topology == Topology(world_size=2, on_cpu=True)
+
+
+def test_a_flag_wins_over_a_plan_and_over_its_reason() -> None:
+    plan = _choose(_EIGHT_NEW, Request())
+    again = _choose(_EIGHT_NEW, Request(plan=plan, precision=Precision.FP16))
+    assert again.strategy == _on(plan.strategy, Precision.FP16)
+    assert [reason.origin for reason in again.reasons if reason.field == "precision"] == [Origin.FLAG]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 4, 8])
+def test_the_global_batch_of_a_plan_outlives_a_change_of_ranks(num_processes: int) -> None:
+    plan = _choose(_EIGHT_NEW, Request(micro_batch_size=2, global_batch_size=64))
+    try:
+        again = _choose(_EIGHT_NEW, Request(plan=plan, num_processes=num_processes))
+    except UserError:
+        return  # refused is as good: what must not be is another batch in silence
+    micro_batch_size, steps = again.strategy.micro_batch_size, again.strategy.gradient_accumulation_steps
+    assert (micro_batch_size or 0) * (steps or 0) * num_processes == 64
+    assert again.workload == Workload(global_batch_size=64)
+
+
+def test_a_plan_and_a_preset_together_are_refused() -> None:
+    plan = _choose(_EIGHT_NEW, Request())
+    with pytest.raises(UserError) as error:
+        _choose(_EIGHT_NEW, Request(plan=plan, preset="z3"))
+    assert error.value.found == "--plan with --preset z3"
+
+
+@pytest.mark.parametrize(
+    ("made_on", "request_", "taken_to", "precision"),
+    [
+        (_NO_GPU, Request(), _ONE_NEW, Precision.BF16),
+        (_NO_GPU, Request(), _ONE_OLD, Precision.FP16),
+        (_EIGHT_NEW, Request(preset="z3"), _EIGHT_OLD, Precision.FP16),
+        (_EIGHT_NEW, Request(preset="z3"), _NO_GPU, Precision.FP32),
+        (_NO_GPU, Request(precision=Precision.BF16), _ONE_NEW, Precision.BF16),
+    ],
+)
+def test_what_nobody_asked_for_is_chosen_anew_on_another_machine(
+    made_on: Machine, request_: Request, taken_to: Machine, precision: Precision
+) -> None:
+    again = _choose(taken_to, Request(plan=_choose(made_on, request_)))
+    assert again.strategy.precision is precision
+    assert again.topology.on_cpu is (not taken_to.gpus)
+    [reason] = [reason for reason in again.reasons if reason.field == "precision"]
+    assert reason.value == precision.value
+
+
+def test_the_default_engine_of_a_plan_follows_the_ranks_and_keeps_what_was_asked_for() -> None:
+    plan = _choose(_ONE_NEW, Request())
+    assert plan.strategy.engine is Engine.NATIVE
+    again = _choose(_EIGHT_NEW, Request(plan=plan, num_processes=8))
+    assert (again.strategy, again.topology) == (_on(_ZERO2, Precision.BF16), Topology(world_size=8))
+    offloaded = _choose(_EIGHT_NEW, Request(param_offload=_CPU))
+    alone = _choose(_ONE_NEW, Request(plan=offloaded, num_processes=1))
+    assert alone.strategy == offloaded.strategy
+
+
+def test_a_plan_of_more_ranks_than_there_are_gpus_is_named_as_the_cause() -> None:
+    plan = _choose(_EIGHT_NEW, Request())
+    with pytest.raises(UserError) as error:
+        _choose(_ONE_NEW, Request(plan=plan))
+    assert str(error.value) == (
+        "error[more-ranks-than-gpus]: there are fewer GPUs than ranks\n"
+        "  found: 8 ranks in the plan on 1 x 1 GPUs\n"
+        "  why:   each rank needs a GPU of its own\n"
+        "  fix:   set --num-processes to at most 1, or rehearse with --cpu"
+    )
+
+
+def test_a_plan_for_inference_stays_one() -> None:
+    plan = _choose(_EIGHT_NEW, Request(preset="z3-inference"))
+    assert (plan.trains, _choose(_EIGHT_NEW, Request(plan=plan)).trains) == (False, False)
+    assert _choose(_EIGHT_NEW, Request(preset="z3")).trains
+
+
+def test_blocks_of_a_plan_that_recompute_are_gone_with_checkpointing() -> None:
+    plan = _choose(_EIGHT_NEW, Request(gradient_checkpointing=True, checkpoint_every=2))
+    again = _choose(_EIGHT_NEW, Request(plan=plan, gradient_checkpointing=False))
+    assert (again.strategy.gradient_checkpointing, again.strategy.checkpoint_every) == (False, 1)
+    whys = {reason.field: reason.why for reason in again.reasons}
+    assert whys["gradient_checkpointing"] == "--no-gradient-checkpointing says so"
+    assert "checkpoint_every" not in whys
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (Request(tf32=False), "--no-tf32 says so"),
+        (Request(lora=Lora()), "--lora says so"),
+        (Request(lora=Lora(), quantization=Quantization.NF4, says_qlora=True), "--qlora says so"),
+    ],
+)
+def test_a_reason_names_the_flag_as_it_was_typed(request_: Request, why: str) -> None:
+    fields = {"tf32", "lora", "quantization"}
+    assert {one.why for one in _choose(_EIGHT_NEW, request_).reasons if one.field in fields} == {why}

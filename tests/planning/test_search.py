@@ -23,12 +23,20 @@ from zerofit.core.request import Request
 from zerofit.core.strategy import OffloadDevice, OptimizerName, Precision, Strategy
 from zerofit.planning.candidates import candidates
 from zerofit.planning.estimate.device_memory.replay import replay_live
-from zerofit.planning.fast_judge import FastJudge
-from zerofit.planning.judge import EstimatingJudge
 from zerofit.planning.make_plan import plan_of, why_it_loses
-from zerofit.planning.order import OFFLOADED, SAME_TIME, kind_of, simplicity, tier
 from zerofit.planning.problem import Allow
-from zerofit.planning.search import Found, Judge, Judged, search
+from zerofit.planning.search import (
+    OFFLOADED,
+    SAME_TIME,
+    EstimatedStrategy,
+    Estimator,
+    SearchResult,
+    kind_of,
+    search,
+    simplicity,
+    tier,
+)
+from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
 
 
 def _estimate(device_bytes: int, seconds: float | None) -> Estimate:
@@ -48,14 +56,14 @@ def _estimate(device_bytes: int, seconds: float | None) -> Estimate:
 
 @dataclass
 class _Dice:
-    """A judge that throws dice: needs, bounds below them, times; host memory may lack too."""
+    """An estimator that throws dice: needs, bounds below them, times; host memory may lack too."""
 
     dice: random.Random
     limit: int = 1000
     knows_times: bool = True
     needs: dict[Strategy, tuple[int, float | None, bool]] = field(default_factory=dict)
     bounds: dict[tuple[str, Strategy], int] = field(default_factory=dict)
-    judged: set[Strategy] = field(default_factory=set)
+    estimated: set[Strategy] = field(default_factory=set)
 
     def need(self, strategy: Strategy) -> tuple[int, float | None, bool]:
         if strategy not in self.needs:
@@ -86,23 +94,23 @@ class _Dice:
         need, _, lacks_host = self.need(strategy)
         return need <= self.limit and not lacks_host
 
-    def judge(self, strategy: Strategy) -> Judged:
-        self.judged.add(strategy)
+    def estimate(self, strategy: Strategy) -> EstimatedStrategy:
+        self.estimated.add(strategy)
         need, seconds, lacks_host = self.need(strategy)
         lacks = "device" if need > self.limit else "host" if lacks_host else ""
-        return Judged(
+        return EstimatedStrategy(
             strategy=strategy,
             estimate=_estimate(need, seconds),
-            lacks=lacks,
+            shortage=lacks,
             excess=max(need / self.limit, 1.5 if lacks_host else 0) if lacks else 0.0,
         )
 
 
-def _exhaustive(strategies: tuple[Strategy, ...], judge: Judge) -> Strategy | None:
+def _exhaustive(strategies: tuple[Strategy, ...], estimator: Estimator) -> Strategy | None:
     """Estimate everything, and take the simplest of the lowest tier that is near its fastest."""
-    fitting = [one for one in strategies if judge.judge(one).fits]
+    fitting = [one for one in strategies if estimator.estimate(one).fits]
     lowest = min(map(tier, fitting), default=0)
-    times = {one: judge.seconds(one) or 0.0 for one in fitting if tier(one) == lowest}
+    times = {one: estimator.seconds(one) or 0.0 for one in fitting if tier(one) == lowest}
     fastest = min(times.values(), default=0.0)
     near = [one for one, seconds in times.items() if seconds <= fastest * (1 + SAME_TIME)]
     return min(near, key=simplicity, default=None)
@@ -113,11 +121,11 @@ def test_the_choice_is_that_of_an_exhaustive_search_whatever_the_estimates_say(s
     dice = random.Random(seed)
     asked = problem(num_gpus=dice.choice([1, 2, 4]), global_batch_size=dice.choice([4, 12, 36]))
     strategies = candidates(asked).strategies
-    judge = _Dice(dice, limit=dice.choice([1, 20, 200, 1000]), knows_times=seed % 5 > 0)
-    found = search(strategies, judge=judge, device_bytes=judge.limit)
-    num_judged = len(judge.judged)
-    assert (found.chosen.strategy if found.chosen else None) == _exhaustive(strategies, judge)
-    assert found.counts.estimated == num_judged < len(strategies)
+    estimator = _Dice(dice, limit=dice.choice([1, 20, 200, 1000]), knows_times=seed % 5 > 0)
+    found = search(strategies, estimator=estimator, device_bytes=estimator.limit)
+    num_estimated = len(estimator.estimated)
+    assert (found.chosen.strategy if found.chosen else None) == _exhaustive(strategies, estimator)
+    assert found.counts.estimated == num_estimated < len(strategies)
     assert (found.nearest is None) == (found.chosen is not None)
     recomputes = found.chosen is not None and found.chosen.strategy.gradient_checkpointing
     switched = [one for one in found.variants if one.strategy.gradient_checkpointing is not recomputes]
@@ -126,7 +134,7 @@ def test_the_choice_is_that_of_an_exhaustive_search_whatever_the_estimates_say(s
 
 @dataclass
 class _OffloadRuns(_Dice):
-    """A judge to whom what is offloaded is ten times as fast, and the rest fits as it is told."""
+    """An estimator to whom what is offloaded is ten times as fast, and the rest fits as it is told."""
 
     fits_on_gpus: tuple[OptimizerName | None, ...] = (None, OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT)
 
@@ -156,8 +164,8 @@ def test_offload_comes_where_nothing_on_the_gpus_fits_however_fast_it_seems(
     fits_on_gpus: tuple[OptimizerName | None, ...], offloads: bool, why_optimizer_offload: str | None
 ) -> None:
     asked = problem(num_gpus=2, global_batch_size=4)
-    judge = _OffloadRuns(random.Random(0), fits_on_gpus=fits_on_gpus)
-    found = search(candidates(asked).strategies, judge=judge, device_bytes=judge.limit)
+    estimator = _OffloadRuns(random.Random(0), fits_on_gpus=fits_on_gpus)
+    found = search(candidates(asked).strategies, estimator=estimator, device_bytes=estimator.limit)
     plan = plan_of(found, asked)
     assert plan.strategy.offloads is offloads
     assert tier(plan.strategy) == (OFFLOADED if offloads else 0)
@@ -182,16 +190,16 @@ def test_what_goes_with_an_offload_that_the_user_asked_for_says_so(
     request_: Request, field: str, why: str
 ) -> None:
     asked = problem(num_gpus=2, global_batch_size=4, request=request_)
-    judge = _OffloadRuns(random.Random(0))
-    found = search(candidates(asked).strategies, judge=judge, device_bytes=judge.limit)
+    estimator = _OffloadRuns(random.Random(0))
+    found = search(candidates(asked).strategies, estimator=estimator, device_bytes=estimator.limit)
     assert {reason.field: reason.why for reason in plan_of(found, asked).reasons}[field] == why
 
 
-def _real(asked: Any) -> tuple[Found, Strategy | None]:
+def _real(asked: Any) -> tuple[SearchResult, Strategy | None]:
     strategies = candidates(asked).strategies
-    judge = EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES)
-    found = search(strategies, judge=judge, device_bytes=asked.device_bytes)
-    return found, _exhaustive(strategies, judge)
+    estimator = TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES)
+    found = search(strategies, estimator=estimator, device_bytes=asked.device_bytes)
+    return found, _exhaustive(strategies, estimator)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -223,12 +231,12 @@ def test_bounds_are_never_above_the_estimate(seed: int) -> None:
         expandable_segments=dice.random() < 0.5,
         makes_model_first=dice.random() < 0.5,
     )
-    judge = EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES)
+    estimator = TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES)
     for strategy in dice.sample(candidates(asked).strategies, 16):
-        peak = judge.judge(strategy).estimate.device.peak_bytes
-        live = judge.least_live_bytes(strategy)
-        assert judge.least_bytes(strategy) <= live <= peak, strategy
-        assert judge.least_played_bytes(strategy) <= peak, strategy
+        peak = estimator.estimate(strategy).estimate.device.peak_bytes
+        live = estimator.least_live_bytes(strategy)
+        assert estimator.least_bytes(strategy) <= live <= peak, strategy
+        assert estimator.least_played_bytes(strategy) <= peak, strategy
 
 
 @pytest.mark.parametrize(
@@ -240,19 +248,21 @@ def test_bounds_are_never_above_the_estimate(seed: int) -> None:
         (1.005, "0% slower"),
         (1.004, "no faster, and less simple"),
         (0.996, "no faster, and less simple"),
-        (0.9, "10% less time, of which no estimate is sure, and less simple"),
+        (0.9, "10% less time, within the estimate's error, and less simple"),
     ],
 )
 def test_a_loser_is_told_how_much_longer_it_takes_than_the_choice(seconds: float, said: str) -> None:
-    chosen, loser = (Judged(strategy=Strategy(), estimate=_estimate(1, time)) for time in (1.0, seconds))
+    chosen, loser = (
+        EstimatedStrategy(strategy=Strategy(), estimate=_estimate(1, time)) for time in (1.0, seconds)
+    )
     assert why_it_loses(loser, chosen, problem()) == said
 
 
 def test_a_fast_estimate_reserves_six_hundredths_beyond_the_live_tensors() -> None:
     asked = problem(num_gpus=1)
-    judge = FastJudge(asked, trace=made_trace(asked.model), rates=RATES)
+    estimator = ClosedFormEstimator(asked, trace=made_trace(asked.model), rates=RATES)
     strategy = Strategy(precision=Precision.BF16, micro_batch_size=1, gradient_accumulation_steps=1)
-    for phase in judge.judge(strategy).estimate.device.phases:
+    for phase in estimator.estimate(strategy).estimate.device.phases:
         live = sum(term.num_bytes for term in phase.terms if term.holder is Holder.TENSORS)
         (cache,) = (term for term in phase.terms if term.name == "allocator cache")
         assert cache.num_bytes == int(0.06 * live)
@@ -265,8 +275,8 @@ def test_what_is_said_of_the_run_reaches_the_estimate() -> None:
 
     def totals(**fields: bool) -> list[int]:
         told = replace(asked, **fields)
-        judge = EstimatingJudge(told, trace=made_trace(told.model), rates=RATES)
-        return [phase.total_bytes for phase in judge.judge(strategy).estimate.device.phases]
+        estimator = TrainingEstimator(told, trace=made_trace(told.model), rates=RATES)
+        return [phase.total_bytes for phase in estimator.estimate(strategy).estimate.device.phases]
 
     assert totals(makes_model_first=True) != totals()
     assert totals(expandable_segments=True) != totals()
@@ -275,15 +285,15 @@ def test_what_is_said_of_the_run_reaches_the_estimate() -> None:
 def test_long_accumulation_needs_what_a_short_one_does() -> None:
     asked = problem(num_gpus=2, memory_gib=8, global_batch_size=24, sequence_length=256)
     of_steps = {
-        steps: EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES) for steps in (4, 12)
+        steps: TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES) for steps in (4, 12)
     }
     first = {kind_of(one): one for one in candidates(asked).strategies}
     for strategy in first.values():
         peaks = {
-            judge.judge(
+            estimator.estimate(
                 replace(strategy, micro_batch_size=1, gradient_accumulation_steps=steps)
             ).estimate.device
-            for steps, judge in of_steps.items()
+            for steps, estimator in of_steps.items()
         }
         assert len(peaks) == 1
 
@@ -291,9 +301,11 @@ def test_long_accumulation_needs_what_a_short_one_does() -> None:
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 7])
 def test_the_line_through_an_engines_live_bytes_meets_each_micro_batch(micro_batch_size: int) -> None:
     asked = problem(num_gpus=2, memory_gib=80, global_batch_size=None, sequence_length=256)
-    judge = EstimatingJudge(asked, trace=made_trace(asked.model), rates=RATES)
+    estimator = TrainingEstimator(asked, trace=made_trace(asked.model), rates=RATES)
     for strategy in {kind_of(one): one for one in candidates(asked).strategies}.values():
         sized = replace(strategy, micro_batch_size=micro_batch_size, gradient_accumulation_steps=2)
-        live = max(peak.live_bytes for peak in replay_live(judge._play(sized, judge._log(sized))).peaks)
-        outside = sum(term.num_bytes for term in judge.outside)
-        assert judge.least_played_bytes(sized) == live + outside
+        live = max(
+            peak.live_bytes for peak in replay_live(estimator._play(sized, estimator._log(sized))).peaks
+        )
+        outside = sum(term.num_bytes for term in estimator.outside)
+        assert estimator.least_played_bytes(sized) == live + outside

@@ -14,11 +14,11 @@ from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.planning.answer import Answer
-from zerofit.planning.fast_judge import FastJudge
-from zerofit.planning.order import SAME_TIME, simplicity
 from zerofit.planning.problem import Allow, Problem
+from zerofit.planning.search import SAME_TIME, simplicity
 from zerofit.planning.solve import best_of, solve
 from zerofit.planning.suggestions import with_more_host_memory
+from zerofit.planning.training_estimator import ClosedFormEstimator
 
 _LARGE = model(
     num_parameters=3_000_000_000,
@@ -29,12 +29,12 @@ _LARGE = model(
 )
 
 
-def _judge(asked: Problem) -> FastJudge:
-    return FastJudge(asked, trace=made_trace(asked.model), rates=RATES)
+def _estimator(asked: Problem) -> ClosedFormEstimator:
+    return ClosedFormEstimator(asked, trace=made_trace(asked.model), rates=RATES)
 
 
 def _solve(asked: Problem, **options: Any) -> Answer:
-    return solve(asked, judge_of=_judge, is_fast=True, **options)
+    return solve(asked, estimator_of=_estimator, is_fast=True, **options)
 
 
 def test_a_plan_carries_reasons_losers_and_its_estimate() -> None:
@@ -88,7 +88,7 @@ def test_each_suggestion_fits_by_itself() -> None:
         "512.0 GiB free on NVMe disks of each node",
         "--allow lora",
     ]
-    assert all(suggestion.judged.fits for suggestion in answer.suggestions)
+    assert all(suggestion.best.fits for suggestion in answer.suggestions)
     smaller = replace(asked, machine=replace(asked.machine, gpus=(bigger[2],)))
     assert not _solve(smaller).fits  # the 48 GiB are the smallest of these that do
 
@@ -110,7 +110,7 @@ def test_the_fewest_gpus_that_make_the_batch_and_fit_are_suggested(global_batch_
     fewest = next(
         number
         for number in range(2, 9)
-        if global_batch_size % number == 0 and best_of(ask(number), _judge) is not None
+        if global_batch_size % number == 0 and best_of(ask(number), _estimator) is not None
     )
     assert suggestions[0].change == f"{fewest} x NVIDIA A100-SXM4-80GB in place of 1"
 
@@ -160,7 +160,8 @@ def test_eight_bit_states_come_after_all_that_computes_the_same() -> None:
 def test_more_gpus_of_the_same_never_lose_a_fit() -> None:
     request = Request(optimizer_offload=OffloadDevice.NONE, param_offload=OffloadDevice.NONE)
     fits = [
-        best_of(problem(num_gpus=number, memory_gib=14, facts=_LARGE, request=request), _judge) is not None
+        best_of(problem(num_gpus=number, memory_gib=14, facts=_LARGE, request=request), _estimator)
+        is not None
         for number in (1, 2, 4, 8)
     ]
     assert fits == sorted(fits)
@@ -181,7 +182,7 @@ _NVME = Request(optimizer_offload=OffloadDevice.NVME, param_offload=OffloadDevic
 )
 def test_what_goes_to_nvme_has_to_have_room_there(nvme_gib: int, request_: Request, lacks: str) -> None:
     answer = _solve(problem(request=request_, machine_fields={"nvme_bytes": nvme_gib * GIB}))
-    assert (answer.head.lacks, answer.fits) == (lacks, not lacks)
+    assert (answer.head.shortage, answer.fits) == (lacks, not lacks)
     unnamed = "/local_nvme for the folder on the NVMe disks: say --nvme-path"
     assert answer.notes == (() if request_.nvme_path else (unnamed,))
 

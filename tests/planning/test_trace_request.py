@@ -8,7 +8,7 @@ import pytest
 
 from zerofit.core.facts import GpuSpec, Workload
 from zerofit.core.strategy import Engine, Lora, Precision, Strategy, ZeroStage
-from zerofit.planning.judge import trace_request_for
+from zerofit.planning.training_estimator import trace_request_for
 
 _GPU = GpuSpec(name="any", memory_bytes=1, compute_capability=(8, 6))
 _STAGE_3: dict[str, Any] = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.PARAMETERS}

@@ -10,12 +10,12 @@ from hypothesis import strategies as some
 from planning_problems import RATES, made_trace, model, problem
 
 from zerofit.core.strategy import Engine, Lora, OffloadDevice, Precision, Quantization, Strategy, ZeroStage
-from zerofit.planning.fast_judge import FastJudge
+from zerofit.planning.training_estimator import ClosedFormEstimator
 
 _FREEZES = [("embeddings",), ("embeddings+1",), ("embeddings+2",), ("blocks",), ("all-but-head",)]
 _MODEL = model(num_parameters=140_000_000, num_trainable_parameters=140_000_000)
 _PROBLEM = replace(problem(num_gpus=2), model=_MODEL)
-_JUDGE = FastJudge(_PROBLEM, trace=made_trace(_MODEL), rates=RATES)
+_ESTIMATOR = ClosedFormEstimator(_PROBLEM, trace=made_trace(_MODEL), rates=RATES)
 _LORA = Lora(rank=4, alpha=8)
 
 
@@ -35,7 +35,7 @@ def _strategies(draw: some.DrawFn, *, stages: tuple[int, ...] = (0, 1, 2, 3)) ->
 
 
 def _peak(strategy: Strategy) -> int:
-    return _JUDGE.judge(strategy).estimate.device.peak_bytes
+    return _ESTIMATOR.estimate(strategy).estimate.device.peak_bytes
 
 
 @settings(max_examples=40, deadline=None)
@@ -76,13 +76,13 @@ def test_a_bound_is_never_above_the_estimate(
             lora=lora,
             quantization=quantization,
         )
-        bounds = (_JUDGE.least_bytes, _JUDGE.least_live_bytes, _JUDGE.least_played_bytes)
+        bounds = (_ESTIMATOR.least_bytes, _ESTIMATOR.least_live_bytes, _ESTIMATOR.least_played_bytes)
         assert all(bound(strategy) <= _peak(strategy) for bound in bounds)
 
 
 def test_the_closed_forms_are_less_sure_of_what_trains_in_part() -> None:
     whole, partly = Strategy(), Strategy(freeze=("all-but-head",))
-    assert [_JUDGE.judge(one).estimate.device.uncertainty for one in (whole, partly)] == [0.2, 0.6]
-    packed = _JUDGE.judge(Strategy(lora=_LORA, quantization=Quantization.NF4)).estimate.step_time
+    assert [_ESTIMATOR.estimate(one).estimate.device.uncertainty for one in (whole, partly)] == [0.2, 0.6]
+    packed = _ESTIMATOR.estimate(Strategy(lora=_LORA, quantization=Quantization.NF4)).estimate.step_time
     assert packed is not None
     assert packed.uncertainty == 2.0

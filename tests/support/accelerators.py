@@ -7,37 +7,46 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from captures import LOOP
 
+from zerofit.core.capture import CapturedModel
+from zerofit.core.facts import Machine, Versions
+from zerofit.core.plan import Origin, Plan, Reason, Topology
+from zerofit.core.strategy import Engine, Strategy
 from zerofit.training.changes import Changes
-from zerofit.training.settings import Settings
+from zerofit.training.hooks import ACCELERATOR_HOOKS, install_all
+from zerofit.training.settings import AppliedSettings
 
-NOTHING = Settings(
-    uses_deepspeed=False,
-    on_cpu=True,
-    micro_batch_size=None,
-    global_batch_size=None,
-    trainer_accumulates=False,
-    precision=None,
-    precision_is_default=True,
-    gradient_accumulation_steps=None,
-    gradient_clipping=None,
-    gradient_checkpointing=None,
-    checkpoint_every=1,
-    optimizer=None,
-    attention=None,
-    freeze=(),
-    lora=None,
-    quantization=None,
-    tf32=None,
-    liger=False,
-    group_by_length=False,
+PLAN = Plan(
+    strategy=Strategy(),
+    topology=Topology(on_cpu=True),
+    machine=Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=1, host_memory_available_bytes=1),
+    versions=Versions(python="3.11", zerofit="0"),
 )
 """A plan that leaves everything to the script."""
 
 
-def settings(**wanted: Any) -> Settings:
-    """Return the settings of a plan that wants these alone."""
-    return replace(NOTHING, **wanted)
+def settings(
+    *,
+    global_batch_size: int | None = None,
+    trainer_accumulates: bool = False,
+    uses_deepspeed: bool = False,
+    precision_is_default: bool = True,
+    captured: CapturedModel | None = None,
+    **strategy: Any,
+) -> AppliedSettings:
+    """Return the settings of a plan that wants these alone; the others are fields of Strategy."""
+    wanted = Strategy(engine=Engine.DEEPSPEED if uses_deepspeed else Engine.NATIVE, **strategy)
+    default = Reason(field="precision", value="", origin=Origin.DEFAULT, why="")
+    plan = replace(PLAN, strategy=wanted, reasons=(default,) if precision_is_default else ())
+    if captured is not None:
+        plan = replace(plan, capture=replace(LOOP, model=captured))
+    return AppliedSettings(
+        plan=plan,
+        strategy=wanted,
+        global_batch_size=global_batch_size,
+        trainer_accumulates=trainer_accumulates,
+    )
 
 
 def own_class() -> Any:
@@ -51,3 +60,10 @@ def own_class() -> Any:
 def quiet() -> Changes:
     """Return a list of changes that prints nothing."""
     return Changes(announce=False)
+
+
+def hooked(**wanted: Any) -> tuple[Any, Changes]:
+    """Return a subclass of Accelerator with all hooks of a plan, and its list of changes."""
+    accelerator_class, changes = own_class(), quiet()
+    install_all(ACCELERATOR_HOOKS, accelerator_class, settings(**wanted), changes)
+    return accelerator_class, changes

@@ -10,13 +10,13 @@ from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.models.find import probe_model
-from zerofit.planning.inference.device import Weights, weights_of
+from zerofit.planning.inference.memory import Weights, weights_of
 from zerofit.planning.inference.plan_inference import plan_inference
 from zerofit.planning.inference.request import InferenceRequest, InferenceWorkload
 
 if TYPE_CHECKING:
     from zerofit.core.facts import ModelFacts
-    from zerofit.planning.inference.planned import InferencePlan
+    from zerofit.planning.inference.inference_plan import InferencePlan
 
 VERSIONS = Versions(python="3.12.4", zerofit="0.1.0", torch="2.13.0", deepspeed="0.19.8")
 GPU_24 = GpuSpec(

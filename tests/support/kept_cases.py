@@ -10,7 +10,7 @@ from gpu_truth.results import CaseResult, MachineRecord, Section
 from gpu_truth.store import open_store
 
 from zerofit.machine.versions import probe_versions
-from zerofit.measuring.results import Outcome, Parts, Predicted, RungState
+from zerofit.measuring.results import TensorBytes, TrialOutcome, TrialPrediction, TrialState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,11 +24,11 @@ CPU = MachineRecord(
     cpu="",
     host_memory_bytes=2**30,
 )
-SKIPPED = Outcome(state=RungState.OUT_OF_MEMORY, reason="taken as done")
-PARTS = Parts(weights=1, gradients=1, optimizer_states=1, activations=1)
+SKIPPED = TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="taken as done")
+PARTS = TensorBytes(weights=1, gradients=1, optimizer_states=1, activations=1)
 
 
-def keep_as_done(folder: Path, keys: set[str], outcome: Outcome = SKIPPED) -> None:
+def keep_as_done(folder: Path, keys: set[str], outcome: TrialOutcome = SKIPPED) -> None:
     """Write results in which some of the cases have been measured."""
     machine = record_of(find_machine(on_cpu=True))
     store = open_store(folder / "cpu.json", machine, probe_versions())
@@ -37,7 +37,7 @@ def keep_as_done(folder: Path, keys: set[str], outcome: Outcome = SKIPPED) -> No
             result = CaseResult(
                 case=case,
                 outcome=outcome,
-                predicted=Predicted(parts=PARTS),
+                predicted=TrialPrediction(parts=PARTS),
                 took_s=1.0,
                 date="2026-01-01T00:00:00+00:00",
             )

@@ -6,22 +6,32 @@ from dataclasses import replace
 
 from zerofit.core.facts import Versions
 from zerofit.core.units import MIB
-from zerofit.measuring.results import CPU, Ladder, Measured, Outcome, Parts, Predicted, RungResult, RungState
-from zerofit.measuring.rungs import DEFAULT_RUNGS, PUBLISHED_MODEL, baseline, climb, parse_rungs, published_of
+from zerofit.measuring.ladder import (
+    CPU,
+    DEFAULT_RUNGS,
+    PUBLISHED_MODEL,
+    Ladder,
+    RungResult,
+    baseline,
+    climb,
+    parse_rungs,
+    published_of,
+)
+from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
 
-_PARTS = Parts(weights=87 * MIB, gradients=87 * MIB, optimizer_states=174 * MIB, activations=1100 * MIB)
+_PARTS = TensorBytes(weights=87 * MIB, gradients=87 * MIB, optimizer_states=174 * MIB, activations=1100 * MIB)
 _GPU_ENDS = {
-    "length-64": Outcome(
-        state=RungState.OUT_OF_MEMORY,
+    "length-64": TrialOutcome(
+        state=TrialState.OUT_OF_MEMORY,
         reason="OutOfMemoryError: CUDA out of memory. Tried to allocate 86.00 MiB.",
     )
 }
 _CPU_ENDS = {
-    "adafactor": Outcome(
-        state=RungState.KILLED,
+    "adafactor": TrialOutcome(
+        state=TrialState.KILLED,
         reason="ended by SIGKILL, while taking step 1 of 2; the kernel ended a process for want of memory",
     ),
-    "tf32": Outcome(state=RungState.CANNOT_RUN, reason="tf32 needs a GPU that has it: there is none"),
+    "tf32": TrialOutcome(state=TrialState.CANNOT_RUN, reason="tf32 needs a GPU that has it: there is none"),
 }
 
 
@@ -50,7 +60,7 @@ def _ladder(names: str, *, model: str, device: str) -> Ladder:
     base = baseline(batch_size=32, sequence_length=128, attention="eager")
     rungs = []
     for number, step in enumerate(climb(parse_rungs(names), base, is_cumulative=True), 1):
-        outcome = Outcome(state=RungState.DONE, measured=_measured(number, device))
+        outcome = TrialOutcome(state=TrialState.DONE, measured=_measured(number, device))
         rungs.append(
             RungResult(
                 name=step.rung.name,
@@ -76,8 +86,8 @@ def _ladder(names: str, *, model: str, device: str) -> Ladder:
     )
 
 
-def _measured(number: int, device: str) -> Measured:
-    measured = Measured(
+def _measured(number: int, device: str) -> TrialMeasurement:
+    measured = TrialMeasurement(
         process_bytes=1800 * MIB // number,
         process_peak_bytes=2200 * MIB // number,
         step_times_s=(2.0 * number, 2.1 * number, 2.4 * number),
@@ -98,11 +108,11 @@ def _measured(number: int, device: str) -> Measured:
     )
 
 
-def _predicted(number: int, device: str) -> Predicted:
+def _predicted(number: int, device: str) -> TrialPrediction:
     parts = replace(_PARTS, activations=1050 * MIB // number)
     if device == CPU:
-        return Predicted(parts=parts)
-    return Predicted(
+        return TrialPrediction(parts=parts)
+    return TrialPrediction(
         parts=parts,
         allocated_bytes=14_000 * MIB // number,
         reserved_bytes=14_900 * MIB // number,

@@ -1,4 +1,4 @@
-"""What `zerofit launch` hands to the planner of a launch, for tests of it."""
+"""The flags of `zerofit launch` as the command gets them, for tests of what is made of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ _OWN = [
 
 
 def launch_flags(*arguments: str) -> dict[str, Any]:
-    """Return the flags of a command line as plan_launch gets them."""
+    """Return the flags of a command line as zerofit.cli.launch.asked_of gets them."""
     parameters = launch.make_context("launch", list(arguments)).params
     return {name: value for name, value in parameters.items() if name not in _OWN}

@@ -1,4 +1,4 @@
-"""Problems to test the planner on: models, machines and judges that need no trace."""
+"""Problems to test the planner on: models, machines and estimators that need no trace."""
 
 from __future__ import annotations
 

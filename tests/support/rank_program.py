@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from zerofit.measuring.deepspeed_rank import RankTrainee, import_ahead, joined
-from zerofit.measuring.made import make_model, make_samples
-from zerofit.measuring.spec import spec_from_json
-from zerofit.measuring.train import make_trainee
+from zerofit.measuring.measure import make_trainee
+from zerofit.measuring.random_model import make_model, make_samples
+from zerofit.measuring.results import spec_from_json
 
 
 def _held(trainee: RankTrainee) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from zerofit.core.strategy import Precision
 from zerofit.models.dimensions import facts_of
 from zerofit.models.source import ModelSizes
 from zerofit.models.task import Task
-from zerofit.planning.inference.passes import shape_of
+from zerofit.planning.inference.forward_log import shape_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zerofit.measuring.parent import Place
-from zerofit.measuring.rungs import baseline, climb, parse_rungs
-from zerofit.measuring.spec import Spec
+from zerofit.measuring.ladder import baseline, climb, parse_rungs
+from zerofit.measuring.results import TrialSpec
+from zerofit.measuring.trial import TrialFiles
 
 BERT = {
     "model_type": "bert",
@@ -29,22 +29,21 @@ VIT = {
 }
 
 
-def place_in(folder: Path, name: str = "one") -> Place:
+def files_in(folder: Path, name: str = "one") -> TrialFiles:
     """Return where a process leaves its files."""
-    return Place(folder=folder, name=name)
+    return TrialFiles(folder=folder, name=name)
 
 
 def spec_in(
-    folder: Path, rungs: str = "baseline", *, config: dict[str, Any] = BERT, name: str = "one", **fields: Any
-) -> Spec:
+    folder: Path, rungs: str = "baseline", *, config: dict[str, Any] = BERT, **fields: Any
+) -> TrialSpec:
     """Return the spec of a small model on the CPU, 4 samples of 16 tokens, with some fields changed.
 
     Args:
         folder: takes the model's config and the process's files.
         rungs: as a user names them, each on top of those before it; the last one is run.
         config: of the model.
-        name: of the process's files.
-        fields: of the Spec, in place of those here.
+        fields: of the TrialSpec, in place of those here.
     """
     (folder / "config.json").write_text(json.dumps(config))
     base = baseline(batch_size=4, sequence_length=16, attention="eager")
@@ -54,10 +53,9 @@ def spec_in(
         "task": "sequence-classification",
         "strategy": run.strategy,
         "sequence_length": run.sequence_length,
-        "full_length": run.sequence_length,
+        "full_length": max(base.sequence_length, run.sequence_length),
         "num_steps": 1,
         "on_cpu": True,
-        "result_file": str(place_in(folder, name).result),
         **fields,
     }
-    return Spec(**given)
+    return TrialSpec(**given)

@@ -16,7 +16,7 @@ from zerofit.models.find import probe_model
 from zerofit.models.task import Task
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate.engines.engine import Setup
-from zerofit.planning.estimate.time.step_time import estimate_step_time
+from zerofit.planning.estimate.step_time import estimate_step_time
 
 _VERSIONS = Versions(python="3.11", zerofit="0")
 

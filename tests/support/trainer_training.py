@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 from accelerators import quiet, settings
 from runs import SCRIPTS
 
-from zerofit.core.facts import Machine, Versions
-from zerofit.core.plan import Plan, Topology
-from zerofit.core.strategy import Strategy
 from zerofit.training.script_api import planned_arguments, planned_trainer
 
 if TYPE_CHECKING:
@@ -22,12 +19,6 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
 
 TOKENS = runpy.run_path(str(SCRIPTS / "token_trainer.py"))
-PLAN = Plan(
-    strategy=Strategy(),
-    topology=Topology(on_cpu=True),
-    machine=Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=1, host_memory_available_bytes=1),
-    versions=Versions(python="3.11", zerofit="0"),
-)
 SPLIT = {"micro_batch_size": 3, "trainer_accumulates": False}
 PIECES = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
 
@@ -91,7 +82,7 @@ def train_in(
     if plan is not None:
         wanted = settings(**{"trainer_accumulates": True, **plan})
         arguments_class = planned_arguments(Seq2SeqTrainingArguments, wanted, changes)
-        own_class = planned_trainer(Own, PLAN, wanted, changes)
+        own_class = planned_trainer(Own, wanted, changes)
     events: Counter[str] = Counter()
 
     class Count(TrainerCallback):

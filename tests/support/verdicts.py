@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from zerofit.checking.engine import Finding, Unknown, Verdict
-from zerofit.checking.rule import Confidence, Severity
+from zerofit.checking.rule import Severity
 from zerofit.checking.targets import TargetFile
-from zerofit.configs.document import BrokenFile, FileKind, RemoveKey, RenameKey, SetValue
-from zerofit.configs.text import read_document
-from zerofit.core.setting import Place, Said
+from zerofit.configs.document import FileKind, RemoveKey, RenameKey, SetValue
+from zerofit.configs.text.read import read_document
+from zerofit.core.errors import Unreadable
+from zerofit.core.setting import Confidence, Place, Said
 
 DEEPSPEED_TEXT = '{\n  "zero_optimisation": {"stage": 2},\n  "amp": {},\n  "bf16": {"enabled": false}\n}\n'
 _NAMES_IT = Said(
@@ -30,13 +31,7 @@ FILES = (
     TargetFile(
         name="/src/train.py",
         kind=FileKind.SCRIPT,
-        broken=BrokenFile(
-            name="/src/train.py",
-            kind=FileKind.SCRIPT,
-            problem="the file is cut off",
-            why="a bracket is open",
-            fix="close it",
-        ),
+        broken=Unreadable("the file is cut off", "a bracket is open", "close it"),
     ),
 )
 _DS = "conf/my ds.json"

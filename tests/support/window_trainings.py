@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerators import own_class, quiet, settings
+from accelerators import hooked
 from torch.nn import functional
 from torch.utils.data import DataLoader
 from trainer_training import TOKENS, causal_model
-
-from zerofit.training import accelerate_hooks, backward, clipping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,11 +99,7 @@ def windows(
     kind: str, *, clip: float | None = None, set_by_plan: bool = True, **arguments: Any
 ) -> tuple[list[torch.Tensor], tuple[str, ...]]:
     """Return the weights after a script's loop with accumulate(), and what was noted."""
-    accelerator_class, changes = own_class(), quiet()
-    plan = settings(gradient_accumulation_steps=STEPS if set_by_plan else None)
-    for part in (accelerate_hooks, backward):
-        part.install(accelerator_class, plan, changes)
-    clipping.install(accelerator_class, changes, forced=None)
+    accelerator_class, changes = hooked(gradient_accumulation_steps=STEPS if set_by_plan else None)
     own = {"gradient_accumulation_steps": 1 if set_by_plan else STEPS}
     accelerator = accelerator_class(**{**own, **arguments})
     make, collate, loss_of = KINDS[kind]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
-from zerofit.planning.estimate.device_memory.tape import Tape
-from zerofit.planning.estimate.engines.choose_engine import make_engine
-from zerofit.planning.estimate.engines.engine import Setup, play
+from zerofit.planning.estimate.device_memory.replay import Tape
+from zerofit.planning.estimate.engines.engine import Setup
+from zerofit.planning.estimate.engines.play_strategy import play_strategy
 
 if TYPE_CHECKING:
     from typing import Any
@@ -61,9 +61,7 @@ def setup_of(
 
 def played(setup: Setup) -> Tape:
     """Return the tape of a whole run."""
-    tape = Tape()
-    play(make_engine(setup, tape))
-    return tape
+    return play_strategy(setup).tape
 
 
 def at_end(tape: Tape) -> Counter[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from accelerators import own_class, quiet, settings
+from accelerators import hooked, quiet, settings
+from captures import MODEL
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -19,7 +20,7 @@ from transformers import (
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Lora, OptimizerName
 from zerofit.core.upstream.transformers import is_checkpointing
-from zerofit.training import changed_model, optimizer_swap
+from zerofit.training import changed_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,10 +56,7 @@ def adamw(model: Any) -> torch.optim.AdamW:
 
 def accelerator(**wanted: Any) -> Any:
     """Return an Accelerator under the hook, with its list of changes."""
-    planned, changes = own_class(), quiet()
-    found = settings(**wanted)
-    optimizer_swap.install(planned, found, changes)
-    changed_model.install(planned, found, changes, captured=None)
+    planned, changes = hooked(**wanted)
     made = planned()
     made.changes = changes
     return made
@@ -186,11 +184,10 @@ def test_where_nothing_is_frozen_a_model_of_a_later_fold_is_changed_before_its_o
 
 
 def test_the_model_that_was_captured_is_the_one_and_another_with_an_optimizer_stays() -> None:
-    planned = own_class()
-    captured: Any = SimpleNamespace(
-        class_path="transformers.models.bert.modeling_bert.BertForSequenceClassification"
+    captured = replace(
+        MODEL, class_path="transformers.models.bert.modeling_bert.BertForSequenceClassification"
     )
-    changed_model.install(planned, settings(freeze=("embeddings",)), quiet(), captured=captured)
+    planned, _ = hooked(freeze=("embeddings",), captured=captured)
     model, other = bert(), torch.nn.Linear(4, 4)
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, other)]
     planned().prepare(other, model, *optimizers)
@@ -201,16 +198,11 @@ def test_the_model_that_was_captured_is_the_one_and_another_with_an_optimizer_st
 def test_a_model_that_comes_again_is_the_adapted_one() -> None:
     own, model = accelerator(lora=Lora(rank=2)), bert()
     adapted = own.prepare(model)
-    assert own.prepare(model) is adapted
-    assert accelerator(lora=Lora(rank=2)).prepare(model) is adapted
-
-
-def test_a_model_without_an_optimizer_is_changed_and_that_is_said() -> None:
-    own = accelerator(lora=Lora(rank=2))
-    own.prepare(bert())
     assert "BertForSequenceClassification has no optimizer yet: it is taken for the model that trains" in (
         own.changes.lines
     )
+    assert own.prepare(model) is adapted
+    assert accelerator(lora=Lora(rank=2)).prepare(model) is adapted
 
 
 def test_a_moving_average_without_the_adapters_is_refused() -> None:
@@ -248,8 +240,7 @@ def test_attention_and_checkpointing_are_set_beside_adapters() -> None:
 
 
 def test_under_16_bit_autocast_the_frozen_weights_lie_in_16_bit() -> None:
-    planned, changes = own_class(), quiet()
-    changed_model.install(planned, settings(lora=Lora(rank=2)), changes, captured=None)
+    planned, _ = hooked(lora=Lora(rank=2))
     own = planned(mixed_precision="bf16")
     model = own.prepare(bert())
     assert {one.dtype for one in model.parameters() if one.requires_grad} == {torch.float32}
@@ -259,12 +250,6 @@ def test_under_16_bit_autocast_the_frozen_weights_lie_in_16_bit() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert plain(TOKENS).logits.shape == (2, 2)
     assert plain.float()(TOKENS).logits.dtype is torch.float32  # as docs/strategies.md has it
-
-
-def test_nothing_to_change_sets_no_hook() -> None:
-    planned = own_class()
-    changed_model.install(planned, settings(), quiet(), captured=None)
-    assert "prepare" not in vars(planned)
 
 
 def own_trainer(**wanted: Any) -> Any:

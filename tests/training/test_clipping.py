@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from accelerators import own_class, quiet
+from accelerators import hooked, settings
 from torch.nn.utils import clip_grad
 
-from zerofit.training import clipping, torch_clipping
+from zerofit.training import clipping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,12 +26,10 @@ def _torchs_own() -> Iterator[None]:
         place.clip_grad_norm_, place.clip_grad_value_ = OWN  # type: ignore[attr-defined]
 
 
-def hooked(forced: float | None) -> tuple[Any, Any, Any, Any]:
+def clipped(forced: float | None) -> tuple[Any, Any, Any, Any]:
     """Return an Accelerator, a model with gradients of norm 5, its optimizer, and the list of changes."""
-    accelerator_class, changes = own_class(), quiet()
-    torch_clipping.watch(accelerator_class)
-    clipping.install(accelerator_class, changes, forced=forced)
-    torch_clipping.install(torch.nn.utils, changes, forced=forced)
+    accelerator_class, changes = hooked(gradient_clipping=forced)
+    clipping.install_in_torch(torch.nn.utils, settings(gradient_clipping=forced), changes)
     accelerator = accelerator_class()
     model = torch.nn.Linear(2, 1, bias=False)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
@@ -65,7 +63,7 @@ def by_torchs_module(_: Any, model: Any, max_norm: float) -> Any:
     [(None, 1.0, 1.0), (None, 0.0, 0.0), (2.0, 1.0, 2.0), (0.0, 1.0, 5.0), (0.0, 0.0, 5.0)],
 )
 def test_gradients_after_clipping(clip: Any, forced: float | None, says: float, left: float) -> None:
-    accelerator, model, optimizer, changes = hooked(forced)
+    accelerator, model, optimizer, changes = clipped(forced)
     assert clip(accelerator, model, says).item() == 5.0
     assert norm(model) == pytest.approx(left, abs=1e-5)
     optimizer.step()  # the plan clips no second time
@@ -75,14 +73,14 @@ def test_gradients_after_clipping(clip: Any, forced: float | None, says: float, 
 
 
 def test_clipping_to_ever_new_norms_is_noted_once() -> None:
-    accelerator, model, _, changes = hooked(2.0)
+    accelerator, model, _, changes = clipped(2.0)
     for says in (1.0, 1.5, 3.0):
         by_accelerate(accelerator, model, says)
     assert changes.lines == ("gradients are clipped to 2 (0 is off); the script says 1",)
 
 
 def test_clipping_what_no_accelerator_knows_is_torchs() -> None:
-    hooked(2.0)
+    clipped(2.0)
     other = torch.nn.Linear(2, 1, bias=False)
     set_gradients(other)
     by_torch(None, other, 1.0)
@@ -94,17 +92,17 @@ def test_clipping_what_no_accelerator_knows_is_torchs() -> None:
 
 
 def test_torch_clips_the_values_of_an_accelerators_model_where_no_engine_holds_its_gradients() -> None:
-    accelerator, model, _, _ = hooked(None)
+    accelerator, model, _, _ = clipped(None)
     torch.nn.utils.clip_grad_value_(model.parameters(), 3.5)
     assert accelerator._models == [model]
     assert model.weight.grad.tolist() == [[3.0, 3.5]]
 
 
 def test_early_pieces_are_taken_back_before_torch_clips() -> None:
-    accelerator, model, _, _ = hooked(None)
+    accelerator, model, _, _ = clipped(None)
 
     def settle(*, except_for: Any | None = None) -> None:
         model.weight.grad -= torch.tensor([[3.0, 0.0]])
 
-    accelerator._zerofit_splitter = SimpleNamespace(settle=settle)
+    accelerator._zerofit_waiting = SimpleNamespace(settle=settle)
     assert by_torch(accelerator, model, math.inf).item() == 4.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from accelerators import own_class, quiet, settings
+from accelerators import hooked
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
@@ -32,10 +32,10 @@ def collate(samples: list[dict[str, list[int]]]) -> torch.Tensor:
     return torch.tensor([sample["input_ids"][0] for sample in samples])
 
 
-def hooked(changes: Changes, **wanted: Any) -> Any:
-    made = own_class()
-    grouped_batches.install(made, settings(group_by_length=True, **wanted), changes)
-    return made(cpu=True)
+def grouping(**wanted: Any) -> tuple[Any, Changes]:
+    """Return an Accelerator under the hook, and its list of changes."""
+    accelerator_class, changes = hooked(group_by_length=True, **wanted)
+    return accelerator_class(cpu=True), changes
 
 
 def numbers(loader: Any) -> list[list[int]]:
@@ -53,8 +53,8 @@ def test_everything_but_the_order_of_samples_stays() -> None:
         generator=generator,
         num_workers=0,
     )
-    changes = quiet()
-    prepared = hooked(changes).prepare(script)
+    accelerator, changes = grouping()
+    prepared = accelerator.prepare(script)
     assert len(prepared) == len(script) == 15
     assert (prepared.collate_fn, prepared.generator, prepared.dataset) == (collate, generator, DATA)
     assert (prepared.total_batch_size, prepared._drop_last) == (4, True)
@@ -68,7 +68,9 @@ def test_everything_but_the_order_of_samples_stays() -> None:
 
 
 def test_the_last_batch_is_as_small_as_it_was() -> None:
-    loader = hooked(quiet()).prepare(DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate))
+    loader = grouping()[0].prepare(DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate))
+    firsts = [next(iter(loader)).tolist() for _ in range(3)]
+    assert firsts[0] != firsts[1] != firsts[2]  # nor is an epoch that the script leaves early read again
     found = numbers(loader)
     assert [len(batch) for batch in found] == [4] * 15 + [1]
     assert sorted(one for batch in found for one in batch) == list(range(61))
@@ -78,7 +80,7 @@ def test_the_last_batch_is_as_small_as_it_was() -> None:
 def test_the_order_follows_from_the_scripts_seed(seed: int) -> None:
     def order() -> list[list[int]]:
         torch.manual_seed(seed)
-        loader = hooked(quiet()).prepare(DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate))
+        loader = grouping()[0].prepare(DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate))
         torch.rand(3)
         return numbers(loader)
 
@@ -123,8 +125,7 @@ _LEFT = [
 def test_what_can_not_be_grouped_is_left_and_told_at_the_first_step(
     make: Callable[[], DataLoader], why: str
 ) -> None:
-    changes = quiet()
-    accelerator = hooked(changes)
+    accelerator, changes = grouping()
     loader = make()
     prepared = accelerator.prepare(loader)
     assert (
@@ -138,8 +139,7 @@ def test_what_can_not_be_grouped_is_left_and_told_at_the_first_step(
 
 
 def test_of_a_loader_for_evaluation_beside_it_nothing_is_said() -> None:
-    changes = quiet()
-    accelerator = hooked(changes)
+    accelerator, changes = grouping()
     loaders = accelerator.prepare(
         DataLoader(DATA, batch_size=4, collate_fn=collate),
         DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate),
@@ -149,20 +149,13 @@ def test_of_a_loader_for_evaluation_beside_it_nothing_is_said() -> None:
     assert len(changes.lines) == 1
 
 
-def test_an_epoch_that_the_script_leaves_early_is_not_read_again() -> None:
-    loader = hooked(quiet()).prepare(DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate))
-    firsts = [next(iter(loader)).tolist() for _ in range(3)]
-    assert firsts[0] != firsts[1] != firsts[2]
-    assert sorted(one for batch in numbers(loader) for one in batch) == list(range(61))
-
-
 def shuffled() -> DataLoader:
     return DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate)
 
 
 def test_what_is_prepared_anew_after_free_memory_resumes_in_order(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    accelerator = hooked(quiet())
+    accelerator = grouping()[0]
     next(iter(accelerator.prepare(shuffled())))
     accelerator.free_memory()  # as find_executable_batch_size() has it
     torch.manual_seed(2)
@@ -171,8 +164,7 @@ def test_what_is_prepared_anew_after_free_memory_resumes_in_order(tmp_path: Path
     accelerator.save_state(str(tmp_path))
     expected = numbers(loader)
     torch.manual_seed(3)
-    changes = quiet()
-    other = hooked(changes)
+    other, changes = grouping()
     resumed = other.prepare(shuffled())
     other.load_state(str(tmp_path))
     assert numbers(resumed) == expected
@@ -180,11 +172,10 @@ def test_what_is_prepared_anew_after_free_memory_resumes_in_order(tmp_path: Path
 
 
 def test_a_state_of_another_number_of_loaders_is_left_and_told(tmp_path: Path) -> None:
-    accelerator = hooked(quiet())
+    accelerator = grouping()[0]
     accelerator.prepare(shuffled(), shuffled())
     accelerator.save_state(str(tmp_path))
-    changes = quiet()
-    other = hooked(changes)
+    other, changes = grouping()
     other.prepare(shuffled())
     other.load_state(str(tmp_path))
     assert changes.lines[1:] == (
@@ -208,15 +199,8 @@ def test_ranks_that_read_the_same_count_as_one(sizes: dict[str, int] | None, num
 
 
 def test_a_negative_seed_is_that_which_torch_takes_it_for() -> None:
-    accelerator = hooked(quiet())
+    accelerator = grouping()[0]
     accelerator.dataloader_config.data_seed = -1
     loader = accelerator.prepare(shuffled())
     assert loader.batch_sampler.seed == 2**64 - 1
     assert len(numbers(loader)) == 16
-
-
-def test_without_the_flag_nothing_is_hooked() -> None:
-    made = own_class()
-    grouped_batches.install(made, settings(), quiet())
-    script = DataLoader(DATA, batch_size=4, shuffle=True, collate_fn=collate)
-    assert made(cpu=True).prepare(script).batch_sampler is script.batch_sampler

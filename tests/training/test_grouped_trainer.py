@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from accelerators import quiet, settings
-from trainer_training import PLAN, causal_model
+from trainer_training import causal_model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from zerofit.training.script_api import planned_trainer
@@ -50,7 +50,7 @@ def trained(
     changes = quiet()
     base: Any = Trainer
     if is_grouped:
-        base = planned_trainer(Trainer, PLAN, settings(group_by_length=True), changes)
+        base = planned_trainer(Trainer, settings(group_by_length=True), changes)
 
     class Own(base):  # type: ignore[misc]
         def training_step(self, model: Any, inputs: Any, *args: Any) -> Any:

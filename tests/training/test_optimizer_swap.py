@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerators import own_class, quiet, settings
+from accelerators import hooked
 from grouped_optimizers import VOCABULARY, WIDTH, groups, model
 from torch.optim.lr_scheduler import ChainedScheduler, LambdaLR, SequentialLR
 
@@ -75,39 +75,33 @@ EIGHT_BIT = WEIGHT + FP32 * WEIGHT // 256 + FP32 * 256
         (OptimizerName.SGD, 0, 0),
     ],
 )
-def test_the_states_are_what_was_promised(name: OptimizerName, matrix: int, embedding: int) -> None:
-    net = model()
-    new = optimizer_swap.swap(torch.optim.AdamW(net.parameters(), lr=0.01), name, modules=list(net.modules()))
+def test_the_states_are_what_was_promised_and_load_again(
+    name: OptimizerName, matrix: int, embedding: int
+) -> None:
+    def begin() -> tuple[Any, Any]:
+        net: Any = model()
+        old = torch.optim.AdamW(net.parameters(), lr=0.01)
+        return net, optimizer_swap.swap(old, name, modules=list(net.modules()))
+
+    net, new = begin()
     for _ in range(3):
         step(net, new)
     assert state_bytes(new, net[1].weight) == matrix
     assert state_bytes(new, net[0].weight) == embedding
     assert getattr(new, "is_paged", False) is ("paged" in name)
-
-
-def test_of_every_optimizer_the_states_are_known() -> None:
-    mark = test_the_states_are_what_was_promised.pytestmark[0]
-    assert {name for name, *_ in mark.args[1]} == set(OptimizerName)
-
-
-@pytest.mark.parametrize("name", OptimizerName)
-def test_a_swapped_optimizer_saves_and_loads(name: OptimizerName) -> None:
-    def begin() -> tuple[torch.nn.Module, Any]:
-        net = model()
-        return net, optimizer_swap.swap(
-            torch.optim.AdamW(net.parameters(), lr=0.01), name, modules=net.modules()
-        )
-
-    net, optimizer = begin()
-    step(net, optimizer)
-    weights, states = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
-    step(net, optimizer)
+    weights, states = copy.deepcopy((net.state_dict(), new.state_dict()))
+    step(net, new)
     resumed, other = begin()
     resumed.load_state_dict(weights)
     other.load_state_dict(states)
     step(resumed, other)
     for ours, theirs in zip(resumed.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_of_every_optimizer_the_states_are_known() -> None:
+    mark = test_the_states_are_what_was_promised_and_load_again.pytestmark[0]
+    assert {name for name, *_ in mark.args[1]} == set(OptimizerName)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +122,8 @@ def test_what_means_nothing_to_the_new_one_is_dropped(make: Any, name: Optimizer
         "adamw" in name  # that of bitsandbytes has an alpha of its own
     )
     assert new.param_groups[0]["lr"] == 0.1
-
-
-def test_sgd_keeps_the_scripts_momentum() -> None:
-    net = model()
-    new = optimizer_swap.swap(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), OptimizerName.SGD)
-    assert new.param_groups[0]["momentum"] == 0.9
+    if name is OptimizerName.SGD and "momentum" in (own := make(net)).param_groups[0]:
+        assert new.param_groups[0]["momentum"] == own.param_groups[0]["momentum"]
 
 
 @pytest.mark.parametrize("kind", ["chained", "sequential"])
@@ -148,8 +138,7 @@ def test_schedulers_made_of_others_are_led_too(kind: str) -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_prepare_swaps_and_the_prepared_scheduler_follows(at_once: bool) -> None:
-    accelerator_class, changes = own_class(), quiet()
-    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.ADAFACTOR), changes)
+    accelerator_class, changes = hooked(optimizer=OptimizerName.ADAFACTOR)
     accelerator = accelerator_class()
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
@@ -169,8 +158,7 @@ def test_prepare_swaps_and_the_prepared_scheduler_follows(at_once: bool) -> None
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_of_several_optimizers_none_is_swapped(at_once: bool) -> None:
-    accelerator_class, changes = own_class(), quiet()
-    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.SGD), changes)
+    accelerator_class, changes = hooked(optimizer=OptimizerName.SGD)
     accelerator = accelerator_class()
     nets = model(), model()
     own = [torch.optim.AdamW(net.parameters(), lr=0.01) for net in nets]
@@ -186,8 +174,7 @@ def test_of_several_optimizers_none_is_swapped(at_once: bool) -> None:
 
 
 def test_an_optimizer_with_states_stays() -> None:
-    accelerator_class, changes = own_class(), quiet()
-    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.SGD), changes)
+    accelerator_class, changes = hooked(optimizer=OptimizerName.SGD)
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     step(net, optimizer)
@@ -215,8 +202,7 @@ def test_an_optimizer_with_states_stays() -> None:
     ],
 )
 def test_what_is_dropped_is_named_and_what_is_alike_stays(make: Any, lines: tuple[str, ...]) -> None:
-    accelerator_class, changes = own_class(), quiet()
-    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.ADAMW), changes)
+    accelerator_class, changes = hooked(optimizer=OptimizerName.ADAMW)
     own = make(model())
     prepared = accelerator_class().prepare(own)
     assert (prepared.optimizer is own) is (not lines)
@@ -230,7 +216,6 @@ def test_what_is_dropped_is_named_and_what_is_alike_stays(make: Any, lines: tupl
         ("PagedAdamW8bit", OptimizerName.ADAMW_8BIT, True),
         ("AdamW8bit", OptimizerName.PAGED_ADAMW_8BIT, False),
         ("AdamW", OptimizerName.ADAMW_8BIT, False),
-        ("PagedAdamW", OptimizerName.PAGED_ADAMW, True),
         ("PagedAdamW32bit", OptimizerName.PAGED_ADAMW, True),
         ("PagedLion", OptimizerName.LION, True),
         ("Lion8bit", OptimizerName.LION, False),
@@ -261,8 +246,7 @@ def test_lions_betas_are_no_adamws(own: str, name: OptimizerName, betas: tuple[f
 
 
 def test_lion_keeps_the_learning_rate_and_says_so() -> None:
-    accelerator_class, changes = own_class(), quiet()
-    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.LION), changes)
+    accelerator_class, changes = hooked(optimizer=OptimizerName.LION)
     own = torch.optim.AdamW(model().parameters(), lr=0.002, betas=(0.8, 0.999))
     LambdaLR(own, lambda number: 0.0)  # a warm-up begins at nothing
     prepared = accelerator_class().prepare(own)
@@ -277,8 +261,7 @@ def test_lion_keeps_the_learning_rate_and_says_so() -> None:
 
 
 def test_embeddings_keep_whole_states_though_the_optimizer_comes_alone() -> None:
-    accelerator_class = own_class()
-    optimizer_swap.install(accelerator_class, settings(optimizer=OptimizerName.LION_8BIT), quiet())
+    accelerator_class, _ = hooked(optimizer=OptimizerName.LION_8BIT)
     net = model()
     optimizer = accelerator_class().prepare(torch.optim.AdamW(net.parameters(), lr=0.01))
     step(net, optimizer)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from accelerators import own_class, quiet, settings
+from accelerators import hooked, quiet, settings
+from captures import MODEL
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -19,10 +20,11 @@ from transformers import (
     PreTrainedModel,
     Trainer,
     TrainingArguments,
+    modeling_utils,
 )
 
 from zerofit.core.errors import UserError
-from zerofit.core.strategy import Lora, Quantization, Strategy
+from zerofit.core.strategy import Lora, Quantization, Strategy, ZeroStage
 from zerofit.training import changed_model, quantized_loading
 
 if TYPE_CHECKING:
@@ -46,10 +48,8 @@ def loading() -> Iterator[Any]:
     original = vars(PreTrainedModel)["from_pretrained"]
 
     def install(**options: Any) -> Any:
-        wanted = settings(**WANTED)
         changes = quiet()
-        options = {"captured": None, "partitions_parameters": False, **options}
-        quantized_loading.install(PreTrainedModel, wanted, changes, **options)
+        quantized_loading.install(modeling_utils, settings(**WANTED, **options), changes)
         return changes
 
     yield install
@@ -69,8 +69,7 @@ def test_the_first_model_that_is_loaded_is_quantized_and_its_teacher_is_not(
     assert model.is_loaded_in_4bit
     assert not getattr(teacher, "is_loaded_in_4bit", False)
     assert changes.lines == ("LlamaForCausalLM is loaded in nf4 (bitsandbytes), with quantized scales",)
-    planned = own_class()
-    changed_model.install(planned, settings(**WANTED), quiet(), captured=None)
+    planned, _ = hooked(**WANTED)
     prepared, optimizer = planned().prepare(model, torch.optim.AdamW(model.parameters()))
     prepared.train()
     prepared(input_ids=TOKENS, labels=TOKENS).loss.backward()
@@ -113,7 +112,7 @@ def test_a_classifier_that_was_loaded_as_the_message_says_trains_by_hand(tmp_pat
 
 def test_the_captured_model_is_quantized_and_no_other(loading: Any, tmp_path: Path) -> None:
     path = "transformers.models.llama.modeling_llama.LlamaForCausalLM"
-    loading(captured=SimpleNamespace(class_path=path, name=str(tmp_path)))
+    loading(captured=replace(MODEL, class_path=path, name=str(tmp_path)))
     llama(tmp_path)
     BertForMaskedLM(BertConfig(vocab_size=32, **SMALL)).save_pretrained(tmp_path / "other")
     other = BertForMaskedLM.from_pretrained(tmp_path / "other")
@@ -138,7 +137,7 @@ def test_a_trainer_that_makes_its_model_again_gets_it_quantized_again(loading: A
 
 
 def test_zero_3_is_refused_before_anything_is_loaded(loading: Any, tmp_path: Path) -> None:
-    loading(partitions_parameters=True)
+    loading(zero_stage=ZeroStage.PARAMETERS)
     llama(tmp_path)
     with pytest.raises(UserError) as refused:
         LlamaForCausalLM.from_pretrained(tmp_path)

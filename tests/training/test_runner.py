@@ -79,23 +79,18 @@ def _script(folder: Path, text: str) -> str:
 
 _SCRIPTS = {
     "arguments": "import sys\nprint(sys.argv, sys.path[0], __name__, __spec__)",
-    "file": "print(__file__)",
     "main is this module": "import sys\nprint(vars(sys.modules['__main__']) is globals(), __doc__)",
     "helper": "import helper\nhelper.fail()",
     "exception": "def deep():\n    raise ValueError('x')\n\ndeep()",
     "chained": "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise RuntimeError('b') from error",
-    "group": "raise ExceptionGroup('g', [ValueError('a'), KeyError('b')])",
     "syntax error": "x = 1\ndef f(:\n",
-    "missing module": "import nosuchmodule",
     "base exception": "class Stop(BaseException): pass\nraise Stop('b')",
     "own excepthook": (
         "import sys\nsys.excepthook = lambda kind, *_: print('hook', kind, file=sys.stderr)\n1 / 0"
     ),
-    "exit 0": "import sys\nsys.exit(0)",
     "exit None": "import sys\nprint('x')\nsys.exit()",
     "exit 7": "import sys\nsys.exit(7)",
     "exit text": "import sys\nsys.exit('text')",
-    "exit list": "import sys\nsys.exit([1, 2])",
     "os._exit": "import os\nprint('x', flush=True)\nos._exit(3)",
     "killed": "import os\nprint('x', flush=True)\nos.kill(os.getpid(), 9)",
     "at exit": "import atexit\natexit.register(print, 'bye')\nprint('x')",
@@ -138,7 +133,6 @@ def test_a_package_runs_by_its_main(folder: Path) -> None:
     ("text", "exit_code", "error_type", "error_message"),
     [
         ("print('x')", 0, None, None),
-        ("import sys\nsys.exit()", 0, None, None),
         ("import sys\nsys.exit(7)", 7, "SystemExit", "7"),
         ("import sys\nsys.exit('text')", 1, "SystemExit", "text"),
         ("raise ValueError('bad value')", 1, "ValueError", "bad value"),
@@ -173,13 +167,6 @@ def test_each_rank_has_its_own_record_and_log(folder: Path) -> None:
         assert _runner(folder, script, rank=rank).returncode == rank
         assert (folder / f"run/logs/rank{rank}.log").read_text() == f"rank {rank}\n"
         assert _record(folder, rank)["exit_code"] == rank
-
-
-def test_traceback_and_output_are_in_the_log(folder: Path) -> None:
-    finished = _runner(folder, _script(folder, "print('x', flush=True)\nraise ValueError('bad value')"))
-    log = (folder / "run/logs/rank0.log").read_text()
-    assert (finished.returncode, finished.stdout) == (1, "x\n")
-    assert sorted(log.splitlines()) == sorted([*finished.stderr.splitlines(), "x"])
 
 
 def test_a_broken_plan_is_a_message_and_not_a_traceback(folder: Path) -> None:

@@ -85,7 +85,7 @@ def test_an_accelerator_trains_the_same_under_a_plan_and_nothing_is_patched(tmp_
     accelerator = zerofit.accelerator(plan=PLAN)
     assert linear_steps(accelerator) == pytest.approx(expected, rel=1e-5)
     assert isinstance(accelerator, accelerate.Accelerator)
-    assert accelerator._zerofit_splitter is not None
+    assert accelerator._zerofit_waiting is not None
     args = zerofit.training_arguments(plan=PLAN, output_dir=str(tmp_path), **QUIET)
     zerofit.trainer(model=torch.nn.Linear(3, 1), args=args)
     assert [dict(vars(holder)) for holder in holders] == before
@@ -102,11 +102,13 @@ def test_training_arguments_hold_the_plan_and_are_read_without_zerofit(tmp_path:
     assert pickle.loads(stored).to_dict() == args.to_dict()
     again = dataclasses.replace(args, learning_rate=1.0)
     assert (again.per_device_train_batch_size, again.gradient_accumulation_steps) == (2, 4)
+    file = tmp_path / "plan.json"
+    file.write_text(plan_to_json(PLAN))
     of_two = zerofit.training_arguments(
-        plan=PLAN, cls=Seq2SeqTrainingArguments, output_dir=str(tmp_path), predict_with_generate=True, **QUIET
+        plan=file, cls=Seq2SeqTrainingArguments, output_dir=str(tmp_path), predict_with_generate=True, **QUIET
     )
     assert isinstance(of_two, Seq2SeqTrainingArguments)
-    assert of_two.predict_with_generate
+    assert (of_two.predict_with_generate, of_two.per_device_train_batch_size) == (True, 2)
 
 
 def mean_of_each_batch(outputs: Any, labels: Any, **_: Any) -> Any:
@@ -184,13 +186,6 @@ def test_a_trainer_computes_the_same_under_a_plan_whoever_makes_its_loss(
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps, size) == (*takes, takes[0])
 
 
-def test_a_plan_may_be_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text(plan_to_json(PLAN))
-    args = zerofit.training_arguments(plan=file, output_dir=str(tmp_path), **QUIET)
-    assert args.per_device_train_batch_size == 2
-
-
 def two_blocks() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
@@ -209,7 +204,7 @@ def test_a_plan_may_be_a_strategy_for_the_ranks_that_there_are(tmp_path: Path) -
     accelerator = zerofit.accelerator(plan=strategy)
     by_loop = two_blocks()
     by_loop, _ = accelerator.prepare(by_loop, torch.optim.SGD(by_loop.parameters()))
-    assert accelerator._zerofit_splitter is not None
+    assert accelerator._zerofit_waiting is not None
     reset_state()
     args = zerofit.training_arguments(plan=strategy, output_dir=str(tmp_path), max_steps=1, **QUIET)
     trainer = zerofit.trainer(model=two_blocks(), args=args, train_dataset=data)

@@ -21,7 +21,6 @@ def check(b: int | None, a: int, n: int, wanted: dict[str, int | None]) -> None:
     ("b", "a", "n", "wanted"),
     [
         (8, 1, 2, {}),
-        (8, 1, 2, {"m": 2}),
         (8, 1, 2, {"m": 3}),
         (8, 1, 2, {"m": 8}),
         (8, 4, 2, {"A": 4}),  # a number that Accelerator() was given by then
@@ -29,9 +28,7 @@ def check(b: int | None, a: int, n: int, wanted: dict[str, int | None]) -> None:
         (8, 1, 2, {"m": 3, "A": 3}),  # pieces of 3, 3 and 2
         (8, 2, 2, {"m": 4, "A": 4}),
         (8, 2, 2, {"m": 3, "A": 6}),
-        (8, 1, 2, {"G": 16}),
         (8, 2, 2, {"G": 32}),
-        (8, 1, 2, {"G": 16, "m": 2}),
         (8, 1, 2, {"G": 16, "m": 2, "A": 4}),
         (8, 4, 2, {"G": 64, "A": 4}),
         (None, 1, 2, {"G": 16, "m": 64, "A": 4}),  # a loader that tells no size

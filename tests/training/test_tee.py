@@ -34,6 +34,10 @@ def _log(folder: Path) -> str:
     return (folder / "logs/rank0.log").read_bytes().decode()
 
 
+NO_TERMINAL = ("no terminal False", "", "no terminal False")
+LAST_WORDS = ("last words", "", "last words")
+
+
 @pytest.mark.parametrize(
     ("program", "stdout", "stderr", "log"),
     [
@@ -45,7 +49,8 @@ def _log(folder: Path) -> str:
             "subprocess.run(['sh', '-c', \"sh -c 'echo f'\"])", "f\n", "", "f\n", id="a grandchild on fd 1"
         ),
         pytest.param("print('x' * 200_000)", "x" * 200_000 + "\n", "", "x" * 200_000 + "\n", id="a lot"),
-        pytest.param("print('no line end', end='')", "no line end", "", "no line end", id="no line end"),
+        pytest.param("print('no terminal', sys.stdout.isatty(), end='')", *NO_TERMINAL, id="no line end"),
+        pytest.param("os.write(1, b'last words')\nos.kill(os.getpid(), 9)", *LAST_WORDS, id="killed"),
         pytest.param("sys.stdout.write('ü\\r50%\\r')", "ü\r50%\r", "", "ü\r50%\r", id="a progress bar"),
     ],
 )
@@ -61,14 +66,8 @@ def test_output_is_streamed_on_and_logged(
     )
     logged = _log(tmp_path)
     assert (process.stdout.decode(), process.stderr.decode()) == (stdout, stderr)
-    assert process.returncode == 0
+    assert process.returncode == (-9 if "os.kill" in program else 0)
     assert logged == log if log is not None else sorted(logged) == sorted(stdout + stderr)
-
-
-def test_a_killed_ranks_last_words_are_logged(tmp_path: Path) -> None:
-    finished = _run(tmp_path, "os.write(1, b'last words')\nos.kill(os.getpid(), signal.SIGKILL)")
-    assert (finished.returncode, finished.stdout) == (-9, "last words")
-    assert _log(tmp_path) == "last words"
 
 
 @pytest.mark.parametrize("wait", ["", "time.sleep(0.3)"], ids=["at once", "later"])
@@ -159,8 +158,3 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
     assert process.wait(timeout=60) == 0
     assert shown == "True True 111 33\r\n50%\r"
     assert _log(tmp_path) == "True True 111 33\n50%\r"
-
-
-def test_without_a_terminal_there_is_none(tmp_path: Path) -> None:
-    finished = _run(tmp_path, "print(sys.stdout.isatty(), sys.stderr.isatty())")
-    assert finished.stdout == "False False\n"

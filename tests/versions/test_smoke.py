@@ -23,7 +23,7 @@ from gpu_truth.results import results_from_json
 from kept_cases import keep_as_done
 from runs import ROOT, Run, run_command
 
-from zerofit.measuring.results import RungState
+from zerofit.measuring.results import TrialState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,7 +169,7 @@ def test_measurement_of_a_case_beside_its_prediction(tmp_path: Path) -> None:
     run_command([sys.executable, program, *flags], tmp_path, **cache).check()
     results = results_from_json((tmp_path / "cpu.json").read_text())
     (one,) = (one for one in results.accuracy if one.case.key == left)
-    assert one.outcome.state is RungState.DONE, one.outcome
+    assert one.outcome.state is TrialState.DONE, one.outcome
     assert one.predicted is not None
     assert one.outcome.measured is not None
     assert one.outcome.measured.counted is not None

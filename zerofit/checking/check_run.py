@@ -1,49 +1,85 @@
-"""The rules before anything is written or started: errors stop, warnings are said once."""
+"""check(): files, a script or a whole command against the rules; and the check before a run is started."""
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import click
 
 from zerofit.checking.engine import Verdict, sort_findings
 from zerofit.checking.engine import check as check_rules
 from zerofit.checking.inputs.capture import with_capture
-from zerofit.checking.inputs.join import situations
+from zerofit.checking.inputs.situations import situations
+from zerofit.checking.read_targets import read_targets
+from zerofit.checking.report import Report
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
+from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.core.command import Route
 
 if TYPE_CHECKING:
-    from zerofit.checking.targets import Targets
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-from typing import TYPE_CHECKING
-
-from zerofit.checking.engine import check
-
-if TYPE_CHECKING:
     from zerofit.checking.situation import Situation
+    from zerofit.checking.targets import Targets
+    from zerofit.core.capture import Capture
+    from zerofit.core.facts import Machine, Versions
 
-no_check_option = click.option(
-    "--no-check", is_flag=True, help="Go on where the rules of `zerofit check` say that it can't work."
-)
 
+def check(
+    *targets: str | Path,
+    strict: bool = False,
+    route: Route | str | None = None,
+    num_processes: int | None = None,
+    on_cpu: bool = False,
+    machine: Machine | None = None,
+    versions: Versions | None = None,
+    capture: Capture | None = None,
+    stdin: Callable[[], bytes] | None = None,
+    overlay: Mapping[str, str] | None = None,
+) -> Report:
+    """Say what would fail, or silently go wrong, before it runs; `zerofit check` for programs and notebooks.
 
-def stop_at_errors(situation: Situation, *, no_check: bool) -> None:
-    """Print what the rules warn of, and end the command where they say that it can't work.
+    `check("ds_config.json", "accelerate.yaml")` checks files together, `check("train.py", "--deepspeed",
+    "ds_config.json")` a script with its arguments, and `check("accelerate", "launch", "train.py")` a command.
+    Files that these name are read too. In a notebook the report shows as text.
 
     Args:
-        situation: what will run.
-        no_check: whether to print errors as well, and go on.
+        targets: files, a script and its arguments, or a command, word by word.
+        strict: a warning fails the check too.
+        route: who reads the DeepSpeed file, where no script shows it: "accelerate", "trainer" or "native".
+        num_processes: ranks on all nodes together.
+        on_cpu: the run is on the CPU.
+        machine: the node that will run it, to check against its GPUs.
+        versions: the releases that will run; of a package without one, the newest that is known here counts.
+        capture: what the script was seen to train, which overrules what its source shows.
+        stdin: returns what the target "-" stands for; standard input where it is None.
+        overlay: texts to read in place of files, by the files' real paths.
+
+    Returns:
+        The report: print it, or look at its `findings`, `ok` and `exit_code`.
 
     Raises:
-        ExceptionGroup: of one UserError for each finding that is an error.
+        ExceptionGroup: of one UserError for each target that can't be checked.
     """
-    verdict = check(situation, rules=ALL_RULES)
-    errors, warnings = verdict.of(Severity.ERROR), verdict.of(Severity.WARNING)
-    for finding in warnings + (errors if no_check else ()):
-        click.echo(finding.as_text(), err=True)
-    if errors and not no_check:
-        raise ExceptionGroup("combinations that do not work", [finding.as_error() for finding in errors])
+    read = read_targets(
+        [os.fspath(target) for target in targets],
+        schemas=load_schemas(versions),
+        stdin=stdin or sys.stdin.buffer.read,
+        overlay=overlay,
+    )
+    read = replace(
+        read,
+        route=None if route is None else Route(route),
+        num_processes=num_processes,
+        on_cpu=on_cpu,
+        machine=machine,
+        versions=versions,
+        capture=capture,
+    )
+    return Report(targets=read, verdict=verdict_of(read), strict=strict)
 
 
 def verdict_of(targets: Targets) -> Verdict:
@@ -52,10 +88,29 @@ def verdict_of(targets: Targets) -> Verdict:
     if targets.capture is not None:
         made = tuple(with_capture(situation, targets.capture) for situation in made)
     verdicts = [check_rules(situation, rules=ALL_RULES) for situation in made]
+    # Of a file that can't be read everything is unknown, and not worth a line.
+    is_unread = targets.files and all(file.broken for file in targets.files)
+    unknown = dict.fromkeys(unknown for verdict in verdicts for unknown in verdict.unknown)
     return Verdict(
         findings=sort_findings(finding for verdict in verdicts for finding in verdict.findings),
-        # Of a file that can't be read everything is unknown, and not worth a line.
-        unknown=()
-        if targets.files and all(file.broken for file in targets.files)
-        else tuple(dict.fromkeys(unknown for verdict in verdicts for unknown in verdict.unknown)),
+        unknown=() if is_unread else tuple(unknown),
     )
+
+
+def stop_at_errors(situation: Situation, *, no_check: bool, say: Callable[[str], object]) -> None:
+    """Check a run before anything of it is written or started.
+
+    Args:
+        situation: what will run.
+        no_check: go on where the rules say that it can't work.
+        say: prints a finding; gets the warnings, and with `no_check` the errors.
+
+    Raises:
+        ExceptionGroup: of one UserError for each finding that is an error.
+    """
+    verdict = check_rules(situation, rules=ALL_RULES)
+    errors, warnings = verdict.of(Severity.ERROR), verdict.of(Severity.WARNING)
+    for finding in warnings + (errors if no_check else ()):
+        say(finding.as_text())
+    if errors and not no_check:
+        raise ExceptionGroup("combinations that do not work", [finding.as_error() for finding in errors])

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Confidence, Severity
+from zerofit.checking.rule import Severity
 from zerofit.checking.situation import Lacking, known
 from zerofit.core.command import Launcher
 from zerofit.core.errors import UserError, format_message
+from zerofit.core.setting import Confidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,12 +42,7 @@ class Finding:
     def as_error(self) -> UserError:
         """Return the finding as an error that ends a command."""
         return UserError(
-            self.rule,
-            self.summary,
-            found=self.located,
-            why=self.why,
-            fix=self.fix,
-            see=self.see,
+            self.rule, self.summary, found=self.located, why=self.why, fix=self.fix, see=self.see
         )
 
     def as_text(self) -> str:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.checking.targets import is_mendable
-from zerofit.configs.text import Uneditable, apply_edits
+from zerofit.configs.text.edits import Uneditable, apply_edits
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from zerofit.checking.targets import Checked
+    from zerofit.checking.report import Report
     from zerofit.configs.document import Document, Edit
 
 _MAX_ROUNDS = 10
@@ -33,7 +33,7 @@ class Fix:
     after: str
 
 
-def find_fixes(look: Callable[[Mapping[str, str]], Checked]) -> tuple[Fix, ...]:
+def find_fixes(look: Callable[[Mapping[str, str]], Report]) -> tuple[Fix, ...]:
     """Return the files that change when every finding with edits is mended, and all that then comes to light.
 
     Args:
@@ -44,8 +44,8 @@ def find_fixes(look: Callable[[Mapping[str, str]], Checked]) -> tuple[Fix, ...]:
     """
     fixes: dict[str, Fix] = {}
     for _ in range(_MAX_ROUNDS):
-        checked = look({path: fix.after for path, fix in fixes.items()})
-        mended = _mend(checked)
+        report = look({path: fix.after for path, fix in fixes.items()})
+        mended = _mend(report)
         if not mended:
             break
         for path, fix in mended.items():
@@ -75,15 +75,15 @@ def write_fixes(fixes: Sequence[Fix]) -> tuple[str, ...]:
     return tuple(_write(fix) for fix in fixes)
 
 
-def _mend(checked: Checked) -> dict[str, Fix]:
+def _mend(report: Report) -> dict[str, Fix]:
     """Return the files that the edits of the findings change, by their real paths."""
     asked: dict[str, list[Edit]] = {}
-    for finding in checked.verdict.findings:
-        if is_mendable(finding, checked.targets.files):
+    for finding in report.findings:
+        if is_mendable(finding, report.targets.files):
             for edit in finding.edits:
                 asked.setdefault(edit.document, []).append(edit)
     fixes = {}
-    for file in checked.targets.files:
+    for file in report.targets.files:
         if file.document is None or not os.path.isfile(file.name) or file.name not in asked:
             continue
         after = _edited(file.document, asked[file.name])
@@ -124,11 +124,7 @@ def _refuse_if_not_writable(fix: Fix) -> None:
             "check it again",
         )
     raise UserError(
-        "fix-not-written",
-        "a file can't be mended",
-        found=f"{fix.name}: {found}",
-        why=why,
-        fix=fix_text,
+        "fix-not-written", "a file can't be mended", found=f"{fix.name}: {found}", why=why, fix=fix_text
     )
 
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.checking.inputs.command_line import PROGRAMS, read_command
-from zerofit.checking.inputs.kind_of_file import format_of, kind_of
-from zerofit.checking.inputs.named_files import (
-    named_by_accelerate,
-    named_by_arguments,
-    named_by_command,
-    named_by_source,
-)
-from zerofit.checking.read_file import read_bytes, script_file
-from zerofit.checking.resumed_checkpoint import probe_resumed
+from zerofit.checking.inputs.file_kinds import format_of, kind_of
+from zerofit.checking.inputs.named_files import named_files, resumed_from
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
-from zerofit.configs.text import Unreadable, decode, read_document
-from zerofit.configs.text.unreadable import broken_file
+from zerofit.configs.text.read import decode, read_document
+from zerofit.configs.text.unreadable import MAX_BYTES
 from zerofit.core.command import Launcher
-from zerofit.core.errors import UserError, nearest
+from zerofit.core.errors import Unreadable, UserError, nearest
+from zerofit.core.facts import Checkpoint
 from zerofit.core.setting import Said
 
 if TYPE_CHECKING:
@@ -31,6 +26,109 @@ if TYPE_CHECKING:
     from zerofit.configs.document import Document
     from zerofit.configs.schema import Schemas
     from zerofit.core.command import LaunchCommand
+
+_MAX_SCRIPT_BYTES = 4 * 1024 * 1024
+"""ASSUMPTION: no training script is longer; a hundred times the longest of transformers' examples."""
+
+
+def read_bytes(name: str) -> bytes:
+    """Return a file's first bytes: all of it, or one more than anything that is checked may have.
+
+    Raises:
+        UserError: it is a folder, or the system refuses to read it.
+    """
+    try:
+        with open(name, "rb") as file:
+            return file.read(max(MAX_BYTES, _MAX_SCRIPT_BYTES) + 1)
+    except OSError as error:
+        is_folder = os.path.isdir(name)
+        raise UserError(
+            "target-unreadable",
+            "the file can't be read",
+            found=f"{name}: {'it is a folder' if is_folder else error.strerror}",
+            why="check reads files one by one" if is_folder else "the system does not allow it",
+            fix=f"name the files in it: {os.path.join(name, '*.json')}"
+            if is_folder
+            else "name a file that you may read",
+        ) from None
+
+
+def decode_script(data: bytes) -> str:
+    """Return a script's text, in the encoding that its first lines declare.
+
+    Raises:
+        Unreadable: it is no text, or too long.
+    """
+    if len(data) > _MAX_SCRIPT_BYTES:
+        raise Unreadable(
+            f"the file is longer than {_MAX_SCRIPT_BYTES} bytes",
+            "no training script is so long, so this is another file",
+            "name the script",
+        )
+    import tokenize  # only where there is a script: it takes its time
+
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        text = io.IncrementalNewlineDecoder(None, translate=True).decode(data.decode(encoding), final=True)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        raise Unreadable(
+            "the file is no text in the encoding that it declares",
+            f"Python can't read it: {getattr(error, 'msg', None) or error}",
+            "save the file as UTF-8",
+        ) from None
+    if "\x00" in text:
+        raise Unreadable(
+            "the file holds zero bytes",
+            "Python refuses them in source: the file is binary, or damaged",
+            "name the script",
+            text.count("\n", 0, text.index("\x00")) + 1,
+        )
+    return text
+
+
+def script_file(name: str) -> TargetFile:
+    """Return a script, read.
+
+    Raises:
+        UserError: it can't be opened.
+    """
+    data = read_bytes(name)
+    try:
+        return TargetFile(name=name, kind=FileKind.SCRIPT, source=decode_script(data))
+    except Unreadable as error:
+        return TargetFile(name=name, kind=FileKind.SCRIPT, broken=error)
+
+
+# deepspeed/runtime/engine.py, _get_rank_zero_ckpt_name and _get_ckpt_name.
+_OPTIMIZER_STATES = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
+_PARAMETER_SHARD = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
+
+
+def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
+    """Return the checkpoint that a script's arguments say to resume from; None where they name none."""
+    folder = resumed_from(arguments)
+    return probe_checkpoint(folder) if folder else None
+
+
+def probe_checkpoint(folder: str) -> Checkpoint | None:
+    """Return what a folder that a run is to resume from shows; None where DeepSpeed did not write it.
+
+    The folder is the one that is given to Trainer's --resume_from_checkpoint or accelerate's load_state: the
+    file `latest` in it names the folder of the shards.
+    """
+    try:
+        with open(os.path.join(folder, "latest"), encoding="utf-8") as file:
+            names = os.listdir(os.path.join(folder, file.read().strip()))
+    except (OSError, UnicodeDecodeError, ValueError):
+        return None
+    ranks = {match[1] for name in names if (match := _OPTIMIZER_STATES.fullmatch(name))}
+    return Checkpoint(
+        folder=folder,
+        num_ranks=len(ranks),
+        partitions_parameters=any(_PARAMETER_SHARD.fullmatch(name) for name in names),
+        is_universal="zero" in names,  # deepspeed/checkpoint/ds_to_universal.py: one folder a parameter
+    )
+
 
 STDIN = "standard input"
 """The name of what - stands for."""
@@ -61,8 +159,9 @@ def read_targets(
         reading.read_command(command)
     else:
         arguments = reading.read_words(words)
-    reading.read_arguments(arguments)
-    reading.read_what_files_name()
+    for kind, said, by in named_files(command, arguments, reading.files):
+        is_alone = command is None and by is not None and by.kind is FileKind.ACCELERATE
+        reading.read_named(_beside(said, by.name) if by and is_alone else said, kind)
     if reading.errors:
         raise ExceptionGroup("targets that can't be checked", reading.errors)
     return Targets(
@@ -83,7 +182,6 @@ class _Reading:
         """By real path, so that a file which is named twice is read once."""
         self.missing: list[Said[str]] = []
         self.errors: list[UserError] = []
-        self._has_command = False
         self._schemas = schemas
         self._stdin = stdin
         self._overlay = overlay
@@ -101,89 +199,32 @@ class _Reading:
         return ()
 
     def read_command(self, command: LaunchCommand) -> None:
-        """Read the script of a launch command, and the files that its flags name."""
-        self._has_command = True
+        """Read a launch command's script, and the file of `accelerate config` where no flag names one."""
+        if command.script is not None:
+            self._read_script(command, command.script)
+        flag = command.find("config_file")
+        default = _default_accelerate_file() if command.launcher is Launcher.ACCELERATE else None
+        if default is not None and (flag is None or not flag.value):
+            said = Said(value=default, text="accelerate launch without --config_file")
+            self.read_named(said, FileKind.ACCELERATE)
+
+    def _read_script(self, command: LaunchCommand, name: str) -> None:
+        script: str | None = name
+        if command.find("module") is not None or (
+            command.launcher is Launcher.PYTHON and not os.path.exists(name) and _is_dotted(name)
+        ):
+            script = _file_of_module(name)  # one that is installed elsewhere stays unknown
         try:
-            self._read_script_of(command)
+            if script == name:
+                from zerofit.scripts.target import check_script
+
+                check_script(name, module=False)
+            if script is not None:
+                self._add(script, script_file(script))
         except UserError as error:
             self.errors.append(error)
-        named = tuple(named_by_command(command))
-        for kind, said in named:
-            self._read_named(said, kind)
-        default = _default_accelerate_file() if command.launcher is Launcher.ACCELERATE else None
-        if default is not None and all(kind is not FileKind.ACCELERATE for kind, _ in named):
-            said = Said(value=default, text="accelerate launch without --config_file")
-            self._read_named(said, FileKind.ACCELERATE)
 
-    def read_arguments(self, arguments: Sequence[str]) -> None:
-        """Read the DeepSpeed configuration that the script's own arguments name, or hold."""
-        for said in named_by_arguments(arguments):
-            self._read_named(said, FileKind.DEEPSPEED)
-
-    def read_what_files_name(self) -> None:
-        """Read each DeepSpeed configuration that an accelerate configuration or a script names."""
-        for file in tuple(self.files.values()):
-            if file.source is not None:
-                for said in named_by_source(file.name, file.source):
-                    self._read_named(said, FileKind.DEEPSPEED)
-            if file.document is not None and file.kind is FileKind.ACCELERATE:
-                for said in named_by_accelerate(file.document):
-                    self._read_named(self._beside(said, file.name), FileKind.DEEPSPEED)
-
-    def _beside(self, said: Said[str], file: str) -> Said[str]:
-        """Return a named file as it is found beside the file that names it, where no command says otherwise.
-
-        The libraries look in the folder in which the command runs; without one, that may well be this.
-        """
-        path = os.path.join(os.path.dirname(file), said.value)
-        if self._has_command or os.path.exists(said.value) or not os.path.exists(path):
-            return said
-        return replace(said, value=path)
-
-    def _read_script_of(self, command: LaunchCommand) -> None:
-        script = command.script
-        if script is None:
-            return
-        is_module = command.find("module") is not None or (
-            command.launcher is Launcher.PYTHON and not os.path.exists(script) and _is_dotted(script)
-        )
-        if is_module:
-            script = _file_of_module(script)
-            if script is None:
-                return  # it is installed somewhere; what it does stays unknown
-        else:
-            from zerofit.scripts.target import check_script
-
-            check_script(script, module=False)
-        self._read_script(script)
-
-    def _read_target(self, name: str) -> TargetFile:
-        if name == "-":
-            file = self._configuration(STDIN, _text_of(self._stdin()), FileKind.DEEPSPEED, None)
-            return self._add(STDIN, file)
-        data = check_target(name)
-        if _is_script(name):
-            return self._read_script(name)
-        text = self._text(name, data)
-        kind = _kind_of_broken(name)
-        if isinstance(text, Unreadable):
-            return self._add(name, TargetFile(name=name, kind=kind, broken=broken_file(name, kind, text)))
-        format = format_of(name, text)  # noqa: A001 - the field's word
-        if format is None:
-            raise _not_a_configuration(name, f"a {os.path.splitext(name)[1] or 'text'} file", None)
-        try:
-            document = read_document(text, name=name, format=format)
-        except Unreadable as error:
-            return self._add(name, TargetFile(name=name, kind=kind, broken=broken_file(name, kind, error)))
-        found = kind_of(document, self._schemas)
-        if isinstance(found, FileKind):
-            return self._add(name, TargetFile(name=name, kind=found, document=document))
-        raise _not_a_configuration(name, found, document)
-
-    def _read_script(self, name: str) -> TargetFile:
-        return self._add(name, script_file(name))
-
-    def _read_named(self, said: Said[str], kind: FileKind) -> None:
+    def read_named(self, said: Said[str], kind: FileKind) -> None:
         """Read a file that a layer names; the libraries look for it in the current folder, as this does."""
         path = said.value
         if os.path.realpath(path) in self.files:
@@ -191,28 +232,35 @@ class _Reading:
         if not os.path.exists(path):
             if kind is FileKind.DEEPSPEED and (text := _inline(path)) is not None:
                 name = re.split("[ =:]", said.text)[0]
-                self._add(name, self._configuration(name, text, kind, None))
+                self._add(name, _configuration(name, text, kind))
             elif _is_path(path):
                 self.missing.append(said)
             return
         try:
-            data = read_bytes(path)
+            text_read = self._text(path, read_bytes(path))
         except UserError as error:
             self.errors.append(error)
             return
-        self._add(path, self._configuration(path, self._text(path, data), kind, said))
+        self._add(path, replace(_configuration(path, text_read, kind), named_by=said))
 
-    def _configuration(
-        self, name: str, text: str | Unreadable, kind: FileKind, named_by: Said[str] | None
-    ) -> TargetFile:
-        """Return a file whose kind is known from what names it."""
-        try:
-            if isinstance(text, Unreadable):
-                raise text
-            document = read_document(text, name=name, format=format_of(name, text))
-        except Unreadable as error:
-            return TargetFile(name=name, kind=kind, broken=broken_file(name, kind, error), named_by=named_by)
-        return TargetFile(name=name, kind=kind, document=document, named_by=named_by)
+    def _read_target(self, name: str) -> TargetFile:
+        if name == "-":
+            return self._add(STDIN, _configuration(STDIN, _text_of(self._stdin()), FileKind.DEEPSPEED))
+        data = check_target(name)
+        if name.endswith((".py", ".pyw")):
+            return self._add(name, script_file(name))
+        text = self._text(name, data)
+        if isinstance(text, str) and format_of(name, text) is None:
+            raise _not_a_configuration(name, f"a {os.path.splitext(name)[1] or 'text'} file", None)
+        # What a file that can't be read was meant for, its suffix tells.
+        is_yaml = name.lower().endswith((".yaml", ".yml"))
+        file = _configuration(name, text, FileKind.ACCELERATE if is_yaml else FileKind.DEEPSPEED)
+        if file.document is not None:
+            found = kind_of(file.document, self._schemas)
+            if not isinstance(found, FileKind):
+                raise _not_a_configuration(name, found, file.document)
+            file = replace(file, kind=found)
+        return self._add(name, file)
 
     def _text(self, name: str, data: bytes) -> str | Unreadable:
         overlaid = self._overlay.get(os.path.realpath(name))
@@ -220,6 +268,26 @@ class _Reading:
 
     def _add(self, path: str, file: TargetFile) -> TargetFile:
         return self.files.setdefault(os.path.realpath(path), file)
+
+
+def _beside(said: Said[str], file: str) -> Said[str]:
+    """Return a named file as it is found beside the file that names it.
+
+    The libraries look in the folder in which the command runs; without a command, that may well be this.
+    """
+    path = os.path.join(os.path.dirname(file), said.value)
+    return said if os.path.exists(said.value) or not os.path.exists(path) else replace(said, value=path)
+
+
+def _configuration(name: str, text: str | Unreadable, kind: FileKind) -> TargetFile:
+    """Return a file whose kind is known, read."""
+    try:
+        if isinstance(text, Unreadable):
+            raise text
+        document = read_document(text, name=name, format=format_of(name, text))
+    except Unreadable as error:
+        return TargetFile(name=name, kind=kind, broken=error)
+    return TargetFile(name=name, kind=kind, document=document)
 
 
 def _text_of(data: bytes) -> str | Unreadable:
@@ -247,10 +315,6 @@ def _inline(value: str) -> str | None:
     return text if text.lstrip().startswith("{") else None
 
 
-def _is_script(name: str) -> bool:
-    return name.endswith((".py", ".pyw"))
-
-
 def _is_dotted(name: str) -> bool:
     return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) is not None and not name.endswith(".py")
 
@@ -259,11 +323,6 @@ def _file_of_module(name: str) -> str | None:
     """Return the file that `python -m name` runs, where it stands below the current folder."""
     path = name.replace(".", "/")
     return next((file for file in (f"{path}.py", f"{path}/__main__.py") if os.path.isfile(file)), None)
-
-
-def _kind_of_broken(name: str) -> FileKind:
-    """Return what a file that can't be read was meant for, as far as its suffix tells."""
-    return FileKind.ACCELERATE if name.lower().endswith((".yaml", ".yml")) else FileKind.DEEPSPEED
 
 
 def _default_accelerate_file() -> str | None:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from zerofit.configs.document import say
 from zerofit.core.setting import Confidence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from zerofit.checking.situation import Situation
-    from zerofit.configs.document import Edit
+    from zerofit.configs.document import Document, Edit
     from zerofit.core.command import Route
     from zerofit.core.facts import Checkpoint, Machine
     from zerofit.core.plan import Topology
@@ -49,6 +50,20 @@ class Hit:
     confidence: Confidence = Confidence.CERTAIN
 
 
+def hit_at(document: Document, path: Sequence[str], *others: str, **more: Any) -> Hit:
+    """Return a hit at a key of a file, or a missing one: "KEY=VALUE with OTHER".
+
+    Args:
+        document: the file.
+        path: of the key.
+        others: what the key is combined with, in the user's words.
+        more: other fields of the hit.
+    """
+    entry = document.at(*path)
+    place = document.place(entry.key_span) if entry else None
+    return Hit(**{"found": " with ".join((say(document, *path), *others)), "place": place, **more})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One thing that fails or silently goes wrong, with the reason."""
@@ -78,10 +93,7 @@ class Rule:
     """Whether `zerofit launch` cures it inside the run, so that it says nothing there."""
 
 
-__all__ = ["Confidence", "Hit", "Rule", "Severity"]
-
-
-class Outcome(StrEnum):
+class Effect(StrEnum):
     """How a bad example goes wrong."""
 
     FAILS = "fails"
@@ -100,7 +112,7 @@ class Outcome(StrEnum):
 class Evidence:
     """What was seen, or why it could not be."""
 
-    outcome: Outcome
+    outcome: Effect
     says: str = ""
     """Part of the error's text, where it fails."""
     observed: tuple[tuple[str, Any], ...] = ()

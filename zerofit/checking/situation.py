@@ -2,19 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from zerofit.configs.schema import walk_document
+from zerofit.core.command import Route
+from zerofit.core.setting import Confidence, Said
 
 if TYPE_CHECKING:
-    from zerofit.checking.trainer_settings import TrainerSettings
+    from collections.abc import Iterator
+
     from zerofit.configs.document import BrokenFile, Document
-    from zerofit.configs.schema import Schemas
-    from zerofit.core.command import LaunchCommand, Launcher, Route
+    from zerofit.configs.schema import FoundKey, Schemas
+    from zerofit.core.command import LaunchCommand, Launcher
     from zerofit.core.facts import Checkpoint, Machine, Versions
     from zerofit.core.plan import Topology
-    from zerofit.core.setting import Said
     from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
     from zerofit.scripts.facts import ScriptFacts
+
+DEFAULTS: Mapping[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "max_grad_norm": 1.0,
+    "learning_rate": 5e-5,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "weight_decay": 0.0,
+    "warmup_steps": 0,
+    "bf16": False,
+    "fp16": False,
+    "bf16_full_eval": False,
+    "fp16_full_eval": False,
+    "auto_find_batch_size": False,
+}
+"""Defaults of the fields that Trainer holds against the DeepSpeed file (transformers/training_args.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """TrainingArguments, as far as they are known."""
+
+    said: Mapping[str, Said[Any]] = field(default_factory=dict)
+    """Each field that was given; of a command line, also arguments that another class may take."""
+    unread: frozenset[str] = frozenset()
+    """Fields that the script sets to what only running it shows."""
+    shows_all: bool = False
+    """Whether a field that was not given has its default: no argument and no keyword came unseen."""
+    surplus: tuple[Said[str], ...] = ()
+    """Keywords of TrainingArguments(...) that are no fields of it; the values are the names."""
+
+    def find(self, name: str) -> Said[Any] | None:
+        """Return a field that was given."""
+        return self.said.get(name)
+
+    def find_or_default(self, name: str) -> Said[Any] | None:
+        """Return a field that was given or has its default; None where it is not known."""
+        if name in self.said:
+            return self.said[name]
+        if name in self.unread or not self.shows_all or name not in DEFAULTS:
+            return None
+        value = DEFAULTS[name]
+        return Said(value=value, text=f"no {name}, which makes it {value}", confidence=Confidence.LIKELY)
+
 
 T = TypeVar("T")
 
@@ -43,7 +94,7 @@ def known(value: T | None, fact: str) -> T:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """What all layers together come to. None stands for "not known"; ask with `known`.
 
     A setting that nobody gave has its default, with a text that says what is missing.
@@ -70,7 +121,7 @@ class Settings:
 class Situation:
     """What a rule looks at. None stands for "not given"."""
 
-    settings: Settings = field(default_factory=Settings)
+    settings: RunSettings = field(default_factory=RunSettings)
     strategy: Strategy | None = None
     """zerofit's own, which says what it changes in the model; None where files alone make the run."""
     route: Route | None = None
@@ -109,3 +160,20 @@ def stage_of(situation: Situation) -> Said[ZeroStage]:
         Lacking: nobody gave it.
     """
     return known(situation.settings.zero_stage, "the ZeRO stage")
+
+
+def is_read_by_others(situation: Situation) -> bool:
+    """Return True if accelerate or Trainer read the DeepSpeed file, False if DeepSpeed alone does.
+
+    Raises:
+        Lacking: it is not known who reads it.
+    """
+    return known(situation.route, "who reads the file") is not Route.NATIVE
+
+
+def entries_of(situation: Situation) -> Iterator[tuple[Document, FoundKey]]:
+    """Yield the DeepSpeed file and each of its entries with its key in the schema; nothing without a file."""
+    if situation.deepspeed is not None:
+        schema = known(situation.schemas, "which keys DeepSpeed has").deepspeed
+        for found in walk_document(situation.deepspeed, schema):
+            yield situation.deepspeed, found

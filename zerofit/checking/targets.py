@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.configs.document import BrokenFile, FileKind
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zerofit.checking.engine import Finding, Verdict
-    from zerofit.configs.document import BrokenFile, Document, FileKind
+    from zerofit.checking.engine import Finding
+    from zerofit.configs.document import Document
     from zerofit.configs.schema import Schemas
     from zerofit.core.capture import Capture
     from zerofit.core.command import LaunchCommand, Route
+    from zerofit.core.errors import Unreadable
     from zerofit.core.facts import Checkpoint, Machine, Versions
     from zerofit.core.setting import Said
 
@@ -28,7 +31,7 @@ class TargetFile:
     """A configuration, read; None for a script, and for a file that is broken."""
     source: str | None = None
     """A script's text; None for a configuration, and for a file that is broken."""
-    broken: BrokenFile | None = None
+    broken: Unreadable | None = None
     """Why it could not be read as what it should be."""
     named_by: Said[str] | None = None
     """The line or flag that names the file; None where the user named it as a target."""
@@ -93,15 +96,11 @@ class Targets:
     @property
     def broken(self) -> tuple[BrokenFile, ...]:
         """The files that could not be read as what they should be."""
-        return tuple(file.broken for file in self.files if file.broken is not None)
+        return tuple(
+            BrokenFile(name=file.name, kind=file.kind, error=file.broken)
+            for file in self.files
+            if file.broken
+        )
 
     def _documents(self, kind: FileKind) -> tuple[Document, ...]:
         return tuple(file.document for file in self.files if file.document and file.kind is kind)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """Targets and what the rules say of them."""
-
-    targets: Targets
-    verdict: Verdict

@@ -1,33 +1,440 @@
-"""zerofit bench: measurements on this machine, each a subcommand that is loaded when it is called."""
+"""zerofit bench: measurements on this machine. `ladder` measures one strategy after another."""
 
 from __future__ import annotations
 
-import importlib
+import shutil
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-_BENCHES = {"ladder": "Memory, time and loss of one strategy after another."}
-"""Subcommand and help line; each is the command of that name in the module zerofit.cli.bench_NAME."""
+from zerofit.checking.engine import check
+from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules import ALL_RULES
+from zerofit.cli.output.console import Console
+from zerofit.cli.output.ladder_table import head_words, ladder_table
+from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
+from zerofit.configs.write.write_files import file_exists, write_files
+from zerofit.core.errors import UserError
+from zerofit.core.plan import Topology
+from zerofit.core.setting import Said
+from zerofit.core.strategy import Engine
+from zerofit.core.units import format_bytes
+from zerofit.machine.library_versions import check_libraries
+from zerofit.machine.machine_spec import machine_of_spec
+from zerofit.machine.this_node import probe_machine
+from zerofit.machine.versions import probe_versions
+from zerofit.measuring.ladder import (
+    CPU,
+    DEFAULT_RUNGS,
+    PUBLISHED_BATCH,
+    PUBLISHED_LENGTH,
+    PUBLISHED_MODEL,
+    baseline,
+    changes,
+    climb,
+    ladder_to_json,
+    make_ladder,
+    measure_rungs,
+    parse_rungs,
+    rung_names,
+)
+from zerofit.measuring.results import TrialOutcome, TrialSpec, TrialState, peak_of
+from zerofit.models.dimensions import check_sequence_length
+from zerofit.models.find import probe_model
+from zerofit.models.task import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from zerofit.core.facts import GpuSpec, ModelFacts, Versions
+    from zerofit.measuring.ladder import Ladder, LadderStep
+    from zerofit.measuring.results import TrialPrediction
+    from zerofit.models.source import ModelSource
+
+_CPU_MODEL = "all-minilm-l6-v2"
+"""A BERT of 23 M parameters, whose activations at the default sizes are a GiB or more, and its weights,
+gradients and states a tenth of that each, so that every rung shows."""
+_CPU_STEPS, _GPU_STEPS = 2, 10
+"""ASSUMPTION: on the CPU memory is what one looks for; on a GPU steps are short."""
+_LIMIT_S = 1800
+"""ASSUMPTION: no rung of a model that one measures takes half an hour; --rung-limit says otherwise."""
+_INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+_POSITIVE = Number(int, least=1)
 
 
-class _LazyGroup(click.Group):
-    """Loads a subcommand's module only when it is called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_BENCHES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _BENCHES:
-            return None
-        module = importlib.import_module(f"zerofit.cli.bench_{cmd_name}")
-        command: click.Command = getattr(module, cmd_name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Measurements"):
-            formatter.write_dl(list(_BENCHES.items()))
+_BELOW = "put zero-1, zero-2 or zero-3 before {rung}, and leave --alone out; or leave {rung} out"
+_FIXES = {
+    "zero-needs-deepspeed": _BELOW,
+    "optimizer-offload-needs-zero": _BELOW,
+    "param-offload-needs-zero3": "put zero-3 before offload-param, or leave offload-param out",
+    "offload-needs-adam": "leave out the rung of another optimizer, or offload-optimizer",
+    "fp16-needs-gpu": "leave fp16 out, name bf16 in its place, or measure on a GPU",
+}
+"""What to do about a broken rule, in terms of rungs: a rule's own fix names settings of other verbs."""
+_OTHER_FIX = "leave {rung} out, or what it does not go with"
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def bench() -> None:
-    """Measure on this machine what zerofit says of it."""
+    """Measure on this machine what zerofit predicts."""
+
+
+@bench.command(
+    cls=Verb, context_settings=CONTEXT, epilog=f"Rungs: {', '.join(rung_names())}; N is any number."
+)
+@click.option(
+    "--model",
+    metavar="NAME|FOLDER|FILE",
+    help=f"A model's config; weights are random. By default {PUBLISHED_MODEL}, on the CPU {_CPU_MODEL}.",
+)
+@click.option(
+    "--task", type=Word("task", {task.value: task for task in Task}), help="What the model's head is for."
+)
+@click.option("--rungs", default=DEFAULT_RUNGS, show_default=True, help="Rungs, in the order of the ladder.")
+@click.option("--alone", is_flag=True, help="Each rung alone on the baseline, not on top of those before it.")
+@click.option(
+    "--batch-size",
+    type=_POSITIVE,
+    default=PUBLISHED_BATCH,
+    show_default=True,
+    help="Samples of an optimizer step, on the rank that is measured.",
+)
+@click.option(
+    "--seq-len",
+    "sequence_length",
+    type=_POSITIVE,
+    default=PUBLISHED_LENGTH,
+    show_default=True,
+    help="Tokens a sample.",
+)
+@click.option(
+    "--attention",
+    type=Word("attention", {name: name for name in ("eager", "sdpa")}),
+    default="eager",
+    show_default=True,
+    help="transformers' attention of the baseline; eager as in the published ladder.",
+)
+@click.option(
+    "--ranks",
+    "num_ranks",
+    type=_POSITIVE,
+    default=1,
+    show_default=True,
+    help="Under ZeRO, be rank 0 of so many, among collectives that exchange nothing.",
+)
+@click.option(
+    "--steps",
+    "num_steps",
+    type=_POSITIVE,
+    help=f"Steps that are timed, after the warm-up; by default {_GPU_STEPS}, on the CPU {_CPU_STEPS}.",
+)
+@click.option("--cpu", "on_cpu", is_flag=True, help="Measure on the CPU, GPUs or not.")
+@click.option(
+    "--gpus", metavar="SPEC", help="Predict for this GPU, such as A100-80G, in place of the one here."
+)
+@click.option(
+    "--rung-limit",
+    "limit_s",
+    metavar="SECONDS",
+    type=Number(float, least=1),
+    default=_LIMIT_S,
+    show_default=True,
+    help="How long one rung may take.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the tables.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw memory and time into a file."
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write ladder.json, ladder.txt and each rung's log into a folder.",
+)
+@click.option("--force", is_flag=True, help="Write over a ladder in that folder, or a plot.")
+@click.option("--dry-run", is_flag=True, help="Print the rungs and what each changes, and run nothing.")
+def ladder(
+    *,
+    model: str | None,
+    task: Task | None,
+    rungs: str,
+    alone: bool,
+    batch_size: int,
+    sequence_length: int,
+    attention: str,
+    num_ranks: int,
+    num_steps: int | None,
+    on_cpu: bool,
+    gpus: str | None,
+    limit_s: float,
+    as_json: bool,
+    plot: Path | None,
+    output: Path | None,
+    force: bool,
+    dry_run: bool,
+) -> int:
+    """Measure memory, time and loss of one strategy after another, beside the prediction.
+
+    Each rung trains the same model with random weights on the same batch, in a fresh process: the first
+    steps without dropout, for losses that can be compared, then those that are timed. A rung that can't run
+    here, or runs out of memory, says so, and the others go on. Exits 1 where none ran.
+    """
+    named, is_cumulative = parse_rungs(rungs), not alone
+    base = baseline(
+        batch_size=batch_size, sequence_length=sequence_length, attention=attention, num_ranks=num_ranks
+    )
+    steps = climb(named, base, is_cumulative=is_cumulative)
+    if plot is not None:
+        from zerofit.cli.draw_plot import check_can_plot
+
+        check_can_plot(plot, force=force)
+    if output is not None and not force and (output / "ladder.json").exists():
+        raise file_exists(str(output / "ladder.json"), flag="--output FOLDER")
+    check_libraries(Console())
+    here = () if on_cpu else probe_machine().gpus
+    source = _text_model(model or (PUBLISHED_MODEL if here else _CPU_MODEL), task)
+    check_sequence_length(source.facts, sequence_length)
+    versions = probe_versions()
+    check_steps(steps, source.facts, num_ranks=num_ranks, on_cpu=not here, versions=versions)
+    gpu = _one_gpu(gpus) if gpus else next(iter(here), None)
+    template = TrialSpec(
+        model=model or source.name,
+        task=source.task.value,
+        strategy=base.strategy,
+        sequence_length=sequence_length,
+        full_length=sequence_length,
+        num_steps=num_steps or (_GPU_STEPS if here else _CPU_STEPS),
+        on_cpu=not here,
+    )
+    fixed = {
+        "device": here[0].name if here else CPU,
+        "is_cumulative": is_cumulative,
+        "versions": versions,
+    }
+    if dry_run:
+        not_run = TrialOutcome(state=TrialState.NOT_RUN, reason="--dry-run")
+        measured = [(step, not_run) for step in steps]
+        nothing: list[TrialPrediction | None] = [None for _ in steps]
+        result = make_ladder(source, base, measured, nothing, predicted_for=None, **fixed)
+        click.echo(ladder_to_json(result).rstrip() if as_json else _dry_run(result, steps, template))
+        return 0
+    with _folder(output) as folder:
+        measured, is_interrupted = _measure(
+            steps,
+            measure_rungs(named, base, template, is_cumulative=is_cumulative, folder=folder, limit_s=limit_s),
+        )
+    predicted: list[TrialPrediction | None] = [None for _ in measured]
+    if not is_interrupted:
+        is_interrupted = _predict(source, [step for step, _ in measured], gpu, versions, predicted)
+    predicted_for = gpu.name if gpu else None
+    result = make_ladder(source, base, measured, predicted, predicted_for=predicted_for, **fixed)
+    click.echo(ladder_to_json(result).rstrip() if as_json else ladder_table(result))
+    _write(result, output=output, plot=plot)
+    if is_interrupted:
+        return _INTERRUPTED
+    return 0 if any(outcome.measured for _, outcome in measured) else 1
+
+
+def _text_model(said: str, task: Task | None) -> ModelSource:
+    """Return the model; one that reads no tokens is refused."""
+    source = probe_model(said, task=task)
+    inputs = {
+        Task.IMAGE_CLASSIFICATION: "pixel_values, labels",
+        Task.SPEECH_SEQ2SEQ: "input_features, labels",
+    }.get(source.task)
+    if inputs is not None:
+        raise UserError(
+            "ladder-needs-tokens",
+            "the ladder trains models that read tokens",
+            found=f"--model {said}, whose inputs are {inputs}",
+            why="its rungs and its figures go by tokens",
+            fix="name a text model",
+        )
+    return source
+
+
+def _measure(
+    steps: Sequence[LadderStep], rungs: Iterator[tuple[LadderStep, TrialOutcome | None]]
+) -> tuple[list[tuple[LadderStep, TrialOutcome]], bool]:
+    """Return how each rung ended, and True if Ctrl-C ended the rest."""
+    ended: list[tuple[LadderStep, TrialOutcome]] = []
+    start = time.monotonic()
+    try:
+        for step, outcome in rungs:
+            head = f"zerofit: rung {len(ended) + 1} of {len(steps)}, {step.label}"
+            if outcome is None:
+                click.echo(f"{head} ...", err=True)
+                start = time.monotonic()
+            else:
+                click.echo(f"{head}: {_said(outcome)}; {time.monotonic() - start:.0f} s in all", err=True)
+                ended.append((step, outcome))
+    except KeyboardInterrupt:
+        not_run = TrialOutcome(state=TrialState.NOT_RUN, reason="interrupted")
+        return [*ended, *((step, not_run) for step in steps[len(ended) :])], True
+    return ended, False
+
+
+def _said(outcome: TrialOutcome) -> str:
+    measured = outcome.measured
+    if measured is None:
+        return f"{outcome.state}: {outcome.reason}"
+    return f"{format_bytes(peak_of(measured))}, {measured.step_time_s:.3g} s a step"
+
+
+def _predict(
+    source: ModelSource,
+    steps: Sequence[LadderStep],
+    gpu: GpuSpec | None,
+    versions: Versions,
+    predicted: list[TrialPrediction | None],
+) -> bool:
+    """Fill in the estimator's prediction of each rung; return True if Ctrl-C ended the rest."""
+    from zerofit.measuring.predict import Predictor
+
+    click.echo("zerofit: predicting ...", err=True)
+    predictor = Predictor(model=source, gpu=gpu, versions=versions)
+    for index, step in enumerate(steps):
+        try:
+            predicted[index] = predictor.predict(step.run)
+        except UserError as error:
+            click.echo(f"zerofit: no prediction for {step.label}: {error.summary}: {error.found}", err=True)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+def _one_gpu(said: str) -> GpuSpec:
+    """Return the GPU of --gpus; more than one is refused, as a rung trains on one."""
+    gpus = machine_of_spec(said).machine.gpus
+    if len(gpus) > 1:
+        raise UserError(
+            "ladder-on-one-gpu",
+            "a rung trains on one GPU",
+            found=f"--gpus {said}",
+            why="the ladder is of strategies for a single GPU",
+            fix="name one, such as --gpus A100-80G",
+        )
+    return gpus[0]
+
+
+@contextmanager
+def _folder(output: Path | None) -> Iterator[Path]:
+    """Yield the folder for the processes' files: inside the user's, else a temporary one.
+
+    A temporary folder is kept if a rung did not end by itself, for its log.
+    """
+    if output is not None:
+        logs = output / "rungs"
+        try:
+            shutil.rmtree(logs, ignore_errors=True)
+            logs.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(
+                "not-writable",
+                "a folder can't be written",
+                found=f"{error.strerror}: {error.filename}",
+                why="the folder above it does not allow it",
+                fix="name a folder that can be written: --output FOLDER",
+            ) from None
+        yield logs
+        return
+    folder = Path(tempfile.mkdtemp(prefix="zerofit-ladder-"))
+    try:
+        yield folder
+    finally:
+        is_done = all((folder / f"{log.stem}.json").exists() for log in folder.glob("*.log"))
+        shutil.rmtree(folder) if is_done else click.echo(f"zerofit: logs are in {folder}", err=True)
+
+
+def _write(result: Ladder, *, output: Path | None, plot: Path | None) -> None:
+    if output is not None:
+        files = {
+            output / "ladder.json": ladder_to_json(result),
+            output / "ladder.txt": f"{ladder_table(result)}\n",
+        }
+        write_files(files, force=True, flag="--output FOLDER")
+    if plot is not None:
+        from zerofit.cli.output.ladder_plot import draw_ladder
+
+        draw_ladder(result, plot)
+
+
+def _dry_run(whole: Ladder, steps: Sequence[LadderStep], template: TrialSpec) -> str:
+    """Return the rungs and what each changes."""
+    lines = [head_words(whole), f"on {whole.device}, {template.num_steps} timed steps a rung"]
+    for step in steps:
+        changed = ", ".join(changes(step.before, step.run))
+        lines.append(f"  {step.label}: {changed or 'changes nothing'}")
+    return "\n".join(lines)
+
+
+def check_steps(
+    steps: Sequence[LadderStep], facts: ModelFacts, *, num_ranks: int, on_cpu: bool, versions: Versions
+) -> None:
+    """Check all rungs of a ladder before any of them runs.
+
+    Rungs of DeepSpeed, and those that offload, are held against the rules of `zerofit check`. What the other
+    rungs lack here their processes say, and the ladder goes on.
+
+    Args:
+        steps: each rung with what it runs under.
+        facts: of the model.
+        num_ranks: of --ranks.
+        on_cpu: whether they run on the CPU.
+        versions: what is installed.
+
+    Raises:
+        UserError: the model has too few positions for a rung, or one has no ranks.
+        ExceptionGroup: of one UserError for each broken rule of the first rung that breaks some.
+    """
+    topology = Topology(world_size=num_ranks, on_cpu=on_cpu)
+    own_optimizer: Said[str | None] = Said(value="torch.AdamW", text="the ladder's AdamW")
+    for step in steps:
+        rung, strategy = step.rung.name, step.run.strategy
+        is_plain = strategy.engine is not Engine.DEEPSPEED
+        trains = "which trains in plain PyTorch" if is_plain else f"under ZeRO-{strategy.zero_stage.value}"
+        _check_length(facts, step)
+        if not is_plain or strategy.offloads:
+            situation = situation_of_strategy(
+                strategy, topology=topology, versions=versions, own_optimizer=own_optimizer
+            )
+            broken = [
+                UserError(
+                    one.rule,
+                    one.summary,
+                    found=f"--rungs with {rung}, {trains}",
+                    why=one.why,
+                    fix=_FIXES.get(one.rule, _OTHER_FIX).format(rung=rung),
+                    see=one.see,
+                )
+                for one in check(situation, rules=ALL_RULES).of(Severity.ERROR)
+            ]
+            if broken:
+                raise ExceptionGroup("rungs that do not work", broken)
+        if num_ranks > 1 and is_plain:
+            raise UserError(
+                "ladder-ranks-need-zero",
+                "a rung of many ranks needs ZeRO",
+                found=f"--ranks {num_ranks} and --rungs with {rung}, {trains}",
+                why="among collectives that exchange nothing, only DeepSpeed takes what rank 0 of many takes",
+                fix="begin with zero-1, zero-2 or zero-3, and leave baseline out; or leave --ranks out",
+            )
+
+
+def _check_length(facts: ModelFacts, step: LadderStep) -> None:
+    """Check that the model has positions for a rung's samples; the error names the rung."""
+    try:
+        check_sequence_length(facts, step.run.sequence_length)
+    except UserError as error:
+        raise UserError(
+            error.rule,
+            error.summary,
+            found=f"--rungs with {step.rung.name} and --model {facts.name}",
+            why=error.why,
+            fix=f"name length-{facts.max_sequence_length} or less",
+        ) from None

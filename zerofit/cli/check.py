@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import click
 
-from zerofit.checking.check_run import verdict_of
-from zerofit.checking.read_targets import read_targets
+from zerofit.checking import check_run
 from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
-from zerofit.checking.targets import Checked
-from zerofit.cli.capturing import capture_limit_option, check_limit
-from zerofit.cli.output.capture_words import capture_lines
-from zerofit.cli.output.findings import findings_text
+from zerofit.cli.capturing import capture_limit_option
+from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
-from zerofit.configs.schemas.load import load_schemas
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError, nearest
 from zerofit.machine.versions import probe_versions
+from zerofit.planning.inputs import check_capture_limit
 from zerofit.scripts.capture.with_progress import captured
+from zerofit.scripts.capture_summary import capture_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
+    from zerofit.checking.report import Report
     from zerofit.checking.targets import Targets
-    from zerofit.configs.schema import Schemas
-    from zerofit.core.facts import Versions
+    from zerofit.core.capture import Capture
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.ADVICE: "cyan"}
 _ROUTES = {route.value: route for route in Route}
@@ -44,9 +39,7 @@ _ROUTES = {route.value: route for route in Route}
 @click.option("--fix", is_flag=True, help="Mend what has exactly one right answer; FILE.bak keeps the old.")
 @click.option("--dry-run", is_flag=True, help="With --fix: print the change as a diff, and write nothing.")
 @click.option(
-    "--route",
-    type=Word("route", _ROUTES),
-    help="Who reads the DeepSpeed file, where no script shows it.",
+    "--route", type=Word("route", _ROUTES), help="Who reads the DeepSpeed file, where no script shows it."
 )
 @click.option("--num-processes", type=Number(int, least=1), help="Ranks on all nodes together.")
 @click.option("--cpu", "on_cpu", is_flag=True, help="The run is on the CPU.")
@@ -95,23 +88,37 @@ def check(
     if explain is not None or list_rules:
         if targets:
             raise click.UsageError("--explain and --rules stand alone, without files", context)
-        click.echo(_page(explain) if explain is not None else _rules_table())
+        from zerofit.checking.pages.rule_pages import rules_table
+
+        click.echo(_page(explain) if explain is not None else rules_table(ALL_RULES))
         return 0
     _refuse_wrong_use(context, targets, as_json=as_json, as_sarif=as_sarif, fix=fix, dry_run=dry_run)
     if not captures:
-        check_limit(capture_limit_s, because="no --capture")
-    versions = probe_versions()
-    schemas = load_schemas(versions)
-    around = _around(route=route, num_processes=num_processes, on_cpu=on_cpu, here=here, versions=versions)
-    stdin = cache(sys.stdin.buffer.read)
-    look = _looking_at(targets, around, stdin, schemas)
+        check_capture_limit(capture_limit_s, because="no --capture")
+    machine = None
+    if here:
+        from zerofit.machine.this_node import probe_machine
+
+        machine = probe_machine()
+    check_targets = partial(
+        check_run.check,
+        *targets,
+        strict=strict,
+        route=route,
+        num_processes=num_processes,
+        on_cpu=on_cpu,
+        machine=machine,
+        versions=probe_versions(),
+        stdin=cache(sys.stdin.buffer.read),
+    )
     if captures:
-        seeing = _with_capture(look({}).targets, around, limit_s=capture_limit_s)
-        look = _looking_at(targets, seeing, stdin, schemas)
+        check_targets = partial(
+            check_targets, capture=_capture(check_targets().targets, limit_s=capture_limit_s)
+        )
     if fix:
         from zerofit.checking.fix_files import diff_of, find_fixes, write_fixes
 
-        fixes = find_fixes(look)
+        fixes = find_fixes(lambda overlay: check_targets(overlay=overlay))
         if not fixes:
             click.echo("zerofit: nothing to mend: no finding has exactly one right answer", err=True)
         click.echo("".join(diff_of(change) for change in fixes), nl=False, err=not dry_run)
@@ -119,10 +126,9 @@ def check(
             return 0
         for change, backup in zip(fixes, write_fixes(fixes), strict=True):
             click.echo(f"zerofit: mended {change.name}; as it was: {backup}", err=True)
-    checked = look({})
-    click.echo(_output(checked, as_json=as_json, as_sarif=as_sarif))
-    failing = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
-    return int(any(finding.severity in failing for finding in checked.verdict.findings))
+    report = check_targets()
+    click.echo(_output(report, as_json=as_json, as_sarif=as_sarif))
+    return report.exit_code
 
 
 def _refuse_wrong_use(
@@ -147,29 +153,8 @@ def _refuse_wrong_use(
         raise click.UsageError("--fix changes files, and - is standard input", context)
 
 
-def _around(
-    *, route: Route | None, num_processes: int | None, on_cpu: bool, here: bool, versions: Versions
-) -> Callable[[Targets], Targets]:
-    """Return a function that adds to targets what is known beside them."""
-    machine = None
-    if here:
-        from zerofit.machine.this_node import probe_machine
-
-        machine = probe_machine()
-    return lambda targets: replace(
-        targets,
-        route=route,
-        num_processes=num_processes,
-        on_cpu=on_cpu,
-        machine=machine,
-        versions=versions,
-    )
-
-
-def _with_capture(
-    targets: Targets, around: Callable[[Targets], Targets], *, limit_s: float
-) -> Callable[[Targets], Targets]:
-    """Return a function that also adds what the one script among the targets was seen to train."""
+def _capture(targets: Targets, *, limit_s: float) -> Capture:
+    """Return what the one script among the targets is seen to train."""
     names = [name for name, _ in targets.scripts]
     scripts: list[tuple[str, ...]] = [(name,) for name in names]
     if targets.command is not None and targets.command.script is not None:
@@ -185,27 +170,13 @@ def _with_capture(
         )
     target = (*scripts[0], *targets.arguments)
     without = "leave out --capture: the source alone is then read"
-    with captured(target, limit_s=limit_s, instead=without) as run:
-        capture = run.capture
-    click.echo("\n".join(capture_lines(capture, is_kept=run.is_kept)), err=True)
-    return lambda targets: replace(around(targets), capture=capture)
+    with captured(target, limit_s=limit_s, instead=without, observer=Console()) as run:
+        click.echo("\n".join(capture_lines(run.capture, is_kept=run.is_kept)), err=True)
+        return run.capture
 
 
-def _looking_at(
-    words: tuple[str, ...],
-    around: Callable[[Targets], Targets],
-    stdin: Callable[[], bytes],
-    schemas: Schemas,
-) -> Callable[[Mapping[str, str]], Checked]:
-    def look(overlay: Mapping[str, str]) -> Checked:
-        targets = around(read_targets(words, schemas=schemas, stdin=stdin, overlay=overlay))
-        return Checked(targets=targets, verdict=verdict_of(targets))
-
-    return look
-
-
-def _output(checked: Checked, *, as_json: bool, as_sarif: bool) -> str:
-    verdict, files = checked.verdict, checked.targets.files
+def _output(report: Report, *, as_json: bool, as_sarif: bool) -> str:
+    verdict, files = report.verdict, report.targets.files
     if as_json:
         from zerofit.cli.output.findings_json import findings_json
 
@@ -215,7 +186,7 @@ def _output(checked: Checked, *, as_json: bool, as_sarif: bool) -> str:
         from zerofit.core.version import VERSION
 
         return sarif(verdict, files=files, rules=ALL_RULES, version=VERSION)
-    return _coloured(findings_text(verdict, files=files, num_rules=len(ALL_RULES)))
+    return _coloured(str(report))
 
 
 def _coloured(text: str) -> str:
@@ -242,9 +213,3 @@ def _page(name: str) -> str:
         why="it is none of those that zerofit check --rules lists",
         fix=f"did you mean --explain {near}?" if near else "see zerofit check --rules",
     )
-
-
-def _rules_table() -> str:
-    from zerofit.checking.pages.rule_pages import rules_table
-
-    return rules_table(ALL_RULES)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.checking.check_run import no_check_option, stop_at_errors
+from zerofit.checking.check_run import stop_at_errors
 from zerofit.checking.inputs.strategy import situation_of_strategy
-from zerofit.cli.options import request_of, strategy_options
-from zerofit.cli.output.report import plan_lines
+from zerofit.cli.options import no_check_option, request_of, strategy_options
+from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import CONTEXT, Verb
 from zerofit.cli.plan_options import (
-    check_none_ignored,
     machine_options,
     model_options,
     take_machine_flags,
@@ -34,14 +33,17 @@ from zerofit.configs.write.deepspeed import deepspeed_json
 from zerofit.configs.write.trainer import takes_every_n_layers, training_arguments_json
 from zerofit.configs.write.write_files import write_files
 from zerofit.core.command import Launcher
+from zerofit.core.plan import plan_lines
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Engine
 from zerofit.machine.machine_spec import SpecifiedMachine
 from zerofit.machine.port import DEFAULT_PORT
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
+from zerofit.planning.inputs import check_none_ignored
 from zerofit.planning.make_problem import machine_of
 from zerofit.planning.plan_from_flags import choose, with_explicit_numbers
+from zerofit.planning.ranks import check_ranks_of
 
 if TYPE_CHECKING:
     from zerofit.core.plan import Plan
@@ -69,6 +71,7 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
     and accumulation, and no clipping. The files may be for another machine than this one: say
     --num-processes for its GPUs.
     """
+    console = Console()
     model_flags, machine_flags = take_model_flags(flags), take_machine_flags(flags)
     request = request_of(elsewhere=True, allow=model_flags.allow, **flags)
     if model_flags.model is None:
@@ -81,18 +84,25 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
         specified = SpecifiedMachine(machine=probe_machine(may_be_unreadable=True), assumptions=())
     if model_flags.model is not None:
         # only where it is needed: estimates are much code
-        from zerofit.planning.plan_run import check_plans_alone, check_ranks, named_model, plan_first
+        from zerofit.planning.plan import check_plans_alone, named_model, plan_to_run
 
         check_plans_alone(model_flags, request, on_cpu=request.on_cpu, rehearses=False)
         if machine_flags.gpus is not None:
-            check_ranks(request, specified.machine)
-        subject = named_model(model_flags)
-        request = plan_first(subject, request, specified, is_fast=model_flags.is_fast, is_here=False)
-    plan = choose(machine=specified.machine, versions=probe_versions(), request=request)
+            check_ranks_of(request, specified.machine)
+        plan = plan_to_run(
+            named_model(model_flags),
+            request,
+            specified,
+            is_fast=model_flags.is_fast,
+            is_here=False,
+            observer=console,
+        )
+    else:
+        plan = choose(machine=specified.machine, versions=probe_versions(), request=request)
     situation = situation_of_strategy(
         plan.strategy, topology=plan.topology, versions=plan.versions, launcher=Launcher.ACCELERATE
     )
-    stop_at_errors(situation, no_check=no_check)
+    stop_at_errors(situation, no_check=no_check, say=console.show)
     plan = plan if auto else with_explicit_numbers(plan)
     files = _files(plan, output_dir, auto=auto)
     if dry_run:
@@ -101,7 +111,7 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
         return 0
     write_files(files, force=force)
     for line in (*plan_lines(plan), *_left_out(plan)):
-        click.echo(f"zerofit: {line}", err=True)
+        console.say(line)
     for path in files:
         click.echo(str(path))
     return 0

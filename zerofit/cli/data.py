@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.cli.capturing import capture_limit_option, check_limit
+from zerofit.cli.capturing import capture_limit_option
+from zerofit.cli.output.console import Console
 from zerofit.cli.output.data_json import data_json
 from zerofit.cli.output.data_table import data_table
 from zerofit.cli.parameters import CONTEXT, Number, ParamType, Verb, Word
 from zerofit.configs.write.write_files import check_can_write, write_files
 from zerofit.core.errors import UserError
-from zerofit.data.lengths.report import Unit, Workload, length_report
+from zerofit.data.lengths import LengthHistogram
+from zerofit.data.lengths.report import BatchSetup, LengthUnit, MeasuredLengths, length_report
 from zerofit.models.task import Task
-from zerofit.scripts.target import check_script
+from zerofit.planning.inputs import check_capture_limit
+from zerofit.scripts.target import check_script, script_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from zerofit.core.capture import Capture
-    from zerofit.data.lengths.report import Measured
 
 DEFAULT_BATCH_SIZE = 8
 """TrainingArguments' per_device_train_batch_size (transformers/training_args.py)."""
 _POSITIVE = Number(int, least=1)
-_FILE_FLAGS = {
-    "tokenizer": "--tokenizer",
-    "text": "--text",
-    "split": "--split",
-    "count": "--count",
-    "limit": "--limit",
-    "sample": "--sample",
-    "num_workers": "--num-workers",
-}
-"""What a script decides itself, by the name of the parameter."""
+_FILE_FLAGS = ("tokenizer", "text", "split", "count", "limit", "sample")
+"""What a script decides itself."""
+_INSTEAD = "name the files of its dataset: `zerofit data FILE --tokenizer DIR`"
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How transformers' classes of causal language models end."""
 
@@ -91,8 +92,8 @@ class _DataVerb(Verb):
 @click.option("--split", metavar="NAME", help="Of a DatasetDict that save_to_disk wrote; train if left out.")
 @click.option(
     "--count",
-    type=Word("count", {unit.value: unit for unit in Unit}),
-    default=Unit.TOKENS.value,
+    type=Word("count", {unit.value: unit for unit in LengthUnit}),
+    default=LengthUnit.TOKENS.value,
     show_default=True,
     help="What a length is; words and characters need no tokenizer.",
 )
@@ -109,11 +110,6 @@ class _DataVerb(Verb):
 )
 @click.option("--limit", type=_POSITIVE, metavar="ROWS", help="Count the first rows only.")
 @click.option("--sample", type=_Share(), help="Count a share of the rows, drawn at random: 5%.")
-@click.option(
-    "--num-workers",
-    type=Number(int, least=0, most=256),
-    help="Processes that tokenize; 0, on all cores, for a fast tokenizer.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the JSON document into a file."
@@ -155,33 +151,31 @@ def data(
     if is_script:
         measured, capture = _of_script(sources, module=module, flags=flags, limit_s=capture_limit_s)
         batch_size = batch_size or capture.micro_batch_size
-        is_causal = _is_causal(capture)
+        is_causal = capture.model.class_path.endswith(_CAUSAL)
     else:
-        check_limit(capture_limit_s, because="files")
+        check_capture_limit(capture_limit_s, because="files")
         measured, is_causal = _of_files(sources, flags), False
-    workload = Workload(
+    setup = BatchSetup(
         batch_size=batch_size or DEFAULT_BATCH_SIZE,
         is_causal=is_causal if task is None else task is Task.CAUSAL_LM,
         max_length=max_length,
     )
     from zerofit.data.bucketing import simulated_buckets
 
-    buckets = simulated_buckets(measured.histogram, workload.batch_size)
-    report = length_report(measured, workload, buckets)
+    buckets = simulated_buckets(measured.histogram, setup.batch_size)
+    report = length_report(measured, setup, buckets)
     if plot is not None:
-        from zerofit.cli.draw_plot import draw_lengths
-        from zerofit.cli.output.data_plot import data_plot
+        from zerofit.cli.output.data_plot import draw_lengths
 
-        draw_lengths(data_plot(report), plot)
+        draw_lengths(report, plot)
     document = data_json(report)
     if output is not None:
         write_files({output: document + "\n"}, force=force, flag="--output FILE")
     click.echo(document if as_json else data_table(report))
 
 
-def _of_files(sources: tuple[str, ...], flags: dict[str, Any]) -> Measured:
-    from zerofit.cli.measuring import FileFlags, measure_files
-    from zerofit.data.length_counts import Selection
+def _of_files(sources: tuple[str, ...], flags: dict[str, Any]) -> MeasuredLengths:
+    from zerofit.data.length_counts import measure_files
 
     text = tuple(name.strip() for name in (flags["text"] or "").split(",") if name.strip())
     if len(text) > 2:
@@ -192,23 +186,26 @@ def _of_files(sources: tuple[str, ...], flags: dict[str, Any]) -> Measured:
             why="tokenizers take no more",
             fix="name one column or two; or join them into one, as the model is given them",
         )
-    file_flags = FileFlags(
-        tokenizer=flags["tokenizer"],
-        text=text,
-        split=flags["split"],
-        unit=flags["count"],
-        num_workers=flags["num_workers"],
-    )
-    selection = Selection(limit=flags["limit"], share=flags["sample"])
-    return measure_files(sources, file_flags, selection)
+    with _progress() as on_progress:
+        return measure_files(
+            sources,
+            tokenizer=flags["tokenizer"],
+            text=text,
+            split=flags["split"],
+            unit=flags["count"],
+            limit=flags["limit"],
+            share=flags["sample"],
+            on_progress=on_progress,
+        )
 
 
 def _of_script(
     target: tuple[str, ...], *, module: bool, flags: dict[str, Any], limit_s: float
-) -> tuple[Measured, Capture]:
-    from zerofit.cli.measuring import measure_script
+) -> tuple[MeasuredLengths, Capture]:
+    """Return the lengths of the samples that a script trains on, and what else was seen of it."""
+    from zerofit.scripts.capture.with_progress import captured
 
-    given = [flag for name, flag in _FILE_FLAGS.items() if flags[name] not in (None, Unit.TOKENS)]
+    given = [f"--{name}" for name in _FILE_FLAGS if flags[name] not in (None, LengthUnit.TOKENS)]
     if given:
         raise UserError(
             "flag-of-files",
@@ -218,8 +215,58 @@ def _of_script(
             fix=f"leave out {', '.join(given)}, or name the files of the dataset",
         )
     check_script(target[0], module=module)
-    return measure_script((*(("-m",) if module else ()), *target), limit_s=limit_s)
+    command = (*(("-m",) if module else ()), *target)
+    with captured(command, limit_s=limit_s, instead=_INSTEAD, observer=Console()) as script:
+        capture = script.capture
+    lengths = capture.lengths
+    if lengths is None or not lengths.counts:
+        raise UserError(
+            "script-without-lengths",
+            "the script's samples have no tokens",
+            found=script_of(command),
+            why="none of its first batches has input_ids or a mask, from which lengths are counted",
+            fix="name the files of its dataset in place of the script",
+        )
+    part = "they are those of its first batches: its dataset shows no lengths without reading all of it"
+    measured = MeasuredLengths(
+        subject=script_of(command),
+        counted="tokens of the samples that it trains on, as it cuts them",
+        unit=LengthUnit.TOKENS,
+        histogram=LengthHistogram(counts=lengths.counts),
+        is_whole=lengths.is_whole,
+        notes=() if lengths.is_whole else (part,),
+    )
+    return measured, capture
 
 
-def _is_causal(capture: Capture) -> bool:
-    return capture.model.class_path.endswith(_CAUSAL)
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, int], None]]:
+    """Show a bar with rate and time left, on a terminal and the first rank only; yield what moves it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    rate_column = TextColumn("{task.fields[rate]}")
+    is_shown = sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
+    started, counted = time.monotonic(), 0
+    with Progress(
+        *(TextColumn("counting"), BarColumn(), TaskProgressColumn(), rate_column, TimeRemainingColumn()),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not is_shown,
+    ) as bar:
+        task = bar.add_task("", total=None, rate="")
+
+        def show(num_samples: int, bytes_read: int, total_bytes: int) -> None:
+            nonlocal counted
+            counted = num_samples
+            samples_per_s = num_samples / (time.monotonic() - started)
+            rate = f"{num_samples:,} samples, {samples_per_s:,.0f}/s"
+            bar.update(task, completed=bytes_read, total=total_bytes, rate=rate)
+
+        try:
+            yield show
+        except KeyboardInterrupt:
+            bar.stop()
+            words = f"stopped after {counted:,} samples; --limit or --sample report on a part"
+            click.echo(f"zerofit: {words}", err=True)
+            raise

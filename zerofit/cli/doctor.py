@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.core.errors import UserError
-from zerofit.machine.calibrate import calibrate as measure
-from zerofit.machine.doctor import check_up
-from zerofit.machine.doctor.gpus import calibration_lines
-from zerofit.machine.doctor.verdict import warning
+from zerofit.machine.calibration import calibrate as measure
+from zerofit.machine.doctor import calibration_lines, check_up, warning
 from zerofit.machine.limits import probe_limits
 from zerofit.machine.probe_toolchain import probe_toolchain
 from zerofit.machine.rates import write_calibration
@@ -133,7 +131,7 @@ def doctor_json(
 
 
 def is_usable(op: str, ops: tuple[DeepSpeedOp, ...], locks: tuple[BuildLock, ...]) -> bool:
-    """Return whether an op of DeepSpeed's loads without being built, and without waiting for a build."""
+    """Return True if an op of DeepSpeed's loads without being built, and without waiting for a build."""
     is_built = any(one.name == op and (one.is_in_wheel or one.is_compiled) for one in ops)
     return is_built and not any(f"/{op}/" in lock.path for lock in locks)
 

@@ -14,7 +14,7 @@ from zerofit.generation.generation_job import Gather
 from zerofit.planning.inference.request import DTYPES
 
 if TYPE_CHECKING:
-    from zerofit.planning.inference.planned import InferencePlan
+    from zerofit.planning.inference.inference_plan import InferencePlan
 
 _POSITIVE = Number(int, least=1)
 _AT_LEAST_0, _PART = Number(float, least=0), Number(float, least=0, most=1)

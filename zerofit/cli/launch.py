@@ -1,34 +1,28 @@
-"""zerofit launch: capture, plan, write the run folder, run accelerate launch, watch, record."""
+"""zerofit launch: the flags of a launch; zerofit.launching.launch does the work."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from zerofit.checking.check_run import no_check_option, stop_at_errors
-from zerofit.checking.inputs.capture import with_capture
-from zerofit.checking.inputs.launch import situation_of_launch
-from zerofit.checking.read_file import script_file
-from zerofit.checking.resumed_checkpoint import probe_resumed
-from zerofit.checking.targets import Targets
 from zerofit.cli.capturing import capture_limit_option
-from zerofit.cli.options import rendezvous_options, run_dir_option, strategy_options
-from zerofit.cli.output.applied_table import applied_rows, applied_table
-from zerofit.cli.output.report import head_lines
+from zerofit.cli.options import (
+    no_check_option,
+    rendezvous_options,
+    request_of,
+    run_dir_option,
+    strategy_options,
+)
+from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import CONTEXT, Number, Verb
-from zerofit.cli.plan_options import model_options
-from zerofit.configs.schemas.load import load_schemas
-from zerofit.configs.write.command import is_on_one_of_many_gpus
+from zerofit.cli.plan_options import model_options, take_model_flags
 from zerofit.core.plan import GENERATE_LIMIT_S
-from zerofit.launching.plan import plan_launch
-from zerofit.launching.run_folder import run_folder
-from zerofit.launching.start import Launch, launch_command, launch_files, prepare_run, start
-from zerofit.machine.library_versions import check_libraries, check_libraries_of
-from zerofit.scripts.target import check_script
+from zerofit.launching.launch import launch_run
+from zerofit.launching.nodes import Nodes
+
+_OF_NODES = tuple(name for name in Nodes.__dataclass_fields__ if name != "ranks_per_node")
 
 
 @click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
@@ -89,56 +83,41 @@ def launch(
     Flags before SCRIPT are zerofit's, all behind it are the script's own. The exit code is the script's;
     128 + N where signal N ended it.
     """
-    check_script(script, module=module)
-    check_libraries()
-    to_launch = plan_launch((*(("-m",) if module else ()), script, *script_args), flags)
-    plan = replace(to_launch.plan, is_checked=not no_check, generate_limit_s=generate_limit_s)
-    to_launch = replace(to_launch, plan=plan)
-    check_libraries_of(plan.strategy)
-    _check_rules(to_launch, script=None if module else script, arguments=script_args)
-    if dry_run:
-        _print_dry_run(to_launch, run_folder(run_dir, target=script, at=datetime.now()))
-        return 0
-    folder = prepare_run(to_launch, runs=run_dir, at=datetime.now())
-    _tell(to_launch)
-    _say(f"run folder {folder.path}", f"command: {launch_command(to_launch, folder)}")
-    verdict = start(to_launch, folder)
-    if verdict.cause:
-        _say(f"{verdict.cause}; its log and record are in {folder.path}")
-    return verdict.exit_code
-
-
-def _check_rules(to_launch: Launch, *, script: str | None, arguments: tuple[str, ...]) -> None:
-    plan = to_launch.plan
-    targets = Targets(
-        files=(script_file(script),) if script else (),
-        arguments=arguments,
-        checkpoint=probe_resumed(arguments),
-        schemas=load_schemas(plan.versions),
+    run = launch_run(
+        (*(("-m",) if module else ()), script, *script_args),
+        **asked_of(flags),
+        is_checked=not no_check,
+        generate_limit_s=generate_limit_s,
+        run_dir=run_dir,
+        dry_run=dry_run,
+        observer=Console(),
     )
-    situation = situation_of_launch(plan, machine=plan.machine, targets=targets)
-    if plan.capture is not None:
-        situation = with_capture(situation, plan.capture)
-    stop_at_errors(situation, no_check=not plan.is_checked)
+    if run.exit_code is None:
+        for path, text in run.files.items():
+            click.echo(f"# {path}\n{text}")
+        click.echo(run.command)
+        return 0
+    if run.cause:
+        click.echo(f"zerofit: {run.cause}; its log and record are in {run.folder}", err=True)
+    return run.exit_code
 
 
-def _print_dry_run(to_launch: Launch, folder: Any) -> None:
-    _tell(to_launch)
-    for path, text in launch_files(to_launch, folder).items():
-        click.echo(f"# {path}\n{text}")
-    click.echo(launch_command(to_launch, folder))
-
-
-def _tell(to_launch: Launch) -> None:
-    """Print the strategy, and every change to what the script says."""
-    plan = to_launch.plan
-    _say(*head_lines(plan))
-    click.echo(applied_table(applied_rows(plan)), err=True)
-    if is_on_one_of_many_gpus(plan):
-        gpu_ids = to_launch.rendezvous.gpu_ids
-        _say(f"one rank uses GPU {gpu_ids} alone: with more in sight Trainer would spread over them all")
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        click.echo(f"zerofit: {line}", err=True)
+def asked_of(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return what flags say of a launch, as the arguments of launch_request beside the script."""
+    ranks_per_node = flags.pop("ranks_per_node")
+    rank_for_each_gpu = isinstance(ranks_per_node, str)  # torchrun's word for one rank a GPU
+    model = take_model_flags(flags)
+    return {
+        "model": model,
+        "nodes": Nodes(
+            ranks_per_node=None if rank_for_each_gpu else ranks_per_node,
+            **{name: flags.pop(name) for name in _OF_NODES},
+        ),
+        "rank_for_each_gpu": rank_for_each_gpu,
+        "hostfile": flags.pop("hostfile"),
+        "gpus": flags.pop("gpus"),
+        "captures": not flags.pop("no_capture"),
+        "capture_limit_s": flags.pop("capture_limit_s"),
+        "plan_file": flags["plan_file"],
+        "request": request_of(allow=model.allow, **flags),
+    }

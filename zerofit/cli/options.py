@@ -10,10 +10,10 @@ import click
 from zerofit.cli.adapter_options import ADAPTER_OPTIONS, take_adapter_flags
 from zerofit.cli.parameters import Number, Word
 from zerofit.core.errors import UserError
-from zerofit.core.plan import Plan, plan_from_json
 from zerofit.core.presets import PRESETS
 from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, Precision, ZeroStage
+from zerofit.planning.settings import plan_from_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,6 +127,9 @@ _RENDEZVOUS_OPTIONS = (
     ),
 )
 
+no_check_option = click.option(
+    "--no-check", is_flag=True, help="Go on where the rules of `zerofit check` say that it can't work."
+)
 run_dir_option = click.option(
     "--run-dir",
     type=click.Path(path_type=Path),
@@ -172,7 +175,7 @@ def request_of(*, plan_file: Path | None, allow: frozenset[Allow] = frozenset(),
     flags |= take_adapter_flags(flags, allow=allow)
     if flags["checkpoint_every"] is not None:
         flags["gradient_checkpointing"] = _checkpoints(flags["gradient_checkpointing"])
-    return Request(plan=_read_plan(plan_file) if plan_file else None, **flags)
+    return Request(plan=plan_from_file(plan_file) if plan_file else None, **flags)
 
 
 def _checkpoints(said: bool | None) -> bool:
@@ -186,17 +189,3 @@ def _checkpoints(said: bool | None) -> bool:
         why="--checkpoint-every says which blocks recompute their activations",
         fix="leave one of the two out",
     )
-
-
-def _read_plan(path: Path) -> Plan:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            "plan-file-missing",
-            "the plan file can't be opened",
-            found=f"--plan {path}: {getattr(error, 'strerror', None) or 'it is no text'}",
-            why="a plan file is JSON text, such as plan.json in a run folder",
-            fix="name a plan file that is there, or leave out --plan",
-        ) from None
-    return plan_from_json(text, name=str(path))

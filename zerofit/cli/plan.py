@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import gc
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from zerofit.cli.capturing import capture_limit_option, check_limit
+from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.options import field_options, request_of
-from zerofit.cli.output.applied_table import applied_rows, applied_table
+from zerofit.cli.output.console import Console
 from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
-from zerofit.cli.output.plan_table import machine_words, plan_table
 from zerofit.cli.output.plan_why import plan_why
 from zerofit.cli.parameters import CONTEXT, Number
 from zerofit.cli.plan_options import (
@@ -27,22 +25,16 @@ from zerofit.cli.plan_options import (
 from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.capture import masked
 from zerofit.core.errors import UserError
-from zerofit.core.plan import Topology, plan_from_json, plan_to_json
-from zerofit.machine.versions import probe_versions
-from zerofit.planning.make_problem import check_model_flags, check_named, machine_of, source_of
-from zerofit.planning.plan_run import DOES_NOT_FIT, Planner
-from zerofit.planning.subject import CapturedRun, NamedModel
-from zerofit.scripts.capture.errors import INSTEAD
-from zerofit.scripts.capture.with_progress import captured
+from zerofit.core.plan import plan_from_json, plan_to_json
+from zerofit.planning.applied_table import applied_rows, applied_table
+from zerofit.planning.make_problem import machine_of
+from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machines
+from zerofit.planning.plan_table import machine_words, plan_table
 from zerofit.scripts.target import check_script
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from zerofit.core.request import Request
-    from zerofit.machine.machine_spec import SpecifiedMachine
     from zerofit.planning.answer import Answer
-    from zerofit.planning.inputs import MachineFlags, ModelFlags
+    from zerofit.planning.inputs import MachineFlags
     from zerofit.planning.subject import Subject
 
 
@@ -100,11 +92,7 @@ def plan(
     request = request_of(plan_file=None, allow=model_flags.allow, **flags)
     _check_together(compare, machine_flags, output, plot)
     target = _target(script, script_args, module=module, model=model_flags.model)
-    if target is None:
-        check_named(model_flags)
-        check_limit(capture_limit_s, because="--model")
-        if request.global_batch_size is None:
-            raise _no_global_batch()
+    check_plannable(target, model_flags, request, capture_limit_s=capture_limit_s)
     if plot is not None:
         from zerofit.cli.draw_plot import check_can_plot
 
@@ -116,17 +104,16 @@ def plan(
     specs: list[str | None] = [None]
     if compare is not None:
         specs = [part.strip() for part in compare.split(",") if part.strip()]
-    machines = [machine_of(machine_flags, num_nodes=num_nodes, gpus=spec, target=target) for spec in specs]
-    is_here = compare is None and machine_flags.gpus is None
-    with _subject(model_flags, target, limit_s=capture_limit_s) as subject:
-        answers = _answers(
-            subject,
-            machines,
-            request,
-            num_nodes=num_nodes,
-            is_here=is_here,
-            is_fast=model_flags.is_fast,
-        )
+    subject, answers = plan_on_machines(
+        target,
+        model_flags,
+        request,
+        machines=[machine_of(machine_flags, num_nodes=num_nodes, gpus=spec, target=target) for spec in specs],
+        num_nodes=num_nodes,
+        is_here=compare is None and machine_flags.gpus is None,
+        capture_limit_s=capture_limit_s,
+        observer=Console(),
+    )
     for answer in answers:
         where = f"{machine_words(answer)}: " if compare is not None else ""
         for note in answer.notes:
@@ -169,37 +156,6 @@ def _target(
         )
     check_script(script, module=module)
     return (*(("-m",) if module else ()), script, *arguments)
-
-
-@contextmanager
-def _subject(flags: ModelFlags, target: tuple[str, ...] | None, *, limit_s: float) -> Iterator[Subject]:
-    """Return what is planned for; a captured script stays at hand for as long as the context."""
-    if target is None:
-        yield NamedModel(flags=flags, source=source_of(flags))
-        return
-    check_model_flags(flags)
-    with captured(target, limit_s=limit_s, instead=f"{INSTEAD}, without a script") as script:
-        yield CapturedRun(flags=flags, script=script)
-
-
-def _answers(
-    subject: Subject,
-    machines: list[SpecifiedMachine],
-    request: Request,
-    *,
-    num_nodes: int,
-    is_here: bool,
-    is_fast: bool,
-) -> list[Answer]:
-    answers, versions = [], probe_versions()
-    with Planner(subject, is_fast=is_fast) as planner:
-        for specified in machines:
-            topology = Topology(num_nodes=num_nodes, world_size=num_nodes * len(specified.machine.gpus))
-            problem = subject.problem(
-                request=request, machine=specified.machine, versions=versions, topology=topology
-            )
-            answers.append(planner.answer(problem, is_here=is_here, notes=specified.assumptions))
-    return answers
 
 
 def _check_output(output: Path, target: tuple[str, ...] | None) -> None:
@@ -253,13 +209,3 @@ def _check_together(
             why="it prints what each machine would do; a file or another --gpus belongs to one of them",
             fix="name the machines after --compare, and plan for the one you choose with --gpus",
         )
-
-
-def _no_global_batch() -> UserError:
-    return UserError(
-        "global-batch-missing",
-        "a plan needs the global batch",
-        found="no --global-batch-size",
-        why="it is what every strategy must make, in micro-batches times accumulation times ranks",
-        fix="give --global-batch-size with the samples of one optimizer step over all GPUs",
-    )

@@ -11,7 +11,7 @@ from zerofit.core.errors import UserError, nearest
 from zerofit.core.request import FLAGS
 from zerofit.core.units import parse_bytes
 from zerofit.models.task import Task
-from zerofit.planning.inputs import Loop, MachineFlags, ModelFlags
+from zerofit.planning.inputs import DEFAULTS, Loop, MachineFlags, ModelFlags
 from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
 
 if TYPE_CHECKING:
@@ -73,15 +73,6 @@ class _ReserveType(ParamType[Reserve]):
         return "SHARE|SIZE"
 
 
-_DEFAULTS: dict[str, Any] = {
-    "trust_remote_code": False,
-    "allow": frozenset(),
-    "reserve": Reserve(share=DEFAULT_RESERVE),
-    "expandable_segments": False,
-    "is_fast": False,
-}
-"""What a flag of planning is where it is left out; None for the others."""
-
 _MODEL_OPTIONS = (
     click.option(
         "--model", metavar="MODEL", help="A folder, a config.json, a hub id or a name of the catalog."
@@ -119,13 +110,13 @@ _MODEL_OPTIONS = (
     click.option(
         "--allow",
         type=_Allowed(),
-        default=_DEFAULTS["allow"],
+        default=DEFAULTS["allow"],
         help="What may change the training, if nothing else fits.",
     ),
     click.option(
         "--reserve",
         type=_ReserveType(),
-        default=_DEFAULTS["reserve"],
+        default=DEFAULTS["reserve"],
         help=f"What stays free of each GPU; {DEFAULT_RESERVE:.0%} where it is left out.",
     ),
     click.option(
@@ -176,43 +167,6 @@ def machine_options(command: _Command) -> _Command:
 def take_model_flags(flags: dict[str, Any]) -> ModelFlags:
     """Return the flags of model and workload, and remove them from the others."""
     return ModelFlags(**{name: flags.pop(name) for name in ModelFlags.__dataclass_fields__})
-
-
-_ONLY_PLANNING = {
-    "sequence_length": "--seq-len",
-    "target_length": "--target-len",
-    "task": "--task",
-    "is_padded": "--padded",
-    "loop": "--loop",
-    "trust_remote_code": "--trust-remote-code",
-    "allow": "--allow",
-    "reserve": "--reserve",
-    "expandable_segments": "--expandable-segments",
-    "is_fast": "--fast",
-}
-"""What does nothing where no plan is made, by the field of ModelFlags."""
-
-
-def check_none_ignored(flags: ModelFlags, *, because: str, instead: str) -> None:
-    """Return where no flag says how to plan; for a verb that makes no plan.
-
-    Args:
-        flags: what was said.
-        because: why no plan is made.
-        instead: what to do beside leaving the flag out.
-
-    Raises:
-        UserError: one was given.
-    """
-    given = [flag for name, flag in _ONLY_PLANNING.items() if getattr(flags, name) != _DEFAULTS.get(name)]
-    if given:
-        raise UserError(
-            "planning-flag-without-planning",
-            "a flag of planning would be ignored, as no plan is made here",
-            found=f"{', '.join(given)} with {because}",
-            why="it says how to plan, and here a preset, a plan file or other flags say what runs",
-            fix=f"leave out {', '.join(given)}, or {instead}",
-        )
 
 
 def take_machine_flags(flags: dict[str, Any]) -> MachineFlags:

@@ -1,14 +1,17 @@
-"""Document: a JSON, HJSON or YAML file as a tree whose keys and values know where they stand."""
+"""A JSON, HJSON or YAML file as a tree of keys and values with their places, and edits of it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from zerofit.core.setting import Place
+from zerofit.core.errors import Unreadable
+from zerofit.core.setting import Place, Said
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Format(StrEnum):
@@ -44,7 +47,7 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class KeyValue:
     """One key and its value."""
 
     key: str
@@ -61,10 +64,10 @@ class Entry:
 class Entries:
     """A mapping. Of a key that stands twice, each one is here; the last wins, as in Python's json."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[KeyValue, ...]
     span: Span
 
-    def find(self, key: str) -> Entry | None:
+    def find(self, key: str) -> KeyValue | None:
         """Return the entry of a key that counts: the last one."""
         return next((entry for entry in reversed(self.entries) if entry.key == key), None)
 
@@ -82,7 +85,7 @@ class Document:
     text: str
     root: Entries
 
-    def at(self, *path: str) -> Entry | None:
+    def at(self, *path: str) -> KeyValue | None:
         """Return the entry at a path of keys, such as at("zero_optimization", "stage"); None without one."""
         node: Node = self.root
         entry = None
@@ -103,16 +106,12 @@ class Document:
         line, column = line_and_column(self.text, span.start)
         return Place(file=self.name, line=line, column=column)
 
-    def walk(self) -> Iterator[tuple[tuple[str, ...], Entry]]:
-        """Yield each entry of mappings within mappings with its path, in the order of the text."""
-        yield from _walk(self.root, ())
-
-
-def _walk(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Entry]]:
-    if isinstance(node, Entries):
-        for entry in node.entries:
-            yield (*path, entry.key), entry
-            yield from _walk(entry.node, (*path, entry.key))
+    def said(self, *path: str) -> Said[Any] | None:
+        """Return the value at a path of keys, as the user wrote it, and where; None without one."""
+        entry = self.at(*path)
+        if entry is None:
+            return None
+        return Said(value=entry.plain, text=say(self, *path), place=self.place(entry.key_span))
 
 
 _LINE_END = re.compile(r"\r\n?|\n")
@@ -154,12 +153,8 @@ class BrokenFile:
     name: str
     kind: FileKind
     """What it was meant for."""
-    problem: str
-    """What is wrong, in a few words."""
-    why: str
-    fix: str
-    line: int = 1
-    column: int = 1
+    error: Unreadable
+    """What is wrong, where, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,3 +186,28 @@ class RemoveKey:
 
 
 Edit: TypeAlias = SetValue | RenameKey | RemoveKey
+
+
+def say(document: Document, *path: str) -> str:
+    """Return a key and its value as the user wrote them; "no KEY" where the key is missing."""
+    entry = document.at(*path)
+    return f"{'.'.join(path)}={show(entry.plain)}" if entry else f"no {'.'.join(path)}"
+
+
+def show_apart(values: Sequence[Any]) -> list[str]:
+    """Return values as `show` does, but texts in quotes where two values would look the same: 3 and "3"."""
+    import json
+
+    shown = [show(value) for value in values]
+    is_ambiguous = any(
+        shown[i] == shown[k] and values[i] != values[k] for i in range(len(values)) for k in range(i)
+    )
+    return [show(json.dumps(value)) for value in values] if is_ambiguous else shown
+
+
+def show(value: Any) -> str:
+    """Return a value as it stands in a JSON file, long ones cut."""
+    import json
+
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

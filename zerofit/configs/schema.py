@@ -1,13 +1,19 @@
-"""Schema: the keys that a file may have, as the library that reads it declares them."""
+"""The keys that a file may have, as the library that reads it declares them; documents held against them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from zerofit.configs.document import Entries
+
+if TYPE_CHECKING:
+    from zerofit.configs.document import Document, KeyValue
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """The type of a value in a file."""
 
     BOOL = "bool"
@@ -32,36 +38,36 @@ class OnUnknown(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key of a section."""
+    """One key of a section; a file of the catalog has its fields under the same names, in this order."""
 
     name: str
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[ValueKind, ...] = ()
     """Types with which the library does what it should; none: it takes anything."""
     converts: bool = False
-    """Whether the library makes the right type of another one: 8 of "8" or of 8.0, true of "yes" or of 1."""
+    """True if the library makes the right type of another one: 8 of "8" or of 8.0, true of "yes" or of 1."""
     choices: tuple[str | int, ...] = ()
     """The only values, where there are few."""
     ignores_case: bool = False
-    """Whether choices may be written in capitals or not."""
+    """True if choices may be written in capitals or not."""
+    aliases: tuple[str, ...] = ()
+    """Other spellings that the library takes for the same key."""
+    required: bool = False
+    """True if it must be there wherever its section is."""
+    reader: str = ""
+    """The package that reads the key, where it is another one than the schema's; empty: the schema's own."""
+    since: str = ""
+    """The first release for which this holds; empty: the oldest supported one."""
+    until: str = ""
+    """The first release for which this no longer holds; empty: it holds for the newest."""
     above: float | None = None
     """A number must be greater than this."""
     at_least: float | None = None
     below: float | None = None
     at_most: float | None = None
-    aliases: tuple[str, ...] = ()
-    """Other spellings that the library takes for the same key."""
     replaced_by: str | None = None
     """Deprecated: the path of the key that takes its place, "" where nothing does; None for a key in use."""
-    required: bool = False
-    """Whether it must be there wherever its section is."""
-    reader: str = ""
-    """The package that reads the key, where it is another one than the schema's; empty: the schema's own."""
     section: Section | None = None
     """The keys of a section."""
-    since: str = ""
-    """The first release for which this holds; empty: the oldest supported one."""
-    until: str = ""
-    """The first release for which this no longer holds; empty: it holds for the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +77,7 @@ class Section:
     keys: tuple[Key, ...]
     on_unknown: OnUnknown
     drops_auto: bool = False
-    """Whether a key with the value "auto" counts as missing."""
+    """True if a key with the value "auto" counts as missing."""
     params_of: tuple[tuple[str, Section], ...] = ()
     """For a section with a type and params: what params each type takes."""
 
@@ -151,3 +157,50 @@ class Schemas:
     """Flags of `accelerate launch`, one flat section, names with underscores and without dashes."""
     training_arguments: Schema
     """Fields of transformers' TrainingArguments, one flat section."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundKey:
+    """One entry of a document."""
+
+    path: tuple[str, ...]
+    entry: KeyValue
+    section: Section
+    """Where it stands."""
+    key: Key | None
+    """What it is there; None for a key that the section does not have."""
+
+    @property
+    def value(self) -> Any:
+        """The value as plain Python."""
+        return self.entry.plain
+
+
+def walk_document(document: Document, schema: Schema) -> Iterator[FoundKey]:
+    """Yield each entry whose section the schema knows, once for a key that is repeated."""
+    yield from _walk_entries(document.root, schema.root, ())
+
+
+def _walk_entries(entries: Entries, section: Section, path: tuple[str, ...]) -> Iterator[FoundKey]:
+    for entry in entries.entries:
+        if entries.find(entry.key) is not entry:
+            continue
+        found = FoundKey(path=(*path, entry.key), entry=entry, section=section, key=section.find(entry.key))
+        yield found
+        if found.key is None or not isinstance(entry.node, Entries):
+            continue
+        below = found.key.section
+        if section.params_of and entry.key == "params":
+            below = params_section(entries, section) or below
+        if below is not None:
+            yield from _walk_entries(entry.node, below, found.path)
+
+
+def params_section(entries: Entries, section: Section) -> Section | None:
+    """Return what the type beside the params takes; DeepSpeed's own optimizers may have capitals."""
+    entry = entries.find("type")
+    by_type = dict(section.params_of)
+    name = entry.plain if entry else None
+    if not isinstance(name, str):
+        return None
+    return by_type.get(name) or by_type.get(name.lower())

@@ -204,3 +204,9 @@ class Checkpoint:
     """Whether each rank saved its own shard of the parameters, as at ZeRO-3."""
     is_universal: bool = False
     """Whether ds_to_universal made it, so that it loads on any number of ranks."""
+
+
+def parameters(model: ModelFacts) -> str:
+    """Return the number of parameters: "8.03 B", "336 M"."""
+    number = model.num_parameters
+    return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"

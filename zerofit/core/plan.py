@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -11,7 +12,8 @@ from zerofit.core.capture import CAPTURE_VERSION, Capture
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Estimate
 from zerofit.core.facts import Machine, ModelFacts, Versions, Workload
-from zerofit.core.strategy import Strategy
+from zerofit.core.strategy import Strategy, describe_strategy
+from zerofit.core.units import format_bytes
 from zerofit.core.validation import STRICT, check_at_least
 
 PLAN_VERSION = 1
@@ -120,6 +122,9 @@ class Plan:
 
     __pydantic_config__ = STRICT
 
+    def __str__(self) -> str:
+        return "\n".join(plan_lines(self))
+
     def is_default(self, field: str) -> bool:
         """Return whether nobody asked for the value that this Strategy field has."""
         return any(reason.field == field and reason.origin is Origin.DEFAULT for reason in self.reasons)
@@ -178,3 +183,37 @@ def _broken(name: str, found: str, why: str) -> UserError:
         why=why,
         fix="write the plan anew, or leave out --plan",
     )
+
+
+def plan_lines(plan: Plan) -> tuple[str, ...]:
+    """Return the plan as lines: the machine, the strategy, one line a reason."""
+    width = max((len(reason.field) for reason in plan.reasons), default=0)
+    reasons = [
+        f"  {reason.field:<{width}}  {reason.value}: {reason.why} ({reason.origin.value})"
+        for reason in plan.reasons
+    ]
+    return (*head_lines(plan), *reasons)
+
+
+def head_lines(plan: Plan) -> tuple[str, ...]:
+    """Return the machine and the strategy, a line each."""
+    return (
+        f"machine:  {describe_machine(plan.machine)}",
+        f"strategy: {describe_strategy(plan.strategy)} on {_ranks(plan)}",
+    )
+
+
+def describe_machine(machine: Machine) -> str:
+    """Return a node in one line."""
+    kinds = Counter(f"{gpu.name} ({format_bytes(gpu.memory_bytes)})" for gpu in machine.gpus)
+    gpus = [f"{count} x {kind}" for kind, count in kinds.items()] or ["no GPU"]
+    cores = f"{machine.num_cpu_cores} core{'s' if machine.num_cpu_cores > 1 else ''}"
+    memory = f"{format_bytes(machine.host_memory_available_bytes)} of RAM free"
+    return ", ".join((*gpus, cores, memory))
+
+
+def _ranks(plan: Plan) -> str:
+    topology = plan.topology
+    kind = "CPU" if topology.on_cpu else "GPU"
+    ranks = f"{topology.world_size} {kind} rank{'s' if topology.world_size > 1 else ''}"
+    return f"{ranks} on {topology.num_nodes} nodes" if topology.num_nodes > 1 else ranks

@@ -7,7 +7,6 @@ are some hundred MB and a few seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -15,11 +14,9 @@ import numpy
 
 from zerofit.core.errors import UserError
 from zerofit.data.lengths import LengthHistogram
-from zerofit.data.lengths.report import MULTIPLE, Buckets
+from zerofit.data.lengths.report import MULTIPLE, SimulatedBuckets
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from numpy.typing import NDArray
 
     Lengths = NDArray[numpy.int32]
@@ -50,18 +47,13 @@ class Rounds:
     """Samples in rounds of like length; the others, drawn anew in each epoch, are in rounds that are not
     full, or left out."""
     packs_last: bool
-    """Whether the last round gives the first ranks full batches, and the last ranks none."""
+    """The last round gives the first ranks full batches, and the last ranks none."""
 
     @property
     def checksum(self) -> int:
         """The same for rounds that are cut and dealt alike; 32 bits."""
         others = (self.batch_size, self.num_ranks, self.num_grouped, self.packs_last)
         return crc32(self.sizes.tobytes(), crc32(" ".join(f"{one}" for one in others).encode()))
-
-    @property
-    def num_repeated(self) -> int:
-        """Samples that come twice in an epoch, so that each rank has one in the last round."""
-        return max(0, int(self.sizes.sum()) - self.num_samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,73 +74,22 @@ def as_lengths(lengths: Any) -> Lengths:
     """Return lengths as an array.
 
     Raises:
-        UserError: there are none, or one is no number of tokens.
+        UserError: they are not one number of tokens for each sample.
     """
     try:
         found = numpy.asarray(lengths)
-        told = f"lengths of shape {found.shape}"
     except ValueError:  # lists of lists that differ in length
-        found, told = numpy.empty(0), "lists in place of numbers"
-    if found.ndim != 1 or not len(found):
-        raise UserError(
-            "no-lengths",
-            "batches of like length need the length of each sample",
-            found=told,
-            why="samples are put together by their length",
-            fix="give one number of tokens for each sample",
-        )
-    odd = _not_counts(found)
-    if len(odd):
-        index = int(odd[0])
+        found = numpy.empty(0)
+    is_counts = found.ndim == 1 and len(found) and found.dtype.kind in "iuf"
+    if not is_counts or not numpy.array_equal(found, found.clip(0, _MOST_TOKENS).round()):
         raise UserError(
             "lengths-not-counts",
-            "a sample's length is no number of tokens",
-            found=f"{found[index : index + 1].tolist()[0]!r} as length {index} of {len(found)}",
-            why="a length is a whole number of tokens, and none is negative",
+            "lengths are one number of tokens for each sample",
+            found=f"{lengths!r:.80}",
+            why="batches are made of samples of like length: whole numbers, none negative",
             fix="give the len() of each sample's input_ids",
         )
     return found.astype(numpy.int32, copy=False)
-
-
-def _not_counts(found: NDArray[Any]) -> NDArray[numpy.int64]:
-    """Return the places of what is not a whole number from 0 to what an int32 holds."""
-    if found.dtype.kind not in "iuf":
-        fits = [is_whole(one, least=0) and one <= _MOST_TOKENS for one in found.tolist()]
-        return numpy.flatnonzero(~numpy.asarray(fits))
-    return numpy.flatnonzero(~((found >= 0) & (found <= _MOST_TOKENS) & (found == numpy.trunc(found))))
-
-
-def is_whole(number: Any, *, least: int) -> bool:
-    """Return whether something is a whole number that is large enough; True and False are not."""
-    return isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= least
-
-
-def check_sizes(*, batch_size: Any, max_tokens: Any) -> None:
-    """Refuse sizes that say of no batch what it holds.
-
-    Args:
-        batch_size: samples of one batch; None where it is not given.
-        max_tokens: tokens of one batch; None where it is not given.
-
-    Raises:
-        UserError: neither is given, or one is no whole number of 1 or more.
-    """
-    if batch_size is None and max_tokens is None:
-        raise batches_undefined("neither batch_size nor max_tokens", fix="give one of them")
-    for name, size in (("batch_size", batch_size), ("max_tokens", max_tokens)):
-        if size is not None and not is_whole(size, least=1):
-            raise batches_undefined(f"{name}={size!r}", fix="give a whole number of 1 or more")
-
-
-def batches_undefined(found: str, *, fix: str) -> UserError:
-    """Return the error of arguments that make no batches."""
-    return UserError(
-        "batches-undefined",
-        "these arguments say of no batch what it holds",
-        found=found,
-        why="a batch holds a number of samples, or samples of a number of tokens, of one rank or of all",
-        fix=fix,
-    )
 
 
 def rounds_of_samples(
@@ -333,13 +274,11 @@ def _starts(sizes: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
     return numpy.concatenate((numpy.zeros(1, dtype=numpy.int64), numpy.cumsum(sizes)))
 
 
-_MOST = 2**19
+_MOST_SIMULATED = 2**19
 """Samples that are played through. ASSUMPTION: half a million give three digits in half a second."""
-_PARTS = 4
-"""Parts of what is played through that are sorted for themselves, at least; as bucketing.py has it."""
 
 
-def simulated_buckets(histogram: LengthHistogram, batch_size: int, *, seed: int = 0) -> Buckets:
+def simulated_buckets(histogram: LengthHistogram, batch_size: int, *, seed: int = 0) -> SimulatedBuckets:
     """Return one epoch of length bucketing on one rank.
 
     Args:
@@ -347,23 +286,19 @@ def simulated_buckets(histogram: LengthHistogram, batch_size: int, *, seed: int 
         batch_size: samples of one forward pass on one rank.
         seed: of the order.
     """
-    import numpy
-
     pool = batch_size * MOST_ROUNDS_TOGETHER
-    most = pool * max(_PARTS, _MOST // pool)
+    most = pool * max(_LEAST_PARTS, _MOST_SIMULATED // pool)
     lengths = as_lengths(_drawn(histogram, min(histogram.num_samples, most), seed))
     rounds = rounds_of_samples(len(lengths), batch_size=batch_size, num_ranks=1)
     epoch = epoch_of(lengths, rounds, seed=seed, epoch=0)
     longest = numpy.maximum.reduceat(lengths[epoch.order], epoch.starts[:-1])
-    padded, batches = numpy.unique(numpy.repeat(longest, numpy.diff(epoch.starts)), return_counts=True)
-    counts = dict(zip(padded.tolist(), batches.tolist(), strict=True))
-    return Buckets(padded=LengthHistogram.of(counts), seed=seed)
+    padded, samples = numpy.unique(numpy.repeat(longest, numpy.diff(epoch.starts)), return_counts=True)
+    counts = dict(zip(padded.tolist(), samples.tolist(), strict=True))
+    return SimulatedBuckets(padded=LengthHistogram.of(counts), seed=seed)
 
 
 def _drawn(histogram: LengthHistogram, size: int, seed: int) -> Any:
     """Return so many lengths, one from each of as many equal parts of the sorted samples: all, if so many."""
-    import numpy
-
     lengths, samples = (numpy.asarray(column) for column in zip(*histogram.counts, strict=True))
     if size == histogram.num_samples:
         return numpy.repeat(lengths, samples)

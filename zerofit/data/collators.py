@@ -1,104 +1,88 @@
-"""The collator that fits a task: transformers' own, with padding, ours where it has none that is right."""
+"""The collator that fits a task: transformers' own, or ours where it has none that is right."""
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError, nearest
+from zerofit.core.upstream.transformers import attention_of
 from zerofit.data.labels import IGNORED
-from zerofit.data.masks import MASKED_SHARE, SeededMasks
-from zerofit.data.packing import PackedRows, is_flash, keep_documents_apart, without_padding
-from zerofit.data.padding import FixedRows, Padding, PadTo
-from zerofit.data.whole_words import WholeWordCollator
+from zerofit.data.masking import MASKED_SHARE, SeededMasks, WholeWordCollator
+from zerofit.data.packing import PackedRows, keep_documents_apart, without_padding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    Collator = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 
-class Task(StrEnum):
-    """What a model learns from a batch."""
-
-    SEQUENCE_CLASSIFICATION = "sequence-classification"
-    TOKEN_CLASSIFICATION = "token-classification"
-    MULTIPLE_CHOICE = "multiple-choice"
-    MASKED_LM = "masked-lm"
-    WHOLE_WORD_MASKED_LM = "whole-word-masked-lm"
-    """Rows come from `add_word_ids`."""
-    CAUSAL_LM = "causal-lm"
-    PACKED_CAUSAL_LM = "packed-causal-lm"
-    """Rows come from `pack_documents`."""
-    SEQ2SEQ = "seq2seq"
-
-
-_NEEDS_MASK = (Task.MASKED_LM, Task.WHOLE_WORD_MASKED_LM)
+_PLAIN = {
+    "sequence-classification": "DataCollatorWithPadding",
+    "token-classification": "DataCollatorForTokenClassification",
+    "multiple-choice": "DataCollatorForMultipleChoice",
+}
+"""transformers' collators that are taken as they are."""
+_IN_ONE_ROW = ("flat-causal-lm", "packed-causal-lm")
+COLLATOR_TASKS = (*_PLAIN, "seq2seq", "masked-lm", "whole-word-masked-lm", "causal-lm", *_IN_ONE_ROW)
+"""What a model learns from a batch. Rows come from `add_word_ids` for whole-word-masked-lm, and from
+`pack_documents` for packed-causal-lm; for flat-causal-lm a batch's documents are put into one row."""
 
 
 def collator_for(
-    task: Task | str,
+    task: str,
     tokenizer: Any,
     *,
-    padding: Padding | None = None,
+    pad_to_multiple_of: int | None = None,
     model: Any = None,
     mlm_probability: float = MASKED_SHARE,
     seed: int | None = None,
-) -> Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]:
+) -> Collator:
     """Return what makes a batch of rows, for a DataLoader's ``collate_fn`` or a Trainer's ``data_collator``.
 
     Args:
-        task: what the model learns.
+        task: one of COLLATOR_TASKS.
         tokenizer: a tokenizer of transformers.
-        padding: dynamic by default; packed rows are full already and ignore it.
-        model: seq2seq models make their decoder's inputs from labels; packed documents, and those without
-            padding, are tried with it. Others need none.
+        pad_to_multiple_of: each batch is padded to its longest row, rounded up to it; documents in one row
+            have no padding, and packed ones are full already.
+        model: seq2seq models make their decoder's inputs from labels; documents that share a row are tried
+            with it. Others need none.
         mlm_probability: share of tokens that masked language modelling asks for.
         seed: of the masks; None takes torch's global generator.
 
     Raises:
-        UserError: there is no such task, or the tokenizer, the model or the padding does not fit it.
+        UserError: there is no such task, or documents see each other in the model.
     """
     import transformers
 
-    task = _task(task)
-    padding = padding or Padding()
-    _check(task, tokenizer, padding, model)
-    arguments = padding.arguments()
+    _check(task, model)
+    multiple = {"pad_to_multiple_of": pad_to_multiple_of}
+    collator: Any
     match task:
-        case Task.SEQUENCE_CLASSIFICATION:
-            collator: Any = transformers.DataCollatorWithPadding(tokenizer, **arguments)
-        case Task.TOKEN_CLASSIFICATION:
-            collator = transformers.DataCollatorForTokenClassification(tokenizer, **arguments)
-        case Task.MULTIPLE_CHOICE:
-            collator = transformers.DataCollatorForMultipleChoice(tokenizer, **arguments)
-        case Task.SEQ2SEQ:
-            collator = transformers.DataCollatorForSeq2Seq(tokenizer, model=model, **arguments)
-        case Task.MASKED_LM:
-            # It knows no fixed length; its multiple is the same for rows that are not longer, see FixedRows.
+        case "seq2seq":
+            collator = transformers.DataCollatorForSeq2Seq(tokenizer, model=model, **multiple)
+        case "masked-lm":
             collator = transformers.DataCollatorForLanguageModeling(
-                tokenizer,
-                mlm_probability=mlm_probability,
-                pad_to_multiple_of=padding.max_length or padding.multiple_of,
+                tokenizer, mlm_probability=mlm_probability, **multiple
             )
             if seed is not None:
                 collator = SeededMasks(masks=collator, seed=seed)
-        case Task.WHOLE_WORD_MASKED_LM:
+        case "whole-word-masked-lm":
             collator = WholeWordCollator(
-                tokenizer=tokenizer, padding=padding, mlm_probability=mlm_probability, seed=seed
+                tokenizer=tokenizer, mlm_probability=mlm_probability, seed=seed, **multiple
             )
-        case Task.PACKED_CAUSAL_LM:
-            _keep_apart(model)
-            collator = PackedRows(flat=is_flash(model))
-        case Task.CAUSAL_LM if padding.to is PadTo.NOTHING:
-            _keep_apart(model)
-            collator = FlatDocuments(flattens=transformers.DataCollatorWithFlattening())
-        case Task.CAUSAL_LM:
+        case "causal-lm":
             collator = CausalCollator(
-                pads=transformers.DataCollatorForTokenClassification(tokenizer, **arguments)
+                pads=transformers.DataCollatorForTokenClassification(tokenizer, **multiple)
             )
-    if padding.max_length is not None and task is not Task.PACKED_CAUSAL_LM:
-        collator = FixedRows(makes=collator, max_length=padding.max_length)
+        case "flat-causal-lm" | "packed-causal-lm":
+            for note in keep_documents_apart(model):
+                warnings.warn(note, stacklevel=2)
+            collator = PackedRows(flat="flash" in attention_of(model.config))
+            if task == "flat-causal-lm":
+                collator = FlatDocuments(flattens=transformers.DataCollatorWithFlattening())
+        case _:
+            collator = getattr(transformers, _PLAIN[task])(tokenizer, **multiple)
     return collator  # type: ignore[no-any-return]
 
 
@@ -147,56 +131,22 @@ def _own_labels(row: Mapping[str, Any]) -> Sequence[int]:
     return [int(token) if kept else IGNORED for token, kept in zip(tokens, mask, strict=True)]
 
 
-def _keep_apart(model: Any) -> None:
-    for note in keep_documents_apart(model):
-        warnings.warn(note, stacklevel=3)
-
-
-def _task(task: str) -> Task:
-    try:
-        return Task(task)
-    except ValueError:
-        near = nearest(task, [one.value for one in Task])
+def _check(task: str, model: Any) -> None:
+    """Check that a task exists, and that it has the model that it needs."""
+    if task not in COLLATOR_TASKS:
+        near = nearest(task, COLLATOR_TASKS)
         raise UserError(
             "unknown-task",
             f"there is no collator for {task}",
             found=f"task={task!r}",
             why="a collator knows what becomes of labels, and each task has its own",
-            fix=f"take {near}" if near else f"take one of {', '.join(Task)}",
-        ) from None
-
-
-def _check(task: Task, tokenizer: Any, padding: Padding, model: Any) -> None:
-    is_packed = task is Task.PACKED_CAUSAL_LM
-    if padding.to is PadTo.NOTHING and task is not Task.CAUSAL_LM:
-        raise UserError(
-            "task-needs-padding",
-            f"rows of {task} must be padded",
-            found="no_padding()",
-            why="documents in one row are kept apart in causal language models only",
-            fix="take dynamic_padding(), and batches of like length (--group-by-length) for less of it",
+            fix=f"take {near}" if near else f"take one of {', '.join(COLLATOR_TASKS)}",
         )
-    if (is_packed or padding.to is PadTo.NOTHING) and model is None:
+    if task in _IN_ONE_ROW and model is None:
         raise UserError(
             "packing-needs-model",
             "documents share rows, and there is no model to try it with",
-            found=f"collator_for({task.value!r}, ...) without model",
+            found=f"collator_for({task!r}, ...) without model",
             why="some models let packed documents see each other, all of them while they keep a cache",
             fix="pass model=",
-        )
-    if not is_packed and padding.to is not PadTo.NOTHING and tokenizer.pad_token_id is None:
-        raise UserError(
-            "tokenizer-without-padding",
-            "the tokenizer has no token to pad with",
-            found=f"{type(tokenizer).__name__} with pad_token None",
-            why="rows of a batch have the same length",
-            fix="tokenizer.pad_token = tokenizer.eos_token: attention and loss leave padding out",
-        )
-    if task in _NEEDS_MASK and tokenizer.mask_token is None:
-        raise UserError(
-            "tokenizer-without-mask",
-            "the tokenizer has no mask token",
-            found=f"{type(tokenizer).__name__} for {task}",
-            why="masked language modelling replaces tokens by it",
-            fix=f"take {Task.CAUSAL_LM.value}, or a tokenizer of a masked language model",
         )

@@ -25,41 +25,30 @@ _CHATS = ("messages", "conversations", "conversation", "chat")
 _OWN_COLUMN = "write the text that the model is given into a column of its own"
 _CHAT_FIX = f"{_OWN_COLUMN}: tokenizer.apply_chat_template(messages, tokenize=False)"
 _MOST_SHOWN = 12
-_LONGEST_NAME = 60
-"""Characters. ASSUMPTION: a longer name of a column is a text."""
 
 
-class Holds(Enum):
+class ColumnKind(Enum):
     """What a column holds."""
 
     TEXT = "text"
     WORDS = "lists of words"
     IDS = "lists of numbers"
     NUMBERS = "numbers"
-    NOTHING = "nothing in its first rows"
     OTHER = "nested values"
+    NOTHING = "nothing in its first rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class CountedColumns:
     """What of a dataset is counted."""
 
     names: tuple[str, ...]
     """One, or two that are tokenized as a pair; with the mask behind it for a column of ids that has one."""
     is_tokenized: bool = False
-    """Whether they hold ids, not text."""
+    """They hold ids, not text."""
 
 
-def holds(values: Sequence[Any]) -> Holds:
-    """Return what a column holds, by some of its values."""
-    kinds = {_kind(value) for value in values if value is not None and value != [] and value != ""}
-    for kind in (Holds.TEXT, Holds.WORDS, Holds.IDS, Holds.NUMBERS, Holds.OTHER):
-        if kind in kinds:
-            return kind
-    return Holds.NOTHING
-
-
-def chosen_columns(head: Mapping[str, Sequence[Any]], *, named: tuple[str, ...], file: str) -> Columns:
+def chosen_columns(head: Mapping[str, Sequence[Any]], *, named: tuple[str, ...], file: str) -> CountedColumns:
     """Return what is counted.
 
     Args:
@@ -68,37 +57,38 @@ def chosen_columns(head: Mapping[str, Sequence[Any]], *, named: tuple[str, ...],
         file: the first file's name.
 
     Raises:
-        UserError: a column is not there, holds no text, or nothing shows which one is meant.
+        UserError: a column does not exist or holds no text, or nothing shows which one is meant.
     """
-    found = {name: holds(values) for name, values in head.items()}
+    found = {name: _column_kind(values) for name, values in head.items()}
     if named:
         return _named(found, named, file)
-    if found.get(IDS) is Holds.IDS:
-        return Columns(names=(IDS, MASK) if found.get(MASK) is Holds.IDS else (IDS,), is_tokenized=True)
-    texts = [name for name, held in found.items() if held is Holds.TEXT]
-    pair = next((pair for pair in _PAIRS if set(pair) <= set(texts)), None)
-    if pair is not None:
-        return Columns(names=pair)
-    can_be_text = (Holds.TEXT, Holds.NUMBERS)
-    known = next((name for name in _NAMES if found.get(name) in can_be_text), None)
-    words = [name for name, held in found.items() if held is Holds.WORDS]
-    only = (texts if len(texts) == 1 else []) or (words if not texts and len(words) == 1 else [])
-    if not only and len(found) == 1 and Holds.NOTHING in found.values():
-        only = list(found)  # such as a text file that begins with empty lines
-    if known is not None or only:
-        return Columns(names=(known or only[0],))
-    if texts or words:
+    if found.get(IDS) is ColumnKind.IDS:
+        return _ids(found, IDS)
+    texts = [name for name, kind in found.items() if kind is ColumnKind.TEXT]
+    words = [name for name, kind in found.items() if kind is ColumnKind.WORDS]
+    if pair := next((pair for pair in _PAIRS if set(pair) <= set(texts)), None):
+        return CountedColumns(names=pair)
+    can_be_text = (ColumnKind.TEXT, ColumnKind.NUMBERS)
+    if known := next((name for name in _NAMES if found.get(name) in can_be_text), None):
+        return CountedColumns(names=(known,))
+    candidates = texts or words
+    if not candidates and len(found) == 1 and ColumnKind.NOTHING in found.values():
+        candidates = list(found)  # such as a text file that begins with empty lines
+    if len(candidates) == 1:
+        return CountedColumns(names=(candidates[0],))
+    if candidates:
         raise UserError(
             "text-column-unclear",
             "several columns hold text",
             found=f"{file}: {', '.join((texts + words)[:_MOST_SHOWN])}",
             why="which of them the model is given decides the lengths",
-            fix=f"name it: --text {(texts + words)[0]}; two with a comma between are tokenized as a pair",
+            fix=f"name it: --text {candidates[0]}; two with a comma between are tokenized as a pair",
         )
+    shown = [f"{name} ({kind.value})" for name, kind in list(found.items())[:_MOST_SHOWN]]
     raise UserError(
         "text-column-missing",
         "no column holds text",
-        found=f"{file}: {_listed(found)}",
+        found=f"{file}: {', '.join(shown)}",
         why=f"lengths are counted of text, of lists of words, or of {IDS}",
         fix=_CHAT_FIX
         if any(name in _CHATS for name in found)
@@ -106,30 +96,7 @@ def chosen_columns(head: Mapping[str, Sequence[Any]], *, named: tuple[str, ...],
     )
 
 
-def header_notes(names: Sequence[str], *, file: str) -> tuple[str, ...]:
-    """Return what is odd in the names of a table's columns, one sentence each.
-
-    Args:
-        names: of a csv or tsv file, as its first line gives them.
-        file: its name.
-    """
-    notes = []
-    parted = next((mark for mark in (";", "|", ",", "\t") if len(names) == 1 and mark in names[0]), None)
-    if parted is not None:
-        notes.append(
-            f"{file}: its only column is called {names[0]!r:.{_LONGEST_NAME}}: is {parted!r} between values?"
-        )
-    value = next((one for one in names if _NUMBER.fullmatch(one) or len(one) > _LONGEST_NAME), None)
-    if parted is None and value is not None:
-        shown = value if len(value) <= _LONGEST_NAME else value[:_LONGEST_NAME] + " ..."
-        notes.append(f"{file}: its first line was taken for names of columns, {shown!r} among them")
-    doubled = [name for name in names if f"{name}.1" in names]
-    if doubled:
-        notes.append(f"{file}: several columns are called {doubled[0]}; the first of them goes by that name")
-    return tuple(notes)
-
-
-def _named(found: Mapping[str, Holds], named: tuple[str, ...], file: str) -> Columns:
+def _named(found: Mapping[str, ColumnKind], named: tuple[str, ...], file: str) -> CountedColumns:
     for name in named:
         if name not in found:
             near = nearest(name, found)
@@ -140,41 +107,40 @@ def _named(found: Mapping[str, Holds], named: tuple[str, ...], file: str) -> Col
                 why=f"its columns are {', '.join(list(found)[:_MOST_SHOWN])}",
                 fix=f"did you mean --text {near}?" if near else "name one of them",
             )
-        if found[name] is Holds.OTHER:
+        is_half_ids = found[name] is ColumnKind.IDS and len(named) > 1
+        if found[name] is ColumnKind.OTHER or is_half_ids:
             raise UserError(
                 "column-no-text",
                 "the column holds no text",
                 found=f"--text {name} with {file}",
-                why="it holds nested values; lengths are counted of text, of lists of words, or of ids",
-                fix=_CHAT_FIX if name in _CHATS else _OWN_COLUMN,
+                why=f"it holds {found[name].value}; lengths are counted of text, of lists of words, or of "
+                "ids",
+                fix=_CHAT_FIX if name in _CHATS else f"--text {name}" if is_half_ids else _OWN_COLUMN,
             )
-    if any(found[name] is Holds.IDS for name in named):
-        if len(named) > 1:
-            raise UserError(
-                "column-no-text",
-                "a pair is made of two columns of text",
-                found=f"--text {','.join(named)} with {file}",
-                why="one of them holds ids, which are tokenized already",
-                fix=f"name that column alone: --text {next(n for n in named if found[n] is Holds.IDS)}",
-            )
-        has_mask = named == (IDS,) and found.get(MASK) is Holds.IDS
-        return Columns(names=(IDS, MASK) if has_mask else named, is_tokenized=True)
-    return Columns(names=named)
+    if found[named[0]] is ColumnKind.IDS:
+        return _ids(found, named[0])
+    return CountedColumns(names=named)
 
 
-def _kind(value: Any) -> Holds:
+def _ids(found: Mapping[str, ColumnKind], name: str) -> CountedColumns:
+    has_mask = name == IDS and found.get(MASK) is ColumnKind.IDS
+    return CountedColumns(names=(IDS, MASK) if has_mask else (name,), is_tokenized=True)
+
+
+def _column_kind(values: Sequence[Any]) -> ColumnKind:
+    """Return what a column holds, judged by some of its values: the first kind of the enum that occurs."""
+    kinds = {_value_kind(value) for value in values if value is not None and value != [] and value != ""}
+    return next((kind for kind in ColumnKind if kind in kinds), ColumnKind.NOTHING)
+
+
+def _value_kind(value: Any) -> ColumnKind:
     if isinstance(value, str):
-        return Holds.NUMBERS if _NUMBER.fullmatch(value) else Holds.TEXT
+        return ColumnKind.NUMBERS if _NUMBER.fullmatch(value) else ColumnKind.TEXT
     if isinstance(value, bool | int | float):
-        return Holds.NUMBERS
+        return ColumnKind.NUMBERS
     if isinstance(value, list):
         if all(isinstance(one, str) for one in value):
-            return Holds.WORDS
+            return ColumnKind.WORDS
         if all(isinstance(one, int) for one in value):
-            return Holds.IDS
-    return Holds.OTHER
-
-
-def _listed(found: Mapping[str, Holds]) -> str:
-    shown = [f"{name} ({held.value})" for name, held in list(found.items())[:_MOST_SHOWN]]
-    return ", ".join(shown) or "no columns"
+            return ColumnKind.IDS
+    return ColumnKind.OTHER

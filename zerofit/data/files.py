@@ -1,4 +1,4 @@
-"""Which files a dataset consists of: names, patterns and folders of save_to_disk to readers."""
+"""Which files a dataset consists of: names, patterns and folders of save_to_disk."""
 
 from __future__ import annotations
 
@@ -8,45 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError, nearest
-from zerofit.data.reading import broken
-from zerofit.data.reading_arrow import ArrowFile, ParquetFile
-from zerofit.data.reading_csv import csv_rows, tsv_rows
-from zerofit.data.reading_text import TextFile, json_rows, jsonl_rows, txt_rows
+from zerofit.data.reading import ENDINGS, TEXT_ENDINGS, DataFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from zerofit.data.reading import DataFile
-    from zerofit.data.reading_text import RowsOf
-
-_TEXT: dict[str, RowsOf] = {
-    ".csv": csv_rows,
-    ".tsv": tsv_rows,
-    ".jsonl": jsonl_rows,
-    ".ndjson": jsonl_rows,
-    ".json": json_rows,
-    ".txt": txt_rows,
-}
-_ARROW: dict[str, Callable[[Path], DataFile]] = {
-    ".parquet": lambda path: ParquetFile(path=path),
-    ".arrow": lambda path: ArrowFile(path=path),
-}
-ENDINGS = (*_TEXT, *_ARROW)
-"""Of the files that are read; those that are text may have .gz behind it."""
 _SPLITS = "dataset_dict.json"
 _STATE = "state.json"
 """What save_to_disk writes beside a DatasetDict's splits, and beside a dataset's arrow files."""
 
 
 def data_files(sources: Sequence[str], *, split: str | None) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
-    """Return the readers of a dataset's files in the order in which they were named, and what was assumed.
+    """Return a dataset's files in the order in which they were named, and what was assumed.
 
     Args:
         sources: files, patterns such as "data/*.jsonl", and folders that save_to_disk wrote.
         split: which one of a DatasetDict; None for its only one, or "train".
 
     Raises:
-        UserError: a file is not there, or of no kind that is read.
+        UserError: a file does not exist, or is of no kind that is read.
     """
     files: list[DataFile] = []
     notes: list[str] = []
@@ -70,31 +50,15 @@ def data_files(sources: Sequence[str], *, split: str | None) -> tuple[tuple[Data
     return tuple(files), tuple(notes)
 
 
-def is_table(file: DataFile) -> bool:
-    """Return whether a file is text whose first line names its columns."""
-    return isinstance(file, TextFile) and file.rows in (csv_rows, tsv_rows)
-
-
 def _paths(source: str) -> list[Path]:
     path = Path(source)
-    if path.is_file() or path.is_dir():
+    if path.exists():
         return [path]
-    if path.exists() or path.is_symlink():
-        what = "a link to nothing" if path.is_symlink() else "a pipe or a device"
-        raise UserError(
-            "data-no-file",
-            "what is named is no file",
-            found=f"{source}: {what}",
-            why="files are read twice: their first rows, then all",
-            fix="name a file; what a pipe brings can be written into one first",
-        )
-    if any(mark in source for mark in "*?["):
-        found = [Path(name) for name in sorted(glob.glob(source, recursive=True))]
-        if found:
-            return found
+    if found := sorted(glob.glob(source, recursive=True)):
+        return [Path(name) for name in found]
     folder = path.parent
     others = sorted(folder.iterdir()) if folder.is_dir() else []
-    stems = {_stem(other): other.name for other in others if _reader(other) or other.is_dir()}
+    stems = {_stem(other): other.name for other in others if _kind(other) in ENDINGS or other.is_dir()}
     near = stems.get(nearest(_stem(path), stems) or "")
     raise UserError(
         "data-missing",
@@ -106,24 +70,22 @@ def _paths(source: str) -> list[Path]:
 
 
 def _file(path: Path) -> DataFile:
-    if (reader := _reader(path)) is not None:
-        return reader
-    raise UserError(
-        "data-kind-unknown",
-        "the file's name does not say what it holds",
-        found=str(path),
-        why=f"what is read ends in {', '.join(ENDINGS)}; text also with .gz behind it",
-        fix="give the file the ending of what it is, or store the dataset as one of these",
-    )
+    kind = _kind(path)
+    if kind not in ENDINGS or not path.is_file():
+        raise UserError(
+            "data-kind-unknown",
+            "the file's name does not say what it holds",
+            found=str(path),
+            why=f"what is read ends in {', '.join(ENDINGS)}; text also with .gz behind it",
+            fix="give the file the ending of what it is, or store the dataset as one of these",
+        )
+    return DataFile(path=path, kind=kind)
 
 
-def _reader(path: Path) -> DataFile | None:
-    """Return what reads a file, by its name; None where that says nothing."""
-    kind = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
-    if kind.lower() in _TEXT:
-        return TextFile(path=path, rows=_TEXT[kind.lower()])
-    make = _ARROW.get(path.suffix.lower())
-    return None if make is None else make(path)
+def _kind(path: Path) -> str:
+    """Return a file's ending, without the .gz of a text that is packed."""
+    ending, inner = path.suffix.lower(), path.with_suffix("").suffix.lower()
+    return inner if ending == ".gz" and inner in TEXT_ENDINGS else ending
 
 
 def _stem(path: Path) -> str:
@@ -163,20 +125,17 @@ def _saved_files(folder: Path) -> list[DataFile]:
     state = folder / _STATE
     if not state.is_file():
         held = sorted({path.suffix for path in folder.iterdir() if path.suffix in ENDINGS})
-        pattern = folder / f"*{held[0]}" if held else None
         raise UserError(
             "data-no-dataset",
             "the folder is no dataset",
             found=f"{folder}: no {_STATE}",
             why="of folders, only those are read that datasets' save_to_disk wrote",
-            fix=f"name the files in it: '{pattern}'" if pattern else "name files of a dataset",
+            fix=f"name the files in it: '{folder / f'*{held[0]}'}'" if held else "name files of a dataset",
         )
-    return [ArrowFile(path=folder / entry["filename"]) for entry in _json(state).get("_data_files", [])]
+    names = [entry["filename"] for entry in _json(state)["_data_files"]]
+    return [DataFile(path=folder / name, kind=".arrow") for name in names]
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise broken(path, str(error), why="save_to_disk wrote it otherwise", fix="save it anew") from None
-    return document if isinstance(document, dict) else {}
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from zerofit.data.bucketing import as_lengths
-from zerofit.data.reading_arrow import list_lengths
 
 if TYPE_CHECKING:
     from zerofit.data.bucketing import Lengths
@@ -52,11 +51,8 @@ def sample_lengths(dataset: Any) -> Lengths | None:
         found = _of_rows(dataset) if isinstance(dataset, list) else None
         if found is None:
             found = getattr(dataset, "lengths", None)
-    return as_lengths(found) if _is_one_each(found, dataset) else None
-
-
-def _is_one_each(lengths: Any, dataset: Any) -> bool:
-    return hasattr(lengths, "__len__") and 0 < len(lengths) == len(dataset)
+    is_one_each = hasattr(found, "__len__") and 0 < len(found) == len(dataset)
+    return as_lengths(found) if is_one_each else None
 
 
 def _of_rows(rows: list[Any]) -> list[int] | None:
@@ -79,21 +75,46 @@ def _are_tokens(ids: Any) -> bool:
 
 def _of_table(dataset: Any, names: list[str]) -> Any:
     """Return the lengths of a table of `datasets`, without making Python objects of its lists."""
-    import pyarrow  # type: ignore[import-untyped]
+    from pyarrow import types  # type: ignore[import-untyped]
 
-    kinds = pyarrow.types
     if _TOKENS not in names:
         if _COUNTED not in names:
             return None
         column = dataset.with_format("arrow", columns=[_COUNTED])[:].column(_COUNTED)
-        return numpy.asarray(column) if kinds.is_integer(column.type) and not column.null_count else None
-    lists = (kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list)
+        return numpy.asarray(column) if types.is_integer(column.type) and not column.null_count else None
     rows = dataset.with_format("arrow", columns=[_TOKENS])
     parts = []
     for start in range(0, len(dataset), _ROWS_AT_ONCE):
         column = rows[start : start + _ROWS_AT_ONCE].column(_TOKENS)
-        is_lists = any(is_kind(column.type) for is_kind in lists)
-        if not is_lists or not kinds.is_integer(column.type.value_type):
+        if not holds_ids(column.type):
             return None
         parts += [as_lengths(list_lengths(chunk)) for chunk in column.chunks if len(chunk)]
     return numpy.concatenate(parts) if parts else None
+
+
+def holds_ids(kind: Any) -> bool:
+    """True if values of a pyarrow type are lists of whole numbers, or lists of which none has a value."""
+    from pyarrow import types
+
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return False
+    return bool(types.is_integer(kind.value_type) or types.is_null(kind.value_type))
+
+
+def list_lengths(column: Any, *, is_mask: bool = False) -> list[int]:
+    """Return the length of each list of an Arrow array, without making Python objects of its values.
+
+    Args:
+        column: an array of lists; null counts as empty.
+        is_mask: count only what is not 0.
+    """
+    import pyarrow.compute  # type: ignore[import-untyped]
+
+    widths = numpy.asarray(pyarrow.compute.fill_null(pyarrow.compute.list_value_length(column), 0))
+    if is_mask and len(widths):
+        values = numpy.asarray(column.flatten()) != 0
+        ends = numpy.cumsum(widths)
+        total = numpy.concatenate(([0], numpy.cumsum(values)))
+        widths = total[ends] - total[ends - widths]
+    lengths: list[int] = widths.tolist()
+    return lengths

@@ -1,44 +1,43 @@
-"""count_lengths: a dataset's files to how many samples have which length, in memory that stays bounded."""
+"""Counts the lengths of a dataset's samples: files to a histogram, in memory that does not grow with them."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import random
-import signal
-from collections import Counter, deque
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections import Counter
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
-from zerofit.data.counting import counted, lengths_of_ids
-from zerofit.data.reading import BATCH_ROWS
-from zerofit.data.reading_arrow import as_lists
+from zerofit.core.errors import UserError
+from zerofit.data.columns import chosen_columns
+from zerofit.data.files import data_files
+from zerofit.data.known_lengths import holds_ids, list_lengths
+from zerofit.data.lengths import LengthHistogram
+from zerofit.data.lengths.report import LengthUnit, MeasuredLengths
+from zerofit.data.tokenizer_files import TokenCounter, load_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Executor, Future
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from zerofit.data.columns import Columns
-    from zerofit.data.counting import Text, TextCounter
+    from zerofit.data.columns import CountedColumns
     from zerofit.data.reading import DataFile
+    from zerofit.data.tokenizer_files import Sample
+
+    LengthCounter = Callable[[Sequence[Sample]], Iterable[int]]
+    """Counts what each sample has."""
 
 _MOST_CHARACTERS = 2**20
 """Of the texts that are tokenized at once. ASSUMPTION: their tokens take some tens of MB."""
-_AHEAD = 2
-"""Pieces for each worker that are read before one is done. ASSUMPTION: enough that none waits."""
 
 
 @dataclass(slots=True)
-class Counts:
+class _LengthCounts:
     """What was counted."""
 
     lengths: Counter[int] = field(default_factory=Counter)
     """Samples by length."""
     num_rows: int = 0
-    """Rows that were read, those that a sample left out among them."""
-    num_counted: int = 0
+    """Rows that were read, also those that a random share left out."""
     num_null: int = 0
     """Counted rows without a value in a counted column."""
     num_other: int = 0
@@ -46,100 +45,133 @@ class Counts:
     num_empty: int = 0
     """Those whose text or list is empty."""
     is_whole: bool = True
-    """Whether every row was counted."""
+    """Every row was counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """Which rows are counted."""
-
-    limit: int | None = None
-    """Most rows, from the first on; None for all."""
-    share: float | None = None
-    """Of the rows, drawn at random; None for all."""
-    seed: int = 0
-
-
-def count_lengths(
-    files: Sequence[DataFile],
-    columns: Columns,
-    counter: TextCounter,
+def measure_files(
+    sources: Sequence[str],
     *,
-    selection: Selection,
-    num_workers: int,
-    on_progress: Callable[[int, int], None],
-) -> Counts:
-    """Return how many samples have which length.
-
-    One batch of rows is held for each worker, and a few that wait; of the samples only the counts stay.
+    tokenizer: str | None = None,
+    text: tuple[str, ...] = (),
+    split: str | None = None,
+    unit: LengthUnit = LengthUnit.TOKENS,
+    limit: int | None = None,
+    share: float | None = None,
+    on_progress: Callable[[int, int, int], None] = lambda num_samples, bytes_read, total_bytes: None,
+) -> MeasuredLengths:
+    """Return the lengths of the samples in files.
 
     Args:
-        files: read one after the other.
-        columns: what of them is counted.
-        counter: what counts text.
-        selection: which rows are counted.
-        num_workers: processes that count; 0 for a thread of this one, which is enough for a counter that
-            itself uses all cores.
-        on_progress: told the rows that are counted and the bytes that are read.
+        sources: files, patterns such as "data/*.jsonl", and folders that save_to_disk wrote.
+        tokenizer: a tokenizer.json, a folder, or a hub id that is in the cache; ids need none.
+        text: the column, or the two that make a pair; none to guess.
+        split: which one of a DatasetDict.
+        unit: what is counted.
+        limit: most rows, from the first on; None for all.
+        share: of the rows, drawn at random; None for all.
+        on_progress: told the samples that are counted, the bytes that are read, and those of all files.
 
     Raises:
-        UserError: a file can't be read.
+        UserError: a file, a column or the tokenizer does not exist or can't be read, or there is no sample.
     """
-    counts = Counts()
-    rows = _selected(files, columns, selection, counts)
+    files, notes = data_files(sources, split=split)
+    subject = ", ".join(sources) if len(sources) < 4 else f"{len(files)} files, {sources[0]} first"
+    heads = ((file, file.head()) for file in files)
+    first, head = next(((file, head) for file, head in heads if head), (None, {}))
+    if first is None:
+        raise _empty(subject, "no rows")
+    columns = chosen_columns(head, named=text, file=str(first.path))
+    counter, counted = _counter(columns, unit, tokenizer)
+    if isinstance(counter, TokenCounter) and not counter.is_fast:
+        faster = "dataset.map(..., num_proc=8) tokenizes in several, and its ids are counted as they are"
+        notes = (*notes, f"{tokenizer} runs in Python, in one process: {faster}")
+    counts = _LengthCounts()
+    total_bytes = sum(file.size_bytes for file in files)
+    batches = _selected(files, columns, counts, limit=limit, share=share)
+    for lengths, bytes_read in _lengths(batches, counter, counts):
+        counts.lengths.update(lengths)
+        on_progress(counts.lengths.total(), bytes_read, total_bytes)
+    if not counts.lengths:
+        raise _empty(subject, "no row was drawn" if counts.num_rows else "no rows")
+    return MeasuredLengths(
+        subject=subject,
+        counted=counted,
+        unit=LengthUnit.TOKENS if counter is None else unit,
+        histogram=LengthHistogram.of(counts.lengths),
+        is_whole=counts.is_whole,
+        model_max_length=counter.model_max_length if isinstance(counter, TokenCounter) else None,
+        notes=(*notes, *_odd_rows(counts, columns)),
+    )
+
+
+def _counter(
+    columns: CountedColumns, unit: LengthUnit, tokenizer: str | None
+) -> tuple[LengthCounter | None, str]:
+    """Return what counts text, None for ids, and what is counted in words."""
+    names = " and ".join(columns.names[:1] if columns.is_tokenized else columns.names)
     if columns.is_tokenized:
-        for values, bytes_read in rows:
-            ids = lengths_of_ids(values)
-            counts.lengths.update(ids.lengths)
-            counts.num_counted += len(ids.lengths)
-            counts.num_null += ids.num_null
-            counts.num_other += ids.num_other
-            counts.num_empty += ids.lengths.count(0) - ids.num_null - ids.num_other
-            on_progress(counts.num_counted, bytes_read)
-        return counts
-    with _executor(counter, num_workers) as executor:
-        waiting: deque[tuple[Future[Counter[int]], int, int]] = deque()
+        masked = ", those that the mask leaves out not counted" if len(columns.names) > 1 else ""
+        return None, f"column {names}, tokenized already{masked}"
+    if unit is not LengthUnit.TOKENS:
+        if tokenizer is not None:
+            raise UserError(
+                "count-and-tokenizer",
+                "a tokenizer counts tokens",
+                found=f"--tokenizer {tokenizer} with --count {unit.value}",
+                why="words and characters are counted without one",
+                fix="leave out one of the two",
+            )
+        counter = _count_words if unit is LengthUnit.WORDS else _count_characters
+        return counter, f"{unit.value} (not tokens) of the column {names}"
+    if tokenizer is None:
+        raise UserError(
+            "tokenizer-not-named",
+            "tokens are counted with a tokenizer",
+            found=f"the column {names}, and no --tokenizer",
+            why="the same text has other tokens for another model",
+            fix="give --tokenizer with the model's folder or tokenizer.json, or count with --count words",
+        )
+    pair = " as a pair" if len(columns.names) > 1 else ""
+    counted = f"tokens of the column {names}{pair}, special ones included, by {tokenizer}"
+    return load_tokenizer(tokenizer), counted
 
-        def take() -> None:
-            future, size, bytes_read = waiting.popleft()
-            counts.lengths.update(future.result())
-            counts.num_counted += size
-            on_progress(counts.num_counted, bytes_read)
 
-        try:
-            for samples, bytes_read in _pieces(rows, counts):
-                waiting.append((_submit(executor, counter, samples), len(samples), bytes_read))
-                if len(waiting) > _AHEAD * max(1, num_workers):
-                    take()
-            while waiting:
-                take()
-        except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
-            raise
-    return counts
+def _count_words(samples: Sequence[Sample]) -> list[int]:
+    """Count what spaces part."""
+    return [
+        sum(len(text if isinstance(text, list) else text.split()) for text in sample) for sample in samples
+    ]
+
+
+def _count_characters(samples: Sequence[Sample]) -> list[int]:
+    return [sum(len("".join(text)) for text in sample) for sample in samples]
 
 
 def _selected(
-    files: Sequence[DataFile], columns: Columns, selection: Selection, counts: Counts
+    files: Sequence[DataFile],
+    columns: CountedColumns,
+    counts: _LengthCounts,
+    *,
+    limit: int | None,
+    share: float | None,
 ) -> Iterator[tuple[Sequence[Any], int]]:
     """Yield (columns of some rows, bytes read of all files) of the rows that are to be counted."""
-    draw, done_bytes, taken = random.Random(selection.seed), 0, 0
+    draw, done_bytes, taken = random.Random(0), 0, 0
     for file in files:
         for batch in file.batches(columns.names):
             values: Sequence[Any] = batch.columns
-            size = len(values[0])
-            counts.num_rows += size
-            if selection.share is not None:
-                kept = [index for index in range(size) if draw.random() < selection.share]
-                counts.is_whole &= len(kept) == size
+            num_rows = len(values[0])
+            counts.num_rows += num_rows
+            if share is not None:
+                kept = [index for index in range(num_rows) if draw.random() < share]
                 values = [_at(column, kept) for column in values]
-            if selection.limit is not None and taken + len(values[0]) > selection.limit:
-                values = [column[: selection.limit - taken] for column in values]
-                counts.is_whole = False
+            if limit is not None:
+                values = [column[: limit - taken] for column in values]
+            counts.is_whole &= len(values[0]) == num_rows
             taken += len(values[0])
             if len(values[0]):
                 yield values, done_bytes + batch.bytes_read
-            if not counts.is_whole and selection.limit is not None and taken >= selection.limit:
+            if taken == limit and not counts.is_whole:
                 return
         done_bytes += file.size_bytes
 
@@ -148,32 +180,42 @@ def _at(column: Any, kept: list[int]) -> Any:
     return [column[index] for index in kept] if isinstance(column, list) else column.take(kept)
 
 
+def _lengths(
+    batches: Iterator[tuple[Sequence[Any], int]], counter: LengthCounter | None, counts: _LengthCounts
+) -> Iterator[tuple[Iterable[int], int]]:
+    """Yield the lengths of some samples, and the bytes read of all files."""
+    if counter is None:
+        for values, bytes_read in batches:
+            yield _lengths_of_ids(values, counts), bytes_read
+        return
+    for samples, bytes_read in _pieces(batches, counts):
+        yield counter(samples), bytes_read
+
+
 def _pieces(
-    rows: Iterator[tuple[Sequence[Any], int]], counts: Counts
-) -> Iterator[tuple[list[tuple[Text, ...]], int]]:
+    batches: Iterator[tuple[Sequence[Any], int]], counts: _LengthCounts
+) -> Iterator[tuple[list[Sample], int]]:
     """Yield samples that are few enough to be tokenized at once, and the bytes read of all files."""
-    for columns, bytes_read in rows:
-        samples: list[tuple[Text, ...]] = []
-        characters = 0
-        for row in itertools.chain.from_iterable(zip(*part, strict=True) for part in as_lists(columns)):
+    for columns, bytes_read in batches:
+        samples: list[Sample] = []
+        num_characters = 0
+        lists = [column if isinstance(column, list) else column.to_pylist() for column in columns]
+        for row in zip(*lists, strict=True):
             sample = _sample(row, counts)
             samples.append(sample)
-            characters += sum(map(len, sample))
-            if len(samples) == BATCH_ROWS or characters > _MOST_CHARACTERS:
+            num_characters += sum(map(len, sample))
+            if num_characters > _MOST_CHARACTERS:
                 yield samples, bytes_read
-                samples, characters = [], 0
+                samples, num_characters = [], 0
         if samples:
             yield samples, bytes_read
 
 
-def _sample(row: tuple[Any, ...], counts: Counts) -> tuple[Text, ...]:
+def _sample(row: tuple[Any, ...], counts: _LengthCounts) -> Sample:
     """Return a row's texts; what is no text counts as an empty one."""
-    if all(type(value) is str for value in row):
-        counts.num_empty += not any(row)
-        return row
     if any(value is None for value in row):
         counts.num_null += 1
-    elif all(isinstance(value, list) and all(isinstance(one, str) for one in value) for value in row):
+    elif all(isinstance(value, str) for value in row) or all(map(_is_words, row)):
         counts.num_empty += not any(row)
         return row
     else:
@@ -181,33 +223,65 @@ def _sample(row: tuple[Any, ...], counts: Counts) -> tuple[Text, ...]:
     return tuple(value if isinstance(value, str) else "" for value in row)
 
 
-_counter: TextCounter | None = None
-"""Of a worker process."""
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
-def _executor(counter: TextCounter, num_workers: int) -> Executor:
-    if not num_workers:
-        return ThreadPoolExecutor(1)
-    return ProcessPoolExecutor(
-        num_workers, mp_context=get_context("spawn"), initializer=_begin_worker, initargs=(counter,)
+def _lengths_of_ids(columns: Sequence[Any], counts: _LengthCounts) -> list[int]:
+    """Return the length of each sample that is tokenized already; 0 for what is no list of ids.
+
+    Args:
+        columns: the ids, and their mask where there is one, which counts where samples are padded.
+        counts: where to note odd samples.
+    """
+    ids, mask = columns[0], columns[1] if len(columns) > 1 else None
+    if isinstance(ids, list):
+        lengths = list(map(_length_of_ids, ids, mask or itertools.repeat(None)))
+        num_null, num_odd = ids.count(None), sum(not _is_ids(one) for one in ids)
+    else:
+        num_null = ids.null_count
+        if holds_ids(ids.type):
+            has_mask = mask is not None and holds_ids(mask.type)
+            lengths, num_odd = list_lengths(mask if has_mask else ids, is_mask=has_mask), num_null
+        else:
+            lengths, num_odd = [0] * len(ids), len(ids)
+    counts.num_null += num_null
+    counts.num_other += num_odd - num_null
+    counts.num_empty += lengths.count(0) - num_odd
+    return lengths
+
+
+def _length_of_ids(ids: Any, mask: Any) -> int:
+    if not _is_ids(ids):
+        return 0
+    return sum(map(bool, mask)) if isinstance(mask, list) else len(ids)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and isinstance(next(iter(value), 0), int)
+
+
+def _odd_rows(counts: _LengthCounts, columns: CountedColumns) -> tuple[str, ...]:
+    """Return what was odd, one sentence each."""
+    empty, value = ("no tokens", "no list of ids") if columns.is_tokenized else ("empty text", "no text")
+    names = columns.names[:1] if columns.is_tokenized else columns.names
+    sentences = (
+        (counts.num_null, f"without a value in {' or '.join(names)}: counted as {empty}"),
+        (counts.num_other, f"with a value that is {value}: counted as {empty}"),
+        (counts.num_empty, f"of {empty}"),
+    )
+    return tuple(
+        f"{number:,} {'sample' if number == 1 else 'samples'} {words}"
+        for number, words in sentences
+        if number
     )
 
 
-def _begin_worker(counter: TextCounter) -> None:
-    global _counter
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _counter = counter
-
-
-def _submit(
-    executor: Executor, counter: TextCounter, samples: list[tuple[Text, ...]]
-) -> Future[Counter[int]]:
-    if isinstance(executor, ThreadPoolExecutor):
-        return executor.submit(counted, counter, samples)
-    return executor.submit(_count_in_worker, samples)
-
-
-def _count_in_worker(samples: list[tuple[Text, ...]]) -> Counter[int]:
-    assert _counter is not None
-    return counted(_counter, samples)
+def _empty(subject: str, found: str) -> UserError:
+    return UserError(
+        "data-empty",
+        "there is no sample to count",
+        found=f"{subject}: {found}",
+        why="a report is of one sample at least",
+        fix="name another file" if found == "no rows" else "draw more with --sample or --limit",
+    )

@@ -8,8 +8,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -30,8 +28,6 @@ _MOST = 16
 """ASSUMPTION: what so many can't keep up with wants its samples made ready once, not more processes."""
 _PREFETCH_FACTOR = 2
 """Batches that each worker has ready: torch's default (torch/utils/data/dataloader.py)."""
-_SHORT_EPOCH_S = 60.0
-"""ASSUMPTION: workers start in a second or a few, so epochs above a minute need not keep them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +37,12 @@ class LoadingFacts:
     cores_per_rank: int
     """CPU cores of the node by its ranks."""
     on_gpu: bool
-    """Whether the model is on a GPU."""
+    """The model is on a GPU."""
     decodes: bool
-    """Whether a sample costs work when it is read (tokenizing, decoding of images or sound), where others are
-    ready tokens in memory or in an Arrow file."""
+    """Reading a sample costs work (tokenizing, decoding images or sound); others are ready tokens in memory
+    or in an Arrow file."""
     num_epochs: int | None = None
     """How often the data is read."""
-    batches_per_epoch: int | None = None
-    """Micro-batches of a rank in an epoch."""
     batch_s: float | None = None
     """Seconds for a batch in one process, measured by `measure_loading`."""
     step_s: float | None = None
@@ -62,11 +56,11 @@ class LoadingChoice:
     num_workers: int
     """Processes that make batches, per rank."""
     pin_memory: bool
-    """Whether batches are copied into page-locked memory."""
+    """Batches are copied into page-locked memory."""
     prefetch_factor: int | None
     """Batches that each worker has ready; None without workers, as DataLoader wants it."""
     persistent_workers: bool
-    """Whether workers live on from epoch to epoch."""
+    """Workers live on from epoch to epoch."""
     reasons: tuple[str, ...]
     """One for each of the four."""
 
@@ -79,50 +73,24 @@ class LoadingChoice:
         return {theirs: getattr(self, ours) for ours, theirs in _TRAINER_NAMES.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadingTime:
-    """What it takes to make batches in one process."""
-
-    batch_s: float
-    """Seconds of reading and collating one batch."""
-    sample_s: float
-    """Seconds of one sample in it."""
-
-
 def choose_loading(facts: LoadingFacts) -> LoadingChoice:
-    """Choose how batches are loaded.
-
-    Args:
-        facts: what it depends on.
-
-    Raises:
-        UserError: a time in them is none.
-    """
-    for name, time_s in (("batch_s", facts.batch_s), ("step_s", facts.step_s)):
-        if time_s is not None and not 0 < time_s < math.inf:
-            raise UserError(
-                "time-not-positive",
-                "a batch or a step takes some time",
-                found=f"LoadingFacts({name}={time_s})",
-                why="workers are counted by how often a batch's time goes into a step's",
-                fix=f"measure it, or leave {name} out",
-            )
+    """Return how batches are loaded, given what it depends on."""
     num_workers, why_workers = _num_workers(facts)
     persistent, why_persistent = _persistent(facts, num_workers)
-    pinned = "the copy to the GPU then runs beside the computation"
-    not_pinned = "no GPU to copy to"
-    ready = f"torch's own, so {num_workers * _PREFETCH_FACTOR} batches are ready at most"
+    pinned = "the copy to the GPU then runs beside the computation" if facts.on_gpu else "no GPU to copy to"
+    prefetch_factor, why_prefetch = None, "it is a worker's, and there is none"
+    if num_workers:
+        prefetch_factor = _PREFETCH_FACTOR
+        why_prefetch = f"torch's own, so {num_workers * _PREFETCH_FACTOR} batches are ready at most"
     return LoadingChoice(
         num_workers=num_workers,
         pin_memory=facts.on_gpu,
-        prefetch_factor=_PREFETCH_FACTOR if num_workers else None,
+        prefetch_factor=prefetch_factor,
         persistent_workers=persistent,
         reasons=(
             f"num_workers={num_workers}: {why_workers}",
-            f"pin_memory={facts.on_gpu}: {pinned if facts.on_gpu else not_pinned}",
-            f"prefetch_factor={_PREFETCH_FACTOR}: {ready}"
-            if num_workers
-            else "prefetch_factor=None: it is a worker's, and there is none",
+            f"pin_memory={facts.on_gpu}: {pinned}",
+            f"prefetch_factor={prefetch_factor}: {why_prefetch}",
             f"persistent_workers={persistent}: {why_persistent}",
         ),
     )
@@ -130,37 +98,24 @@ def choose_loading(facts: LoadingFacts) -> LoadingChoice:
 
 def measure_loading(
     dataset: Sequence[Any], collate: Callable[[list[Any]], Any], *, batch_size: int, num_batches: int = 20
-) -> LoadingTime:
-    """Measure what it takes to read samples spread over a dataset and to make batches of them.
+) -> float:
+    """Return the seconds in which one process reads and collates a batch: the mean of some batches.
 
     Args:
-        dataset: a map-style dataset; its first batch is read once before, and not counted.
+        dataset: a map-style dataset; samples spread over it are read.
         collate: makes a batch of a list of samples.
         batch_size: samples in a batch.
         num_batches: how many are made; fewer if the dataset ends before.
-
-    Raises:
-        UserError: there is nothing to make of nothing.
     """
-    if not len(dataset) or batch_size < 1 or num_batches < 1:
-        raise UserError(
-            "nothing-to-measure",
-            "there is no batch to measure",
-            found=f"{len(dataset)} samples, batch_size={batch_size}, num_batches={num_batches}",
-            why="the time of a batch is that of those that are made",
-            fix="give a dataset with samples, and sizes of 1 at least",
-        )
+    collate([dataset[index] for index in range(min(batch_size, len(dataset)))])  # not counted
     stride = max(1, len(dataset) // (batch_size * num_batches))
     places = iter(range(0, len(dataset), stride))
-    collate([dataset[index] for index in range(min(batch_size, len(dataset)))])
-    batches = samples = 0
+    num_made = 0
     begin = time.perf_counter()
-    while batches < num_batches and (batch := list(itertools.islice(places, batch_size))):
+    while num_made < num_batches and (batch := list(itertools.islice(places, batch_size))):
         collate([dataset[index] for index in batch])
-        batches += 1
-        samples += len(batch)
-    took_s = time.perf_counter() - begin
-    return LoadingTime(batch_s=took_s / batches, sample_s=took_s / samples)
+        num_made += 1
+    return (time.perf_counter() - begin) / num_made
 
 
 def _num_workers(facts: LoadingFacts) -> tuple[int, str]:
@@ -192,9 +147,4 @@ def _persistent(facts: LoadingFacts, num_workers: int) -> tuple[bool, str]:
         return False, "there is no worker"
     if facts.num_epochs == 1:
         return False, "there is one epoch"
-    if facts.batches_per_epoch is not None and facts.step_s is not None:
-        epoch_s = facts.batches_per_epoch * facts.step_s
-        if epoch_s > _SHORT_EPOCH_S:
-            return False, f"an epoch takes {epoch_s:,.0f} s, beside which the start of workers is nothing"
-        return True, f"an epoch takes {epoch_s:,.0f} s, and workers take a second or more to start"
     return True, "workers take a second or more to start in each epoch"

@@ -12,32 +12,17 @@ from zerofit.core.upstream.transformers import attention_of
 from zerofit.data.labels import IGNORED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 APART = frozenset(
-    {
-        "codegen",
-        "ctrl",
-        "gemma",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neo",
-        "gpt_neox",
-        "gptj",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "stablelm",
-    }
+    (
+        *("codegen", "ctrl", "gemma", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "llama"),
+        *("mistral", "mixtral", "olmo", "phi", "phi3", "qwen2", "qwen3", "stablelm"),
+    )
 )
 """Families whose packed documents get the logits that they get alone, with eager attention and sdpa, where
 no cache is made: transformers 5.23, tests/data/test_packing.py."""
-MIXED = frozenset({"bert", "biogpt", "bloom", "falcon", "mamba", "mpt", "opt", "xlnet"})
+MIXED = frozenset(("bert", "biogpt", "bloom", "falcon", "mamba", "mpt", "opt", "xlnet"))
 """Families whose packed documents see each other all the same: they make an attention mask of their own, hand
 the common one no positions, or have none (the same test)."""
 _SAME = 1e-4
@@ -53,11 +38,8 @@ def pack_lengths(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     https://arxiv.org/abs/2107.02027 and https://arxiv.org/abs/2404.10830.
 
     Args:
-        lengths: tokens of each document, none above ``row_length``.
+        lengths: tokens of each document, none above row_length.
         row_length: tokens of a row.
-
-    Returns:
-        Each row's documents, as indices into ``lengths``.
     """
     rows: list[list[int]] = []
     spaces: list[int] = []
@@ -101,12 +83,22 @@ def pack_documents(
         `attention_mask`: transformers looks at positions only where there is none.
 
     Raises:
-        UserError: rows can't be that long, nothing is to fill them, or a document's columns differ in length.
+        UserError: nothing is to fill rows.
     """
-    pad = _checked(row_length, pad_token_id)
+    if pad_token_id is None:
+        raise UserError(
+            "padding-token-missing",
+            "there is no token to fill rows with",
+            found="pad_token_id=None",
+            why="all rows have the same length, and documents seldom fill them to the last token",
+            fix="take pad_token_id=tokenizer.eos_token_id: the end of a row has no labels",
+        )
+    names = [name for name in ("input_ids", "labels", "attention_mask") if name in examples]
+    columns = zip(*(examples[name] for name in names), strict=True)
+    rows = (dict(zip(names, values, strict=True)) for values in columns)
     documents = [
         (tokens[begin : begin + row_length], labels[begin : begin + row_length])
-        for tokens, labels in _documents(examples)
+        for tokens, labels in map(without_padding, rows)
         for begin in range(0, len(tokens), row_length)
     ]
     packed: dict[str, list[list[int]]] = {"input_ids": [], "position_ids": [], "labels": []}
@@ -119,18 +111,14 @@ def pack_documents(
             positions += range(len(tokens))
             targets += [IGNORED, *labels[1:]]
         left = row_length - len(ids)
-        packed["input_ids"].append(ids + [pad] * left)
+        packed["input_ids"].append(ids + [pad_token_id] * left)
         packed["position_ids"].append([*positions, *range(left)])
         packed["labels"].append(targets + [IGNORED] * left)
     return packed
 
 
 def without_padding(row: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], Sequence[int]]:
-    """Return a row's tokens and its labels, the tokens themselves where it has none, without its padding.
-
-    Args:
-        row: has `input_ids`; `labels` and an `attention_mask`, which is 0 at padding, if it wants.
-    """
+    """Return a row's tokens and its labels, the tokens themselves where it has none, without its padding."""
     tokens, mask = row["input_ids"], row.get("attention_mask")
     labels = row.get("labels", tokens)
     if mask is None or all(mask):
@@ -138,51 +126,12 @@ def without_padding(row: Mapping[str, Sequence[int]]) -> tuple[Sequence[int], Se
     return list(itertools.compress(tokens, mask)), list(itertools.compress(labels, mask))
 
 
-def _documents(
-    examples: Mapping[str, Sequence[Sequence[int]]],
-) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    names = [name for name in ("input_ids", "labels", "attention_mask") if name in examples]
-    for number, values in enumerate(zip(*(examples[name] for name in names), strict=True)):
-        row = dict(zip(names, values, strict=True))
-        if len({len(value) for value in values}) > 1:
-            raise UserError(
-                "document-ragged",
-                "a document's columns differ in length",
-                found=f"row {number} of the batch: "
-                + ", ".join(f"{len(value)} {name}" for name, value in row.items()),
-                why="each token has one label and one place in the mask",
-                fix="mend the row, or leave labels out: they are then the tokens",
-            )
-        yield without_padding(row)
-
-
-def _checked(row_length: int, pad_token_id: int | None) -> int:
-    """Return the token to fill rows with."""
-    if row_length < 2:
-        raise UserError(
-            "row-too-short",
-            f"rows of {row_length} tokens can't be packed",
-            found=f"row_length={row_length}",
-            why="a document's first token has no label, so that a row of fewer than two teaches nothing",
-            fix="give the length of the model's rows: row_length=512",
-        )
-    if pad_token_id is None:
-        raise UserError(
-            "padding-token-missing",
-            "there is no token to fill rows with",
-            found="pad_token_id=None",
-            why="all rows have the same length, and documents seldom fill them to the last token",
-            fix="take pad_token_id=tokenizer.eos_token_id: the end of a row has no labels",
-        )
-    return pad_token_id
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRows:
     """Makes batches of rows that `pack_documents` made."""
 
     flat: bool = False
-    """Whether the batch is one long row, of shape (1, rows * row_length): flash attention looks at positions
+    """The batch is one long row, of shape (1, rows * row_length): flash attention looks at positions
     only where there is one row (transformers/modeling_flash_attention_utils.py, _is_packed_sequence)."""
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -216,22 +165,13 @@ def keep_documents_apart(model: Any) -> tuple[str, ...]:
     family = model.config.model_type
     if family in MIXED:
         raise _mixes(model, "measured for its family")
-    if family in APART and _attends_as_measured(model):
+    if family in APART and attention_of(model.config) in ("eager", "sdpa"):
         return tuple(notes)
     if any(not parameter.numel() or parameter.is_meta for parameter in model.parameters()):
         return (*notes, f"nothing is known of packing with {family}: its weights are not there to try it")
     if not _same_as_alone(model):
         raise _mixes(model, "tried with two documents of a few tokens")
     return tuple(notes)
-
-
-def is_flash(model: Any) -> bool:
-    """Whether a model's attention is one of the flash kinds, which take documents from one flat row."""
-    return "flash" in attention_of(model.config)
-
-
-def _attends_as_measured(model: Any) -> bool:
-    return attention_of(model.config) in ("eager", "sdpa")
 
 
 def _same_as_alone(model: Any) -> bool:

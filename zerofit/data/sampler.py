@@ -1,38 +1,27 @@
-"""Batches of samples of like length for training, right under many ranks and resumable within an epoch."""
+"""Batches of samples of like length: for training on many ranks, resumable within an epoch; for inference."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+import numpy
+
 from zerofit.core.errors import UserError
-from zerofit.data.bucketing import (
-    as_lengths,
-    batches_undefined,
-    check_sizes,
-    epoch_of,
-    is_whole,
-    rounds_of_samples,
-    rounds_of_tokens,
-)
+from zerofit.data.bucketing import as_lengths, epoch_of, rounds_of_samples, rounds_of_tokens, widths_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 class LengthGroupedBatches:
     """A batch sampler: `DataLoader(dataset, batch_sampler=LengthGroupedBatches(lengths, batch_size=32))`.
 
     Every sample comes exactly once in an epoch, every rank has the same number of batches, and none is empty.
-    Where a rank would be without a sample in the last round, and no round has one to give (batches of one
-    sample, or fewer samples than ranks), as few samples as needed come twice. All of it follows from the
-    lengths, the seed and the epoch: ranks need not talk to each other. In the last rounds, and in all that
-    are cut by max_tokens, the ranks' batches may differ in size, so what has one row for each sample can't be
-    gathered from them as it is.
-
-    Without `rank` it yields the batches of all ranks, in turn: what `accelerator.prepare()` counts on, which
-    then takes each rank's own. With `rank` it yields those of one rank alone, for loops without accelerate,
-    which would deal these out again: it is refused there.
+    Where no round has a sample to give to a rank that would have none in the last one (batches of one sample,
+    or fewer samples than ranks), as few samples as needed come twice. Ranks need not talk to each other. In
+    the last rounds, and in all that are cut by max_tokens, the ranks' batches may differ in size, so what has
+    one row for each sample can't be gathered from them as it is.
 
     The epoch goes up by itself when all of its batches were read; one that the loop leaves early begins anew,
     under accelerate too. `set_epoch()` sets it.
@@ -42,13 +31,13 @@ class LengthGroupedBatches:
         batch_size: samples of one batch on one rank; the most of them where max_tokens is given too.
         max_tokens: tokens of one batch on one rank at most, padding to a multiple of 8 counted.
         num_ranks: data-parallel ranks.
-        rank: the rank whose batches these are; None for those of all ranks in turn.
+        rank: the rank whose batches these are, for loops without accelerate. None for those of all ranks in
+            turn, which `accelerator.prepare()` deals to the ranks.
         seed: the same on every rank.
-        drop_last: whether the samples that do not fill a round are left out, other ones in each epoch. Not
-            with max_tokens.
-        pack_last: whether the last round is packed as torch's own BatchSampler does, full batches first, and
-            the ranks without one are left to accelerate, which gives them samples that were there before.
-            Only for the batches of all ranks.
+        drop_last: leave out samples that do not fill a round, other ones in each epoch. Not with max_tokens.
+        pack_last: pack the last round as torch's own BatchSampler does, full batches first, and leave the
+            ranks without one to accelerate, which gives them samples that were there before. Only for the
+            batches of all ranks.
 
     Raises:
         UserError: there are no lengths, the arguments contradict each other, or a sample is longer than
@@ -67,8 +56,16 @@ class LengthGroupedBatches:
         drop_last: bool = False,
         pack_last: bool = False,
     ) -> None:
-        check_sizes(batch_size=batch_size, max_tokens=max_tokens)
-        _check(num_ranks, rank, seed, by_tokens=max_tokens is not None, drops=drop_last, packs=pack_last)
+        _check_sizes(batch_size, max_tokens)
+        if rank is not None and not 0 <= rank < num_ranks:
+            raise _undefined(
+                f"rank={rank} of {num_ranks} ranks", fix="count ranks from 0, or give None for all"
+            )
+        if (drop_last or pack_last) and max_tokens is not None:
+            raise _undefined(
+                "drop_last or pack_last with max_tokens",
+                fix="leave it out: batches of so many tokens differ in size anyway",
+            )
         self._lengths = as_lengths(lengths)
         if max_tokens is not None:
             self._rounds = rounds_of_tokens(
@@ -122,11 +119,6 @@ class LengthGroupedBatches:
         """What the order of the samples comes from, with the epoch."""
         return self._seed
 
-    @property
-    def num_repeated(self) -> int:
-        """Samples that come twice in an epoch, over all ranks."""
-        return self._rounds.num_repeated
-
     def __len__(self) -> int:
         """Return the batches of one epoch; the same number in every epoch."""
         num_rounds = len(self._rounds.sizes)
@@ -170,12 +162,12 @@ class LengthGroupedBatches:
                 where a DataLoader has workers, and always where accelerate prepared it: both read ahead.
         """
         return {
-            "seed": int(self._seed),
+            "seed": self._seed,
             "epoch": self._epoch if epoch is None else epoch,
             "position": self._position if position is None else position,
             "num_batches": len(self),
             "num_samples": len(self._lengths),
-            "num_ranks": int(self._rounds.num_ranks),
+            "num_ranks": self._rounds.num_ranks,
             "lengths_crc32": crc32(self._lengths.tobytes()),
             "rounds_crc32": self._rounds.checksum,
         }
@@ -187,68 +179,105 @@ class LengthGroupedBatches:
             state: from state_dict().
 
         Raises:
-            UserError: it is of other data, other batches, or another number of ranks, or it is no such state.
+            UserError: it is of other data, other batches, or another number of ranks.
         """
-        ours = self.state_dict()
-        odd = next((name for name in ours if not is_whole(state.get(name), least=0)), None)
-        per_step = self._rounds.num_ranks if self._rank is None else 1
-        if odd is not None:
-            told = f"{odd}={state[odd]!r} in the state" if odd in state else f"no {odd} in the state"
-        elif any(state[name] != ours[name] for name in _OF_THE_BATCHES):
-            told = _difference(state, ours)
-        elif state["position"] > len(self):
-            told = f"position={state['position']} in the state, {len(self)} batches here"
-        elif state["position"] % per_step and state["position"] < len(self):
-            told = (
-                f"position={state['position']} in the state, {per_step} batches in a step of all ranks here"
+        ours = {**self.state_dict(), **{name: state[name] for name in ("seed", "epoch", "position")}}
+        told = [
+            f"{name} {state.get(name)} in the state, {value} here"
+            for name, value in ours.items()
+            if state.get(name) != value
+        ]
+        position, per_step = state["position"], self._rounds.num_ranks if self._rank is None else 1
+        if position > len(self) or (position % per_step and position < len(self)):
+            told.append(f"position {position} in the state, {len(self)} batches here, {per_step} in a step")
+        if told:
+            raise UserError(
+                "batches-differ",
+                "the state is of other batches than these",
+                found="; ".join(told),
+                why="the same samples must come in the same batches, for each to come once in the epoch",
+                fix="resume with the same data, batch size and number of ranks, or begin with a new epoch",
             )
+        self._seed, self._epoch, self._position = state["seed"], state["epoch"], position
+        self._is_resuming = self._was_loaded = True
+        if position == len(self):
+            self._epoch, self._position, self._is_resuming = self._epoch + 1, 0, False
+
+
+class LongestFirst:
+    """A batch sampler for inference: the longest samples first, so that a lack of memory shows at once.
+
+    `accelerator.prepare()` deals its batches to the ranks; `in_input_order()` is for one process, or for what
+    `accelerator.gather_for_metrics()` returned for each batch. Several ranks need batch_size alone: batches
+    of so many tokens differ in size from rank to rank, where gathering fails, and accelerate does not tell
+    which samples it repeats at the end.
+
+    Its arguments are those of LengthGroupedBatches.
+    """
+
+    def __init__(self, lengths: Any, *, batch_size: int | None = None, max_tokens: int | None = None) -> None:
+        _check_sizes(batch_size, max_tokens)
+        found = as_lengths(lengths)
+        if max_tokens is not None:
+            rounds = rounds_of_tokens(found, max_tokens=max_tokens, num_ranks=1, most_samples=batch_size)
+            order = numpy.argsort(-widths_of(found), kind="stable")
         else:
-            self._seed, self._epoch, self._position = state["seed"], state["epoch"], state["position"]
-            self._is_resuming = self._was_loaded = True
-            if self._position >= len(self):
-                self._epoch, self._position, self._is_resuming = self._epoch + 1, 0, False
-            return
-        raise UserError(
-            "batches-differ",
-            "the state is of other batches than these",
-            found=told,
-            why="the same samples must come in the same batches, for each to come once in the epoch",
-            fix="resume with the same data, batch size and number of ranks, or begin with a new epoch",
-        )
+            rounds = rounds_of_samples(len(found), batch_size=batch_size or 1, num_ranks=1)
+            order = numpy.argsort(-found, kind="stable")
+        self._order = order.tolist()
+        self._ends = numpy.cumsum(rounds.sizes).tolist()
+        self.batch_size = rounds.batch_size
+        """Samples of each batch but the last one; None where they differ."""
+        self.drop_last = False
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return len(self._ends)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the batches, each a list of indices."""
+        for start, end in zip([0, *self._ends], self._ends, strict=False):
+            yield self._order[start:end]
+
+    def in_input_order(self, results: Iterable[Iterable[Any]]) -> list[Any]:
+        """Return one result for each sample, in the order of the dataset.
+
+        Args:
+            results: those of each batch, in the order of the batches; of a tensor, its rows.
+
+        Raises:
+            UserError: there are not as many as samples.
+        """
+        flat = [result for batch in results for result in batch]
+        if len(flat) != len(self._order):
+            raise UserError(
+                "results-missing",
+                "there is not one result for each sample",
+                found=f"{len(flat)} results of {len(self._order)} samples",
+                why="each result goes back to the place of its sample",
+                fix="keep the results of every batch, one for each of its samples; with several ranks give "
+                "batch_size without max_tokens, and what gather_for_metrics() returns",
+            )
+        placed: list[Any] = [None] * len(flat)
+        for place, result in zip(self._order, flat, strict=True):
+            placed[place] = result
+        return placed
 
 
-_OF_THE_BATCHES = ("num_batches", "num_samples", "num_ranks", "lengths_crc32", "rounds_crc32")
-"""What a state has in common with all others of the same batches."""
+def _check_sizes(batch_size: int | None, max_tokens: int | None) -> None:
+    """Check that batches have a size."""
+    if batch_size is None and max_tokens is None:
+        raise _undefined("neither batch_size nor max_tokens", fix="give one of them")
+    for name, size in (("batch_size", batch_size), ("max_tokens", max_tokens)):
+        if size is not None and size < 1:
+            raise _undefined(f"{name}={size}", fix="give a whole number of 1 or more")
 
 
-def _difference(theirs: Mapping[str, int], ours: Mapping[str, int]) -> str:
-    """Return in words what of a state is not as it is here."""
-    words = [
-        f"{one['num_batches']} batches of {one['num_samples']} samples on {one['num_ranks']} "
-        f"rank{'' if one['num_ranks'] == 1 else 's'}"
-        for one in (theirs, ours)
-    ]
-    if words[0] != words[1]:
-        return f"{words[0]} in the state, {words[1]} here"
-    if theirs["lengths_crc32"] != ours["lengths_crc32"]:
-        return f"{words[0]} in the state and here, but the samples have other lengths"
-    return f"{words[0]} in the state and here, but they are cut in another way"
-
-
-def _check(num_ranks: Any, rank: Any, seed: Any, *, by_tokens: bool, drops: bool, packs: bool) -> None:
-    """Refuse arguments that contradict each other."""
-    if not is_whole(num_ranks, least=1):
-        found, fix = f"num_ranks={num_ranks!r}", "give a whole number of 1 or more"
-    elif not is_whole(seed, least=0):
-        found, fix = f"seed={seed!r}", "give a whole number of 0 or more, the same on every rank"
-    elif rank is not None and not (is_whole(rank, least=0) and rank < num_ranks):
-        found, fix = f"rank={rank!r} of {num_ranks} ranks", f"give 0 to {num_ranks - 1}, or None for all"
-    elif rank is not None and packs:
-        found = f"pack_last with rank={rank}"
-        fix = "leave the rank out: the last ranks would have no batch in the last round"
-    elif by_tokens and (drops or packs):
-        found = "drop_last or pack_last with max_tokens"
-        fix = "leave it out: batches of so many tokens differ in size anyway"
-    else:
-        return
-    raise batches_undefined(found, fix=fix)
+def _undefined(found: str, *, fix: str) -> UserError:
+    return UserError(
+        "batches-undefined",
+        "these arguments say of no batch what it holds",
+        found=found,
+        why="a batch holds a number of samples, or samples of a number of tokens, of one rank or of all",
+        fix=fix,
+    )

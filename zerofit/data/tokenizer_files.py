@@ -1,21 +1,19 @@
-"""Where a tokenizer is: a file, a folder or the hub's cache; to a counter of its tokens."""
+"""Where a tokenizer is: a file, a folder or the hub's cache; to what counts its tokens."""
 
 from __future__ import annotations
 
 import json
-import warnings
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.data.counting import FastTokens, SlowTokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from zerofit.data.counting import TextCounter
+    Sample = tuple[str | list[str], ...]
+    """A text, or the words of one that is split already; or two that make a pair."""
 
 _FAST = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
@@ -27,36 +25,48 @@ and has a tokenizer that says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedTokenizer:
-    """A tokenizer that is ready to count."""
+class TokenCounter:
+    """Counts tokens, special ones included, nothing cut or padded."""
 
-    name: str
-    """As the user named it."""
-    counter: TextCounter
+    tokenizer: Any
+    """Of the tokenizers library if is_fast; else of transformers, in Python."""
     is_fast: bool
-    """Whether it runs outside of Python, on several cores."""
+    """It runs outside of Python, on several cores."""
     model_max_length: int | None
     """Most tokens that it says its model takes; None where it does not say."""
-    warning: str = ""
-    """A message for the user, such as that it is slow."""
+
+    def __call__(self, samples: Sequence[Sample]) -> list[int]:
+        """Return each sample's tokens."""
+        if not self.is_fast:
+            return [len(self._encoded(sample)["input_ids"]) for sample in samples]
+        lengths = [0] * len(samples)
+        for is_split in (False, True):
+            places = [
+                place for place, sample in enumerate(samples) if isinstance(sample[0], list) is is_split
+            ]
+            texts = [samples[place] if len(samples[place]) > 1 else samples[place][0] for place in places]
+            encodings = self.tokenizer.encode_batch_fast(texts, is_pretokenized=is_split)
+            for place, encoding in zip(places, encodings, strict=True):
+                lengths[place] = len(encoding)
+        return lengths
+
+    def _encoded(self, sample: Sample) -> Any:
+        return self.tokenizer(*sample, is_split_into_words=isinstance(sample[0], list), verbose=False)
 
 
-def load_tokenizer(name: str, *, texts: Sequence[str]) -> LoadedTokenizer:
-    """Return a tokenizer; nothing is downloaded.
+def load_tokenizer(name: str) -> TokenCounter:
+    """Return what counts a tokenizer's tokens; nothing is downloaded.
 
     transformers is imported for one without tokenizer.json only.
 
     Args:
         name: a tokenizer.json, a folder, or a hub id that is in the cache.
-        texts: some of the data, by which the speed of a slow tokenizer is measured.
 
     Raises:
         UserError: there is none, or it can't be loaded.
     """
     path = Path(name)
-    if path.is_file():
-        return _fast(name, path)
-    folder = tokenizer_folder(name)
+    folder = path.parent if path.is_file() else tokenizer_folder(name)
     if folder is None:
         raise UserError(
             "tokenizer-missing",
@@ -67,9 +77,20 @@ def load_tokenizer(name: str, *, texts: Sequence[str]) -> LoadedTokenizer:
             else "it is no file, no folder, and not in the hub's cache; zerofit data downloads nothing",
             fix="name the folder of the model" if path.is_dir() else f"download it: hf download {name}",
         )
-    if (folder / _FAST).is_file():
-        return _fast(name, folder / _FAST)
-    return _of_transformers(name, folder, texts)
+    file = path if path.is_file() else folder / _FAST
+    source = file if file.is_file() else folder
+    try:
+        tokenizer, is_fast = _loaded(source)
+    except Exception as error:  # the libraries raise bare Exception
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            "tokenizer-broken",
+            "the tokenizer can't be loaded",
+            found=f"--tokenizer {name}: {source}: {first}",
+            why="its files are damaged, of another version, or need a package that is not there",
+            fix="save it anew with tokenizer.save_pretrained(FOLDER), or name another",
+        ) from None
+    return TokenCounter(tokenizer=tokenizer, is_fast=is_fast, model_max_length=_max_length(folder / _CONFIG))
 
 
 def tokenizer_folder(name: str) -> Path | None:
@@ -80,56 +101,31 @@ def tokenizer_folder(name: str) -> Path | None:
 
 
 def _cached(name: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    for file in (_FAST, *_SLOW):
-        try:
-            found = try_to_load_from_cache(name, file)
-        except HFValidationError:
-            return None
-        if isinstance(found, str):
-            return Path(found).parent
-    return None
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
 
 
-def _fast(name: str, file: Path) -> LoadedTokenizer:
-    from tokenizers import Tokenizer
+def _loaded(source: Path) -> tuple[Any, bool]:
+    """Return a tokenizer, and whether it is one of the tokenizers library."""
+    if source.is_file():
+        from tokenizers import Tokenizer
 
-    with _readable(name, str(file)):
-        tokenizer = Tokenizer.from_file(str(file))
-    return LoadedTokenizer(
-        name=name,
-        counter=FastTokens(tokenizer.to_str()),
-        is_fast=True,
-        model_max_length=_max_length(file.parent / _CONFIG),
-    )
+        tokenizer = Tokenizer.from_file(str(source))
+    else:
+        from transformers import AutoTokenizer
 
-
-def _of_transformers(name: str, folder: Path, texts: Sequence[str]) -> LoadedTokenizer:
-    from transformers import AutoTokenizer
-
-    from zerofit.data.tokenizers import warn_if_slow
-
-    with _readable(name, str(folder)):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    warning, fast = "", tokenizer
-    if not tokenizer.is_fast:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it is told in the report
-            found = warn_if_slow(tokenizer, [text for text in texts if text][:64] or ("a",))
-        assert found is not None
-        warning, fast = found.message(), found.fast
-    counter: TextCounter = SlowTokens(str(folder))
-    if fast is not None:
-        counter = FastTokens(fast.backend_tokenizer.to_str())
-    return LoadedTokenizer(
-        name=name,
-        counter=counter,
-        is_fast=fast is not None,
-        model_max_length=_max_length(folder / _CONFIG),
-        warning=warning,
-    )
+        loaded = AutoTokenizer.from_pretrained(source, local_files_only=True)
+        if not loaded.is_fast:
+            return loaded, False
+        tokenizer = loaded.backend_tokenizer
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer, True
 
 
 def _max_length(config: Path) -> int | None:
@@ -138,18 +134,3 @@ def _max_length(config: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return int(most) if isinstance(most, int | float) and 0 < most < _NO_LIMIT else None
-
-
-@contextmanager
-def _readable(name: str, found: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the libraries raise bare Exception
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            "tokenizer-broken",
-            "the tokenizer can't be loaded",
-            found=f"--tokenizer {name}: {found}: {first}",
-            why="its files are damaged, of another version, or need a package that is not there",
-            fix="save it anew with tokenizer.save_pretrained(FOLDER), or name another",
-        ) from None

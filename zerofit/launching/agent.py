@@ -7,9 +7,7 @@ each rank's exit code and signal. Usage: python -m zerofit.launching.agent RESUL
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,12 +17,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from zerofit.core.atomic_file import write_whole
+from zerofit.machine.stopping import end_with_parent
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-_PR_SET_PDEATHSIG = 1
-"""linux/prctl.h"""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What zerofit sends on to this process (zerofit/launching/watch.py)."""
 
@@ -32,15 +31,12 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def main(arguments: Sequence[str]) -> int:
     """Launch, write how the ranks failed as JSON, and return 0 where all ended well, else 1."""
     result, *launch_arguments = arguments
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # no run outlives the zerofit that started it
+    end_with_parent(None, by=signal.SIGTERM)  # no run outlives the zerofit that started it
     for number in _PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _pass_on)
     failures = _launch(launch_arguments)
-    partial = Path(result).with_suffix(".tmp")
-    partial.touch(mode=0o600)
-    partial.write_text(json.dumps(failures) + "\n", encoding="utf-8")
-    os.replace(partial, result)
+    write_whole(Path(result), json.dumps(failures) + "\n", mode=0o600)
     return 1 if failures else 0
 
 

@@ -1,4 +1,4 @@
-"""Checks of a launch's plan that need the file system or the script's batch size."""
+"""What a launch refuses: flags that contradict each other or would be ignored, an unusable NVMe folder."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import os
 from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError
+from zerofit.launching.request import NO_GPU
+from zerofit.planning.inputs import check_capture_limit, check_none_ignored
+from zerofit.scripts.target import put_before, script_of
 
 if TYPE_CHECKING:
     from zerofit.core.plan import Plan
-    from zerofit.launching.asked import Asked
+    from zerofit.launching.request import LaunchRequest
 
 
 def check_nvme_path(plan: Plan) -> None:
-    """Return where the folder for NVMe offload can be written, or there is none.
+    """Check that the folder for NVMe offload, if there is one, can be written.
 
     Raises:
         UserError: it can't.
@@ -36,12 +39,89 @@ def check_nvme_path(plan: Plan) -> None:
     )
 
 
-def no_micro_batch(asked: Asked, *, found: str) -> UserError:
+def no_micro_batch(launch: LaunchRequest, *, found: str) -> UserError:
     """Return what is said where a global batch has no micro-batch to be made of."""
     return UserError(
         "global-batch-needs-micro-batch",
         "the global batch needs the script's micro-batch",
-        found=f"--global-batch-size {asked.request.global_batch_size} without --micro-batch-size; {found}",
+        found=f"--global-batch-size {launch.request.global_batch_size} without --micro-batch-size; {found}",
         why="the global batch is made of micro-batches times accumulation times ranks",
         fix="give --micro-batch-size, the samples of one forward pass on each rank",
+    )
+
+
+def check_flags(launch: LaunchRequest) -> None:
+    """Check that the flags belong together, and that none of them would be ignored.
+
+    Raises:
+        UserError: one would be, or the run can't be planned or started from them.
+    """
+    _check_gpus(launch)
+    _check_planning_flags(launch)
+    _check_plan_file(launch)
+    if launch.makes_a_plan:
+        _check_one_plan_for_all_nodes(launch)
+
+
+def _check_gpus(launch: LaunchRequest) -> None:
+    if launch.gpus is None:
+        return
+    if not launch.request.on_cpu:
+        raise UserError(
+            "gpus-without-cpu",
+            "a launch is on the GPUs that are here",
+            found=f"--gpus {launch.gpus} without --cpu",
+            why="GPUs of another machine can be planned for, and their ranks rehearsed on the CPU",
+            fix=put_before("--cpu", launch.target)
+            or "add --cpu for the rehearsal, or use `zerofit plan --gpus`",
+        )
+    if not launch.makes_a_plan or launch.brings_a_strategy:
+        other = launch.why_unplanned
+        raise UserError(
+            "gpus-without-planning",
+            "GPUs of another machine are for making a plan, and none is made here",
+            found=f"--gpus {launch.gpus} with {other}",
+            why="--gpus says for which machine to plan; the rehearsal itself runs on the CPU",
+            fix=f"leave out --gpus, or {other}",
+        )
+
+
+def _check_planning_flags(launch: LaunchRequest) -> None:
+    """Refuse flags that only count where a plan is made, and a limit for a capture where there is none."""
+    because = launch.why_unplanned
+    if not launch.makes_a_plan:
+        gpus = {"--cpu": "add --gpus SPEC", NO_GPU: "add --cpu --gpus SPEC"}.get(because)
+        instead = f"{gpus}, the GPUs to plan for" if gpus else f"{because}, for a plan that is made here"
+        check_none_ignored(launch.model, because=because, instead=instead)
+    if not launch.may_capture:
+        check_capture_limit(
+            launch.capture_limit_s, because=because if launch.model.model is None else "--model"
+        )
+
+
+def _check_plan_file(launch: LaunchRequest) -> None:
+    plan = launch.request.plan
+    if plan is None or plan.topology.on_cpu or not launch.on_cpu or launch.request.on_cpu:
+        return
+    raise UserError(
+        "plan-for-gpus",
+        "the plan is for GPUs, and there is none here",
+        found=f"--plan {launch.plan_file}, for {plan.topology.ranks_per_node} GPUs on each node",
+        why="its ranks would train on the CPU, many times slower, and nobody asked for that",
+        fix="start it on a node with GPUs, or add --cpu to rehearse it",
+    )
+
+
+def _check_one_plan_for_all_nodes(launch: LaunchRequest) -> None:
+    num_nodes = launch.request.num_nodes or 1
+    if num_nodes == 1:
+        return
+    said = f"--model {launch.model.model}" if launch.model.model is not None else script_of(launch.target)
+    raise UserError(
+        "nodes-need-one-plan",
+        "several nodes need one plan, made once",
+        found=f"{said} on {num_nodes} nodes without --plan",
+        why="each node would plan by itself, and nodes whose plans differ wait for each other forever",
+        fix=f"plan once, `zerofit plan --nodes {num_nodes} --gpus SPEC --output FILE` with the same script "
+        "or model, and give --plan FILE on every node; or say --preset, or flags with --no-capture",
     )

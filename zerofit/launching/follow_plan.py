@@ -6,8 +6,6 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import click
-
 from zerofit.core.capture import masked
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Origin
@@ -18,63 +16,66 @@ from zerofit.scripts.capture.with_progress import captured
 
 if TYPE_CHECKING:
     from zerofit.core.capture import Capture
+    from zerofit.core.observer import Observer
     from zerofit.core.plan import Plan
     from zerofit.core.request import Request
-    from zerofit.launching.asked import Asked
+    from zerofit.launching.request import LaunchRequest
 
 _OF_SCRIPT = (Origin.SCRIPT, Origin.PLANNER)
 """Who spoke of the script that a plan was made from."""
 
 
-def follow_plan(asked: Asked) -> tuple[Request, Capture | None]:
+def follow_plan(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture | None]:
     """Return the request, and what the plan file's script was seen to train; None where nobody looked.
 
     A plan for the target with other arguments is followed where the script is seen to make the same batches
     of the same model.
 
     Args:
-        asked: with a plan that was made from a capture.
+        launch: with a plan that was made from a capture.
+        observer: is told where the plan was made for something else.
 
     Raises:
         UserError: the target trains something else, or a flag can't be applied to it.
     """
-    plan = asked.request.plan
+    plan = launch.request.plan
     assert plan is not None
     assert plan.capture is not None
     capture = plan.capture
-    if asked.has_plan_of_other_run:
-        was, runs = (shlex.join(masked(target)) for target in (capture.target, asked.target))
-        click.echo(f"zerofit: {asked.plan_file} was made for `{was}`, and `{runs}` is to run", err=True)
-        if not asked.captures:
-            return replace(asked.request, plan=_without_script(plan)), None
+    if launch.has_plan_of_other_run:
+        was, runs = (shlex.join(masked(target)) for target in (capture.target, launch.target))
+        observer.say(f"{launch.plan_file} was made for `{was}`, and `{runs}` is to run")
+        if not launch.captures:
+            return replace(launch.request, plan=_without_script(plan)), None
         without = "give --no-capture, to follow the plan file as it is"
-        with captured(asked.target, limit_s=asked.capture_limit_s, instead=without) as run:
-            _check_same(asked, capture, run.capture)
+        limit_s = launch.capture_limit_s
+        with captured(launch.target, limit_s=limit_s, instead=without, observer=observer) as run:
+            _check_same(launch, capture, run.capture)
             capture = run.capture
-    request = replace(asked.request, plan=_on_these_ranks(asked, plan, capture))
+    request = replace(launch.request, plan=_on_these_ranks(launch, plan, capture))
     captured_problem_of(  # refuses what can't be applied to the script
-        asked.model,
+        launch.model,
         request=request,
         capture=capture,
-        machine=asked.machine,
+        machine=launch.machine,
         versions=plan.versions,
-        topology=_chosen(asked).topology,
+        topology=_chosen(launch).topology,
     )
     return request, capture
 
 
-def _chosen(asked: Asked) -> Plan:
-    request = replace(asked.request, global_batch_size=None, plan=None)
-    plan = asked.request.plan
+def _chosen(launch: LaunchRequest) -> Plan:
+    request = replace(launch.request, global_batch_size=None, plan=None)
+    plan = launch.request.plan
     if plan is not None:
         bare = replace(plan, workload=replace(plan.workload, global_batch_size=None))
         request = replace(request, plan=bare)
-    return choose(machine=asked.machine, versions=probe_versions(), request=request)
+    return choose(machine=launch.machine, versions=probe_versions(), request=request)
 
 
-def _on_these_ranks(asked: Asked, plan: Plan, capture: Capture) -> Plan:
+def _on_these_ranks(launch: LaunchRequest, plan: Plan, capture: Capture) -> Plan:
     """Return the plan with the global batch that the script makes on as many ranks as there are now."""
-    ranks = _chosen(asked).topology.data_parallel_size
+    ranks = _chosen(launch).topology.data_parallel_size
     if plan.workload.global_batch_size != capture.global_batch_size(plan.topology.data_parallel_size):
         return plan  # it was asked for
     workload = replace(plan.workload, global_batch_size=capture.global_batch_size(ranks))
@@ -87,16 +88,16 @@ def _without_script(plan: Plan) -> Plan:
     return replace(plan, capture=None, reasons=reasons)
 
 
-def _check_same(asked: Asked, planned: Capture, seen: Capture) -> None:
+def _check_same(launch: LaunchRequest, planned: Capture, seen: Capture) -> None:
     was, now = _shown(planned), _shown(seen)
     if was == now:
         return
     raise UserError(
         "plan-of-another-run",
         "the plan file is for what the script does not train",
-        found=f"{asked.plan_file} is for {was}, and the script trains {now}",
+        found=f"{launch.plan_file} is for {was}, and the script trains {now}",
         why="the micro-batch and the memory of a plan are those of one model and its batches",
-        fix=f"plan anew, `zerofit plan --gpus SPEC --output {asked.plan_file}` with the same arguments; or "
+        fix=f"plan anew, `zerofit plan --gpus SPEC --output {launch.plan_file}` with the same arguments; or "
         "give --no-capture, to follow the plan file as it is",
     )
 

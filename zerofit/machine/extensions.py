@@ -34,7 +34,7 @@ def extensions_folders(
 
 
 def is_op_compiled(name: str, *, folder: Path) -> bool:
-    """Return whether the folder holds a compiled op of this name; a rebuilt one is called name_v1.so."""
+    """Return True if the folder holds a compiled op of this name; a rebuilt one is called name_v1.so."""
     return any((folder / name).glob(f"{name}*.so"))
 
 

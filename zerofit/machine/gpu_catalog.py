@@ -186,7 +186,7 @@ def _key(name: str) -> str:
 
 
 def _has_all_words(gpu: CatalogGpu, name: str) -> bool:
-    """Return whether one of a GPU's names has every word of this one, and this one the word of a product.
+    """Return True if one of a GPU's names has every word of this one, and this one the word of a product.
 
     "4060" is no 4060 Ti, and "80G" or "PCIe" is no product.
     """

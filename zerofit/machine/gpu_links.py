@@ -75,7 +75,7 @@ def _pcie_bytes_per_s(index: int, library: Any) -> float | None:
 
 
 def _nvlink_joins(indices: tuple[int, ...], library: Any) -> bool | None:
-    """Return whether one can get from each GPU to every other over NVLink; None where that is not told."""
+    """Return True if one can get from each GPU to every other over NVLink; None where that is not told."""
     reached, waiting = {indices[0]}, [indices[0]]
     try:
         handles = {index: library.nvmlDeviceGetHandleByIndex(index) for index in indices}

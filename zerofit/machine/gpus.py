@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ def probe_gpus(
     Raises:
         UserError: an id is not there, or stands twice; or there are GPUs, none of which can be read.
     """
-    with _started(nvml) as library:
+    with started_nvml(nvml) as library:
         num_gpus = library.nvmlDeviceGetCount() if library else 0
         if gpu_ids is not None:
             _check_ids(gpu_ids, num_gpus)
@@ -62,7 +62,7 @@ def probe_driver(*, nvml: Any = None) -> Driver | None:
     Args:
         nvml: the pynvml module, or one like it; None imports pynvml.
     """
-    with _started(nvml) as library:
+    with started_nvml(nvml) as library:
         if library is None:
             return None
         cuda = library.nvmlSystemGetCudaDriverVersion()
@@ -146,33 +146,27 @@ def _check_there_are_none(visible_devices: str | None, root: Path) -> None:
 
 
 @contextmanager
-def _started(nvml: Any) -> Iterator[Any]:
-    """Yield NVML, started, or None where the package, the library or the driver is missing."""
-    library = _start(nvml)
+def started_nvml(nvml: Any = None) -> Iterator[Any]:
+    """Yield NVML, started, or None where the package, the library or the driver is missing.
+
+    Args:
+        nvml: the pynvml module, or one like it; None imports pynvml.
+    """
+    library = nvml
+    with suppress(ImportError):
+        import pynvml
+
+        library = nvml or pynvml
+    try:
+        if library is not None:
+            library.nvmlInit()
+    except library.NVMLError:
+        library = None
     try:
         yield library
     finally:
         if library is not None:
             library.nvmlShutdown()
-
-
-def _start(nvml: Any) -> Any:
-    library = nvml if nvml is not None else _import_nvml()
-    if library is None:
-        return None
-    try:
-        library.nvmlInit()
-    except library.NVMLError:
-        return None
-    return library
-
-
-def _import_nvml() -> Any:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    return pynvml
 
 
 def _uuid(index: int, library: Any) -> str:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
-
-import click
 
 from zerofit.core.supported import ALWAYS_USED, USED_BY_TRACES, packages_of, unsupported, untested
 from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
+    from zerofit.core.observer import Observer
     from zerofit.core.strategy import Strategy
 
 
-@cache
-def check_libraries() -> None:
+_said: set[str] = set()
+
+
+def check_libraries(observer: Observer) -> None:
     """Check that every run's libraries are there in supported versions, and say once which are untested.
+
+    Args:
+        observer: is told which ones zerofit was never tested with.
 
     Raises:
         UserError: some are missing, or of another version.
@@ -26,7 +29,9 @@ def check_libraries() -> None:
     if error is not None:
         raise error
     for sentence in untested(versions):
-        click.echo(f"zerofit: {sentence}", err=True)
+        if sentence not in _said:
+            _said.add(sentence)
+            observer.say(sentence)
 
 
 def check_libraries_of_traces() -> None:

@@ -29,6 +29,8 @@ def probe_limits(*, folder: Path, home: Path, environ: Mapping[str, str], root: 
         environ: the environment.
         root: the file-system root that /proc and /dev are looked for under.
     """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     shm = root / "dev/shm"
     return Limits(
         installed_memory_bytes=read_meminfo("MemTotal", root=root),
@@ -36,7 +38,7 @@ def probe_limits(*, folder: Path, home: Path, environ: Mapping[str, str], root: 
         shm_bytes=shutil.disk_usage(shm).total if shm.is_dir() else None,
         disks=(
             probe_disk("current folder", folder),
-            probe_disk("Hugging Face cache", hub_cache(environ=environ, home=home)),
+            probe_disk("Hugging Face cache", Path(HF_HUB_CACHE)),
         ),
         port=DEFAULT_PORT,
         is_port_free=is_port_free(DEFAULT_PORT),
@@ -45,7 +47,7 @@ def probe_limits(*, folder: Path, home: Path, environ: Mapping[str, str], root: 
 
 
 def may_lock_all_memory(*, root: Path = Path("/")) -> bool:
-    """Return whether this process holds CAP_IPC_LOCK outside any user namespace, where alone it counts.
+    """Return True if this process holds CAP_IPC_LOCK outside any user namespace, where alone it counts.
 
     Args:
         root: the file-system root.
@@ -58,21 +60,6 @@ def may_lock_all_memory(*, root: Path = Path("/")) -> bool:
     capabilities = next((line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0")
     is_initial_namespace = uid_map == ["0", "0", str(2**32 - 1)]
     return is_initial_namespace and bool(int(capabilities, 16) >> _CAP_IPC_LOCK & 1)
-
-
-def hub_cache(*, environ: Mapping[str, str], home: Path) -> Path:
-    """Return where huggingface_hub keeps what it downloads.
-
-    Source: https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables
-
-    Args:
-        environ: the environment.
-        home: the user's home folder.
-    """
-    if folder := environ.get("HF_HUB_CACHE"):
-        return Path(folder).expanduser()
-    hf_home = environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or home / ".cache", "huggingface")
-    return Path(hf_home).expanduser() / "hub"
 
 
 def probe_disk(purpose: str, folder: Path) -> Disk:

@@ -10,7 +10,7 @@ DEFAULT_PORT = 29500
 
 
 def is_port_free(port: int) -> bool:
-    """Return whether a run could listen on the port, on all interfaces."""
+    """Return True if a run could listen on the port, on all interfaces."""
     try:
         with socket.create_server(("", port)):
             return True

@@ -1,8 +1,10 @@
-"""Signals that end this process, as exceptions, for as long as others depend on it."""
+"""How this process ends: signals as exceptions, and together with the process that started it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -11,13 +13,16 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _STOPS = (signal.SIGTERM, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
+_libc = ctypes.CDLL(None)
 
 
 @contextlib.contextmanager
 def stopping_by_exception() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise SystemExit here, so that what `with` and `finally` promise is done.
+    """Have SIGTERM and SIGHUP raise SystemExit here, so that `with` and `finally` clean up.
 
-    What handles a signal already, and every thread but the main one, stays as it is.
+    A signal that already has a handler keeps it, and outside of the main thread nothing changes.
     """
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -34,3 +39,16 @@ def stopping_by_exception() -> Iterator[None]:
     finally:
         for number in taken:
             signal.signal(number, signal.SIG_DFL)
+
+
+def end_with_parent(parent: int | None, *, by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel signal this process once the thread that started it has ended (prctl(2)).
+
+    Args:
+        parent: process id of the one that started this one; if it has ended already, this one exits at once.
+            None does not check.
+        by: the signal.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, by)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)

@@ -142,7 +142,7 @@ def _writable_mounts(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _is_local_nvme(device: Path) -> bool:
-    """Return whether a block device of /sys is an NVMe disk of this node, or lies on such disks only."""
+    """Return True if a block device of /sys is an NVMe disk of this node, or lies on such disks only."""
     below = sorted(_folder(device / "slaves"))
     if below:
         return all(_is_local_nvme(disk) for disk in below)

@@ -44,13 +44,13 @@ class DeepSpeedOp:
     name: str
     """DeepSpeed's name of it, such as "cpu_adam"."""
     is_in_wheel: bool
-    """Whether it was compiled when deepspeed was installed; nothing is needed to load it then."""
+    """True if it was compiled when deepspeed was installed; nothing is needed to load it then."""
     is_compiled: bool
-    """Whether one lies in torch's extensions folder; loading it still goes through ninja and the compiler."""
+    """True if one lies in torch's extensions folder; loading it still goes through ninja and the compiler."""
     is_compatible: bool
     """What the op builder's own is_compatible() says; it does not look for ninja, headers or nvcc."""
     needs_nvcc: bool
-    """Whether it has CUDA sources here."""
+    """True if it has CUDA sources here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class BuildLock:
     age_s: float
     """Seconds since it was made."""
     is_held: bool
-    """Whether a process here has it open, as a running build does."""
+    """True if a process here has it open, as a running build does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Toolchain:
     nvcc: Nvcc | None
     """None where no CUDA toolkit is found."""
     skips_cuda_check: bool
-    """Whether DS_SKIP_CUDA_CHECK=1 lets DeepSpeed build with another CUDA than torch's."""
+    """True if DS_SKIP_CUDA_CHECK=1 lets DeepSpeed build with another CUDA than torch's."""
     cxx_name: str
     """The C++ compiler that torch calls: $CXX, else c++."""
     cxx: str | None
@@ -92,7 +92,7 @@ class Toolchain:
     """Where Python.h belongs."""
     has_python_header: bool
     has_libaio: bool | None
-    """Whether a program with libaio compiles and links; None where there is no compiler to try."""
+    """True if a program with libaio compiles and links; None where there is no compiler to try."""
     ops: tuple[DeepSpeedOp, ...]
     """Empty where deepspeed can't be imported."""
     deepspeed_error: str | None

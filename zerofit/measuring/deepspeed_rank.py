@@ -22,13 +22,12 @@ from zerofit.configs.write.deepspeed import deepspeed_config
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine, OffloadDevice, Precision
 from zerofit.machine.extensions import extensions_folders, find_build_locks
-from zerofit.measuring.applied import apply_to_model
-from zerofit.measuring.trainee import CLIPPING, Trainee
+from zerofit.measuring.training_loop import CLIPPING, Trainee, apply_to_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zerofit.measuring.spec import Spec
+    from zerofit.measuring.results import TrialSpec
 
 _LOSS_SCALE_POWER = 4
 """ASSUMPTION: fp16 gradients of a loss times 2^4 overflow in no model here. From DeepSpeed's 2^16 on, the
@@ -45,7 +44,7 @@ class RankTrainee(Trainee):
         """Return the loss of one micro-batch."""
         return self.engine(**batch).loss
 
-    def accumulate(self, loss: Any, *, windows: int, is_last: bool) -> None:
+    def accumulate(self, loss: Any, *, num_micro_batches: int, is_last: bool) -> None:
         """Add a micro-batch's gradients to those of its step, as accelerate does.
 
         Source: accelerate/utils/deepspeed.py, DeepSpeedEngineWrapper.backward (1.15). The engine divides by
@@ -67,7 +66,13 @@ class RankTrainee(Trainee):
         skipped = self.engine.skipped_steps
         seconds = Trainee.timed_step(self)
         if self.engine.skipped_steps > skipped:
-            raise _is_skipped()
+            raise UserError(
+                "rank-skips-its-steps",
+                "DeepSpeed skipped a step that was to be timed",
+                found="gradients that overflowed (inf or NaN)",
+                why="ranks that do not exist send nothing; what stands in for it can be too large for fp16",
+                fix="train the trial in bf16",
+            )
         return seconds
 
 
@@ -76,33 +81,37 @@ _SHARED_MEMORY, _CPU_ADAM = "deepspeed_shm_comm", "cpu_adam"
 cpu_adam.py, NAME)."""
 
 
-def import_ahead(spec: Spec, *, tell: Callable[[str], None]) -> None:
+def import_ahead(spec: TrialSpec, *, tell: Callable[[str], None]) -> None:
     """Import DeepSpeed, and compile and load what of it compiles at its first use; no GPU is touched.
 
     Args:
-        spec: the rung.
+        spec: the trial.
         tell: told what is being built.
 
     Raises:
         UserError: something of it can't be built or loaded here.
     """
-    _let_ninja_be_found()
-    with _built_for("a rung of DeepSpeed"):
+    programs, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
+    if programs not in path.split(os.pathsep):  # torch compiles with ninja, found as `zerofit launch` does
+        os.environ["PATH"] = os.pathsep.join((programs, path))
+    with _built_for("a trial under DeepSpeed"):
         for name in ("deepspeed", "accelerate.utils.deepspeed", "transformers.integrations"):
             import_module(name)
     import_module("torch.testing._internal.distributed.fake_pg")
     if spec.on_cpu:
-        _say_build(_SHARED_MEMORY, tell)
-        with _built_for("a rung of DeepSpeed on the CPU"):
-            _load_shared_memory()
+        _check_unlocked(_SHARED_MEMORY, tell)
+        with _built_for("a trial under DeepSpeed on the CPU"):
+            # What ranks on one host's CPU reduce by (deepspeed/comm/torch.py, build_shm_op).
+            accelerator: Any = import_module("deepspeed.accelerator").get_accelerator()
+            accelerator.create_op_builder("ShareMemCommBuilder").load(verbose=False)
     if spec.strategy.optimizer_offload is not OffloadDevice.NONE:
-        _say_build(_CPU_ADAM, tell)
-        with _built_for("a rung that offloads the optimizer"):
+        _check_unlocked(_CPU_ADAM, tell)
+        with _built_for("a trial that offloads the optimizer"):
             _step_on_cpu()
 
 
 @contextmanager
-def joined(spec: Spec) -> Iterator[None]:
+def joined(spec: TrialSpec) -> Iterator[None]:
     """Be rank 0 of the spec's ranks while a model is made and trains; do nothing without DeepSpeed.
 
     Under stage 3 transformers partitions the model as it makes it.
@@ -114,7 +123,14 @@ def joined(spec: Spec) -> Iterator[None]:
     import torch.distributed
     from transformers.integrations import HfDeepSpeedConfig
 
-    os.environ.update(_environment(spec))
+    os.environ.update(  # what a launcher sets for rank 0, on one node; nobody listens at the address
+        {
+            **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(spec.num_ranks)),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+        }
+    )
     fake: Any = import_module("torch.testing._internal.distributed.fake_pg")
     torch.distributed.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=spec.num_ranks)
     deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False, verbose=False)
@@ -126,7 +142,7 @@ def joined(spec: Spec) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def make_rank(model: Any, samples: dict[str, Any], spec: Spec, device: str) -> RankTrainee:
+def make_rank(model: Any, samples: dict[str, Any], spec: TrialSpec, device: str) -> RankTrainee:
     """Return rank 0 with its part of a model that was made while it had joined() the others.
 
     Raises:
@@ -154,8 +170,8 @@ def make_rank(model: Any, samples: dict[str, Any], spec: Spec, device: str) -> R
     )
 
 
-def rank_config(spec: Spec) -> dict[str, Any]:
-    """Return the DeepSpeed configuration of a rung as `zerofit launch` has it, with nothing left to a script.
+def rank_config(spec: TrialSpec) -> dict[str, Any]:
+    """Return the DeepSpeed configuration of a trial as `zerofit launch` has it, complete.
 
     What accelerate adds is added: the whole batch, any optimizer, and no reports on stdout
     (accelerate/accelerator.py, _prepare_deepspeed; accelerate/utils/dataclasses.py, DeepSpeedPlugin). On the
@@ -180,27 +196,8 @@ def rank_config(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _environment(spec: Spec) -> dict[str, str]:
-    """Return what a launcher sets for rank 0, on one node; nobody listens at the address."""
-    return {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(spec.num_ranks),
-        "LOCAL_WORLD_SIZE": str(spec.num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-    }
-
-
-def _let_ninja_be_found() -> None:
-    """Put this Python's programs on PATH, as `zerofit launch` does: torch compiles ops with ninja."""
-    own, path = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
-    if own not in path.split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join((own, path))
-
-
-def _say_build(op: str, tell: Callable[[str], None]) -> None:
-    """Say that an op is built or loaded next, which may take minutes.
+def _check_unlocked(op: str, tell: Callable[[str], None]) -> None:
+    """Say that an op is built or loaded next, which may take minutes, and check that no lock is left of it.
 
     Raises:
         UserError: torch would wait for ever: a build that was killed has left its lock.
@@ -212,23 +209,13 @@ def _say_build(op: str, tell: Callable[[str], None]) -> None:
     _, folder = extensions_folders(environ=os.environ, home=Path.home(), cuda_version=version)
     for lock in find_build_locks(folder):
         if Path(lock.path).parent == folder / op and not lock.is_held:
-            raise _is_locked(lock.path)
-
-
-def _is_locked(path: str) -> UserError:
-    return UserError(
-        "deepspeed-build-locked",
-        "a build of a part of DeepSpeed was killed, and its lock is still there",
-        found=path,
-        why="no process here holds it, and whoever uses the part next waits for it for ever",
-        fix=f"rm {path} (unless another node that shares the folder is building)",
-    )
-
-
-def _load_shared_memory() -> None:
-    """Load what ranks on one host's CPU reduce by (deepspeed/comm/torch.py, build_shm_op)."""
-    accelerator: Any = import_module("deepspeed.accelerator").get_accelerator()
-    accelerator.create_op_builder("ShareMemCommBuilder").load(verbose=False)
+            raise UserError(
+                "deepspeed-build-locked",
+                "a build of a part of DeepSpeed was killed, and its lock is still there",
+                found=lock.path,
+                why="no process here holds it, and whoever uses the part next waits for it for ever",
+                fix=f"rm {lock.path} (unless another node that shares the folder is building)",
+            )
 
 
 def _step_on_cpu() -> None:
@@ -254,15 +241,5 @@ def _built_for(what: str) -> Iterator[None]:
             "a part of DeepSpeed can't be built or loaded here",
             found=what,
             why=lines[0] if lines else type(cause).__name__,
-            fix="see what `zerofit doctor` says of DeepSpeed's ops, or leave the rung out",
+            fix="see what `zerofit doctor` says of DeepSpeed's ops, or leave it out",
         ) from error
-
-
-def _is_skipped() -> UserError:
-    return UserError(
-        "rank-skips-its-steps",
-        "DeepSpeed skipped a step that was to be timed",
-        found="gradients that overflow, or are no numbers",
-        why="ranks that do not exist send nothing, and what stands in for it can be too large for fp16",
-        fix="train the rung in bf16",
-    )

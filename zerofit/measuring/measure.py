@@ -1,4 +1,4 @@
-"""Measures one rung in this process: warm-up for the losses, timed steps, then what its tensors hold."""
+"""Measures one trial in this process: warm-up for the losses, timed steps, then what its tensors hold."""
 
 from __future__ import annotations
 
@@ -6,43 +6,45 @@ import gc
 import statistics
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.strategy import Engine
-from zerofit.measuring.deepspeed_rank import joined
-from zerofit.measuring.driver import read_gpu
-from zerofit.measuring.imports import warm_up
-from zerofit.measuring.limit import limited_memory
-from zerofit.measuring.made import make_model, make_samples, micro_batch, without_dropout
+from zerofit.measuring.deepspeed_rank import joined, make_rank
 from zerofit.measuring.memory import (
     LiveTensors,
     forget_making,
     forget_peak,
     gradient_bytes,
+    limited_memory,
     process_bytes,
+    read_gpu,
     state_bytes,
     weight_bytes,
 )
-from zerofit.measuring.results import Measured, Parts
-from zerofit.measuring.train import make_trainee
+from zerofit.measuring.random_model import make_model, make_samples, micro_batch, without_dropout
+from zerofit.measuring.results import TensorBytes, TrialMeasurement
+from zerofit.measuring.training_loop import make_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.measuring.spec import Spec
-    from zerofit.measuring.trainee import Trainee
+    from zerofit.measuring.results import TrialSpec
+    from zerofit.measuring.training_loop import Trainee
 
+_IN_PARALLEL = 1 << 20
+"""ASSUMPTION: elements of which torch gives each of its threads some (at/Parallel.h: GRAIN_SIZE is 32768)."""
 NUM_WARM_UP = 3
 """Steps before those that are timed: the first makes the optimizer's states, torch.compile compiles, and the
 last one's loss is after two updates. They run without dropout, whose random numbers fall otherwise in small
 batches than in large ones, so that what does not change the mathematics has the same losses."""
 
 
-def measure(spec: Spec, *, tell: Callable[[str], None]) -> Measured:
-    """Train a rung, of which all is imported, and return what it took.
+def measure(spec: TrialSpec, *, tell: Callable[[str], None]) -> TrialMeasurement:
+    """Train a trial whose imports are done and return what it took.
 
     Args:
-        spec: the rung.
+        spec: the trial.
         tell: told what is being done.
 
     Raises:
@@ -62,22 +64,57 @@ def measure(spec: Spec, *, tell: Callable[[str], None]) -> Measured:
     return _measured(trained, process_bytes=max(0, peak - imported), process_peak_bytes=peak, **on_gpu)
 
 
+def warm_up(spec: TrialSpec, device: str) -> None:
+    """Run small layers and optimizers once and start torch's threads, so that neither counts as the trial's.
+
+    Args:
+        spec: the trial.
+        device: "cpu" or "cuda", where it trains.
+    """
+    import torch
+    from transformers import optimization
+
+    layer = torch.nn.Linear(64, 64)
+    for optimizer in (
+        torch.optim.AdamW(layer.parameters(), foreach=True),
+        optimization.Adafactor(layer.parameters()),
+    ):
+        layer(torch.ones(64, 64)).sum().backward()
+        optimizer.step()
+    if spec.strategy.quantization is not None:
+        _warm_up_4_bit(device)
+    torch.ones(_IN_PARALLEL).add_(1)
+    gc.collect()
+
+
+def _warm_up_4_bit(device: str) -> None:
+    """Import what saving a model and computing in 4 bit load at their first use."""
+    import torch
+    from transformers.integrations import deepspeed
+
+    if deepspeed.is_deepspeed_available():
+        import_module("deepspeed")  # accelerate does, to save a model (accelerate/utils/other.py)
+    layers: Any = import_module("bitsandbytes.nn")
+    layer = layers.Linear4bit(64, 64, compress_statistics=True, quant_type="nf4").to(device)
+    layer(torch.ones(64, 64, device=device, requires_grad=True)).sum().backward()
+
+
 class _StartedGpu:
-    """The GPU with CUDA started, and what the driver said of it before and after that."""
+    """The GPU once CUDA has started, and what the driver said of it before and after that."""
 
     def __init__(self) -> None:
         import torch
 
-        self._before = read_gpu(has_cuda=False)
+        self._before = read_gpu()
         torch.cuda.init()
         torch.cuda.synchronize()
-        self._context_bytes = read_gpu(has_cuda=True).held_since(self._before)
+        self._context_bytes = read_gpu().held_since(self._before)
 
     def figures(self) -> dict[str, int | None]:
-        """Return the fields of Measured that are of the GPU, by their names."""
+        """Return the fields of TrialMeasurement that are of the GPU, by their names."""
         import torch
 
-        now = read_gpu(has_cuda=True)
+        now = read_gpu()
         reserved_bytes = torch.cuda.max_memory_reserved()
         return {
             "allocated_bytes": torch.cuda.max_memory_allocated(),
@@ -94,10 +131,10 @@ class _StartedGpu:
 
 
 def peak_on_device(held_bytes: int | None, *, reserved_bytes: int, most_reserved_bytes: int) -> int | None:
-    """Return what a process held of the GPU at its peak, as the driver counts it.
+    """Return what a process held of the GPU at its peak, by the driver's count.
 
-    The driver knows the present only, and torch may have given memory back by then: DeepSpeed has it do so
-    once the parameters are partitioned (stage_1_and_2.py, empty_cache). What is beside torch's memory,
+    The driver knows the present only, and torch may have given memory back by then: DeepSpeed empties the
+    cache once the parameters are partitioned (stage_1_and_2.py, empty_cache). What is beside torch's memory,
     the context, kernels and libraries, stays until the process ends.
 
     Args:
@@ -108,18 +145,28 @@ def peak_on_device(held_bytes: int | None, *, reserved_bytes: int, most_reserved
     return None if held_bytes is None else held_bytes - reserved_bytes + most_reserved_bytes
 
 
+def make_trainee(model: Any, samples: dict[str, Any], spec: TrialSpec, device: str) -> Trainee:
+    """Return a model with its optimizer under the strategy: rank 0 under DeepSpeed, else a plain loop.
+
+    Raises:
+        UserError: the model or this machine can't take the strategy.
+    """
+    make = make_rank if spec.strategy.engine is Engine.DEEPSPEED else make_plain
+    return make(model, samples, spec, device)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trained:
     """What training came to."""
 
     trainee: Trainee
-    gradients: int | None
-    """Bytes of all gradients before a step; None where they are not counted."""
+    gradients: int
+    """Bytes of all gradients before a step."""
     losses: tuple[float, ...]
     times_s: tuple[float, ...]
 
 
-def _train(spec: Spec, device: str, tell: Callable[[str], None]) -> _Trained:
+def _train(spec: TrialSpec, device: str, tell: Callable[[str], None]) -> _Trained:
     """Make the model and take all steps."""
     tell("making the model")
     model = make_model(spec, device)
@@ -127,12 +174,12 @@ def _train(spec: Spec, device: str, tell: Callable[[str], None]) -> _Trained:
     samples = make_samples(model, spec)
     trainee = make_trainee(model, samples, spec, device)
     del model
-    losses, gradients = [], None
+    losses, gradients = [], 0
     for index in range(NUM_WARM_UP):
         tell(f"taking warm-up step {index + 1} of {NUM_WARM_UP}")
         with without_dropout(trainee.model):
             losses.append(trainee.backward())
-        gradients = gradient_bytes(trainee.model) if _is_counted(spec) else None
+        gradients = gradient_bytes(trainee.model)
         trainee.update()
     if spec.strategy.compile:
         tell("compiling with dropout")
@@ -144,38 +191,29 @@ def _train(spec: Spec, device: str, tell: Callable[[str], None]) -> _Trained:
     return _Trained(trainee=trainee, gradients=gradients, losses=tuple(losses), times_s=tuple(times))
 
 
-def _measured(trained: _Trained, **memory: Any) -> Measured:
+def _measured(trained: _Trained, **memory: Any) -> TrialMeasurement:
     """Return what was measured, given the fields that are of the process and the GPU."""
     import torch
 
     trainee, spec = trained.trainee, trained.trainee.spec
     step_time_s = statistics.median(trained.times_s)
-    return Measured(
+    counted = None
+    if spec.strategy.engine is Engine.NATIVE:  # DeepSpeed keeps them in buffers of its own
+        counted = TensorBytes(
+            weights=weight_bytes(trainee.model),
+            gradients=trained.gradients,
+            optimizer_states=state_bytes(trainee.optimizer),
+            activations=_activation_bytes(trainee),
+        )
+    return TrialMeasurement(
         **memory,
         step_times_s=trained.times_s,
         step_time_s=step_time_s,
         tokens_per_s=spec.batch_size * spec.sequence_length / step_time_s,
         losses=trained.losses,
-        counted=_parts(trained),
+        counted=counted,
         num_trained_parameters=num_trained(trainee.model),
         num_threads=torch.get_num_threads(),
-    )
-
-
-def _is_counted(spec: Spec) -> bool:
-    """Return whether weights, gradients and states lie in the model's and the optimizer's own tensors."""
-    return spec.strategy.engine is Engine.NATIVE
-
-
-def _parts(trained: _Trained) -> Parts | None:
-    trainee = trained.trainee
-    if trained.gradients is None:
-        return None
-    return Parts(
-        weights=weight_bytes(trainee.model),
-        gradients=trained.gradients,
-        optimizer_states=state_bytes(trainee.optimizer),
-        activations=_activation_bytes(trainee),
     )
 
 

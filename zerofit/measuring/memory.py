@@ -1,19 +1,26 @@
-"""What a process and its tensors hold: the kernel's figures, and tensors counted."""
+"""What a process, its GPU and its tensors hold, and a limit on that."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-from contextlib import suppress
+import os
+import resource
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.units import KIB
+from zerofit.machine.gpus import started_nvml, visible_indices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _STATUS = Path("/proc/self/status")
+_ALL_MEMORY = 1.0
+"""Of a GPU: torch's default fraction."""
 
 
 def process_bytes(field: str) -> int:
@@ -26,7 +33,7 @@ def process_bytes(field: str) -> int:
 
 
 def forget_peak() -> None:
-    """Let VmHWM begin anew at what the process holds now, where the kernel allows it.
+    """Reset VmHWM to what the process holds now, where the kernel allows it.
 
     Source: https://man7.org/linux/man-pages/man5/proc_pid_clear_refs.5.html, value 5.
     """
@@ -35,7 +42,7 @@ def forget_peak() -> None:
 
 
 def forget_making(device: str) -> None:
-    """Give back what making a model has left free, and let all peaks begin anew at what it holds itself.
+    """Give back memory that making a model has left free, and reset all peaks to what the model itself holds.
 
     Args:
         device: "cpu" or "cuda".
@@ -49,6 +56,59 @@ def forget_making(device: str) -> None:
     if device != "cpu":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """What NVML says at one moment of the first GPU that CUDA sees; None for what it does not tell."""
+
+    free_bytes: int | None = None
+    """What no process holds."""
+    process_bytes: int | None = None
+    """What this process holds. In a container process ids differ from the driver's, which then knows none."""
+
+    def used_since(self, before: GpuReading) -> int | None:
+        """Return how much more all processes together hold than at an earlier reading."""
+        if self.free_bytes is None or before.free_bytes is None:
+            return None
+        return before.free_bytes - self.free_bytes
+
+    def held_since(self, before: GpuReading) -> int | None:
+        """Return what this process holds: its own figure, else what the GPU has more in use.
+
+        The latter assumes that nobody else uses the GPU, and that this process held nothing before.
+        """
+        return self.used_since(before) if self.process_bytes is None else self.process_bytes
+
+
+def read_gpu(*, nvml: Any = None) -> GpuReading:
+    """Return what the driver says now of the first visible GPU.
+
+    Args:
+        nvml: the pynvml module, or one like it; None imports pynvml.
+    """
+    with started_nvml(nvml) as library:
+        if library is None:
+            return GpuReading()
+        try:
+            handles = [library.nvmlDeviceGetHandleByIndex(one) for one in range(library.nvmlDeviceGetCount())]
+            uuids = tuple(str(library.nvmlDeviceGetUUID(handle)) for handle in handles)
+            visible = visible_indices(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+            if not visible:
+                return GpuReading()
+            free_bytes = int(library.nvmlDeviceGetMemoryInfo(handles[visible[0]]).free)
+        except library.NVMLError:
+            return GpuReading()
+        return GpuReading(free_bytes=free_bytes, process_bytes=_own_bytes(library, handles[visible[0]]))
+
+
+def _own_bytes(library: Any, handle: Any) -> int | None:
+    try:
+        processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
+    except library.NVMLError:  # virtual GPUs do not tell
+        return None
+    own = (one.usedGpuMemory for one in processes if one.pid == os.getpid() and one.usedGpuMemory)
+    return next(map(int, own), None)
 
 
 def storage_bytes(tensors: Iterable[Any]) -> int:
@@ -98,10 +158,10 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 class LiveTensors:
-    """Knows the storages that are made while its mode is entered, and which of them are still alive.
+    """Tracks the storages made while its mode is on, and which of them are still alive.
 
     Args:
-        known: tensors that are not counted, nor their views.
+        known: tensors that do not count, nor do their views.
     """
 
     def __init__(self, known: Iterable[Any]) -> None:
@@ -127,3 +187,80 @@ class LiveTensors:
     def num_bytes(self) -> int:
         """Return the bytes of those that are alive."""
         return sum(size for reference, size in self._made.values() if not reference.expired())
+
+
+@contextmanager
+def limited_memory(limit_bytes: int | None, device: str, *, has_deepspeed: bool = False) -> Iterator[None]:
+    """Limit the memory that may be taken, so that a trial fails as on a smaller machine; lift it at the end.
+
+    On a GPU torch's allocator keeps to it. On the CPU the kernel does, by what the process may map beyond
+    what it has: getrlimit(2), RLIMIT_DATA, which counts what VmData does, private writable mappings.
+
+    Args:
+        limit_bytes: None for all there is.
+        device: "cpu" or "cuda".
+        has_deepspeed: whether DeepSpeed trains, which on a GPU is told of the limit, too.
+    """
+    if limit_bytes is None:
+        yield
+    elif device == "cpu":
+        with _limited_process(limit_bytes):
+            yield
+    else:
+        with _limited_gpu(limit_bytes), told_to_deepspeed(limit_bytes) if has_deepspeed else nullcontext():
+            yield
+
+
+@contextmanager
+def _limited_gpu(limit_bytes: int) -> Iterator[None]:
+    import torch
+
+    whole_bytes = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(gpu_fraction(limit_bytes, whole_bytes))
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(_ALL_MEMORY)
+
+
+def gpu_fraction(limit_bytes: int, whole_bytes: int) -> float:
+    """Return which part of a GPU's memory a limit is, at most all of it."""
+    return min(_ALL_MEMORY, limit_bytes / whole_bytes)
+
+
+@contextmanager
+def told_to_deepspeed(limit_bytes: int, accelerator: Any = None) -> Iterator[None]:
+    """Have DeepSpeed see no more free memory than a limit leaves.
+
+    By what is free its stages 1 and 2 choose where they lay the parameters one behind the other, on the GPU
+    or on the host (deepspeed/runtime/zero/stage_1_and_2.py, flatten_on_accelerator); they ask the driver,
+    which does not know torch's limit.
+
+    Args:
+        limit_bytes: what torch may reserve.
+        accelerator: DeepSpeed's, or one like it; None asks DeepSpeed.
+    """
+    asked = accelerator or import_module("deepspeed.accelerator").get_accelerator()
+    whole = asked.available_memory
+
+    def available_memory(device_index: int | None = None) -> int:
+        left = limit_bytes - int(asked.memory_reserved(device_index))
+        return max(0, min(left, int(whole(device_index))))
+
+    asked.available_memory = available_memory
+    try:
+        yield
+    finally:
+        del asked.available_memory  # of the object: its class still has the method
+
+
+@contextmanager
+def _limited_process(limit_bytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = process_bytes("VmData") + limit_bytes
+    least = min(one for one in (wanted, soft) if one != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_DATA, (least, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

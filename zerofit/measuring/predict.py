@@ -13,20 +13,19 @@ from zerofit.core.facts import Versions, Workload
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, Precision
 from zerofit.machine.gpu_catalog import find_gpu
-from zerofit.measuring.made import PADDING
-from zerofit.measuring.results import Parts, Predicted
+from zerofit.measuring.random_model import PADDING
+from zerofit.measuring.results import TensorBytes, TrialPrediction
 from zerofit.models.meta_device import transformers_config
-from zerofit.models.source import LocatedConfig
 from zerofit.models.task import Task
 from zerofit.models.trace.cache import default_cache_folder
-from zerofit.models.trace.source import trace_model
+from zerofit.models.trace.entry import trace_model
 from zerofit.planning.estimate.device_memory.memory import estimate_memory
+from zerofit.planning.estimate.device_memory.non_torch_memory import NCCL
 from zerofit.planning.estimate.device_memory.optimizers import STATES
-from zerofit.planning.estimate.device_memory.outside import NCCL
 from zerofit.planning.estimate.engines.engine import Setup
 from zerofit.planning.estimate.engines.native import BUFFERS, WEIGHTS
-from zerofit.planning.estimate.time.step_time import estimate_step_time
-from zerofit.planning.judge import OTHER_DEVICES, trace_request_for
+from zerofit.planning.estimate.step_time import estimate_step_time
+from zerofit.planning.training_estimator import OTHER_DEVICES, trace_request_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from zerofit.core.estimates import MemoryEstimate
     from zerofit.core.facts import GpuSpec, Machine
     from zerofit.core.rates import Rates
-    from zerofit.measuring.rungs import Run
+    from zerofit.measuring.ladder import LadderRun
     from zerofit.models.source import ModelSource
 
 STAND_IN = "A100-80G"
@@ -54,13 +53,13 @@ class Predictor:
     """None where there is no GPU to predict for: then tensors alone are."""
     versions: Versions
     keeps_outputs: bool = False
-    """Whether the loop holds a micro-batch's outputs while the next one runs forward."""
+    """True if the loop holds a micro-batch's outputs while the next one runs forward."""
     machine: Machine | None = None
     """The node, for the time of a step; None predicts none."""
     rates: Rates | None = None
     """What is achieved of the node's peaks; None predicts no time."""
 
-    def estimate(self, run: Run, *, tell: Callable[[str], None] | None = None) -> MemoryEstimate:
+    def estimate(self, run: LadderRun, *, tell: Callable[[str], None] | None = None) -> MemoryEstimate:
         """Return the GPU memory of a run, phase by phase.
 
         Raises:
@@ -68,7 +67,7 @@ class Predictor:
         """
         return estimate_memory(self._setup(run, tell), gpu=self._gpu)
 
-    def predict(self, run: Run, *, tell: Callable[[str], None] | None = None) -> Predicted | None:
+    def predict(self, run: LadderRun, *, tell: Callable[[str], None] | None = None) -> TrialPrediction | None:
         """Return the figures that stand beside a measurement; None for a compiled model, which is not traced.
 
         Of many ranks they are those of one, whose collectives exchange nothing: NCCL holds nothing, and the
@@ -83,8 +82,8 @@ class Predictor:
         memory = estimate_memory(setup, gpu=self._gpu)
         parts = _parts(memory, setup.log, run) if run.strategy.engine is Engine.NATIVE else None
         if self.gpu is None:
-            return Predicted(parts=parts)
-        return Predicted(
+            return TrialPrediction(parts=parts)
+        return TrialPrediction(
             parts=parts,
             allocated_bytes=max(phase.held_by(Holder.TENSORS) for phase in memory.phases),
             reserved_bytes=max(phase.held_by(Holder.TENSORS, Holder.CACHE) for phase in memory.phases),
@@ -98,7 +97,7 @@ class Predictor:
         time = estimate_step_time(setup, machine=self.machine, rates=self.rates)
         return None if time is None else time.seconds
 
-    def _setup(self, run: Run, tell: Callable[[str], None] | None) -> Setup:
+    def _setup(self, run: LadderRun, tell: Callable[[str], None] | None) -> Setup:
         return Setup(
             log=self._log(run, tell),
             strategy=run.strategy,
@@ -108,7 +107,7 @@ class Predictor:
             compute_capability=self._gpu.compute_capability or OTHER_DEVICES,
         )
 
-    def _log(self, run: Run, tell: Callable[[str], None] | None) -> AllocationLog:
+    def _log(self, run: LadderRun, tell: Callable[[str], None] | None) -> AllocationLog:
         workload = Workload(
             sequence_length=run.sequence_length, is_padded=True, keeps_outputs=self.keeps_outputs
         )
@@ -128,15 +127,14 @@ def _with_padding(model: ModelSource) -> ModelSource:
     """Return a model as the rungs make it: with a token of padding, which a classifying decoder needs."""
     if model.task is not Task.SEQUENCE_CLASSIFICATION or model.config.get("pad_token_id") is not None:
         return model
-    located = LocatedConfig(name=model.name, config=model.config, origin=model.origin, place=model.place)
-    config = transformers_config(located, trust_remote_code=model.trust_remote_code)
+    config = transformers_config(model, trust_remote_code=model.trust_remote_code)
     if getattr(config, "pad_token_id", None) is not None:
         return model
     return replace(model, config={**model.config, "pad_token_id": PADDING})
 
 
-def _parts(memory: MemoryEstimate, log: AllocationLog, run: Run) -> Parts:
-    return Parts(
+def _parts(memory: MemoryEstimate, log: AllocationLog, run: LadderRun) -> TensorBytes:
+    return TensorBytes(
         weights=_term(memory, WEIGHTS) + _term(memory, BUFFERS),
         gradients=_term(memory, TensorKind.GRADIENT.value),
         optimizer_states=_term(memory, STATES),

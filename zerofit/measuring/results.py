@@ -1,4 +1,4 @@
-"""What a ladder of strategies measured, rung by rung, beside what was predicted; to and from JSON."""
+"""A trial: what its process is told, and what it measured, beside what was predicted."""
 
 from __future__ import annotations
 
@@ -7,17 +7,62 @@ import json
 from dataclasses import dataclass
 from enum import StrEnum
 
-from zerofit.core.errors import UserError
-from zerofit.core.facts import Versions
-from zerofit.core.strategy import Strategy
+from zerofit.core.strategy import Precision, Strategy
 from zerofit.core.validation import STRICT
 
-LADDER_VERSION = 1
-"""Raised whenever a file of before can no longer be read as it was meant."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSpec:
+    """One training run in a process of its own."""
+
+    model: str
+    """A name of the catalog, a folder, or a config.json."""
+    task: str
+    """What its head is for: a value of zerofit.models.task.Task."""
+    strategy: Strategy
+    """With micro-batch and accumulation filled in."""
+    sequence_length: int
+    """Tokens of a sample."""
+    full_length: int
+    """Tokens of the samples as they are made, before they are cut to sequence_length."""
+    num_steps: int
+    """Optimizer steps that are timed, after the warm-up."""
+    on_cpu: bool
+    weights: Precision = Precision.FP32
+    """Format in which the loop makes the model. On fp32 weights it computes in 16 bit by autocast, on 16-bit
+    weights without it; DeepSpeed casts by itself."""
+    num_ranks: int = 1
+    """Data-parallel ranks under DeepSpeed. Above 1 the process is rank 0 of them, with collectives that
+    exchange nothing: its tensors are those of a rank, its losses mean nothing."""
+    memory_limit_bytes: int | None = None
+    """What torch may allocate on the GPU; on the CPU, what the process may map beyond its imports: private
+    writable mappings (getrlimit(2), RLIMIT_DATA). None for no limit."""
+    waits: bool = False
+    """True if the process, once it has imported everything, waits for a line on stdin before it touches the
+    device."""
+
+    __pydantic_config__ = STRICT
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of an optimizer step."""
+        return (self.strategy.micro_batch_size or 1) * (self.strategy.gradient_accumulation_steps or 1)
 
 
-class RungState(StrEnum):
-    """How a rung ended."""
+def spec_to_json(spec: TrialSpec) -> str:
+    """Return the text of a spec file."""
+    return json.dumps(dataclasses.asdict(spec), indent=2) + "\n"
+
+
+def spec_from_json(text: str) -> TrialSpec:
+    """Return the spec that spec_to_json() wrote."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(TrialSpec).validate_json(text)
+
+
+class TrialState(StrEnum):
+    """How a trial ended."""
 
     DONE = "done"
     OUT_OF_MEMORY = "out of memory"
@@ -32,8 +77,8 @@ class RungState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Bytes of tensors by what they are for."""
+class TensorBytes:
+    """Bytes of tensors by their purpose."""
 
     weights: int
     """Parameters and buffers."""
@@ -47,8 +92,8 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What one rung took, in a process of its own."""
+class TrialMeasurement:
+    """What one trial took, in a process of its own."""
 
     process_bytes: int
     """Peak of the process's resident memory, over what it held once all was imported."""
@@ -75,8 +120,8 @@ class Measured:
     """Their median."""
     tokens_per_s: float
     losses: tuple[float, ...]
-    """Before each step of the warm-up, which runs without dropout, so that rungs can be compared."""
-    counted: Parts | None
+    """Before each step of the warm-up, which runs without dropout, so that trials can be compared."""
+    counted: TensorBytes | None
     """None under DeepSpeed, whose partitions and buffers are no tensors of the model."""
     num_trained_parameters: int
     num_threads: int
@@ -86,23 +131,23 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How one rung ended."""
+class TrialOutcome:
+    """How one trial ended."""
 
-    state: RungState
+    state: TrialState
     reason: str = ""
     """Why, where it is not done: one line."""
-    measured: Measured | None = None
+    measured: TrialMeasurement | None = None
     """What it took; None unless it is done."""
 
     __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
-    """What zerofit's estimator says of one rung."""
+class TrialPrediction:
+    """What zerofit's estimator predicts of one trial."""
 
-    parts: Parts | None
+    parts: TensorBytes | None
     """None under DeepSpeed, where none are counted."""
     allocated_bytes: int | None = None
     """Peak of the tensors on the GPU; None where there is no GPU to predict for."""
@@ -117,120 +162,6 @@ class Predicted:
     __pydantic_config__ = STRICT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """What others measured of one rung, of the same model and sizes."""
-
-    memory_g: float
-    """As printed, in "G"."""
-    epoch_time_s: float
-
-    __pydantic_config__ = STRICT
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RungResult:
-    """One rung."""
-
-    name: str
-    """As the user named it."""
-    label: str
-    """In words: "+ Adafactor"."""
-    strategy: Strategy
-    """All that the rung trains under, its own change and those before it."""
-    sequence_length: int
-    outcome: Outcome
-    predicted: Predicted | None = None
-    published: Published | None = None
-
-    __pydantic_config__ = STRICT
-
-    @property
-    def measured(self) -> Measured | None:
-        """What it took; None unless it ran to its end."""
-        return self.outcome.measured
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ladder:
-    """A whole ladder on one machine."""
-
-    model: str
-    architecture: str
-    num_parameters: int
-    batch_size: int
-    """Samples of an optimizer step on the measured rank, on each rung."""
-    sequence_length: int
-    """Tokens of a sample, where no rung says otherwise."""
-    device: str
-    """The GPU's name, or "CPU"."""
-    is_cumulative: bool
-    """Whether each rung stands on those before it."""
-    predicted_for: str | None
-    """The GPU that the prediction is for; None without one."""
-    versions: Versions
-    rungs: tuple[RungResult, ...]
-    num_ranks: int = 1
-    """Data-parallel ranks, of which rank 0 was measured; above 1 its collectives did nothing."""
-    version: int = LADDER_VERSION
-    """Version of this file format."""
-
-    __pydantic_config__ = STRICT
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether it was measured on the CPU."""
-        return self.device == CPU
-
-
-CPU = "CPU"
-"""What a ladder calls the device that is no GPU."""
-
-
-def peak_of(measured: Measured) -> int:
-    """Return the memory by which rungs are compared: torch's peak on a GPU, else the process's."""
+def peak_of(measured: TrialMeasurement) -> int:
+    """Return the peak by which trials are compared: torch's on a GPU, else the process's."""
     return measured.process_bytes if measured.allocated_bytes is None else measured.allocated_bytes
-
-
-def ladder_to_json(ladder: Ladder) -> str:
-    """Return a ladder as the text of a file."""
-    return json.dumps(dataclasses.asdict(ladder), indent=2) + "\n"
-
-
-def ladder_from_json(text: str, *, name: str) -> Ladder:
-    """Return the ladder that a text holds.
-
-    Args:
-        text: what ladder_to_json() wrote.
-        name: the file's name, for the message.
-
-    Raises:
-        UserError: it is no JSON, is of another version, or has a field too many or too few.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise _broken(name, str(error), "it is not whole JSON") from None
-    version = document.get("version") if isinstance(document, dict) else None
-    if version != LADDER_VERSION:
-        why = f"this zerofit reads ladders of version {LADDER_VERSION}"
-        raise _broken(name, f"version {version!r}", why)
-    try:
-        return TypeAdapter(Ladder).validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        why = "every field must be known and of its type"
-        raise _broken(name, f"{place}: {first['msg']}", why) from None
-
-
-def _broken(name: str, found: str, why: str) -> UserError:
-    return UserError(
-        "ladder-file-broken",
-        "the file of a ladder can't be read",
-        found=f"{found}   ({name})",
-        why=why,
-        fix="measure it anew: zerofit bench ladder --json",
-    )

@@ -13,17 +13,12 @@ import os
 import tomllib
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerofit.core.catalog_folder import CATALOG_FOLDER
 from zerofit.models.meta_device import available_tasks, measure_sizes, transformers_config
 from zerofit.models.source import LocatedConfig, ModelOrigin, ModelSizes
 from zerofit.models.task import Task
-
-if TYPE_CHECKING:
-    from zerofit.models.source import ModelSizes
-    from zerofit.models.task import Task
-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import errno
 import json
 import os
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 from zerofit.core.errors import UserError
 from zerofit.models.catalog import catalog_models, find_in_catalog, nearest_in_catalog
-from zerofit.models.check_config import check_config
 from zerofit.models.source import LocatedConfig, ModelOrigin
 
 _CONFIG = "config.json"
@@ -28,15 +26,16 @@ def locate_config(text: str) -> LocatedConfig:
     Raises:
         UserError: nothing of that name is found, or it holds no usable config.json.
     """
-    path = _path(text)
+    path = Path(text).expanduser()
     try:
         if text and path.is_dir():
             return _of_folder(text, path)
         if path.is_file():
-            return _of_file(text, path)
+            return LocatedConfig(
+                name=text, config=_read(path), origin=ModelOrigin.FILE, place=str(path.parent)
+            )
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise _unreadable(path, error) from error
+        raise _unreadable(path, error) from error
     entry = find_in_catalog(text)
     if entry is not None:
         return LocatedConfig(
@@ -50,13 +49,6 @@ def locate_config(text: str) -> LocatedConfig:
     return _of_hub(text)
 
 
-def _path(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:  # ~NAME where there is no such user
-        return Path(text)
-
-
 def _of_folder(text: str, folder: Path) -> LocatedConfig:
     if not (folder / _CONFIG).is_file():
         raise _no_config(text, folder)
@@ -68,25 +60,17 @@ def _of_folder(text: str, folder: Path) -> LocatedConfig:
     )
 
 
-def _of_file(text: str, file: Path) -> LocatedConfig:
-    return LocatedConfig(name=text, config=_read(file), origin=ModelOrigin.FILE, place=str(file.parent))
-
-
 def _read(file: Path) -> dict[str, Any]:
     """Return the content of a config.json that names its family and holds plain weights."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise _unreadable(file, error) from error
-    except (ValueError, RecursionError) as error:
-        kinds = {
-            UnicodeDecodeError: "not a text file",
-            RecursionError: "brackets in brackets without end",
-        }
+    except ValueError as error:
         raise UserError(
             "model-config-not-json",
             "the model's config is not JSON",
-            found=f"{file}: {kinds.get(type(error), error)}",
+            found=f"{file}: {error}",
             why="its dimensions are read from a config.json",
             fix="mend the file, or download it anew; of a file with weights, name its folder",
         ) from error
@@ -100,7 +84,6 @@ def _read(file: Path) -> dict[str, Any]:
         )
     if content.get("quantization_config"):
         raise _quantized(str(file), content["quantization_config"])
-    check_config(content, str(file))
     return content
 
 
@@ -128,14 +111,6 @@ def _quantized(place: str, quantization: Any) -> UserError:
 def _no_config(text: str, folder: Path) -> UserError:
     if (folder / "adapter_config.json").is_file():
         return _adapter(text, folder / "adapter_config.json")
-    if (folder / "model_index.json").is_file():
-        return UserError(
-            "model-is-pipeline",
-            "this folder holds a diffusers pipeline, not one model",
-            found=f"--model {text}, with model_index.json in it",
-            why="a pipeline is several models, and zerofit plans for one that transformers trains",
-            fix="name the folder of a transformers model inside it, such as text_encoder",
-        )
     names = sorted(entry.name for entry in folder.iterdir())
     num_more = len(names) - _MAX_LISTED
     listed = ", ".join(names[:_MAX_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")
@@ -154,7 +129,7 @@ def _no_config(text: str, folder: Path) -> UserError:
 def _adapter(text: str, file: Path) -> UserError:
     try:
         base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError):
         base = None
     return UserError(
         "model-is-adapter",
@@ -170,7 +145,7 @@ def _looks_like_a_path(text: str) -> bool:
 
 
 def _no_such_path(text: str, path: Path) -> UserError:
-    parent = next((folder for folder in path.parents if _is_folder(folder)), None)
+    parent = next((folder for folder in path.parents if folder.is_dir()), None)
     return UserError(
         "model-path-missing",
         "there is no such folder or file",
@@ -178,13 +153,6 @@ def _no_such_path(text: str, path: Path) -> UserError:
         why="it reads as a path, so the hub was not asked",
         fix="mend the path, or name a model as ORGANISATION/NAME",
     )
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # a name that is too long, or a folder above it that may not be entered
-        return False
 
 
 def _of_hub(text: str) -> LocatedConfig:

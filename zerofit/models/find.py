@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
 from zerofit.core.errors import UserError
 from zerofit.models.catalog import catalog_model, catalog_models, catalog_sizes
-from zerofit.models.check_config import check_size
 from zerofit.models.dimensions import IncompleteConfigError, facts_of
 from zerofit.models.files import locate_config
 from zerofit.models.formula import closed_form_sizes
-from zerofit.models.safetensors_headers import num_elements, stored_dtype, stored_shapes
 from zerofit.models.source import LocatedConfig, ModelOrigin, ModelSizes, ModelSource
 from zerofit.models.task import Task, task_of
+
+_FLOATING = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""torch's names of the dtypes of safetensors that a model computes in."""
 
 
 def probe_model(
@@ -85,7 +87,6 @@ def _source(located: LocatedConfig, task: Task, reason: str, sizes: ModelSizes) 
             why="its family has other words for it, or leaves it to a default of transformers",
             fix="write the key into config.json; without --fast, transformers fills in its defaults",
         ) from error
-    check_size(facts)
     if not facts.checkpoint_dtype:
         facts = dataclasses.replace(facts, checkpoint_dtype=_stored_dtype(located))
     model = catalog_model(located.name) if located.origin is ModelOrigin.CATALOG else None
@@ -131,7 +132,7 @@ def _fast_sizes(located: LocatedConfig, task: Task) -> ModelSizes:
     sizes = closed_form_sizes(located.config, task)
     if sizes is not None:
         return sizes
-    elements = [num_elements(shape) for shape in _shapes(located).values()]
+    elements = [math.prod(shape) for _, shape in _stored_tensors(located)]
     if not elements:
         raise UserError(
             "model-needs-torch",
@@ -150,18 +151,27 @@ def _fast_sizes(located: LocatedConfig, task: Task) -> ModelSizes:
 
 
 def _stored_dtype(located: LocatedConfig) -> str:
-    if located.origin is not ModelOrigin.FOLDER:
-        return ""
-    try:
-        return stored_dtype(Path(located.place))
-    except (OSError, ValueError):
-        return ""
+    """Return the dtype of the first floating tensor in a folder's safetensors files; empty without one.
+
+    It is what transformers loads a model in whose config names none
+    (transformers 5.23, modeling_utils.py, _get_dtype).
+    """
+    return next((_FLOATING[dtype] for dtype, _ in _stored_tensors(located) if dtype in _FLOATING), "")
 
 
-def _shapes(located: LocatedConfig) -> dict[str, tuple[int, ...]]:
+def _stored_tensors(located: LocatedConfig) -> list[tuple[str, list[int]]]:
+    """Return dtype and shape of each tensor in a folder's safetensors files, from their headers alone."""
+    from safetensors import SafetensorError, safe_open
+
     if located.origin is not ModelOrigin.FOLDER:
-        return {}
+        return []
+    found = []
     try:
-        return stored_shapes(Path(located.place))
-    except (OSError, ValueError):
-        return {}
+        for path in sorted(Path(located.place).glob("model*.safetensors")):
+            with safe_open(path, framework="numpy") as file:
+                names = file.keys()
+                slices = [file.get_slice(name) for name in names]
+                found += [(str(one.get_dtype()), list(one.get_shape())) for one in slices]
+    except (OSError, SafetensorError):
+        return []
+    return found

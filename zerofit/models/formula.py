@@ -15,9 +15,9 @@ class _Decoder:
 
     class_prefix: str
     has_qkv_bias: bool = False
-    """Whether the projections to queries, keys and values have a bias."""
+    """True if the projections to queries, keys and values have a bias."""
     has_head_norms: bool = False
-    """Whether queries and keys are normed, each head by the same weights."""
+    """True if queries and keys are normed, each head by the same weights."""
     num_norms: int = 2
     """Norms of one block, without those of the heads."""
 
@@ -51,7 +51,7 @@ def closed_form_sizes(config: dict[str, Any], task: Task) -> ModelSizes | None:
             return _encoder(config, task)
         if config["model_type"] == "gpt2" and task is Task.CAUSAL_LM:
             return _gpt2(config)
-    except KeyError:
+    except (KeyError, TypeError, ZeroDivisionError):  # a key is missing, or no plain number
         return None
     return None
 
@@ -90,17 +90,15 @@ def _encoder(config: dict[str, Any], task: Task) -> ModelSizes | None:
         Task.MULTIPLE_CHOICE: square + hidden + 1,
         Task.MASKED_LM: square + 2 * hidden + config["vocab_size"],
     }
-    names = {
-        Task.SEQUENCE_CLASSIFICATION: "ForSequenceClassification",
-        Task.TOKEN_CLASSIFICATION: "ForTokenClassification",
-        Task.QUESTION_ANSWERING: "ForQuestionAnswering",
-        Task.MULTIPLE_CHOICE: "ForMultipleChoice",
-        Task.MASKED_LM: "ForMaskedLM",
-    }
     if task not in heads or not config.get("tie_word_embeddings", True):
         return None
     largest = max(embedding, hidden * config["intermediate_size"])
-    return _sizes(_ENCODERS[config["model_type"]] + names[task], body + heads[task], layer, largest)
+    return _sizes(
+        _ENCODERS[config["model_type"]] + task.auto_class.removeprefix("AutoModel"),
+        body + heads[task],
+        layer,
+        largest,
+    )
 
 
 def _gpt2(config: dict[str, Any]) -> ModelSizes | None:

@@ -44,29 +44,22 @@ class LocatedConfig:
     name: str
     """The catalog name, folder, file or hub id."""
     config: dict[str, Any]
-    """The content of config.json."""
+    """The content of config.json; of a catalog entry, the keys of it that shape memory and computation."""
     origin: ModelOrigin
     place: str
     """The folder, or the hub id: where remote code would be read from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
+class ModelSource(LocatedConfig):
     """A model as it was asked for, ready to be planned with or to be built without weights."""
 
-    name: str
-    """The catalog name, folder, file or hub id."""
-    config: dict[str, Any]
-    """The content of config.json; of a catalog entry, the keys of it that shape memory and computation."""
-    origin: ModelOrigin
-    place: str
-    """The folder, or the hub id: where remote code would be read from."""
     task: Task
     """What the head is for."""
     task_reason: str
     """Why this task, in words."""
     facts: ModelFacts
     trust_remote_code: bool = False
-    """Whether the user allowed the model's own Python code to run."""
+    """True if the user allowed the model's own Python code to run."""
     note: str = ""
     """Where a catalog entry differs from what is published, for the user to read; empty otherwise."""

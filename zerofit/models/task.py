@@ -23,39 +23,29 @@ class Task(Enum):
     @property
     def auto_class(self) -> str:
         """The name of transformers' Auto class for the task."""
-        return f"AutoModelFor{_NAMES[self][0]}"
+        return f"AutoModelFor{_HEADS[self]}"
 
     @property
     def mapping(self) -> str:
         """The name of transformers' table from model types to classes for the task."""
-        return f"MODEL_FOR_{_NAMES[self][1]}_MAPPING_NAMES"
+        return f"MODEL_FOR_{_MAPPINGS.get(self, self.name)}_MAPPING_NAMES"
 
 
-_NAMES = {
-    Task.CAUSAL_LM: ("CausalLM", "CAUSAL_LM"),
-    Task.SEQ2SEQ_LM: ("Seq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM"),
-    Task.MASKED_LM: ("MaskedLM", "MASKED_LM"),
-    Task.SEQUENCE_CLASSIFICATION: ("SequenceClassification", "SEQUENCE_CLASSIFICATION"),
-    Task.TOKEN_CLASSIFICATION: ("TokenClassification", "TOKEN_CLASSIFICATION"),
-    Task.QUESTION_ANSWERING: ("QuestionAnswering", "QUESTION_ANSWERING"),
-    Task.MULTIPLE_CHOICE: ("MultipleChoice", "MULTIPLE_CHOICE"),
-    Task.IMAGE_CLASSIFICATION: ("ImageClassification", "IMAGE_CLASSIFICATION"),
-    Task.SPEECH_SEQ2SEQ: ("SpeechSeq2Seq", "SPEECH_SEQ_2_SEQ"),
-    Task.IMAGE_TEXT_TO_TEXT: ("ImageTextToText", "IMAGE_TEXT_TO_TEXT"),
+_HEADS = {
+    Task.CAUSAL_LM: "CausalLM",
+    Task.SEQ2SEQ_LM: "Seq2SeqLM",
+    Task.MASKED_LM: "MaskedLM",
+    Task.SEQUENCE_CLASSIFICATION: "SequenceClassification",
+    Task.TOKEN_CLASSIFICATION: "TokenClassification",
+    Task.QUESTION_ANSWERING: "QuestionAnswering",
+    Task.MULTIPLE_CHOICE: "MultipleChoice",
+    Task.IMAGE_CLASSIFICATION: "ImageClassification",
+    Task.SPEECH_SEQ2SEQ: "SpeechSeq2Seq",
+    Task.IMAGE_TEXT_TO_TEXT: "ImageTextToText",
 }
-"""Source: transformers 5.23, models/auto/modeling_auto.py."""
-
-_SUFFIXES = (
-    ("ForCausalLM", Task.CAUSAL_LM),
-    ("LMHeadModel", Task.CAUSAL_LM),
-    ("ForMaskedLM", Task.MASKED_LM),
-    ("ForSequenceClassification", Task.SEQUENCE_CLASSIFICATION),
-    ("ForTokenClassification", Task.TOKEN_CLASSIFICATION),
-    ("ForQuestionAnswering", Task.QUESTION_ANSWERING),
-    ("ForMultipleChoice", Task.MULTIPLE_CHOICE),
-    ("ForImageClassification", Task.IMAGE_CLASSIFICATION),
-)
 """How the names of transformers' classes end. ForConditionalGeneration is read in task_of."""
+_MAPPINGS = {Task.SEQ2SEQ_LM: "SEQ_TO_SEQ_CAUSAL_LM", Task.SPEECH_SEQ2SEQ: "SPEECH_SEQ_2_SEQ"}
+"""Words of transformers' tables that differ. Source: transformers 5.23, models/auto/modeling_auto.py."""
 
 _PREFERENCE = (
     Task.SPEECH_SEQ2SEQ,
@@ -97,4 +87,6 @@ def _task_named(architecture: str, config: dict[str, Any]) -> Task | None:
         if "vision_config" in config:
             return Task.IMAGE_TEXT_TO_TEXT
         return Task.SPEECH_SEQ2SEQ if "num_mel_bins" in config else Task.SEQ2SEQ_LM
-    return next((task for suffix, task in _SUFFIXES if architecture.endswith(suffix)), None)
+    if architecture.endswith("LMHeadModel"):
+        return Task.CAUSAL_LM
+    return next((task for task, head in _HEADS.items() if architecture.endswith(f"For{head}")), None)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Plan
     from zerofit.planning.candidates import Dropped
     from zerofit.planning.problem import Problem
-    from zerofit.planning.search import Found, Judged
+    from zerofit.planning.search import EstimatedStrategy, TrainingResult
     from zerofit.planning.suggestions import Suggestion
 
 
@@ -19,7 +19,7 @@ class Answer:
 
     problem: Problem
     """As it was solved: with the shorter length, where --allow length took one."""
-    found: Found
+    found: TrainingResult
     plan: Plan
     """Of the choice, or of the nearest where nothing fits."""
     is_fast: bool
@@ -37,8 +37,8 @@ class Answer:
         return self.found.chosen is not None
 
     @property
-    def head(self) -> Judged:
+    def head(self) -> EstimatedStrategy:
         """The choice, or the nearest where nothing fits."""
-        judged = self.found.chosen or self.found.nearest
-        assert judged is not None
-        return judged
+        head = self.found.chosen or self.found.nearest
+        assert head is not None
+        return head

@@ -26,6 +26,7 @@ from zerofit.core.strategy import (
 )
 from zerofit.planning.plan_from_flags import fields_said
 from zerofit.planning.problem import Allow
+from zerofit.planning.search import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,11 +52,10 @@ _AS_SAID: dict[str, Any] = {
     "lora": None,
     "freeze": (),
 }
-"""What no rule forbids unless the user says it, so that each kind is checked once."""
+"""Values that no rule forbids unless the user gives them, so that each kind is checked once."""
 
 _NONE, _CPU, _NVME = OffloadDevice.NONE, OffloadDevice.CPU, OffloadDevice.NVME
-_Kind = tuple[Engine, ZeroStage, OffloadDevice, OffloadDevice]
-_KINDS: tuple[_Kind, ...] = (
+_KINDS: tuple[Kind, ...] = (
     (Engine.NATIVE, ZeroStage.NOTHING, _NONE, _NONE),
     (Engine.DEEPSPEED, ZeroStage.OPTIMIZER_STATES, _NONE, _NONE),
     (Engine.DEEPSPEED, ZeroStage.GRADIENTS, _NONE, _NONE),
@@ -215,14 +215,14 @@ def _without_batches(problem: Problem) -> Iterator[Strategy]:
             )
 
 
-def _kinds(problem: Problem) -> tuple[_Kind, ...]:
+def _kinds(problem: Problem) -> tuple[Kind, ...]:
     fixed = problem.request
     alone = problem.topology.world_size == 1 and fixed.engine is None and fixed.zero_stage is None
     has_nvme = problem.machine.nvme_bytes > 0 or fixed.nvme_path is not None
     names = ("engine", "zero_stage", "optimizer_offload", "param_offload")
     pins: dict[str, Any] = {name: getattr(fixed, name) for name in names}
 
-    def is_wanted(kind: _Kind) -> bool:
+    def is_wanted(kind: Kind) -> bool:
         if any(pins[name] not in (None, value) for name, value in zip(names, kind, strict=True)):
             return False
         offloads = {kind[2], kind[3]} - {_NONE}
@@ -266,7 +266,7 @@ def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | No
 
 
 def _trained(problem: Problem) -> tuple[tuple[tuple[str, ...], Lora | None], ...]:
-    """Return what may train: everything, and what the user allows in place of it."""
+    """Return the parts that may train: everything, and those that the user allows in place of it."""
     request = problem.request
     choices = [(request.freeze or (), request.lora)]
     if request.freeze is not None or request.lora is not None:

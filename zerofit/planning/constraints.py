@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.optimizer_ids import optimizer_of_class
+from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.request import FLAGS
-from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage, show
-from zerofit.planning.model_pins import Pin, listed, pins_of_data, pins_of_model
+from zerofit.core.strategy import OffloadDevice, Precision, Strategy, ZeroStage, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,6 +17,109 @@ if TYPE_CHECKING:
     from zerofit.core.capture import Capture, CapturedOptimizer
     from zerofit.core.plan import Topology
     from zerofit.core.request import Request
+
+UNCHANGED = {
+    "freeze": (),
+    "lora": None,
+    "quantization": None,
+    "attention": None,
+    "liger": False,
+    "checkpoint_every": 1,
+    "group_by_length": False,
+}
+"""Fields that change the model or the batches, and the value at which each leaves them as they are."""
+_OF_ONE_MODEL = ("freeze", "lora", "quantization")
+
+
+def pins_of_model(capture: Capture) -> Iterator[Pin]:
+    """Yield what can't be changed in the model that a script makes."""
+    model = capture.model
+    name = model.class_path.rpartition(".")[2]
+    whole = ""
+    if capture.num_models > 1:
+        whole = f"the script prepares {capture.num_models} models, and a flag names none of them"
+    elif model.adapters:
+        whole = f"the script has adapters of its own ({listed(model.adapters)})"
+    elif model.is_quantized:
+        whole = "the script quantizes its weights itself, and has no adapters beside them"
+    elif not model.is_transformers:
+        why = f"{name} is no model of transformers, which would quantize its weights as it loads them"
+        yield _unchanged("quantization", why)
+    elif not model.loads_weights:
+        why = "weights are quantized as from_pretrained() reads them, and the script makes its model without"
+        yield _unchanged("quantization", why)
+    yield from (_unchanged(field, whole) for field in _OF_ONE_MODEL if whole)
+    if not model.is_transformers:
+        yield _unchanged("attention", "the script's model has its own attention")
+        yield _unchanged("liger", f"Liger's kernels stand in for transformers' modules, and {name} has none")
+    if model.is_transformers and not model.can_checkpoint:
+        why = f"{name} has no gradient checkpointing of transformers"
+        yield _unchanged("checkpoint_every", why)
+    if model.is_quantized:
+        stages = tuple(stage for stage in ZeroStage if stage is not ZeroStage.PARAMETERS)
+        yield Pin(
+            field="zero_stage",
+            values=stages,
+            why="of a quantized base at stage 3 nothing was measured on GPUs",
+        )
+        why = "parameters are offloaded at stage 3 alone, where no quantized base was measured on GPUs"
+        yield Pin(field="param_offload", values=(OffloadDevice.NONE,), why=why)
+
+
+def pins_of_data(capture: Capture) -> Iterator[Pin]:
+    """Yield what can't be changed in the batches that a script makes."""
+    field, loader = "group_by_length", capture.loader
+    if capture.lengths is None:
+        yield _unchanged(field, "the samples of the script have no tokens to be alike in")
+    elif loader is not None and loader.num_samples is None:
+        yield _unchanged(field, "the script reads its samples as a stream, whose order is not ours to choose")
+    elif loader is not None and loader.batch_size is None:
+        yield _unchanged(field, f"the script makes its batches itself ({loader.sampler})")
+    elif loader is not None and "Sequential" in loader.sampler:
+        why = f"the script does not shuffle: the order of its samples is its own ({loader.sampler})"
+        yield _unchanged(field, why)
+    elif not _tells_lengths(capture):
+        why = "the script's dataset tells no lengths: it has no column input_ids or length, no field lengths"
+        yield _unchanged(field, why)
+
+
+def _tells_lengths(capture: Capture) -> bool:
+    """Return True if lengths are known of more samples than the batches that were seen."""
+    known = capture.lengths
+    return (
+        known is None
+        or known.is_whole
+        or known.num_samples > sum(len(one.lengths) for one in capture.batches)
+    )
+
+
+def _unchanged(field: str, why: str) -> Pin:
+    return Pin(field=field, values=(UNCHANGED[field],), why=why)
+
+
+_SHOWN = 3
+"""Names that a reason lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """One field of a strategy and the values that it can have."""
+
+    field: str
+    """Name of the Strategy field."""
+    values: tuple[Any, ...]
+    """The first one is the script's own."""
+    why: str
+    """One phrase."""
+    is_habit: bool = False
+    """True if a flag of the user's may say otherwise: it is the script's choice, and no limit of it."""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    shown = ", ".join(names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+
 
 _LOOPS = ("train", "_inner_training_loop", "training_step")
 """Methods of Trainer that handle a batch whole: one that overrides them may look at all its samples."""
@@ -40,11 +142,13 @@ class Constraints:
 
     def beside(self, request: Request) -> Constraints:
         """Return the constraints without the habits that the user's own flags overrule."""
-        kept = (one for one in self.pins if not (one.is_habit and _asked(request, one.field) is not None))
+        kept = (
+            one for one in self.pins if not (one.is_habit and getattr(request, one.field, None) is not None)
+        )
         return replace(self, pins=tuple(kept))
 
     def allow(self, field: str, value: Any) -> bool:
-        """Return whether a field can have a value."""
+        """Return True if a field can have a value."""
         return all(value in pin.values for pin in self.pins if pin.field == field)
 
     def among(self, field: str, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -63,18 +167,13 @@ class Constraints:
             UserError: one does not.
         """
         for pin in self.beside(request).pins:
-            value = _asked(request, pin.field)
+            value = getattr(request, pin.field, None)
             if value is not None and value not in pin.values:
                 raise _refused(pin, value)
 
 
 def constraints_of(capture: Capture, *, topology: Topology) -> Constraints:
-    """Return what of a strategy can't be applied to a script, or not without changing what it computes.
-
-    Args:
-        capture: what it trains.
-        topology: the ranks that will run it.
-    """
+    """Return what of a strategy can't be applied to a script, or not without changing what it computes."""
     return Constraints(
         pins=(
             *_of_batches(capture, topology),
@@ -160,10 +259,8 @@ def _of_engine(capture: Capture) -> Iterator[Pin]:
             f"{num_foreign:,} elements beside it"
         )
     if why:
-        yield Pin(field="engine", values=(Engine.NATIVE,), why=why)
-        yield Pin(field="zero_stage", values=(ZeroStage.NOTHING,), why=why)
-        yield Pin(field="optimizer_offload", values=(OffloadDevice.NONE,), why=why)
-        yield Pin(field="param_offload", values=(OffloadDevice.NONE,), why=why)
+        for field in ("engine", "zero_stage", "optimizer_offload", "param_offload"):
+            yield Pin(field=field, values=(getattr(Strategy(), field),), why=why)
 
 
 def _num_foreign(capture: Capture) -> int:
@@ -219,10 +316,6 @@ def _of_clipping(capture: Capture) -> Iterator[Pin]:
     if capture.route is Route.TRAINER and capture.max_grad_norm == 0:
         why = "the script's max_grad_norm is 0"
         yield Pin(field="gradient_clipping", values=(0.0,), why=why, is_habit=True)
-
-
-def _asked(request: Request, field: str) -> Any:
-    return getattr(request, field, None)
 
 
 def _refused(pin: Pin, value: Any) -> UserError:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.cache_folder import cache_folder, write_whole
+from zerofit.core.atomic_file import write_whole
+from zerofit.core.cache_folder import cache_folder
 from zerofit.core.estimates import MemoryEstimate
 
 if TYPE_CHECKING:

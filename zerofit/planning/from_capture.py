@@ -5,24 +5,90 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.optimizer_ids import optimizer_of_class
+from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.core.capture import DECODER_TOKENS
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Workload
-from zerofit.core.strategy import Precision
+from zerofit.core.strategy import OptimizerName, Precision
 from zerofit.core.units import format_bytes
 from zerofit.planning.constraints import constraints_of, micro_batch_of
+from zerofit.planning.estimate.device_memory.optimizers import OneState, Stepper
 from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Problem, Reserve, Script
-from zerofit.planning.script_optimizer import own_stepper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.core.capture import Capture, CapturedBatch, CapturedTensor
+    from zerofit.core.capture import Capture, CapturedBatch, CapturedOptimizer, CapturedTensor
     from zerofit.core.facts import Machine, Versions
     from zerofit.core.plan import Topology
     from zerofit.core.request import Request
+
+_TWO_STATES = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta")
+_ONE_STATE = ("SGD", "RMSprop", "Adagrad", "Lion", "Muon", "ASGD", "LARS")
+"""Classes by name, those of torch and of bitsandbytes; their step() shows what they keep of a parameter."""
+_TWO = {
+    (False, False): OptimizerName.ADAMW,
+    (False, True): OptimizerName.PAGED_ADAMW,
+    (True, False): OptimizerName.ADAMW_8BIT,
+    (True, True): OptimizerName.PAGED_ADAMW_8BIT,
+}
+_BITSANDBYTES = {
+    "Adam": _TWO,
+    "AdamW": _TWO,
+    "Lion": {
+        (False, False): OptimizerName.LION,
+        (False, True): OptimizerName.LION,
+        (True, False): OptimizerName.LION_8BIT,
+        (True, True): OptimizerName.PAGED_LION_8BIT,
+    },
+}
+"""bitsandbytes' families: what each is in (8 bit, paged)."""
+
+
+def own_stepper(optimizer: CapturedOptimizer | None) -> tuple[Stepper, str]:
+    """Return the kind that estimates count a script's optimizer as, and what of that is assumed.
+
+    Args:
+        optimizer: the one that trains; None where there are several or none was seen.
+
+    Returns:
+        The kind, and one sentence; it is empty where nothing is assumed.
+    """
+    if optimizer is None:
+        return None, "the optimizer is counted as AdamW, as none or several were seen"
+    settings = optimizer.groups[0].settings if optimizer.groups else {}
+    library, _, name = optimizer_of_class(optimizer.class_path).partition(".")
+    is_paged, name = name.startswith("Paged"), name.removeprefix("Paged")
+    family = name.removesuffix("8bit").removesuffix("32bit")
+    has_8_bit = name.endswith("8bit")
+    kind: Stepper
+    if library == "other" or family not in (*_TWO_STATES, *_ONE_STATE, "Adafactor"):
+        shown = optimizer.class_path.rpartition(".")[2]
+        if name in ("FusedAdam", "DeepSpeedCPUAdam"):
+            return OptimizerName.ADAMW, ""
+        return None, f"{shown} is counted as AdamW: what it keeps is not known"
+    if family == "Adafactor":
+        kind = OptimizerName.ADAFACTOR
+    elif library == "bitsandbytes" and family in _BITSANDBYTES:
+        kind = _BITSANDBYTES[family][has_8_bit, is_paged]
+    elif family in _TWO_STATES:
+        kind = OptimizerName.ADAMW if settings.get("fused") is True else None
+    elif family == "SGD" and not settings.get("momentum"):
+        kind = OptimizerName.SGD
+    else:
+        kind = OneState.EIGHT_BIT if has_8_bit else OneState.FULL
+    if settings.get("amsgrad"):
+        return kind, f"{name} is counted without the third state that amsgrad keeps"
+    if is_paged and kind is OptimizerName.LION:
+        return kind, "the pages of PagedLion are counted as if they stayed on the GPU"
+    if is_paged:
+        return (
+            kind,
+            f"the pages of Paged{name} are counted on the host, where the driver may move them",
+        )
+    return kind, ""
+
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Of an element; packed and 8-bit weights take 1 at the most."""
@@ -46,15 +112,8 @@ def problem_from_capture(
     """Return the problem that a captured script poses on one machine.
 
     Args:
-        capture: what it trains.
-        request: what the user fixed.
-        machine: one node.
-        versions: of what will run.
-        topology: the ranks.
         allow: what may change the training; the length of a script's samples is its own to change.
-        reserve: what stays free of each GPU.
-        makes_model_first: whether the script makes its model before anything that says "ZeRO stage 3".
-        expandable_segments: whether the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+        makes_model_first: True if the script makes its model before anything that says "ZeRO stage 3".
 
     Raises:
         UserError: a flag asks for what can't be applied to the script, or for another global batch than it
@@ -107,13 +166,13 @@ def _notes(capture: Capture, script: Script) -> Iterator[str]:
 
 
 def _is_in_4_bit(capture: Capture) -> bool:
-    """Return whether the script loads its weights in bitsandbytes' 4 bits, which a trace knows."""
+    """Return True if the script loads its weights in bitsandbytes' 4 bits, which a trace knows."""
     said = capture.model.config.get("quantization_config")
     return isinstance(said, dict) and bool(said.get("load_in_4bit"))
 
 
 def script_of(capture: Capture, topology: Topology, request: Request) -> Script:
-    """Return what a script brings to its problem on so many ranks."""
+    """Return a captured script's part of its problem on these ranks."""
     model = capture.model
     dtypes = {name.strip() for module in model.modules for name in module.dtype.split(",")}
     stepper, note = own_stepper(capture.optimizer)
@@ -246,6 +305,6 @@ def _tensor(batch: CapturedBatch, name: str) -> CapturedTensor | None:
 
 
 def _is_padded(batch: CapturedBatch) -> bool:
-    """Return whether a batch's attention mask hides tokens."""
+    """Return True if a batch's attention mask hides tokens."""
     mask = _tensor(batch, "attention_mask")
     return mask is not None and bool(batch.lengths) and min(batch.lengths) < mask.shape[-1]

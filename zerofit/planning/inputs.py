@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+from zerofit.core.errors import UserError
 from zerofit.models.task import Task
-from zerofit.planning.problem import Allow, Reserve
+from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
 
 
 class Loop(StrEnum):
@@ -47,3 +49,72 @@ class MachineFlags:
     cpu_cores: int | None
     network: str | None
     host_bandwidth: str | None
+
+
+DEFAULTS: dict[str, Any] = {
+    "trust_remote_code": False,
+    "allow": frozenset(),
+    "reserve": Reserve(share=DEFAULT_RESERVE),
+    "expandable_segments": False,
+    "is_fast": False,
+}
+"""What a flag of planning is where it is left out; None for the others."""
+CAPTURE_LIMIT_S = 600
+"""ASSUMPTION: imports, data and tokenization of most scripts take less; --capture-limit says otherwise."""
+
+
+_ONLY_PLANNING = {
+    "sequence_length": "--seq-len",
+    "target_length": "--target-len",
+    "task": "--task",
+    "is_padded": "--padded",
+    "loop": "--loop",
+    "trust_remote_code": "--trust-remote-code",
+    "allow": "--allow",
+    "reserve": "--reserve",
+    "expandable_segments": "--expandable-segments",
+    "is_fast": "--fast",
+}
+"""What does nothing where no plan is made, by the field of ModelFlags."""
+
+
+def check_none_ignored(flags: ModelFlags, *, because: str, instead: str) -> None:
+    """Check that no flag says how to plan, for a verb that makes no plan.
+
+    Args:
+        flags: what was said.
+        because: why no plan is made.
+        instead: what to do beside leaving the flag out.
+
+    Raises:
+        UserError: one was given.
+    """
+    given = [flag for name, flag in _ONLY_PLANNING.items() if getattr(flags, name) != DEFAULTS.get(name)]
+    if given:
+        raise UserError(
+            "planning-flag-without-planning",
+            "a flag of planning would be ignored, as no plan is made here",
+            found=f"{', '.join(given)} with {because}",
+            why="it says how to plan, and here a preset, a plan file or other flags say what runs",
+            fix=f"leave out {', '.join(given)}, or {instead}",
+        )
+
+
+def check_capture_limit(limit_s: float, *, because: str) -> None:
+    """Check that --capture-limit is left out, for a verb that captures nothing.
+
+    Args:
+        limit_s: what was said.
+        because: why nothing is captured: the flag that says so.
+
+    Raises:
+        UserError: it was given.
+    """
+    if limit_s != CAPTURE_LIMIT_S:
+        raise UserError(
+            "capture-limit-without-capture",
+            "a limit for a capture, and nothing is captured",
+            found=f"--capture-limit {limit_s:g} with {because}",
+            why="it is how long the script may take to come to its training, when it is run to look at it",
+            fix="leave out --capture-limit",
+        )

@@ -11,17 +11,16 @@ from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Buckets, Engine, OffloadDevice, OptimizerName, describe_strategy, show
 from zerofit.core.units import format_bytes
 from zerofit.planning.candidates import DEFAULT_NVME_PATH
-from zerofit.planning.model_pins import UNCHANGED
-from zerofit.planning.order import OFFLOADED, SAME_TIME, kind_of, tier
+from zerofit.planning.constraints import UNCHANGED
 from zerofit.planning.plan_from_flags import fields_said, reasons_by_flag, why_precision
-from zerofit.planning.search import RuledOut
+from zerofit.planning.search import OFFLOADED, SAME_TIME, RuledOut, kind_of, tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.core.strategy import Strategy
     from zerofit.planning.problem import Problem
-    from zerofit.planning.search import Found, Judged
+    from zerofit.planning.search import EstimatedStrategy, TrainingResult
 
 _OPTIMIZER_REASONS = {
     OptimizerName.ADAMW: "fused AdamW computes the same, without the second moments' roots in its step",
@@ -31,36 +30,31 @@ _OPTIMIZER_REASONS = {
 
 
 _IMPLIED = ("zero_stage", "optimizer_offload", "param_offload", *UNCHANGED)
-"""What the engine's reason tells, and what changes only where the user says so."""
+"""Fields that the engine's reason tells, and those that change only where the user says so."""
 
 
-def plan_of(found: Found, problem: Problem) -> Plan:
-    """Return the plan of what was chosen, or of the nearest where nothing fits.
-
-    Args:
-        found: what the search came to.
-        problem: what was searched.
-    """
-    judged = found.chosen or found.nearest
-    if judged is None:
+def plan_of(found: TrainingResult, problem: Problem) -> Plan:
+    """Return the plan of what was chosen, or of the nearest where nothing fits."""
+    head = found.chosen or found.nearest
+    if head is None:
         raise ValueError("a search without candidates has no plan")
     return Plan(
-        strategy=judged.strategy,
+        strategy=head.strategy,
         topology=problem.topology,
         machine=problem.machine,
         versions=problem.versions,
         workload=problem.workload,
         model=problem.model,
-        reasons=tuple(_reasons(judged, found, problem)),
+        reasons=tuple(_reasons(head, found, problem)),
         rejected=tuple(
             Rejected(strategy=strategy, why=why) for strategy, why in why_others_lose(found, problem)
         ),
-        estimate=judged.estimate,
+        estimate=head.estimate,
         capture=None if problem.script is None else for_plan(problem.script.capture),
     )
 
 
-def why_others_lose(found: Found, problem: Problem) -> list[tuple[Strategy, str]]:
+def why_others_lose(found: TrainingResult, problem: Problem) -> list[tuple[Strategy, str]]:
     """Return every strategy that was compared with the choice, with one phrase on why it lost."""
     losers = [(one.strategy, why_it_loses(one, found.chosen, problem)) for one in found.others]
     losers += [(one.strategy, why_it_loses(one, found.chosen, problem)) for one in found.variants]
@@ -75,16 +69,18 @@ def why_others_lose(found: Found, problem: Problem) -> list[tuple[Strategy, str]
     return losers
 
 
-def why_it_loses(judged: Judged | RuledOut, chosen: Judged | None, problem: Problem) -> str:
+def why_it_loses(
+    loser: EstimatedStrategy | RuledOut, chosen: EstimatedStrategy | None, problem: Problem
+) -> str:
     """Return one phrase on why a strategy was not chosen."""
-    if isinstance(judged, RuledOut):
-        needed, limit = format_bytes(judged.least_bytes), format_bytes(problem.device_bytes)
+    if isinstance(loser, RuledOut):
+        needed, limit = format_bytes(loser.least_bytes), format_bytes(problem.device_bytes)
         return f"needs at least {needed} of {limit} on each GPU"
-    if not judged.fits:
-        return judged.lacks
+    if not loser.fits:
+        return loser.shortage
     if chosen is None:
         return "fits"
-    ours, its = chosen.estimate.step_time, judged.estimate.step_time
+    ours, its = chosen.estimate.step_time, loser.estimate.step_time
     if ours is None or its is None:
         return "simpler strategies come first, as no times are known"
     ratio = its.seconds / ours.seconds
@@ -92,38 +88,38 @@ def why_it_loses(judged: Judged | RuledOut, chosen: Judged | None, problem: Prob
         return f"takes {ratio:.1f} times as long"
     if ratio >= 1.005:
         return f"{ratio - 1:.0%} slower"
-    if _tier(judged, problem) == OFFLOADED > _tier(chosen, problem):
+    if _tier(loser, problem) == OFFLOADED > _tier(chosen, problem):
         return f"{1 - ratio:.0%} less time by the estimate; offload comes where nothing on the GPUs fits"
-    if _tier(judged, problem) > _tier(chosen, problem):
+    if _tier(loser, problem) > _tier(chosen, problem):
         return f"{1 - ratio:.0%} less time, and changes what is computed"
     if ratio > 0.995:
         return "no faster, and less simple"
-    return f"{1 - ratio:.0%} less time, of which no estimate is sure, and less simple"
+    return f"{1 - ratio:.0%} less time, within the estimate's error, and less simple"
 
 
-def _tier(judged: Judged, problem: Problem) -> int:
-    return tier(judged.strategy, fixed=fields_said(problem.request))
+def _tier(one: EstimatedStrategy, problem: Problem) -> int:
+    return tier(one.strategy, fixed=fields_said(problem.request))
 
 
-def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]:
-    strategy, request = judged.strategy, problem.request
+def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> Iterator[Reason]:
+    strategy, request = head.strategy, problem.request
     settled = problem.constraints.settled()
     yield from _of_script(strategy, problem)
     is_settled = "engine" in settled or "zero_stage" in settled
     if request.zero_stage is None and request.engine is None and not is_settled:
         field = "engine" if strategy.engine is Engine.NATIVE else "zero_stage"
-        yield _chosen(strategy, field, _why_kind(judged, found, problem))
+        yield _chosen(strategy, field, _why_kind(head, found, problem))
     yield from reasons_by_flag(request)
     for field in ("optimizer_offload", "param_offload"):
         device = getattr(strategy, field)
         if device is not OffloadDevice.NONE and getattr(request, field) is None:
-            yield _chosen(strategy, field, _why_offloaded(field, judged, found, problem))
+            yield _chosen(strategy, field, _why_offloaded(field, head, found, problem))
     if strategy.nvme_path == DEFAULT_NVME_PATH and request.nvme_path is None:
         yield _chosen(strategy, "nvme_path", "stands for a folder on the NVMe disk: --nvme-path names it")
     if request.precision is None and strategy.precision is not None and "precision" not in settled:
         yield _chosen(strategy, "precision", why_precision(strategy.precision, problem.machine))
     if request.micro_batch_size is None and "micro_batch_size" not in settled:
-        yield _chosen(strategy, "micro_batch_size", _why_micro_batch(judged, found, problem))
+        yield _chosen(strategy, "micro_batch_size", _why_micro_batch(head, found, problem))
     is_open = request.gradient_accumulation_steps is None and "gradient_accumulation_steps" not in settled
     if is_open and problem.workload.global_batch_size:
         parts = f"{strategy.micro_batch_size} x {strategy.gradient_accumulation_steps}"
@@ -131,7 +127,7 @@ def _reasons(judged: Judged, found: Found, problem: Problem) -> Iterator[Reason]
         why += f"{problem.topology.data_parallel_size} ranks"
         yield _chosen(strategy, "gradient_accumulation_steps", why)
     if request.gradient_checkpointing is None and "gradient_checkpointing" not in settled:
-        yield _chosen(strategy, "gradient_checkpointing", _why_checkpointing(judged, found, problem))
+        yield _chosen(strategy, "gradient_checkpointing", _why_checkpointing(head, found, problem))
     if request.optimizer is None and strategy.optimizer is not None:
         yield _chosen(strategy, "optimizer", _OPTIMIZER_REASONS[strategy.optimizer])
     if strategy.freeze and request.freeze is None:
@@ -159,19 +155,19 @@ def _chosen(strategy: Strategy, field: str, why: str) -> Reason:
     return Reason(field=field, value=show(getattr(strategy, field)), origin=Origin.PLANNER, why=why)
 
 
-def _why_kind(judged: Judged, found: Found, problem: Problem) -> str:
-    if not judged.fits:
-        return "nothing fits; this lacks least"
+def _why_kind(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
+    if not head.fits:
+        return "nothing fits; this comes nearest"
     losers = why_others_lose(replace(found, variants=()), problem)
     if not losers:
         return "the only kind that was to be considered"
     strategy, why = losers[0]
-    return f"{_why_first(judged, found)}; next is {describe_strategy(strategy)}: {why}"
+    return f"{_why_first(head, found)}; next is {describe_strategy(strategy)}: {why}"
 
 
-def _why_first(judged: Judged, found: Found) -> str:
+def _why_first(head: EstimatedStrategy, found: TrainingResult) -> str:
     """Return in which sense the choice comes first: the fastest, or as fast and simpler."""
-    ours = judged.estimate.step_time
+    ours = head.estimate.step_time
     times = [one.estimate.step_time for one in found.others if one.fits]
     if ours is None or any(one is None for one in times):
         return "the simplest that fits"
@@ -180,38 +176,38 @@ def _why_first(judged: Judged, found: Found) -> str:
     return f"the simplest of those that fit within {SAME_TIME:.0%} of the fastest"
 
 
-def _why_offloaded(field: str, judged: Judged, found: Found, problem: Problem) -> str:
+def _why_offloaded(field: str, head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
     other = "param_offload" if field == "optimizer_offload" else "optimizer_offload"
     if getattr(problem.request, other) not in (None, OffloadDevice.NONE):
         return f"{FLAGS[other]} says that something is offloaded; the best that fits has this too"
     stays = [one for one in found.others if one.fits and not one.strategy.offloads]
-    if judged.fits and stays:  # with another optimizer, say: that changes what is computed
+    if head.fits and stays:  # with another optimizer, say: that changes what is computed
         return "nothing that stays on the GPUs fits as long as the same is computed"
     return "nothing that stays on the GPUs fits"
 
 
-def _why_micro_batch(judged: Judged, found: Found, problem: Problem) -> str:
-    size = judged.strategy.micro_batch_size or 1
+def _why_micro_batch(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
+    size = head.strategy.micro_batch_size or 1
     larger = [one for one in found.variants if (one.strategy.micro_batch_size or 1) > size]
     script = problem.script
-    if not larger and script is not None and size == script.micro_batch_size and judged.fits:
+    if not larger and script is not None and size == script.micro_batch_size and head.fits:
         return "the script's own batch, in one piece"
     if not larger:
-        if judged.strategy.gradient_accumulation_steps == 1:
+        if head.strategy.gradient_accumulation_steps == 1:
             return "the whole global batch in one pass"
-        return "the smallest there is" if not judged.fits else "the largest that fits"
+        return "the smallest there is" if not head.fits else "the largest that fits"
     other = larger[0]
-    return f"with {other.strategy.micro_batch_size}: {why_it_loses(other, judged, problem)}"
+    return f"with {other.strategy.micro_batch_size}: {why_it_loses(other, head, problem)}"
 
 
-def _why_checkpointing(judged: Judged, found: Found, problem: Problem) -> str:
-    if not judged.strategy.gradient_checkpointing:
-        return "activations fit, and recomputing them takes time" if judged.fits else "this lacks least"
+def _why_checkpointing(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> str:
+    if not head.strategy.gradient_checkpointing:
+        return "activations fit, and recomputing them takes time" if head.fits else "this comes nearest"
     kept = [
         one
         for one in found.variants
-        if not one.strategy.gradient_checkpointing and kind_of(one.strategy) == kind_of(judged.strategy)
+        if not one.strategy.gradient_checkpointing and kind_of(one.strategy) == kind_of(head.strategy)
     ]
     if not kept:
         return "without it activations do not fit"
-    return f"without it: {why_it_loses(kept[0], judged, problem)}"
+    return f"without it: {why_it_loses(kept[0], head, problem)}"

@@ -15,7 +15,7 @@ from zerofit.models.dimensions import check_sequence_length
 from zerofit.models.find import probe_model
 from zerofit.planning.inputs import Loop
 from zerofit.planning.problem import Problem
-from zerofit.scripts.facts import ModelSource
+from zerofit.scripts.facts import ModelConstructor
 from zerofit.scripts.target import put_before
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def _no_length(facts: ModelFacts, model: str) -> UserError:
     )
 
 
-_UNDER_ZERO_INIT = (ModelSource.PRETRAINED, ModelSource.CONFIG)
+_UNDER_ZERO_INIT = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
 """What transformers itself makes under zero.Init; a class that is called makes its model whole."""
 
 

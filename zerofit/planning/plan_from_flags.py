@@ -29,7 +29,7 @@ def choose(*, machine: Machine, versions: Versions, request: Request) -> Plan:
     """
     if request.plan and request.preset:
         raise _plan_and_preset(request.preset)
-    topology = _topology(machine, request)
+    topology = topology_of(machine, request)
     strategy, reasons = _base(machine, topology, request)
     overrides = fields_said(request)
     if request.gradient_checkpointing is False:
@@ -97,6 +97,27 @@ def _plan_and_preset(preset: str) -> UserError:
     )
 
 
+def rehearsed(plan: Plan, machine: Machine) -> Plan:
+    """Return a plan for GPUs as CPU ranks of this machine run it.
+
+    accelerate refuses fp16 on a CPU (accelerate/accelerator.py, "fp16 mixed precision requires a GPU").
+    """
+    strategy, reasons = plan.strategy, plan.reasons
+    if strategy.precision is Precision.FP16:
+        strategy = replace(strategy, precision=Precision.FP32)
+        why = "CPU ranks have no fp16, which the plan for the GPUs takes"
+        others = tuple(reason for reason in reasons if reason.field != "precision")
+        reasons = (*others, _reason(strategy, "precision", Origin.PLANNER, why))
+    return replace(
+        plan,
+        strategy=strategy,
+        topology=replace(plan.topology, on_cpu=True),
+        machine=machine,
+        reasons=(*reasons, _CPU_REASON),
+        estimate=None,
+    )
+
+
 def with_explicit_numbers(plan: Plan) -> Plan:
     """Return the plan with a number in place of everything that its DeepSpeed file would leave to the script.
 
@@ -116,7 +137,12 @@ def with_explicit_numbers(plan: Plan) -> Plan:
     return replace(plan, strategy=strategy, reasons=(*plan.reasons, *reasons))
 
 
-def _topology(machine: Machine, request: Request) -> Topology:
+def topology_of(machine: Machine, request: Request) -> Topology:
+    """Return the ranks that a request asks for, one a GPU where it says nothing.
+
+    Raises:
+        UserError: they do not divide over the nodes, or there are fewer GPUs.
+    """
     base = request.plan.topology if request.plan else Topology()
     num_gpus = len(machine.gpus)
     on_cpu = asks_for_cpu(request) or (num_gpus == 0 and not request.elsewhere)

@@ -85,9 +85,9 @@ class Problem:
     allow: frozenset[Allow] = frozenset()
     reserve: Reserve = field(default_factory=lambda: Reserve(share=DEFAULT_RESERVE))
     makes_model_first: bool = False
-    """Whether the script makes its model before anything that says "ZeRO stage 3"."""
+    """True if the script makes its model before anything that says "ZeRO stage 3"."""
     expandable_segments: bool = False
-    """Whether the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
+    """True if the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
     script: Script | None = None
     """What will run, where a script was captured; None for a model that was named."""
     notes: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ class Problem:
         return self.machine.host_memory_available_bytes
 
     def is_close(self, estimate: Estimate) -> bool:
-        """Return whether an estimate's uncertainty reaches beyond the GPU or the host's memory."""
+        """Return True if an estimate's uncertainty reaches beyond the GPU or the host's memory."""
         device, host = estimate.device, estimate.host
         return (
             device.peak_bytes * (1 + device.uncertainty) > self.card_bytes

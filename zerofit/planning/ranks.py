@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from zerofit.core.errors import UserError
 
+if TYPE_CHECKING:
+    from zerofit.core.facts import Machine
+    from zerofit.core.request import Request
 
-def check_ranks(world_size: int, *, num_nodes: int, num_gpus: int | None, said: str) -> None:
+
+def check_ranks(
+    world_size: int, *, num_nodes: int, num_gpus: int | None, said: str, can_rehearse: bool = True
+) -> None:
     """Check that ranks divide over the nodes, and that each finds a GPU.
 
     Args:
@@ -13,6 +21,7 @@ def check_ranks(world_size: int, *, num_nodes: int, num_gpus: int | None, said: 
         num_nodes: machines that take part.
         num_gpus: of one node; None where ranks need none.
         said: what tells the number of ranks, for messages.
+        can_rehearse: False where the GPUs are those of another machine, which --gpus names.
 
     Raises:
         UserError: they do not.
@@ -25,11 +34,28 @@ def check_ranks(world_size: int, *, num_nodes: int, num_gpus: int | None, said: 
             why="--num-processes counts the ranks of all nodes together, and each node gets as many",
             fix=f"set --num-processes to a multiple of {num_nodes}",
         )
-    if num_gpus is not None and world_size // num_nodes > num_gpus:
+    most = num_nodes * (num_gpus or 0)
+    if num_gpus is not None and world_size > most:
         raise UserError(
             "more-ranks-than-gpus",
             "there are fewer GPUs than ranks",
             found=f"{said} on {num_nodes} x {num_gpus} GPUs",
             why="each rank needs a GPU of its own",
-            fix=f"set --num-processes to at most {num_nodes * num_gpus}, or rehearse with --cpu",
+            fix=f"set --num-processes to at most {most}, or rehearse with --cpu"
+            if can_rehearse
+            else f"name more GPUs in --gpus, or set --num-processes to at most {most}",
+        )
+
+
+def check_ranks_of(request: Request, machine: Machine) -> None:
+    """Check that a machine that --gpus names has a GPU for each rank.
+
+    Raises:
+        UserError: it has too few.
+    """
+    if request.num_processes is not None:
+        said = f"--num-processes {request.num_processes}"
+        num_nodes, num_gpus = request.num_nodes or 1, len(machine.gpus)
+        check_ranks(
+            request.num_processes, num_nodes=num_nodes, num_gpus=num_gpus, said=said, can_rehearse=False
         )

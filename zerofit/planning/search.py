@@ -8,33 +8,112 @@ candidates out, and few of the others have to be estimated before it is certain 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from zerofit.core.estimates import Estimate
-from zerofit.core.strategy import Strategy
-from zerofit.planning.order import SAME_TIME, kind_of, simplicity, tier
+from zerofit.core.freezing import FROZEN_LAYERS
+from zerofit.core.strategy import Buckets, Engine, OffloadDevice, OptimizerName, Strategy, ZeroStage
+from zerofit.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from zerofit.planning.order import Kind
+    from zerofit.core.estimates import Estimate, MemoryEstimate
+
+SAME_TIME = 0.1
+"""Estimated times that differ by no more than this share are not told apart: 20 published steps
+took 12 % more or less than estimated in the median (see UNCERTAINTY in step_time.py), so that a lead of a
+tenth may be none."""
+OFFLOADED = 1
+"""The tier of what rests outside the GPU: its times hang on the host's memory, links and cores, and are the
+least certain, so that it comes where nothing that stays on the GPUs fits."""
+Kind = tuple[Engine, ZeroStage, OffloadDevice, OffloadDevice]
+"""Engine, stage, optimizer offload and parameter offload."""
+
+_OFFLOAD = {OffloadDevice.NONE: 0, OffloadDevice.CPU: 1, OffloadDevice.NVME: 2}
+_OPTIMIZER = {
+    None: 0,
+    OptimizerName.ADAMW: 1,
+    OptimizerName.PAGED_ADAMW: 2,
+    OptimizerName.ADAMW_8BIT: 3,
+    OptimizerName.PAGED_ADAMW_8BIT: 4,
+    OptimizerName.ADAFACTOR: 5,
+    OptimizerName.LION: 6,
+    OptimizerName.LION_8BIT: 7,
+    OptimizerName.PAGED_LION_8BIT: 8,
+    OptimizerName.SGD: 9,
+}
+
+
+def kind_of(strategy: Strategy) -> Kind:
+    """Return the engine, the stage and the offloads: where model states lie."""
+    return strategy.engine, strategy.zero_stage, strategy.optimizer_offload, strategy.param_offload
+
+
+def tier(strategy: Strategy, *, fixed: Collection[str] = ()) -> int:
+    """Return how far a strategy goes; a lower one always comes first.
+
+    0: all stays on the GPUs. OFFLOADED: something does not; the mathematics stays. 2: optimizer states in
+    8 bit. 3: another optimizer. 4: frozen embeddings. 5: frozen layers. 6: adapters.
+
+    Args:
+        fixed: names of the fields that the user chose, which are no change then.
+    """
+    if strategy.lora is not None and "lora" not in fixed:
+        return 6
+    if strategy.freeze and "freeze" not in fixed:
+        return 5 if strategy.freeze == FROZEN_LAYERS else 4
+    if "optimizer" in fixed or strategy.optimizer in (None, OptimizerName.ADAMW, OptimizerName.PAGED_ADAMW):
+        return OFFLOADED if strategy.offloads else 0
+    return 2 if strategy.optimizer in (OptimizerName.ADAMW_8BIT, OptimizerName.PAGED_ADAMW_8BIT) else 3
+
+
+def simplicity(strategy: Strategy) -> tuple[int, ...]:
+    """Return how much machinery a strategy takes: the smaller, the simpler.
+
+    What rests off the GPU first, then DeepSpeed and its stage; within one kind recomputation, small buckets,
+    another optimizer, and last a smaller micro-batch.
+    """
+    return (
+        _OFFLOAD[strategy.optimizer_offload] + _OFFLOAD[strategy.param_offload],
+        strategy.engine is not Engine.NATIVE,
+        strategy.zero_stage.value,
+        bool(strategy.gradient_checkpointing),
+        strategy.buckets != Buckets(),
+        _OPTIMIZER[strategy.optimizer],
+        -(strategy.micro_batch_size or 0),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A strategy with what it needs."""
+class Candidate:
+    """A strategy and whether it fits."""
 
     strategy: Strategy
-    estimate: Estimate
-    lacks: str = ""
-    """What does not fit, in words: "needs 91.2 GiB of 75.2 GiB on each GPU"; empty where it fits."""
+    shortage: str = ""
+    """The lack, in words: "needs 91.2 GiB of 75.2 GiB on each GPU"; empty where it fits."""
     excess: float = 0.0
-    """Of what it lacks, how many times too large it is; 0 where it fits."""
+    """How many times too large its largest shortage is; 0 where it fits."""
 
     @property
     def fits(self) -> bool:
-        """Whether nothing is lacking."""
-        return not self.lacks
+        """True if there is no shortage."""
+        return not self.shortage
+
+
+def needs_words(estimate: MemoryEstimate, limit: int, where: str) -> str:
+    """Return a need beside its limit: "needs 31.4 GiB of 22.3 GiB on each GPU"."""
+    return f"needs {format_bytes(estimate.peak_bytes)} of {format_bytes(limit)} {where}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatedStrategy(Candidate):
+    """A strategy of a training run with what it needs."""
+
+    estimate: Estimate
+
+
+C = TypeVar("C", bound=Candidate)
+C_co = TypeVar("C_co", bound=Candidate, covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +122,11 @@ class RuledOut:
 
     strategy: Strategy
     least_bytes: int
-    """What it needs of each GPU at least."""
+    """Of each GPU: a lower bound of its need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class SearchCounts:
     """How the search went."""
 
     candidates: int
@@ -60,24 +139,27 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a search comes to."""
+class SearchResult(Generic[C]):
+    """The choice, and the best of what it was compared with."""
 
-    chosen: Judged | None
+    chosen: C | None
     """None where nothing fits."""
-    nearest: Judged | None
-    """Where nothing fits, the one that lacks least."""
-    others: tuple[Judged, ...]
+    nearest: C | None
+    """Where nothing fits, the one with the least shortage."""
+    others: tuple[C, ...]
     """The best of every other kind: those that fit, the fastest first, then those that do not."""
     ruled_out: tuple[RuledOut, ...]
     """Of each kind whose weights and states alone are too large, the smallest."""
-    variants: tuple[Judged | RuledOut, ...]
+    variants: tuple[C | RuledOut, ...]
     """The choice with one thing changed: a larger micro-batch, or activations kept."""
-    counts: Counts
+    counts: SearchCounts
 
 
-class Judge(Protocol):
-    """What the search asks about a strategy. A bound is never above what ``judge`` finds."""
+TrainingResult = SearchResult[EstimatedStrategy]
+
+
+class Estimator(Protocol[C_co]):
+    """Answers the search's questions about a strategy. A bound is never above what ``estimate`` finds."""
 
     def least_bytes(self, strategy: Strategy) -> int:
         """Return a bound of each GPU's memory that needs no trace."""
@@ -92,32 +174,31 @@ class Judge(Protocol):
         """Return the time of an optimizer step; None where the machine's rates are not known."""
 
     def fits(self, strategy: Strategy) -> bool:
-        """Return whether all that it needs is there."""
+        """Return True if machine and disks have all that it needs."""
 
-    def judge(self, strategy: Strategy) -> Judged:
+    def estimate(self, strategy: Strategy) -> C_co:
         """Return the strategy with all that it needs."""
 
 
 def search(
     strategies: Sequence[Strategy],
     *,
-    judge: Judge,
+    estimator: Estimator[C],
     device_bytes: int,
-    fixed: Collection[str] = (),
+    tier_of: Callable[[Strategy], int] = tier,
+    same_time: float = SAME_TIME,
     compares: bool = True,
-) -> Found:
+) -> SearchResult[C]:
     """Return the best strategy that fits, and the best of each other kind beside it.
 
     Args:
-        strategies: whole ones, with their micro-batch.
-        judge: estimates them.
-        device_bytes: what a plan may take of each GPU.
-        fixed: names of the fields that the user chose.
-        compares: whether to look at the other kinds too; without, only the choice is looked for.
+        tier_of: how far a strategy goes; a lower tier always comes first.
+        same_time: share of time that a simpler strategy may lose to the fastest.
+        compares: True if to look at the other kinds too; without, only the choice is looked for.
     """
-    hunt = _Hunt(strategies, judge=judge, device_bytes=device_bytes, fixed=fixed)
+    hunt = _Hunt(strategies, estimator, device_bytes=device_bytes, tier_of=tier_of, same_time=same_time)
     chosen = hunt.best(hunt.fitting)
-    others: list[Judged] = []
+    others: list[C] = []
     ruled_out: list[RuledOut] = []
     for kind in dict.fromkeys(map(kind_of, strategies)) if compares else ():
         if chosen is not None and kind == kind_of(chosen.strategy):
@@ -134,7 +215,7 @@ def search(
             ruled_out.remove(least)
             others.append(hunt.look(least.strategy))
         nearest = min(others, key=lambda one: one.excess, default=None)
-    return Found(
+    return SearchResult(
         chosen=chosen,
         nearest=nearest,
         others=tuple(sorted((one for one in others if one is not nearest), key=hunt.place_of_row)),
@@ -144,84 +225,90 @@ def search(
     )
 
 
-class _Hunt:
+class _Hunt(Generic[C]):
     """Looks at candidates in order, and remembers what it has seen."""
 
     def __init__(
-        self, strategies: Sequence[Strategy], *, judge: Judge, device_bytes: int, fixed: Collection[str]
+        self,
+        strategies: Sequence[Strategy],
+        estimator: Estimator[C],
+        *,
+        device_bytes: int,
+        tier_of: Callable[[Strategy], int],
+        same_time: float,
     ) -> None:
-        self._judge = judge
-        self._device_bytes = device_bytes
+        self._estimator = estimator
+        self._device_bytes, self._same_time = device_bytes, same_time
         self._all = strategies
-        self._judged: dict[Strategy, Judged] = {}
+        self._estimated: dict[Strategy, C] = {}
         self._fits: dict[Strategy, bool] = {}
-        self._possible = [one for one in strategies if judge.least_bytes(one) <= device_bytes]
-        self.fitting = [one for one in self._possible if judge.least_live_bytes(one) <= device_bytes]
-        times = {one: judge.seconds(one) for one in self.fitting}
+        self._possible = [one for one in strategies if estimator.least_bytes(one) <= device_bytes]
+        self.fitting = [one for one in self._possible if estimator.least_live_bytes(one) <= device_bytes]
+        times = {one: estimator.seconds(one) for one in self.fitting}
         known = None not in times.values()
         self._seconds = {one: (seconds or 0.0) if known else 0.0 for one, seconds in times.items()}
-        self._tiers = {one: tier(one, fixed=fixed) for one in self.fitting}
+        self._tiers = {one: tier_of(one) for one in self.fitting}
 
-    def best(self, strategies: Iterable[Strategy]) -> Judged | None:
+    def best(self, strategies: Iterable[Strategy]) -> C | None:
         """Return the best that fits: of the lowest tier, the simplest that nothing there clearly beats."""
         by_tier: dict[int, list[tuple[float, Strategy]]] = {}
         for one in sorted(strategies, key=simplicity):
             by_tier.setdefault(self._tiers[one], []).append((self._seconds[one], one))
         for _, alike in sorted(by_tier.items()):
             for seconds, one in alike:
-                faster = (other for time, other in alike if time * (1 + SAME_TIME) < seconds)
+                faster = (other for time, other in alike if time * (1 + self._same_time) < seconds)
                 if not any(map(self._gets_through, faster)) and self._gets_through(one):
                     return self.look(one)
         return None
 
     def _gets_through(self, strategy: Strategy) -> bool:
         if strategy not in self._fits:
-            self._fits[strategy] = self._judge.fits(strategy)
+            self._fits[strategy] = self._estimator.fits(strategy)
         return self._fits[strategy]
 
-    def best_of(self, kind: Kind) -> Judged | RuledOut:
-        """Return the best of a kind that fits; where none does, the one that lacks least."""
+    def best_of(self, kind: Kind) -> C | RuledOut:
+        """Return the best of a kind that fits; where none does, the one with the least shortage."""
         best = self.best(one for one in self.fitting if kind_of(one) == kind)
         if best is not None:
             return best
         possible = [one for one in self._possible if kind_of(one) == kind]
         if possible:
-            return self.look(min(possible, key=self._judge.least_live_bytes))
-        least = min((one for one in self._all if kind_of(one) == kind), key=self._judge.least_bytes)
-        return RuledOut(strategy=least, least_bytes=self._judge.least_bytes(least))
+            return self.look(min(possible, key=self._estimator.least_live_bytes))
+        least = min((one for one in self._all if kind_of(one) == kind), key=self._estimator.least_bytes)
+        return RuledOut(strategy=least, least_bytes=self._estimator.least_bytes(least))
 
-    def variants_of(self, chosen: Strategy) -> tuple[Judged | RuledOut, ...]:
+    def variants_of(self, chosen: Strategy) -> tuple[C | RuledOut, ...]:
         """Return the choice with the next larger micro-batch, and without checkpointing."""
         return tuple(self._variant(one) for one in _variants(chosen, self._all))
 
-    def _variant(self, strategy: Strategy) -> Judged | RuledOut:
-        judge = self._judge
-        for bound in (judge.least_bytes, judge.least_live_bytes, judge.least_played_bytes):
+    def _variant(self, strategy: Strategy) -> C | RuledOut:
+        estimator = self._estimator
+        for bound in (estimator.least_bytes, estimator.least_live_bytes, estimator.least_played_bytes):
             if (least := bound(strategy)) > self._device_bytes:
                 return RuledOut(strategy=strategy, least_bytes=least)
         return self.look(strategy)
 
-    def place_of_row(self, judged: Judged) -> tuple[float, ...]:
+    def place_of_row(self, found: C) -> tuple[float, ...]:
         """Return where in the table a row stands: what fits by tier and time, then the others."""
-        strategy = judged.strategy
-        if not judged.fits:
-            return 1, judged.excess
+        strategy = found.strategy
+        if not found.fits:
+            return 1, found.excess
         return 0, self._tiers[strategy], self._seconds[strategy], *simplicity(strategy)
 
-    def counts(self) -> Counts:
+    def counts(self) -> SearchCounts:
         """Return how many were looked at in which way."""
-        return Counts(
+        return SearchCounts(
             candidates=len(self._all),
             too_large_at_once=len(self._all) - len(self._possible),
             too_large_by_bound=len(self._possible) - len(self.fitting),
-            estimated=len(self._judged),
+            estimated=len(self._estimated),
         )
 
-    def look(self, strategy: Strategy) -> Judged:
+    def look(self, strategy: Strategy) -> C:
         """Return the strategy estimated in full."""
-        if strategy not in self._judged:
-            self._judged[strategy] = self._judge.judge(strategy)
-        return self._judged[strategy]
+        if strategy not in self._estimated:
+            self._estimated[strategy] = self._estimator.estimate(strategy)
+        return self._estimated[strategy]
 
 
 def _variants(chosen: Strategy, alike: Sequence[Strategy]) -> list[Strategy]:

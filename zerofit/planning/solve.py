@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zerofit.planning.answer import Answer
@@ -9,7 +10,7 @@ from zerofit.planning.candidates import DEFAULT_NVME_PATH, candidates
 from zerofit.planning.make_plan import plan_of
 from zerofit.planning.plan_from_flags import fields_said
 from zerofit.planning.problem import Allow
-from zerofit.planning.search import search
+from zerofit.planning.search import search, tier
 from zerofit.planning.suggestions import Suggestion, suggestions
 
 if TYPE_CHECKING:
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
     from zerofit.core.strategy import Strategy
     from zerofit.planning.candidates import Dropped
     from zerofit.planning.problem import Problem
-    from zerofit.planning.search import Found, Judge, Judged
+    from zerofit.planning.search import EstimatedStrategy, Estimator, TrainingResult
 
-    JudgeOf = Callable[[Problem], Judge]
+    EstimatorOf = Callable[[Problem], Estimator[EstimatedStrategy]]
 
 
 def solve(
     problem: Problem,
     *,
-    judge_of: JudgeOf,
-    quick_judge_of: JudgeOf | None = None,
+    estimator_of: EstimatorOf,
+    quick_estimator_of: EstimatorOf | None = None,
     gpus: Sequence[GpuSpec] = (),
     is_fast: bool = False,
     notes: tuple[str, ...] = (),
@@ -37,13 +38,8 @@ def solve(
     """Return the plan of a problem with all that was compared.
 
     Args:
-        problem: model, machine, workload and what the user fixed.
-        judge_of: what estimates the strategies of a problem.
-        quick_judge_of: the same by closed forms, to look for changes that may help; each is then estimated by
-            the other. None where judge_of is as quick.
-        gpus: GPUs that could take the place of the machine's.
-        is_fast: whether the judge knows closed forms only.
-        notes: what was assumed.
+        quick_estimator_of: the same by closed forms, to look for changes that may help; each is then
+            estimated by the other. None where estimator_of is as quick.
 
     Raises:
         UserError: the global batch can't be made.
@@ -54,12 +50,13 @@ def solve(
     if not space.strategies:
         findings = _findings(space.dropped)
         raise ExceptionGroup("combinations that do not work", [finding.as_error() for finding in findings])
-    found = _search(problem, space.strategies, judge_of, compares=True)
+    found = _search(problem, space.strategies, estimator_of, compares=True)
     may_cut = found.chosen is None and Allow.LENGTH in problem.allow
     for shorter in problem.shorter() if may_cut else ():
-        if (quick_judge_of is None or best_of(shorter, quick_judge_of)) and best_of(shorter, judge_of):
+        seems_to_fit = quick_estimator_of is None or best_of(shorter, quick_estimator_of)
+        if seems_to_fit and best_of(shorter, estimator_of):
             problem = shorter
-            found = _search(problem, space.strategies, judge_of, compares=True)
+            found = _search(problem, space.strategies, estimator_of, compares=True)
             length = problem.workload.sequence_length
             notes = (*notes, f"samples cut to {length} tokens, as --allow length says")
             break
@@ -70,8 +67,8 @@ def solve(
     if found.chosen is None:
         helps = suggestions(
             problem,
-            solve=lambda changed: best_of(changed, judge_of),
-            presolve=(lambda changed: best_of(changed, quick_judge_of)) if quick_judge_of else None,
+            solve=lambda changed: best_of(changed, estimator_of),
+            presolve=(lambda changed: best_of(changed, quick_estimator_of)) if quick_estimator_of else None,
             gpus=gpus,
         )
     return Answer(
@@ -93,16 +90,18 @@ def _findings(dropped: Sequence[Dropped]) -> tuple[Finding, ...]:
     return tuple(finding for finding in every if not common or finding.rule in common)
 
 
-def best_of(problem: Problem, judge_of: JudgeOf) -> Judged | None:
+def best_of(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | None:
     """Return the strategy that would be chosen; None where nothing fits."""
-    return _search(problem, candidates(problem).strategies, judge_of, compares=False).chosen
+    return _search(problem, candidates(problem).strategies, estimator_of, compares=False).chosen
 
 
-def _search(problem: Problem, strategies: Sequence[Strategy], judge_of: JudgeOf, *, compares: bool) -> Found:
+def _search(
+    problem: Problem, strategies: Sequence[Strategy], estimator_of: EstimatorOf, *, compares: bool
+) -> TrainingResult:
     return search(
         strategies,
-        judge=judge_of(problem),
+        estimator=estimator_of(problem),
         device_bytes=problem.device_bytes,
-        fixed=fields_said(problem.request),
+        tier_of=partial(tier, fixed=fields_said(problem.request)),
         compares=compares,
     )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from zerofit.cli.output.capture_words import capture_lines
 from zerofit.core.capture import for_plan
 from zerofit.planning.make_problem import captured_problem_of, problem_of
+from zerofit.scripts.capture_summary import capture_lines
 from zerofit.scripts.target import script_of
 
 if TYPE_CHECKING:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from zerofit.core.errors import UserError
 from zerofit.core.facts import AVAILABLE_SHARE
 from zerofit.core.units import GIB, format_bytes
 from zerofit.planning.from_capture import on_other_ranks
 from zerofit.planning.problem import Allow
-from zerofit.planning.search import Judged
+from zerofit.planning.search import EstimatedStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from zerofit.core.facts import GpuSpec, Machine
     from zerofit.core.plan import Topology
     from zerofit.planning.problem import Problem
+
+P = TypeVar("P")
+S = TypeVar("S")
 
 _MAX_RANKS = 1024
 """ASSUMPTION: who has no more than this does not want to hear of them."""
@@ -28,53 +31,57 @@ class Suggestion:
     """A change with which something fits."""
 
     change: str
-    """What to change, in words and flags."""
-    judged: Judged
+    """In words and flags."""
+    best: EstimatedStrategy
     """The strategy that then fits."""
     is_close: bool
-    """Whether its uncertainty reaches beyond what is there then."""
+    """True if its uncertainty reaches beyond what is there then."""
 
 
 def suggestions(
     problem: Problem,
     *,
-    solve: Callable[[Problem], Judged | None],
-    presolve: Callable[[Problem], Judged | None] | None,
+    solve: Callable[[Problem], EstimatedStrategy | None],
+    presolve: Callable[[Problem], EstimatedStrategy | None] | None,
     gpus: Sequence[GpuSpec],
 ) -> tuple[Suggestion, ...]:
     """Return the smallest change of each sort that makes something fit.
 
     Args:
-        problem: one in which nothing fits.
         solve: the best strategy that fits, by a trace; None where none does.
         presolve: the same, quicker and less exact: what does not fit there is not solved. None for none.
-        gpus: those that could take the place of the machine's.
     """
-    found = []
-    for changes in (
+    sorts = (
         _more_gpus(problem),
         _bigger_gpus(problem, gpus),
-        _more_host_memory(problem),
+        ((words, replace(problem, machine=one)) for words, one in with_more_host_memory(problem.machine)),
         _nvme_disks(problem),
         _allowed(problem, Allow.ADAFACTOR),
         _shorter(problem),
         _allowed(problem, Allow.LORA),
-    ):
-        for change, changed in changes:
-            if presolve is not None and not _solved(changed, presolve):
-                continue
-            if judged := _solved(changed, solve):
-                is_close = changed.is_close(judged.estimate)
-                found.append(Suggestion(change=change, judged=judged, is_close=is_close))
+    )
+
+    def solved(changed: Problem) -> EstimatedStrategy | None:
+        try:
+            return solve(changed) if presolve is None or presolve(changed) else None
+        except UserError:
+            return None  # the global batch does not divide over these ranks
+
+    return tuple(
+        Suggestion(change=change, best=best, is_close=changed.is_close(best.estimate))
+        for change, changed, best in first_that_help(sorts, solved)
+    )
+
+
+def first_that_help(
+    sorts: Iterable[Iterable[tuple[str, P]]], solve: Callable[[P], S | None]
+) -> Iterator[tuple[str, P, S]]:
+    """Yield of each sort of changes the first with which something fits, with what then does."""
+    for changes in sorts:
+        for words, changed in changes:
+            if best := solve(changed):
+                yield words, changed, best
                 break
-    return tuple(found)
-
-
-def _solved(problem: Problem, solve: Callable[[Problem], Judged | None]) -> Judged | None:
-    try:
-        return solve(problem)
-    except UserError:
-        return None  # the global batch does not divide over these ranks
 
 
 def _more_gpus(problem: Problem) -> Iterator[tuple[str, Problem]]:
@@ -125,11 +132,6 @@ def _bigger_gpus(problem: Problem, gpus: Sequence[GpuSpec]) -> Iterator[tuple[st
         yield f"{len(machine.gpus)} x {gpu.name} ({size}) on each node", replace(problem, machine=machine)
 
 
-def _more_host_memory(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    for words, machine in with_more_host_memory(problem.machine):
-        yield words, replace(problem, machine=machine)
-
-
 def _nvme_disks(problem: Problem) -> Iterator[tuple[str, Problem]]:
     size = 1 << max(problem.machine.nvme_bytes, 256 * GIB).bit_length()
     for _ in range(5):
@@ -151,7 +153,7 @@ def _shorter(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 GPUS_OF_A_NODE = 8
-"""What a node holds at most, in nearly all that are sold or rented."""
+"""GPUs of the largest node that is commonly sold or rented."""
 _NUM_DOUBLINGS = 5
 """ASSUMPTION: 16 times the next larger power of two is more than is sold."""
 

@@ -54,20 +54,20 @@ class Model:
     """A model that the script makes."""
 
     made: Sighting
-    source: ModelSource
+    source: ModelConstructor
     keywords: tuple[Keyword, ...]
     is_trained: bool
-    """Whether it comes to prepare(), a Trainer or deepspeed.initialize()."""
+    """True if it comes to prepare(), a Trainer or deepspeed.initialize()."""
     is_in_zero_init: bool
-    """Whether it is made inside `deepspeed.zero.Init()`."""
+    """True if it is made inside `deepspeed.zero.Init()`."""
     before: Sighting | None
     """The first Accelerator(), TrainingArguments() or HfDeepSpeedConfig(), where that comes afterwards."""
     is_before_all: bool
-    """Whether nothing that reads the DeepSpeed configuration was made before the model."""
+    """True if nothing that reads the DeepSpeed configuration was made before the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ScriptCall:
     """A call that rules look at. A function of the script counts where it is called."""
 
     action: Action
@@ -77,23 +77,23 @@ class Call:
     one_rank: Sighting | None = None
     """The condition, such as `accelerator.is_main_process`, by which some ranks alone get here."""
     is_otherwise: bool = False
-    """Whether they get here where that condition does not hold: `if not main: return` stands before."""
+    """True if they get here where that condition does not hold: `if not main: return` stands before."""
     is_engine_checked: bool = False
-    """Whether it stands under a condition on DeepSpeed, FSDP or the ZeRO stage, so that the author knew."""
+    """True if it stands under a condition on DeepSpeed, FSDP or the ZeRO stage, so that the author knew."""
     is_gathered: bool = False
-    """Whether it stands inside `GatheredParameters()`."""
+    """True if it stands inside `GatheredParameters()`."""
     is_in_inference_mode: bool = False
-    """Whether it stands inside `torch.inference_mode()`."""
+    """True if it stands inside `torch.inference_mode()`."""
     share: Sighting | None = None
     """What says how often each rank gets here, where one may get here more often than another: the loop's
     `prompts[rank::world_size]`, or a condition such as `number % world_size == rank`."""
     trains_before: bool = False
-    """FORWARD, GENERATE, EVALUATE: whether the script has trained before it; unknown counts as trained, and
+    """FORWARD, GENERATE, EVALUATE: True if the script has trained before it; unknown counts as trained, and
     so does a Trainer that trains in its place, on the other side of a condition."""
     trains_after: bool = False
-    """FORWARD, GENERATE, EVALUATE: whether the script goes on to train after it."""
+    """FORWARD, GENERATE, EVALUATE: True if the script goes on to train after it."""
     is_in_each_training: bool = False
-    """EVALUATE: whether each run of the script that trains makes it too, whatever its conditions are."""
+    """EVALUATE: True if each run of the script that trains makes it too, whatever its conditions are."""
     every_few_steps: Sighting | None = None
     """The condition on a remainder, such as `step % 4 == 0`, under which it stands inside its loop."""
     loop: int | None = None
@@ -104,13 +104,13 @@ class Call:
     options: frozenset[str] = frozenset()
     """PARSE_STRICTLY: the options that the parser takes; "**" where some are not known."""
     is_compiled: bool = False
-    """PREPARE: whether one of its models went through torch.compile()."""
+    """PREPARE: True if one of its models went through torch.compile()."""
     num_models: int = 0
     """PREPARE: how many different models it is given."""
     has_optimizer: bool = False
-    """PREPARE, INITIALIZE: whether it is given an optimizer, or something unknown."""
+    """PREPARE, INITIALIZE: True if it is given an optimizer, or something unknown."""
     is_model_left_alone: bool = False
-    """FORWARD, GENERATE: whether the model was made by from_pretrained() or from_config() where transformers
+    """FORWARD, GENERATE: True if the model was made by from_pretrained() or from_config() where transformers
     knows the DeepSpeed configuration already, and has come to no engine so far."""
     new_tokens: Confidence | None = None
     """GATHER: how sure it is that it is given what a model generated, as it came, of a length of its own on
@@ -121,15 +121,6 @@ class Call:
     def keyword(self, name: str) -> Keyword | None:
         """Return the literal keyword argument of that name."""
         return next((keyword for keyword in self.keywords if keyword.name == name), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduler:
-    """A scheduler of the learning rate that goes through Accelerator.prepare()."""
-
-    made: Sighting
-    total: str
-    """Its number of steps, as written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,15 +136,11 @@ class ScriptFacts:
     """Literal keyword arguments of Accelerator()."""
     training_arguments: tuple[Keyword, ...] = ()
     """Literal keyword arguments of TrainingArguments() and of the configs of TRL's trainers."""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ScriptCall, ...] = ()
     """In the order in which they run, as far as the source shows it."""
     models: tuple[Model, ...] = ()
-    schedulers: tuple[Scheduler, ...] = ()
-    """Those whose number of steps is counted without the number of ranks and without a DataLoader."""
-    routed_experts: tuple[Sighting, ...] = ()
-    """Loops over a ModuleList of experts, of which each runs only where the data asks for it."""
 
-    def find(self, *actions: Action) -> tuple[Call, ...]:
+    def find(self, *actions: Action) -> tuple[ScriptCall, ...]:
         """Return the calls of these actions."""
         return tuple(call for call in self.calls if call.action in actions)
 
@@ -176,7 +163,6 @@ class Action(StrEnum):
     RESIZE = "resize_token_embeddings()"
     COMPILE = "torch.compile()"
     CHECKPOINT_ACTIVATIONS = "gradient_checkpointing_enable()"
-    SET_LEAF_MODULES = "set_z3_leaf_modules()"
     ACCUMULATE = "Accelerator.accumulate() or no_sync()"
     FORWARD = "model()"
     GENERATE = "generate()"
@@ -201,7 +187,7 @@ class Action(StrEnum):
     EVALUATE = "Trainer.evaluate() or predict()"
 
 
-class ModelSource(StrEnum):
+class ModelConstructor(StrEnum):
     """How a model is made."""
 
     PRETRAINED = "from_pretrained()"

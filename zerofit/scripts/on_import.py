@@ -1,7 +1,8 @@
-"""Acts on a module right after the script has imported it, so that the runner need not import it first."""
+"""Acts on a module right after the script has imported it, so that nobody need import it first."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 
 def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
@@ -19,6 +21,20 @@ def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
         act(module)
     else:
         sys.meta_path.insert(0, _Finder(name, act))
+
+
+def around(holder: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Return a decorator: its function replaces one of a class or module, and gets that as first argument."""
+    original = getattr(holder, name)
+
+    def put(function: Callable[..., Any]) -> None:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        setattr(holder, name, call)
+
+    return put
 
 
 class _Finder(MetaPathFinder):

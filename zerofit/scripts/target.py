@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder
 from pathlib import Path
-from typing import cast
 
 from zerofit.core.errors import UserError, nearest
 
@@ -35,12 +34,7 @@ def check_script(script: str, *, module: bool) -> None:
 
 
 def put_before(flag: str, target: tuple[str, ...] | None) -> str | None:
-    """Return what to do where a flag of zerofit's stands behind a script; None where it does not.
-
-    Args:
-        flag: which zerofit lacks.
-        target: the script or `-m module`, and its arguments; None where there is none.
-    """
+    """Return what to do where a flag of zerofit's stands behind a script; None where it does not."""
     if target is None or not any(word.partition("=")[0] == flag for word in target[1:]):
         return None
     return f"flags behind {script_of(target)} are the script's: put {flag} before it"
@@ -58,47 +52,30 @@ def _check_module(name: str) -> None:
 
 
 def _can_run(name: str) -> bool:
-    """Return whether `python -m name` finds something to run; nothing is imported."""
-    path: list[str] | None = None
-    spec = None
-    for depth, _ in enumerate(name.split(".")):
-        spec = _find_spec(".".join(name.split(".")[: depth + 1]), path)
-        if spec is None:
-            return False
-        path = _folders(spec)
-    if spec is not None and spec.submodule_search_locations is not None:
-        return _find_spec(f"{name}.__main__", path) is not None
-    return True
+    """True if `python -m name` finds something to run; nothing is imported."""
+    top, *parts = name.split(".")
+    spec = _find_spec(top)
+    if spec is None:
+        return False
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    for number, part in enumerate(parts, start=1):
+        is_module = any((folder / f"{part}.py").is_file() for folder in folders)
+        folders = [folder / part for folder in folders if (folder / part).is_dir()]
+        if is_module and number == len(parts):
+            return True
+    is_package = bool(parts) or spec.submodule_search_locations is not None
+    return not is_package or any((folder / "__main__.py").is_file() for folder in folders)
 
 
-def _find_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
-    """Return the module's spec as any of Python's finders has it; editable installs bring their own."""
-    # python -m looks in the current folder first.
-    if path is None and (spec := PathFinder.find_spec(name, ["", *sys.path])) is not None:
-        return spec
+def _find_spec(name: str) -> ModuleSpec | None:
+    """Return a module's spec as any of Python's finders has it; editable installs bring their own."""
+    spec = PathFinder.find_spec(name, ["", *sys.path])  # python -m looks in the current folder first
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
-        if find_spec is None or finder is BuiltinImporter:  # built-in modules have no code to run
-            continue
-        try:
-            spec = find_spec(name, path, None)
-        except KeyError:  # a namespace package in a package looks for its parent among what is imported
-            spec = _namespace(name, path or [])
-        if spec is not None:
-            return cast(ModuleSpec, spec)
-    return None
-
-
-def _namespace(name: str, path: list[str]) -> ModuleSpec:
-    spec = ModuleSpec(name, None, is_package=True)
-    spec.submodule_search_locations = [
-        str(folder) for parent in path if (folder := Path(parent, name.rpartition(".")[2])).is_dir()
-    ]
+        # Built-in modules have no code to run.
+        if spec is None and find_spec is not None and finder is not BuiltinImporter:
+            spec = find_spec(name, None, None)
     return spec
-
-
-def _folders(spec: ModuleSpec) -> list[str]:
-    return list(spec.submodule_search_locations or [])
 
 
 def script_of(target: tuple[str, ...]) -> str:

@@ -2,72 +2,48 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.write.command import MIXED_PRECISION
 from zerofit.core.errors import UserError
+from zerofit.core.upstream.accelerate import prepared_optimizers
 from zerofit.models.changes.kernels import set_tf32
 from zerofit.training import schedulers
 from zerofit.training.deepspeed import deepspeed_step, state_overrides
 from zerofit.training.deepspeed.window_weights import WindowWeights
 from zerofit.training.optimizer_swap import is_plain_optimizer
 from zerofit.training.settings import check_batch
+from zerofit.training.wrapping import wrap, wrap_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
     from zerofit.training.changes import Changes
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 
-def default_to_gloo(module: ModuleType) -> None:
+def install_gloo(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
     """Give CPU ranks under DeepSpeed a process group.
 
     Without a backend accelerate 1.15 takes each CPU rank for rank 0 of 1, and every rank reads all the data
     while DeepSpeed partitions over all of them (accelerate/state.py, PartialState).
-
-    Args:
-        module: accelerate.state.
     """
-    original = module.PartialState.__init__
 
-    @functools.wraps(original)
-    def init(self: Any, cpu: bool = False, **kwargs: Any) -> None:
+    def init(original: Any, self: Any, cpu: bool = False, **kwargs: Any) -> None:
         if not cpu and kwargs.get("backend") is None:
             kwargs["backend"] = "gloo"
         original(self, cpu, **kwargs)
 
-    module.PartialState.__init__ = init
+    if settings.uses_deepspeed and settings.on_cpu:
+        wrap(module.PartialState, "__init__", init)
 
 
-def install(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
-    """Hook Accelerator so that scripts with a loop of their own train as the plan says.
+def install_arguments(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook the constructor: precision, accumulation, DeepSpeed plugin and tf32 as the plan says."""
 
-    Args:
-        accelerator_class: accelerate's Accelerator, or a subclass.
-        settings: what to set.
-        changes: where to note what was changed.
-    """
-    _hook_init(accelerator_class, settings, changes)
-    _hook_prepare(accelerator_class, settings, changes)
-    if (settings.forced_accumulation or 1) > 1:
-        _hook_accumulation(accelerator_class, settings.forced_accumulation)
-        _hook_steps(accelerator_class)
-    if settings.forced_accumulation is not None:
-        _keep_accumulation(accelerator_class, settings.forced_accumulation, changes)
-
-
-def _hook_init(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
-    original = accelerator_class.__init__
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        arguments = signature.bind(self, *args, **kwargs).arguments
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = inspect.signature(original).bind(self, *args, **kwargs).arguments
         # Trainer has its settings from TrainingArguments, and counts accumulation by itself.
         self._zerofit_by_script = not _is_called_by_trainer()
         if self._zerofit_by_script:
@@ -75,25 +51,28 @@ def _hook_init(accelerator_class: Any, settings: Settings, changes: Changes) -> 
             if settings.forced_accumulation is not None:
                 _set_accumulation(arguments, settings.forced_accumulation, changes)
                 self._zerofit_weights = WindowWeights(self, changes)
-            _set_deepspeed(arguments, settings, changes)
+            for name in ("deepspeed_plugin", "deepspeed_plugins"):
+                if settings.uses_deepspeed and arguments.pop(name, None) is not None:
+                    changes.add(
+                        "DeepSpeed is configured as the plan says; the script brings a DeepSpeedPlugin"
+                    )
         original(**arguments)
         set_number_formats(settings, changes)
 
-    accelerator_class.__init__ = init
+    wrap(accelerator_class, "__init__", init)
 
 
-def set_number_formats(settings: Settings, changes: Changes) -> None:
+def set_number_formats(settings: AppliedSettings, changes: Changes) -> None:
     """Set tf32 as the plan says.
 
     To be called after accelerate, which allows it beside torch.compile (accelerate/state.py).
     """
-    if settings.tf32 is not None:
-        for note in set_tf32(settings.tf32):
+    if settings.strategy.tf32 is not None:
+        for note in set_tf32(settings.strategy.tf32):
             changes.add(note)
 
 
 def _is_called_by_trainer() -> bool:
-    """Return whether an Accelerator is being made by transformers' Trainer."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "transformers.trainer":
@@ -102,11 +81,11 @@ def _is_called_by_trainer() -> bool:
     return False
 
 
-def _set_precision(arguments: dict[str, Any], settings: Settings, changes: Changes) -> None:
+def _set_precision(arguments: dict[str, Any], settings: AppliedSettings, changes: Changes) -> None:
     own = arguments.get("mixed_precision")
-    if settings.precision is None or own is None:
+    if settings.strategy.precision is None or own is None:
         return  # the launch command line has set it
-    wanted = MIXED_PRECISION[settings.precision]
+    wanted = MIXED_PRECISION[settings.strategy.precision]
     if str(own) == wanted:
         return
     if settings.precision_is_default:
@@ -117,7 +96,6 @@ def _set_precision(arguments: dict[str, Any], settings: Settings, changes: Chang
 
 
 def _set_accumulation(arguments: dict[str, Any], steps: int, changes: Changes) -> None:
-    """Set the plan's accumulation."""
     plugin = arguments.get("gradient_accumulation_plugin")
     own = plugin.num_steps if plugin is not None else arguments.get("gradient_accumulation_steps", 1)
     if own == steps:
@@ -132,17 +110,10 @@ def _set_accumulation(arguments: dict[str, Any], steps: int, changes: Changes) -
         arguments["gradient_accumulation_steps"] = steps
 
 
-def _set_deepspeed(arguments: dict[str, Any], settings: Settings, changes: Changes) -> None:
-    for name in ("deepspeed_plugin", "deepspeed_plugins"):
-        if settings.uses_deepspeed and arguments.pop(name, None) is not None:
-            changes.add("DeepSpeed is configured as the plan says; the script brings a DeepSpeedPlugin")
+def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook prepare(): check the script's batch, and set DeepSpeed up with what only the script knows."""
 
-
-def _hook_prepare(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
-    original = accelerator_class.prepare
-
-    @functools.wraps(original)
-    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         batch_size = _training_batch_size(self, args)
         if self._zerofit_by_script and batch_size is not None and not hasattr(self, "_zerofit_batch_size"):
             # A later one is of other data, which need not fill the plan's batches.
@@ -160,7 +131,7 @@ def _hook_prepare(accelerator_class: Any, settings: Settings, changes: Changes) 
         schedulers.drop_empty_groups(args)
         state_overrides.keep_overrides(args, changes)
         prepared = original(self, *args, **kwargs)
-        schedulers.lead_to_live_optimizers(self._optimizers)
+        schedulers.lead_to_live_optimizers(prepared_optimizers(self))
         deepspeed_step.watch(self, changes)
         window = deepspeed_step.window_of(self)
         if window is not None:
@@ -168,16 +139,16 @@ def _hook_prepare(accelerator_class: Any, settings: Settings, changes: Changes) 
                 deepspeed_step.refuse_step_of(optimizer, window)
         return prepared
 
-    accelerator_class.prepare = prepare
+    wrap(accelerator_class, "prepare", prepare)
 
 
 def _fill_auto(
-    accelerator: Any, config: dict[str, Any], settings: Settings, objects: tuple[Any, ...]
+    accelerator: Any, config: dict[str, Any], settings: AppliedSettings, objects: tuple[Any, ...]
 ) -> None:
     """Fill what accelerate would misjudge; in a Trainer script nothing is "auto" any more at this point."""
     if config.get("gradient_clipping") == "auto":
         # accelerate would put 1.0, and clip where nobody asked for it.
-        config["gradient_clipping"] = settings.gradient_clipping or 0.0
+        config["gradient_clipping"] = settings.strategy.gradient_clipping or 0.0
     if config.get("train_micro_batch_size_per_gpu") == "auto":
         # accelerate would take the smallest of all DataLoaders, and fail without one. DeepSpeed only counts
         # samples with it, so that 1 is no harm where the data comes from elsewhere.
@@ -212,20 +183,17 @@ def _batch_sizes(accelerator: Any, objects: tuple[Any, ...], *, shuffled: bool) 
     ]
 
 
-def _hook_accumulation(accelerator_class: Any, steps: int | None) -> None:
+def install_required_accumulate(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Refuse a script that never accumulates: its global batch would silently be smaller than asked for."""
-    original_accumulate = accelerator_class.accumulate
-    original_backward = accelerator_class.backward
+    steps = settings.forced_accumulation
 
-    @functools.wraps(original_accumulate)
-    def accumulate(self: Any, *models: Any) -> Any:
+    def accumulate(original: Any, self: Any, *models: Any) -> Any:
         self._zerofit_accumulates = True
         if (weights := getattr(self, "_zerofit_weights", None)) is not None:
             weights.begin_batch()
-        return original_accumulate(self, *models)
+        return original(self, *models)
 
-    @functools.wraps(original_backward)
-    def backward(self: Any, *args: Any, **kwargs: Any) -> None:
+    def backward(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         if self._zerofit_by_script and not getattr(self, "_zerofit_accumulates", False):
             raise UserError(
                 "script-does-not-accumulate",
@@ -235,58 +203,44 @@ def _hook_accumulation(accelerator_class: Any, steps: int | None) -> None:
                 fix="put the training step into `with accelerator.accumulate(model):`, or leave the flag out",
                 see="https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation",
             )
-        original_backward(self, *args, **kwargs)
+        original(self, *args, **kwargs)
 
-    accelerator_class.accumulate = accumulate
-    accelerator_class.backward = backward
+    if (steps or 1) > 1:
+        wrap(accelerator_class, "accumulate", accumulate)
+        wrap(accelerator_class, "backward", backward)
 
 
-def _hook_steps(accelerator_class: Any) -> None:
+def install_window_weights(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Let the weights of a window be known before a script clips its gradients or steps."""
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        original_clip = getattr(accelerator_class, name)
 
-        @functools.wraps(original_clip)
-        def clip(self: Any, *args: Any, original: Any = original_clip, **kwargs: Any) -> Any:
-            if (weights := getattr(self, "_zerofit_weights", None)) is not None:
-                weights.before_step()
-            return original(self, *args, **kwargs)
+    def clip(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if has_weights(self):
+            self._zerofit_weights.before_step()
+        return original(self, *args, **kwargs)
 
-        setattr(accelerator_class, name, clip)
-    original = accelerator_class.prepare_optimizer
+    def step(self: Any, _: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._zerofit_weights.before_step()
+        return original(*args, **kwargs)
 
-    @functools.wraps(original)
-    def prepare_optimizer(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        prepared = original(self, optimizer, *args, **kwargs)
-        weights = getattr(self, "_zerofit_weights", None)
-        if weights is not None and "_zerofit_weighs" not in vars(prepared):
-            prepared._zerofit_weighs = True
-            # A bound method: a scheduler made of the wrapper later reads the function behind its step().
-            prepared.step = MethodType(_after(weights.before_step, type(prepared).step), prepared)
-        return prepared
+    def has_weights(accelerator: Any, _: Any = None) -> bool:
+        return hasattr(accelerator, "_zerofit_weights")
 
-    accelerator_class.prepare_optimizer = prepare_optimizer
+    if (settings.forced_accumulation or 1) > 1:
+        wrap(accelerator_class, "clip_grad_norm_", clip)
+        wrap(accelerator_class, "clip_grad_value_", clip)
+        wrap_steps(accelerator_class, "_zerofit_weighs", step, only=has_weights)
 
 
-def _after(act: Callable[[], None], step: Any) -> Any:
-    """Return an optimizer's step() that comes after something else."""
-
-    @functools.wraps(step)
-    def after(self: Any, *args: Any, **kwargs: Any) -> Any:
-        act()
-        return step(self, *args, **kwargs)
-
-    return after
-
-
-def _keep_accumulation(accelerator_class: Any, steps: int, changes: Changes) -> None:
+def install_kept_accumulation(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Let a script's later setting of the accumulation give way to the plan's, as that of the start does."""
+    steps = settings.forced_accumulation
     own = accelerator_class.gradient_accumulation_steps
 
     def change(self: Any, value: int) -> None:
-        if self._zerofit_by_script and value != steps:
+        is_other = self._zerofit_by_script and value != steps
+        if is_other:
             changes.add(f"gradient accumulation stays {steps} steps; the script sets it to {value} later")
-            value = steps
-        own.fset(self, value)
+        own.fset(self, steps if is_other else value)
 
-    accelerator_class.gradient_accumulation_steps = property(own.fget, change, doc=own.__doc__)
+    if steps is not None:
+        accelerator_class.gradient_accumulation_steps = property(own.fget, change, doc=own.__doc__)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
-_NOT_BY_HAND = {
+_LEFT_TO_THE_LOOP = {
     "engine": "DeepSpeed takes over backward() and step(), which stand in the loop",
     "zero_stage": "DeepSpeed partitions, and takes over backward() and step(), which stand in the loop",
     "optimizer_offload": "DeepSpeed offloads, and takes over backward() and step(), which stand in the loop",
@@ -28,7 +28,7 @@ _NOT_BY_HAND = {
     "compile": "torch.compile(model) goes around the model that is returned here",
     "group_by_length": "the loop makes its batches",
 }
-"""Fields of Strategy that a loop has to see to itself, and why."""
+"""Fields of Strategy that a plain loop handles itself, and why."""
 
 
 def apply_strategy(
@@ -75,7 +75,7 @@ def apply_strategy(
 
 def _check_possible(strategy: Strategy, optimizer: Any) -> None:
     nothing = Strategy(precision=Precision.FP32)
-    for field, why in _NOT_BY_HAND.items():
+    for field, why in _LEFT_TO_THE_LOOP.items():
         value = getattr(strategy, field)
         if value is None or value == getattr(nothing, field):
             continue

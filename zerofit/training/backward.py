@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.errors import UserError
 from zerofit.training.deepspeed.deepspeed_step import window_of
+from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from zerofit.training.changes import Changes
     from zerofit.training.deepspeed.deepspeed_window import Window
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 
-def install(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
-    """Hook backward() and trigger_sync_in_backward().
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook backward() and trigger_sync_in_backward()."""
 
-    Args:
-        accelerator_class: accelerate's Accelerator, or a subclass.
-        settings: what the plan sets.
-        changes: where to note what was changed.
-    """
-    original = accelerator_class.backward
-
-    @functools.wraps(original)
-    def backward(self: Any, loss: Any, **kwargs: Any) -> None:
+    def backward(original: Any, self: Any, loss: Any, **kwargs: Any) -> None:
         weights = getattr(self, "_zerofit_weights", None)
         if weights is not None and getattr(self, "_zerofit_accumulates", False):
             loss = weights.weighted(loss)
@@ -36,32 +27,22 @@ def install(accelerator_class: Any, settings: Settings, changes: Changes) -> Non
         if window is not None:
             _under_deepspeed(self, window, loss, kwargs)
             return
-        splitter = _waiting_splitter(self)
-        if splitter is None:
+        waiting = _waiting_passes(self)
+        if waiting is None:
             original(self, loss, **kwargs)
             return
-        if "learning_rate" in kwargs:
-            raise _steps_within_backward()
-        splitter.backward(
-            loss / self.gradient_accumulation_steps,
-            run=_native_piece(self, kwargs),
-            is_boundary=self.sync_gradients,
+
+        def run_piece(piece: Any, is_boundary: bool) -> None:
+            scaled = piece if self.scaler is None else self.scaler.scale(piece)
+            scaled.backward(**kwargs)
+
+        waiting.backward(
+            loss / self.gradient_accumulation_steps, run=run_piece, is_boundary=self.sync_gradients
         )
 
-    accelerator_class.backward = backward
+    wrap(accelerator_class, "backward", backward)
     accelerator_class.trigger_sync_in_backward = staticmethod(
         _trigger(accelerator_class.trigger_sync_in_backward)
-    )
-
-
-def _steps_within_backward() -> UserError:
-    return UserError(
-        "no-micro-batches-with-lomo",
-        "LOMO can't train in micro-batches",
-        found="accelerator.backward(loss, learning_rate=...), and forward passes split into micro-batches",
-        why="LOMO steps within each backward pass, so that every micro-batch would be a step of its own",
-        fix="leave out --micro-batch-size, or take another optimizer",
-        see="https://github.com/OpenLMLab/LOMO",
     )
 
 
@@ -87,19 +68,10 @@ def _trigger(original: Any) -> Any:
     return trigger_sync_in_backward
 
 
-def _waiting_splitter(accelerator: Any) -> Any | None:
-    splitter = getattr(accelerator, "_zerofit_splitter", None)
-    return splitter if splitter is not None and splitter.is_waiting else None
-
-
-def _native_piece(accelerator: Any, kwargs: dict[str, Any]) -> Callable[[Any, bool], None]:
-    """Return what runs the backward pass of one piece, as accelerate runs that of the whole."""
-
-    def run(loss: Any, is_boundary: bool) -> None:
-        scaled = loss if accelerator.scaler is None else accelerator.scaler.scale(loss)
-        scaled.backward(**kwargs)
-
-    return run
+def _waiting_passes(accelerator: Any) -> Any | None:
+    """Return the passes that were split and whose backward may come, be it again; None without."""
+    waiting = getattr(accelerator, "_zerofit_waiting", None)
+    return waiting if waiting is not None and waiting.is_any else None
 
 
 def _under_deepspeed(accelerator: Any, window: Window, loss: Any, kwargs: dict[str, Any]) -> None:
@@ -113,11 +85,11 @@ def _under_deepspeed(accelerator: Any, window: Window, loss: Any, kwargs: dict[s
         engine.backward(piece, scale_wrt_gas=False, **kwargs)
 
     def run(is_boundary: bool) -> None:
-        splitter = _waiting_splitter(accelerator)
-        if splitter is None:
+        waiting = _waiting_passes(accelerator)
+        if waiting is None:
             run_piece(loss, is_boundary)
         else:
-            splitter.backward(loss, run=run_piece, is_boundary=is_boundary)
+            waiting.backward(loss, run=run_piece, is_boundary=is_boundary)
 
     if accelerator._zerofit_by_script and accelerator.sync_gradients:
         window.wait(run, loss=loss)

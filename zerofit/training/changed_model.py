@@ -12,73 +12,50 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from zerofit.core.errors import UserError
-from zerofit.core.strategy import Precision
+from zerofit.core.strategy import Engine, Precision, Strategy
 from zerofit.scripts.capture.child.model_record import class_path
 from zerofit.training.optimizer_swap import live_optimizers
 from zerofit.training.quantized_loading import for_trainer
 from zerofit.training.schedulers import live_objects
 from zerofit.training.trained_groups import hold_what_trains, holds, parameters_of
+from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zerofit.core.capture import CapturedModel
-    from zerofit.core.strategy import Strategy
     from zerofit.training.changes import Changes
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 _OF_ACCELERATE = {"bf16": Precision.BF16, "fp16": Precision.FP16}
 
 
-def install(
-    accelerator_class: Any, settings: Settings, changes: Changes, *, captured: CapturedModel | None
-) -> None:
-    """Hook prepare() so that the model trains as the plan says; to be set last, as it then sees it first.
-
-    Args:
-        accelerator_class: accelerate's Accelerator, or a subclass.
-        settings: what the plan sets.
-        changes: where to note what was changed.
-        captured: the model that the script was about to train; None where it was not captured.
-    """
-    if not changes_model(settings):
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook prepare() and its parts so that the model trains as the plan says."""
+    if not changes_model(settings.strategy):
         return
-    hook = _Hook(settings, changes, captured)
+    hook = _ModelChanges(settings.strategy, changes, settings.captured_model)
+
+    def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(original).bind(self, *objects, **kwargs)
+        if self._zerofit_by_script and not given.arguments.get("evaluation_mode", False):
+            hook.change_given(self, given)
+        return original(*given.args, **given.kwargs)
+
     for name in ("prepare", "prepare_model", "prepare_optimizer"):
-        original = getattr(accelerator_class, name)
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def prepare(
-            self: Any, *objects: Any, original: Any = original, signature: Any = signature, **kwargs: Any
-        ) -> Any:
-            given = signature.bind(self, *objects, **kwargs)
-            if self._zerofit_by_script and not given.arguments.get("evaluation_mode", False):
-                hook.change_given(self, given)
-            return original(*given.args, **given.kwargs)
-
-        setattr(accelerator_class, name, prepare)
+        wrap(accelerator_class, name, prepare)
 
 
-def install_in_trainer(trainer_class: Any, settings: Settings, changes: Changes) -> None:
-    """Hook Trainer's constructor, so that the model that it is given, or makes, trains as the plan says.
-
-    Args:
-        trainer_class: transformers' Trainer, or a subclass.
-        settings: what the plan sets.
-        changes: where to note what was changed.
-    """
-    if not changes_model(settings):
+def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook Trainer's constructor, so that the model that it is given, or makes, trains as the plan says."""
+    if not changes_model(settings.strategy):
         return
     # TrainingArguments checkpoint in train() itself.
-    own = replace(settings, gradient_checkpointing=None, checkpoint_every=1)
-    hook = _Hook(own, changes, None)
-    original = trainer_class.__init__
-    signature = inspect.signature(original)
+    own = replace(settings.strategy, gradient_checkpointing=None, checkpoint_every=1)
+    hook = _ModelChanges(own, changes, None)
 
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(self, *args, **kwargs)
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(original).bind(self, *args, **kwargs)
         arguments = given.arguments
         precision = _precision_of(arguments.get("args"))
         if arguments.get("model") is not None:
@@ -88,7 +65,7 @@ def install_in_trainer(trainer_class: Any, settings: Settings, changes: Changes)
         hook.hold_what_trains()
         original(*given.args, **given.kwargs)
 
-    trainer_class.__init__ = init
+    wrap(trainer_class, "__init__", init)
 
 
 def _precision_of(args: Any) -> Precision | None:
@@ -98,7 +75,9 @@ def _precision_of(args: Any) -> Precision | None:
     return Precision.FP16 if getattr(args, "fp16", False) else None
 
 
-def _changing(model_init: Callable[..., Any], hook: _Hook, precision: Precision | None) -> Callable[..., Any]:
+def _changing(
+    model_init: Callable[..., Any], hook: _ModelChanges, precision: Precision | None
+) -> Callable[..., Any]:
     """Return a Trainer's model_init, with what it makes changed."""
 
     @functools.wraps(model_init)
@@ -110,26 +89,28 @@ def _changing(model_init: Callable[..., Any], hook: _Hook, precision: Precision 
     return init
 
 
-def changes_model(settings: Settings | Strategy) -> bool:
-    """Return whether anything is to be changed in the model itself."""
-    return (
-        bool(settings.freeze or settings.lora or settings.quantization or settings.attention)
-        or settings.liger
-        or settings.gradient_checkpointing is not None
-        or settings.checkpoint_every > 1
+def changes_model(strategy: Strategy) -> bool:
+    """True if anything is to be changed in the model itself."""
+    fields = (
+        "freeze",
+        "lora",
+        "quantization",
+        "attention",
+        "liger",
+        "gradient_checkpointing",
+        "checkpoint_every",
     )
+    nothing = Strategy()
+    return any(getattr(strategy, field) != getattr(nothing, field) for field in fields)
 
 
-def changed(model: Any, wanted: Settings | Strategy, *, precision: Precision | None) -> tuple[Any, list[str]]:
-    """Return a model with all changes made to it, and what was done, in words.
+def changed(model: Any, wanted: Strategy, *, precision: Precision | None) -> tuple[Any, list[str]]:
+    """Return a model with all changes made to it, and sentences that say what was done.
 
     Args:
         model: a torch.nn.Module that is not yet wrapped for training.
         wanted: what is to be changed.
         precision: format of autocast, in which weights that adapters freeze then lie too; None leaves them.
-
-    Raises:
-        UserError: one of the changes can't be made.
     """
     from zerofit.models.changes.adapted_saving import lead_to
     from zerofit.models.changes.adapters import adapt, adapted_words
@@ -158,17 +139,11 @@ def changed(model: Any, wanted: Settings | Strategy, *, precision: Precision | N
     return model, notes
 
 
-class _Hook:
-    """What is changed in which models of a process.
+class _ModelChanges:
+    """Changes the models of a process that train, each once."""
 
-    Args:
-        settings: what the plan sets.
-        changes: where to note what was changed.
-        captured: the model that the script was about to train.
-    """
-
-    def __init__(self, settings: Settings, changes: Changes, captured: CapturedModel | None) -> None:
-        self._settings = settings
+    def __init__(self, strategy: Strategy, changes: Changes, captured: CapturedModel | None) -> None:
+        self._strategy = strategy
         self._changes = changes
         self._captured = captured
         self._changed: WeakSet[Any] = WeakSet()
@@ -192,13 +167,7 @@ class _Hook:
         self.hold_what_trains()
 
     def change(self, model: Any, precision: Precision | None, *, trains: bool = False) -> Any:
-        """Return a model as the plan has it; one that was changed before, or does not train, as it is.
-
-        Args:
-            model: not yet wrapped.
-            precision: format of autocast.
-            trains: whether it is known to be the one that trains.
-        """
+        """Return a model as the plan has it; one that was changed before, or does not train, as it is."""
         from zerofit.models.changes.adapted_saving import adapted_of
 
         known = adapted_of(model)  # another Trainer or Accelerator may have changed it
@@ -210,8 +179,8 @@ class _Hook:
             return model
         if not trains and not self._is_the_one(model):
             return model
-        precision = None if self._settings.uses_deepspeed else precision
-        made, notes = changed(model, self._settings, precision=precision)
+        precision = None if self._strategy.engine is Engine.DEEPSPEED else precision
+        made, notes = changed(model, self._strategy, precision=precision)
         for note in notes:
             self._changes.add(note)
         self._changed.update((model, made))
@@ -219,7 +188,7 @@ class _Hook:
         return made
 
     def _is_the_one(self, model: Any) -> bool:
-        """Return whether a model is one that trains, and no teacher that a script leaves unfrozen.
+        """True if a model is one that trains, and no teacher that a script leaves unfrozen.
 
         It is one that an optimizer holds, of the class that was captured where such a model lives. Where no
         optimizer lives yet, it is the first one. A model that comes without its own beside those of others
@@ -243,7 +212,7 @@ class _Hook:
         return True
 
     def _is_beside_captured(self, model: Any) -> bool:
-        """Return whether another model lives that is of the captured class, and this one is not."""
+        """True if another model lives that is of the captured class, and this one is not."""
         from torch.nn import Module
 
         wanted = self._captured.class_path if self._captured is not None else None
@@ -253,23 +222,18 @@ class _Hook:
 
     @property
     def _moves_groups(self) -> bool:
-        return bool(self._settings.freeze or self._settings.lora)
+        return bool(self._strategy.freeze or self._strategy.lora)
 
     def hold_what_trains(self) -> None:
-        """Look at all optimizers again: a script may have made one since.
-
-        Raises:
-            UserError: one is of a model that was taken for a teacher.
-        """
+        """Look at all optimizers again: a script may have made one since."""
         if not self._moves_groups:
             return
         optimizers = live_optimizers() if self._trained or self._left else []
         for model in self._left:
             if any(holds(optimizer, model) for optimizer in optimizers):
                 raise _decided_too_late(model)
-        if self._trained:
-            for model in self._trained:
-                hold_what_trains(model, optimizers)
+        for model in self._trained:
+            hold_what_trains(model, optimizers)
 
 
 def _decided_too_late(model: Any) -> UserError:
@@ -285,11 +249,7 @@ def _decided_too_late(model: Any) -> UserError:
 
 
 def _check_no_average(model: Any) -> None:
-    """Check that no moving average was made of a model without its adapters.
-
-    Raises:
-        UserError: there is one.
-    """
+    """Check that no moving average was made of a model without its adapters."""
     from torch.optim.swa_utils import AveragedModel
 
     if any(type(one.module) is type(model) for one in live_objects(AveragedModel)):

@@ -6,11 +6,7 @@ import sys
 
 
 class Changes:
-    """Sentences, each once.
-
-    Args:
-        announce: whether this rank prints them.
-    """
+    """Sentences, each once."""
 
     def __init__(self, *, announce: bool) -> None:
         self._announce = announce

@@ -1,62 +1,109 @@
-"""Hooks into accelerate's clipping: the script's own under DeepSpeed, and the plan's in its place."""
+"""Hooks into accelerate's and torch's clipping: the script's own under DeepSpeed, the plan's in its place."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
-from types import MethodType
+import weakref
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.upstream.accelerate import prepared_models
 from zerofit.training.deepspeed.deepspeed_refusals import clips_by_value
 from zerofit.training.deepspeed.deepspeed_step import window_of
+from zerofit.training.micro_batches.hooks import settle
+from zerofit.training.trained_groups import parameters_of
+from zerofit.training.wrapping import wrap, wrap_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from types import ModuleType
 
     from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
+
+_accelerators: weakref.WeakSet[Any] = weakref.WeakSet()
+"""All whose parameters torch's clipping may get: it knows no Accelerator."""
 
 
-def install(accelerator_class: Any, changes: Changes, *, forced: float | None) -> None:
-    """Make `Accelerator.clip_grad_norm_` count.
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Make accelerate's clipping count; clip before each step of a script that does not.
 
-    Args:
-        accelerator_class: accelerate's Accelerator, or a subclass.
-        changes: where to note what was changed.
-        forced: the plan's largest norm, 0 for no clipping; None leaves the script's.
+    DeepSpeed does the latter by its configuration.
     """
-    by_norm, by_value = accelerator_class.clip_grad_norm_, accelerator_class.clip_grad_value_
+    forced = settings.strategy.gradient_clipping
 
-    @functools.wraps(by_norm)
-    def clip(self: Any, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+    def clip(original: Any, self: Any, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
         self._zerofit_clipped = True
-        max_norm = norm_instead(max_norm, forced, changes)
+        max_norm = _norm_instead(max_norm, forced, changes)
         window = window_of(self)
         if window is not None:
             return window.clip(max_norm, norm_type=norm_type)
-        with _within_accelerate(self):
-            return by_norm(self, parameters, torch_norm(max_norm, forced), norm_type)
+        self._zerofit_is_clipping = True  # torch's clipping, which is hooked too, is called by accelerate
+        try:
+            return original(self, parameters, _torch_norm(max_norm, forced), norm_type)
+        finally:
+            self._zerofit_is_clipping = False
 
-    @functools.wraps(by_value)
-    def clip_value(self: Any, parameters: Any, clip_value: float) -> None:
-        if window_of(self) is not None:
-            raise clips_by_value()
-        by_value(self, parameters, clip_value)
+    def clip_value(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        _check_not_by_value(self)
+        original(self, *args, **kwargs)
 
-    accelerator_class.clip_grad_norm_ = clip
-    accelerator_class.clip_grad_value_ = clip_value
+    def step(self: Any, optimizer: Any, original: Any, closure: Any = None) -> None:
+        if self.sync_gradients:
+            if not getattr(self, "_zerofit_clipped", False):
+                changes.add(f"gradients are clipped to {forced:g}; the script does not clip")
+                self.clip_grad_norm_(list(parameters_of(optimizer)), forced)
+            self._zerofit_clipped = False
+        original(closure)
+
+    wrap(accelerator_class, "clip_grad_norm_", clip)
+    wrap(accelerator_class, "clip_grad_value_", clip_value)
     if forced:
-        _hook_optimizers(accelerator_class, forced, changes)
+        wrap_steps(accelerator_class, "_zerofit_clips", step, only=lambda self, _: self._zerofit_by_script)
 
 
-def norm_instead(max_norm: float, forced: float | None, changes: Changes) -> float:
-    """Return the largest norm that is clipped to, in place of the script's.
+def install_watch(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Note every Accelerator, whose parameters a script may clip by torch."""
 
-    Args:
-        max_norm: the script's.
-        forced: the plan's, 0 for no clipping; None leaves the script's.
-        changes: where to note what was changed.
-    """
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _accelerators.add(self)
+
+    wrap(accelerator_class, "__init__", init)
+
+
+def install_in_torch(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Let torch's clipping count: under ZeRO it finds no gradients, and a plan may clip otherwise."""
+    forced = settings.strategy.gradient_clipping
+
+    def clip(
+        original: Any, parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any
+    ) -> Any:
+        parameters = _as_list(parameters)
+        accelerator = _accelerator_of(parameters)
+        if accelerator is None or getattr(accelerator, "_zerofit_is_clipping", False):
+            return original(parameters, max_norm, norm_type, *args, **kwargs)
+        accelerator._zerofit_clipped = True
+        max_norm = _norm_instead(max_norm, forced, changes)
+        window = window_of(accelerator)
+        if window is not None:
+            return window.clip(max_norm, norm_type=norm_type)
+        settle(accelerator)
+        return original(parameters, _torch_norm(max_norm, forced), norm_type, *args, **kwargs)
+
+    def clip_value(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
+        parameters = _as_list(parameters)
+        accelerator = _accelerator_of(parameters)
+        _check_not_by_value(accelerator)
+        settle(accelerator)
+        original(parameters, *args, **kwargs)
+
+    wrap(module, "clip_grad_norm_", clip)
+    wrap(module, "clip_grad_value_", clip_value)
+    module.clip_grad.clip_grad_norm_ = module.clip_grad_norm_
+    module.clip_grad.clip_grad_value_ = module.clip_grad_value_
+
+
+def _norm_instead(max_norm: float, forced: float | None, changes: Changes) -> float:
+    """Return the largest norm to clip to: the plan's, or the script's where the plan has none."""
     if forced is None or forced == max_norm:
         return max_norm
     changes.add(
@@ -66,46 +113,26 @@ def norm_instead(max_norm: float, forced: float | None, changes: Changes) -> flo
     return forced
 
 
-def torch_norm(max_norm: float, forced: float | None) -> float:
+def _torch_norm(max_norm: float, forced: float | None) -> float:
     """Return what torch is told: a plan's 0 turns clipping off, where torch would take it for a norm."""
     return math.inf if forced == 0 else max_norm
 
 
-@contextlib.contextmanager
-def _within_accelerate(accelerator: Any) -> Iterator[None]:
-    """Tell torch's clipping, which is hooked too, that accelerate is what calls it."""
-    accelerator._zerofit_is_clipping = True
-    try:
-        yield
-    finally:
-        accelerator._zerofit_is_clipping = False
+def _check_not_by_value(accelerator: Any) -> None:
+    if window_of(accelerator) is not None:
+        raise clips_by_value()
 
 
-def _hook_optimizers(accelerator_class: Any, max_norm: float, changes: Changes) -> None:
-    """Clip before each step of a script that does not clip itself; DeepSpeed does so by its configuration."""
-    original = accelerator_class.prepare_optimizer
+def _as_list(parameters: Any) -> list[Any]:
+    import torch
 
-    @functools.wraps(original)
-    def prepare_optimizer(self: Any, *args: Any, **kwargs: Any) -> Any:
-        optimizer = original(self, *args, **kwargs)
-        if self._zerofit_by_script and "_zerofit_clips" not in optimizer.__dict__:
-            optimizer._zerofit_clips = True
-            optimizer.step = MethodType(_clipping_step(self, optimizer.step, max_norm, changes), optimizer)
-        return optimizer
-
-    accelerator_class.prepare_optimizer = prepare_optimizer
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
 
 
-def _clipping_step(accelerator: Any, original: Any, max_norm: float, changes: Changes) -> Any:
-    accelerator._zerofit_clipped = False
-
-    def step(self: Any, closure: Any = None) -> None:
-        if accelerator.sync_gradients:
-            if not accelerator._zerofit_clipped:
-                changes.add(f"gradients are clipped to {max_norm:g}; the script does not clip")
-                parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-                accelerator.clip_grad_norm_(parameters, max_norm)
-            accelerator._zerofit_clipped = False
-        original(closure)
-
-    return step
+def _accelerator_of(parameters: list[Any]) -> Any | None:
+    """Return the Accelerator whose model holds the first of the parameters; None without."""
+    for accelerator in tuple(_accelerators):
+        for model in prepared_models(accelerator):
+            if parameters and any(parameter is parameters[0] for parameter in model.parameters()):
+                return accelerator
+    return None

@@ -6,36 +6,35 @@ nothing of it would save them so, and what loads such a file leaves every weight
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from zerofit.training.wrapping import wrap
+
+if TYPE_CHECKING:
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
 
 _PREFIX = "_orig_mod."
 """Source: torch/_dynamo/eval_frame.py, OptimizedModule (2.13)."""
 
 
-def install(accelerator_class: Any) -> None:
-    """Hook what compiles a model, and what takes the wrapper away.
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook what compiles a model, and what takes the wrapper away."""
 
-    Args:
-        accelerator_class: accelerate's Accelerator, or a subclass, that compiles as the plan says.
-    """
-    prepare_one, unwrap = accelerator_class.prepare_model, accelerator_class.unwrap_model
-
-    @functools.wraps(prepare_one)
-    def prepare_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        prepared = prepare_one(self, model, *args, **kwargs)
+    def prepare_model(original: Any, self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = original(self, model, *args, **kwargs)
         if _is_wrapper(prepared) and not _is_wrapper(model):
             _keep_names(prepared)
         return prepared
 
-    @functools.wraps(unwrap)
     def unwrap_model(
-        self: Any, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False
+        original: Any, self: Any, model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False
     ) -> Any:
-        return unwrap(self, model, keep_fp32_wrapper, keep_torch_compile)
+        return original(self, model, keep_fp32_wrapper, keep_torch_compile)
 
-    accelerator_class.prepare_model = prepare_model
-    accelerator_class.unwrap_model = unwrap_model
+    if settings.strategy.compile:
+        wrap(accelerator_class, "prepare_model", prepare_model)
+        wrap(accelerator_class, "unwrap_model", unwrap_model)
 
 
 def _is_wrapper(model: Any) -> bool:

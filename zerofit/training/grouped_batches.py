@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import math
 from pathlib import Path
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.upstream.accelerate import is_prepared, prepared_data_loaders
 from zerofit.data.known_lengths import sample_lengths
 from zerofit.data.sampler import LengthGroupedBatches
+from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.data.bucketing import Lengths
     from zerofit.training.changes import Changes
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 _GROUPED = "_zerofit_grouped"
 """Field of an Accelerator: whether batches of a DataLoader of its were ever grouped."""
@@ -28,26 +28,18 @@ _STATE_FILE = "zerofit_batches.json"
 """Beside what accelerator.save_state() writes: seed and epoch of each batch sampler."""
 
 
-def install(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
-    """Hook prepare_data_loader(), which prepare() and Trainer call, too.
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook prepare_data_loader(), which prepare() and Trainer call, too; say at the first step why not."""
 
-    Args:
-        accelerator_class: accelerate's Accelerator, or a subclass.
-        settings: what the plan sets.
-        changes: where to note what was changed.
-    """
-    if not settings.group_by_length:
-        return
-    original = accelerator_class.prepare_data_loader
-
-    @functools.wraps(original)
-    def prepare_data_loader(self: Any, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_prepared(data_loader):
-            return original(self, data_loader, *args, **kwargs)
-        batches = _batches_for(self, data_loader)
+    def prepare_data_loader(original: Any, self: Any, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+        batches = None if is_prepared(data_loader) else _batches_for(self, data_loader)
         if batches is None:
             return original(self, data_loader, *args, **kwargs)
-        prepared = original(self, _with_batches(data_loader, batches), *args, **kwargs)
+        # DataLoader refuses to set the field once it is made, as its iterators might be under way; accelerate
+        # makes a new one of its fields.
+        changed = copy.copy(data_loader)
+        changed.__dict__["batch_sampler"] = batches
+        prepared = original(self, changed, *args, **kwargs)
         if prepared.batch_sampler is not batches:
             # accelerate, and Trainer as it resumes, tell the epoch to the sampler that they find here.
             prepared.batch_sampler.sampler = batches
@@ -55,8 +47,15 @@ def install(accelerator_class: Any, settings: Settings, changes: Changes) -> Non
         changes.add("batches are made of samples of like length, in a new order in each epoch")
         return prepared
 
-    accelerator_class.prepare_data_loader = prepare_data_loader
-    _say_why_not(accelerator_class, changes)
+    def backward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.__dict__.get(_GROUPED):  # one DataLoader of several is enough
+            for why in self.__dict__.pop(_WHY_NOT, ()):
+                changes.add(f"batches are not grouped by length: a DataLoader is left as it is, as {why}")
+        return original(self, *args, **kwargs)
+
+    if settings.strategy.group_by_length:
+        wrap(accelerator_class, "prepare_data_loader", prepare_data_loader)
+        wrap(accelerator_class, "backward", backward)
 
 
 class _ScriptBatches(LengthGroupedBatches):
@@ -175,16 +174,6 @@ def _seed(accelerator: Any, loader: Any) -> int:
     return int(torch.initial_seed() if own is None else own) % 2**64  # torch takes a negative one for this
 
 
-def _with_batches(loader: Any, batches: LengthGroupedBatches) -> Any:
-    """Return the same DataLoader with other batches; accelerate makes a new one of its fields.
-
-    DataLoader refuses to set the field once it is made, as its iterators might be under way.
-    """
-    changed = copy.copy(loader)
-    changed.__dict__["batch_sampler"] = batches
-    return changed
-
-
 def _keep(accelerator: Any, changes: Changes) -> None:
     """Let save_state() and load_state() know of the batches of the DataLoaders that it has then."""
     if accelerator.__dict__.get(_GROUPED):
@@ -238,17 +227,3 @@ def _sampler_in(loader: Any) -> object:
     while hasattr(found, "batch_sampler"):
         found = found.batch_sampler
     return found
-
-
-def _say_why_not(accelerator_class: Any, changes: Changes) -> None:
-    """Say at the first step why nothing was grouped; one DataLoader of several is enough."""
-    original = accelerator_class.backward
-
-    @functools.wraps(original)
-    def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.__dict__.get(_GROUPED):
-            for why in self.__dict__.pop(_WHY_NOT, ()):
-                changes.add(f"batches are not grouped by length: a DataLoader is left as it is, as {why}")
-        return original(self, *args, **kwargs)
-
-    accelerator_class.backward = backward

@@ -53,9 +53,6 @@ _WHOLE_ROWS = frozenset(
 def items_of(loss: Any) -> Any:
     """Return the number of items that a loss is the mean over.
 
-    Args:
-        loss: a scalar tensor with a graph.
-
     Returns:
         A scalar tensor in fp32 on the loss's device: labels without those that are ignored, elements, or the
         sum of their classes' weights. None where the graph does not tell.
@@ -108,7 +105,7 @@ def _items(node: Any) -> Any:
 
 
 def _is_mean_of_one(node: Any) -> bool:
-    """Return whether a node takes the mean of a single number without dimensions: loss.mean()."""
+    """True if a node takes the mean of a single number without dimensions: loss.mean()."""
     return _kind(node) == "Mean" and not node._saved_self_sym_sizes
 
 
@@ -134,7 +131,7 @@ def _items_of_mean(node: Any) -> Any:
 
 
 def _has_rows(node: Any, *, may_move: bool) -> bool:
-    """Return whether there are as many numbers as the batch is large, times something."""
+    """True if there are as many numbers as the batch is large, times something."""
     waiting, seen = [(node, may_move)], set()
     while waiting:
         node, may_move = waiting.pop()
@@ -158,7 +155,7 @@ def _has_rows(node: Any, *, may_move: bool) -> bool:
 
 
 def _reduces_the_batch(node: Any) -> bool:
-    """Return whether the first dimension is among those that a node puts together, or it does not tell."""
+    """True if the first dimension is among those that a node puts together, or it does not tell."""
     dims = getattr(node, "_saved_dim", None)
     if dims is None:
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.strategy import OptimizerName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 _EMBEDDING_BITS = 32
 """Embeddings keep whole states: with 8 bits they are unstable, says bitsandbytes
@@ -19,14 +20,10 @@ _FUSED_ON = frozenset({"cuda", "cpu"})
 """Devices with a fused AdamW among those that DeepSpeed and bitsandbytes know (torch/utils/_foreach_utils.py,
 _get_fused_kernels_supported_devices)."""
 
-_OF_ADAM = frozenset({"betas", "eps"})
-_OF_LION = frozenset({"betas"})
-_OF_SGD = frozenset({"momentum", "dampening", "nesterov"})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """What one name stands for."""
+class OptimizerKind:
+    """What the name of an optimizer stands for."""
 
     module: str
     """That of the class, and of those that compute the same."""
@@ -36,10 +33,10 @@ class Kind:
     bits: int | None = None
     """Of a state; None for optimizers of other libraries than bitsandbytes."""
     is_paged: bool = False
-    """Whether the driver may move its states to the host."""
+    """True if the driver may move its states to the host."""
 
     def is_alike(self, optimizer: Any) -> bool:
-        """Return whether an optimizer computes the same, with states no larger on the GPU."""
+        """True if an optimizer computes the same, with states no larger on the GPU."""
         own = type(optimizer)
         if self.bits is None:
             return (own.__module__, own.__name__) == (self.module, self.class_name)
@@ -50,27 +47,35 @@ class Kind:
         )
 
 
+def _of_bitsandbytes(
+    family: str, class_name: str, *, keeps: frozenset[str], bits: int, is_paged: bool = False
+) -> OptimizerKind:
+    return OptimizerKind(
+        module=f"bitsandbytes.optim.{family}",
+        class_name=class_name,
+        keeps=keeps,
+        bits=bits,
+        is_paged=is_paged,
+    )
+
+
+_ADAMW = functools.partial(_of_bitsandbytes, "adamw", keeps=frozenset({"betas", "eps"}))
+_LION = functools.partial(_of_bitsandbytes, "lion", keeps=frozenset({"betas"}))
 KINDS = {
-    OptimizerName.ADAMW: Kind(module="torch.optim.adamw", class_name="AdamW", keeps=_OF_ADAM),
+    OptimizerName.ADAMW: OptimizerKind(
+        module="torch.optim.adamw", class_name="AdamW", keeps=frozenset({"betas", "eps"})
+    ),
     # AdamW(is_paged=True), as Trainer makes it: accelerate does not take PagedAdamW for an AdamW.
-    OptimizerName.PAGED_ADAMW: Kind(
-        module="bitsandbytes.optim.adamw", class_name="AdamW", keeps=_OF_ADAM, bits=32, is_paged=True
+    OptimizerName.PAGED_ADAMW: _ADAMW("AdamW", bits=32, is_paged=True),
+    OptimizerName.ADAMW_8BIT: _ADAMW("AdamW8bit", bits=8),
+    OptimizerName.PAGED_ADAMW_8BIT: _ADAMW("PagedAdamW8bit", bits=8, is_paged=True),
+    OptimizerName.LION: _LION("Lion", bits=32),
+    OptimizerName.LION_8BIT: _LION("Lion8bit", bits=8),
+    OptimizerName.PAGED_LION_8BIT: _LION("PagedLion8bit", bits=8, is_paged=True),
+    OptimizerName.ADAFACTOR: OptimizerKind(module="transformers.optimization", class_name="Adafactor"),
+    OptimizerName.SGD: OptimizerKind(
+        module="torch.optim.sgd", class_name="SGD", keeps=frozenset({"momentum", "dampening", "nesterov"})
     ),
-    OptimizerName.ADAMW_8BIT: Kind(
-        module="bitsandbytes.optim.adamw", class_name="AdamW8bit", keeps=_OF_ADAM, bits=8
-    ),
-    OptimizerName.PAGED_ADAMW_8BIT: Kind(
-        module="bitsandbytes.optim.adamw", class_name="PagedAdamW8bit", keeps=_OF_ADAM, bits=8, is_paged=True
-    ),
-    OptimizerName.LION: Kind(module="bitsandbytes.optim.lion", class_name="Lion", keeps=_OF_LION, bits=32),
-    OptimizerName.LION_8BIT: Kind(
-        module="bitsandbytes.optim.lion", class_name="Lion8bit", keeps=_OF_LION, bits=8
-    ),
-    OptimizerName.PAGED_LION_8BIT: Kind(
-        module="bitsandbytes.optim.lion", class_name="PagedLion8bit", keeps=_OF_LION, bits=8, is_paged=True
-    ),
-    OptimizerName.ADAFACTOR: Kind(module="transformers.optimization", class_name="Adafactor"),
-    OptimizerName.SGD: Kind(module="torch.optim.sgd", class_name="SGD", keeps=_OF_SGD),
 }
 
 
@@ -82,28 +87,36 @@ def make(name: OptimizerName, groups: list[Any], modules: Iterable[Any]) -> Any:
         groups: the very dicts that it will hold.
         modules: those of the model: with 8 bits, embeddings among them keep whole states.
     """
+    import torch
+
     kind = KINDS[name]
-    if kind.bits is None:
-        return _MAKERS[name](groups)
+    if name is OptimizerName.ADAMW:
+        devices = {parameter.device.type for group in groups for parameter in group["params"]}
+        return torch.optim.AdamW(groups, fused=devices <= _FUSED_ON)
+    if name is OptimizerName.SGD:
+        return torch.optim.SGD(groups)
+    if name is OptimizerName.ADAFACTOR:
+        from transformers.optimization import Adafactor
+
+        # As Trainer makes it: the learning rate is the script's, not Adafactor's own.
+        return Adafactor(groups, lr=groups[0]["lr"], scale_parameter=False, relative_step=False)
     optimizers: Any = importlib.import_module("bitsandbytes.optim")  # it comes without types
-    if kind.bits < _EMBEDDING_BITS:
-        _keep_embeddings_whole(optimizers, modules)
+    if kind.bits == 8:
+        manager = optimizers.GlobalOptimManager.get_instance()
+        for module in modules:
+            if isinstance(module, torch.nn.Embedding):
+                manager.register_module_override(module, "weight", {"optim_bits": _EMBEDDING_BITS})
     is_paged = {"is_paged": True} if kind.is_paged and not kind.class_name.startswith("Paged") else {}
     return getattr(optimizers, kind.class_name)(groups, **is_paged)
 
 
 def is_lion(item: Any) -> bool:
-    """Return whether an optimizer, or what stands for one, is a Lion: its betas and steps are its own."""
+    """True if an optimizer, or what stands for one, is a Lion: its betas and steps are its own."""
     return "lion" in (item if isinstance(item, str) else type(item).__name__).lower()
 
 
 def rate_advice(own: str, new: str, learning_rate: float) -> str | None:
     """Return what to think of where an optimizer steps at a learning rate that was another one's.
-
-    Args:
-        own: name of the script's.
-        new: name of the one that takes its place.
-        learning_rate: the script's.
 
     Returns:
         One sentence; None where the rate means about the same to both.
@@ -124,39 +137,3 @@ def rate_advice(own: str, new: str, learning_rate: float) -> str | None:
 
 def _is_sgd(name: str) -> bool:
     return "sgd" in name.lower()
-
-
-def _keep_embeddings_whole(optimizers: Any, modules: Iterable[Any]) -> None:
-    import torch
-
-    manager = optimizers.GlobalOptimManager.get_instance()
-    for module in modules:
-        if isinstance(module, torch.nn.Embedding):
-            manager.register_module_override(module, "weight", {"optim_bits": _EMBEDDING_BITS})
-
-
-def _adamw(groups: list[Any]) -> Any:
-    import torch
-
-    devices = {parameter.device.type for group in groups for parameter in group["params"]}
-    return torch.optim.AdamW(groups, fused=devices <= _FUSED_ON)
-
-
-def _adafactor(groups: list[Any]) -> Any:
-    from transformers.optimization import Adafactor
-
-    # As Trainer makes it: the learning rate is the script's, not Adafactor's own.
-    return Adafactor(groups, lr=groups[0]["lr"], scale_parameter=False, relative_step=False)
-
-
-def _sgd(groups: list[Any]) -> Any:
-    import torch
-
-    return torch.optim.SGD(groups)
-
-
-_MAKERS: dict[OptimizerName, Callable[[list[Any]], Any]] = {
-    OptimizerName.ADAMW: _adamw,
-    OptimizerName.ADAFACTOR: _adafactor,
-    OptimizerName.SGD: _sgd,
-}

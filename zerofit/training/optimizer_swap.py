@@ -1,23 +1,31 @@
-"""Puts the plan's optimizer in the place of the script's, on the same parameter groups."""
+"""Puts the plan's optimizer in the place of the script's, and refuses one that offload would break."""
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from zerofit.checking.engine import check
+from zerofit.checking.inputs.optimizer import optimizer_of_class
+from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules.optimizer.rules import RULES as OPTIMIZER_RULES
 from zerofit.core.errors import UserError
+from zerofit.core.setting import Said
 from zerofit.core.upstream.accelerate import prepared_optimizers
 from zerofit.training.optimizer_kinds import KINDS, is_lion, make, rate_advice
 from zerofit.training.schedulers import lead_schedulers, live_objects
+from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from zerofit.core.plan import Plan
     from zerofit.core.strategy import OptimizerName
     from zerofit.training.changes import Changes
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 _KEPT = frozenset({"params", "lr", "initial_lr", "weight_decay"})
 """Keys of a parameter group that mean the same to every optimizer, and to schedulers."""
@@ -27,27 +35,51 @@ _IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"}
 """Switches that say how an optimizer computes, not what."""
 
 
-def install(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
-    """Hook prepare() so that the plan's optimizer trains.
-
-    Args:
-        accelerator_class: accelerate's Accelerator, or a subclass.
-        settings: what the plan sets.
-        changes: where to note what was changed.
-    """
-    name = settings.optimizer
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook prepare() so that the plan's optimizer trains."""
+    name = settings.strategy.optimizer
     if name is None:
         return
-    for method in ("prepare", "prepare_optimizer"):
-        original = getattr(accelerator_class, method)
 
-        @functools.wraps(original)
-        def prepare(self: Any, *objects: Any, original: Any = original, **kwargs: Any) -> Any:
-            if self._zerofit_by_script:
-                objects = _with_swapped(self, objects, name, changes)
-            return original(self, *objects, **kwargs)
+    def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
+        if self._zerofit_by_script:
+            objects = _with_swapped(self, objects, name, changes)
+        return original(self, *objects, **kwargs)
 
-        setattr(accelerator_class, method, prepare)
+    wrap(accelerator_class, "prepare", prepare)
+    wrap(accelerator_class, "prepare_optimizer", prepare)
+
+
+def install_check(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook prepare(), which Trainer calls too, so that an optimizer that offload would break is refused.
+
+    Before the launch the source alone is known, and what it shows is never certain.
+    """
+
+    def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
+        from torch.optim import Optimizer
+
+        for optimizer in objects:
+            if isinstance(optimizer, Optimizer):
+                _check_optimizer(optimizer, settings.plan, changes)
+        return original(self, *objects, **kwargs)
+
+    if settings.uses_deepspeed and settings.plan.is_checked:
+        wrap(accelerator_class, "prepare", prepare)
+
+
+def _check_optimizer(optimizer: Any, plan: Plan, changes: Changes) -> None:
+    name = type(optimizer).__name__
+    if getattr(getattr(optimizer, "args", None), "optim_bits", None) == 8 and not name.endswith("8bit"):
+        name += "8bit"  # bitsandbytes' AdamW(optim_bits=8), as Trainer makes it
+    situation = situation_of_strategy(plan.strategy, topology=plan.topology, versions=plan.versions)
+    said = Said(value=optimizer_of_class(f"{type(optimizer).__module__}.{name}"), text=f"the script's {name}")
+    situation = replace(situation, settings=replace(situation.settings, optimizer=said))
+    verdict = check(situation, rules=OPTIMIZER_RULES)
+    for finding in verdict.of(Severity.WARNING):
+        changes.warn(finding.as_text())
+    for finding in verdict.of(Severity.ERROR):
+        raise finding.as_error()
 
 
 def _with_swapped(
@@ -71,23 +103,13 @@ def _with_swapped(
         return objects
     embeddings = live_objects(torch.nn.Embedding)  # the optimizer may come without its model
     new = swap_and_note(own[0], name, changes, modules=embeddings, said="the script says")
-    if new is own[0]:
-        return objects
     return tuple(new if item is own[0] else item for item in objects)
 
 
 def swap_and_note(
     optimizer: Any, name: OptimizerName, changes: Changes, *, modules: Iterable[Any], said: str
 ) -> Any:
-    """Swap an optimizer, and note what became of it.
-
-    Args:
-        optimizer: the script's; see swap.
-        name: the kind of the new one.
-        changes: where to note it.
-        modules: those of the model.
-        said: the words before the old one's name: "the script says".
-    """
+    """Swap an optimizer, and note it; `said` stands before the old one's name: "the script says"."""
     lost = dropped(optimizer, name)
     new = swap(optimizer, name, modules=modules)
     if new is not optimizer:
@@ -107,14 +129,8 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
 
     Args:
         optimizer: a torch.optim.Optimizer that has made no step.
-        name: the kind of the new one.
+        name: the kind of the new one; one that is of that kind already is returned as it is.
         modules: those of the model: with 8 bits, embeddings among them keep whole states.
-
-    Returns:
-        The new one; the script's own where it is of that kind already.
-
-    Raises:
-        UserError: the script's does what the new one can't, or has no learning rate to take over.
     """
     if is_alike(optimizer, name):
         return optimizer
@@ -138,22 +154,12 @@ def swap(optimizer: Any, name: OptimizerName, *, modules: Iterable[Any] = ()) ->
 
 
 def is_alike(optimizer: Any, name: OptimizerName) -> bool:
-    """Return whether an optimizer is of a kind already, and stays.
-
-    Args:
-        optimizer: the script's.
-        name: the kind.
-    """
+    """True if an optimizer is of a kind already, and stays."""
     return KINDS[name].is_alike(optimizer)
 
 
 def dropped(optimizer: Any, name: OptimizerName) -> str:
-    """Return what a script set of its optimizer that another kind has no place for: "momentum=0.9".
-
-    Args:
-        optimizer: the script's.
-        name: the kind of the new one.
-    """
+    """Return what a script set of its optimizer that another kind has no place for: "momentum=0.9"."""
     defaults = inspect.signature(type(optimizer)).parameters
     kept = _KEPT | _kept_by(optimizer, name) | _IMPLEMENTATION
     said = {
@@ -198,7 +204,7 @@ def _fits_adam(key: str, value: Any) -> bool:
 
 
 def is_plain_optimizer(item: Any) -> bool:
-    """Return whether an object is an optimizer as scripts make it, wrapped by nobody."""
+    """True if an object is an optimizer as scripts make it, wrapped by nobody."""
     from torch.optim import Optimizer
 
     return issubclass(type(item), Optimizer) and type(item).__module__.split(".")[0] != "accelerate"

@@ -9,51 +9,38 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from zerofit.core.errors import UserError
+from zerofit.core.strategy import ZeroStage
 from zerofit.scripts.capture.child.model_record import class_path
 from zerofit.training.optimizer_swap import live_optimizers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
     from zerofit.core.capture import CapturedModel
     from zerofit.training.changes import Changes
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 _making_again = False
-"""Whether a Trainer makes its model, which it does more than once."""
+"""True if a Trainer makes its model, which it does more than once."""
 
 
-def install(
-    model_class: Any,
-    settings: Settings,
-    changes: Changes,
-    *,
-    captured: CapturedModel | None,
-    partitions_parameters: bool,
-) -> None:
-    """Hook from_pretrained.
-
-    Args:
-        model_class: transformers' PreTrainedModel.
-        settings: what the plan sets.
-        changes: where to note what was changed.
-        captured: the model that trains; where it was not captured, the first one that is loaded does.
-        partitions_parameters: whether ZeRO-3 partitions the weights.
-    """
-    if settings.quantization is None:
+def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook from_pretrained."""
+    if settings.strategy.quantization is None:
         return
-    original = model_class.from_pretrained.__func__
-    choice = _Choice(captured)
+    original = module.PreTrainedModel.from_pretrained.__func__
+    choice = _Choice(settings.captured_model)
 
     @functools.wraps(original)
     def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("quantization_config") is not None or not choice.is_the_one(cls, name):
             return original(cls, name, *args, **kwargs)
-        if partitions_parameters:
+        if settings.strategy.zero_stage is ZeroStage.PARAMETERS:
             raise _not_partitioned()
         from zerofit.models.changes.quantization import make_trainable, quantization_config, whole_heads
 
-        kwargs["quantization_config"] = quantization_config(settings.precision)
+        kwargs["quantization_config"] = quantization_config(settings.strategy.precision)
         if kwargs.get("device_map") is None:
             kwargs["device_map"] = {"": "cpu" if settings.on_cpu else int(os.environ.get("LOCAL_RANK", "0"))}
         with whole_heads():
@@ -64,7 +51,7 @@ def install(
         changes.add(f"{cls.__name__} is loaded in nf4 (bitsandbytes), with quantized scales")
         return made
 
-    model_class.from_pretrained = classmethod(from_pretrained)
+    module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
 
 
 @contextmanager
@@ -79,18 +66,14 @@ def for_trainer() -> Iterator[None]:
 
 
 class _Choice:
-    """Which of the models that a script loads is the one that trains.
-
-    Args:
-        captured: the model that trains, where known.
-    """
+    """Which of the models that a script loads is the one that trains: the captured one, else the first."""
 
     def __init__(self, captured: CapturedModel | None) -> None:
         self._wanted = None if captured is None else (captured.class_path, captured.name)
         self.quantized: WeakSet[Any] = WeakSet()
 
     def is_the_one(self, model_class: Any, name: Any) -> bool:
-        """Return whether a model about to be loaded is; a second one of the kind is its teacher.
+        """True if a model about to be loaded is; a second one of the kind is its teacher.
 
         Once an optimizer has made a step, it is no teacher but the next of a loop over folds or seeds.
         """

@@ -18,8 +18,8 @@ from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json
 from zerofit.generation.ranks.meeting import end_when_stuck, tell_ended
 from zerofit.scripts.run_target import code_of, run_target, script_frames
-from zerofit.training.apply import install
 from zerofit.training.changes import Changes
+from zerofit.training.hooks import install
 from zerofit.training.record import write_record
 from zerofit.training.tee import tee_output
 
@@ -71,10 +71,6 @@ def main(arguments: Sequence[str]) -> int:
     return exit_code
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 class LastExit:
     """Leaves the process once every exit handler that was registered after this one has run.
 
@@ -98,3 +94,7 @@ class LastExit:
                 stream.flush()
         ctypes.CDLL(None).fflush(None)  # what C libraries have printed and not yet written
         os._exit(self.exit_code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -38,12 +38,7 @@ def schedulers_of(optimizer: Any) -> list[Any]:
 
 
 def lead_schedulers(stale: Any, live: Any) -> None:
-    """Let the schedulers of one optimizer set the learning rate of another.
-
-    Args:
-        stale: the optimizer that they were made for.
-        live: the one that steps, on the same parameter groups.
-    """
+    """Let the schedulers of one optimizer set the learning rate of another."""
     schedulers = schedulers_of(stale) if live is not stale else []
     for scheduler in schedulers:
         scheduler.optimizer = live
@@ -75,9 +70,6 @@ def lead_to_live_optimizers(optimizers: Iterable[Any]) -> None:
     With optimizer offload accelerate replaces AdamW by DeepSpeed's CPU Adam, and schedulers keep the old one.
     Both share their parameter groups only until a checkpoint is loaded; from then on the learning rate would
     stand still (https://github.com/deepspeedai/DeepSpeed/issues/4344).
-
-    Args:
-        optimizers: as accelerate has prepared them.
     """
     from torch.optim.lr_scheduler import LRScheduler
 
@@ -97,9 +89,6 @@ def drop_empty_groups(objects: Iterable[Any]) -> None:
     DeepSpeed takes them out of the optimizer alone (deepspeed/runtime/engine.py, _configure_optimizer), and
     the scheduler's next step fails: "zip() argument 2 is longer than argument 1". A model without biases and
     with a "no decay" group, as many scripts make it, is enough.
-
-    Args:
-        objects: what a script prepares; only optimizers are looked at.
     """
     from torch.optim import Optimizer
 
@@ -116,12 +105,7 @@ def drop_empty_groups(objects: Iterable[Any]) -> None:
 
 
 def repeat_entry(optimizer: Any, index: int) -> None:
-    """Give the schedulers of an optimizer one more entry for a group that was split off another.
-
-    Args:
-        optimizer: its new group is the last one.
-        index: of the group that the new one was split off.
-    """
+    """Give the schedulers of an optimizer one more entry for a group that was split off another."""
     num_before = len(optimizer.param_groups) - 1
     for scheduler in schedulers_of(optimizer):
         for name in _PER_GROUP:

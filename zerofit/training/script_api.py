@@ -23,19 +23,18 @@ from zerofit.core.strategy import Engine, Strategy, ZeroStage
 from zerofit.machine.this_node import probe_machine
 from zerofit.machine.versions import probe_versions
 from zerofit.training.accelerate_hooks import set_number_formats
-from zerofit.training.apply import hook_accelerator_class
 from zerofit.training.changes import Changes
+from zerofit.training.hooks import ACCELERATOR_HOOKS, TRAINER_HOOKS, install_all
 from zerofit.training.settings import settings_of
-from zerofit.training.trainer import trainer_class
 from zerofit.training.trainer.trainer_fields import script_batches
-from zerofit.training.trainer.trainer_hooks import hook_arguments
-from zerofit.training.trainer.trainer_methods import overridden
+from zerofit.training.trainer.trainer_hooks import install_arguments
+from zerofit.training.trainer.trainer_loss import overridden
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import Trainer, TrainingArguments
 
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 _HOOKED_BY = ("zerofit.training.runner", "zerofit.scripts.capture.child")
 """Modules that run a script with hooks of their own: a plan is there already, or made from what they see."""
@@ -73,7 +72,7 @@ def accelerator(
         arguments.setdefault("dynamo_backend", "inductor")
     if found.topology.on_cpu and strategy.engine is Engine.NATIVE:
         arguments.setdefault("cpu", True)
-    return _accelerator_class(found, settings_of(found), _changes())(**arguments)
+    return _accelerator_class(settings_of(found), _changes())(**arguments)
 
 
 def training_arguments(
@@ -151,11 +150,11 @@ def trainer(*, args: TrainingArguments, cls: type[Trainer] | None = None, **argu
     settings = _trainer_settings(plan, base, arguments)
     if not settings.trainer_accumulates and script_batches(args) is not None:
         _changes().add("zerofit.trainer takes the script's own batches again, and splits their forward pass")
-    return planned_trainer(base, plan, settings, _changes())(args=args, **arguments)
+    return planned_trainer(base, settings, _changes())(args=args, **arguments)
 
 
 def planned_arguments(
-    base: Any, settings: Settings, changes: Changes, *, config: dict[str, Any] | None = None
+    base: Any, settings: AppliedSettings, changes: Changes, *, config: dict[str, Any] | None = None
 ) -> Any:
     """Return a subclass of TrainingArguments whose objects are made as a plan says.
 
@@ -176,20 +175,19 @@ def planned_arguments(
             # Trainer pickles its arguments into each checkpoint: they are read without this class.
             return copyreg._reconstructor, (base, object, None), self.__dict__  # type: ignore[attr-defined]
 
-    hook_arguments(Planned, settings, changes)
+    install_arguments(Planned, settings, changes)
     return _named_as(base, Planned)
 
 
-def planned_trainer(base: Any, plan: Plan, settings: Settings, changes: Changes) -> Any:
+def planned_trainer(base: Any, settings: AppliedSettings, changes: Changes) -> Any:
     """Return a subclass of Trainer that trains as a plan says.
 
     Args:
         base: Trainer or a subclass.
-        plan: what runs.
-        settings: what of it reaches the Trainer.
+        settings: what of the plan reaches the Trainer.
         changes: where to note what was changed.
     """
-    planned = _accelerator_class(plan, settings, changes)
+    planned = _accelerator_class(settings, changes)
 
     class Planned(base):  # type: ignore[misc]
         def create_accelerator_and_postprocess(self) -> None:
@@ -198,21 +196,21 @@ def planned_trainer(base: Any, plan: Plan, settings: Settings, changes: Changes)
             self.accelerator._zerofit_by_script = False
             set_number_formats(settings, changes)
 
-    trainer_class.install(Planned, settings, changes)
+    install_all(TRAINER_HOOKS, Planned, settings, changes)
     return _named_as(base, Planned)
 
 
-def _accelerator_class(plan: Plan, settings: Settings, changes: Changes) -> Any:
+def _accelerator_class(settings: AppliedSettings, changes: Changes) -> Any:
     from accelerate import Accelerator
 
     class Planned(Accelerator):  # type: ignore[misc]
         @wraps(Accelerator.__init__)  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            if (config := _deepspeed_config(plan)) is not None:
+            if (config := _deepspeed_config(settings.plan)) is not None:
                 kwargs["deepspeed_plugin"] = _plugin(config)
             super().__init__(*args, **kwargs)
 
-    hook_accelerator_class(Planned, plan, settings, changes)
+    install_all(ACCELERATOR_HOOKS, Planned, settings, changes)
     return _named_as(Accelerator, Planned)
 
 
@@ -223,7 +221,7 @@ def _named_as(base: Any, planned: Any) -> Any:
     return planned
 
 
-def _trainer_settings(plan: Plan, base: Any, arguments: dict[str, Any]) -> Settings:
+def _trainer_settings(plan: Plan, base: Any, arguments: dict[str, Any]) -> AppliedSettings:
     """Return settings with which Trainer makes its micro-batches itself only where that changes nothing.
 
     The plan knows it of the script that was captured; a loss of the script's own, which may be a mean over
@@ -251,7 +249,7 @@ def _plugin(config: dict[str, Any]) -> Any:
 
 
 def _is_hooked() -> bool:
-    """Return whether zerofit runs this script, and has set its hooks."""
+    """True if zerofit runs this script, and has set its hooks."""
     return any(name in sys.orig_argv for name in _HOOKED_BY)
 
 

@@ -1,61 +1,53 @@
-"""What of a plan reaches an unmodified script."""
+"""What of a plan reaches an unmodified script, and the batches that a plan and a script must agree on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine
 
 if TYPE_CHECKING:
+    from zerofit.core.capture import CapturedModel
     from zerofit.core.plan import Plan
-    from zerofit.core.strategy import Lora, OptimizerName, Precision, Quantization
+    from zerofit.core.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The settings that the hooks set; None leaves the script's own."""
+class AppliedSettings:
+    """What the hooks set."""
 
-    uses_deepspeed: bool
-    """Whether the plan brings a DeepSpeed configuration."""
-    on_cpu: bool
-    """Whether the ranks run on the CPU."""
-    micro_batch_size: int | None
-    """Samples that go through one forward pass on one rank."""
+    plan: Plan
+    """What runs."""
+    strategy: Strategy
+    """The plan's; a field of None leaves the script's own. Its accumulation is what the script is told,
+    without the passes that a loop counts itself."""
     global_batch_size: int | None
     """Samples of one optimizer step over all ranks, where they were asked for."""
     trainer_accumulates: bool
-    """Whether a Trainer makes its micro-batches itself, by its DataLoader and its accumulation; else its
+    """True if a Trainer makes its micro-batches itself, by its DataLoader and its accumulation; else its
     forward pass is split, as that of other scripts is."""
-    precision: Precision | None
-    """Format of forward and backward."""
-    precision_is_default: bool
-    """Whether the precision gives way to one that the script names itself."""
-    gradient_accumulation_steps: int | None
-    """Forward passes per rank in one optimizer step."""
-    gradient_clipping: float | None
-    """Largest norm of all gradients together; 0 turns clipping off."""
-    gradient_checkpointing: bool | None
-    """Whether activations are recomputed in the backward pass."""
-    checkpoint_every: int
-    """Of the blocks that could, one in so many recomputes."""
-    optimizer: OptimizerName | None
-    """What takes the place of the script's optimizer."""
-    attention: str | None
-    """transformers' attn_implementation."""
-    freeze: tuple[str, ...]
-    """What does not train."""
-    lora: Lora | None
-    """Adapters that train in place of the weights."""
-    quantization: Quantization | None
-    """Format of the frozen weights beside adapters."""
-    tf32: bool | None
-    """Whether fp32 matrix products may round their inputs to tf32."""
-    liger: bool
-    """Whether Liger's kernels take the place of transformers' modules."""
-    group_by_length: bool
-    """Whether batches are made of samples of like length."""
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        """True if the plan brings a DeepSpeed configuration."""
+        return self.strategy.engine is Engine.DEEPSPEED
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if the ranks run on the CPU."""
+        return self.plan.topology.on_cpu
+
+    @property
+    def precision_is_default(self) -> bool:
+        """True if the precision gives way to one that the script names itself."""
+        return self.plan.is_default("precision")
+
+    @property
+    def captured_model(self) -> CapturedModel | None:
+        """The model that the script was about to train; None where it was not captured."""
+        return self.plan.capture.model if self.plan.capture is not None else None
 
     @property
     def forced_accumulation(self) -> int | None:
@@ -63,71 +55,51 @@ class Settings:
 
         Beside a micro-batch the number counts pieces of the script's batches, and its own loop stays.
         """
-        return self.gradient_accumulation_steps if self.micro_batch_size is None else None
+        return self.strategy.gradient_accumulation_steps if self.strategy.micro_batch_size is None else None
 
 
-def settings_of(plan: Plan) -> Settings:
+def settings_of(plan: Plan) -> AppliedSettings:
     """Return what of the plan reaches the script."""
     capture = plan.capture
     ranks = plan.topology.data_parallel_size
     asked_for = plan.workload.global_batch_size
     own = capture.global_batch_size(ranks) if capture is not None else None
     steps = plan.strategy.gradient_accumulation_steps
-    by_hand = (capture.accumulates_by_hand if capture is not None else None) or 1  # its loop does those
-    return Settings(
-        uses_deepspeed=plan.strategy.engine is Engine.DEEPSPEED,
-        on_cpu=plan.topology.on_cpu,
-        micro_batch_size=plan.strategy.micro_batch_size,
+    in_loop = (capture.accumulates_by_hand if capture is not None else None) or 1
+    return AppliedSettings(
+        plan=plan,
+        strategy=replace(plan.strategy, gradient_accumulation_steps=steps and steps // in_loop),
         # What the script itself makes is not asked for: it may make another number from the number of ranks.
         global_batch_size=None if asked_for == own else asked_for,
         trainer_accumulates=capture is not None and capture.trainer_accumulates(ranks),
-        precision=plan.strategy.precision,
-        precision_is_default=plan.is_default("precision"),
-        gradient_accumulation_steps=steps and steps // by_hand,
-        gradient_clipping=plan.strategy.gradient_clipping,
-        gradient_checkpointing=plan.strategy.gradient_checkpointing,
-        optimizer=plan.strategy.optimizer,
-        checkpoint_every=plan.strategy.checkpoint_every,
-        attention=plan.strategy.attention,
-        freeze=plan.strategy.freeze,
-        lora=plan.strategy.lora,
-        quantization=plan.strategy.quantization,
-        tf32=plan.strategy.tf32,
-        liger=plan.strategy.liger,
-        group_by_length=plan.strategy.group_by_length,
     )
 
 
-def check_batch(settings: Settings, *, batch_size: int | None, accumulation: int, num_ranks: int) -> None:
+def check_batch(
+    settings: AppliedSettings, *, batch_size: int | None, accumulation: int, num_ranks: int
+) -> None:
     """Check that the script's own numbers make the batches that the plan counts on.
-
-    zerofit splits a script's batches and changes nothing else of them: the global batch is the script's.
 
     Args:
         settings: what the plan says.
         batch_size: samples per rank in one forward pass of the script; None where it does not tell.
         accumulation: the script's forward passes per rank in one optimizer step.
         num_ranks: ranks that each take their own samples.
-
-    Raises:
-        UserError: they do not.
     """
     if batch_size is None:
         return
     _check_global_batch(settings, batch_size=batch_size, accumulation=accumulation, num_ranks=num_ranks)
-    micro_batch_size = settings.micro_batch_size
+    micro_batch_size = settings.strategy.micro_batch_size
     if micro_batch_size is None:
         return
     if micro_batch_size > batch_size:
-        raise UserError(
-            "micro-batch-too-large",
-            "a micro-batch is a part of the script's batch",
-            found=f"{batch_size} samples on each rank, and --micro-batch-size {micro_batch_size}",
+        raise micro_batch_too_large(
+            micro_batch_size,
+            batch_size,
             why="zerofit splits the script's batches, and can't put several of them together",
-            fix=f"give --micro-batch-size {batch_size} or less, or the script a larger batch size",
         )
     pieces = -(-batch_size // micro_batch_size) * accumulation
-    asked = settings.gradient_accumulation_steps
+    asked = settings.strategy.gradient_accumulation_steps
     if asked is not None and asked not in (pieces, accumulation * batch_size / micro_batch_size):
         raise UserError(
             "accumulation-differs-from-script",
@@ -140,7 +112,9 @@ def check_batch(settings: Settings, *, batch_size: int | None, accumulation: int
         )
 
 
-def _check_global_batch(settings: Settings, *, batch_size: int, accumulation: int, num_ranks: int) -> None:
+def _check_global_batch(
+    settings: AppliedSettings, *, batch_size: int, accumulation: int, num_ranks: int
+) -> None:
     asked = settings.global_batch_size
     own = batch_size * accumulation * num_ranks
     if asked in (None, own):
@@ -170,3 +144,14 @@ def _batch_fix(asked: int | None, *, batch_size: int, accumulation: int, num_ran
 
 def _times(batch_size: int, accumulation: int) -> str:
     return str(batch_size) if accumulation == 1 else f"{batch_size} x {accumulation}"
+
+
+def micro_batch_too_large(micro_batch_size: int, batch_size: int, *, why: str) -> UserError:
+    """Return the refusal of a micro-batch that is larger than the script's batch."""
+    return UserError(
+        "micro-batch-too-large",
+        "a micro-batch is a part of the script's batch",
+        found=f"{batch_size} samples on each rank, and --micro-batch-size {micro_batch_size}",
+        why=why,
+        fix=f"give --micro-batch-size {batch_size} or less, or the script a larger batch size",
+    )

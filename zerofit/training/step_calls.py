@@ -1,4 +1,4 @@
-"""Whether the code that trains steps its optimizer itself, as its source shows.
+"""Finds out from its source if the code that trains steps its optimizer itself.
 
 Under DeepSpeed some scripts leave the step to accelerate, which takes it inside backward().
 """
@@ -26,7 +26,7 @@ _LIBRARIES = ("accelerate", "deepspeed", "torch", "transformers", "zerofit")
 
 
 def script_steps() -> bool:
-    """Return whether any code of the script, or the code that calls this, steps an optimizer.
+    """True if any code of the script, or the code that calls this, steps an optimizer.
 
     It is taken to do so where some of the code that runs can't be read.
     """
@@ -35,17 +35,13 @@ def script_steps() -> bool:
 
 
 def script_clips() -> bool:
-    """Return whether any code of the script, or the code that calls this, may clip gradients by norm."""
+    """True if any code of the script, or the code that calls this, may clip gradients by norm."""
     sources, is_all = _sources()
     return not is_all or any("clip_grad_norm_" in source for source in sources)
 
 
 def steps_optimizer(source: str) -> bool:
-    """Return whether a source steps an optimizer under DeepSpeed too.
-
-    Args:
-        source: text of a Python file.
-    """
+    """True if a source steps an optimizer under DeepSpeed too."""
     try:
         seen = read_script(source, name="").find(Action.STEP)
     except Unreadable:

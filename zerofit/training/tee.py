@@ -23,9 +23,6 @@ def tee_output(log: Path) -> None:
     Works on file descriptors, so that what C++ libraries and child processes print is in the log too. A
     process of its own does the copying: it outlives a rank that is killed, and writes its last words. A
     terminal stays a terminal for the script.
-
-    Args:
-        log: the file to append to.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

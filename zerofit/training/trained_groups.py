@@ -19,13 +19,6 @@ def hold_what_trains(model: Any, optimizers: Iterable[Any]) -> None:
 
     An adapter joins the group of that weight, with its learning rate and its weight decay. One whose weight
     is in no group joins the largest group of the optimizer that holds others of the model.
-
-    Args:
-        model: frozen or adapted.
-        optimizers: those that may hold parameters of it.
-
-    Raises:
-        UserError: an optimizer would be left with nothing.
     """
     ids = {id(one) for one in model.parameters()}
     replaced = _replacements(model)
@@ -41,7 +34,7 @@ def hold_what_trains(model: Any, optimizers: Iterable[Any]) -> None:
 
 
 def holds(optimizer: Any, model: Any) -> bool:
-    """Return whether an optimizer holds any parameter of a model."""
+    """True if an optimizer holds any parameter of a model."""
     ids = {id(one) for one in model.parameters()}
     return any(id(one) in ids for one in parameters_of(optimizer))
 

@@ -9,8 +9,8 @@ import pytest
 from zerofit.checking.inputs.accelerate import settings_of_accelerate, topology_of_launch
 from zerofit.checking.inputs.command_line import read_command
 from zerofit.configs.document import Document
-from zerofit.configs.schemas.load import load_schema
-from zerofit.configs.text import read_document
+from zerofit.configs.schemas.catalog import load_schema
+from zerofit.configs.text.read import read_document
 from zerofit.core.command import LaunchCommand
 from zerofit.core.plan import Topology
 
@@ -58,10 +58,7 @@ _SETTINGS = [
     (
         f"{_FILE}deepspeed_config:\n  deepspeed_config_file: ds.json\n",
         None,
-        {
-            "engine": ("deepspeed", "distributed_type=DEEPSPEED"),
-            "precision": (None, "no mixed_precision"),
-        },
+        {"engine": ("deepspeed", "distributed_type=DEEPSPEED"), "precision": (None, "no mixed_precision")},
     ),
     (
         None,

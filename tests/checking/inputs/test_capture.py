@@ -11,14 +11,14 @@ from captures import LOOP, TRAINER
 
 from zerofit.checking.engine import check
 from zerofit.checking.inputs.capture import with_capture
-from zerofit.checking.inputs.join import situations
+from zerofit.checking.inputs.situations import situations
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.rules import ALL_RULES
 from zerofit.checking.situation import Situation
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind
-from zerofit.configs.schemas.load import load_schemas
-from zerofit.configs.text import read_document
+from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.configs.text.read import read_document
 from zerofit.core.capture import Capture
 from zerofit.core.command import Route
 from zerofit.core.plan import Topology

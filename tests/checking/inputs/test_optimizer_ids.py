@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.checking.inputs.optimizer_ids import (
+from zerofit.checking.inputs.optimizer import (
     TRAINER_OPTIMIZERS,
     optimizer_of_class,
     optimizer_of_deepspeed,
     optimizer_of_trainer,
 )
-from zerofit.checking.rules.optimizer.groups import OPTIMIZERS
-from zerofit.configs.schemas.load import load_schemas
+from zerofit.checking.rules.optimizer.table import OPTIMIZERS
+from zerofit.configs.schemas.catalog import load_schemas
 
 
 def test_every_name_of_trainer_has_an_id() -> None:

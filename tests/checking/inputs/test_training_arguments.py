@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from zerofit.checking.inputs.training_arguments import read_training_arguments
-from zerofit.configs.schemas.load import load_schema
+from zerofit.configs.schemas.catalog import load_schema
 from zerofit.core.setting import Confidence, Place, Said
-from zerofit.scripts.facts import Action, Call, Keyword, Sighting
+from zerofit.scripts.facts import Action, Keyword, ScriptCall, Sighting
 
 _FIELDS = load_schema("training_arguments").root
 
@@ -38,9 +38,9 @@ def test_arguments(arguments: str, expected: dict[str, Any]) -> None:
     assert not settings.shows_all
 
 
-def _call(text: str, *given: str) -> Call:
+def _call(text: str, *given: str) -> ScriptCall:
     seen = Sighting(text=text, place=Place(file="train.py", line=3))
-    return Call(action=Action.MAKE_ARGUMENTS, seen=seen, given=frozenset(given))
+    return ScriptCall(action=Action.MAKE_ARGUMENTS, seen=seen, given=frozenset(given))
 
 
 _BF16 = Keyword(name="bf16", value=True, line=3, column=5, text="bf16=True")
@@ -76,7 +76,7 @@ def test_keywords_of_the_source_are_likely() -> None:
     "call",
     [_call("TrainingArguments(bf16=True, **more)", "bf16", "**"), _call("SFTConfig(bf16=True)", "bf16")],
 )
-def test_defaults_are_not_known_where_more_may_come(call: Call) -> None:
+def test_defaults_are_not_known_where_more_may_come(call: ScriptCall) -> None:
     settings = read_training_arguments(fields=_FIELDS, keywords=[_BF16], script="train.py", made=[call])
     assert settings.find_or_default("gradient_accumulation_steps") is None
     assert settings.surplus == ()

@@ -9,13 +9,13 @@ import pytest
 
 from zerofit.checking.engine import check
 from zerofit.checking.inputs.strategy import situation_of_strategy
-from zerofit.checking.rule import Confidence, Hit, Rule, Severity
+from zerofit.checking.rule import Hit, Rule, Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.checking.situation import Lacking, Situation, known
 from zerofit.core.command import Launcher
 from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
-from zerofit.core.setting import Place
+from zerofit.core.setting import Confidence, Place
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
 
 _SITUATION = Situation(versions=Versions(python="3.11.7", zerofit="0.1.0", deepspeed="0.19.8"))

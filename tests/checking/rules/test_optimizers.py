@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from zerofit.checking.engine import DEEPSPEED_NAMES, check
-from zerofit.checking.inputs.optimizer_ids import optimizer_of_deepspeed
+from zerofit.checking.inputs.optimizer import optimizer_of_deepspeed
 from zerofit.checking.inputs.strategy import situation_of_strategy
-from zerofit.checking.rules.optimizer.offload import OPTIMIZER_RULES
-from zerofit.checking.situation import Settings, Situation
+from zerofit.checking.rules.optimizer.rules import RULES
+from zerofit.checking.situation import RunSettings, Situation
 from zerofit.configs.document import Document, SetValue
-from zerofit.configs.read import read_document
+from zerofit.configs.text.read import read_document
 from zerofit.core.command import Launcher, Route
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Place, Said
@@ -37,7 +37,7 @@ def _situation(
     section = document.value("optimizer", "type")
     asked = made_by_script if section is None else optimizer_of_deepspeed(section)
     return Situation(
-        settings=Settings(
+        settings=RunSettings(
             names=dict(DEEPSPEED_NAMES),
             engine=Said(value=Engine.DEEPSPEED, text="ds_config.json"),
             zero_stage=Said(value=ZeroStage(stage), text=f"stage={stage}"),
@@ -53,7 +53,7 @@ def _situation(
 
 
 def _ids(situation: Situation) -> list[str]:
-    return [finding.rule for finding in check(situation, rules=OPTIMIZER_RULES).findings]
+    return [finding.rule for finding in check(situation, rules=RULES).findings]
 
 
 _OFFLOADED: dict[str, Any] = {"offload": _CPU}
@@ -139,7 +139,7 @@ def test_findings(optimizer: str | None, placed: dict[str, Any], expected: list[
     ],
 )
 def test_an_untested_optimizer_is_allowed_only_where_it_then_trains(optimizer: str, fix: str) -> None:
-    (finding,) = check(_situation(optimizer, **_NATIVE), rules=OPTIMIZER_RULES).findings
+    (finding,) = check(_situation(optimizer, **_NATIVE), rules=RULES).findings
     assert (finding.rule, finding.fix) == ("untested-optimizer-needs-flag", fix)
 
 
@@ -155,7 +155,7 @@ def test_a_finding_stands_where_the_optimizer_is_named_or_else_where_it_is_put()
             optimizer=replace(settings.optimizer, place=place),
             optimizer_offload=replace(settings.optimizer_offload, place=file),
         )
-        (finding,) = check(replace(situation, settings=placed), rules=OPTIMIZER_RULES).findings
+        (finding,) = check(replace(situation, settings=placed), rules=RULES).findings
         places.append(finding.place)
     assert places == [script, file]
 
@@ -169,7 +169,7 @@ def test_an_unknown_optimizer_or_route_is_said_where_it_matters() -> None:
 
 
 def _facts(situation: Situation) -> set[str]:
-    verdict = check(situation, rules=OPTIMIZER_RULES)
+    verdict = check(situation, rules=RULES)
     assert verdict.findings == ()
     return {unknown.fact for unknown in verdict.unknown}
 
@@ -186,9 +186,7 @@ def _facts(situation: Situation) -> set[str]:
 def test_what_has_one_right_answer_is_put_right(
     kind: str, stage: int, edits: tuple[str, bool] | None
 ) -> None:
-    (finding,) = check(
-        _situation(None, stage=stage, optimizer={"type": kind}), rules=OPTIMIZER_RULES
-    ).findings
+    (finding,) = check(_situation(None, stage=stage, optimizer={"type": kind}), rules=RULES).findings
     expected = ()
     if edits is not None:
         path, value = edits
@@ -208,29 +206,8 @@ def test_what_has_one_right_answer_is_put_right(
 )
 def test_zerofits_own_optimizers_under_offload(optimizer: OptimizerName, rule: str | None) -> None:
     strategy = Strategy(
-        engine=Engine.DEEPSPEED,
-        zero_stage=ZeroStage.GRADIENTS,
-        optimizer_offload=_CPU,
-        optimizer=optimizer,
+        engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS, optimizer_offload=_CPU, optimizer=optimizer
     )
     situation = situation_of_strategy(strategy, topology=Topology(world_size=2))
     assert situation.launcher is Launcher.ZEROFIT
     assert _ids(situation) == ([] if rule is None else [rule])
-
-
-def test_an_error_as_text() -> None:
-    strategy = Strategy(
-        engine=Engine.DEEPSPEED,
-        zero_stage=ZeroStage.GRADIENTS,
-        optimizer_offload=_CPU,
-        optimizer=OptimizerName.SGD,
-    )
-    situation = situation_of_strategy(strategy, topology=Topology(world_size=2))
-    (finding,) = check(situation, rules=OPTIMIZER_RULES).findings
-    assert str(finding.as_error()) == (
-        "error[offload-needs-adam]: under offload another optimizer trains than the script's\n"
-        "  found: --optimizer sgd with --offload-optimizer cpu\n"
-        "  why:   accelerate puts DeepSpeed's CPU Adam in its place and says nothing\n"
-        "  fix:   use AdamW, or leave out --offload-optimizer\n"
-        "  see:   https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py"
-    )

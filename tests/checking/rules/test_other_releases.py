@@ -10,7 +10,7 @@ import pytest
 
 from zerofit.checking.check_run import verdict_of
 from zerofit.checking.read_targets import read_targets
-from zerofit.configs.schemas.load import load_schemas
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.facts import Versions
 
 _SCRIPT = "from transformers import Trainer, TrainingArguments\nTrainer(args=TrainingArguments({}=True))\n"

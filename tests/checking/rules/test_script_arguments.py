@@ -9,7 +9,7 @@ from zerofit.checking.inputs.example import situations_of_example
 from zerofit.checking.rule import Example
 from zerofit.checking.rules.example_scripts import changed
 from zerofit.checking.rules.script import arguments as script_arguments
-from zerofit.configs.schemas.load import load_schemas
+from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.machine.versions import probe_versions
 
 _SCHEMAS = load_schemas()

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from zerofit.checking.engine import check
-from zerofit.checking.inputs.join import settings_of_deepspeed
+from zerofit.checking.inputs.situations import settings_of_deepspeed
 from zerofit.checking.rules import ALL_RULES
 from zerofit.checking.rules.example_scripts import EVALUATES, INFERENCE, LANGUAGE, changed, ending, zero
 from zerofit.checking.situation import Situation
-from zerofit.configs.read import read_document
+from zerofit.configs.text.read import read_document
 from zerofit.core.plan import Topology
 from zerofit.scripts.source.read_script import read_script
 

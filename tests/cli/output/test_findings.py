@@ -10,7 +10,7 @@ import pytest
 from verdicts import FILES, VERDICT
 
 from zerofit.checking.engine import Verdict
-from zerofit.cli.output.findings import findings_text
+from zerofit.checking.report import findings_text
 from zerofit.cli.output.findings_json import findings_json
 
 

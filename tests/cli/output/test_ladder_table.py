@@ -1,15 +1,19 @@
-"""What a ladder of fixed figures looks like: tables, bars of letters, and the content of a plot."""
+"""What a ladder of fixed figures looks like: tables, bars of letters, and a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
 
 import pytest
 from ladders import not_counted, on_cpu, on_gpu
 
-from zerofit.cli.output.ladder_plot import ladder_plot
+from zerofit.cli.output.ladder_plot import draw_ladder, ladder_figure
 from zerofit.cli.output.ladder_table import ladder_table
-from zerofit.measuring.results import Ladder
+from zerofit.core.errors import UserError
+from zerofit.measuring.ladder import Ladder
+from zerofit.measuring.results import peak_of
 
 _Golden = Callable[[str, str], None]
 
@@ -21,26 +25,45 @@ def test_table(golden: _Golden, name: str, ladder: Ladder) -> None:
     golden(ladder_table(ladder) + "\n", f"ladder/{name}.txt")
 
 
-def test_a_plot_has_a_bar_for_each_rung_and_a_reason_for_each_that_is_not_done() -> None:
-    plot = ladder_plot(on_cpu())
-    assert [bar.measured for bar in plot.bars] == [1800.0, 900.0, None, None, 360.0]
-    assert [bar.note for bar in plot.bars] == [
-        "",
-        "",
-        "can't run here: tf32 needs a GPU that has it: there is none",
-        "killed: ended by SIGKILL, while taking step 1 of 2; the kernel ended ...",
-        "",
-    ]
-    assert plot.bars[0].parts == (87.0, 87.0, 174.0, 1100.0)
-    assert {bar.published for bar in plot.bars} == {None}
+@pytest.mark.parametrize("ladder", [on_cpu(), on_gpu(), not_counted()])
+def test_a_picture_has_the_figures_of_the_ladder(ladder: Ladder, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    memory, _ = ladder_figure(ladder).axes
+    upper, *parts = memory.containers
+    unit = 2**20 if ladder.on_cpu else 2**30
+    done = [rung.measured for rung in ladder.rungs]
+    assert [bar.get_width() * unit for bar in upper] == [peak_of(one) if one else 0 for one in done]
+    counted = [sum(bars[row].get_width() for bars in parts) * unit for row in range(len(done))]
+    whole = [one.counted if one else None for one in done]
+    assert counted == pytest.approx([sum(astuple(one)) if one else 0 for one in whole])
+    notes = [text.get_text() for text in memory.texts if text.get_style() == "italic"]
+    assert notes == (_NOTES[ladder.device] if None in done else [])
+    marks = {mark.get_label(): [*mark.get_offsets()[:, 0]] for mark in memory.collections}
+    if not ladder.on_cpu:
+        assert marks['published, "G" as GiB'] == [15.1, 7.5, 7.3, 5.5, 3.5][: len(done)]
+        assert marks["predicted"][0] == pytest.approx(14_000 / 1024)
+    draw_ladder(ladder, tmp_path / "none" / "ladder.png")
+    assert (tmp_path / "none" / "ladder.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_plot_of_the_published_ladder_has_its_figures_in_the_same_unit() -> None:
-    plot = ladder_plot(on_gpu())
-    assert plot.unit == "GiB"
-    assert [bar.published for bar in plot.bars] == [15.1, 7.5, 7.3, 5.5, 3.5, 3.4]
-    assert plot.bars[0].predicted == pytest.approx(14_000 / 1024)
+_NOTES = {
+    "CPU": [
+        " can't run here: tf32 needs a GPU that has it: there is none",
+        " killed: ended by SIGKILL, while taking step 1 of 2; the kernel ended ...",
+    ],
+    "NVIDIA H200": [" out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocat..."],
+}
 
 
-def test_a_plot_has_no_parts_where_none_were_counted() -> None:
-    assert [len(bar.parts) for bar in ladder_plot(not_counted()).bars] == [4, 0]
+def test_a_picture_in_a_folder_that_can_not_be_made_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "none").write_text("")
+    path = tmp_path / "none" / "ladder.png"
+    with pytest.raises(UserError) as raised:
+        draw_ladder(on_cpu(), path)
+    assert str(raised.value) == (
+        "error[not-writable]: a file can't be written\n"
+        f"  found: File exists: {path}\n"
+        "  why:   the folder or the file does not allow it\n"
+        "  fix:   name a folder that can be written: --plot FILE"
+    )

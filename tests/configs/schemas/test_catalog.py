@@ -1,4 +1,4 @@
-"""The catalog of schemas: what is written is what is read, and fast."""
+"""The catalog of schemas: what is written is what is read, fast, and what the installed libraries declare."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from zerofit.configs.schema import Key, Kind, OnUnknown, Removed, Schema, Section
-from zerofit.configs.schemas.load import NAMES, load_history, load_schema, load_schemas, schema_of
-from zerofit.configs.schemas.write import render_schema
+from zerofit.checking.situation import DEFAULTS
+from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Section, ValueKind
+from zerofit.configs.schemas.accelerate_schema import probe_accelerate_launch_schema, probe_accelerate_schema
+from zerofit.configs.schemas.catalog import (
+    NAMES,
+    load_history,
+    load_schema,
+    load_schemas,
+    render_schema,
+    schema_of,
+)
+from zerofit.configs.schemas.releases import with_release
+from zerofit.configs.schemas.training_arguments_schema import REMOVED, probe_training_arguments_schema
 
 _CATALOG = Path(__file__).parents[3] / "zerofit" / "catalog"
 
@@ -30,7 +42,7 @@ def test_a_schema_reads_back_as_it_was_written(name: str) -> None:
 
 def test_a_written_schema_has_one_line_a_key() -> None:
     section = Section(
-        keys=(Key(name="depth", kinds=(Kind.INTEGER,), at_least=0, below=3.5, replaced_by=""),),
+        keys=(Key(name="depth", kinds=(ValueKind.INTEGER,), at_least=0, below=3.5, replaced_by=""),),
         on_unknown=OnUnknown.REJECTS,
         drops_auto=True,
         params_of=(("sgd", Section(keys=(Key(name="lr"),), on_unknown=OnUnknown.ACCEPTS)),),
@@ -39,7 +51,7 @@ def test_a_written_schema_has_one_line_a_key() -> None:
         keys=(
             Key(
                 name="mode",
-                kinds=(Kind.STRING, Kind.NULL),
+                kinds=(ValueKind.STRING, ValueKind.NULL),
                 converts=True,
                 choices=("a", 2),
                 ignores_case=True,
@@ -47,7 +59,7 @@ def test_a_written_schema_has_one_line_a_key() -> None:
                 required=True,
                 reader="accelerate",
             ),
-            Key(name="tree", kinds=(Kind.SECTION,), section=section),
+            Key(name="tree", kinds=(ValueKind.SECTION,), section=section),
         ),
         on_unknown=OnUnknown.IGNORES,
     )
@@ -96,7 +108,7 @@ def test_find_knows_aliases() -> None:
 
 def test_loading_costs_milliseconds_and_no_heavy_import() -> None:
     script = (
-        "import sys; from zerofit.configs.schemas.load import load_schemas; load_schemas();"
+        "import sys; from zerofit.configs.schemas.catalog import load_schemas; load_schemas();"
         "print([name for name in ('pydantic', 'torch', 'deepspeed', 'yaml') if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -104,3 +116,30 @@ def test_loading_costs_milliseconds_and_no_heavy_import() -> None:
     start = time.process_time()
     load_schemas()
     assert time.process_time() - start < 0.1
+
+
+_PROBES = [
+    ("accelerate", probe_accelerate_schema),
+    ("accelerate_launch", probe_accelerate_launch_schema),
+    ("training_arguments", probe_training_arguments_schema),
+]
+
+
+@pytest.mark.parametrize(("name", "probe"), _PROBES)
+def test_the_catalog_is_fresh(name: str, probe: Callable[[], Schema]) -> None:
+    schema = probe()
+    committed = (_CATALOG / f"{name}.json").read_text(encoding="utf-8")
+    assert committed == render_schema(with_release(load_history(name), schema))
+    assert replace(load_schema(name), other_releases=()) == schema
+
+
+def test_no_removed_field_is_back() -> None:
+    schema = load_schema("training_arguments")
+    assert {removed.path for removed in schema.removed} == {(name,) for name in REMOVED}
+
+
+def test_trainer_defaults_are_those_of_transformers() -> None:
+    from transformers import TrainingArguments
+
+    fields = TrainingArguments.__dataclass_fields__
+    assert {name: fields[name].default for name in DEFAULTS} == DEFAULTS

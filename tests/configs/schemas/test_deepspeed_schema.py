@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from zerofit.configs.schema import Key, Kind, OnUnknown, Section
+from zerofit.configs.schema import Key, OnUnknown, Section, ValueKind
+from zerofit.configs.schemas.catalog import load_history, load_schema, render_schema
 from zerofit.configs.schemas.key_values import is_in_range, is_right_type
-from zerofit.configs.schemas.load import load_history, load_schema
 from zerofit.configs.schemas.releases import with_release
-from zerofit.configs.schemas.write import render_schema
 
 _SCHEMA = load_schema("deepspeed")
 pytestmark = pytest.mark.skipif(
@@ -267,12 +266,12 @@ def test_raw_keys_with_a_type_fail_with_another_one(tmp_path: Path) -> None:
     silent = []
     for path, key in _SCHEMA.walk():
         where = ".".join(path)
-        if path[0] in modelled - {"timers"} or not key.kinds or key.kinds == (Kind.BOOL,) or key.reader:
+        if path[0] in modelled - {"timers"} or not key.kinds or key.kinds == (ValueKind.BOOL,) or key.reader:
             continue
         parent = _SCHEMA.find(*path[:-1])
         if where in later or (parent and parent.section and parent.section.on_unknown is OnUnknown.ACCEPTS):
             continue
-        value: Any = {} if Kind.SECTION not in key.kinds else 5
+        value: Any = {} if ValueKind.SECTION not in key.kinds else 5
         for name in reversed(path):
             value = {name: value}
         file = tmp_path / "ds_config.json"

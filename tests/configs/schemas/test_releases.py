@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerofit.configs.schema import Key, Kind, OnUnknown, OtherRelease, Removed, Schema, Section
+from zerofit.configs.schema import Key, OnUnknown, OtherRelease, Removed, Schema, Section, ValueKind
 from zerofit.configs.schemas.releases import schema_at, with_release
 
 
@@ -12,10 +12,7 @@ def _schema(version: str, *keys: Key) -> Schema:
     gone = Removed(path=("old",), instead="use new")
     removed = () if any(key.name == "old" for key in keys) else (gone,)
     return Schema(
-        package="lib",
-        version=version,
-        root=Section(keys=keys, on_unknown=OnUnknown.REJECTS),
-        removed=removed,
+        package="lib", version=version, root=Section(keys=keys, on_unknown=OnUnknown.REJECTS), removed=removed
     )
 
 
@@ -30,7 +27,7 @@ _RELEASES = [
     _schema(
         "1.10",
         _STABLE,
-        Key(name="new", kinds=(Kind.BOOL,)),
+        Key(name="new", kinds=(ValueKind.BOOL,)),
         Key(name="mode", choices=("a", "b"), replaced_by="new"),
         _tree(_DEEPER),
     ),

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from zerofit.configs.document import Edit, RemoveKey, RenameKey, SetValue
-from zerofit.configs.text import Uneditable, apply_edits, read_document
+from zerofit.configs.text.edits import Uneditable, apply_edits
+from zerofit.configs.text.read import read_document
 
 
 def _set(path: str, value: Any) -> Edit:

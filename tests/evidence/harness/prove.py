@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from harness.judge import Runs, judge
 from harness.layout import reference_of, route_of, run_of
 from harness.table import fingerprint
-from zerofit.checking.rule import Outcome
+from zerofit.checking.rule import Effect
 
 if TYPE_CHECKING:
     from harness.runner import Runner
@@ -35,7 +35,7 @@ def prove(rule: Rule, runner: Runner) -> dict[str, Any]:
         return {**row, "verdict": "documented, not reproduced", "seen": evidence.not_reproduced}
     asks = [name for name, _ in evidence.observed]
     good = runner.run(run_of(rule.good), asks=asks)
-    hangs = evidence.outcome is Outcome.HANGS
+    hangs = evidence.outcome is Effect.HANGS
     limits = {"limit_s": max(_HANG_LIMIT_S, _HANG_TIMES_GOOD * good.seconds)} if hangs else {}
     runs = Runs(
         bad=runner.run(run_of(rule.bad), asks=asks, **limits),

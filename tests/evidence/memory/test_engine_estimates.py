@@ -20,13 +20,12 @@ from zerofit.core.strategy import (
     Strategy,
     ZeroStage,
 )
-from zerofit.planning.estimate.device_memory.tape import Tape
+from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines import engine as engine_module
-from zerofit.planning.estimate.engines.choose_engine import make_engine
 from zerofit.planning.estimate.engines.engine import Setup, play
-from zerofit.planning.estimate.engines.zero_stage12 import DeepSpeedStage12
-from zerofit.planning.estimate.host_memory.ledger import HostLedger
-from zerofit.planning.estimate.host_memory.rank import CONVERTED, HostRank
+from zerofit.planning.estimate.engines.play_strategy import play_strategy
+from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage12
+from zerofit.planning.estimate.host_memory import CONVERTED, HostLedger, HostRank
 
 if TYPE_CHECKING:
     from memory.cases import Case
@@ -97,7 +96,10 @@ def _device(case: Case, rank: int) -> dict[str, int]:
     adapters under zero.Init too, where peft puts them beside the parts on the GPU, 1.1 % of this small model.
     """
     setup, tape = _setup(case), Tape()
-    play(DeepSpeedStage12(setup, tape, rank=rank) if case.stage in (1, 2) else make_engine(setup, tape))
+    if case.stage in (1, 2):
+        play(DeepSpeedStage12(setup, tape, rank=rank))
+    else:
+        tape = play_strategy(setup).tape
     found: dict[str, int] = {}
     live = 0
     ends = [start for start, _ in tape.marks[1:]] + [len(tape.entries)]

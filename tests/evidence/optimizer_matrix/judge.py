@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rules.optimizer.row import Answer
+from zerofit.checking.rules.optimizer.table import OptimizerAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zerofit.checking.rules.optimizer.row import Row
+    from zerofit.checking.rules.optimizer.table import OptimizerRow
 
 SAME_UP_TO = 1e-4
 """Relative error up to which weights are the same. Rounding in another order, and CPU Adam's arithmetic, come
@@ -18,7 +18,7 @@ SLACK = 2.0
 """On another CPU an error may be up to so many times larger or smaller than the table's."""
 
 
-def answer_of(measured: Mapping[str, Any]) -> Answer:
+def answer_of(measured: Mapping[str, Any]) -> OptimizerAnswer:
     """Return what a measurement comes to.
 
     Args:
@@ -28,15 +28,15 @@ def answer_of(measured: Mapping[str, Any]) -> Answer:
         ValueError: the reference itself did not train, or nothing was measured.
     """
     if "raised" in measured:
-        return Answer.REFUSED
+        return OptimizerAnswer.REFUSED
     if "error" not in measured:
         raise ValueError(f"not a measurement: {measured}")
     if measured["error"] <= SAME_UP_TO:
-        return Answer.ALLOWED
-    return Answer.DIFFERENT if measured["is_own"] else Answer.WRONG
+        return OptimizerAnswer.ALLOWED
+    return OptimizerAnswer.DIFFERENT if measured["is_own"] else OptimizerAnswer.WRONG
 
 
-def mismatch(row: Row, measured: Mapping[str, Any]) -> str | None:
+def mismatch(row: OptimizerRow, measured: Mapping[str, Any]) -> str | None:
     """Return how a measurement and its row differ; None where they agree."""
     if "error" not in measured and "raised" not in measured:
         return f"not measured: {measured}"
@@ -47,7 +47,7 @@ def mismatch(row: Row, measured: Mapping[str, Any]) -> str | None:
         if not row.says or row.says not in measured["raised"]:
             return f"{measured['raised']!r}, and the table says {row.says!r}"
         return None
-    if answer is Answer.ALLOWED:
+    if answer is OptimizerAnswer.ALLOWED:
         return None
     low, high = row.error or (float("nan"), float("nan"))
     if not low / SLACK <= measured["error"] <= high * SLACK:

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 from optimizer_matrix.cases import Case, all_cases
 from optimizer_matrix.makers import UNKNOWN
 from optimizer_matrix.with_trainer import OPTIM_NAMES
-from zerofit.checking.rules.optimizer.groups import OPTIMIZERS, TESTED
-from zerofit.checking.rules.optimizer.table import verdict
+from zerofit.checking.rules.optimizer.table import OPTIMIZERS, TESTED, verdict
 from zerofit.core.command import Route
 from zerofit.core.strategy import OffloadDevice, ZeroStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.checking.rules.optimizer.row import Row
+    from zerofit.checking.rules.optimizer.table import OptimizerRow
 
 EVERYWHERE = (
     *("torch.AdamW", "torch.SGD", "torch.Adafactor", "bitsandbytes.AdamW8bit", "config.AdamW", "config.SGD"),
@@ -24,13 +23,12 @@ EVERYWHERE = (
 """One optimizer for each way of coming to an answer: these go through every placement."""
 
 
-def row_of(case: Case) -> Row:
+def row_of(case: Case) -> OptimizerRow:
     """Return what the table says of a case."""
     return verdict(
         case.optimizer,
         zero_stage=case.zero_stage,
         optimizer_offload=case.optimizer_offload,
-        param_offload=case.param_offload,
         forces_cpu_optimizer=case.forces_cpu_optimizer,
         route=case.route,
         allows_untested=case.allows_untested,

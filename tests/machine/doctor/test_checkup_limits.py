@@ -111,20 +111,3 @@ def test_one_thing_amiss_is_one_warning(
     warnings: Callable[..., list[Any]], changes: dict[str, Any], warning: tuple[str, str, str, str]
 ) -> None:
     assert warnings(**changes) == [warning]
-
-
-@pytest.mark.parametrize(
-    ("topic", "changes", "expected"),
-    [
-        ("memlock", {"memlock_bytes": 64 * GIB}, "64.0 GiB"),
-        (
-            "host memory",
-            {"host_memory_bytes": 16 * GIB, "host_memory_available_bytes": 9 * GIB},
-            "16.0 GiB, 9.0 GiB free; limited by the cgroup, 512.0 GiB installed",
-        ),
-    ],
-)
-def test_what_is_well_is_told_in_full(
-    found: Callable[..., list[str]], topic: str, changes: dict[str, Any], expected: str
-) -> None:
-    assert found(topic, **changes) == [expected]

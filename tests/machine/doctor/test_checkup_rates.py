@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
-from zerofit.machine.doctor.gpus import calibration_lines, format_rate
+from zerofit.machine.doctor import calibration_lines, format_rate
 
 
 def _rate(value: float, unit: Unit) -> Rate:

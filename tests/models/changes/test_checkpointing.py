@@ -128,21 +128,6 @@ def test_what_the_script_switched_on_is_switched_off() -> None:
     assert notes == ("gradient checkpointing is off in LlamaForCausalLM; the script switched it on",)
 
 
-def test_a_model_without_it_is_noted() -> None:
-    assert set_checkpointing(torch.nn.Linear(2, 2), wanted=True) == (
-        "gradient checkpointing is not switched on: Linear has none",
-    )
-
-
-@pytest.mark.parametrize("wanted", [True, False, None])
-def test_what_is_as_wanted_is_no_change(wanted: bool | None) -> None:
-    model = llama()
-    if wanted is not False:
-        enable_checkpointing(model, use_reentrant=False)
-    assert set_checkpointing(model, wanted=wanted) == ()
-    assert is_checkpointing(model) == (wanted is not False)
-
-
 def test_the_scripts_own_checkpointing_takes_every_second_block_too() -> None:
     model = llama()
     enable_checkpointing(model, use_reentrant=False)

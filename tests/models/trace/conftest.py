@@ -122,8 +122,8 @@ def run_once(name: str, request: TraceRequest, *, num_layers: int = 2, samples: 
     """Return the log of one run on fake tensors, as on CUDA."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from zerofit.models.trace.attention import flash_package
     from zerofit.models.trace.entry import describe
-    from zerofit.models.trace.flash import flash_package
     from zerofit.models.trace.prepare import prepare_model
     from zerofit.models.trace.run import run_micro_batch
 

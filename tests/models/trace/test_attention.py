@@ -155,31 +155,6 @@ def test_plain_attention_makes_what_pytorchs_own_does_in_the_same_order(
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-@pytest.mark.parametrize(("mask", "is_causal", "key_heads"), _CALLS)
-def test_plain_attention_keeps_what_pytorchs_own_does(
-    dtype: str, mask: str | None, is_causal: bool, key_heads: int
-) -> None:
-    import torch
-
-    told = []
-    for is_own in (True, False):
-        inputs = _inputs(getattr(torch, dtype), key_heads)
-        kept: Counter[tuple[int, str]] = Counter()
-
-        def keep(tensor: Any, kept: Any = kept, inputs: Any = inputs) -> Any:
-            if not any(tensor is one for one in inputs):
-                kept[tensor.numel(), str(tensor.dtype)] += 1
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            _own_or_ours(is_own, inputs, _mask(mask, inputs[0].dtype), is_causal)
-        told.append(kept)
-    assert told[0] == told[1]
-    scores = 2 * 4 * 16 * 16, "torch.float64" if dtype == "float64" else "torch.float32"
-    assert scores in told[0]
-
-
 def test_plain_attentions_dropout_keeps_a_boolean_mask_beside_fp32_weights() -> None:
     import torch
 

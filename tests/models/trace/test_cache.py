@@ -98,21 +98,11 @@ def test_everything_that_matters_makes_another_key() -> None:
     source = probe_model("bert-base-uncased")
     changed: list[dict[str, Any]] = [
         {"sequence_length": 17},
-        {"target_length": 3},
-        {"is_padded": False},
         {"weights": Precision.BF16},
-        {"adapters": Precision.BF16},
-        {"autocast": Precision.BF16},
-        {"gradient_checkpointing": True},
-        {"attention": "eager"},
         {"compute_capability": (9, 0)},
-        {"freeze": ("*",)},
         {"lora": Lora()},
         {"lora": Lora(rank=4)},
-        {"lora": Lora(modules_to_save=("lm_head",))},
         {"keeps_outputs": False},
-        {"saves_linear_inputs": True},
-        {"softmax_saves_input": True},
     ]
     keys = {key_of(source, _REQUEST), key_of(probe_model("gpt2"), _REQUEST)}
     keys |= {key_of(source, replace(_REQUEST, **one)) for one in changed}
@@ -120,9 +110,11 @@ def test_everything_that_matters_makes_another_key() -> None:
     assert len(keys) == len(changed) + 3
 
 
-@pytest.mark.parametrize(
-    "name", ["allocation_log.py", "strategy.py", "probe/model_meta.py", "probe/trace/recorder.py"]
-)
+def test_the_files_that_decide_a_trace_are_there() -> None:
+    assert [pattern for pattern in cache._DECIDING if not [*cache._ZEROFIT.glob(pattern)]] == []
+
+
+@pytest.mark.parametrize("name", ["core/strategy.py", "models/changes/new.py", "models/trace/recorder.py"])
 def test_each_file_that_decides_a_trace_makes_another_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

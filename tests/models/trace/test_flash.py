@@ -10,7 +10,7 @@ import pytest
 from zerofit.core.allocation_log import Event, TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Precision
-from zerofit.models.trace.flash import flash_package
+from zerofit.models.trace.attention import flash_package
 
 if TYPE_CHECKING:
     from zerofit.models.trace.raw import RawLog

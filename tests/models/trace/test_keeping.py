@@ -9,7 +9,7 @@ import pytest
 
 from zerofit.core.allocation_log import TraceRequest
 from zerofit.core.strategy import Lora, Precision
-from zerofit.models.trace.keeping import old_softmaxes, zero3_linear
+from zerofit.models.trace.cuda_like import old_softmaxes, zero3_linear
 
 _LOW = TraceRequest(sequence_length=16, is_padded=False, weights=Precision.BF16)
 _ADAPTED = replace(_LOW, lora=Lora(rank=4, target_modules=("q_proj", "v_proj")))

@@ -259,7 +259,7 @@ def test_neither_zerofits_hooks_nor_accelerates_wrapper_run(make_tiny: Any) -> N
     _, _, plain = _live(make_tiny, "gpt2", 1, device="cpu")
     expected = trace_live(plain, _tokens(), _PLAIN)
     model = Accelerator(cpu=True, mixed_precision="bf16").prepare(plain)
-    _fail.__module__ = "zerofit.scripts.capture.child.stops"
+    _fail.__module__ = "zerofit.scripts.capture.child.loop_hooks"
     model.register_forward_pre_hook(_fail)
     assert trace_live(model, _tokens(), _PLAIN) == expected
     assert list(model._forward_pre_hooks.values()) == [_fail]

@@ -17,9 +17,8 @@ from zerofit.models.trace.entry import describe
 from zerofit.models.trace.prepare import as_if_eager, prepare_model
 from zerofit.models.trace.recorder import Recorder, watching
 from zerofit.models.trace.run import forward_and_backward, hooked, run_micro_batch
-from zerofit.planning.estimate.device_memory.tape import Tape
-from zerofit.planning.estimate.engines.choose_engine import make_engine
-from zerofit.planning.estimate.engines.engine import NUM_STEPS, Setup, play
+from zerofit.planning.estimate.engines.engine import NUM_STEPS, Setup
+from zerofit.planning.estimate.engines.play_strategy import play_strategy
 
 _REQUEST = TraceRequest(sequence_length=16, is_padded=False, keeps_outputs=False)
 _SAMPLES = 3
@@ -77,8 +76,7 @@ def _played(model: Any, name: OptimizerName | None, accumulation: int) -> Change
         topology=Topology(world_size=1),
         versions=Versions(python="3", zerofit="0", torch="2.13.0"),
     )
-    tape = Tape()
-    play(make_engine(setup, tape))
+    tape = play_strategy(setup).tape
     begins = next(place for place, phase in tape.marks if phase is RunPhase.FORWARD)
     ends = next((place for place, phase in tape.marks if phase is RunPhase.SAVE), len(tape.entries))
     return _changes(

@@ -28,6 +28,12 @@ def _run(allocator: CachingAllocator, steps: Sequence[_Step]) -> list[tuple[int,
     return sums
 
 
+def _in_mib(steps: str, sums: str) -> tuple[list[_Step], list[tuple[int, int]]]:
+    """Read "+40 -0" as steps and "40/40 0/40" as (allocated, reserved) after each, in MiB."""
+    said = [(one[0], int(one[1:]) * (MIB if one[0] == "+" else 1)) for one in steps.split()]
+    return said, [tuple(int(part) * MIB for part in one.split("/")) for one in sums.split()]  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
@@ -50,62 +56,18 @@ def _run(allocator: CachingAllocator, steps: Sequence[_Step]) -> list[tuple[int,
             id="rounding comes first: a byte less than 10 MiB is 10 MiB",
         ),
         pytest.param([("+", 11 * MIB + 1)], [(12 * MIB, 12 * MIB)], id="a rest of up to 1 MiB stays"),
+        pytest.param(*_in_mib("+21", "22/22"), id="a rest of 1 MiB is not split off"),
+        pytest.param(*_in_mib("+22 -0 +20", "22/22 0/22 20/22"), id="a block far too large is split"),
         pytest.param(
-            [("+", 21 * MIB)],
-            [(22 * MIB, 22 * MIB)],
-            id="large segments are multiples of 2 MiB, and a rest of 1 MiB is not split off",
+            *_in_mib("+40 +30 -0 -1 +25 +40", "40/40 70/70 30/70 0/70 25/70 65/70"),
+            id="best fit: the 30 MiB block is taken, so that 40 MiB still fit",
         ),
         pytest.param(
-            [("+", 22 * MIB), ("-", 0), ("+", 20 * MIB)],
-            [(22 * MIB, 22 * MIB), (0, 22 * MIB), (20 * MIB, 22 * MIB)],
-            id="a cached block of more than 1 MiB too many is split",
-        ),
-        pytest.param(
-            [("+", 40 * MIB), ("+", 30 * MIB), ("-", 0), ("-", 1), ("+", 25 * MIB)],
-            [
-                (40 * MIB, 40 * MIB),
-                (70 * MIB, 70 * MIB),
-                (30 * MIB, 70 * MIB),
-                (0, 70 * MIB),
-                (25 * MIB, 70 * MIB),
-            ],
-            id="best fit: the 30 MiB block is taken ...",
-        ),
-        pytest.param(
-            [("+", 40 * MIB), ("+", 30 * MIB), ("-", 0), ("-", 1), ("+", 25 * MIB), ("+", 40 * MIB)],
-            [
-                (40 * MIB, 40 * MIB),
-                (70 * MIB, 70 * MIB),
-                (30 * MIB, 70 * MIB),
-                (0, 70 * MIB),
-                (25 * MIB, 70 * MIB),
-                (65 * MIB, 70 * MIB),
-            ],
-            id="... so that 40 MiB still fit",
-        ),
-        pytest.param(
-            [("+", 12 * MIB), ("-", 0), ("+", 5 * MIB), ("+", 7 * MIB), ("-", 1), ("-", 2), ("+", 12 * MIB)],
-            [
-                (12 * MIB, 12 * MIB),
-                (0, 12 * MIB),
-                (5 * MIB, 12 * MIB),
-                (12 * MIB, 12 * MIB),
-                (7 * MIB, 12 * MIB),
-                (0, 12 * MIB),
-                (12 * MIB, 12 * MIB),
-            ],
+            *_in_mib("+12 -0 +5 +7 -1 -2 +12", "12/12 0/12 5/12 12/12 7/12 0/12 12/12"),
             id="neighbours merge once both are free",
         ),
         pytest.param(
-            [("+", 10 * MIB), ("+", 10 * MIB), ("-", 0), ("-", 1), ("+", 20 * MIB)],
-            [
-                (10 * MIB, 10 * MIB),
-                (20 * MIB, 20 * MIB),
-                (10 * MIB, 20 * MIB),
-                (0, 20 * MIB),
-                (20 * MIB, 40 * MIB),
-            ],
-            id="segments never merge",
+            *_in_mib("+10 +10 -0 -1 +20", "10/10 20/20 10/20 0/20 20/40"), id="segments never merge"
         ),
         pytest.param(
             [("+", 20 * MIB), ("-", 0), ("+", 512)],
@@ -122,47 +84,19 @@ def test_requests_and_what_they_reserve(steps: list[_Step], expected: list[tuple
     ("steps", "expected"),
     [
         pytest.param([("+", 1)], [(512, 2 * MIB)], id="small pages are 2 MiB"),
-        pytest.param([("+", 3 * MIB)], [(3 * MIB, 20 * MIB)], id="large pages are 20 MiB"),
+        pytest.param(*_in_mib("+3", "3/20"), id="large pages are 20 MiB"),
+        pytest.param(*_in_mib("+21 +19", "21/40 40/40"), id="any rest is split off"),
+        pytest.param(*_in_mib("+10 +15", "10/20 25/40"), id="the free end of the segment is grown"),
         pytest.param(
-            [("+", 21 * MIB), ("+", 19 * MIB)],
-            [(21 * MIB, 40 * MIB), (40 * MIB, 40 * MIB)],
-            id="any rest is split off",
-        ),
-        pytest.param(
-            [("+", 10 * MIB), ("+", 15 * MIB)],
-            [(10 * MIB, 20 * MIB), (25 * MIB, 40 * MIB)],
-            id="the free end of the segment is grown",
-        ),
-        pytest.param(
-            [("+", 20 * MIB), ("+", 20 * MIB), ("-", 0), ("-", 1), ("+", 40 * MIB)],
-            [
-                (20 * MIB, 20 * MIB),
-                (40 * MIB, 40 * MIB),
-                (20 * MIB, 40 * MIB),
-                (0, 40 * MIB),
-                (40 * MIB, 40 * MIB),
-            ],
+            *_in_mib("+20 +20 -0 -1 +40", "20/20 40/40 20/40 0/40 40/40"),
             id="there is one segment, in which all merges",
         ),
         pytest.param(
-            [("+", 20 * MIB), ("+", 30 * MIB), ("-", 0), ("+", 10 * MIB)],
-            [
-                (20 * MIB, 20 * MIB),
-                (50 * MIB, 60 * MIB),
-                (30 * MIB, 60 * MIB),
-                (40 * MIB, 60 * MIB),
-            ],
+            *_in_mib("+20 +30 -0 +10", "20/20 50/60 30/60 40/60"),
             id="a hole is used before the segment's end",
         ),
         pytest.param(
-            [("+", 20 * MIB), ("+", 30 * MIB), ("-", 0), ("+", 8 * MIB), ("+", 15 * MIB)],
-            [
-                (20 * MIB, 20 * MIB),
-                (50 * MIB, 60 * MIB),
-                (30 * MIB, 60 * MIB),
-                (38 * MIB, 60 * MIB),
-                (53 * MIB, 80 * MIB),
-            ],
+            *_in_mib("+20 +30 -0 +8 +15", "20/20 50/60 30/60 38/60 53/80"),
             id="... even a larger one than the free end, which could still grow",
         ),
     ],

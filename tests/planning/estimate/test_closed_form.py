@@ -112,34 +112,18 @@ def test_the_parameters_of_every_model_of_the_catalog_are_all_there(name: str) -
     assert found <= facts.num_parameters * 1.1
 
 
+_LONG = TraceRequest(sequence_length=4096, weights=_BF16, is_padded=False)
+_CLASSES = Task.SEQUENCE_CLASSIFICATION
 _TRACED = [
     # What the tracer found (transformers 5.23, torch 2.13): the peak without parameters' gradients.
     ("gpt2", None, 4, TraceRequest(sequence_length=1024, is_padded=False), 7275),
     ("gpt2", None, 4, TraceRequest(sequence_length=1024, autocast=_BF16), 6593),
-    ("bert-large-uncased", Task.SEQUENCE_CLASSIFICATION, 8, TraceRequest(sequence_length=512), 6632),
-    (
-        "bert-large-uncased",
-        Task.SEQUENCE_CLASSIFICATION,
-        8,
-        TraceRequest(sequence_length=512, autocast=_BF16),
-        4806,
-    ),
-    (
-        "bert-large-uncased",
-        Task.SEQUENCE_CLASSIFICATION,
-        8,
-        TraceRequest(sequence_length=512, attention="eager"),
-        13346,
-    ),
+    ("bert-large-uncased", _CLASSES, 8, TraceRequest(sequence_length=512), 6632),
+    ("bert-large-uncased", _CLASSES, 8, TraceRequest(sequence_length=512, autocast=_BF16), 4806),
+    ("bert-large-uncased", _CLASSES, 8, TraceRequest(sequence_length=512, attention="eager"), 13346),
     ("bert-large-uncased", Task.MASKED_LM, 8, TraceRequest(sequence_length=512, weights=_BF16), 4366),
-    ("llama-3-8b", None, 1, TraceRequest(sequence_length=4096, weights=_BF16, is_padded=False), 32249),
-    (
-        "llama-3-8b",
-        None,
-        1,
-        TraceRequest(sequence_length=4096, weights=_BF16, is_padded=False, gradient_checkpointing=True),
-        8168,
-    ),
+    ("llama-3-8b", None, 1, _LONG, 32249),
+    ("llama-3-8b", None, 1, replace(_LONG, gradient_checkpointing=True), 8168),
     ("llama-3-8b", None, 2, TraceRequest(sequence_length=2048, autocast=_BF16), 54765),
     ("qwen3-4b", None, 1, TraceRequest(sequence_length=2048, weights=_BF16, is_padded=False), 16168),
     ("gemma-2b", None, 1, TraceRequest(sequence_length=2048, weights=_BF16, is_padded=False), 13416),
@@ -257,7 +241,8 @@ def test_what_a_script_freezes_does_not_train() -> None:
 def test_neither_closed_forms_nor_the_catalog_import_torch() -> None:
     program = (
         "import sys; from zerofit.planning.estimate.closed_form.log import closed_form_log;"
-        "from zerofit.planning.estimate.time.step_time import estimate_step_time; from zerofit.machine.rates import catalog_rates;"
+        "from zerofit.planning.estimate.step_time import estimate_step_time;"
+        "from zerofit.machine.rates import catalog_rates;"
         "catalog_rates(); print('torch' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from made_logs import LayerSizes, layered_log
 
+from zerofit.core.allocation_log import AllocationLog
 from zerofit.core.estimates import RunPhase
 from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import OptimizerName, Strategy
 from zerofit.core.units import MIB
 from zerofit.planning.estimate.device_memory.optimizers import STATES
-from zerofit.planning.estimate.device_memory.replay import PhasePeak, replay_live
-from zerofit.planning.estimate.device_memory.tape import Tape
+from zerofit.planning.estimate.device_memory.replay import PhasePeak, Tape, replay_live
 from zerofit.planning.estimate.engines.engine import Setup, play
 from zerofit.planning.estimate.engines.native import NativeEngine, bucket_sizes
 
@@ -29,16 +30,19 @@ def _peaks(
 ) -> dict[RunPhase, PhasePeak]:
     layer = LayerSizes(elements=_LAYER.elements, per_sample=_LAYER.per_sample, trains=(not frozen, True))
     log = layered_log((layer, layer), buffer_bytes=(4096,))
-    tape = Tape()
-    setup = Setup(
-        log=log,
-        strategy=strategy,
-        topology=Topology(world_size=ranks),
-        versions=_VERSIONS,
-        trains=trains,
-    )
-    play(NativeEngine(setup, tape))
+    tape = _tape(log, strategy, ranks=ranks, trains=trains)
     return {peak.phase: peak for peak in replay_live(tape).peaks}
+
+
+def _tape(log: AllocationLog, strategy: Strategy, *, ranks: int = 1, **fields: Any) -> Tape:
+    tape, topology = Tape(), Topology(world_size=ranks)
+    setup = Setup(**{"log": log, "strategy": strategy, "topology": topology, "versions": _VERSIONS, **fields})
+    play(NativeEngine(setup, tape))
+    return tape
+
+
+def _sizes(tape: Tape, term: str) -> list[int]:
+    return [size for size, named in zip(tape.sizes, tape.terms, strict=True) if named == term]
 
 
 def _of(peak: PhasePeak, term: str) -> int:
@@ -82,14 +86,8 @@ def test_gradients_are_there_in_the_forward_pass_only_while_accumulating() -> No
 
 @pytest.mark.parametrize(("torch", "expected"), [("1.13.1", 4 * _P), ("2.13.0", 0), (None, 0)])
 def test_gradients_outlived_the_step_before_torch_2(torch: str | None, expected: int) -> None:
-    tape = Tape()
-    setup = Setup(
-        log=layered_log((_LAYER, _LAYER)),
-        strategy=Strategy(),
-        topology=Topology(),
-        versions=Versions(python="3.11", zerofit="0", torch=torch),
-    )
-    play(NativeEngine(setup, tape))
+    versions = Versions(python="3.11", zerofit="0", torch=torch)
+    tape = _tape(layered_log((_LAYER, _LAYER)), Strategy(), versions=versions)
     saved = next(peak for peak in replay_live(tape).peaks if peak.phase is RunPhase.SAVE)
     assert _of(saved, "gradients") == expected
 
@@ -126,26 +124,16 @@ def test_without_training_there_is_a_forward_pass_and_no_more() -> None:
 
 
 def test_after_the_first_backward_pass_the_one_bucket_becomes_many() -> None:
-    tape = Tape()
-    setup = Setup(
-        log=layered_log((LayerSizes(elements=(4 * MIB, 5 * MIB)),) * 2),
-        strategy=Strategy(),
-        topology=Topology(world_size=2),
-        versions=_VERSIONS,
-    )
-    play(NativeEngine(setup, tape))
-    sizes = [size for size, term in zip(tape.sizes, tape.terms, strict=True) if term == "gradient bucket"]
+    tape = _tape(layered_log((LayerSizes(elements=(4 * MIB, 5 * MIB)),) * 2), Strategy(), ranks=2)
     # Gradients come from the last layer's second half on: 20, 16, 20 and 16 MiB.
-    assert sizes == [72 * MIB, 20 * MIB, 36 * MIB, 16 * MIB]
+    assert _sizes(tape, "gradient bucket") == [72 * MIB, 20 * MIB, 36 * MIB, 16 * MIB]
 
 
 def test_the_second_step_runs_with_the_many_buckets_and_one_process_has_none() -> None:
     log = layered_log((LayerSizes(elements=(4 * MIB, 5 * MIB)),) * 2)
     born = []
     for ranks in (1, 2):
-        topology = Topology(world_size=ranks)
-        tape = Tape()
-        play(NativeEngine(Setup(log=log, strategy=Strategy(), topology=topology, versions=_VERSIONS), tape))
+        tape = _tape(log, Strategy(), ranks=ranks)
         blocks = [block for block, term in enumerate(tape.terms) if term == "gradient bucket"]
         # Steps begun before each bucket is made.
         steps = [place for place, phase in tape.marks if phase is RunPhase.STEP]
@@ -157,16 +145,8 @@ def test_rank_0s_weights_go_out_in_flat_copies() -> None:
     strategy = Strategy()
     assert _of(_peaks(strategy, ranks=2)[RunPhase.INITIALISE], "weights") == 4 * _P
     layer = LayerSizes(elements=(70 * MIB, 70 * MIB))
-    tape = Tape()
-    setup = Setup(
-        log=layered_log((layer, layer)),
-        strategy=strategy,
-        topology=Topology(world_size=2),
-        versions=_VERSIONS,
-    )
-    play(NativeEngine(setup, tape))
-    sizes = [size for size, term in zip(tape.sizes, tape.terms, strict=True) if term == "kernel workspaces"]
-    assert sizes.count(280 * MIB) == 4
+    tape = _tape(layered_log((layer, layer)), strategy, ranks=2)
+    assert _sizes(tape, "kernel workspaces").count(280 * MIB) == 4
 
 
 @pytest.mark.parametrize(
@@ -200,15 +180,8 @@ def test_buckets_are_those_of_torch() -> None:
 def test_8_bit_states_of_what_an_embedding_holds_are_fp32(is_embedding: bool, num_bytes: int) -> None:
     log = layered_log((_LAYER,))
     named = replace(log.parameters[0], name="embed_out.weight", is_embedding=is_embedding)
-    setup = Setup(
-        log=replace(log, parameters=(named, *log.parameters[1:])),
-        strategy=Strategy(optimizer=OptimizerName.ADAMW_8BIT),
-        topology=Topology(),
-        versions=_VERSIONS,
-    )
-    tape = Tape()
-    play(NativeEngine(setup, tape))
-    states = sum(size for size, term in zip(tape.sizes, tape.terms, strict=True) if term == STATES)
+    log = replace(log, parameters=(named, *log.parameters[1:]))
+    states = sum(_sizes(_tape(log, Strategy(optimizer=OptimizerName.ADAMW_8BIT)), STATES))
     others = sum(one.num_elements for one in log.parameters[1:])
     scales = 8 * (others + (0 if is_embedding else named.num_elements)) // 256
     assert states == num_bytes * named.num_elements + 2 * others + scales + 2 * 1024

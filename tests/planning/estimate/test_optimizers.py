@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +24,7 @@ from zerofit.planning.estimate.device_memory.optimizers import (
     Stepper,
     make_optimizer,
 )
-from zerofit.planning.estimate.device_memory.replay import replay_live
-from zerofit.planning.estimate.device_memory.tape import Tape
+from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
 
 _SHAPES = ((300, 70), (4096,), (40,), (64, 128), (100, 90))
 _SCALAR_BYTES = 8
@@ -62,24 +60,18 @@ class _Measured:
     """The most that was alive in the first and the second step, over parameters and gradients."""
 
 
-@contextmanager
-def _births(known: list[torch.Tensor]) -> Iterator[_Births]:
-    with _Births(known) as births:
-        yield births
-
-
 def _measure(make: Callable[[list[torch.Tensor]], torch.optim.Optimizer], dtype: torch.dtype) -> _Measured:
     parameters = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in _SHAPES]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     optimizer = make(parameters)
     known = [*parameters, *(parameter.grad for parameter in parameters)]
-    with _births(known) as first:
+    with _Births(known) as first:
         optimizer.step()
     states = [value for state in optimizer.state.values() for value in state.values()]
     tensors = [value for value in states if isinstance(value, torch.Tensor) and value.nbytes > _SCALAR_BYTES]
     total = sum(tensor.nbytes for tensor in tensors)
-    with _births([*known, *tensors]) as second:
+    with _Births([*known, *tensors]) as second:
         optimizer.step()
     return _Measured(states=total, peaks=(first.peak, total + second.peak))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from zerofit.core.estimates import RunPhase
 from zerofit.core.units import MIB
-from zerofit.planning.estimate.device_memory.replay import PhasePeak, Replay, replay, replay_live
-from zerofit.planning.estimate.device_memory.tape import Tape
+from zerofit.planning.estimate.device_memory.replay import PhasePeak, Replay, Tape, replay, replay_live
 
 
 def _tape() -> Tape:

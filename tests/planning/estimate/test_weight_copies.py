@@ -12,9 +12,8 @@ from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.planning.estimate.device_memory.replay import PhasePeak, replay_live
-from zerofit.planning.estimate.device_memory.tape import Tape
-from zerofit.planning.estimate.engines.choose_engine import make_engine
-from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES, Setup, play, terms_of
+from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES, Setup, terms_of
+from zerofit.planning.estimate.engines.play_strategy import play_strategy
 
 _LARGE, _SMALL = (512, 16, 1), (64, 128, 64)
 """Hidden size, tokens a sample and samples: much of a weight, and much of a batch."""
@@ -58,8 +57,7 @@ def _live(
         topology=Topology(world_size=1),
         versions=Versions(python="3.11", zerofit="0"),
     )
-    tape = Tape()
-    play(make_engine(setup, tape))
+    tape = play_strategy(setup).tape
     return {peak.phase: peak for peak in replay_live(tape).peaks}
 
 

@@ -9,8 +9,7 @@ from made_logs import layered_log
 from zero_plays import peaks, played, setup_of
 
 from zerofit.core.estimates import RunPhase
-from zerofit.planning.estimate.device_memory.tape import Tape
-from zerofit.planning.estimate.engines.choose_engine import make_engine
+from zerofit.planning.estimate.engines.play_strategy import play_strategy
 from zerofit.planning.make_problem import makes_model_first
 from zerofit.scripts.source.read_script import read_script
 
@@ -67,6 +66,6 @@ def test_the_whole_model_is_in_the_estimate_of_initialise_and_in_its_formula() -
     held = [peaks(played(one), "weights")[RunPhase.INITIALISE] for one in (setup, first)]
     assert held[0] == whole // 4
     assert held[1] > whole
-    said = [make_engine(one, Tape()).explain("weights") for one in (setup, first)]
+    said = [play_strategy(one).explain("weights") for one in (setup, first)]
     assert "partitioned as it is made" in (said[0] or ("",))[0]
     assert "c P_all at first" in (said[1] or ("",))[0]

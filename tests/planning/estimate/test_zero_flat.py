@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerofit.planning.estimate.engines.zero_flat import FlatGroup, merged, sub_groups
+from zerofit.planning.estimate.engines.zero_engine import FlatGroup, merged, sub_groups
 
 _SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=12).map(tuple)
 

@@ -11,7 +11,7 @@ from zero_plays import at_end, peaks, played, setup_of
 from zerofit.core.allocation_log import AllocationLog, Event, TensorKind
 from zerofit.core.estimates import RunPhase
 from zerofit.core.strategy import Buckets
-from zerofit.planning.estimate.device_memory.tape import Tape
+from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines.engine import play
 from zerofit.planning.estimate.engines.zero_stage3 import DeepSpeedStage3
 

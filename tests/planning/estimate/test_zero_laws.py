@@ -13,9 +13,9 @@ from zero_plays import at_end, peaks, played, setup_of, state_bytes
 
 from zerofit.core.allocation_log import AllocationLog
 from zerofit.core.strategy import Buckets, OptimizerName
-from zerofit.planning.estimate.device_memory.tape import Tape
+from zerofit.planning.estimate.device_memory.replay import Tape
 from zerofit.planning.estimate.engines.engine import play
-from zerofit.planning.estimate.engines.zero_stage12 import DeepSpeedStage12
+from zerofit.planning.estimate.engines.zero_stages_0_to_2 import DeepSpeedStage12
 
 _LAWS = settings(max_examples=30, deadline=None)
 _RANKS = st.integers(1, 9)

@@ -11,9 +11,8 @@ from zero_plays import ENGINE_TERMS, at_end, peaks, played, setup_of
 
 from zerofit.core.estimates import RunPhase
 from zerofit.core.strategy import Buckets, OptimizerName, Precision
-from zerofit.planning.estimate.device_memory.tape import Tape
-from zerofit.planning.estimate.engines.choose_engine import make_engine
 from zerofit.planning.estimate.engines.engine import NUM_STEPS
+from zerofit.planning.estimate.engines.play_strategy import play_strategy
 
 _LAYERS = tuple(LayerSizes(elements=(1 << 16, 1 << 16)) for _ in range(4))
 _NUM_ELEMENTS = 8 << 16
@@ -221,6 +220,6 @@ def test_fp16_looks_for_overflow_at_stage_3_in_a_copy_and_a_mask() -> None:
 def test_every_term_of_an_engine_has_its_formula_and_source() -> None:
     for stage in range(4):
         setup = setup_of(_LOGS[2], stage)
-        engine = make_engine(setup, Tape())
+        engine = play_strategy(setup)
         traced = {kind.value for kind in _LOGS[2].storages.kinds} | {"buffers", "kernel workspaces"}
         assert {term for term in played(setup).terms if engine.explain(term) is None} <= traced

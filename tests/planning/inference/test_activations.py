@@ -8,18 +8,22 @@ import pytest
 from inference_facts import workload
 from real_models import CONFIGS, MORE_CONFIGS, facts_of_model, real_model, shape_of_model
 
-from zerofit.core.estimates import Holder, Term
+from zerofit.core.estimates import Term
 from zerofit.core.strategy import Precision
-from zerofit.planning.inference.activations import LOGITS, SCORES, decode_terms, prefill_terms
-from zerofit.planning.inference.attention_scores import (
+from zerofit.planning.inference.activations import (
     EAGER_FAMILIES,
     FUSED_FAMILIES,
     LATENT_FAMILIES,
+    LOGITS,
+    SCORES,
+    cache_terms,
+    cached_tokens,
+    decode_terms,
+    prefill_terms,
     scores_bytes,
 )
-from zerofit.planning.inference.cache import cache_terms, cached_tokens
-from zerofit.planning.inference.device import COMPARED_FAMILIES
-from zerofit.planning.inference.passes import shape_of
+from zerofit.planning.inference.forward_log import shape_of
+from zerofit.planning.inference.memory import COMPARED_FAMILIES
 
 _BATCH = 3
 
@@ -34,7 +38,7 @@ def _estimated(family: str, *, prompt: int, new_tokens: int) -> int:
     work = workload(longest_prompt=prompt, max_new_tokens=new_tokens)
     first = 1 if shape.facts.num_decoder_layers else prompt
     last = cached_tokens(shape, work)
-    asked = {"batch_size": _BATCH, "holder": Holder.TENSORS}
+    asked = {"batch_size": _BATCH}
     return max(
         _sum(*cache_terms(shape, work, tokens=first, **asked), *prefill_terms(shape, work, **asked)),
         _sum(
@@ -107,7 +111,7 @@ def test_logits_are_of_the_last_token_alone() -> None:
 
     def logits(prompt: int) -> int:
         work = workload(longest_prompt=prompt)
-        terms = prefill_terms(shape, work, batch_size=1, holder=Holder.TENSORS)
+        terms = prefill_terms(shape, work, batch_size=1)
         return _sum(*(term for term in terms if term.name == LOGITS))
 
     assert logits(10) == logits(1000) > 0
@@ -156,7 +160,7 @@ def test_scores_are_counted_where_no_kernel_is_known_to_spare_them(
 def test_an_unknown_family_says_that_its_scores_are_assumed() -> None:
     facts = replace(facts_of_model(real_model("llama")), model_type="never_heard_of")
     work = workload(longest_prompt=500)
-    terms = prefill_terms(shape_of(facts, Precision.BF16), work, batch_size=1, holder=Holder.TENSORS)
+    terms = prefill_terms(shape_of(facts, Precision.BF16), work, batch_size=1)
     (scores,) = (term for term in terms if term.name == SCORES)
     assert "this family is not known" in scores.formula
     assert scores.source.startswith("ASSUMPTION")

@@ -6,11 +6,10 @@ import pytest
 from inference_facts import facts, workload
 from real_models import CONFIGS, real_model, shape_of_model
 
-from zerofit.core.estimates import Holder
 from zerofit.core.facts import ModelFacts
 from zerofit.core.strategy import Precision
 from zerofit.core.units import KIB, MIB
-from zerofit.planning.inference.cache import (
+from zerofit.planning.inference.activations import (
     CACHE,
     CACHE_COPY,
     CROSS_CACHE,
@@ -18,7 +17,7 @@ from zerofit.planning.inference.cache import (
     cache_terms,
     cached_tokens,
 )
-from zerofit.planning.inference.passes import shape_of
+from zerofit.planning.inference.forward_log import shape_of
 
 
 @pytest.mark.parametrize(
@@ -46,11 +45,7 @@ def test_bytes_of_a_token(name: str, precision: Precision, expected: int) -> Non
 
 def _bytes(model: ModelFacts, *names: str, batch_size: int, tokens: int = 100, **fields: int) -> int:
     terms = cache_terms(
-        shape_of(model, Precision.FP32),
-        workload(**fields),
-        batch_size=batch_size,
-        tokens=tokens,
-        holder=Holder.TENSORS,
+        shape_of(model, Precision.FP32), workload(**fields), batch_size=batch_size, tokens=tokens
     )
     return sum(term.num_bytes for term in terms if not names or term.name in names)
 
@@ -78,7 +73,7 @@ def test_one_layers_keys_are_there_twice_while_they_grow() -> None:
 def test_a_cache_of_latents_is_said_to_be_too_high() -> None:
     for name, is_high in (("deepseek-v3", True), ("llama-3-8b", False)):
         shape = shape_of(facts(name), Precision.BF16)
-        (cache, *_) = cache_terms(shape, workload(), batch_size=1, tokens=9, holder=Holder.TENSORS)
+        (cache, *_) = cache_terms(shape, workload(), batch_size=1, tokens=9)
         assert ("too high" in cache.formula) is is_high
 
 
@@ -110,7 +105,7 @@ def test_terms_equal_the_tensors_of_a_real_cache(family: str, num_beams: int) ->
         return_dict_in_generate=True,
     )
     tokens = cached_tokens(shape, work)
-    terms = cache_terms(shape, work, batch_size=2, tokens=tokens, holder=Holder.TENSORS)
+    terms = cache_terms(shape, work, batch_size=2, tokens=tokens)
     held = said.past_key_values
     is_pair = model.config.is_encoder_decoder
     caches = (held.self_attention_cache, held.cross_attention_cache) if is_pair else (held,)

@@ -13,8 +13,8 @@ from zerofit.core.facts import ModelFacts
 from zerofit.core.strategy import OffloadDevice, Precision
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.estimate.device_memory.allocator import CachingAllocator, OutOfMemoryError
-from zerofit.planning.inference.device import GATHERED_ONCE, REST_SHARE, Weights, device_memory
-from zerofit.planning.inference.passes import pass_log
+from zerofit.planning.inference.forward_log import forward_log
+from zerofit.planning.inference.memory import GATHERED_ONCE, REST_SHARE, Weights, device_memory
 
 _MODELS = ["gpt2", "llama-3-8b", "llama-2-70b", "t5-base", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"]
 
@@ -31,7 +31,7 @@ def _weight_bytes(held: Weights) -> int:
 
 @pytest.mark.parametrize("name", _MODELS)
 def test_a_pass_holds_every_parameter_once(name: str) -> None:
-    log = pass_log(facts(name), Precision.BF16)
+    log = forward_log(facts(name), Precision.BF16)
     assert sum(one.num_elements for one in log.parameters) == facts(name).num_parameters
     assert all(one.num_elements > 0 for one in log.parameters)
 
@@ -57,7 +57,7 @@ def test_more_ranks_never_hold_more_weights(name: str, offload: OffloadDevice) -
     sizes = [
         _weight_bytes(weights(facts(name), ranks=ranks, stage=3, offload=offload)) for ranks in (2, 4, 8, 16)
     ]
-    padding = 16 * 2 * len(pass_log(facts(name), Precision.BF16).parameters)
+    padding = 16 * 2 * len(forward_log(facts(name), Precision.BF16).parameters)
     assert all(later <= former + padding for former, later in pairwise(sizes))
 
 
@@ -137,7 +137,7 @@ def test_one_rank_that_has_everything_gathers_nothing() -> None:
     ],
 )
 def test_matrices_come_as_transformers_keeps_them(name: str, expected: tuple[int, ...]) -> None:
-    log = pass_log(facts(name), Precision.BF16)
+    log = forward_log(facts(name), Precision.BF16)
     held = [tuple(log.parameters[one].num_elements for one in numbers) for numbers in log.module_parameters]
     assert max(held[2:-1], key=sum) == expected
 
@@ -188,7 +188,7 @@ def _unknown() -> ModelFacts:
 
 
 def test_a_model_smaller_than_its_dimensions_say_is_cut_evenly() -> None:
-    log = pass_log(_unknown(), Precision.BF16)
+    log = forward_log(_unknown(), Precision.BF16)
     assert sum(one.num_elements for one in log.parameters) == 10_000_000
 
 

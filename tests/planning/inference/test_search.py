@@ -6,13 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from inference_facts import GPU_24, GPU_80, facts, machine, plan, workload
+from inference_facts import GPU_24, GPU_80, facts, machine, plan, weights, workload
 
 from zerofit.core.plan import Origin
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
-from zerofit.planning.inference.planned import InferencePlan, layout_words
-from zerofit.planning.inference.search import MAX_BATCH, batch_sizes
+from zerofit.planning.inference.activations import cache_bytes_per_token
+from zerofit.planning.inference.estimator import MAX_BATCH, batch_sizes, seconds_of
+from zerofit.planning.inference.inference_plan import InferencePlan, layout_words
+from zerofit.planning.inference.memory import Weights
 
 _CPU = machine(host_gib=32)
 _ONE_24 = machine(GPU_24, host_gib=64)
@@ -34,13 +36,7 @@ _CHOICES: list[tuple[str, Any, dict[str, int], dict[str, Any], str]] = [
     ("llama-3-8b", _EIGHT_80, {}, {}, "whole model on each of 8 GPUs, batch 13"),
     ("llama-3-8b", _EIGHT_80, {"num_prompts": 1}, {}, "whole model on one GPU, batch 1"),
     ("llama-3-8b", _EIGHT_80, {"num_prompts": 3}, {}, "whole model on each of 3 GPUs, batch 1"),
-    (
-        "llama-3-8b",
-        _EIGHT_80,
-        {"num_prompts": 10_000},
-        {},
-        f"whole model on each of 8 GPUs, batch {MAX_BATCH}",
-    ),
+    ("llama-3-8b", _EIGHT_80, {"num_prompts": 999}, {}, f"whole model on each of 8 GPUs, batch {MAX_BATCH}"),
     ("llama-3-8b", _EIGHT_80, {}, {"num_nodes": 2}, "whole model on each of 16 GPUs of 2 nodes, batch 7"),
     ("llama-3-8b", _EIGHT_80, {}, {"num_processes": 2}, "whole model on each of 2 GPUs, batch 25"),
     # What does not is partitioned over all GPUs, however few the prompts are.
@@ -252,13 +248,13 @@ def test_where_nothing_fits_the_nearest_and_what_would_help_are_named(
 ) -> None:
     found = plan(name, node, **request_)
     assert not found.fits
-    assert (found.chosen.lacks, found.suggestions) == (lacks, suggestions)
+    assert (found.chosen.shortage, found.suggestions) == (lacks, suggestions)
 
 
 def test_a_full_disk_is_no_place_for_weights() -> None:
     node = machine(GPU_24, host_gib=48, nvme_gib=100)
     found = plan("llama-3-70b", node, nvme_path="/nvme", param_offload=OffloadDevice.NVME)
-    assert found.chosen.lacks == "needs 131.4 GiB of 100.0 GiB on the NVMe disk"
+    assert found.chosen.shortage == "needs 131.4 GiB of 100.0 GiB on the NVMe disk"
 
 
 def test_buffers_for_nvme_hold_the_largest_part() -> None:
@@ -275,3 +271,49 @@ def test_the_launcher_gets_the_same_layout_without_training() -> None:
     assert (launched.strategy, launched.topology) == (found.strategy, found.topology)
     assert launched.strategy.engine is Engine.DEEPSPEED
     assert [one.strategy for one in launched.rejected] == [one.strategy for one, _ in found.others]
+
+
+_MODEL = facts("llama-3-8b")
+_BYTES = 2 * _MODEL.num_parameters
+_PASSES, _TOKENS = 512, 1024 + 256
+
+
+def _seconds(held: Weights, *, num_prompts: int, batch_size: int) -> float | None:
+    node = replace(machine(GPU_80), nvme_read_bytes_per_s=5e9)
+    return seconds_of(
+        held, workload(num_prompts=num_prompts), batch_size=batch_size, machine=node, gpu=GPU_80
+    )
+
+
+def _read_s(held: Weights, batch_size: int) -> float:
+    return (_BYTES + batch_size * _TOKENS * cache_bytes_per_token(held.shape)) / 2039e9
+
+
+def test_a_whole_model_is_read_for_each_pass() -> None:
+    held = weights(_MODEL)
+    assert _seconds(held, num_prompts=100, batch_size=25) == pytest.approx(4 * _PASSES * _read_s(held, 25))
+
+
+def test_parts_come_from_the_peers_for_each_pass_or_once_for_a_call() -> None:
+    held = weights(_MODEL, ranks=8, stage=3)
+    moved = _BYTES * 7 / 8 / 300e9
+    found = _seconds(held, num_prompts=160, batch_size=10)
+    assert found == pytest.approx(2 * _PASSES * (_read_s(held, 10) + moved))
+    once = weights(_MODEL, ranks=8, stage=3, gather=Gather.ALWAYS)
+    found = _seconds(once, num_prompts=160, batch_size=10)
+    assert found == pytest.approx(2 * (_PASSES * _read_s(held, 10) + moved))
+
+
+@pytest.mark.parametrize(
+    ("offload", "moved"),
+    [(OffloadDevice.CPU, _BYTES / 31.5e9), (OffloadDevice.NVME, _BYTES / 31.5e9 + _BYTES / 5e9)],
+)
+def test_offloaded_weights_come_over_the_hosts_link(offload: OffloadDevice, moved: float) -> None:
+    held = weights(_MODEL, stage=3, offload=offload)
+    found = _seconds(held, num_prompts=10, batch_size=10)
+    assert found == pytest.approx(_PASSES * (_read_s(held, 10) + moved))
+
+
+def test_the_cpu_has_no_rates_that_are_known() -> None:
+    held = weights(_MODEL, on_cpu=True)
+    assert seconds_of(held, workload(), batch_size=1, machine=machine(), gpu=None) is None

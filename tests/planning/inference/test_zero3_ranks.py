@@ -16,7 +16,7 @@ from real_models import facts_of_model, real_model
 from zero3_rank import FAMILIES, LIVE, MORE_FAMILIES, OFFLOADS, PERSISTENCE, PREFETCH
 
 from zerofit.core.strategy import Buckets, OffloadDevice, Precision
-from zerofit.planning.inference.device import Weights
+from zerofit.planning.inference.memory import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable

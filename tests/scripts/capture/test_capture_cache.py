@@ -8,6 +8,7 @@ import time
 import pytest
 
 from zerofit.core.capture import masked
+from zerofit.scripts.capture import cache
 
 
 def _captures_anew(workplace, *arguments: str) -> bool:
@@ -85,6 +86,11 @@ def test_what_is_kept_is_its_users_alone_and_holds_no_secrets(workplace) -> None
     with workplace.capture("--hub_token", "secret-1", "--api-key=secret-2", "--tokenizer", "gpt2") as script:
         assert script.capture.target[1:] == ("--hub_token", "***", "--api-key=***", "--tokenizer", "gpt2")
         assert os.listdir(workplace.cache / "capturing") == []
+
+
+def test_each_file_of_zerofit_that_decides_a_capture_or_a_trace_is_there() -> None:
+    for pattern in (*cache._CAPTURING, *cache._TRACING):
+        assert list(cache._ZEROFIT.glob(pattern)), pattern
 
 
 _MASKED = [

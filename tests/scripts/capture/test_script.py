@@ -268,27 +268,6 @@ def test_weights_of_unknown_size_are_not_loaded(workplace) -> None:
     assert workplace.runs() == 1
 
 
-_FOLDERS = [
-    ({"model.safetensors": 3, "pytorch_model.bin": 3, "consolidated.safetensors": 3, "optimizer.bin": 9}, 3),
-    ({"model-00001-of-00002.safetensors": 2, "model-00002-of-00002.safetensors": 1}, 3),
-    ({"pytorch_model.bin": 3, "training_args.bin": 1}, 3),
-    ({"odd.safetensors": 3, "odd.bin": 3}, 3),
-]
-
-
-@pytest.mark.parametrize(("files", "gib"), _FOLDERS)
-def test_weights_in_several_formats_count_once(workplace, monkeypatch, files, gib) -> None:
-    monkeypatch.setattr("zerofit.scripts.capture.capture.free_host_bytes", lambda: 1 << 30)
-    workplace.write("import training\ntraining.fail('needs-values')")
-    (workplace.cwd / "model").mkdir()
-    for name, size in files.items():
-        with (workplace.cwd / "model" / name).open("wb") as file:
-            file.truncate(size << 30)
-    with pytest.raises(UserError) as caught:
-        workplace.capture("--model", "model", "--again=./model")
-    assert f"they take {gib}.0 GiB, and" in caught.value.why
-
-
 def test_weights_that_do_not_fit_are_not_loaded(workplace, monkeypatch) -> None:
     monkeypatch.setattr("zerofit.scripts.capture.capture.free_host_bytes", lambda: 8 << 30)
     workplace.write_counted(f"import training\ntraining.fail('needs-values', weight_bytes={6 << 30})")

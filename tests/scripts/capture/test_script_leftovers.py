@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.scripts.capture.journal import COPIES, Change, Entry, append
+from zerofit.scripts.capture.journal import COPIES, Change, JournalEntry, append
 from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers
 
 
@@ -21,7 +21,7 @@ def made(tmp_path: Path) -> Path:
 
 def _begin(cache: Path, made: Path) -> CaptureFolder:
     folder = CaptureFolder(cache)
-    append(folder.path, Entry(change=Change.MADE, path=str(made)))
+    append(folder.path, JournalEntry(change=Change.MADE, path=str(made)))
     return folder
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from captures import LOOP
 
+from zerofit.cli.output.console import Console
 from zerofit.core.errors import UserError
 from zerofit.scripts.capture import capture as script
 from zerofit.scripts.capture.with_progress import captured
@@ -53,7 +54,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 def test_without_a_terminal_one_line_says_what_runs(
     asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with captured(LOOP.target, limit_s=7, instead="leave it") as run:
+    with captured(LOOP.target, limit_s=7, instead="leave it", observer=Console()) as run:
         assert (run.capture, asked["result"].is_open) == (LOOP, True)
         assert (
             capsys.readouterr().err == "zerofit: looking at what train.py trains, up to its first step ...\n"
@@ -69,7 +70,7 @@ def test_nothing_is_looked_at_where_the_cache_has_it(
     asked: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked["result_is_kept"] = True
-    with captured(LOOP.target, limit_s=7, instead="leave it"):
+    with captured(LOOP.target, limit_s=7, instead="leave it", observer=Console()):
         assert capsys.readouterr().err == ""
         asked["on_start"](True)
         assert capsys.readouterr().err == (
@@ -79,7 +80,10 @@ def test_nothing_is_looked_at_where_the_cache_has_it(
 
 
 def test_the_process_ends_where_planning_fails(asked: dict[str, Any]) -> None:
-    with pytest.raises(RuntimeError), captured(LOOP.target, limit_s=7, instead="leave it"):
+    with (
+        pytest.raises(RuntimeError),
+        captured(LOOP.target, limit_s=7, instead="leave it", observer=Console()),
+    ):
         raise RuntimeError
     assert not asked["result"].is_open
 
@@ -87,6 +91,9 @@ def test_the_process_ends_where_planning_fails(asked: dict[str, Any]) -> None:
 def test_a_failure_is_the_users_to_read(asked: dict[str, Any]) -> None:
     failure = UserError("capture-script-raised", "it failed", found="x", why="y", fix="z")
     asked["result"] = failure
-    with pytest.raises(UserError) as error, captured(LOOP.target, limit_s=7, instead="leave it"):
+    with (
+        pytest.raises(UserError) as error,
+        captured(LOOP.target, limit_s=7, instead="leave it", observer=Console()),
+    ):
         pass
     assert error.value is failure

@@ -9,7 +9,7 @@ import pytest
 
 from zerofit.core.errors import Unreadable
 from zerofit.scripts.source.read_script import read_script
-from zerofit.scripts.source.source import decode_script
+from zerofit.scripts.source.script_text import decode_script
 
 _SCRIPT = """\
 from accelerate import Accelerator
@@ -24,12 +24,10 @@ _DEEP = "the script's expressions or blocks are nested too deep"
 _BROKEN = [
     ("x = (\n", "the script is no valid Python: '(' was never closed", 1),
     ("a = 1\n  b = 2\n", "the script is no valid Python: unexpected indent", 2),
-    ("print 'hello'\n", "the script is written for Python 2", 1),
     ("x = 1\ny = '\0'\n", "the script holds a NUL character", 2),
     (f"x = {'(' * 3000}{')' * 3000}\n", _DEEP, 1),
     (f"x = {'-' * 100_000}1\n", _DEEP, 1),
     (f"x = a{'.b' * 50_000}\n", _DEEP, 1),
-    ("#" * 5_000_000, "the script is too long: 5000000 characters", 1),
 ]
 
 
@@ -45,11 +43,9 @@ def test_a_broken_script(source: str, problem: str, line: int) -> None:
     [
         "",
         "\ufeffx = 1\n",
-        "x = 1\r\ny = 2\r\n",
         f"x = {' + '.join(['1'] * 500)}\n",
         "x = 1\n" * 150_000,
         "if x:\n    pass\n" + "elif y:\n    pass\n" * 40,
-        "x = '\\d'\n",
         "match x:\n    case {'a': [1, *rest]}:\n        pass\n",
         "async def f():\n    async with a as b:\n        async for c in d:\n            await e\n",
         "x = lambda: (yield)\ntype_ = 1\nglobal x\ndel x\n",

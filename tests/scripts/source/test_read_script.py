@@ -7,7 +7,7 @@ from textwrap import dedent
 import pytest
 
 from zerofit.core.command import Route
-from zerofit.scripts.facts import Action, ModelSource, ModelState, ScriptFacts
+from zerofit.scripts.facts import Action, ModelConstructor, ModelState, ScriptFacts
 from zerofit.scripts.source.read_script import read_script
 
 _IMPORTS = """\
@@ -37,10 +37,8 @@ def _facts(source: str) -> ScriptFacts:
         ("import accelerate as a\ndef main():\n    a.Accelerator()\nmain()", Route.ACCELERATE),
         ("from transformers import Trainer\nTrainer()", Route.TRAINER),
         ("import transformers\nclass T(transformers.Seq2SeqTrainer):\n    pass\nT()", Route.TRAINER),
-        ("from trl import SFTTrainer as S\nS('gpt2')", Route.TRAINER),
         ("import deepspeed as ds\nds.initialize(model=model)", Route.NATIVE),
         ("import deepspeed\nfrom accelerate import Accelerator\nAccelerator()\ndeepspeed.initialize()", None),
-        ("print('no training')", None),
         ("from lightning import Trainer\nTrainer()", None),
     ],
 )
@@ -52,15 +50,10 @@ def test_route(source: str, route: Route | None) -> None:
     ("source", "ids"),
     [
         ("import torch.optim as optim\noptim.SGD(model.parameters(), lr=1)", ["torch.SGD"]),
-        ("from torch.optim import AdamW as A\nA(params)", ["torch.AdamW"]),
         ("import torch\ntorch.optim.Muon(params=groups)", ["torch.Muon"]),
-        ("import bitsandbytes as bnb\nbnb.optim.AdamW8bit(groups)", ["bitsandbytes.AdamW8bit"]),
         ("from bitsandbytes.optim import PagedAdamW8bit\nPagedAdamW8bit(p)", ["bitsandbytes.PagedAdamW8bit"]),
-        ("from transformers import Adafactor\nAdafactor(p)", ["transformers.Adafactor"]),
         ("from transformers.optimization import Adafactor\nAdafactor(p)", ["transformers.Adafactor"]),
-        ("from deepspeed.ops.adam import DeepSpeedCPUAdam as A\nA(p)", ["deepspeed.DeepSpeedCPUAdam"]),
         ("from deepspeed.ops.adam import FusedAdam\nFusedAdam(p)", ["deepspeed.FusedAdam"]),
-        ("from accelerate.utils import DummyOptim\nDummyOptim(p)", ["accelerate.DummyOptim"]),
         ("from lion_pytorch import Lion\nLion(model.parameters())", ["other:lion_pytorch.Lion"]),
         ("from lion_pytorch import Lion\nLion()", []),
         ("import torch\ntorch.optim.lr_scheduler.StepLR(optimizer, 1)", []),
@@ -120,15 +113,15 @@ def test_what_became_of_a_model(lines: str, state: ModelState | None) -> None:
 @pytest.mark.parametrize(
     ("made", "source"),
     [
-        ("AutoModelForCausalLM.from_pretrained('gpt2')", ModelSource.PRETRAINED),
-        ("AutoModelForCausalLM.from_config(config)", ModelSource.CONFIG),
-        ("transformers.LlamaForCausalLM(config)", ModelSource.CLASS),
-        ("transformers.BertModel(config)", ModelSource.CLASS),
-        ("torch.nn.Linear(2, 2)", ModelSource.OWN_CLASS),
-        ("Net()", ModelSource.OWN_CLASS),
+        ("AutoModelForCausalLM.from_pretrained('gpt2')", ModelConstructor.PRETRAINED),
+        ("AutoModelForCausalLM.from_config(config)", ModelConstructor.CONFIG),
+        ("transformers.LlamaForCausalLM(config)", ModelConstructor.CLASS),
+        ("transformers.BertModel(config)", ModelConstructor.CLASS),
+        ("torch.nn.Linear(2, 2)", ModelConstructor.OWN_CLASS),
+        ("Net()", ModelConstructor.OWN_CLASS),
     ],
 )
-def test_how_a_model_is_made(made: str, source: ModelSource) -> None:
+def test_how_a_model_is_made(made: str, source: ModelConstructor) -> None:
     own = "import transformers\nclass Net(torch.nn.Module):\n    pass\n"
     (model,) = _facts(f"{_IMPORTS}{own}model = {made}\n").models
     assert (model.made.text, model.source, model.is_trained) == (made, source, False)

@@ -48,34 +48,15 @@ def _shares(lines: str) -> list[str | None]:
         ),
         ("for x in prompts[rank::world]:\n    {call}", "prompts[rank::world]"),
         ("own = prompts[rank::world]\nfor x in DataLoader(own):\n    {call}", "DataLoader(own)"),
-        ("own = DataLoader(prompts[rank::world], 2)\nfor x in own:\n    {call}", "own"),
         ("own = DataLoader(dataset=prompts[rank::world])\nfor x in tqdm(own):\n    {call}", "tqdm(own)"),
         ("for i in range(rank, len(prompts), world):\n    {call}", "range(rank, len(prompts), world)"),
         ("for x in islice(prompts, rank, None, world):\n    {call}", "islice(prompts, rank, None, world)"),
-        ("for x in p[rank * size : (rank + 1) * size]:\n    {call}", "p[rank * size : (rank + 1) * size]"),
-        (
-            "start = rank * size\nend = start + size if rank else size\nfor x in p[start:end]:\n    {call}",
-            "p[start:end]",
-        ),
-        (
-            "size = (len(p) + world - 1) // world\n"
-            "for x in p[rank * size : (rank + 1) * size]:\n    {call}",
-            "p[rank * size : (rank + 1) * size]",
-        ),
-        (
-            "size = len(p) // world\nend = (rank + 1) * size if rank < world - 1 else len(p)\n"
-            "for x in p[rank * size : end]:\n    {call}",
-            "p[rank * size : end]",
-        ),
-        ("for x in prompts[rank::world][8:]:\n    {call}", "prompts[rank::world][8:]"),
         (
             "for x in prompts[rank::world]:\n    {call}\n    for token in x:\n"
             "        if token:\n            break",
             "prompts[rank::world]",
         ),
         ("data = data.shard(num_shards=world, index=rank)\nfor x in data:\n    {call}", "data"),
-        ("for x in numpy.array_split(p, world)[rank]:\n    {call}", "numpy.array_split(p, world)[rank]"),
-        ("parts = numpy.array_split(p, world)\nfor x in parts[rank]:\n    {call}", "parts[rank]"),
         ("def mine(p):\n    return p[rank::world]\nfor x in mine(prompts):\n    {call}", "mine(prompts)"),
         ("def run(own):\n    for x in own:\n        {call}\nrun(prompts[rank::world])", "own"),
         ("def run(x):\n    {call}\nfor x in prompts[rank::world]:\n    run(x)", "prompts[rank::world]"),
@@ -103,7 +84,6 @@ def test_a_loop_over_a_rank_s_own_part(lines: str, share: str) -> None:
         "own = DataLoader(prompts[rank::world])\nown = accelerator.prepare(own)\nfor x in own:\n    {call}",
         "for x in DataLoader(prompts):\n    {call}",
         "size = len(p) // world\nfor x in p[rank * size : (rank + 1) * size]:\n    {call}",
-        "size = len(p) // world\nstart = size * rank\nend = start + size\nfor x in p[start:end]:\n    {call}",
         "most = -(-len(p) // world)\nfor i in range(rank, most * world, world):\n    {call}",
         "p = p[: len(p) // world * world]\nfor x in p[rank::world]:\n    {call}",
         "for x in prompts[rank::world][:8]:\n    {call}",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from accelerators import own_class, quiet, settings
+from accelerators import hooked
 from torch.nn import functional
 from torch.utils.data import DataLoader
 from trainer_training import TOKENS
@@ -23,11 +22,6 @@ from window_trainings import (
     windows,
 )
 
-from zerofit.training import accelerate_hooks, backward, micro_batches
-
-if TYPE_CHECKING:
-    pass
-
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("clip", [None, 0.1])
@@ -41,10 +35,7 @@ def test_a_window_steps_as_one_batch_of_its_samples(kind: str, clip: float | Non
 @pytest.mark.parametrize("kind", ["classification", "causal language model", "a loss of the script's"])
 def test_a_batch_split_into_micro_batches_steps_as_the_whole(kind: str) -> None:
     """Batches of 12 and of 7 samples, in forward passes of 2 at most."""
-    accelerator_class, changes = own_class(), quiet()
-    plan = settings(micro_batch_size=2)
-    for part in (accelerate_hooks, micro_batches, backward):
-        part.install(accelerator_class, plan, changes)
+    accelerator_class, _ = hooked(micro_batch_size=2)
     accelerator = accelerator_class()
     make, collate, loss_of = KINDS[kind]
     model, sizes = make(), set[int]()
@@ -65,9 +56,7 @@ def test_a_batch_split_into_micro_batches_steps_as_the_whole(kind: str) -> None:
 
 def test_a_loss_scale_and_its_skipped_step_go_with_the_weights() -> None:
     """As under fp16: gradients that overflow are skipped, and the next window begins anew."""
-    accelerator_class, changes = own_class(), quiet()
-    for part in (accelerate_hooks, backward):
-        part.install(accelerator_class, settings(gradient_accumulation_steps=2), changes)
+    accelerator_class, _ = hooked(gradient_accumulation_steps=2)
     accelerator = accelerator_class()
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     net = torch.nn.Linear(4, 1)
@@ -119,9 +108,7 @@ def test_a_loss_that_does_not_tell_is_left_to_accelerate(monkeypatch: pytest.Mon
 
 def test_a_batch_without_labels_counts_nothing() -> None:
     """Its loss is no number, and the big batch's is one."""
-    accelerator_class, changes = own_class(), quiet()
-    for part in (accelerate_hooks, backward):
-        part.install(accelerator_class, settings(gradient_accumulation_steps=2), changes)
+    accelerator_class, _ = hooked(gradient_accumulation_steps=2)
     accelerator = accelerator_class()
     net = torch.nn.Linear(4, 3)
     inputs, labels = torch.randn(6, 4), torch.tensor([1, 2, 0, -100, -100, -100])
@@ -136,9 +123,7 @@ def test_a_batch_without_labels_counts_nothing() -> None:
 
 
 def test_two_losses_of_one_batch_count_alike() -> None:
-    accelerator_class, changes = own_class(), quiet()
-    for part in (accelerate_hooks, backward):
-        part.install(accelerator_class, settings(gradient_accumulation_steps=2), changes)
+    accelerator_class, _ = hooked(gradient_accumulation_steps=2)
     accelerator = accelerator_class()
     net = torch.nn.Linear(4, 1)
     inputs = torch.randn(5, 4)
@@ -159,9 +144,7 @@ def test_a_backward_pass_that_a_script_leaves_out_changes_its_own_window_alone(
     left_out: int, clips: bool
 ) -> None:
     """As where a loss is no number: the step is that of the batches that went backward."""
-    accelerator_class, changes = own_class(), quiet()
-    for part in (accelerate_hooks, backward):
-        part.install(accelerator_class, settings(gradient_accumulation_steps=2), changes)
+    accelerator_class, _ = hooked(gradient_accumulation_steps=2)
     accelerator = accelerator_class()
     net = torch.nn.Linear(4, 1)
     model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=1.0))
@@ -187,8 +170,7 @@ def test_a_backward_pass_that_a_script_leaves_out_changes_its_own_window_alone(
 
 
 def test_an_accumulation_that_the_script_sets_later_gives_way() -> None:
-    accelerator_class, changes = own_class(), quiet()
-    accelerate_hooks.install(accelerator_class, settings(gradient_accumulation_steps=4), changes)
+    accelerator_class, changes = hooked(gradient_accumulation_steps=4)
     accelerator = accelerator_class(gradient_accumulation_steps=4)
     accelerator.gradient_accumulation_steps = 2
     assert accelerator.gradient_accumulation_steps == 4

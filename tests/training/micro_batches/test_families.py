@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from split_models import assert_equal, gradients, split, tiny
 
 from zerofit.core.errors import UserError
 
@@ -28,14 +28,7 @@ _FAMILIES = [
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", _FAMILIES)
-def test_the_models_own_loss(
-    name: str,
-    micro_batch_size: int,
-    tiny: Callable[..., Any],
-    split: Callable[..., Any],
-    gradients: Callable[..., Any],
-    assert_equal: Callable[..., None],
-) -> None:
+def test_the_models_own_loss(name: str, micro_batch_size: int) -> None:
     model, batch = tiny(name)
     whole = model(**batch)
     whole.loss.backward()
@@ -49,13 +42,7 @@ def test_the_models_own_loss(
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "vit", "token classification"])
-def test_a_loss_outside_of_the_model(
-    name: str,
-    tiny: Callable[..., Any],
-    split: Callable[..., Any],
-    gradients: Callable[..., Any],
-    assert_equal: Callable[..., None],
-) -> None:
+def test_a_loss_outside_of_the_model(name: str) -> None:
     def loss_of(outputs: Any) -> torch.Tensor:
         logits, labels = outputs.logits, batch["labels"]
         own = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
@@ -78,9 +65,7 @@ def test_a_loss_outside_of_the_model(
         ("pretraining", "output loss is "),
     ],
 )
-def test_a_loss_over_all_samples_together_is_refused(
-    name: str, found: str, tiny: Callable[..., Any], split: Callable[..., Any]
-) -> None:
+def test_a_loss_over_all_samples_together_is_refused(name: str, found: str) -> None:
     model, batch = tiny(name)
     split(model)
     with pytest.raises(UserError) as error:

@@ -8,91 +8,88 @@ from typing import Any
 
 import pytest
 import torch
+from split_models import assert_equal, gradients, split, tiny
 
 Tiny = Callable[..., Any]
 Equal = Callable[..., None]
 
 
-@pytest.fixture
-def pair(tiny: Tiny, split: Callable[..., Any], gradients: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that makes the same model twice: as it is, and split into pieces of two."""
-
-    def make(name: str, **options: Any) -> Any:
-        whole, batch = tiny(name)
-        model, _ = tiny(name)
-        return whole, split(model, 2, **options), batch
-
-    return make
+def pair(name: str, **options: Any) -> Any:
+    """Return the same model twice, as it is and split into pieces of two, and a batch."""
+    whole, batch = tiny(name)
+    model, _ = tiny(name)
+    return whole, split(model, 2, **options), batch
 
 
-def test_two_forward_passes_before_one_backward(
-    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
-) -> None:
-    whole, made, batch = pair("vit")
-    other = {**batch, "pixel_values": batch["pixel_values"].flip(0)}
+def trust(made: Any, batch: dict[str, Any]) -> None:
+    """Let the model be sure of the script's gradient, so that pieces go backward early from now on."""
+    for _ in range(2):
+        made.backward(made.model(**batch).loss)
+        made.model.zero_grad()
 
-    def loss_of(model: Any) -> Any:
-        one, two = model(**batch), model(**other)
-        return one.loss + 2 * two.loss + (one.logits - two.logits).pow(2).mean()
 
-    loss_of(whole).backward()
+def two_forward_passes(model: Any, batch: Any, backward: Any) -> None:
+    one, two = model(**batch), model(**{**batch, "pixel_values": batch["pixel_values"].flip(0)})
+    backward(one.loss + 2 * two.loss + (one.logits - two.logits).pow(2).mean())
+
+
+def two_losses_with_a_backward_each(model: Any, batch: Any, backward: Any) -> None:
+    one, two = model(**batch).loss * 3, model(**batch).loss
+    backward(one, is_boundary=False)
+    backward(two)
+
+
+def a_second_backward_through_a_kept_graph(model: Any, batch: Any, backward: Any) -> None:
+    outputs = model(**batch)
+    backward(outputs.loss, retain_graph=True)
+    backward(outputs.logits.sum())
+
+
+def a_loss_of_parameters_too(model: Any, batch: Any, backward: Any) -> None:
+    outputs = model(**batch)
+    backward(outputs.loss + sum(one.pow(2).sum() for one in model.parameters()))
+
+
+def without_the_accelerator(model: Any, batch: Any, backward: Any) -> None:
+    (model(**batch).loss * 3).backward()
+
+
+def with_activation_checkpointing(model: Any, batch: Any, backward: Any) -> None:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    backward(model(**batch).loss)
+
+
+@pytest.mark.parametrize(
+    ("name", "loop"),
+    [
+        ("vit", two_forward_passes),
+        ("vit", two_losses_with_a_backward_each),
+        ("vit", a_second_backward_through_a_kept_graph),
+        ("vit", a_loss_of_parameters_too),
+        ("t5", without_the_accelerator),
+        ("gpt2", with_activation_checkpointing),
+    ],
+)
+def test_gradients_are_those_of_the_whole_batch(name: str, loop: Any) -> None:
+    whole, made, batch = pair(name)
+
+    def whole_backward(loss: Any, *, retain_graph: bool = False, is_boundary: bool = True) -> None:
+        loss.backward(retain_graph=retain_graph)
+
+    def split_backward(loss: Any, *, retain_graph: bool = False, is_boundary: bool = True) -> None:
+        assert made.waiting.is_any
+        made.backward(loss, is_boundary=is_boundary)
+
+    loop(whole, batch, whole_backward)
     expected = gradients(whole)
-    for _ in range(3):
+    for _ in range(4):
         made.boundaries.clear()
-        made.backward(loss_of(made.model))
+        loop(made.model, batch, split_backward)
         assert_equal(gradients(made.model), expected)
-        assert made.boundaries == [False] * 5 + [True]
+        assert made.boundaries[-1:] == ([] if loop is without_the_accelerator else [True])
 
 
-def test_two_losses_with_a_backward_each(
-    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
-) -> None:
-    whole, made, batch = pair("vit")
-    (whole(**batch).loss * 3 + whole(**batch).loss).backward()
-    expected = gradients(whole)
-    for _ in range(4):
-        one, two = made.model(**batch).loss * 3, made.model(**batch).loss
-        made.backward(one, is_boundary=False)
-        made.backward(two)
-        assert_equal(gradients(made.model), expected)
-
-
-def test_a_second_backward_through_a_graph_that_was_kept(
-    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
-) -> None:
-    whole, made, batch = pair("vit")
-    outputs = whole(**batch)
-    outputs.loss.backward(retain_graph=True)
-    outputs.logits.sum().backward()
-    expected = gradients(whole)
-    for _ in range(4):
-        outputs = made.model(**batch)
-        made.backward(outputs.loss)
-        assert made.splitter.is_waiting
-        made.backward(outputs.logits.sum())
-        assert_equal(gradients(made.model), expected)
-
-
-def test_a_loss_that_depends_on_parameters_and_other_models_too(
-    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
-) -> None:
-    whole, made, batch = pair("vit")
-    head = torch.nn.Linear(3, 2)
-
-    def loss_of(model: Any) -> Any:
-        outputs = model(**batch)
-        decay = sum(one.pow(2).sum() for one in model.parameters())
-        return outputs.loss + decay + head(outputs.logits).pow(2).sum()
-
-    loss_of(whole).backward()
-    expected, expected_head = gradients(whole), gradients(head)
-    for _ in range(4):
-        made.backward(loss_of(made.model))
-        assert_equal(gradients(made.model), expected)
-        assert_equal(gradients(head), expected_head)
-
-
-def test_a_loss_without_any_output_of_the_model(pair: Callable[..., Any]) -> None:
+def test_a_loss_without_any_output_of_the_model() -> None:
     _, made, batch = pair("vit")
     kept = made.model(**batch)
     weight = torch.ones(2, requires_grad=True)
@@ -102,16 +99,14 @@ def test_a_loss_without_any_output_of_the_model(pair: Callable[..., Any]) -> Non
     assert kept is not None
 
 
-def test_a_models_output_as_another_models_input(
-    split: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
-) -> None:
-    from zerofit.training.micro_batches.pending_backward import Waiting
+def test_a_models_output_as_another_models_input() -> None:
+    from zerofit.training.micro_batches.pending_backward import PendingBackward
 
     torch.manual_seed(0)
     first, second, x = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), torch.randn(6, 3)
     second(first(x).relu()).pow(2).mean().backward()
     expected = gradients(first), gradients(second)
-    waiting = Waiting()
+    waiting = PendingBackward()
     made, other = split(first, waiting=waiting), split(second, waiting=waiting)
     for _ in range(4):
         made.backward(second(first(x).relu()).pow(2).mean())
@@ -122,41 +117,30 @@ def test_a_models_output_as_another_models_input(
     )
 
 
-def test_backward_without_the_accelerator(
-    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
-) -> None:
-    whole, made, batch = pair("t5")
-    (whole(**batch).loss * 3).backward()
-    expected = gradients(whole)
-    for _ in range(3):
-        (made.model(**batch).loss * 3).backward()
-        assert_equal(gradients(made.model), expected)
-
-
-def test_outputs_that_are_thrown_away_take_everything_with_them(pair: Callable[..., Any]) -> None:
+def test_outputs_that_are_thrown_away_take_everything_with_them() -> None:
     _, made, batch = pair("vit")
     outputs = made.model(**batch)
-    assert made.splitter.is_waiting
+    assert made.waiting.is_any
     del outputs
     gc.collect()
-    assert not made.splitter.is_waiting
+    assert not made.waiting.is_any
 
 
-@pytest.mark.parametrize("holds_outputs", [False, True])
-@pytest.mark.parametrize("clears", [False, True])
-def test_a_loss_that_is_skipped_leaves_no_gradient(
-    holds_outputs: bool,
-    clears: bool,
-    pair: Callable[..., Any],
-    gradients: Callable[..., Any],
-    assert_equal: Equal,
-) -> None:
+@pytest.mark.parametrize(
+    ("holds_outputs", "clears", "settles"),
+    [
+        (False, False, True),
+        (False, True, True),
+        (True, False, True),
+        (True, True, True),
+        (False, False, False),
+    ],
+)
+def test_a_loss_that_is_skipped_leaves_no_gradient(holds_outputs: bool, clears: bool, settles: bool) -> None:
     whole, made, batch = pair("vit")
     whole(**batch).loss.backward()
     expected = gradients(whole)
-    for _ in range(2):
-        made.backward(made.model(**batch).loss)
-        gradients(made.model)
+    trust(made, batch)
     made.num_forwards = 0
     kept = made.model(**batch)
     assert made.model.vit.layernorm.weight.grad is not None  # two pieces went backward on a guess
@@ -164,56 +148,35 @@ def test_a_loss_that_is_skipped_leaves_no_gradient(
         del kept
     if clears:
         made.model.zero_grad()
-    made.splitter.settle()
+    if settles:
+        made.waiting.settle()  # else the next forward pass sees that the outputs are gone
     made.backward(made.model(**batch).loss)
     assert_equal(gradients(made.model), expected, within=2e-6)
 
 
-def test_what_a_waiting_loss_depends_on_is_not_taken_back(
-    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
-) -> None:
+def test_what_a_waiting_loss_depends_on_is_not_taken_back() -> None:
     whole, made, batch = pair("vit")
     whole(**batch).loss.backward()
     expected = gradients(whole)
-    for _ in range(2):
-        made.backward(made.model(**batch).loss)
-        gradients(made.model)
+    trust(made, batch)
     made.num_forwards = 0
     loss = made.model(**batch).loss * 1
-    made.splitter.settle(except_for=loss)  # as a window does whose backward pass waits
+    made.waiting.settle(except_for=loss)  # as a window does whose backward pass waits
     made.backward(loss)
     assert made.num_forwards == 3
     assert_equal(gradients(made.model), expected)
     skipped, loss = made.model(**batch).loss, made.model(**batch).loss
-    made.splitter.settle(except_for=loss)
+    made.waiting.settle(except_for=loss)
     made.backward(loss)
     assert skipped.isfinite()
     assert_equal(gradients(made.model), expected, within=2e-6)
 
 
-def test_a_skipped_loss_is_taken_back_before_the_next_forward_pass(
-    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
-) -> None:
+def test_losses_that_are_no_number_are_not_taken_back() -> None:
     whole, made, batch = pair("vit")
     whole(**batch).loss.backward()
     expected = gradients(whole)
-    for _ in range(2):
-        made.backward(made.model(**batch).loss)
-        gradients(made.model)
-    made.model(**batch)
-    made.backward(made.model(**batch).loss)
-    assert_equal(gradients(made.model), expected, within=2e-6)
-
-
-def test_losses_that_are_no_number_are_not_taken_back(
-    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
-) -> None:
-    whole, made, batch = pair("vit")
-    whole(**batch).loss.backward()
-    expected = gradients(whole)
-    for _ in range(2):
-        made.backward(made.model(**batch).loss)
-        gradients(made.model)
+    trust(made, batch)
     broken = {**batch, "pixel_values": batch["pixel_values"] * torch.nan}
     assert made.model(**broken).loss.isnan()
     assert gradients(made.model) == {}
@@ -221,7 +184,7 @@ def test_losses_that_are_no_number_are_not_taken_back(
     assert_equal(gradients(made.model), expected)
 
 
-def test_the_model_runs_twice_until_the_gradient_can_be_guessed(pair: Callable[..., Any]) -> None:
+def test_the_model_runs_twice_until_the_gradient_can_be_guessed() -> None:
     _, made, batch = pair("vit")
     counts = []
     for _ in range(4):
@@ -233,9 +196,7 @@ def test_the_model_runs_twice_until_the_gradient_can_be_guessed(pair: Callable[.
     assert made.changes.lines == ("each forward pass of 5 samples runs as 3 micro-batches of at most 2",)
 
 
-def test_a_wrong_guess_is_put_right(
-    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
-) -> None:
+def test_a_wrong_guess_is_put_right() -> None:
     whole, made, batch = pair("vit")
     counts = []
     for factor in (1, 1, 1, 5, 5, 5, 5, 5, 0.5, 0.5):
@@ -247,9 +208,7 @@ def test_a_wrong_guess_is_put_right(
     assert counts == [10, 6, 3, 3 + 2, 6, 6, 6, 6, 3 + 2, 6]
 
 
-def test_a_guess_holds_though_the_logits_are_looked_at_and_is_put_right_when_they_are_used(
-    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
-) -> None:
+def test_a_guess_holds_though_the_logits_are_looked_at_and_is_put_right_when_they_are_used() -> None:
     whole, made, batch = pair("vit")
     for uses_logits in (False, False, False, True, False):
         made.num_forwards = 0
@@ -262,9 +221,7 @@ def test_a_guess_holds_though_the_logits_are_looked_at_and_is_put_right_when_the
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_that_are_cleared_between_forward_and_backward(
-    set_to_none: bool, pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
-) -> None:
+def test_gradients_that_are_cleared_between_forward_and_backward(set_to_none: bool) -> None:
     whole, made, batch = pair("vit")
     optimizer = torch.optim.SGD(made.model.parameters())
     whole(**batch).loss.backward()
@@ -280,33 +237,18 @@ def test_gradients_that_are_cleared_between_forward_and_backward(
     assert counts == [10, 6, 3 + 2, 6, 6]
 
 
-@pytest.mark.parametrize("mode", ["evaluation", "no gradient", "small batch"])
-def test_other_forward_passes_run_whole(mode: str, pair: Callable[..., Any]) -> None:
-    _, made, batch = pair("vit")
+@pytest.mark.parametrize("mode", ["evaluation", "no gradient", "small batch", "generation"])
+def test_other_forward_passes_run_whole(mode: str) -> None:
+    _, made, batch = pair("gpt2" if mode == "generation" else "vit")
     if mode == "evaluation":
         made.model.eval()
     if mode == "small batch":
         batch = {key: value[:2] for key, value in batch.items()}
     with torch.set_grad_enabled(mode != "no gradient"):
-        made.model(**batch)
+        if mode == "generation":
+            made.model.generate(batch["input_ids"], max_new_tokens=1, do_sample=False, pad_token_id=0)
+        else:
+            made.model(**batch)
     assert made.num_forwards == 1
     assert made.changes.lines == ()
-    assert not made.splitter.is_waiting
-
-
-def test_generation_inside_of_training_runs_whole(pair: Callable[..., Any]) -> None:
-    _, made, batch = pair("gpt2")
-    made.model.generate(batch["input_ids"], max_new_tokens=2, do_sample=False, pad_token_id=0)
-    assert made.changes.lines == ()
-
-
-def test_activation_checkpointing_inside(
-    pair: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Equal
-) -> None:
-    whole, made, batch = pair("gpt2")
-    whole(**batch).loss.backward()
-    expected = gradients(whole)
-    made.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for _ in range(4):
-        made.backward(made.model(**batch).loss)
-        assert_equal(gradients(made.model), expected)
+    assert not made.waiting.is_any

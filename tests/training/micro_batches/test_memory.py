@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from split_forward import SavedTensors
+from split_models import split, tiny
 
 Tiny = Callable[..., Any]
 
 
 @pytest.mark.parametrize("num_steps", [1, 4])
-def test_saved_activations_are_those_of_one_micro_batch(
-    num_steps: int, tiny: Tiny, split: Callable[..., Any]
-) -> None:
+def test_saved_activations_are_those_of_one_micro_batch(num_steps: int) -> None:
     def peak_bytes(size: int, micro_batch_size: int | None) -> int:
         model, batch = tiny("gpt2")
         batch = {key: value.repeat(4, 1)[:size] for key, value in batch.items()}
@@ -35,7 +34,7 @@ def test_saved_activations_are_those_of_one_micro_batch(
     assert whole > 3 * in_pieces
 
 
-def test_logits_that_nobody_looks_at_are_not_kept(tiny: Tiny, split: Callable[..., Any]) -> None:
+def test_logits_that_nobody_looks_at_are_not_kept() -> None:
     model, batch = tiny("gpt2")
     made: list[Any] = []
     model.lm_head.register_forward_hook(lambda layer, _, output: made.append(weakref.ref(output)))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from split_models import assert_equal, gradients, split, tiny
 
 from zerofit.core.errors import UserError
 
@@ -41,9 +42,7 @@ _LOOKS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("look", _LOOKS.values(), ids=_LOOKS)
-def test_logits_come_however_the_script_looks_at_them(
-    look: Callable[[Any], Any], tiny: Tiny, split: Callable[..., Any]
-) -> None:
+def test_logits_come_however_the_script_looks_at_them(look: Callable[[Any], Any]) -> None:
     model, batch = tiny("classification")
     expected = model(**batch)
     split(model)
@@ -56,7 +55,7 @@ def test_logits_come_however_the_script_looks_at_them(
     assert _close(outputs.loss, expected.loss)
 
 
-def test_logits_are_computed_again_only_the_first_time(tiny: Tiny, split: Callable[..., Any]) -> None:
+def test_logits_are_computed_again_only_the_first_time() -> None:
     model, batch = tiny("classification")
     made = split(model)
     made.backward(model(**batch).loss)
@@ -69,7 +68,7 @@ def test_logits_are_computed_again_only_the_first_time(tiny: Tiny, split: Callab
     assert made.num_forwards == 9
 
 
-def test_outputs_can_be_pickled_and_printed(tiny: Tiny, split: Callable[..., Any]) -> None:
+def test_outputs_can_be_pickled_and_printed() -> None:
     model, batch = tiny("classification")
     split(model)
     with torch.no_grad():
@@ -83,9 +82,7 @@ def test_outputs_can_be_pickled_and_printed(tiny: Tiny, split: Callable[..., Any
     assert _close(asdict(detached)["logits"], expected.logits)
 
 
-def test_a_loss_can_be_changed_in_place(
-    tiny: Tiny, split: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Callable[..., None]
-) -> None:
+def test_a_loss_can_be_changed_in_place() -> None:
     model, batch = tiny("vit")
     (model(**batch).loss * 3).backward()
     expected = gradients(model)
@@ -141,12 +138,7 @@ def _sum(outputs: Any) -> torch.Tensor:
     "form",
     ["tensor", "scalar", "tuple", "list", "named tuple", "dict", "nested", "flattened", "cache"],
 )
-def test_outputs_of_any_form(
-    form: str,
-    split: Callable[..., Any],
-    gradients: Callable[..., Any],
-    assert_equal: Callable[..., None],
-) -> None:
+def test_outputs_of_any_form(form: str) -> None:
     torch.manual_seed(0)
     model, x = _Nested(form), torch.randn(7, 3)
     whole = model(x)
@@ -165,9 +157,7 @@ def test_outputs_of_any_form(
         assert outputs["count"] == 3
 
 
-def test_an_output_that_cannot_be_joined_is_refused(
-    split: Callable[..., Any],
-) -> None:
+def test_an_output_that_cannot_be_joined_is_refused() -> None:
     class TimeFirst(_Nested):
         def forward(self, x: Any) -> Any:
             return self.linear(x).T.contiguous()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import BatchEncoding, BatchFeature
 
-from zerofit.training.micro_batches.pieces import Batch, Inputs, batch_of, taken
+from zerofit.training.micro_batches.pieces import Inputs, SampleBatch, batch_of, taken
 
 
 def _inputs(*args: Any, **kwargs: Any) -> Inputs:
@@ -22,39 +22,39 @@ class _Named(NamedTuple):
 
 _ids = torch.arange(12).reshape(4, 3)
 _CASES = [
-    (_inputs(_ids), Batch(size=4)),
-    (_inputs(input_ids=_ids, position_ids=torch.arange(3)[None], weight=torch.ones(5)), Batch(size=4)),
-    (_inputs({"input_ids": _ids}, None, 3), Batch(size=4)),
+    (_inputs(_ids), SampleBatch(size=4)),
+    (_inputs(input_ids=_ids, position_ids=torch.arange(3)[None], weight=torch.ones(5)), SampleBatch(size=4)),
+    (_inputs({"input_ids": _ids}, None, 3), SampleBatch(size=4)),
     (
         _inputs(names=["a", "b"]),
-        Batch(size=1, whole_because="no argument has a batch dimension", is_countable=False),
+        SampleBatch(size=1, whole_because="no argument has a batch dimension", is_countable=False),
     ),
     (
         _inputs(input_ids=_ids[:1], cu_seq_lens_q=torch.tensor([0, 2, 3])),
-        Batch(size=1, whole_because="samples are packed into one row (cu_seq_lens_q is passed)"),
+        SampleBatch(size=1, whole_because="samples are packed into one row (cu_seq_lens_q is passed)"),
     ),
     (
         _inputs(input_ids=_ids, pixel_values=torch.ones(9, 5)),
-        Batch(size=4, whole_because="pixel_values has 9 rows for 4 samples"),
+        SampleBatch(size=4, whole_because="pixel_values has 9 rows for 4 samples"),
     ),
     (
         _inputs(input_ids=_ids, inputs={"image_grid_thw": torch.ones(2, 3)}),
-        Batch(size=4, whole_because="image_grid_thw has 2 rows for 4 samples"),
+        SampleBatch(size=4, whole_because="image_grid_thw has 2 rows for 4 samples"),
     ),
-    (_inputs(input_ids=_ids, pixel_values=torch.ones(4, 5)), Batch(size=4)),
+    (_inputs(input_ids=_ids, pixel_values=torch.ones(4, 5)), SampleBatch(size=4)),
     (
         _inputs(inputs_embeds=torch.ones(4, 3, requires_grad=True)),
-        Batch(size=4, whole_because="inputs_embeds has a gradient of its own"),
+        SampleBatch(size=4, whole_because="inputs_embeds has a gradient of its own"),
     ),
     (
         _inputs(input_ids=_ids, past_key_values=object()),
-        Batch(size=4, whole_because="past_key_values are passed"),
+        SampleBatch(size=4, whole_because="past_key_values are passed"),
     ),
 ]
 
 
 @pytest.mark.parametrize(("inputs", "expected"), _CASES)
-def test_the_batch(inputs: Inputs, expected: Batch) -> None:
+def test_the_batch(inputs: Inputs, expected: SampleBatch) -> None:
     assert batch_of(inputs) == expected
 
 

@@ -9,18 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from split_models import assert_equal, gradients, split, tiny
 
 Tiny = Callable[..., Any]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5", "lora"])
-def test_gradients_are_those_of_the_dropout_that_the_script_saw(
-    name: str,
-    tiny: Tiny,
-    split: Callable[..., Any],
-    gradients: Callable[..., Any],
-    assert_equal: Callable[..., None],
-) -> None:
+def test_gradients_are_those_of_the_dropout_that_the_script_saw(name: str) -> None:
     model, batch = tiny(name, dropout=True)
     shift = name != "t5"
     counts = [int((batch["labels"][row : row + 2, shift:] != -100).sum()) for row in (0, 2, 4)]
@@ -46,7 +41,7 @@ def test_gradients_are_those_of_the_dropout_that_the_script_saw(
     assert torch.equal(torch.rand(3), last_draw)
 
 
-def test_every_generator_is_put_back(split: Callable[..., Any]) -> None:
+def test_every_generator_is_put_back() -> None:
     class Random(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -67,7 +62,7 @@ def test_every_generator_is_put_back(split: Callable[..., Any]) -> None:
     assert now not in (first, second)
 
 
-def test_looking_at_logits_and_checking_draw_nothing(tiny: Tiny, split: Callable[..., Any]) -> None:
+def test_looking_at_logits_and_checking_draw_nothing() -> None:
     model, batch = tiny("gpt2", dropout=True)
     made = split(model)
     made.backward(model(**batch).loss)
@@ -83,9 +78,7 @@ def test_looking_at_logits_and_checking_draw_nothing(tiny: Tiny, split: Callable
     assert loss.item() == pytest.approx(shifted.item(), rel=1e-5)
 
 
-def test_autocast_of_the_script_reaches_the_second_run(
-    tiny: Tiny, split: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Callable[..., None]
-) -> None:
+def test_autocast_of_the_script_reaches_the_second_run() -> None:
     model, batch = tiny("vit")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         (model(**batch).loss * 1.0).backward()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from split_models import assert_equal, gradients, split, tiny
 from transformers.modeling_outputs import CausalLMOutput
 
 from zerofit.core.errors import UserError
@@ -67,14 +68,7 @@ _STEPS = {
 
 @pytest.mark.parametrize("steps", _STEPS.values(), ids=_STEPS)
 @pytest.mark.parametrize("name", ["gpt2", "vit"])
-def test_every_rank_runs_as_many_micro_batches(
-    name: str,
-    steps: Any,
-    tiny: Tiny,
-    split: Callable[..., Any],
-    gradients: Callable[..., Any],
-    assert_equal: Callable[..., None],
-) -> None:
+def test_every_rank_runs_as_many_micro_batches(name: str, steps: Any) -> None:
     ranks = _Ranks()
     wholes = [tiny(name)[0] for _ in (0, 1)]
     batch = tiny(name)[1]
@@ -104,13 +98,7 @@ def test_every_rank_runs_as_many_micro_batches(
 
 
 @pytest.mark.parametrize("sample", [0, 2])
-def test_no_rank_goes_backward_early_with_a_loss_that_is_no_number_on_another(
-    sample: int,
-    tiny: Tiny,
-    split: Callable[..., Any],
-    gradients: Callable[..., Any],
-    assert_equal: Callable[..., None],
-) -> None:
+def test_no_rank_goes_backward_early_with_a_loss_that_is_no_number_on_another(sample: int) -> None:
     ranks = _Ranks()
     whole, batch = tiny("vit")
     whole(**batch).loss.backward()
@@ -130,7 +118,7 @@ def test_no_rank_goes_backward_early_with_a_loss_that_is_no_number_on_another(
         loss = made.model(**(broken if rank == 1 else batch)).loss
         assert loss.isnan() == (rank == 1)
         counts[rank].append(len(made.boundaries))
-        made.splitter.settle()  # the script skips this step on all ranks
+        made.waiting.settle()  # the script skips this step on all ranks
         counts[rank].append(len(made.boundaries))
         made.backward(made.model(**batch).loss)
         found[rank] = gradients(made.model)
@@ -149,7 +137,7 @@ def _alone(numbers: list[int]) -> list[int]:
 
 @pytest.mark.parametrize(("runs_alone", "num_forwards"), [(True, 3), (False, 0)])
 def test_outputs_come_without_a_forward_pass_where_a_rank_cannot_run_it_alone(
-    runs_alone: bool, num_forwards: int, tiny: Tiny, split: Callable[..., Any]
+    runs_alone: bool, num_forwards: int
 ) -> None:
     model, batch = tiny("vit")
     expected = model(**batch).logits
@@ -162,7 +150,7 @@ def test_outputs_come_without_a_forward_pass_where_a_rank_cannot_run_it_alone(
 
 
 def test_outputs_that_nobody_looks_at_are_kept_on_the_host_in_the_first_passes_only(
-    tiny: Tiny, split: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("zerofit.training.micro_batches.splitter._PASSES_KEPT", 2)
     model, batch = tiny("gpt2")
@@ -185,15 +173,13 @@ def test_outputs_that_nobody_looks_at_are_kept_on_the_host_in_the_first_passes_o
         if not num_moved:
             assert sum(one() is not None for one in logits) <= 1  # the last one waits with its graph
         made.backward(outputs.loss)
-    assert made.splitter.is_waiting
+    assert made.waiting.is_any
     with pytest.raises(UserError) as error:
         _ = outputs.logits
     assert (error.value.rule, error.value.found) == ("output-read-late", "outputs.logits")
 
 
-def test_an_output_that_cannot_be_joined_is_refused_only_when_the_script_looks_at_it(
-    split: Callable[..., Any],
-) -> None:
+def test_an_output_that_cannot_be_joined_is_refused_only_when_the_script_looks_at_it() -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -213,7 +199,7 @@ def test_an_output_that_cannot_be_joined_is_refused_only_when_the_script_looks_a
         _ = outputs.logits
 
 
-def test_all_pieces_but_the_last_keep_their_gradients(tiny: Tiny, split: Callable[..., Any]) -> None:
+def test_all_pieces_but_the_last_keep_their_gradients() -> None:
     inside = []
     synced: list[bool] = []
 
@@ -235,13 +221,7 @@ def test_all_pieces_but_the_last_keep_their_gradients(tiny: Tiny, split: Callabl
         assert synced[-len(expected) :] == expected
 
 
-def test_distributed_data_parallel_reduces_once(
-    tiny: Tiny,
-    split: Callable[..., Any],
-    gradients: Callable[..., Any],
-    assert_equal: Callable[..., None],
-    tmp_path: Any,
-) -> None:
+def test_distributed_data_parallel_reduces_once(tmp_path: Any) -> None:
     model, batch = tiny("vit")
     (model(**batch).loss * 3).backward()
     expected = {f"module.{name}": one for name, one in gradients(model).items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from split_models import assert_equal, gradients, split
 
 from zerofit.core.errors import UserError
-from zerofit.training.changes import Changes
-from zerofit.training.micro_batches import Splitter
-from zerofit.training.micro_batches.installing import replace_forward
 
 
 class _Words(torch.nn.Module):
@@ -72,15 +69,12 @@ def test_any_batch_size_micro_batch_and_labels(data: Any, kind: str, size: int, 
     whole = model(**batch)["loss"]
     whole.backward()
     expected = torch.cat([one.grad.flatten() for one in model.parameters()])
-    splitter = Splitter(
-        model, micro_batch_size=most, no_sync=contextlib.nullcontext, changes=Changes(announce=False)
-    )
-    replace_forward(model, splitter)
+    made = split(model, most)
     for _ in range(3):
         model.zero_grad()
         loss = model(**batch)["loss"]
         assert loss.item() == pytest.approx(whole.item(), rel=1e-5)
-        splitter.backward(loss, run=lambda piece, _: piece.backward(), is_boundary=True)
+        made.backward(loss)
         found = torch.cat([one.grad.flatten() for one in model.parameters()])
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
 
@@ -92,9 +86,7 @@ def _batch(num_ignored: tuple[int, ...]) -> dict[str, Any]:
     return {"input_ids": torch.randint(0, 7, labels.shape), "labels": labels}
 
 
-def test_a_weighting_that_the_first_batch_cannot_tell_is_checked_when_one_can(
-    split: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Callable[..., None]
-) -> None:
+def test_a_weighting_that_the_first_batch_cannot_tell_is_checked_when_one_can() -> None:
     torch.manual_seed(0)
     model = _Words(_mean_of_samples)
     made = split(model)
@@ -110,12 +102,7 @@ def test_a_weighting_that_the_first_batch_cannot_tell_is_checked_when_one_can(
 
 
 @pytest.mark.parametrize("honours", [True, False])
-def test_num_items_in_batch(
-    honours: bool,
-    split: Callable[..., Any],
-    gradients: Callable[..., Any],
-    assert_equal: Callable[..., None],
-) -> None:
+def test_num_items_in_batch(honours: bool) -> None:
     def loss_of(logits: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
         return _total(logits, labels, num_items_in_batch) if honours else _mean(logits, labels)
 
@@ -130,9 +117,7 @@ def test_num_items_in_batch(
         assert_equal(gradients(model), whole)
 
 
-def test_a_micro_batch_without_labels_counts_nothing(
-    split: Callable[..., Any], gradients: Callable[..., Any], assert_equal: Callable[..., None]
-) -> None:
+def test_a_micro_batch_without_labels_counts_nothing() -> None:
     torch.manual_seed(0)
     model, batch = _Words(_mean), _batch((0, 0, 1, 2, 6, 6))
     model(**batch)["loss"].backward()
@@ -143,14 +128,14 @@ def test_a_micro_batch_without_labels_counts_nothing(
         assert_equal(gradients(model), expected)
 
 
-def test_a_batch_without_labels_has_no_loss_as_without_splitting(split: Callable[..., Any]) -> None:
+def test_a_batch_without_labels_has_no_loss_as_without_splitting() -> None:
     model = _Words(_mean)
     made = split(model)
     made.backward(model(**_batch((0, 0, 1, 2)))["loss"])
     assert model(**_batch((6, 6, 6, 6)))["loss"].isnan()
 
 
-def test_a_loss_that_is_no_mean_is_refused(split: Callable[..., Any]) -> None:
+def test_a_loss_that_is_no_mean_is_refused() -> None:
     model = _Words(lambda logits, labels: logits.flatten(1).std(0).mean())
     split(model)
     with pytest.raises(UserError) as error:

@@ -11,10 +11,10 @@ from zerofit.core.errors import UserError
 from zerofit.training.trainer.trainer_batches import Batches, batches_under
 
 if TYPE_CHECKING:
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 
-def under(*plan: int | None, trainer_accumulates: bool = False) -> Settings:
+def under(*plan: int | None, trainer_accumulates: bool = False) -> AppliedSettings:
     """Return settings of (micro-batch, accumulation, global batch that was asked for)."""
     micro_batch_size, steps, asked = (*plan, None, None, None)[:3]
     return settings(

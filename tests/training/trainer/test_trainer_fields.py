@@ -14,16 +14,16 @@ from zerofit.core.errors import UserError
 from zerofit.core.strategy import OptimizerName, Precision
 from zerofit.core.upstream.transformers import field_names
 from zerofit.training.trainer.trainer_fields import apply
-from zerofit.training.trainer.trainer_hooks import hook_arguments
+from zerofit.training.trainer.trainer_hooks import install_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from zerofit.training.changes import Changes
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
-Made = tuple[Any, "Changes", "Settings"]
+Made = tuple[Any, "Changes", "AppliedSettings"]
 """A class of TrainingArguments under a plan, what was changed, and the plan's settings."""
 
 
@@ -42,7 +42,7 @@ def under(tmp_path: Path) -> Callable[..., Made]:
                     **{"output_dir": str(tmp_path), "report_to": "none", "use_cpu": True, **kwargs}
                 )
 
-        hook_arguments(Planned, wanted, changes)
+        install_arguments(Planned, wanted, changes)
         return Planned, changes, wanted
 
     return make
@@ -55,7 +55,6 @@ CASES = [
     ({"micro_batch_size": 2}, {"auto_find_batch_size": True}, "auto_find_batch_size", False),
     ({}, {"auto_find_batch_size": True}, "auto_find_batch_size", True),
     ({"gradient_clipping": 0.3}, {}, "max_grad_norm", 0.3),
-    ({"gradient_checkpointing": True}, {}, "activation_checkpointing", True),
     ({"gradient_checkpointing": True}, {}, "activation_checkpointing_kwargs", {"use_reentrant": False}),
     ({"gradient_checkpointing": False}, {"gradient_checkpointing": True}, "activation_checkpointing", False),
     ({"gradient_checkpointing": True}, {}, "gradient_checkpointing", True),
@@ -115,13 +114,18 @@ def test_what_is_changed_is_said() -> None:
     from transformers import TrainingArguments
 
     changes = quiet()
-    arguments = TrainingArguments(use_cpu=True, report_to="none", auto_find_batch_size=True)
-    apply(arguments, settings(micro_batch_size=4, trainer_accumulates=True), changes)
+    own = {"optim": "sgd", "learning_rate": 0.1, "auto_find_batch_size": True}
+    arguments = TrainingArguments(use_cpu=True, report_to="none", **own)
+    plan = settings(micro_batch_size=4, trainer_accumulates=True, optimizer=OptimizerName.ADAMW)
+    apply(arguments, plan, changes)
     assert changes.lines == (
+        "TrainingArguments.optim is adamw_torch_fused; the script says sgd",
         "TrainingArguments.per_device_train_batch_size is 4; the script says 8",
         "TrainingArguments.gradient_accumulation_steps is 2; the script says 1",
         "TrainingArguments.auto_find_batch_size is False; the script says True, which would change the "
         "global batch",
+        "the learning rate of 0.1 is the script's, for sgd; at the same rate adamw_torch_fused takes steps "
+        "of another size, and may need another",
     )
 
 
@@ -146,15 +150,6 @@ def test_betas_go_to_an_optimizer_of_their_own_kind(
     arguments = made(optim=optim, **OWN_BETAS)
     apply(arguments, wanted, quiet())
     assert (arguments.adam_beta1, arguments.adam_beta2) == betas
-
-
-def test_a_learning_rate_of_another_kind_is_told(under: Callable[..., Made]) -> None:
-    made, changes, _ = under(optimizer=OptimizerName.ADAMW)
-    made(optim="sgd", learning_rate=0.1)
-    assert changes.lines[-1] == (
-        "the learning rate of 0.1 is the script's, for sgd; at the same rate adamw_torch_fused takes steps "
-        "of another size, and may need another"
-    )
 
 
 def test_copies_are_not_planned_twice(under: Callable[..., Made]) -> None:
@@ -203,7 +198,7 @@ def test_arguments_from_a_command_line_and_from_files_are_planned(
     from transformers import HfArgumentParser, TrainingArguments
 
     monkeypatch.setattr(TrainingArguments, "__post_init__", TrainingArguments.__post_init__)
-    hook_arguments(TrainingArguments, settings(micro_batch_size=2, trainer_accumulates=True), quiet())
+    install_arguments(TrainingArguments, settings(micro_batch_size=2, trainer_accumulates=True), quiet())
     file = tmp_path / "args.yaml"
     file.write_text(
         f"output_dir: {tmp_path}\nper_device_train_batch_size: 6\nuse_cpu: true\nreport_to: none\n"
@@ -220,8 +215,10 @@ def test_arguments_from_a_command_line_and_from_files_are_planned(
 def test_a_batch_of_all_ranks_together_is_planned_as_such(
     under: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, _, wanted = under()
+    made, _, _ = under()
     arguments = made(accelerator_config={"split_batches": True}, per_device_train_batch_size=16)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    apply(arguments, dataclasses.replace(wanted, micro_batch_size=4), quiet())
+    apply(
+        arguments, settings(precision_is_default=False, trainer_accumulates=True, micro_batch_size=4), quiet()
+    )
     assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (8, 2)

@@ -1,26 +1,125 @@
-"""The file of `accelerate config` and the launcher's flags to settings: a flag wins over the file."""
+"""What `accelerate launch` makes of its file and its flags: a flag wins over the file."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.launch_values import (
-    DEEPSPEED_SECTION,
-    Launch,
-    launch_value,
-    named_deepspeed_file,
-    whether_deepspeed,
-    whole_number,
-)
-from zerofit.checking.situation import Settings
+from zerofit.checking.situation import RunSettings
 from zerofit.core.command import Launcher
 from zerofit.core.plan import Topology
-from zerofit.core.setting import Said
+from zerofit.core.setting import Confidence, Said
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
 
 if TYPE_CHECKING:
+    from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document
     from zerofit.core.command import LaunchCommand
+
+DEEPSPEED_SECTION = "deepspeed_config"
+IN_DEEPSPEED_FILE = {
+    "zero_stage": ("zero_optimization", "stage"),
+    "offload_optimizer_device": ("zero_optimization", "offload_optimizer", "device"),
+    "offload_param_device": ("zero_optimization", "offload_param", "device"),
+    "offload_optimizer_nvme_path": ("zero_optimization", "offload_optimizer", "nvme_path"),
+    "offload_param_nvme_path": ("zero_optimization", "offload_param", "nvme_path"),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
+    "gradient_clipping": ("gradient_clipping",),
+    "zero3_save_16bit_model": ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
+}
+"""Where each setting of accelerate stands in the DeepSpeed file (accelerate/utils/dataclasses.py)."""
+DYNAMO_BACKEND = (("dynamo_config", "dynamo_backend"), ("dynamo_config", "backend"), ("dynamo_backend",))
+"""Where the backend of torch.compile may stand in accelerate's file."""
+_WHOLE = re.compile(r"[0-9]{1,18}")
+_OTHER_PARADIGMS = ("multi_gpu", "tpu", "tpu_cluster", "use_fsdp", "use_megatron_lm")
+"""Flags with which `accelerate launch` does not look at the file's distributed_type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchLayers:
+    """The file and the flags of one `accelerate launch`."""
+
+    file: Document | None
+    command: LaunchCommand | None
+
+
+def launch_of(situation: Situation) -> LaunchLayers | None:
+    """Return what goes through `accelerate launch`; None where nothing does."""
+    command = situation.command
+    if command is not None and command.launcher is not Launcher.ACCELERATE:
+        return None
+    if command is None and situation.accelerate is None:
+        return None
+    if situation.accelerate is not None and is_for_sagemaker(situation.accelerate):
+        return None
+    return LaunchLayers(file=situation.accelerate, command=command)
+
+
+def is_for_sagemaker(file: Document) -> bool:
+    """Return whether a file is for Amazon SageMaker, which has other keys and another launcher."""
+    return bool(file.value("compute_environment") == "AMAZON_SAGEMAKER")
+
+
+def is_literal(value: str | None) -> bool:
+    """Return whether a value stands there as it is: no variable of the shell, no blank to be filled in."""
+    return value is not None and not any(sign in value for sign in "$<>{}`")
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a number of the file, or a flag's text, as a whole number; None where it is none."""
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        return int(value)
+    is_count = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**18
+    return value if is_count else None
+
+
+def launch_value(launch: LaunchLayers, name: str) -> Said[Any] | None:
+    """Return a setting as it counts: of the flag, of the file, or None where neither has it."""
+    flag = launch.command.find(name) if launch.command else None
+    if flag is not None:
+        return Said(value=flag.value, text=flag.text)
+    if launch.file is None:
+        return None
+    return launch.file.said(DEEPSPEED_SECTION, name) or launch.file.said(name)
+
+
+def launch_of_deepspeed(situation: Situation) -> tuple[LaunchLayers, Said[bool]] | None:
+    """Return an `accelerate launch` that runs DeepSpeed, and what says so; None where none is known to."""
+    launch = launch_of(situation)
+    deepspeed = whether_deepspeed(launch) if launch else None
+    return (launch, deepspeed) if launch and deepspeed and deepspeed.value else None
+
+
+def named_deepspeed_file(launch: LaunchLayers) -> Said[str] | None:
+    """Return the DeepSpeed file that the flags or the file name."""
+    said = launch_value(launch, "deepspeed_config_file")
+    if said is None or not isinstance(said.value, str) or said.value in ("", "none"):
+        return None
+    return said
+
+
+def whether_deepspeed(launch: LaunchLayers) -> Said[bool] | None:
+    """Return whether `accelerate launch` runs DeepSpeed, and what says so.
+
+    Without a file the launcher reads the one that `accelerate config` wrote into the user's home; that one is
+    taken to be missing, and the answer is then only likely. None where the file does not say it either.
+    """
+    command, file = launch.command, launch.file
+    if command is not None:
+        chosen = command.find("cpu", *_OTHER_PARADIGMS)
+        if chosen is not None:
+            return Said(value=False, text=chosen.text)
+        flag = command.find("use_deepspeed")
+        if flag is not None:
+            return Said(value=True, text=flag.text)
+    if file is None:
+        return Said(value=False, text="no --use_deepspeed", confidence=Confidence.LIKELY)
+    said = file.said("distributed_type")
+    if said is None or (said.value != "DEEPSPEED" and str(said.value).upper() == "DEEPSPEED"):
+        return None  # accelerate refuses the file
+    return replace(said, value=said.value == "DEEPSPEED")
+
 
 _DEFAULT_STAGE = 2
 """accelerate/utils/dataclasses.py, DeepSpeedPlugin.__post_init__."""
@@ -29,7 +128,7 @@ _NO_FOLDER = "none"
 _PRECISIONS = {"no": Precision.FP32, "fp16": Precision.FP16, "bf16": Precision.BF16}
 
 
-def settings_of_accelerate(file: Document | None, command: LaunchCommand | None) -> Settings | None:
+def settings_of_accelerate(file: Document | None, command: LaunchCommand | None) -> RunSettings | None:
     """Return what the file and the flags come to by themselves.
 
     Args:
@@ -42,112 +141,91 @@ def settings_of_accelerate(file: Document | None, command: LaunchCommand | None)
     """
     if file is None and (command is None or command.launcher is not Launcher.ACCELERATE):
         return None
-    launch = Launch(file=file, command=command)
-    names = _names(launch)
+    launch = LaunchLayers(file=file, command=command)
+    settings = RunSettings(names=_names(launch), precision=_precision(launch))
     uses_deepspeed = whether_deepspeed(launch)
     if uses_deepspeed is None:
-        return Settings(names=names, precision=_precision(launch))
+        return settings
+    # What is only likely here is certain enough for what a whole run comes to.
     engine = Said(
         value=Engine.DEEPSPEED if uses_deepspeed.value else Engine.NATIVE,
         text=uses_deepspeed.text,
         place=uses_deepspeed.place,
     )
+    settings = replace(settings, engine=engine)
     if not uses_deepspeed.value:
         nothing = Said(value=OffloadDevice.NONE, text=engine.text)
-        return Settings(
-            names=names,
-            engine=engine,
-            zero_stage=Said(value=ZeroStage.NOTHING, text=engine.text, place=engine.place),
-            optimizer_offload=nothing,
-            param_offload=nothing,
-            precision=_precision(launch),
-        )
+        stage = Said(value=ZeroStage.NOTHING, text=engine.text, place=engine.place)
+        return replace(settings, zero_stage=stage, optimizer_offload=nothing, param_offload=nothing)
     if named_deepspeed_file(launch) is not None:
-        return Settings(names=names, engine=engine, precision=_precision(launch))
-    return Settings(
-        names=names,
-        engine=engine,
+        return settings
+    return replace(
+        settings,
         zero_stage=_stage(launch),
         optimizer_offload=_offload(launch, "offload_optimizer_device"),
         param_offload=_offload(launch, "offload_param_device"),
         optimizer_nvme_path=_folder(launch, "offload_optimizer_nvme_path"),
         param_nvme_path=_folder(launch, "offload_param_nvme_path"),
-        precision=_precision(launch),
         force_cpu_optimizer=Said(value=True, text="no zero_force_ds_cpu_optimizer"),
     )
 
 
 def topology_of_launch(file: Document | None, command: LaunchCommand | None) -> Topology | None:
     """Return the ranks that a launch starts, where the file and the flags say it; None where they do not."""
+    on_cpu, per_node = False, 1
     if command is not None and command.launcher in (Launcher.TORCHRUN, Launcher.DEEPSPEED):
-        return _topology_of_flags(command)
-    if file is None and (command is None or command.launcher is not Launcher.ACCELERATE):
+        if command.launcher is Launcher.DEEPSPEED and command.find("hostfile", "include"):
+            return None
+        nodes = command.find("nnodes", "num_nodes")
+        ranks = command.find("nproc_per_node", "num_gpus")
+        num_nodes = whole_number(nodes.value) if nodes else 1
+        world_size = whole_number(ranks.value) if ranks else None
+        per_node = num_nodes or 1
+    elif file is None and (command is None or command.launcher is not Launcher.ACCELERATE):
         return None
-    launch = Launch(file=file, command=command)
-    num_processes = launch_value(launch, "num_processes")
-    num_machines = launch_value(launch, "num_machines")
-    on_cpu = command is not None and command.find("cpu") is not None
-    return _topology(
-        whole_number(num_processes.value) if num_processes else None,
-        whole_number(num_machines.value) if num_machines else 1,
-        on_cpu=on_cpu,
-    )
-
-
-def _topology_of_flags(command: LaunchCommand) -> Topology | None:
-    nodes = command.find("nnodes", "num_nodes")
-    ranks = command.find("nproc_per_node", "num_gpus")
-    num_nodes = whole_number(nodes.value) if nodes else 1
-    if command.launcher is Launcher.DEEPSPEED and (command.find("hostfile") or command.find("include")):
+    else:
+        launch = LaunchLayers(file=file, command=command)
+        processes, machines = launch_value(launch, "num_processes"), launch_value(launch, "num_machines")
+        num_nodes = whole_number(machines.value) if machines else 1
+        world_size = whole_number(processes.value) if processes else None
+        on_cpu = command is not None and command.find("cpu") is not None
+    if not world_size or not num_nodes or min(world_size, num_nodes) < 1 or world_size * per_node % num_nodes:
         return None
-    ranks_per_node = whole_number(ranks.value) if ranks else None
-    if num_nodes is None or ranks_per_node is None:
-        return None
-    return _topology(num_nodes * ranks_per_node, num_nodes, on_cpu=False)
+    return Topology(num_nodes=num_nodes, world_size=world_size * per_node, on_cpu=on_cpu)
 
 
-def _topology(world_size: int | None, num_nodes: int | None, *, on_cpu: bool) -> Topology | None:
-    if world_size is None or num_nodes is None or world_size < 1 or num_nodes < 1 or world_size % num_nodes:
-        return None
-    return Topology(num_nodes=num_nodes, world_size=world_size, on_cpu=on_cpu)
-
-
-def _stage(launch: Launch) -> Said[ZeroStage] | None:
+def _stage(launch: LaunchLayers) -> Said[ZeroStage] | None:
     said = launch_value(launch, "zero_stage")
     if said is None:
         return Said(value=ZeroStage(_DEFAULT_STAGE), text=f"no zero_stage, which makes it {_DEFAULT_STAGE}")
     value = whole_number(said.value)
     if value is None or value not in tuple(ZeroStage):
         return None
-    return Said(value=ZeroStage(value), text=said.text, place=said.place)
+    return replace(said, value=ZeroStage(value))
 
 
-def _offload(launch: Launch, key: str) -> Said[OffloadDevice] | None:
+def _offload(launch: LaunchLayers, key: str) -> Said[OffloadDevice] | None:
     said = launch_value(launch, key)
     if said is None or said.value is None:
         return Said(value=OffloadDevice.NONE, text=f"no {key}")
     device = str(said.value).lower()
-    if device not in tuple(OffloadDevice):
-        return None
-    return Said(value=OffloadDevice(device), text=said.text, place=said.place)
+    return replace(said, value=OffloadDevice(device)) if device in tuple(OffloadDevice) else None
 
 
-def _folder(launch: Launch, key: str) -> Said[str | None]:
-    said = launch_value(launch, key)
-    if said is None:
-        return Said(value=_NO_FOLDER, text=f"no {key}")
-    return Said(value=_NO_FOLDER, text=said.text, place=said.place)
+def _folder(launch: LaunchLayers, key: str) -> Said[str | None]:
+    said = launch_value(launch, key) or Said(value=None, text=f"no {key}")
+    return replace(said, value=_NO_FOLDER)
 
 
-def _precision(launch: Launch) -> Said[Precision | None] | None:
+def _precision(launch: LaunchLayers) -> Said[Precision | None] | None:
     said = launch_value(launch, "mixed_precision")
     if said is None or said.value is None:
         return Said(value=None, text="no mixed_precision")
     precision = _PRECISIONS.get(said.value.lower()) if isinstance(said.value, str) else None
-    return Said(value=precision, text=said.text, place=said.place) if precision else None
+    return replace(said, value=precision) if precision else None
 
 
-def _names(launch: Launch) -> dict[str, str]:
+def _names(launch: LaunchLayers) -> dict[str, str]:
     """Return how the user spells each setting: as keys of the file where there is one, as flags where not."""
     keys = {
         "zero_stage": "zero_stage",

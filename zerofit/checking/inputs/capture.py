@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.inputs.optimizer_ids import optimizer_of_class
-from zerofit.checking.inputs.precision import precision_of
-from zerofit.checking.trainer_settings import DEFAULTS, TrainerSettings
+from zerofit.checking.inputs.optimizer import optimizer_of_class
+from zerofit.checking.inputs.situations import precision_of
+from zerofit.checking.situation import DEFAULTS, TrainerSettings
 from zerofit.core.command import Route
 from zerofit.core.request import FLAGS
 from zerofit.core.setting import Confidence, Said
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from zerofit.checking.situation import Settings, Situation
+    from zerofit.checking.situation import RunSettings, Situation
     from zerofit.core.capture import Capture
     from zerofit.core.strategy import Precision
     from zerofit.scripts.facts import ScriptFacts
@@ -74,7 +74,9 @@ def _fields(known: TrainerSettings, capture: Capture) -> Iterator[tuple[str, Sai
             yield name, Said(value=value, text=f"TrainingArguments.{name}={value}", place=place)
 
 
-def _precision(situation: Situation, settings: Settings, capture: Capture) -> Said[Precision | None] | None:
+def _precision(
+    situation: Situation, settings: RunSettings, capture: Capture
+) -> Said[Precision | None] | None:
     if situation.deepspeed is not None:
         trainer = situation.trainer if capture.route is Route.TRAINER else None
         said = _captured_precision(capture)

@@ -9,27 +9,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.inputs.command_line import read_command
-from zerofit.checking.inputs.join import situations
-from zerofit.checking.inputs.named_files import (
-    named_by_accelerate,
-    named_by_arguments,
-    named_by_command,
-    named_by_source,
-)
+from zerofit.checking.inputs.named_files import named_files
+from zerofit.checking.inputs.situations import situations
 from zerofit.checking.inputs.strategy import situation_of_strategy
 from zerofit.checking.targets import TargetFile, Targets
 from zerofit.configs.document import FileKind, Format
-from zerofit.configs.text import Unreadable, read_document
-from zerofit.configs.text.unreadable import broken_file
+from zerofit.configs.text.read import read_document
+from zerofit.core.errors import Unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from zerofit.checking.rule import Example
     from zerofit.checking.situation import Situation
     from zerofit.configs.schema import Schemas
     from zerofit.core.facts import Versions
-    from zerofit.core.setting import Said
 
 DEEPSPEED_FILE = "ds_config.json"
 ACCELERATE_FILE = "accelerate.yaml"
@@ -76,7 +68,7 @@ def _targets(example: Example, schemas: Schemas, versions: Versions) -> Targets:
     arguments = tuple(shlex.split(example.arguments))
     command = read_command([*words, *arguments], launch_flags=schemas.accelerate_launch.root)
     missing = []
-    for kind, said in _named(files, command, arguments):
+    for kind, said, _ in named_files(command, arguments, files):
         if said.value in files:
             files[said.value] = replace(files[said.value], kind=kind, named_by=said)
         else:
@@ -94,22 +86,6 @@ def _targets(example: Example, schemas: Schemas, versions: Versions) -> Targets:
     )
 
 
-def _named(
-    files: Mapping[str, TargetFile], command: Any, arguments: tuple[str, ...]
-) -> Iterator[tuple[FileKind, Said[str]]]:
-    if command is not None:
-        yield from named_by_command(command)
-    for said in named_by_arguments(arguments):
-        yield FileKind.DEEPSPEED, said
-    for file in files.values():
-        if file.source is not None:
-            for said in named_by_source(file.name, file.source):
-                yield FileKind.DEEPSPEED, said
-        if file.document is not None and file.kind is FileKind.ACCELERATE:
-            for said in named_by_accelerate(file.document):
-                yield FileKind.DEEPSPEED, said
-
-
 _KINDS = {
     DEEPSPEED_FILE: FileKind.DEEPSPEED,
     ACCELERATE_FILE: FileKind.ACCELERATE,
@@ -124,7 +100,7 @@ def _file(name: str, text: str) -> TargetFile:
     try:
         return TargetFile(name=name, kind=kind, document=read_document(text, name=name))
     except Unreadable as error:
-        return TargetFile(name=name, kind=kind, broken=broken_file(name, kind, error))
+        return TargetFile(name=name, kind=kind, broken=error)
 
 
 def _text(content: Mapping[str, Any] | str, format: Format) -> str:  # noqa: A002 - the field's word

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerofit.configs.document import FileKind
-from zerofit.configs.text import Unreadable
 from zerofit.core.command import Launcher
+from zerofit.core.errors import Unreadable
 from zerofit.core.setting import Confidence, Place, Said
 from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from zerofit.checking.targets import TargetFile
     from zerofit.configs.document import Document
     from zerofit.core.command import LaunchCommand
-    from zerofit.scripts.facts import ScriptFacts
 
 _SCRIPT_FLAGS = ("deepspeed", "deepspeed_config")
 """Trainer's argument, and that of scripts which follow DeepSpeed's own examples."""
@@ -26,6 +26,29 @@ _KEYWORDS = (
     (Action.MAKE_PLUGIN, "hf_ds_config"),
 )
 """Arguments of calls in a script that take the file, beside TrainingArguments."""
+
+
+def named_files(
+    command: LaunchCommand | None, arguments: Sequence[str], files: Mapping[str, TargetFile]
+) -> Iterator[tuple[FileKind, Said[str], TargetFile | None]]:
+    """Yield each configuration that is named, what it is, and the file that names it; None for the user.
+
+    Args:
+        command: the launcher's command line.
+        arguments: the script's own.
+        files: what was read, by any name; looked at when all that command and arguments name was asked for.
+    """
+    for kind, said in named_by_command(command) if command else ():
+        yield kind, said, None
+    for said in named_by_arguments(arguments):
+        yield FileKind.DEEPSPEED, said, None
+    for file in tuple(files.values()):
+        if file.source is not None:
+            for said in named_by_source(file.name, file.source):
+                yield FileKind.DEEPSPEED, said, file
+        if file.document is not None and file.kind is FileKind.ACCELERATE:
+            for said in named_by_accelerate(file.document):
+                yield FileKind.DEEPSPEED, said, file
 
 
 def named_by_command(command: LaunchCommand) -> Iterator[tuple[FileKind, Said[str]]]:
@@ -41,45 +64,47 @@ def named_by_command(command: LaunchCommand) -> Iterator[tuple[FileKind, Said[st
 
 def named_by_arguments(arguments: Sequence[str]) -> Iterator[Said[str]]:
     """Yield the DeepSpeed configuration that a script's arguments name, or hold as JSON text."""
-    for number, argument in enumerate(arguments):
+    # Behind --deepspeed may stand the next flag: in DeepSpeed's own examples it is a switch.
+    for said in _values_of(_SCRIPT_FLAGS, arguments):
+        if not said.value.startswith("-") or said.text.endswith(f"={said.value}"):
+            yield said
+
+
+def resumed_from(arguments: Sequence[str]) -> str | None:
+    """Return the folder that a script's arguments say to resume from, by the name that Trainer gives it."""
+    return next((said.value for said in _values_of(("resume_from_checkpoint",), arguments)), None)
+
+
+def _values_of(names: tuple[str, ...], arguments: Sequence[str]) -> Iterator[Said[str]]:
+    """Yield the value of each argument of these names, where one stands behind it."""
+    for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
         flag, equals, value = argument.partition("=")
-        if not flag.startswith("--") or flag[2:].replace("-", "_") not in _SCRIPT_FLAGS:
-            continue
-        if equals:
-            text = argument
-        else:
-            value = arguments[number + 1] if number + 1 < len(arguments) else ""
-            text = f"{argument} {value}"
-        # Behind --deepspeed may stand the next flag: in DeepSpeed's own examples it is a switch.
-        if value and (equals or not value.startswith("-")):
-            yield Said(value=value, text=text)
+        if flag.startswith("--") and flag[2:].replace("-", "_") in names:
+            said = Said(value=value, text=argument) if equals else None
+            said = said or Said(value=following, text=f"{argument} {following}")
+            if said.value:
+                yield said
 
 
-def named_by_script(script: ScriptFacts) -> Iterator[Said[str]]:
-    """Yield each DeepSpeed configuration that a script's source names by a literal."""
-    keywords = [keyword for keyword in script.training_arguments if keyword.name == "deepspeed"]
-    for action, name in _KEYWORDS:
-        keywords += [
-            keyword for call in script.find(action) for keyword in call.keywords if keyword.name == name
-        ]
-    for keyword in keywords:
-        if isinstance(keyword.value, str):
-            place = Place(file=script.name, line=keyword.line, column=keyword.column)
-            yield Said(value=keyword.value, text=keyword.text, place=place, confidence=Confidence.LIKELY)
-
-
-def named_by_source(name: str, source: str) -> tuple[Said[str], ...]:
-    """Return the DeepSpeed configurations that a script's source names by literals; none of a broken one."""
+def named_by_source(name: str, source: str) -> Iterator[Said[str]]:
+    """Yield the DeepSpeed configurations that a script's source names by literals; none of a broken one."""
     if "deepspeed" not in source.lower():
-        return ()
+        return
     from zerofit.scripts.source.read_script import (
         read_script,  # only where it may name one: it takes its time
     )
 
     try:
-        return tuple(named_by_script(read_script(source, name=name)))
+        script = read_script(source, name=name)
     except Unreadable:
-        return ()
+        return
+    keywords = [keyword for keyword in script.training_arguments if keyword.name == "deepspeed"]
+    for action, taken in _KEYWORDS:
+        keywords += [one for call in script.find(action) for one in call.keywords if one.name == taken]
+    for keyword in keywords:
+        if isinstance(keyword.value, str):
+            place = Place(file=name, line=keyword.line, column=keyword.column)
+            yield Said(value=keyword.value, text=keyword.text, place=place, confidence=Confidence.LIKELY)
 
 
 def named_by_accelerate(document: Document) -> Iterator[Said[str]]:
@@ -90,13 +115,3 @@ def named_by_accelerate(document: Document) -> Iterator[Said[str]]:
     name = entry.plain
     if name not in ("", "none"):  # accelerate's word for no file
         yield Said(value=name, text=f"{entry.key}: {name}", place=document.place(entry.key_span))
-
-
-def resumed_from(arguments: Sequence[str]) -> str | None:
-    """Return the folder that a script's arguments say to resume from, by the name that Trainer gives it."""
-    for number, argument in enumerate(arguments):
-        flag, equals, value = argument.partition("=")
-        if flag.startswith("--") and flag[2:].replace("-", "_") == "resume_from_checkpoint":
-            following = arguments[number + 1] if number + 1 < len(arguments) else ""
-            return value if equals else following or None
-    return None

@@ -1,18 +1,23 @@
-"""zerofit's own flags to a Situation: what `config` and `launch` check before anything is written."""
+"""zerofit's own flags, or a plan and its script, to a Situation."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.situation import Settings, Situation
+from zerofit.checking.inputs.optimizer import optimizer_of
+from zerofit.checking.inputs.training_arguments import trainer_of
+from zerofit.checking.situation import RunSettings, Situation
 from zerofit.core.command import Launcher
+from zerofit.core.errors import Unreadable
 from zerofit.core.request import FLAGS
 from zerofit.core.setting import Said
 from zerofit.core.strategy import OffloadDevice, OptimizerName
 
 if TYPE_CHECKING:
+    from zerofit.checking.targets import Targets
     from zerofit.core.facts import Machine, Versions
-    from zerofit.core.plan import Topology
+    from zerofit.core.plan import Plan, Topology
     from zerofit.core.strategy import Strategy
 
 OPTIMIZER_IDS = {
@@ -60,7 +65,7 @@ def situation_of_strategy(
         text=f"{FLAGS['nvme_path']} {strategy.nvme_path}" if strategy.nvme_path else "no --nvme-path",
     )
     return Situation(
-        settings=Settings(
+        settings=RunSettings(
             names=dict(FLAGS),
             engine=Said(value=strategy.engine, text=f"{FLAGS['engine']} {strategy.engine}"),
             zero_stage=Said(
@@ -91,3 +96,39 @@ def _precision(strategy: Strategy) -> str:
     if strategy.precision is None:
         return f"no {FLAGS['precision']}"
     return f"{FLAGS['precision']} {strategy.precision}"
+
+
+def situation_of_launch(plan: Plan, *, machine: Machine | None, targets: Targets) -> Situation:
+    """Return what a plan and a script come to together.
+
+    Args:
+        plan: what will run.
+        machine: the node that runs it.
+        targets: the script and its arguments; without a script, what a module does stays unknown.
+    """
+    situation = situation_of_strategy(
+        plan.strategy, topology=plan.topology, machine=machine, versions=plan.versions
+    )
+    script = None
+    if targets.scripts:
+        from zerofit.scripts.source.read_script import read_script
+
+        ((name, source),) = targets.scripts
+        try:
+            script = read_script(source, name=name)
+        except Unreadable:
+            script = None  # Python itself will say what is wrong
+    route = script.route if script else None
+    trainer = trainer_of(script, route, targets)
+    settings = situation.settings
+    if settings.optimizer is None:
+        settings = replace(settings, optimizer=optimizer_of(None, trainer, script))
+    return replace(
+        situation,
+        settings=settings,
+        route=route,
+        script=script,
+        trainer=trainer,
+        checkpoint=targets.checkpoint,
+        schemas=targets.schemas,
+    )

@@ -6,8 +6,8 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.trainer_settings import TrainerSettings
-from zerofit.configs.schema import Kind
+from zerofit.checking.situation import TrainerSettings
+from zerofit.configs.schema import ValueKind
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence, Place, Said
 from zerofit.scripts.facts import Action
@@ -15,10 +15,10 @@ from zerofit.scripts.facts import Action
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from zerofit.checking.situation import TrainerSettings
     from zerofit.checking.targets import Targets
-    from zerofit.checking.trainer_settings import TrainerSettings
     from zerofit.configs.schema import Key, Section
-    from zerofit.scripts.facts import Call, Keyword, ScriptFacts
+    from zerofit.scripts.facts import Keyword, ScriptCall, ScriptFacts
 
 # What transformers/hf_argparser.py, string_to_bool, makes of a text.
 _TRUE = ("yes", "true", "t", "y", "1")
@@ -34,7 +34,7 @@ def read_training_arguments(
     arguments: Sequence[str] = (),
     keywords: Sequence[Keyword] = (),
     script: str = "",
-    made: Sequence[Call] = (),
+    made: Sequence[ScriptCall] = (),
 ) -> TrainerSettings:
     """Return what is known of a run's TrainingArguments.
 
@@ -130,11 +130,11 @@ def _converted(key: Key, value: str | None, *, is_negated: bool) -> Any:
     """Return an argument's value as HfArgumentParser converts it; the text itself where it can't."""
     if is_negated:
         return False
-    if Kind.BOOL in key.kinds:
+    if ValueKind.BOOL in key.kinds:
         return _boolean(value)
     if value is None:
         return None
-    numbers: Mapping[Kind, type[int] | type[float]] = {Kind.INTEGER: int, Kind.NUMBER: float}
+    numbers: Mapping[ValueKind, type[int] | type[float]] = {ValueKind.INTEGER: int, ValueKind.NUMBER: float}
     for kind, number in numbers.items():
         if kind in key.kinds:
             try:

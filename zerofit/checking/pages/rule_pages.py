@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.checking.engine import spell
 from zerofit.checking.inputs.example import ACCELERATE_FILE, DEEPSPEED_FILE, SCRIPT_FILE, example_files
-from zerofit.checking.rule import Outcome
+from zerofit.checking.rule import Effect
 from zerofit.core.command import Route
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Lora, Strategy
@@ -34,11 +34,11 @@ _CALLS = {
     Route.NATIVE: "deepspeed.initialize()",
 }
 _SEEN = {
-    Outcome.FAILS: "the run ends in an error",
-    Outcome.HANGS: "the run does not end",
-    Outcome.DIFFERS: "the run ends well, with other weights than it should have",
-    Outcome.IGNORED: "the run ends well, and what was asked for is not what runs",
-    Outcome.COSTS: "the run ends well with the right weights, and it is slower or larger than it could be",
+    Effect.FAILS: "the run ends in an error",
+    Effect.HANGS: "the run does not end",
+    Effect.DIFFERS: "the run ends well, with other weights than it should have",
+    Effect.IGNORED: "the run ends well, and what was asked for is not what runs",
+    Effect.COSTS: "the run ends well with the right weights, and it is slower or larger than it could be",
 }
 
 

@@ -141,3 +141,28 @@ trainer.train()
 trainer.evaluate()
 """
 """A Trainer that trains, and then evaluates."""
+
+
+def optimizer_script(optimizer: str, *, imports: str = "torch") -> str:
+    """Return a small script with Accelerator that trains with an optimizer, for examples.
+
+    Args:
+        optimizer: how the script makes it, from `model`.
+        imports: the module that it comes from, beside torch.
+    """
+    modules = "\n".join(f"import {name}" for name in sorted({"torch", imports}))
+    return (
+        f"{modules}\n"
+        "from accelerate import Accelerator\n"
+        "\n"
+        "accelerator = Accelerator()\n"
+        "torch.manual_seed(0)\n"
+        "model = torch.nn.Linear(32, 32)\n"
+        f"optimizer = {optimizer}\n"
+        "data = torch.utils.data.DataLoader(torch.randn(32, 32), batch_size=4)\n"
+        "model, optimizer, data = accelerator.prepare(model, optimizer, data)\n"
+        "for batch in data:\n"
+        "    accelerator.backward(model(batch).square().mean())\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )

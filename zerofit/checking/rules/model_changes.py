@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.situation import known
 from zerofit.core.facts import GpuSpec, Machine
 from zerofit.core.plan import Topology
@@ -12,7 +13,7 @@ from zerofit.core.strategy import Engine, Lora, Quantization, Strategy, ZeroStag
 from zerofit.core.units import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from zerofit.checking.situation import Situation
 
@@ -34,22 +35,15 @@ def _quantized_at_stage_3(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"--quantize {strategy.quantization} with --zero-stage 3")
 
 
-def _liger_without_gpu(situation: Situation) -> Iterator[Hit]:
-    strategy = situation.strategy
-    if strategy is not None and strategy.liger:
-        yield from _on_cpu(situation, "--liger")
+def _on_cpu(field: str) -> Callable[[Situation], Iterator[Hit]]:
+    """Return a predicate that finds a switch which needs a GPU, where the ranks run on the CPU."""
 
+    def find(situation: Situation) -> Iterator[Hit]:
+        is_on = situation.strategy is not None and getattr(situation.strategy, field)
+        if is_on and known(situation.topology, "whether the ranks run on GPUs").on_cpu:
+            yield Hit(found=f"--{field} with ranks on the CPU")
 
-def _tf32_on_cpu(situation: Situation) -> Iterator[Hit]:
-    strategy = situation.strategy
-    if strategy is not None and strategy.tf32:
-        yield from _on_cpu(situation, "--tf32")
-
-
-def _on_cpu(situation: Situation, flag: str) -> Iterator[Hit]:
-    """Yield a hit where what a flag asks for needs a GPU, and the ranks run on the CPU."""
-    if known(situation.topology, "whether the ranks run on GPUs").on_cpu:
-        yield Hit(found=f"{flag} with ranks on the CPU")
+    return find
 
 
 def _tf32_before_ampere(situation: Situation) -> Iterator[Hit]:
@@ -67,6 +61,10 @@ def _tf32_before_ampere(situation: Situation) -> Iterator[Hit]:
 
 _TWO, _ON_CPU = Topology(world_size=2), Topology(world_size=2, on_cpu=True)
 _NF4 = Strategy(lora=Lora(), quantization=Quantization.NF4)
+
+
+def _sharded(stage: ZeroStage) -> Example:
+    return Example(strategy=replace(_NF4, engine=Engine.DEEPSPEED, zero_stage=stage), topology=_TWO)
 
 
 def _machine(name: str, capability: tuple[int, int]) -> Machine:
@@ -89,7 +87,7 @@ RULES = (
         find=_quantized_without_adapters,
         bad=Example(strategy=Strategy(quantization=Quantization.NF4), topology=_TWO),
         good=Example(strategy=_NF4, topology=_TWO),
-        evidence=Evidence(outcome=Outcome.FAILS, not_reproduced=_NO_CHECKPOINT),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced=_NO_CHECKPOINT),
     ),
     Rule(
         id="quantized-base-not-partitioned",
@@ -100,25 +98,9 @@ RULES = (
         fix="set {zero_stage} to 2 or less, or leave out --quantize",
         see="https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/integrations/accelerate.py",
         find=_quantized_at_stage_3,
-        bad=Example(
-            strategy=Strategy(
-                engine=Engine.DEEPSPEED,
-                zero_stage=ZeroStage.PARAMETERS,
-                lora=Lora(),
-                quantization=Quantization.NF4,
-            ),
-            topology=_TWO,
-        ),
-        good=Example(
-            strategy=Strategy(
-                engine=Engine.DEEPSPEED,
-                zero_stage=ZeroStage.GRADIENTS,
-                lora=Lora(),
-                quantization=Quantization.NF4,
-            ),
-            topology=_TWO,
-        ),
-        evidence=Evidence(outcome=Outcome.FAILS, not_reproduced=_NO_CHECKPOINT),
+        bad=_sharded(ZeroStage.PARAMETERS),
+        good=_sharded(ZeroStage.GRADIENTS),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced=_NO_CHECKPOINT),
     ),
     Rule(
         id="liger-needs-gpu",
@@ -127,10 +109,10 @@ RULES = (
         why="they are written in Triton, which compiles for GPUs alone",
         fix="leave out --liger, or run on a GPU",
         see="https://github.com/linkedin/Liger-Kernel",
-        find=_liger_without_gpu,
+        find=_on_cpu("liger"),
         bad=Example(strategy=Strategy(liger=True), topology=_ON_CPU),
         good=Example(strategy=Strategy(), topology=_ON_CPU),
-        evidence=Evidence(outcome=Outcome.FAILS, says="error[liger-"),
+        evidence=Evidence(outcome=Effect.FAILS, says="error[liger-"),
     ),
     Rule(
         id="tf32-on-cpu",
@@ -139,11 +121,11 @@ RULES = (
         why="the setting is for products on tensor cores of GPUs; on the CPU fp32 stays fp32",
         fix="leave out --tf32",
         see="https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices",
-        find=_tf32_on_cpu,
+        find=_on_cpu("tf32"),
         bad=Example(strategy=Strategy(tf32=True), topology=_ON_CPU),
         good=Example(strategy=Strategy(), topology=_ON_CPU),
         evidence=Evidence(
-            outcome=Outcome.IGNORED, not_reproduced="the harness's observations have no format of products"
+            outcome=Effect.IGNORED, not_reproduced="the harness's observations have no format of products"
         ),
     ),
     Rule(
@@ -156,6 +138,6 @@ RULES = (
         find=_tf32_before_ampere,
         bad=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("V100", (7, 0))),
         good=Example(strategy=Strategy(tf32=True), topology=Topology(), machine=_machine("A100", (8, 0))),
-        evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="needs a GPU older than Ampere"),
+        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="needs a GPU older than Ampere"),
     ),
 )

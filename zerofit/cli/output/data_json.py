@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from zerofit.data.lengths.report import MULTIPLE, PERCENTILES, Unit
+from zerofit.data.lengths.report import MULTIPLE, PERCENTILES, LengthUnit
 
 if TYPE_CHECKING:
     from zerofit.data.lengths.padding import Cost
@@ -33,8 +33,8 @@ def data_json(report: LengthReport) -> str:
         "mean": histogram.num_tokens / histogram.num_samples,
         **{f"p{share}": histogram.percentile(share) for share in PERCENTILES},
         "longest": histogram.longest,
-        "batch_size": report.workload.batch_size,
-        "is_causal": report.workload.is_causal,
+        "batch_size": report.setup.batch_size,
+        "is_causal": report.setup.is_causal,
         "padding_max_length": report.choice.max_length,
         "padding": [
             {
@@ -66,7 +66,7 @@ def data_json(report: LengthReport) -> str:
             }
             for row in report.cuts
         ],
-        "recommendation": dataclasses.asdict(report.choice) if measured.unit is Unit.TOKENS else None,
+        "recommendation": dataclasses.asdict(report.choice) if measured.unit is LengthUnit.TOKENS else None,
         "histogram": [list(pair) for pair in histogram.counts],
     }
     return _compact_pairs(document)

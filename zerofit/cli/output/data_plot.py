@@ -1,63 +1,95 @@
-"""A length report as the content of a plot: how long samples are, and what an epoch computes each way."""
+"""Draws a length report into a file: how long samples are, and what an epoch computes each way."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from zerofit.data.lengths.histogram import Bin, bins
-from zerofit.data.lengths.report import PERCENTILES, Unit
+from zerofit.cli.draw_plot import save_figure
+from zerofit.data.lengths.histogram import bins
+from zerofit.data.lengths.report import PERCENTILES, LengthUnit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from zerofit.data.lengths.report import LengthReport
 
-_BINS = 60
+_MOST_BINS = 60
+_SHADES = ("0.65", "0.45", "0.25", "0.0")
+"""Of the lines at percentiles: the higher, the darker."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaddingBar:
-    """What an epoch computes one way, as shares of fixed padding's tokens."""
+def draw_lengths(report: LengthReport, path: Path) -> None:
+    """Draw the histogram beside the bars of padding, and write the file.
 
-    label: str
-    real: float
-    padding: float
+    Raises:
+        UserError: the file can't be written.
+    """
+    from matplotlib.figure import Figure
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthPlot:
-    """All that is drawn."""
-
-    title: str
-    unit: str
-    bins: tuple[Bin, ...]
-    marks: tuple[tuple[str, int], ...]
-    """Lines at a length, the shortest first."""
-    max_length: int | None
-    """The recommended one, or the user's; None where there is none."""
-    bars: tuple[PaddingBar, ...]
-    bars_title: str
-
-
-def data_plot(report: LengthReport) -> LengthPlot:
-    """Return what is drawn of a report."""
     measured, histogram = report.measured, report.measured.histogram
-    most = max(row.cost.tokens for row in report.padding) or 1.0
-    length = report.choice.max_length
     samples = "sample" if histogram.num_samples == 1 else "samples"
-    return LengthPlot(
-        title=f"{measured.subject}: {histogram.num_samples:,} {samples}, {histogram.num_tokens:,} "
+    figure = Figure(figsize=(12.0, 4.8), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    _draw_histogram(left, report)
+    _draw_padding(right, report)
+    figure.suptitle(
+        f"{measured.subject}: {histogram.num_samples:,} {samples}, {histogram.num_tokens:,} "
         f"{measured.unit.value}\n{measured.counted}",
-        unit=measured.unit.value,
-        bins=bins(histogram, most=_BINS),
-        marks=tuple((f"p{share}", histogram.percentile(share)) for share in PERCENTILES),
-        max_length=length if measured.unit is Unit.TOKENS else None,
-        bars=tuple(
-            PaddingBar(
-                label=row.way.value,
-                real=row.cost.tokens * (1 - row.waste) / most,
-                padding=row.cost.tokens * row.waste / most,
-            )
-            for row in report.padding
-        ),
-        bars_title=f"an epoch in batches of {report.workload.batch_size}, max_length {length:,}",
+        fontsize=10,
     )
+    save_figure(figure, path, dpi=150)
+
+
+def _draw_histogram(axes: Any, report: LengthReport) -> None:
+    histogram = report.measured.histogram
+    found = bins(histogram, most=_MOST_BINS)
+    regular = [one for one in found if not one.is_tail]
+    width = regular[0].most - regular[0].least + 1
+    starts, heights = [one.least for one in regular], [one.num_samples for one in regular]
+    axes.bar(starts, heights, width=width, align="edge", color="tab:blue", edgecolor="white", linewidth=0.4)
+    end = regular[-1].most + 1
+    for tail in found[len(regular) :]:
+        axes.bar(
+            end + width,
+            tail.num_samples,
+            width=2 * width,
+            align="edge",
+            color="tab:orange",
+            label=f"{tail.num_samples:,} up to {tail.most:,}",
+        )
+    for share, shade in zip(PERCENTILES, _SHADES, strict=True):
+        length = histogram.percentile(share)
+        axes.axvline(length, color=shade, linewidth=1, linestyle=":", label=f"p{share} {length:,}")
+    if report.measured.unit is LengthUnit.TOKENS:
+        length = report.choice.max_length
+        is_within = length <= end + 3 * width
+        axes.axvline(
+            length if is_within else end + 3 * width,
+            color="tab:red",
+            linewidth=1.5,
+            label=f"max_length {length:,}" + ("" if is_within else ", to the right"),
+        )
+    axes.set_xlabel(f"{report.measured.unit.value} of a sample")
+    axes.set_ylabel("samples")
+    axes.yaxis.set_major_formatter(lambda samples, _: f"{samples:,.0f}")
+    axes.legend(fontsize=8, framealpha=1, loc="upper right")
+
+
+def _draw_padding(axes: Any, report: LengthReport) -> None:
+    """Draw what an epoch computes each way, as shares of the most."""
+    most = max(row.cost.tokens for row in report.padding) or 1.0
+    names = [row.way.value for row in report.padding]
+    real = [row.cost.tokens * (1 - row.waste) / most for row in report.padding]
+    padding = [row.cost.tokens * row.waste / most for row in report.padding]
+    axes.barh(names, real, color="tab:green", label="samples")
+    axes.barh(names, padding, left=real, color="0.8", label="padding")
+    for place, row in enumerate(report.padding):
+        total = row.cost.tokens / most
+        axes.annotate(f" {total:.0%}", (total, place), va="center", fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.18)
+    axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}" if share <= 1 else "")
+    axes.set_xlabel(f"{report.measured.unit.value} computed")
+    size, length = report.setup.batch_size, report.choice.max_length
+    axes.set_title(f"an epoch in batches of {size}, max_length {length:,}", fontsize=10)
+    axes.legend(fontsize=8, loc="lower right")

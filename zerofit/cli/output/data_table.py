@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.units import percent
 from zerofit.data.lengths.histogram import bins
-from zerofit.data.lengths.report import MULTIPLE, PERCENTILES, Unit
+from zerofit.data.lengths.report import MULTIPLE, PERCENTILES, LengthUnit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ _NOTHING = "-"
 def data_table(report: LengthReport) -> str:
     """Return what `zerofit data` prints."""
     parts = [_head(report), _histogram(report), _percentiles(report), _padding(report), _cuts(report)]
-    parts.append(_advice(report) if report.measured.unit is Unit.TOKENS else _no_advice(report))
+    parts.append(_advice(report) if report.measured.unit is LengthUnit.TOKENS else _no_advice(report))
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -61,9 +61,9 @@ def _percentiles(report: LengthReport) -> Iterator[str]:
 def _padding(report: LengthReport) -> list[str]:
     longest = report.measured.histogram.longest
     length = report.choice.max_length
-    title = f"Padding, in batches of {report.workload.batch_size}, samples cut at {length:,}"
+    title = f"Padding, in batches of {report.setup.batch_size}, samples cut at {length:,}"
     if length >= longest:
-        title = f"Padding, in batches of {report.workload.batch_size}, nothing cut"
+        title = f"Padding, in batches of {report.setup.batch_size}, nothing cut"
     unit = report.measured.unit.value
     rows: list[tuple[str, ...]] = [
         ("", f"{unit} an epoch", "of it padding", "attention", f"padded to x{MULTIPLE}")
@@ -76,7 +76,7 @@ def _padding(report: LengthReport) -> list[str]:
         "dynamic: expected over all random orders, exact; bucketed: one epoch of "
         f"{padded:,} samples played through, seed {report.buckets.seed}"
     )
-    if report.packed_rows and report.workload.is_causal:
+    if report.packed_rows and report.setup.is_causal:
         hold = f"row of {length:,} holds" if report.packed_rows == 1 else f"rows of {length:,} hold"
         lines.append(
             f"packed: {report.packed_rows:,} {hold} all samples, each in one row where it fits; "
@@ -144,7 +144,7 @@ def _saved(now: float, before: float) -> str:
 def _advice(report: LengthReport) -> list[str]:
     choice = report.choice
     multiple = str(choice.pad_to_multiple_of) if choice.pad_to_multiple_of else "no"
-    is_set = report.workload.max_length is not None
+    is_set = report.setup.max_length is not None
     said = [
         ("max_length", f"{choice.max_length:,}" + (" (yours)" if is_set else ""), choice.length_reason),
         ("padding", choice.way.value, choice.way_reason),

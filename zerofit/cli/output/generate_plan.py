@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from zerofit.cli.output.plan_table import table_lines
-from zerofit.cli.output.plan_words import gib, memory, parameters
+from zerofit.core.facts import parameters
 from zerofit.core.strategy import ZeroStage
+from zerofit.core.text_table import table_lines
 from zerofit.core.units import format_bytes
 from zerofit.generation.generation_job import Gather
-from zerofit.planning.inference.planned import TIME_WORDS, duration, layout_words
+from zerofit.planning.inference.inference_plan import TIME_WORDS, duration, layout_words
+from zerofit.planning.plan_words import gib, memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.core.estimates import MemoryEstimate
-    from zerofit.planning.inference.planned import Candidate, InferencePlan
+    from zerofit.planning.inference.inference_plan import InferenceCandidate, InferencePlan
 
 _LEAST_SHOWN = 2**27
 """Terms below an eighth of a GiB would be shown as 0.0 or 0.1."""
@@ -28,26 +29,26 @@ def generate_plan(plan: InferencePlan) -> str:
 
 
 def _head(plan: InferencePlan) -> Iterator[str]:
-    model, workload, machine = plan.model, plan.workload, plan.machine
+    model, workload, machine = plan.problem.model, plan.problem.workload, plan.problem.machine
     kind = model.architecture or model.model_type
     many = "s" * (workload.num_prompts != 1)
     yield f"{model.name}: {kind}, {parameters(model)} parameters, {plan.dtype}"
     lengths = f"at most {workload.longest_prompt} tokens, at most {workload.max_new_tokens} new ones"
     yield f"{workload.num_prompts} prompt{many} of {lengths}{_sequences(plan)}"
-    host = f"{format_bytes(plan.host_bytes)} of host memory"
+    host = f"{format_bytes(plan.problem.host_bytes)} of host memory"
     if plan.topology.on_cpu:
         yield f"on the CPU: {host}"
         return
     kinds = Counter(gpu.name for gpu in machine.gpus)
     gpus = ", ".join(f"{count} x {name}" for name, count in kinds.items())
-    nodes = f"{plan.request.num_nodes} nodes of " if (plan.request.num_nodes or 1) > 1 else ""
+    nodes = f"{plan.problem.request.num_nodes} nodes of " if (plan.problem.request.num_nodes or 1) > 1 else ""
     there = min(gpu.usable_bytes for gpu in machine.gpus)
-    to_use = f"{format_bytes(plan.device_bytes)} of {format_bytes(there)} to be used on each"
+    to_use = f"{format_bytes(plan.problem.device_bytes)} of {format_bytes(there)} to be used on each"
     yield f"on {nodes}{gpus}: {to_use}, {host}"
 
 
 def _sequences(plan: InferencePlan) -> str:
-    workload = plan.workload
+    workload = plan.problem.workload
     if workload.num_beams > 1:
         return f", {workload.num_beams} beams"
     return f", {workload.num_return_sequences} completions each" if workload.num_return_sequences > 1 else ""
@@ -55,7 +56,7 @@ def _sequences(plan: InferencePlan) -> str:
 
 def _rows(plan: InferencePlan) -> list[str]:
     header = ["", "layout", "batch", "GPU GiB", "host GiB", "verdict"]
-    verdict = plan.chosen.lacks or ("fits, closely" if plan.is_close else "fits")
+    verdict = plan.chosen.shortage or ("fits, closely" if plan.is_close else "fits")
     rows = [header, [">" if plan.fits else "?", *_cells(plan.chosen), verdict]]
     rows += [["", *_cells(other), why] for other, why in plan.others]
     if plan.topology.on_cpu:
@@ -63,7 +64,7 @@ def _rows(plan: InferencePlan) -> list[str]:
     return table_lines(rows)
 
 
-def _cells(candidate: Candidate) -> list[str]:
+def _cells(candidate: InferenceCandidate) -> list[str]:
     device = memory(candidate.device) if candidate.device is not None else ""
     words = layout_words(candidate.strategy, candidate.topology)
     return [words, str(candidate.batch_size), device, memory(candidate.host)]
@@ -78,7 +79,7 @@ def _foot(plan: InferencePlan) -> Iterator[str]:
     ):
         reason = next(one for one in plan.reasons if one.field == field)
         yield f"{name}{value}: {reason.why}"
-    if plan.request.gather is Gather.ALWAYS and plan.strategy.zero_stage is ZeroStage.NOTHING:
+    if plan.problem.request.gather is Gather.ALWAYS and plan.strategy.zero_stage is ZeroStage.NOTHING:
         yield "--gather always: nothing to gather, as each rank holds the whole model"
     if plan.fits and plan.chosen.seconds is not None:
         yield f"time: about {duration(plan.chosen.seconds)} {TIME_WORDS}"

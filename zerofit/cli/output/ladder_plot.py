@@ -1,90 +1,104 @@
-"""A ladder as the content of a plot: for each rung its memory, measured, counted and predicted, and time."""
+"""A ladder as a picture: memory on the left, measured, counted and predicted, and time on the right."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from zerofit.cli.draw_plot import save_figure
 from zerofit.cli.output.ladder_table import PARTS, head_words, not_done_words, part_sizes, unit_of
 from zerofit.core.units import GIB
 from zerofit.measuring.results import peak_of
 
 if TYPE_CHECKING:
-    from zerofit.measuring.results import Ladder, Measured, RungResult
+    from pathlib import Path
 
+    from zerofit.measuring.ladder import Ladder
+
+_PART_COLOURS = ("tab:blue", "tab:red", "tab:purple", "tab:green")
+"""As in zerofit plan's plot: weights, gradients, optimizer, activations."""
+_HEIGHT = 0.36
+"""Of one bar; a rung takes two, of the 1.0 that it has."""
+_HOLDS_WORDS = 0.1
+"""Of the longest bar, what a bar needs for its size to stand in its beginning: marks stand near its end."""
 _MOST_REASON = 72
 """Characters of the reason that fit beside a bar."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LadderBar:
-    """One rung; sizes in the plot's unit."""
+def draw_ladder(ladder: Ladder, path: Path) -> None:
+    """Draw a ladder, a rung each line, and write the file.
 
-    label: str
-    measured: float | None
-    """Peak; None where the rung did not run to its end."""
-    parts: tuple[float, ...]
-    """What its tensors hold, one number for each of PARTS; empty where not counted."""
-    predicted: float | None
-    published: float | None
-    step_time_s: float | None
-    losses: str
-    """The first and the last; empty where not measured, or of no use among many ranks."""
-    note: str
-    """Why it is not done; empty where it is."""
+    Raises:
+        UserError: the file can't be written.
+    """
+    save_figure(ladder_figure(ladder), path, dpi=110)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LadderPlot:
-    """All that is drawn."""
+def ladder_figure(ladder: Ladder) -> Any:
+    """Return a ladder as a figure of matplotlib."""
+    from matplotlib.figure import Figure
 
-    title: str
-    unit: str
-    measured_words: str
-    """What the measured bars are."""
-    predicted_words: str
-    bars: tuple[LadderBar, ...]
-    """From top to bottom."""
+    figure = Figure(figsize=(11.0, 1.9 + 0.72 * len(ladder.rungs)), layout="constrained")
+    memory, time = figure.subplots(1, 2, sharey=True, gridspec_kw={"width_ratios": [3, 2]})
+    _draw_memory(memory, ladder)
+    _draw_time(time, ladder)
+    figure.suptitle(
+        f"{head_words(ladder)}\n{ladder.device}, torch {ladder.versions.torch}",
+        fontsize=10,
+    )
+    handles, labels = memory.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    return figure
 
 
-PART_WORDS = tuple(words for _, words, _ in PARTS)
-
-
-def ladder_plot(ladder: Ladder) -> LadderPlot:
-    """Return a ladder as a plot."""
+def _draw_memory(axes: Any, ladder: Ladder) -> None:
     unit, num_bytes = unit_of(ladder)
-    on = f"{ladder.device}, torch {ladder.versions.torch}"
-    return LadderPlot(
-        title=f"{head_words(ladder)}\n{on}",
-        unit=unit,
-        measured_words="measured: process, over imports" if ladder.on_cpu else "measured: torch, allocated",
-        predicted_words=f"predicted for {ladder.predicted_for}" if ladder.on_cpu else "predicted",
-        bars=tuple(_bar(ladder, rung, num_bytes) for rung in ladder.rungs),
-    )
+    rungs = ladder.rungs
+    peaks = [peak_of(rung.measured) / num_bytes if rung.measured else 0.0 for rung in rungs]
+    upper, lower = ([place + side * _HEIGHT / 2 for place in range(len(rungs))] for side in (-1, 1))
+    label = "measured: process, over imports" if ladder.on_cpu else "measured: torch, allocated"
+    axes.barh(upper, peaks, height=_HEIGHT, color="0.45", label=label)
+    begin = [0.0] * len(rungs)
+    counted = [part_sizes(rung.measured.counted if rung.measured else None) for rung in rungs]
+    for index, ((_, words, _), colour) in enumerate(zip(PARTS, _PART_COLOURS, strict=True)):
+        sizes = [(parts[index] or 0) / num_bytes for parts in counted]
+        axes.barh(lower, sizes, left=begin, height=_HEIGHT, color=colour, label=f"counted: {words}")
+        begin = [start + size for start, size in zip(begin, sizes, strict=True)]
+    field = "device_bytes" if ladder.on_cpu else "allocated_bytes"
+    predicted = [getattr(rung.predicted, field, None) if rung.measured else None for rung in rungs]
+    published = [
+        rung.published.memory_g * GIB if rung.measured and rung.published else None for rung in rungs
+    ]
+    said = f"predicted for {ladder.predicted_for}" if ladder.on_cpu else "predicted"
+    for figures, marker, words in ((predicted, "|", said), (published, "D", 'published, "G" as GiB')):
+        known = [(size / num_bytes, place) for size, place in zip(figures, upper, strict=True) if size]
+        if known:
+            axes.scatter(*zip(*known, strict=True), marker=marker, s=60, color="black", label=words, zorder=3)
+    for place, (rung, peak) in enumerate(zip(rungs, peaks, strict=True)):
+        if rung.measured is None:
+            note = not_done_words(rung)
+            note = note if len(note) <= _MOST_REASON else f"{note[: _MOST_REASON - 3]}..."
+            axes.text(0, place, f" {note}", va="center", fontsize=8, style="italic")
+        else:
+            size = f"{peak:.1f}" if unit == "GiB" else f"{peak:.0f}"
+            start, colour = (0.0, "white") if peak > _HOLDS_WORDS * max(peaks) else (peak, "black")
+            axes.text(start, upper[place], f" {size}", color=colour, va="center", fontsize=8)
+    axes.set_yticks(range(len(rungs)), [rung.label for rung in rungs], fontsize=9)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"{unit} at the peak")
 
 
-def _bar(ladder: Ladder, rung: RungResult, unit: int) -> LadderBar:
-    measured, predicted = rung.measured, rung.predicted
-    counted: tuple[float, ...] = ()
-    if measured and measured.counted:
-        counted = tuple((size or 0) / unit for size in part_sizes(measured.counted))
-    expected = None
-    if predicted:
-        expected = predicted.device_bytes if ladder.on_cpu else predicted.allocated_bytes
-    note = not_done_words(rung)
-    return LadderBar(
-        label=rung.label,
-        measured=peak_of(measured) / unit if measured else None,
-        parts=counted,
-        predicted=None if expected is None else expected / unit,
-        published=rung.published.memory_g * GIB / unit if rung.published else None,
-        step_time_s=measured.step_time_s if measured else None,
-        losses=_losses(ladder, measured),
-        note=note if len(note) <= _MOST_REASON else f"{note[: _MOST_REASON - 3]}...",
-    )
-
-
-def _losses(ladder: Ladder, measured: Measured | None) -> str:
-    if measured is None or ladder.num_ranks > 1:
-        return ""
-    return f"loss {measured.losses[0]:.3f} to {measured.losses[-1]:.3f}"
+def _draw_time(axes: Any, ladder: Ladder) -> None:
+    times = [rung.measured.step_time_s if rung.measured else 0.0 for rung in ladder.rungs]
+    axes.barh(range(len(times)), times, height=2 * _HEIGHT, color="tab:orange")
+    for place, rung in enumerate(ladder.rungs):
+        if rung.measured is not None:
+            losses = rung.measured.losses
+            words = f" {rung.measured.step_time_s:.3g} s, "
+            if ladder.num_ranks == 1:  # ranks that exchange nothing learn nothing
+                words += f"loss {losses[0]:.3f} to {losses[-1]:.3f}"
+            axes.text(rung.measured.step_time_s, place, words, va="center", fontsize=8)
+    axes.tick_params(axis="y", left=False)
+    axes.set_xlim(0, 1.9 * max(times, default=1.0) or 1.0)
+    axes.set_xlabel("seconds a step, and the loss of the warm-up")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.cli.output.plan_table import table_lines
+from zerofit.core.text_table import table_lines
 from zerofit.core.units import GIB, MIB
-from zerofit.measuring.results import Parts, RungState, peak_of
+from zerofit.measuring.results import TensorBytes, TrialState, peak_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.measuring.results import Ladder, Measured, RungResult
+    from zerofit.measuring.ladder import Ladder, RungResult
+    from zerofit.measuring.results import TrialMeasurement
 
 PARTS = (
     ("W", "weights", "weights"),
@@ -50,7 +51,7 @@ def head_words(ladder: Ladder) -> str:
     )
 
 
-def first_done(ladder: Ladder) -> Measured | None:
+def first_done(ladder: Ladder) -> TrialMeasurement | None:
     """Return the rung that the others are compared with: the first one that ran to its end."""
     return next((rung.measured for rung in ladder.rungs if rung.measured), None)
 
@@ -58,7 +59,7 @@ def first_done(ladder: Ladder) -> Measured | None:
 def not_done_words(rung: RungResult) -> str:
     """Return how a rung ended that is not done, and why; empty where it is done."""
     outcome = rung.outcome
-    if outcome.state is RungState.DONE:
+    if outcome.state is TrialState.DONE:
         return ""
     return f"{outcome.state}: {outcome.reason}" if outcome.reason else str(outcome.state)
 
@@ -100,11 +101,11 @@ def _reasons(ladder: Ladder) -> Iterator[str]:
     if rungs:
         yield ""
     for rung in rungs:
-        left_out = rung.outcome.state is RungState.CANNOT_RUN and ladder.is_cumulative
+        left_out = rung.outcome.state is TrialState.CANNOT_RUN and ladder.is_cumulative
         yield f"{rung.label}: {not_done_words(rung)}{'; the rungs below do without it' if left_out else ''}"
 
 
-def _memory(ladder: Ladder, rung: RungResult, first: Measured | None) -> list[str]:
+def _memory(ladder: Ladder, rung: RungResult, first: TrialMeasurement | None) -> list[str]:
     """Return the cells of memory; of a rung that was not measured, those that are predicted."""
     _, unit = unit_of(ladder)
     measured, predicted = rung.measured, rung.predicted
@@ -125,7 +126,7 @@ def _memory(ladder: Ladder, rung: RungResult, first: Measured | None) -> list[st
     return [allocated, share, reserved, device, process]
 
 
-def _speed(ladder: Ladder, rung: RungResult, first: Measured | None) -> list[str]:
+def _speed(ladder: Ladder, rung: RungResult, first: TrialMeasurement | None) -> list[str]:
     measured = rung.measured
     if measured is None or first is None:
         return [_NOTHING] * 4
@@ -137,7 +138,7 @@ def _speed(ladder: Ladder, rung: RungResult, first: Measured | None) -> list[str
     ]
 
 
-def _losses(ladder: Ladder, measured: Measured) -> str:
+def _losses(ladder: Ladder, measured: TrialMeasurement) -> str:
     """Return the loss before and after; nothing of many ranks, which learn nothing from each other."""
     if ladder.num_ranks > 1:
         return _NOTHING
@@ -170,12 +171,12 @@ def _bars(ladder: Ladder) -> list[str]:
     return [f"{label:<{width}}  {cells} {words}".rstrip() for label, cells, words in rows]
 
 
-def part_sizes(parts: Parts | None) -> tuple[int | None, ...]:
+def part_sizes(parts: TensorBytes | None) -> tuple[int | None, ...]:
     """Return the bytes of each of PARTS; None for those that were not counted."""
     return tuple(None if parts is None else getattr(parts, field) for _, _, field in PARTS)
 
 
-def _letters(parts: Parts, longest: int) -> str:
+def _letters(parts: TensorBytes, longest: int) -> str:
     text, done = "", 0
     for (letter, _, _), size in zip(PARTS, part_sizes(parts), strict=True):
         done += size or 0
@@ -187,7 +188,7 @@ def _cells(num_bytes: int, longest: int) -> int:
     return round(num_bytes / longest * _BAR) if longest else 0
 
 
-def _sum(parts: Parts | None) -> int:
+def _sum(parts: TensorBytes | None) -> int:
     return sum(size or 0 for size in part_sizes(parts))
 
 

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.cli.output.plan_table import bar, machine_words, table_lines
-from zerofit.cli.output.plan_words import (
-    batch,
-    fit_words,
-    gib,
-    label,
-    memory,
-    parameters,
-    rate,
-    time,
-    workload_words,
-)
+from zerofit.core.facts import parameters
+from zerofit.core.text_table import table_lines
+from zerofit.planning.plan_table import bar, machine_words
+from zerofit.planning.plan_words import batch, fit_words, gib, label, memory, rate, time, workload_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,5 +55,5 @@ def _row(answer: Answer) -> tuple[str, ...]:
         f"{memory(estimate.host)} of {gib(problem.host_bytes)}",
         time(estimate.step_time),
         rate(estimate.tokens_per_s),
-        fit_words(estimate, problem) if judged.fits else judged.lacks,
+        fit_words(estimate, problem) if judged.fits else judged.shortage,
     )

@@ -6,10 +6,10 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from zerofit.cli.output.applied_table import applied_rows
-from zerofit.cli.output.capture_words import capture_summary
+from zerofit.planning.applied_table import applied_rows
 from zerofit.planning.make_plan import why_it_loses
 from zerofit.planning.search import RuledOut
+from zerofit.scripts.capture_summary import capture_summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zerofit.core.capture import Capture
     from zerofit.core.estimates import Estimate, MemoryEstimate
     from zerofit.planning.answer import Answer
-    from zerofit.planning.search import Judged
+    from zerofit.planning.search import EstimatedStrategy
 
 PLAN_JSON_VERSION = 1
 """Raised whenever a field changes its meaning or goes."""
@@ -69,7 +69,7 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
         if capture is None or not answer.fits
         else [dataclasses.asdict(row) for row in applied_rows(answer.plan)],
         "suggestions": [
-            {"change": one.change, **(_judged(answer, one.judged) or {})} for one in answer.suggestions
+            {"change": one.change, **(_judged(answer, one.best) or {})} for one in answer.suggestions
         ],
         "counts": dataclasses.asdict(found.counts),
         "notes": list(answer.notes),
@@ -80,14 +80,14 @@ def _ruled_out(one: RuledOut) -> dict[str, Any]:
     return {"strategy": dataclasses.asdict(one.strategy), "least_bytes": one.least_bytes}
 
 
-def _judged(answer: Answer, judged: Judged | None) -> dict[str, Any] | None:
+def _judged(answer: Answer, judged: EstimatedStrategy | None) -> dict[str, Any] | None:
     if judged is None:
         return None
     is_choice = judged is answer.found.chosen
     return {
         "strategy": dataclasses.asdict(judged.strategy),
         "fits": judged.fits,
-        "lacks": judged.lacks or None,
+        "lacks": judged.shortage or None,
         "why_not": None if is_choice else why_it_loses(judged, answer.found.chosen, answer.problem),
         "estimate": _estimate(judged.estimate),
     }

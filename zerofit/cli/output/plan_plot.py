@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.cli.output.plan_table import GROUPS, grouped, machine_words
-from zerofit.cli.output.plan_words import batch, label, workload_words
 from zerofit.core.units import GIB
+from zerofit.planning.plan_table import GROUPS, grouped, machine_words
+from zerofit.planning.plan_words import batch, label, workload_words
 
 if TYPE_CHECKING:
     from zerofit.planning.answer import Answer

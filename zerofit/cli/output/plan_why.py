@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.cli.output.plan_table import table_lines
-from zerofit.cli.output.plan_words import batch, label, memory, seconds, time
+from zerofit.core.text_table import table_lines
 from zerofit.core.units import format_bytes
 from zerofit.planning.make_plan import why_others_lose
+from zerofit.planning.plan_words import batch, label, memory, seconds, time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.pages.rule_pages import fix_text, rule_page
+from zerofit.checking.report import unknown_lines
 from zerofit.checking.rule import Severity
-from zerofit.cli.output.findings import unknown_lines
-from zerofit.configs.text import Uneditable, apply_edits
+from zerofit.configs.text.edits import Uneditable, apply_edits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

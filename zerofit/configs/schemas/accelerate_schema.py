@@ -6,12 +6,12 @@ import dataclasses
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from zerofit.configs.schema import Key, Kind, OnUnknown, Removed, Schema, Section
+from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Section, ValueKind
 
 if TYPE_CHECKING:
     import argparse
 
-_FLAG_OR_WORD = (Kind.BOOL, Kind.STRING)
+_FLAG_OR_WORD = (ValueKind.BOOL, ValueKind.STRING)
 """accelerate writes str(value).lower() == "true": true and "true" are the same."""
 _SECTIONS = {
     "deepspeed_config": "",
@@ -25,31 +25,29 @@ _SECTIONS = {
 """The sections of the file, and how the flags begin that take their values over."""
 _WITHOUT_PREFIX = ("fsdp_config", "dynamo_config", "fp8_config")
 """Sections in which accelerate puts the beginning before a key that lacks it (commands/launch.py)."""
-_NOT_FLAGS = {
-    "fsdp_config": ("fsdp_backward_prefetch_policy",),
-}
+_NOT_FLAGS = {"fsdp_config": ("fsdp_backward_prefetch_policy",)}
 _RENAMED = {"fsdp_backward_prefetch_policy": "fsdp_config.fsdp_backward_prefetch"}
 _DEEPSPEED_KINDS = {
-    "deepspeed_config_file": (Kind.STRING,),
-    "zero_stage": (Kind.INTEGER,),
-    "gradient_accumulation_steps": (Kind.INTEGER, Kind.STRING),  # "auto"
-    "gradient_clipping": (Kind.NUMBER, Kind.STRING),  # "auto"
-    "zero3_init_flag": (Kind.BOOL,),
+    "deepspeed_config_file": (ValueKind.STRING,),
+    "zero_stage": (ValueKind.INTEGER,),
+    "gradient_accumulation_steps": (ValueKind.INTEGER, ValueKind.STRING),  # "auto"
+    "gradient_clipping": (ValueKind.NUMBER, ValueKind.STRING),  # "auto"
+    "zero3_init_flag": (ValueKind.BOOL,),
     "zero3_save_16bit_model": _FLAG_OR_WORD,
 }
 _DEVICES = ("none", "cpu", "nvme")
 _ROOT_KINDS = {
-    "compute_environment": (Kind.STRING,),
-    "distributed_type": (Kind.STRING, Kind.BOOL),  # YAML reads NO as false, which works
-    "mixed_precision": (Kind.STRING, Kind.NULL),
+    "compute_environment": (ValueKind.STRING,),
+    "distributed_type": (ValueKind.STRING, ValueKind.BOOL),  # YAML reads NO as false, which works
+    "mixed_precision": (ValueKind.STRING, ValueKind.NULL),
     "use_cpu": _FLAG_OR_WORD,
     "debug": _FLAG_OR_WORD,
-    "num_processes": (Kind.INTEGER,),
-    "machine_rank": (Kind.INTEGER, Kind.NULL),
-    "num_machines": (Kind.INTEGER,),
-    "gpu_ids": (Kind.STRING, Kind.NULL),
-    "main_process_ip": (Kind.STRING, Kind.NULL),
-    "main_process_port": (Kind.INTEGER, Kind.NULL),
+    "num_processes": (ValueKind.INTEGER,),
+    "machine_rank": (ValueKind.INTEGER, ValueKind.NULL),
+    "num_machines": (ValueKind.INTEGER,),
+    "gpu_ids": (ValueKind.STRING, ValueKind.NULL),
+    "main_process_ip": (ValueKind.STRING, ValueKind.NULL),
+    "main_process_port": (ValueKind.INTEGER, ValueKind.NULL),
 }
 """Types with which the launcher does what it should. It checks none, so that these come from its code."""
 _CONVERTED = ("num_processes", "machine_rank", "zero_stage", "zero3_init_flag")
@@ -100,14 +98,14 @@ def probe_accelerate_launch_schema() -> Schema:
 def _flag(action: argparse.Action) -> Key:
     names = [name.lstrip("-").replace("-", "_") for name in action.option_strings]
     name = next(name for name in names if len(name) > 1)
-    kinds: dict[Any, tuple[Kind, ...]] = {int: (Kind.INTEGER,), float: (Kind.NUMBER,)}
+    kinds: dict[Any, tuple[ValueKind, ...]] = {int: (ValueKind.INTEGER,), float: (ValueKind.NUMBER,)}
     choices: tuple[str | int, ...] = tuple(action.choices or ())
     if name in ("offload_optimizer_device", "offload_param_device"):
         choices = _DEVICES
     least, most = _LIMITS.get(name, (None, None))
     return Key(
         name=name,
-        kinds=(Kind.BOOL,) if action.nargs == 0 else kinds.get(action.type, (Kind.STRING,)),
+        kinds=(ValueKind.BOOL,) if action.nargs == 0 else kinds.get(action.type, (ValueKind.STRING,)),
         converts=action.nargs != 0,
         choices=choices,
         ignores_case=choices == _DEVICES,
@@ -121,7 +119,7 @@ def _root_key(name: str, flags: dict[str, Key]) -> Key:
     from accelerate.utils import ComputeEnvironment, DistributedType, PrecisionType
 
     if name in _SECTIONS:
-        return Key(name=name, kinds=(Kind.SECTION, Kind.NULL), section=_section(name, flags))
+        return Key(name=name, kinds=(ValueKind.SECTION, ValueKind.NULL), section=_section(name, flags))
     least, most = _LIMITS.get(name, (None, None))
     choices = {
         "compute_environment": ComputeEnvironment,
@@ -146,10 +144,7 @@ def _section(name: str, flags: dict[str, Key]) -> Section:
     keys = [
         _dynamo_backend(aliases=("backend",))
         if flag == "dynamo_backend"
-        else Key(
-            name=flag,
-            aliases=(flag.removeprefix(prefix),) if name in _WITHOUT_PREFIX else (),
-        )
+        else Key(name=flag, aliases=(flag.removeprefix(prefix),) if name in _WITHOUT_PREFIX else ())
         for flag in flags
         if flag.startswith(prefix)
     ]
@@ -162,7 +157,7 @@ def _dynamo_backend(*, aliases: tuple[str, ...] = (), replaced_by: str | None = 
 
     return Key(
         name="dynamo_backend",
-        kinds=(Kind.STRING, Kind.NULL),
+        kinds=(ValueKind.STRING, ValueKind.NULL),
         choices=tuple(backend.value.lower() for backend in DynamoBackend),
         ignores_case=True,
         aliases=aliases,
@@ -182,7 +177,7 @@ def _deepspeed_keys(flags: dict[str, Key]) -> list[Key]:
     return [
         Key(
             name=name,
-            kinds=(*_DEEPSPEED_KINDS.get(name, (Kind.STRING,)), Kind.NULL),
+            kinds=(*_DEEPSPEED_KINDS.get(name, (ValueKind.STRING,)), ValueKind.NULL),
             converts=name in _CONVERTED,
             choices=tuple(DEEPSPEED_MULTINODE_LAUNCHERS)
             if name == "deepspeed_multinode_launcher"

@@ -11,32 +11,32 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
-from zerofit.configs.schema import Key, Kind, OnUnknown, Removed, Schema, Section
+from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Section, ValueKind
 from zerofit.configs.schemas.deepspeed_raw_keys import INSTEAD_OF_REMOVED, RAW_KEYS
 from zerofit.core.upstream.deepspeed import refused_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_SCALARS: dict[Any, Kind] = {
-    bool: Kind.BOOL,
-    int: Kind.INTEGER,
-    float: Kind.NUMBER,
-    str: Kind.STRING,
-    Path: Kind.STRING,
-    NoneType: Kind.NULL,
-    list: Kind.LIST,
-    tuple: Kind.LIST,
-    dict: Kind.SECTION,
+_SCALARS: dict[Any, ValueKind] = {
+    bool: ValueKind.BOOL,
+    int: ValueKind.INTEGER,
+    float: ValueKind.NUMBER,
+    str: ValueKind.STRING,
+    Path: ValueKind.STRING,
+    NoneType: ValueKind.NULL,
+    list: ValueKind.LIST,
+    tuple: ValueKind.LIST,
+    dict: ValueKind.SECTION,
 }
 _BY_VALIDATOR: dict[tuple[str, str], dict[str, Any]] = {
-    ("DeepSpeedZeroConfig", "leaf_module"): {"kinds": (Kind.SECTION, Kind.NULL)},
-    ("DeepSpeedZeroLeafModuleConfig", "classes"): {"kinds": (Kind.LIST, Kind.STRING)},
-    ("DeepSpeedZeroLeafModuleConfig", "names"): {"kinds": (Kind.LIST, Kind.STRING)},
-    ("DeepSpeedZeroLeafModuleConfig", "name_suffixes"): {"kinds": (Kind.LIST, Kind.STRING)},
+    ("DeepSpeedZeroConfig", "leaf_module"): {"kinds": (ValueKind.SECTION, ValueKind.NULL)},
+    ("DeepSpeedZeroLeafModuleConfig", "classes"): {"kinds": (ValueKind.LIST, ValueKind.STRING)},
+    ("DeepSpeedZeroLeafModuleConfig", "names"): {"kinds": (ValueKind.LIST, ValueKind.STRING)},
+    ("DeepSpeedZeroLeafModuleConfig", "name_suffixes"): {"kinds": (ValueKind.LIST, ValueKind.STRING)},
     ("ZenFlowConfig", "select_strategy"): {"choices": ("auto", "step", "epoch")},
-    ("ZenFlowConfig", "select_interval"): {"kinds": (Kind.INTEGER,), "converts": False},
-    ("ZenFlowConfig", "update_interval"): {"kinds": (Kind.INTEGER,), "converts": False, "at_least": 1},
+    ("ZenFlowConfig", "select_interval"): {"kinds": (ValueKind.INTEGER,), "converts": False},
+    ("ZenFlowConfig", "update_interval"): {"kinds": (ValueKind.INTEGER,), "converts": False, "at_least": 1},
     ("DeepSpeedFP16Config", "loss_scale"): {"at_least": 0},
 }
 """What a model's validators allow or forbid beyond the declared type."""
@@ -44,11 +44,11 @@ _QUOTED = re.compile(r"[\"']([A-Za-z_0-9]+)[\"']")
 _NOT_PARAMS = {"self", "params", "model_params", "optimizer", "max_grad_norm"}
 """What the engine hands over itself, and what it refuses."""
 _PARAMS = {
-    **{name: Key(name=name, kinds=(Kind.NUMBER,)) for name in ("lr", "eps", "weight_decay")},
-    "betas": Key(name="betas", kinds=(Kind.LIST,)),
+    **{name: Key(name=name, kinds=(ValueKind.NUMBER,)) for name in ("lr", "eps", "weight_decay")},
+    "betas": Key(name="betas", kinds=(ValueKind.LIST,)),
     # runtime/lr_schedules.py, WarmupLR.__init__
-    "warmup_num_steps": Key(name="warmup_num_steps", kinds=(Kind.INTEGER,), above=0),
-    "total_num_steps": Key(name="total_num_steps", kinds=(Kind.NUMBER,)),
+    "warmup_num_steps": Key(name="warmup_num_steps", kinds=(ValueKind.INTEGER,), above=0),
+    "total_num_steps": Key(name="total_num_steps", kinds=(ValueKind.NUMBER,)),
 }
 """Params whose type was seen to matter; annotations there say little."""
 
@@ -119,8 +119,8 @@ def _modelled() -> Iterator[Key]:
     from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 
     # "zero_optimization": true is a deprecated way to say stage 1.
-    yield _of_model("zero_optimization", DeepSpeedZeroConfig, Kind.BOOL)
-    yield _of_model("bf16", DeepSpeedBF16Config, Kind.NULL, aliases=("bfloat16",))
+    yield _of_model("zero_optimization", DeepSpeedZeroConfig, ValueKind.BOOL)
+    yield _of_model("bf16", DeepSpeedBF16Config, ValueKind.NULL, aliases=("bfloat16",))
     yield _of_model("fp16", DeepSpeedFP16Config)
     for name, field in DeepSpeedMonitorConfig.model_fields.items():
         yield _of_model(name, field.annotation)
@@ -130,7 +130,7 @@ def _modelled() -> Iterator[Key]:
             yield _of_model(name, found)
     throughput = _of_model("throughput", DeepSpeedThroughputTimerConfig)
     timers = Section(keys=(throughput,), on_unknown=OnUnknown.IGNORES)
-    yield Key(name="timers", kinds=(Kind.SECTION,), section=timers)
+    yield Key(name="timers", kinds=(ValueKind.SECTION,), section=timers)
 
 
 def _class(module: str, name: str) -> Any:
@@ -141,8 +141,8 @@ def _class(module: str, name: str) -> Any:
         return None
 
 
-def _of_model(name: str, model: Any, *more: Kind, aliases: tuple[str, ...] = ()) -> Key:
-    return Key(name=name, kinds=(Kind.SECTION, *more), aliases=aliases, section=_section_of(model))
+def _of_model(name: str, model: Any, *more: ValueKind, aliases: tuple[str, ...] = ()) -> Key:
+    return Key(name=name, kinds=(ValueKind.SECTION, *more), aliases=aliases, section=_section_of(model))
 
 
 def _section_of(model: Any) -> Section:
@@ -184,19 +184,19 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
-def _kinds(annotation: Any) -> tuple[tuple[Kind, ...], tuple[str | int, ...]]:
+def _kinds(annotation: Any) -> tuple[tuple[ValueKind, ...], tuple[str | int, ...]]:
     """Return the kinds and choices of a type; no kinds where JSON cannot say what it takes."""
-    kinds: list[Kind] = []
+    kinds: list[ValueKind] = []
     choices: list[str | int] = []
     for part in _parts(annotation):
         if get_origin(part) is Literal:
             choices += get_args(part)
-            kinds.append(Kind.STRING)
+            kinds.append(ValueKind.STRING)
         elif isinstance(part, type) and issubclass(part, Enum):
             choices += [member.value for member in part]
-            kinds.append(Kind.INTEGER if issubclass(part, int) else Kind.STRING)
+            kinds.append(ValueKind.INTEGER if issubclass(part, int) else ValueKind.STRING)
         elif hasattr(part, "model_fields"):
-            kinds.append(Kind.SECTION)
+            kinds.append(ValueKind.SECTION)
         elif (kind := _SCALARS.get(get_origin(part) or part)) is not None:
             kinds.append(kind)
         else:
@@ -221,7 +221,7 @@ def _optimizer() -> Key:
         "lamb": _params(FusedLamb),
         "lion": _params(DeepSpeedCPULion, FusedLion),
     }
-    return _typed("optimizer", params_of, Key(name="legacy_fusion", kinds=(Kind.BOOL,)))
+    return _typed("optimizer", params_of, Key(name="legacy_fusion", kinds=(ValueKind.BOOL,)))
 
 
 def _scheduler() -> Key:
@@ -252,10 +252,10 @@ def _typed(
     needs_params: bool = False,
 ) -> Key:
     keys = (
-        Key(name="type", kinds=(Kind.STRING, Kind.NULL), choices=choices),
+        Key(name="type", kinds=(ValueKind.STRING, ValueKind.NULL), choices=choices),
         Key(
             name="params",
-            kinds=(Kind.SECTION,),
+            kinds=(ValueKind.SECTION,),
             required=needs_params,
             section=Section(keys=(), on_unknown=OnUnknown.ACCEPTS),
         ),
@@ -263,7 +263,7 @@ def _typed(
     )
     return Key(
         name=name,
-        kinds=(Kind.SECTION,),
+        kinds=(ValueKind.SECTION,),
         section=Section(keys=keys, on_unknown=OnUnknown.IGNORES, params_of=tuple(params_of.items())),
     )
 

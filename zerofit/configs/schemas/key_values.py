@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from zerofit.configs.schema import Kind
+from zerofit.configs.schema import ValueKind
 
 if TYPE_CHECKING:
     from zerofit.configs.schema import Key
@@ -17,13 +17,13 @@ _BOOL_TEXTS = {"true", "t", "yes", "y", "on", "1", "false", "f", "no", "n", "off
 _INTEGER_TEXT = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
 
 _WORDS = {
-    Kind.BOOL: "true or false",
-    Kind.INTEGER: "a whole number",
-    Kind.NUMBER: "a number",
-    Kind.STRING: "a text",
-    Kind.NULL: "null",
-    Kind.LIST: "a list",
-    Kind.SECTION: "a mapping",
+    ValueKind.BOOL: "true or false",
+    ValueKind.INTEGER: "a whole number",
+    ValueKind.NUMBER: "a number",
+    ValueKind.STRING: "a text",
+    ValueKind.NULL: "null",
+    ValueKind.LIST: "a list",
+    ValueKind.SECTION: "a mapping",
 }
 
 
@@ -38,7 +38,7 @@ def expected(key: Key) -> str:
         ("of at most", key.at_most),
     )
     told = " and ".join(f"{words} {limit:g}" for words, limit in limits if limit is not None)
-    kinds = _join([_WORDS[kind] for kind in key.kinds if kind is not Kind.NULL])
+    kinds = _join([_WORDS[kind] for kind in key.kinds if kind is not ValueKind.NULL])
     return f"{kinds} {told}".strip()
 
 
@@ -67,24 +67,24 @@ def is_in_range(key: Key, value: Any) -> bool:
 
 
 def _takes_numbers(key: Key) -> bool:
-    return Kind.INTEGER in key.kinds or Kind.NUMBER in key.kinds
+    return ValueKind.INTEGER in key.kinds or ValueKind.NUMBER in key.kinds
 
 
-def _is(kind: Kind, value: Any, *, converts: bool) -> bool:
+def _is(kind: ValueKind, value: Any, *, converts: bool) -> bool:
     match kind:
-        case Kind.NULL:
+        case ValueKind.NULL:
             return value is None
-        case Kind.STRING:
+        case ValueKind.STRING:
             return isinstance(value, str)
-        case Kind.LIST:
+        case ValueKind.LIST:
             return isinstance(value, list)
-        case Kind.SECTION:
+        case ValueKind.SECTION:
             return isinstance(value, dict)
-        case Kind.BOOL:
+        case ValueKind.BOOL:
             return isinstance(value, bool) or (converts and _is_bool_like(value))
-        case Kind.INTEGER:
+        case ValueKind.INTEGER:
             return _is_integer(value) or (converts and _is_integer_like(value))
-        case Kind.NUMBER:
+        case ValueKind.NUMBER:
             is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
             return is_plain or (converts and _number(value) is not None)
 

@@ -105,10 +105,7 @@ def _follow(old: Section, new: Section, version: str, *, is_again: bool) -> Sect
         new,
         keys=(*keys, *(key for key in closed if key.name not in names), *gone),
         params_of=tuple(
-            (
-                name,
-                _follow(before[name], params, version, is_again=is_again) if name in before else params,
-            )
+            (name, _follow(before[name], params, version, is_again=is_again) if name in before else params)
             for name, params in new.params_of
         ),
     )
@@ -126,3 +123,24 @@ def _is_same(was: Key, key: Key) -> bool:
         section and (section.on_unknown, section.drops_auto) for section in (was.section, key.section)
     ]
     return replace(was, since="", section=None) == replace(key, section=None) and sections[0] == sections[1]
+
+
+def fix_for_release(schema: Schema, *path: str) -> str | None:
+    """Return the fix for a key that the schema lacks; None where no supported release is known to have it.
+
+    Args:
+        schema: the keys of the release that will run.
+        path: of the key.
+    """
+    other = next((other for other in schema.other_releases if other.path == path), None)
+    if other is None:
+        return None
+    package = schema.package
+    if other.since and release_of(schema.version) < release_of(other.since):
+        when = f"{package} has {path[-1]} since {other.since}"
+        below = f", before {other.until}" if other.until else ""
+        otherwise = f"leave it out, or install {package} {other.since} or later{below}"
+    else:
+        when = f"{package} {other.until} dropped {path[-1]}"
+        otherwise = f"leave it out: {when}"
+    return f"write {other.instead}: {when}" if other.instead else otherwise

@@ -8,17 +8,17 @@ from importlib.metadata import version
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from zerofit.configs.schema import Key, Kind, OnUnknown, Removed, Schema, Section
+from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Section, ValueKind
 from zerofit.core.upstream.transformers import CHECKPOINTING_BEFORE_5_23
 
-_KINDS: dict[Any, Kind] = {
-    bool: Kind.BOOL,
-    int: Kind.INTEGER,
-    float: Kind.NUMBER,
-    str: Kind.STRING,
-    dict: Kind.SECTION,
-    list: Kind.LIST,
-    type(None): Kind.NULL,
+_KINDS: dict[Any, ValueKind] = {
+    bool: ValueKind.BOOL,
+    int: ValueKind.INTEGER,
+    float: ValueKind.NUMBER,
+    str: ValueKind.STRING,
+    dict: ValueKind.SECTION,
+    list: ValueKind.LIST,
+    type(None): ValueKind.NULL,
 }
 _REPLACED = {older: name for name, older in CHECKPOINTING_BEFORE_5_23.items()}
 """Fields that TrainingArguments.__post_init__ still reads, with a warning, where it has the new ones."""
@@ -101,10 +101,10 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-def _kind(member: Any) -> Kind | None:
+def _kind(member: Any) -> ValueKind | None:
     origin = get_origin(member) or member
     if origin is Literal:
-        return Kind.BOOL
+        return ValueKind.BOOL
     if isinstance(origin, type) and issubclass(origin, Enum):
-        return Kind.STRING
+        return ValueKind.STRING
     return _KINDS.get(origin)

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-from zerofit.configs.document import BrokenFile, line_and_column
+from zerofit.configs.document import line_and_column
 from zerofit.core.errors import Unreadable
-
-if TYPE_CHECKING:
-    from zerofit.configs.document import FileKind
-    from zerofit.configs.text import Unreadable
 
 MAX_BYTES = 256 * 1024
 """The longest file that is read. ASSUMPTION: real configurations are a hundredth of it."""
@@ -124,22 +119,3 @@ def name_of(character: str) -> str:
     if character.isprintable() and not character.isspace():
         return character
     return f"U+{ord(character):04X}"
-
-
-def broken_file(name: str, kind: FileKind, error: Unreadable) -> BrokenFile:
-    """Return what is wrong with a file.
-
-    Args:
-        name: the file, as the user named it.
-        kind: what it was meant for.
-        error: what reading it raised.
-    """
-    return BrokenFile(
-        name=name,
-        kind=kind,
-        problem=error.problem,
-        why=error.why,
-        fix=error.fix,
-        line=error.line,
-        column=error.column,
-    )

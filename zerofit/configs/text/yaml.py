@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.configs.document import Entries, Entry, Items, Node, Scalar, Span
+from zerofit.configs.document import Entries, Items, KeyValue, Node, Scalar, Span
 from zerofit.configs.text.unreadable import (
     MAX_DEPTH,
     MAX_DIGITS,
@@ -24,14 +23,8 @@ if TYPE_CHECKING:
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str")}
-_KINDS = {
-    "timestamp": "a date",
-    "binary": "binary data",
-    "merge": "the merge sign <<",
-    "value": "the sign =",
-}
+_KINDS = {"timestamp": "a date", "binary": "binary data", "merge": "the merge sign <<", "value": "the sign ="}
 """What YAML 1.1 has beside the five scalars of a configuration."""
-_MERGE = f"{_TAG}merge"
 
 
 def tree_of_yaml(text: str) -> Entries:
@@ -43,7 +36,8 @@ def tree_of_yaml(text: str) -> Entries:
     import yaml
 
     try:
-        return _Composer(text).document()
+        loader: Any = _loader(text)
+        root = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         raise _syntax(text, error) from None
     except yaml.reader.ReaderError as error:
@@ -54,6 +48,13 @@ def tree_of_yaml(text: str) -> Entries:
             why="YAML has no such character",
             fix="write it as an escape in double quotes, or remove it",
         ) from None
+    if root is None:
+        raise not_a_mapping(text, 0, "nothing but comments")
+    tree = _Tree(text, loader).node(root, 1)
+    if isinstance(tree, Entries):
+        return tree
+    kind = "a list" if isinstance(tree, Items) else "nothing" if tree.value is None else "a single value"
+    raise not_a_mapping(text, root.start_mark.index, kind)
 
 
 def shares_nodes(text: str) -> bool:
@@ -67,124 +68,83 @@ def shares_nodes(text: str) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Named:
-    """What an anchor stands for."""
+def _loader(text: str) -> Any:
+    """Return yaml.SafeLoader, which also refuses depths and anchors that no configuration has."""
+    import yaml
 
-    node: Node
-    size: int
-    """Nodes, this one included, aliases followed."""
-    levels: int
-    """Mappings and lists within each other, aliases followed."""
+    class Loader(yaml.SafeLoader):
+        depth = 0
+        open_anchors: tuple[str | None, ...] = ()
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            at = event.start_mark.index
+            self._check_anchor(event)
+            if self.depth == MAX_DEPTH and isinstance(event, yaml.CollectionStartEvent):
+                raise too_deep(text, at)
+            before, self.depth, self.open_anchors = (
+                self.open_anchors,
+                self.depth + 1,
+                (*self.open_anchors, event.anchor),
+            )
+            node = super().compose_node(parent, index)
+            self.depth, self.open_anchors = self.depth - 1, before
+            return node
+
+        def _check_anchor(self, event: Any) -> None:
+            name = cut(event.anchor or "")
+            if not isinstance(event, yaml.AliasEvent):
+                if event.anchor not in self.anchors:
+                    return
+                problem = f"the anchor &{name} stands twice"
+                why = "yaml.safe_load, with which accelerate reads the file, refuses a second one"
+                fix = "give each anchor a name of its own"
+            elif event.anchor in self.open_anchors:
+                problem, why = (
+                    f"*{name} stands within &{name}",
+                    "a configuration that holds itself has no end",
+                )
+                fix = "write the value out"
+            elif event.anchor not in self.anchors:
+                problem, why = (
+                    f"*{name} has no anchor before it",
+                    "an alias repeats a value that an anchor has named",
+                )
+                fix = f"put &{name} before the value, or the alias in quotes if it is a string"
+            else:
+                return
+            raise unreadable(text, event.start_mark.index, problem, why=why, fix=fix)
+
+    return Loader(text)
 
 
-class _Composer:
-    """The events of one text on their way to a tree."""
+class _Tree:
+    """The nodes of one text on their way to a tree, aliases written out."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, loader: Any) -> None:
+        self.text = text
+        self.loader = loader
+        self.count = 0
+
+    def node(self, node: Any, depth: int) -> Node:
         import yaml
 
-        self.text = text
-        self.yaml: Any = yaml
-        self.loader: Any = yaml.SafeLoader(text)
-        self.anchors: dict[str, _Named] = {}
-        self.open_anchors: set[str] = set()
-        self.count = 0
-        """Nodes so far, those of aliases and merges counted each time."""
-        self.deepest = 0
-        """The deepest level so far, or so far within the innermost anchor."""
-
-    def document(self) -> Entries:
-        yaml = self.yaml
-        self.loader.get_event()
-        if isinstance(self.loader.get_event(), yaml.StreamEndEvent):
-            raise not_a_mapping(self.text, 0, "nothing but comments")
-        start = self.loader.peek_event().start_mark.index
-        root = self.node(1)
-        self.loader.get_event()
-        following = self.loader.get_event()
-        if not isinstance(following, yaml.StreamEndEvent):
-            raise unreadable(
-                self.text,
-                following.start_mark.index,
-                "the file holds several documents",
-                why="yaml.safe_load, with which accelerate reads the file, refuses a second document",
-                fix="keep one document, and remove the lines --- between them",
-            )
-        if isinstance(root, Entries):
-            return root
-        if isinstance(root, Items):
-            raise not_a_mapping(self.text, start, "a list")
-        raise not_a_mapping(self.text, start, "nothing" if root.value is None else "a single value")
-
-    def node(self, depth: int) -> Node:
-        """Return the node that begins at the next event."""
-        yaml = self.yaml
-        event = self.loader.get_event()
-        at = event.start_mark.index
-        if isinstance(event, yaml.AliasEvent):
-            return self._alias(event, at, depth)
-        if depth > MAX_DEPTH and not isinstance(event, yaml.ScalarEvent):
+        at = node.start_mark.index
+        self._count(1, at)
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, at)
+        if depth > MAX_DEPTH:
             raise too_deep(self.text, at)
-        if event.anchor is not None:
-            if event.anchor in self.anchors or event.anchor in self.open_anchors:
-                raise unreadable(
-                    self.text,
-                    at,
-                    f"the anchor &{cut(event.anchor)} stands twice",
-                    why="yaml.safe_load, with which accelerate reads the file, refuses a second one",
-                    fix="give each anchor a name of its own",
-                )
-            return self._named(event, depth)
-        return self._unnamed(event, depth)
-
-    def _unnamed(self, event: Any, depth: int) -> Node:
-        yaml = self.yaml
-        self._count(1, event.start_mark.index)
-        if isinstance(event, yaml.ScalarEvent):
-            return self._scalar(event)
-        self.deepest = max(self.deepest, depth)
-        if isinstance(event, yaml.SequenceStartEvent):
-            self._refuse_tag(event, "seq")
-            return self._items(event, depth)
-        self._refuse_tag(event, "map")
-        return self._entries(event, depth)
-
-    def _named(self, event: Any, depth: int) -> Node:
-        outside, count = self.deepest, self.count
-        self.deepest = depth - 1
-        self.open_anchors.add(event.anchor)
-        node = self._unnamed(event, depth)
-        self.open_anchors.discard(event.anchor)
-        self.anchors[event.anchor] = _Named(
-            node=node, size=self.count - count, levels=self.deepest - (depth - 1)
+        is_list = isinstance(node, yaml.SequenceNode)
+        if node.tag != f"{_TAG}{'seq' if is_list else 'map'}":
+            raise self._strange(node.tag, at)
+        if not is_list:
+            return self._entries(node, depth)
+        nodes = tuple(self.node(item, depth + 1) for item in node.value)
+        has_end = node.flow_style or not nodes
+        return Items(
+            nodes=nodes, span=Span(at, node.end_mark.index if has_end else max(at, nodes[-1].span.end))
         )
-        self.deepest = max(self.deepest, outside)
-        return node
-
-    def _alias(self, event: Any, at: int, depth: int) -> Node:
-        if event.anchor in self.open_anchors:
-            raise unreadable(
-                self.text,
-                at,
-                f"*{cut(event.anchor)} stands within &{cut(event.anchor)}",
-                why="a configuration that holds itself has no end",
-                fix="write the value out",
-            )
-        if event.anchor not in self.anchors:
-            raise unreadable(
-                self.text,
-                at,
-                f"*{cut(event.anchor)} has no anchor before it",
-                why="an alias repeats a value that an anchor has named",
-                fix=f"put &{cut(event.anchor)} before the value, or the alias in quotes if it is a string",
-            )
-        named = self.anchors[event.anchor]
-        self._count(named.size, at)
-        self.deepest = max(self.deepest, depth - 1 + named.levels)
-        if self.deepest > MAX_DEPTH:
-            raise too_deep(self.text, at)
-        return named.node
 
     def _count(self, count: int, at: int) -> None:
         self.count += count
@@ -197,47 +157,30 @@ class _Composer:
                 fix="give the configuration's file, without aliases",
             )
 
-    def _scalar(self, event: Any) -> Scalar:
-        yaml = self.yaml
-        at = event.start_mark.index
-        tag = self._tag(event)
-        if tag not in _SCALARS:
-            raise self._strange(tag, event, at)
-        if tag in (f"{_TAG}int", f"{_TAG}float") and len(event.value) > MAX_DIGITS:
+    def _scalar(self, node: Any, at: int) -> Scalar:
+        if node.tag not in _SCALARS:
+            raise self._strange(node.tag, at)
+        if node.tag in (f"{_TAG}int", f"{_TAG}float") and len(node.value) > MAX_DIGITS:
             raise too_many_digits(self.text, at)
-        if has_half_character(event.value):
+        if has_half_character(node.value):
             raise half_character(self.text, at)
         try:
-            value = self.loader.construct_object(yaml.ScalarNode(tag, event.value, event.start_mark))
+            value = self.loader.construct_object(node)
         except (ValueError, KeyError, IndexError, OverflowError):  # yaml/constructor.py lets them through
-            name = tag.removeprefix(_TAG)
+            name = node.tag.removeprefix(_TAG)
             raise unreadable(
                 self.text,
                 at,
-                f"{cut(event.value)!r} is no {name}",
+                f"{cut(node.value)!r} is no {name}",
                 why=f"yaml.safe_load, with which accelerate reads the file, takes it for type {name}",
                 fix="put it in quotes if it is a string",
             ) from None
-        return Scalar(value=value, span=Span(at, self._end(event)))
+        end = node.end_mark.index
+        if node.style in ("|", ">"):  # the marks of a block scalar reach into the lines behind it
+            end = at + len(self.text[at:end].rstrip())
+        return Scalar(value=value, span=Span(at, end))
 
-    def _tag(self, event: Any) -> str:
-        if event.tag is None or event.tag == "!":
-            return str(self.loader.resolve(self.yaml.ScalarNode, event.value, event.implicit))
-        return str(event.tag)
-
-    def _end(self, event: Any) -> int:
-        """Return where a scalar ends; the marks of a block scalar reach into the lines behind it."""
-        end = int(event.end_mark.index)
-        if event.style in ("|", ">"):
-            start = int(event.start_mark.index)
-            return start + len(self.text[start:end].rstrip())
-        return end
-
-    def _refuse_tag(self, event: Any, kind: str) -> None:
-        if event.tag not in (None, "!", f"{_TAG}{kind}"):
-            raise self._strange(event.tag, event, event.start_mark.index)
-
-    def _strange(self, tag: str, event: Any, at: int) -> Unreadable:
+    def _strange(self, tag: str, at: int) -> Unreadable:
         name = tag.removeprefix(_TAG)
         if name in _KINDS:
             return unreadable(
@@ -256,57 +199,33 @@ class _Composer:
             fix="remove the tag",
         )
 
-    def _items(self, event: Any, depth: int) -> Items:
-        nodes = []
-        while not isinstance(self.loader.peek_event(), self.yaml.SequenceEndEvent):
-            nodes.append(self.node(depth + 1))
-        start, end = event.start_mark.index, self.loader.get_event().end_mark.index
-        if not event.flow_style and nodes:
-            end = max(start, nodes[-1].span.end)
-        return Items(nodes=tuple(nodes), span=Span(start, end))
-
-    def _entries(self, event: Any, depth: int) -> Entries:
-        own: list[Entry] = []
+    def _entries(self, mapping: Any, depth: int) -> Entries:
+        own: list[KeyValue] = []
         merged: list[Entries] = []
-        last_end = event.start_mark.index
-        while not isinstance(self.loader.peek_event(), self.yaml.MappingEndEvent):
-            is_merge, key = self._key()
-            node = self.node(depth + 1)
-            last_end = max(key.key_span.end, node.span.end)
-            if is_merge:
-                merged += self._merged(node, key.key_span.start)
-            else:
-                own.append(replace(key, node=node))
-        start, end = event.start_mark.index, self.loader.get_event().end_mark.index
-        if not event.flow_style:
-            end = last_end
-        return Entries(entries=(*_inherited(own, merged), *own), span=Span(start, end))
-
-    def _key(self) -> tuple[bool, Entry]:
-        event = self.loader.peek_event()
-        at = event.start_mark.index
-        if isinstance(event, self.yaml.AliasEvent):
-            node = self.node(MAX_DEPTH)
-        elif isinstance(event, self.yaml.ScalarEvent):
-            tag = self._tag(event)
-            if tag == _MERGE:
-                self.loader.get_event()
-                return True, Entry(
-                    key="<<", key_span=Span(at, self._end(event)), node=Scalar(value=None, span=Span(at, at))
+        end = mapping.start_mark.index
+        for key, value in mapping.value:
+            at, key_end = key.start_mark.index, key.end_mark.index
+            if key.tag != f"{_TAG}merge" and not isinstance(self.node(key, MAX_DEPTH), Scalar):
+                raise unreadable(
+                    self.text,
+                    at,
+                    "a list or a mapping stands where a key should be",
+                    why="keys of a configuration are strings",
+                    fix="write a string for the key",
                 )
-            node = self.node(MAX_DEPTH)
-        else:
-            node = Items(nodes=(), span=Span(at, at))
-        if not isinstance(node, Scalar):
-            raise unreadable(
-                self.text,
-                at,
-                "a list or a mapping stands where a key should be",
-                why="keys of a configuration are strings",
-                fix="write a string for the key",
-            )
-        key = event.value if isinstance(event, self.yaml.ScalarEvent) else str(node.value)
-        return False, Entry(key=key, key_span=Span(at, event.end_mark.index), node=node)
+            node = self.node(value, depth + 1)
+            end = max(key_end, node.span.end)
+            if key.tag == f"{_TAG}merge":
+                merged += self._merged(node, at)
+            else:
+                own.append(KeyValue(key=key.value, key_span=Span(at, key_end), node=node))
+        # The first mapping of several counts most, and what stands here itself more than all of them.
+        inherited = {entry.key: entry for each in reversed(merged) for entry in each.entries}
+        names = {entry.key for entry in own}
+        return Entries(
+            entries=(*(entry for key, entry in inherited.items() if key not in names), *own),
+            span=Span(mapping.start_mark.index, mapping.end_mark.index if mapping.flow_style else end),
+        )
 
     def _merged(self, node: Node, at: int) -> list[Entries]:
         """Return the mappings that << takes entries from, the one that counts most first."""
@@ -320,20 +239,7 @@ class _Composer:
                 why="<< takes the entries of another mapping, or of a list of mappings",
                 fix="give << an alias of a mapping",
             )
-        self._count(sum(len(mapping.entries) for mapping in mappings), at)
         return mappings
-
-
-def _inherited(own: list[Entry], merged: list[Entries]) -> list[Entry]:
-    """Return the merged entries that no other one overrides."""
-    seen = {entry.key for entry in own}
-    inherited = []
-    for mapping in merged:
-        for entry in reversed(mapping.entries):
-            if entry.key not in seen:
-                seen.add(entry.key)
-                inherited.append(entry)
-    return inherited
 
 
 def _syntax(text: str, error: Any) -> Unreadable:
@@ -355,6 +261,11 @@ def _syntax(text: str, error: Any) -> Unreadable:
 
 _OPEN = "a string or a bracket is not closed"
 _SYNTAX = {
+    "but found another document": (
+        "the file holds several documents",
+        "yaml.safe_load, with which accelerate reads the file, refuses a second document",
+        "keep one document, and remove the lines --- between them",
+    ),
     "found character '\\t'": (
         "a tab stands where YAML expects spaces",
         "YAML is indented with spaces only",

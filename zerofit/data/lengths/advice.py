@@ -24,8 +24,6 @@ _ALIKE = 1.05
 """Costs that differ by less count as equal. ASSUMPTION."""
 _MOST_FOR_MULTIPLE = 1.05
 """What padding to a multiple may cost in tokens. ASSUMPTION: below it, faster matrix products win."""
-
-
 _LEAST_SHOWN = 0.0005
 """Differences below it are roundings of expected values."""
 
@@ -59,13 +57,7 @@ class Choice:
 def choose_max_length(
     histogram: LengthHistogram, *, said: int | None, model_max_length: int | None
 ) -> tuple[int, str]:
-    """Return the maximum length and why it is that.
-
-    Args:
-        histogram: of one sample at least.
-        said: what the user set; None to choose.
-        model_max_length: most that the model takes; None where unknown.
-    """
+    """Return the maximum length, the one that the user said if there is one, and why it is that."""
     longest = max(1, histogram.longest)
     if said is not None:
         return said, f"as you set it: {_cuts(histogram, said)}"
@@ -101,8 +93,8 @@ def choose_way(tokens: Mapping[Way, float], *, num_tokens: int) -> tuple[Way, st
         )
     if fixed_ <= num_tokens * _ALIKE:
         return Way.FIXED, (
-            f"nearly all samples are of one length: {_waste(fixed_, num_tokens)} of it is padding, and every "
-            "batch has the same shape"
+            f"nearly all samples are of one length: {percent(1 - num_tokens / fixed_)} of it is padding, and "
+            "every batch has the same shape"
         )
     if dynamic <= bucketed * _ALIKE:
         return Way.DYNAMIC, (
@@ -123,9 +115,6 @@ def choose_multiple(
     Args:
         tokens: what an epoch computes without it.
         at_multiple: what it computes with it.
-        multiple: which one.
-        way: how batches are made.
-        length: the maximum length.
     """
     if way in (Way.FIXED, Way.PACKED) and length % multiple == 0:
         return multiple, f"every row has {length} tokens, a multiple of {multiple} already"
@@ -168,7 +157,3 @@ def _cuts(histogram: LengthHistogram, length: int) -> str:
 def _less(tokens: float, than: float) -> str:
     share = 1 - tokens / than if than else 0.0
     return f"{percent(share)} less" if share >= _LEAST_SHOWN else "no less"
-
-
-def _waste(tokens: float, least: float) -> str:
-    return percent(1 - least / tokens) if tokens else "0%"

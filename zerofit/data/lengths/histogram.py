@@ -90,10 +90,6 @@ class LengthHistogram:
             pieces += [(rest, samples)] if rest or not whole else []
         return self._mapped(pieces)
 
-    def merged(self, other: LengthHistogram) -> Self:
-        """Return the histogram of the samples of both."""
-        return self._mapped((*self.counts, *other.counts))
-
     def _mapped(self, pairs: Iterable[tuple[int, int]]) -> Self:
         counts: Counter[int] = Counter()
         for length, samples in pairs:
@@ -110,7 +106,7 @@ class Bin:
     """The greatest length in it, which it includes."""
     num_samples: int
     is_tail: bool = False
-    """Whether it is wider than the others, and takes all that is longer."""
+    """It is wider than the others, and takes all that is longer."""
 
 
 def bins(histogram: LengthHistogram, *, most: int) -> tuple[Bin, ...]:

@@ -22,7 +22,7 @@ _STEP = 64
 _LEAST_POWER = 8
 
 
-class Unit(StrEnum):
+class LengthUnit(StrEnum):
     """What is counted."""
 
     TOKENS = "tokens"
@@ -31,17 +31,17 @@ class Unit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredLengths:
     """The lengths of a dataset, as they were counted."""
 
     subject: str
     """The files or the script, as a sentence names them."""
     counted: str
     """What of it was counted and by which tokenizer, in words."""
-    unit: Unit
+    unit: LengthUnit
     histogram: LengthHistogram
     is_whole: bool = True
-    """Whether every sample was counted."""
+    """Every sample was counted."""
     model_max_length: int | None = None
     """Most tokens that the tokenizer says its model takes; None where it does not say."""
     notes: tuple[str, ...] = ()
@@ -49,19 +49,19 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class BatchSetup:
     """How the samples would be batched."""
 
     batch_size: int
     """Samples of one forward pass on one rank."""
     is_causal: bool = False
-    """Whether a causal language model is trained, whose samples can be packed."""
+    """A causal language model is trained, whose samples can be packed."""
     max_length: int | None = None
     """As the user set it; None where it is to be chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buckets:
+class SimulatedBuckets:
     """An epoch with length bucketing, simulated."""
 
     padded: LengthHistogram
@@ -76,8 +76,6 @@ class PaddingRow:
     """One way of making batches."""
 
     way: Way
-    length: int
-    """Where samples are cut; PACKED splits them there in place of that."""
     cost: Cost
     """Of PACKED rows attention is that of eager and sdpa, which compute whole rows and mask other documents;
     flash attention computes each document alone."""
@@ -105,8 +103,8 @@ class CutRow:
 class LengthReport:
     """A dataset's lengths and what they cost."""
 
-    measured: Measured
-    workload: Workload
+    measured: MeasuredLengths
+    setup: BatchSetup
     choice: Choice
     padding: tuple[PaddingRow, ...]
     cuts: tuple[CutRow, ...]
@@ -114,25 +112,17 @@ class LengthReport:
     """Rows of the chosen length that hold all samples, each in one row where it fits."""
     concatenated_rows: int
     """Rows that they fill where texts may be cut at the end of each row."""
-    buckets: Buckets
+    buckets: SimulatedBuckets
     """From which the cost of buckets comes."""
 
 
-def length_report(measured: Measured, workload: Workload, buckets: Buckets) -> LengthReport:
-    """Return the report.
-
-    Args:
-        measured: lengths; one sample at least.
-        workload: how they would be batched.
-        buckets: of the same samples, or of a part of them.
-    """
+def length_report(measured: MeasuredLengths, setup: BatchSetup, buckets: SimulatedBuckets) -> LengthReport:
+    """Return the report of one sample at least; the buckets are of the same samples, or of a part of them."""
     histogram = measured.histogram
     max_length, length_reason = choose_max_length(
-        histogram,
-        said=workload.max_length,
-        model_max_length=measured.model_max_length,
+        histogram, said=setup.max_length, model_max_length=measured.model_max_length
     )
-    padding = tuple(_padding_rows(histogram, workload, buckets, max_length))
+    padding = tuple(_padding_rows(histogram, setup, buckets, max_length))
     rows = {row.way: row for row in padding}
     way, way_reason = choose_way(
         {way: row.cost.tokens for way, row in rows.items()},
@@ -152,10 +142,10 @@ def length_report(measured: Measured, workload: Workload, buckets: Buckets) -> L
     )
     return LengthReport(
         measured=measured,
-        workload=workload,
+        setup=setup,
         choice=choice,
         padding=padding,
-        cuts=tuple(_cut_rows(histogram, workload, buckets, max_length)),
+        cuts=tuple(_cut_rows(histogram, setup, buckets, max_length)),
         packed_rows=packed_rows(histogram, max_length),
         concatenated_rows=least_rows(histogram, max_length),
         buckets=buckets,
@@ -163,9 +153,9 @@ def length_report(measured: Measured, workload: Workload, buckets: Buckets) -> L
 
 
 def _padding_rows(
-    histogram: LengthHistogram, workload: Workload, buckets: Buckets, max_length: int
+    histogram: LengthHistogram, setup: BatchSetup, buckets: SimulatedBuckets, max_length: int
 ) -> Iterator[PaddingRow]:
-    cut, size = histogram.cut_to(max_length), workload.batch_size
+    cut, size = histogram.cut_to(max_length), setup.batch_size
     up = cut.rounded_up(MULTIPLE)
     row = -(-max_length // MULTIPLE) * MULTIPLE
     costs = {
@@ -177,13 +167,13 @@ def _padding_rows(
         ),
     }
     rows = packed_rows(histogram, max_length)
-    if workload.is_causal and rows:
+    if setup.is_causal and rows:
         packed = LengthHistogram.of({max_length: rows})
         costs[Way.PACKED] = (fixed(packed, max_length), fixed(packed, row))
     for way, (cost, at_multiple) in costs.items():
         tokens = (histogram if way is Way.PACKED else cut).num_tokens
         waste = 1 - tokens / cost.tokens if cost.tokens else 0.0
-        yield PaddingRow(way=way, length=max_length, cost=cost, waste=waste, cost_at_multiple=at_multiple)
+        yield PaddingRow(way=way, cost=cost, waste=waste, cost_at_multiple=at_multiple)
 
 
 def _bucketed(histogram: LengthHistogram, padded: LengthHistogram) -> Cost:
@@ -191,9 +181,9 @@ def _bucketed(histogram: LengthHistogram, padded: LengthHistogram) -> Cost:
 
 
 def _cut_rows(
-    histogram: LengthHistogram, workload: Workload, buckets: Buckets, chosen: int
+    histogram: LengthHistogram, setup: BatchSetup, buckets: SimulatedBuckets, chosen: int
 ) -> Iterator[CutRow]:
-    for max_length, names in sorted(_candidates(histogram, workload, chosen).items()):
+    for max_length, names in sorted(_candidates(histogram, setup, chosen).items()):
         cut = histogram.cut_to(max_length)
         yield CutRow(
             max_length=max_length,
@@ -201,12 +191,12 @@ def _cut_rows(
             samples_cut=histogram.samples_above(max_length),
             tokens_lost=histogram.tokens_above(max_length),
             fixed=fixed(cut, max_length),
-            dynamic=dynamic(cut, workload.batch_size),
+            dynamic=dynamic(cut, setup.batch_size),
             bucketed=_bucketed(histogram, buckets.padded.cut_to(max_length)),
         )
 
 
-def _candidates(histogram: LengthHistogram, workload: Workload, chosen: int) -> dict[int, list[str]]:
+def _candidates(histogram: LengthHistogram, setup: BatchSetup, chosen: int) -> dict[int, list[str]]:
     """Return maximum lengths worth looking at, each with what it is."""
     found: dict[int, list[str]] = {}
 
@@ -225,5 +215,5 @@ def _candidates(histogram: LengthHistogram, workload: Workload, chosen: int) -> 
             add(power, f"2^{power.bit_length() - 1}")
         power *= 2
     add(histogram.longest, "longest")
-    add(chosen, "yours" if workload.max_length else "recommended")
+    add(chosen, "yours" if setup.max_length else "recommended")
     return found

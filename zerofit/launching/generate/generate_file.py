@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zerofit.launching.generate.run import GenerationRun
     from zerofit.launching.generate.settings import GenerationSettings
     from zerofit.launching.nodes import Nodes
-    from zerofit.planning.inference.planned import InferencePlan
+    from zerofit.planning.inference.inference_plan import InferencePlan
     from zerofit.planning.inference.request import InferenceRequest
 
 _TARGET = "generate"
@@ -122,6 +122,7 @@ def generate_file(
         UserError: something of this is wrong, or nothing fits; nothing was started.
     """
     # Only here: they bring much code, which --help does not need.
+    from zerofit.core.observer import SILENT
     from zerofit.launching.generate import model as models
     from zerofit.launching.generate import output
     from zerofit.launching.generate import prompts as prompt_files
@@ -153,7 +154,7 @@ def generate_file(
     _check_nodes(request, out)
     given = given_settings(settings, file=generation_config)
     output.check_out(out)
-    check_libraries()
+    check_libraries(SILENT)
     lines = prompt_files.read_prompts_file(prompts)
     folder = models.find_model(model)
     tokenizer_folder = models.find_tokenizer(tokenizer, model=folder, model_text=model)
@@ -252,7 +253,7 @@ def _plan(
     from zerofit.machine.versions import probe_versions
     from zerofit.planning.inference.plan_inference import plan_inference
     from zerofit.planning.inference.request import InferenceWorkload
-    from zerofit.planning.plan_run import DOES_NOT_FIT
+    from zerofit.planning.plan import DOES_NOT_FIT
 
     # Each batch has its own seed: tokens are drawn in the batches in which the first of them were.
     drawn = drawn_batch_size(out) if settings.samples and request.batch_size is None else None
@@ -276,7 +277,7 @@ def _plan(
         raise UserError(
             "nothing-fits",
             "no layout fits",
-            found=f"--model {facts.name}: {plan.chosen.lacks}",
+            found=f"--model {facts.name}: {plan.chosen.shortage}",
             why="zerofit does not start what will run out of memory",
             fix=plan.suggestions[0] if plan.suggestions else "take a smaller model, or a larger machine",
             exit_code=DOES_NOT_FIT,

@@ -71,7 +71,9 @@ def adapt(
 
     _check_unadapted(model)
     _check_heads(model, head_modules(model))
-    _check_saved_names(model, lora)
+    _check_there(
+        model, lora.modules_to_save, flag="--lora-modules-to-save", rule="lora-modules-to-save-unknown"
+    )
     config = lora_config(model, lora, quantization=quantization, has_values=has_values)
     try:
         with _own_random_numbers(model) if has_values else nullcontext(), warnings.catch_warnings():
@@ -79,39 +81,25 @@ def adapt(
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")
             adapted = get_peft_model(model, config, autocast_adapter_dtype=adapters is Precision.FP32)
     except ValueError as error:
+        found = f"{type(model).__name__}, targets {', '.join(lora.target_modules) or 'left to peft'}"
         if "excluded" in str(error) and (frozen := _frozen_modules(model)):
-            raise _targets_frozen(model, lora, frozen) from error
+            raise UserError(
+                "lora-targets-frozen",
+                "every module that would get an adapter is frozen",
+                found=f"{found}, and {len(frozen)} frozen modules such as {frozen[0]}",
+                why="modules that --freeze or the script froze before get no adapters",
+                fix="leave out --freeze, which adapters do by themselves, or freeze less",
+            ) from error
         raise UserError(
             "lora-targets-unknown",
             "peft finds no modules to adapt",
-            found=f"{type(model).__name__}, targets {', '.join(lora.target_modules) or 'left to peft'}",
+            found=found,
             why=str(error).splitlines()[0],
-            fix=_targets_fix(model, lora.target_modules),
+            fix="name the modules that get an adapter with --lora-targets",
         ) from error
     if adapters is Precision.FP32:
         _train_in_fp32(adapted)
     return adapted
-
-
-def _targets_frozen(model: Any, lora: Lora, frozen: list[str]) -> UserError:
-    return UserError(
-        "lora-targets-frozen",
-        "every module that would get an adapter is frozen",
-        found=f"{type(model).__name__}, targets {', '.join(lora.target_modules) or 'left to peft'}, and "
-        f"{len(frozen)} frozen modules such as {frozen[0]}",
-        why="what --freeze or the script freezes before adapters come gets none",
-        fix="leave out --freeze, which adapters do by themselves, or freeze less",
-    )
-
-
-def _targets_fix(model: Any, targets: Iterable[str]) -> str:
-    import torch
-
-    linear = {
-        name.rpartition(".")[2] for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)
-    }
-    near = [found for one in targets if (found := nearest(one, sorted(linear)))]
-    return f"give {', '.join(near)}" if near else "name the modules that get an adapter"
 
 
 def lora_config(
@@ -186,7 +174,7 @@ def _beside_base(name: str, holder: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _trains(parameter: Any) -> bool:
-    """Return whether a weight is not frozen; quantized ones have no gradients by themselves."""
+    """Return True if a weight is not frozen; quantized ones have no gradients by themselves."""
     return bool(parameter.requires_grad) or not parameter.is_floating_point()
 
 
@@ -227,23 +215,23 @@ def _check_heads(model: Any, heads: tuple[str, ...]) -> None:
             )
 
 
-def _check_saved_names(model: Any, lora: Lora) -> None:
-    """Check that modules which a user wants to train whole are there.
+def _check_there(model: Any, wanted: Iterable[str], *, flag: str, rule: str) -> None:
+    """Check that the model has each module that a user names; peft is silent about those it does not find.
 
     Raises:
-        UserError: one is not.
+        UserError: it lacks one.
     """
-    names = [name for name, _ in model.named_modules() if name]
-    for wanted in lora.modules_to_save:
-        if any(name.endswith(wanted) for name in names):
-            continue
-        near = nearest(wanted, sorted({name.rpartition(".")[2] for name in names}))
+    names = [f".{name}" for name, _ in model.named_modules() if name]
+    lost = [one for one in wanted if not any(name.endswith(f".{one}") for name in names)]
+    if lost:
+        last_parts = sorted({name.rpartition(".")[2] for name in names})
+        near = [found for one in lost if (found := nearest(one, last_parts))]
         raise UserError(
-            "lora-modules-to-save-unknown",
+            rule,
             "no module has such a name",
-            found=f"--lora-modules-to-save {wanted}, and {type(model).__name__}",
-            why="it is to train whole, and peft says nothing where it finds none",
-            fix=f"give {near}" if near else "give the name of a module, as model.named_modules() has it",
+            found=f"{flag} {','.join(lost)}, and {type(model).__name__}",
+            why="peft takes the modules that it finds, and says nothing of the others",
+            fix=f"give {', '.join(near)}" if near else "give names that model.named_modules() has",
         )
 
 
@@ -295,7 +283,7 @@ def _whole_modules(model: Any) -> list[str]:
 
 
 def has_adapters(model: Any) -> bool:
-    """Return whether a model has adapters of peft's."""
+    """Return True if a model has adapters of peft's."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return any(isinstance(module, BaseTunerLayer) for module in model.modules())
@@ -316,28 +304,10 @@ def _targets(model: Any, lora: Lora, *, is_quantized: bool) -> list[str] | str:
     if lora.target_modules == (ALL_LINEAR,):
         return _all_linear(model)
     if lora.target_modules:
-        _check_targets(model, lora)
+        _check_there(model, lora.target_modules, flag="--lora-targets", rule="lora-targets-unknown")
         return list(lora.target_modules)
     table = None if is_quantized else _of_family(model)
     return table or _all_linear(model)
-
-
-def _check_targets(model: Any, lora: Lora) -> None:
-    """Check that modules which a user wants to adapt are there, each of them.
-
-    Raises:
-        UserError: one is not.
-    """
-    ends = [f".{name}" for name, _ in model.named_modules() if name]
-    lost = [one for one in lora.target_modules if not any(end.endswith(f".{one}") for end in ends)]
-    if lost:
-        raise UserError(
-            "lora-targets-unknown",
-            "no module has such a name",
-            found=f"--lora-targets {','.join(lost)}, and {type(model).__name__}",
-            why="peft adapts the modules that it finds, and says nothing of the others",
-            fix=_targets_fix(model, lost),
-        )
 
 
 def _of_family(model: Any) -> list[str] | str | None:

@@ -99,7 +99,7 @@ def _set_in(part: Any, *, wanted: bool | None, every: int, allow_reentrant: bool
 
 
 def _is_reentrant(part: Any) -> bool:
-    """Return whether a model's checkpointing runs as a backward pass inside the backward pass."""
+    """Return True if a model's checkpointing runs as a backward pass inside the backward pass."""
     functions = [checkpointing_function(module) for module in part.modules()]
     # torch's own default is True where nothing is said (torch/utils/checkpoint.py, 2.13 asks for it).
     return any(isinstance(one, partial) and one.keywords.get("use_reentrant", True) for one in functions)

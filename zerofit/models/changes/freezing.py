@@ -51,7 +51,7 @@ def freeze(model: Any, patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def base_prefix_of(model: Any) -> str | None:
-    """Return the name under which a model holds its base, for zerofit.core.freezing; "" where it is one itself.
+    """Return the name under which a model holds its base, for zerofit.core.freezing; "" if it is one itself.
 
     None for models that are none of transformers, and for classes such as T5ForConditionalGeneration whose
     parts stand beside their head.

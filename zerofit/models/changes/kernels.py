@@ -83,6 +83,13 @@ _AMPERE = 8
 (https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices)."""
 
 
+def has_tf32() -> bool:
+    """Return True if this process has a GPU with tf32."""
+    import torch
+
+    return bool(torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= _AMPERE)
+
+
 def set_tf32(wanted: bool) -> tuple[str, ...]:
     """Allow or forbid tf32 in the matrix products of this process; convolutions are left alone.
 
@@ -101,6 +108,5 @@ def set_tf32(wanted: bool) -> tuple[str, ...]:
     torch.set_float32_matmul_precision("high" if wanted else "highest")
     if not wanted:
         return ("fp32 matrix products keep full precision (tf32 is off)",)
-    has_it = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= _AMPERE
-    where = "" if has_it else ", which changes nothing here: no GPU of this process has tf32"
+    where = "" if has_tf32() else ", which changes nothing here: no GPU of this process has tf32"
     return (f"fp32 matrix products round their inputs to tf32{where}",)

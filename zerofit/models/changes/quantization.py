@@ -37,7 +37,7 @@ def quantization_config(precision: Precision | None) -> Any:
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=_dtype(precision or Precision.FP32),
+        bnb_4bit_compute_dtype=torch_dtype(precision or Precision.FP32),
     )
 
 
@@ -89,7 +89,7 @@ def make_trainable(model: Any) -> None:
 
 
 def is_quantized(model: Any) -> bool:
-    """Return whether the base of a model was loaded in 4 bit."""
+    """Return True if the base of a model was loaded in 4 bit."""
     return any(getattr(part, "is_loaded_in_4bit", False) for part in transformers_parts(model))
 
 
@@ -167,7 +167,7 @@ def store_frozen_in(model: Any, precision: Precision) -> tuple[str, ...]:
     """
     import torch
 
-    dtype, num_changed = _dtype(precision), 0
+    dtype, num_changed = torch_dtype(precision), 0
     for parameter in model.parameters():
         if not parameter.requires_grad and parameter.dtype is torch.float32:
             parameter.data = parameter.data.to(dtype)
@@ -175,7 +175,8 @@ def store_frozen_in(model: Any, precision: Precision) -> tuple[str, ...]:
     return (f"the frozen weights, embeddings and norms too, lie in {precision}",) if num_changed else ()
 
 
-def _dtype(precision: Precision) -> Any:
+def torch_dtype(precision: Precision) -> Any:
+    """Return torch's dtype of a number format."""
     import torch
 
     return {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}[

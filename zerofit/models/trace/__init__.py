@@ -1,5 +1,5 @@
 """The tracer: a model's forward and backward pass on tensors without values, as a log of allocations."""
 
-from zerofit.models.trace.source import trace_model
+from zerofit.models.trace.entry import trace_model
 
 __all__ = ["trace_model"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import CostKind
 from zerofit.core.strategy import Precision
-from zerofit.models.trace.raw import Call, leaves
+from zerofit.models.trace.raw import OperatorCall, leaves
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import Pass
@@ -37,7 +37,7 @@ class CostBook:
         out: Any,
         outputs: list[Any],
         during: Pass,
-    ) -> Call | None:
+    ) -> OperatorCall[int] | None:
         """Return the cost of one call, or None where it only makes a view."""
         is_free = self._is_free.get(function)
         if is_free is None:
@@ -57,7 +57,7 @@ class CostBook:
         first = next((tensor for tensor in inputs or outputs if tensor.dtype.is_floating_point), None)
         precision = self._precisions.get(first.dtype, Precision.FP32) if first is not None else Precision.FP32
         moved = sum(_touched(tensor) for tensor in inputs) + sum(_touched(tensor) for tensor in outputs)
-        return Call(operator, kind, during, precision, flops, moved)
+        return OperatorCall(operator, kind, during, precision, flops, moved)
 
     def _with_all_heads(self, args: tuple[Any, ...]) -> list[Any]:
         """Return an attention kernel's arguments for its formula, which in torch 2.8 knows no shared heads.
@@ -69,7 +69,7 @@ class CostBook:
         return [(one[0], heads, *one[2:]) if _is_of_heads(one) else one for one in shapes]
 
     def _is_causal(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether an attention kernel is told to leave out what lies ahead of a token."""
+        """Return True if an attention kernel is told to leave out what lies ahead of a token."""
         place = self._causal_at.get(function)
         if place is None:
             names = [argument.name for argument in function._schema.arguments]

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zerofit.models.trace.attention import attend
-from zerofit.models.trace.keeping import old_softmaxes, zero3_linear
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import TraceRequest
@@ -65,7 +64,7 @@ def _substitutes(request: TraceRequest) -> dict[Any, Any]:
     }
     for is_log in (False, True):
         name = "log_softmax" if is_log else "softmax"
-        found[getattr(functional, name)] = partial(_functional_softmax, is_log)
+        found[getattr(functional, name)] = partial(_functional_softmax, partial(_softmax, is_log))
         found[getattr(torch, name)] = found[getattr(torch.Tensor, name)] = partial(_softmax, is_log)
     if request.softmax_saves_input:
         found |= old_softmaxes()
@@ -85,13 +84,13 @@ def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = 
 
 
 def _functional_softmax(
-    is_log: bool,
+    softmax: Any,
     input: Any,  # noqa: A002
     dim: Any = None,
     _stacklevel: int = 3,
     dtype: Any = None,
 ) -> Any:
-    return _softmax(is_log, input, dim, dtype=dtype)
+    return softmax(input, dim, dtype)
 
 
 def _softmax(is_log: bool, input: Any, dim: int, dtype: Any = None) -> Any:  # noqa: A002
@@ -204,3 +203,105 @@ def fp32_by_dtype() -> set[Any]:
 
     found = {getattr(holder, name) for holder in (torch, torch.Tensor) for name in _FP32_BY_DTYPE}
     return found | {torch.nn.functional.softmax, torch.nn.functional.log_softmax}
+
+
+def zero3_linear() -> Any:
+    """Return what stands in for torch.nn.functional.linear under DeepSpeed's stage 3.
+
+    It keeps input, weight and bias of every layer through which a gradient flows, where PyTorch's own keeps
+    the input only if the weight trains.
+
+    Source: deepspeed/runtime/zero/linear.py, LinearFunctionForZeroStage3.
+    """
+    import torch
+
+    class Zero3Linear(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, given: Any, weight: Any, bias: Any) -> Any:
+            ctx.save_for_backward(given, weight, bias)
+            if bias is not None and given.dim() == 2:
+                return torch.addmm(bias, given, weight.t())
+            out = given.matmul(weight.t())
+            return out if bias is None else out.add_(bias)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            given, weight, bias = ctx.saved_tensors
+            wants_given, wants_weight, wants_bias = ctx.needs_input_grad
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            of_given = gradient.matmul(weight) if wants_given else None
+            of_weight = rows.t().matmul(given.reshape(-1, given.shape[-1])) if wants_weight else None
+            return of_given, of_weight, rows.sum(0) if bias is not None and wants_bias else None
+
+    def linear(input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002
+        return Zero3Linear.apply(input, weight, bias)
+
+    return linear
+
+
+def old_softmaxes() -> dict[Any, Any]:
+    """Return the functions that stand in for softmax and what is made of it, as up to PyTorch 1.10.
+
+    Source: tools/autograd/derivatives.yaml of 1.10: _softmax_backward_data and _log_softmax_backward_data
+    take self; from 1.11 on they take its dtype alone.
+    """
+    import torch
+
+    functional = torch.nn.functional
+    found: dict[Any, Any] = {}
+    for is_log in (False, True):
+        name, kept = "log_softmax" if is_log else "softmax", partial(_kept_softmax, _keeping_softmax(is_log))
+        found[getattr(functional, name)] = partial(_functional_softmax, kept)
+        found[getattr(torch, name)] = found[getattr(torch.Tensor, name)] = kept
+    found[functional.cross_entropy] = partial(_old_cross_entropy, found[torch.log_softmax])
+    return found
+
+
+def _kept_softmax(function: Any, input: Any, dim: int, dtype: Any = None) -> Any:  # noqa: A002
+    return function.apply(input, dim, dtype or input.dtype)
+
+
+def _old_cross_entropy(
+    log_softmax: Any,
+    input: Any,  # noqa: A002
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    import torch
+
+    chances = log_softmax(input, 1)
+    return torch.nn.functional.nll_loss(chances, target, weight, None, ignore_index, None, reduction)
+
+
+def _keeping_softmax(is_log: bool) -> Any:
+    import torch
+
+    function = torch.log_softmax if is_log else torch.softmax
+    data = torch.ops.aten._log_softmax_backward_data if is_log else torch.ops.aten._softmax_backward_data
+
+    class KeepingSoftmax(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, scores: Any, dim: int, dtype: Any) -> Any:
+            is_half = scores.dtype is torch.float16 and dtype is torch.float32
+            if is_half:  # CUDA's kernel reads fp16 itself
+                out = torch.empty_like(scores, dtype=dtype)
+            else:
+                scores = scores.to(dtype)
+                out = function(scores, dim)
+            ctx.save_for_backward(scores, out)
+            ctx.dim, ctx.is_half = dim, is_half
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            scores, out = ctx.saved_tensors
+            if ctx.is_half:
+                return torch.empty_like(scores), None, None
+            return data(gradient, out, ctx.dim, scores.dtype), None, None
+
+    return KeepingSoftmax

@@ -1,4 +1,4 @@
-"""The logs of a model under a request, off runs on fake tensors at several sizes."""
+"""The trace of a model: its logs under a request, from runs on fake tensors at several sizes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import traceback
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import Trace, TracedParameter
 from zerofit.core.errors import UserError
+from zerofit.models.dimensions import check_sequence_length
+from zerofit.models.meta_device import transformers_config
 from zerofit.models.trace.affine import difference, exact, fit, to_allocation_log
-from zerofit.models.trace.flash import flash_package
+from zerofit.models.trace.attention import flash_package
+from zerofit.models.trace.cache import key_of, read_trace, write_trace
 from zerofit.models.trace.layers import find_stacks, shortened
 from zerofit.models.trace.prepare import prepare_model
 from zerofit.models.trace.raw import Skeleton
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from zerofit.core.allocation_log import AllocationLog, TraceRequest
+    from zerofit.models.source import ModelSource
     from zerofit.models.trace.affine import AffineLog
     from zerofit.models.trace.layers import Stack
     from zerofit.models.trace.raw import RawLog
@@ -33,6 +38,43 @@ if TYPE_CHECKING:
 _ZEROFIT = Path(__file__).parents[2]
 _STARTS = (2, 4, 8, 16, 32)
 """Sizes from which on a log is tried to be affine; those below get a log each."""
+
+
+def trace_model(
+    source: ModelSource,
+    request: TraceRequest,
+    *,
+    cache_folder: Path | None,
+    on_progress: Callable[[str], None] | None = None,
+) -> Trace:
+    """Return what a model's micro-batch allocates and computes, as functions of its size.
+
+    The model's own class runs forward and backward on tensors that have shapes and no values, with CUDA's
+    kernels in the place of the CPU's. Mixtures of experts run as grouped matrix products, whose sizes do not
+    depend on where the router sends a token. A trace in the cache is read without importing torch.
+
+    Args:
+        source: what probe_model returned.
+        request: what decides the log.
+        cache_folder: where traces are kept (see default_cache_folder); None keeps none.
+        on_progress: told what is being run.
+
+    Raises:
+        UserError: the model can't be run on such tensors, or not with this request.
+    """
+    check_sequence_length(source.facts, request.sequence_length, request.target_length)
+    path = None if cache_folder is None else cache_folder / f"{key_of(source, request)}.trace"
+    trace = read_trace(path, request) if path else None
+    if trace is None:
+        import transformers
+
+        config = transformers_config(source, trust_remote_code=source.trust_remote_code)
+        auto_class: Any = getattr(transformers, source.task.auto_class)
+        build = partial(auto_class.from_config, trust_remote_code=source.trust_remote_code)
+        trace = trace_config(config, build, request, on_progress=on_progress)
+        if path:
+            write_trace(path, trace)
+    return trace
 
 
 def trace_config(
@@ -125,7 +167,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _is_own(error: Exception) -> bool:
-    """Return whether zerofit's own code raised an error, and not the model's or a library's."""
+    """Return True if zerofit's own code raised an error, and not the model's or a library's."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path(frames[-1].filename).is_relative_to(_ZEROFIT)
 
@@ -189,7 +231,7 @@ class _Tracing:
     feed: Feed = collated
     skeleton: Skeleton = field(init=False)
     stacks: tuple[Stack, ...] = ()
-    runs: dict[tuple[int, tuple[int, ...]], RawLog] = field(default_factory=dict)
+    runs: dict[tuple[int, tuple[int, ...]], RawLog[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.skeleton = describe(self.model)
@@ -219,7 +261,7 @@ class _Tracing:
         return Trace(request=self.request, logs=tuple(logs))
 
     def _holds_for_one(self, log: AffineLog) -> bool:
-        """Return whether a log holds for one sample too, or the model takes no single one."""
+        """Return True if a log holds for one sample too, or the model takes no single one."""
         try:
             return difference(log, self._run(1), 1) is None
         except ValueError:  # of torch.nn.functional.batch_norm, where there is one value to a channel
@@ -244,7 +286,7 @@ class _Tracing:
         log = exact(self._run(samples))
         return to_allocation_log(self._whole(log, samples), self.skeleton, samples)
 
-    def _run(self, samples: int, more: int = 0) -> RawLog:
+    def _run(self, samples: int, more: int = 0) -> RawLog[int]:
         key = (samples, tuple(stack.few(more) for stack in self.stacks))
         if key not in self.runs:
             few = "".join(f", {stack.few(more)} of {stack.num_layers} layers" for stack in self.stacks)

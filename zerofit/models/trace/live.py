@@ -11,11 +11,12 @@ from zerofit.core.errors import UserError
 from zerofit.core.strategy import Precision
 from zerofit.core.upstream.accelerate import take_autocast_off
 from zerofit.core.upstream.transformers import attention_of
+from zerofit.models.changes.quantization import torch_dtype
 from zerofit.models.trace.entry import trace_made
 from zerofit.models.trace.live_batch import live_batch
 from zerofit.models.trace.nested import named_tensors
 from zerofit.models.trace.packed import packed_as, packs_in_4_bit
-from zerofit.models.trace.prepare import as_requested, torch_dtype
+from zerofit.models.trace.prepare import as_requested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

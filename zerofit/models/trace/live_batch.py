@@ -85,7 +85,7 @@ class LiveBatch:
 
 
 def _is_along(name: str, tensor: Any, place: int) -> bool:
-    """Return whether a dimension may be that of the tokens.
+    """Return True if a dimension may be that of the tokens.
 
     Others may be as long by chance: a hidden size, or the side of an image.
     """

@@ -42,7 +42,7 @@ def pack_linear_layers(model: Any) -> None:
 
 
 def packs_in_4_bit(module: Any) -> bool:
-    """Return whether a module is a linear layer of bitsandbytes with weights of 4 bits."""
+    """Return True if a module is a linear layer of bitsandbytes with weights of 4 bits."""
     return any(kind.__name__ == "Linear4bit" for kind in type(module).__mro__[:-1]) and hasattr(
         module, "compute_dtype"
     )

@@ -8,28 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.core.strategy import Precision
 from zerofit.core.upstream.transformers import grouped_product_checks
 from zerofit.models.changes.adapters import adapt
 from zerofit.models.changes.checkpointing import set_checkpointing, transformers_parts
 from zerofit.models.changes.freezing import freeze
+from zerofit.models.changes.quantization import torch_dtype
 from zerofit.models.trace.packed import mend_adapters, pack_linear_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from zerofit.core.allocation_log import TraceRequest
-
-
-def torch_dtype(precision: Precision) -> Any:
-    """Return PyTorch's name of a number format."""
-    import torch
-
-    return {
-        Precision.FP32: torch.float32,
-        Precision.FP16: torch.float16,
-        Precision.BF16: torch.bfloat16,
-    }[precision]
 
 
 def prepare_model(build: Callable[..., Any], config: Any, request: TraceRequest) -> Any:
@@ -154,7 +143,7 @@ def as_if_eager(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def _has_grouped_kernel(capability: tuple[int, int], _: Any, weight: Any, __: Any) -> bool:
-    """Return whether fake tensors know the grouped product of CUDA; the other one allocates the same."""
+    """Return True if fake tensors know the grouped product of CUDA; the other one allocates the same."""
     import torch
 
     return capability >= (8, 0) and weight.dtype == torch.bfloat16

@@ -1,9 +1,9 @@
-"""RawLog: the log of one run at one micro-batch size, before it is made a function of that size."""
+"""RawLog: the log of one run, with plain numbers at one micro-batch size, or with functions of that size."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from zerofit.core.allocation_log import Event
 
@@ -15,16 +15,20 @@ CALL = 8
 """An event beside those of allocation_log.Event: an operator was called; its index in calls."""
 
 
+_Number = TypeVar("_Number")
+"""int for a run at one size; for a log that holds for many, what affine.Affine says."""
+
+
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall(Generic[_Number]):
     """The work of one call of an operator."""
 
     operator: int
     kind: CostKind
     during: Pass
     precision: Precision
-    flops: int
-    num_bytes: int
+    flops: _Number
+    num_bytes: _Number
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,16 +42,16 @@ class Skeleton:
 
 
 @dataclass(slots=True)
-class RawLog:
+class RawLog(Generic[_Number]):
     """Columns of storages, events and calls, as they were seen."""
 
     kinds: list[TensorKind] = field(default_factory=list)
-    num_bytes: list[int] = field(default_factory=list)
+    num_bytes: list[_Number] = field(default_factory=list)
     modules: list[int] = field(default_factory=list)
     operators: list[int] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)
     arguments: list[int] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[OperatorCall[_Number]] = field(default_factory=list)
     gradient_storages: dict[int, int] = field(default_factory=dict)
     """Parameter to storage."""
     operator_names: list[str] = field(default_factory=list)

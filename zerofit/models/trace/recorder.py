@@ -27,7 +27,7 @@ class Recorder:
     def __init__(self, *, is_padded: bool, as_on_cuda: bool) -> None:
         import torch
 
-        self.log = RawLog()
+        self.log: RawLog[int] = RawLog()
         self.phase: TensorKind = TensorKind.INPUT
         self._torch = torch
         self._is_padded, self._as_on_cuda = is_padded, as_on_cuda
@@ -91,12 +91,12 @@ class Recorder:
 
     @property
     def is_in_backward(self) -> bool:
-        """Whether the backward pass runs, recomputation included."""
+        """True if the backward pass runs, recomputation included."""
         return self.phase is TensorKind.ACTIVATION_GRADIENT
 
     @property
     def is_in_engine(self) -> bool:
-        """Whether autograd's own code runs; recomputation is not."""
+        """True if autograd's own code runs; recomputation is not."""
         return self.is_in_backward and not self._torch.is_grad_enabled()
 
     # ------------------------------------------------------------ storages
@@ -226,7 +226,7 @@ class Recorder:
             self.log.note(Event.FREE, index)
 
     def _is_engine_sum(self, function: Any, args: tuple[Any, ...]) -> bool:
-        """Return whether autograd adds up two gradients of one tensor.
+        """Return True if autograd adds up two gradients of one tensor.
 
         PyTorch's formulas of first derivatives add no two tensors of one shape by themselves.
         """
@@ -254,7 +254,7 @@ class Recorder:
             self.log.calls.append(call)
 
     def _is_unknown(self, tensor: Any) -> bool:
-        """Return whether a fake tensor was made of the labels or the mask."""
+        """Return True if a fake tensor was made of the labels or the mask."""
         return self._is_fake(tensor) and self.index_of(tensor) in self._from_labels | self._from_mask
 
     def _is_fake(self, tensor: Any) -> bool:
@@ -281,12 +281,12 @@ class Recorder:
 
 
 def operator_is_item(function: Any) -> bool:
-    """Return whether an operator reads one element into Python."""
+    """Return True if an operator reads one element into Python."""
     return bool(function.__name__ == "_local_scalar_dense.default")
 
 
 def is_dense(tensor: Any) -> bool:
-    """Return whether a tensor's elements lie side by side, none twice."""
+    """Return True if a tensor's elements lie side by side, none twice."""
     size = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length != 1:

@@ -66,17 +66,7 @@ class _Replication:
         self._owners = self._find_owners()
         self._new: dict[tuple[bool, int, int], int] = {}
         self._elsewhere: dict[int, int] = {}
-        self._out = AffineLog(
-            kinds=[],
-            num_bytes=[],
-            modules=[],
-            operators=[],
-            codes=[],
-            arguments=[],
-            calls=log.calls,
-            gradient_storages={},
-            operator_names=log.operator_names,
-        )
+        self._out = AffineLog(calls=log.calls, operator_names=log.operator_names)
 
     def result(self) -> AffineLog:
         for segment, layer in self._instances():
@@ -164,7 +154,7 @@ class _Replication:
         return [self._new[owner[0], owner[1] + turn * self._stack.period, owner[2]] for turn in turns]
 
     def _is_not_yet(self, index: int, segment: _Segment, instance: int) -> bool:
-        """Return whether a layer lets go of what all layers share, and a copy of it is still to come."""
+        """Return True if a layer lets go of what all layers share, and a copy of it is still to come."""
         if segment.layer not in self._copied or index in self._owners:
             return False
         return instance != (segment.layer + self._more if segment.is_forward else segment.layer)
@@ -186,11 +176,9 @@ class _Replication:
         return f"{self._stack.path}.{self._moved(int(match[1]), segment, instance)}{name[match.end() :]}"
 
     def _module(self, number: int, segment: _Segment, instance: int) -> int:
-        return (
-            self._numbers[self._name(self._skeleton.modules[number], segment, instance)]
-            if number >= 0
-            else -1
-        )
+        if number < 0:
+            return -1
+        return self._numbers[self._name(self._skeleton.modules[number], segment, instance)]
 
     def _emit(self, segment: _Segment, instance: int) -> None:
         log, out = self._log, self._out
@@ -212,8 +200,7 @@ class _Replication:
                 if self._is_not_yet(argument, segment, instance):
                     continue
                 for one in self._copies_of(argument, segment):
-                    out.codes.append(code)
-                    out.arguments.append(one)
+                    out.note(code, one)
                 argument = self._storage(argument, segment, instance)
             elif code == Event.GRADIENT_READY:
                 name = self._name(self._skeleton.parameters[argument].name, segment, instance)
@@ -222,5 +209,4 @@ class _Replication:
                 out.gradient_storages[argument] = storage
             elif code not in (CALL, Event.FORWARD_ENDS):
                 argument = self._module(argument, segment, instance)
-            out.codes.append(code)
-            out.arguments.append(argument)
+            out.note(code, argument)

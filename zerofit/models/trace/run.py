@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.allocation_log import Event, TensorKind
 from zerofit.core.strategy import Precision
 from zerofit.core.upstream.transformers import checkpointing_function, set_checkpointing_function
+from zerofit.models.changes.quantization import torch_dtype
 from zerofit.models.trace.batches import make_batch
 from zerofit.models.trace.cuda_like import cuda_like
 from zerofit.models.trace.nested import map_tensors, named_tensors
-from zerofit.models.trace.prepare import as_if_eager, torch_dtype
+from zerofit.models.trace.prepare import as_if_eager
 from zerofit.models.trace.raw import leaves
 from zerofit.models.trace.recorder import Recorder, watching
 
@@ -40,7 +41,7 @@ def run_micro_batch(
     *,
     feed: Feed = collated,
     as_on_cuda: bool = True,
-) -> RawLog:
+) -> RawLog[int]:
     """Return the log of one micro-batch, after which the model holds no gradients.
 
     Args:
@@ -223,7 +224,7 @@ def _watch_outputs(output: Any, number: int, recorder: Recorder) -> None:
 
 
 def needs_gradient(value: Any) -> bool:
-    """Return whether a value is a tensor that the backward pass reaches."""
+    """Return True if a value is a tensor that the backward pass reaches."""
     import torch
 
     return isinstance(value, torch.Tensor) and value.requires_grad

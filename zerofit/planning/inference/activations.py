@@ -1,26 +1,133 @@
-"""What a forward pass without gradients holds at its largest moment: one layer's tensors, mask and logits."""
+"""Tensors of a forward pass without gradients, beside the weights: of a layer, mask, logits, cache."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.core.estimates import Term
-from zerofit.planning.inference.attention_scores import (
-    EAGER_FAMILIES,
-    is_eager,
-    kept_scores_bytes,
-    scores_bytes,
-)
-from zerofit.planning.inference.passes import FUSED_GATE_FAMILIES
+from zerofit.core.estimates import Holder, Term
+from zerofit.planning.inference.forward_log import FUSED_GATE_FAMILIES
 
 if TYPE_CHECKING:
-    from zerofit.core.estimates import Holder
     from zerofit.planning.estimate.closed_form.shape import Shape
     from zerofit.planning.inference.request import InferenceWorkload
 
+FUSED_FAMILIES = frozenset(
+    {
+        "bart", "biogpt", "cohere", "cohere2", "falcon", "gemma", "gemma3_text", "glm", "glm4", "gpt2",
+        "gpt_bigcode", "gpt_neox", "granite", "granitemoe", "llama", "m2m_100", "marian", "mbart",
+        "mistral", "mixtral", "mt5", "nemotron", "olmo", "olmo2", "olmoe", "opt", "pegasus", "phi",
+        "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm",
+        "starcoder2", "t5", "umt5"
+    }
+)  # fmt: skip
+"""Families whose attention goes through torch's scaled_dot_product_attention, and there into a fused kernel.
+Source: transformers 5.23, _supports_sdpa in models/*/modeling_*.py."""
+EAGER_FAMILIES = frozenset({"bloom", "codegen", "gemma2", "gpt_neo", "gpt_oss", "gptj", "longt5", "xglm"})
+"""Families that compute all scores; an unknown one is taken to as well. Source: the same."""
+LATENT_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3"})
+"""Families with multi-head latent attention: query and key are wider than the value."""
+_FP32 = 4
+_EAGER_TENSORS = {"gemma2": 1}
+"""Tensors of the scores' size before the softmax, in the format of the weights."""
+_MOST_TENSORS = 3
+"""Those of other families: bloom's; no more were counted (tests/planning/inference/test_activations.py)."""
+
+
+def is_eager(shape: Shape) -> bool:
+    """Return True if a family computes its scores in Python, or is not known."""
+    family = shape.facts.model_type
+    return family not in FUSED_FAMILIES and family not in LATENT_FAMILIES
+
+
+def scores_bytes(shape: Shape) -> int:
+    """Return the bytes of one query and one key, all heads together; 0 with a fused kernel.
+
+    Scores in the format of the weights, their softmax in fp32, and that in the format of the weights again.
+    Without a fused kernel torch computes with fp32 scores and their softmax: heads of one key and value that
+    falcon does not repeat, values narrower than keys. ASSUMPTION: the latter on a GPU too; seen on the CPU.
+    Source: transformers 5.23, eager_attention_forward of its modeling files;
+    aten/src/ATen/native/transformers/sdp_utils_cpp.h, check_batch_size_and_num_heads_dense and
+    attention.cpp, _scaled_dot_product_attention_math.
+    """
+    model, width = shape.facts, shape.compute_bytes
+    heads = max(1, model.num_attention_heads)
+    if is_eager(shape):
+        cast = width if width < _FP32 else 0
+        return heads * (_EAGER_TENSORS.get(model.model_type, _MOST_TENSORS) * width + _FP32 + cast)
+    is_unrepeated = model.model_type == "falcon" and model.num_key_value_heads == 1 < heads
+    if is_unrepeated or model.model_type in LATENT_FAMILIES:
+        return heads * 2 * _FP32
+    return 0
+
+
+def kept_scores_bytes(shape: Shape) -> int:
+    """Return what of these a layer holds while its feed-forward block runs: what its attention returned."""
+    if not is_eager(shape):
+        return 0
+    tensors = min(2, _EAGER_TENSORS.get(shape.facts.model_type, _MOST_TENSORS))
+    return max(1, shape.facts.num_attention_heads) * tensors * shape.compute_bytes
+
+
+CACHE = "key-value cache"
+CROSS_CACHE = "cross-attention cache"
+CACHE_COPY = "cache copy"
+_LATENT = "; too high: this family caches latents of all heads, whose width is not known here"
+_SOURCE = "transformers 5.23, cache_utils.py:136 (DynamicLayer.update)"
+
+
+def cache_bytes_per_token(shape: Shape) -> int:
+    """Return the bytes that one token of one sequence keeps in the self-attention of all layers.
+
+    Layers with a sliding window keep no more than that; they are taken to keep everything.
+    """
+    model = shape.facts
+    num_layers = model.num_decoder_layers or model.num_layers
+    return num_layers * _layer_bytes(shape)
+
+
+def cached_tokens(shape: Shape, workload: InferenceWorkload) -> int:
+    """Return the tokens of a sequence that are cached at the end: the last new one never is."""
+    prompt = 1 if shape.facts.num_decoder_layers else workload.longest_prompt
+    return prompt + workload.max_new_tokens - 1
+
+
+def cache_terms(
+    shape: Shape, workload: InferenceWorkload, *, batch_size: int, tokens: int
+) -> tuple[Term, ...]:
+    """Return the cache of a batch once each of its sequences has so many tokens.
+
+    Args:
+        shape: the model, in the format of its weights, which is that of the cache.
+        workload: tells the sequences of a prompt, and of an encoder-decoder the tokens that it attends to.
+        tokens: of each sequence; of an encoder-decoder, those of its decoder.
+    """
+    sequences = batch_size * workload.sequences_per_prompt
+    each, longest = cache_bytes_per_token(shape), tokens
+    each_has = f" x {workload.sequences_per_prompt} sequences" * (workload.sequences_per_prompt > 1)
+    rows = f"{batch_size} prompts{each_has}"
+    formula = f"2 x layers x key-value heads x head width x b = {each} B, x {tokens} tokens x {rows}"
+    formula += _LATENT * (shape.facts.model_type in LATENT_FAMILIES)
+    terms = [_term(CACHE, each * tokens * sequences, formula, _SOURCE)]
+    if shape.facts.num_decoder_layers:
+        longest = max(tokens, workload.longest_prompt)
+        formula = f"keys and values of the encoder's {workload.longest_prompt} tokens x {rows}"
+        source = "transformers 5.23, cache_utils.py (EncoderDecoderCache)"
+        terms.append(_term(CROSS_CACHE, each * workload.longest_prompt * sequences, formula, source))
+    formula = "the keys of one layer a second time, while a token is put behind them or beams change"
+    copied = _layer_bytes(shape) // 2 * longest * sequences
+    return *terms, _term(CACHE_COPY, copied, formula, f"{_SOURCE}; DynamicLayer.reorder_cache")
+
+
+def _term(name: str, num_bytes: int, formula: str, source: str) -> Term:
+    return Term(name=name, num_bytes=num_bytes, holder=Holder.TENSORS, formula=formula, source=source)
+
+
+def _layer_bytes(shape: Shape) -> int:
+    return 2 * shape.key_width * shape.weight_bytes
+
+
 ACTIVATIONS, MASK, LOGITS = "activations of one layer", "attention mask", "logits"
 ENCODER_OUTPUTS, SCORES = "encoder outputs", "attention scores"
-_FP32 = 4
 _POSITION_BIAS_FAMILIES = frozenset({"t5", "mt5", "umt5", "longt5"})
 """Families that add a bias of (heads, tokens, tokens) to the scores, so that the mask has the heads too.
 Source: transformers 5.23, integrations/sdpa_attention.py, create_position_bias_mask."""
@@ -28,7 +135,7 @@ _FUSED_GATE_TENSORS = 4
 """Of the inner width: gate and up as one product, the activated gate, and the product of the two."""
 _INNER_TENSORS = {"bloom": 5, "phi": 4, **dict.fromkeys(FUSED_GATE_FAMILIES, _FUSED_GATE_TENSORS)}
 """Of the inner width, in families whose feed-forward block holds more than most: its activation is written
-out in Python, or gate and up are one product. Source: counted, tests/planning/inference/test_activations.py."""
+out in Python, or gate and up are one product. Counted in tests/planning/inference/test_activations.py."""
 _FP32_KEY_FAMILIES = frozenset({"codegen", "gpt_neo", "gptj"})
 """Families that compute scores in fp32. Source: transformers 5.23, GPTJAttention._attn and its likes."""
 _TWO_MASK_FAMILIES = frozenset({"cohere2", "gemma2", "gemma3_text", "gpt_oss"})
@@ -41,61 +148,48 @@ _LOGITS_COPIES = 4
 sort or a softmax under sampling and beams."""
 
 
-def prefill_terms(
-    shape: Shape, workload: InferenceWorkload, *, batch_size: int, holder: Holder
-) -> tuple[Term, ...]:
-    """Return what the prompts of a batch take on their way through the model, their cache left out.
-
-    Args:
-        shape: the model, in the format of its weights.
-        workload: its longest prompt, to which the others are padded.
-        batch_size: prompts in one call.
-        holder: who holds it.
-    """
-    is_pair = bool(shape.facts.num_decoder_layers)
+def prefill_terms(shape: Shape, workload: InferenceWorkload, *, batch_size: int) -> tuple[Term, ...]:
+    """Return the tensors of a batch of prompts going through the model, their cache left out."""
     # An encoder sees each prompt once; a decoder sees it once for each sequence.
+    is_pair = bool(shape.facts.num_decoder_layers)
     rows = batch_size if is_pair else batch_size * workload.sequences_per_prompt
     tokens = workload.longest_prompt
-    return (
-        *_layer_terms(shape, rows, queries=tokens, keys=tokens, holder=holder),
-        _mask_term(shape, rows, queries=tokens, keys=tokens, holder=holder),
-        _logits_term(shape, batch_size * workload.sequences_per_prompt, holder),
-        *((_encoder_outputs(shape, workload, batch_size, holder),) if is_pair else ()),
-    )
+    return _pass_terms(shape, workload, batch_size, rows, queries=tokens, keys=tokens)
 
 
 def decode_terms(
-    shape: Shape, workload: InferenceWorkload, *, batch_size: int, tokens: int, holder: Holder
+    shape: Shape, workload: InferenceWorkload, *, batch_size: int, tokens: int
 ) -> tuple[Term, ...]:
-    """Return what one new token of each sequence takes on its way through the model, the cache left out.
+    """Return the tensors of one new token of each sequence going through the model, the cache left out.
 
     Args:
-        shape: the model, in the format of its weights.
-        workload: tells the sequences of a prompt.
-        batch_size: prompts in one call.
         tokens: of each sequence, which the new one attends to.
-        holder: who holds it.
     """
     rows = batch_size * workload.sequences_per_prompt
-    is_pair = bool(shape.facts.num_decoder_layers)
-    return (
-        *_layer_terms(shape, rows, queries=1, keys=tokens, holder=holder),
-        _mask_term(shape, rows, queries=1, keys=tokens, holder=holder),
-        _logits_term(shape, rows, holder),
-        *((_encoder_outputs(shape, workload, batch_size, holder),) if is_pair else ()),
-    )
+    return _pass_terms(shape, workload, batch_size, rows, queries=1, keys=tokens)
 
 
-def _layer_terms(shape: Shape, rows: int, *, queries: int, keys: int, holder: Holder) -> tuple[Term, ...]:
-    """Return the largest of a layer's norm, attention and feed-forward block, with the streams beside it.
+def _pass_terms(
+    shape: Shape, workload: InferenceWorkload, batch_size: int, rows: int, *, queries: int, keys: int
+) -> tuple[Term, ...]:
+    """Return the tensors of a pass with so many rows, tokens of each, and tokens that these attend to."""
+    sequences = batch_size * workload.sequences_per_prompt
+    terms = [
+        *_layer_terms(shape, rows, queries=queries, keys=keys),
+        _mask_term(shape, rows, queries=queries, keys=keys),
+        _logits_term(shape, sequences),
+    ]
+    if shape.facts.num_decoder_layers:
+        tokens = sequences * workload.longest_prompt
+        num_bytes = tokens * shape.facts.hidden_size * shape.compute_bytes
+        formula = f"{tokens} tokens x width x b, for the whole call"
+        source = "transformers 5.23, generation/utils.py, _prepare_encoder_decoder_kwargs_for_generation"
+        terms.append(_term(ENCODER_OUTPUTS, num_bytes, formula, source))
+    return tuple(terms)
 
-    Args:
-        shape: the model.
-        rows: sequences.
-        queries: tokens of each that go through the model.
-        keys: tokens of each that they attend to.
-        holder: who holds it.
-    """
+
+def _layer_terms(shape: Shape, rows: int, *, queries: int, keys: int) -> tuple[Term, ...]:
+    """Return the largest of a layer's norm, attention and feed-forward block, with the streams beside it."""
     tokens, width, pairs = rows * queries, shape.compute_bytes, rows * queries * keys
     scores = {"attention": pairs * scores_bytes(shape), "feed-forward": pairs * kept_scores_bytes(shape)}
     parts = {
@@ -107,29 +201,19 @@ def _layer_terms(shape: Shape, rows: int, *, queries: int, keys: int, holder: Ho
     }
     largest = max(parts, key=lambda name: parts[name] + scores.get(name, 0))
     streams = 2 if shape.has_rms_norm else 3  # the embeddings, the residual, and learned positions
-    activations = Term(
-        name=ACTIVATIONS,
-        num_bytes=tokens * streams * shape.facts.hidden_size * width + parts[largest],
-        holder=holder,
-        formula=f"{tokens} tokens x ({streams} streams + {largest}, the largest part of a layer)",
-        source="transformers' modeling files; tests/planning/inference/test_activations.py compares it with tensors",
-    )
-    of_scores = _scores_term(shape, scores.get(largest, 0), f"{rows} rows x {queries} x {keys}", holder)
-    return (activations, of_scores) if of_scores.num_bytes else (activations,)
-
-
-def _scores_term(shape: Shape, num_bytes: int, pairs: str, holder: Holder) -> Term:
-    is_unknown = is_eager(shape) and shape.facts.model_type not in EAGER_FAMILIES
-    return Term(
-        name=SCORES,
-        num_bytes=num_bytes,
-        holder=holder,
-        formula=f"{pairs} x heads x their tensors, with the softmax in fp32"
-        + (", as this family is not known to have a fused kernel" if is_unknown else ""),
-        source="ASSUMPTION: as an unknown family's attention is eager"
-        if is_unknown
-        else "zerofit.planning.inference.attention_scores; transformers 5.23, _supports_sdpa",
-    )
+    num_bytes = tokens * streams * shape.facts.hidden_size * width + parts[largest]
+    formula = f"{tokens} tokens x ({streams} streams + {largest}, the largest part of a layer)"
+    test = "tests/planning/inference/test_activations.py"
+    source = f"transformers' modeling files; {test} compares it with tensors"
+    activations = _term(ACTIVATIONS, num_bytes, formula, source)
+    if not scores.get(largest):
+        return (activations,)
+    formula = f"{rows} rows x {queries} x {keys} x heads x their tensors, with the softmax in fp32"
+    source = "zerofit.planning.inference.activations; transformers 5.23, _supports_sdpa"
+    if is_eager(shape) and shape.facts.model_type not in EAGER_FAMILIES:
+        formula += ", as this family is not known to have a fused kernel"
+        source = "ASSUMPTION: as an unknown family's attention is eager"
+    return activations, _term(SCORES, scores[largest], formula, source)
 
 
 def _norm_bytes(shape: Shape) -> int:
@@ -190,36 +274,15 @@ def _expert_bytes(shape: Shape) -> int:
     return shape.compute_bytes * max(hidden + tensors * shape.inner_width, 4 * hidden)
 
 
-def _mask_term(shape: Shape, rows: int, *, queries: int, keys: int, holder: Holder) -> Term:
+def _mask_term(shape: Shape, rows: int, *, queries: int, keys: int) -> Term:
     each = (1 + shape.compute_bytes) * (2 if shape.facts.model_type in _TWO_MASK_FAMILIES else 1)
-    return Term(
-        name=MASK,
-        num_bytes=rows * queries * keys * each,
-        holder=holder,
-        formula=f"{rows} rows x {queries} x {keys} x {each} B, as booleans and as numbers",
-        source="ASSUMPTION: batches have padding; aten/src/ATen/native/transformers/attention.cpp,"
-        " convert_boolean_attn_mask",
-    )
+    formula = f"{rows} rows x {queries} x {keys} x {each} B, as booleans and as numbers"
+    kernel = "aten/src/ATen/native/transformers/attention.cpp, convert_boolean_attn_mask"
+    return _term(MASK, rows * queries * keys * each, formula, f"ASSUMPTION: batches have padding; {kernel}")
 
 
-def _logits_term(shape: Shape, rows: int, holder: Holder) -> Term:
+def _logits_term(shape: Shape, rows: int) -> Term:
     each = shape.compute_bytes + _LOGITS_COPIES * _FP32
-    return Term(
-        name=LOGITS,
-        num_bytes=rows * shape.facts.vocab_size * each,
-        holder=holder,
-        formula=f"{rows} rows x vocabulary x {each} B: of the last token alone, with their copies in fp32",
-        source="transformers 5.23, generation/utils.py:2953, :3247; number of copies: ASSUMPTION",
-    )
-
-
-def _encoder_outputs(shape: Shape, workload: InferenceWorkload, batch_size: int, holder: Holder) -> Term:
-    rows = batch_size * workload.sequences_per_prompt
-    tokens = rows * workload.longest_prompt
-    return Term(
-        name=ENCODER_OUTPUTS,
-        num_bytes=tokens * shape.facts.hidden_size * shape.compute_bytes,
-        holder=holder,
-        formula=f"{tokens} tokens x width x b, for the whole call",
-        source="transformers 5.23, generation/utils.py, _prepare_encoder_decoder_kwargs_for_generation",
-    )
+    formula = f"{rows} rows x vocabulary x {each} B: of the last token alone, with their copies in fp32"
+    source = "transformers 5.23, generation/utils.py:2953, :3247; number of copies: ASSUMPTION"
+    return _term(LOGITS, rows * shape.facts.vocab_size * each, formula, source)

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage
+from zerofit.checking.engine import check
+from zerofit.checking.inputs.strategy import situation_of_strategy
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules import ALL_RULES
+from zerofit.core.errors import UserError
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
 from zerofit.core.validation import STRICT, check_at_least
 from zerofit.generation.generation_job import Gather
+from zerofit.planning.ranks import check_ranks
+
+if TYPE_CHECKING:
+    from zerofit.core.facts import Machine, Versions
 
 DTYPES = {"float32": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
 """Precisions by their names in torch."""
@@ -26,7 +37,7 @@ FLAGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceWorkload:
-    """What is to be generated."""
+    """Prompts and their completions."""
 
     num_prompts: int
     longest_prompt: int
@@ -58,7 +69,7 @@ class InferenceWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRequest:
-    """What the user's flags fix; None where nothing was said, so that the planner chooses."""
+    """Values that the user's flags fix; None leaves the choice to the planner."""
 
     zero_stage: ZeroStage | None = None
     """0: each rank holds the whole model. 3: its parameters are partitioned."""
@@ -77,9 +88,54 @@ class InferenceRequest:
     gather: Gather = Gather.AUTO
     """ALWAYS needs the whole model beside each rank's part; the others need no more than NEVER."""
     on_cpu: bool = False
-    """Whether to leave GPUs alone."""
+    """True leaves GPUs alone."""
 
     __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_processes", "num_nodes", "batch_size")
+
+
+def check_request(machine: Machine, request: InferenceRequest, *, versions: Versions) -> None:
+    """Check that the flags agree with each other and with the machine.
+
+    Raises:
+        UserError: the ranks can't be made, or a flag brings nothing.
+        ExceptionGroup: of UserErrors, where the flags break a compatibility rule.
+    """
+    stage, offload = request.zero_stage, request.param_offload
+    if stage in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
+        raise UserError(
+            "generate-stage-pointless",
+            f"ZeRO stage {stage.value} partitions nothing that generation has",
+            found=f"--zero-stage {stage.value}",
+            why="stages 1 and 2 partition optimizer states and gradients; each rank would hold the whole"
+            " model, as with stage 0",
+            fix="give --zero-stage 0 for the whole model on each rank, 3 for a part of it, or leave it out",
+            see="https://www.deepspeed.ai/tutorials/zero/#zero-overview",
+        )
+    if stage is ZeroStage.NOTHING and request.gather is Gather.ALWAYS:
+        raise UserError(
+            "generate-gather-needs-zero3",
+            "there are no weights to gather",
+            found="--gather always with --zero-stage 0",
+            why="each rank holds the whole model already",
+            fix="leave out --gather",
+        )
+    if offload is not None:  # a folder alone allows what the planner may choose
+        strategy = Strategy(
+            engine=Engine.DEEPSPEED,
+            zero_stage=ZeroStage.PARAMETERS if stage is None else stage,
+            param_offload=offload,
+            nvme_path=request.nvme_path,
+        )
+        situation = situation_of_strategy(strategy, topology=Topology(), versions=versions)
+        if errors := check(situation, rules=ALL_RULES).of(Severity.ERROR):
+            raise ExceptionGroup("flags that contradict each other", [one.as_error() for one in errors])
+    if request.num_processes is not None:
+        check_ranks(
+            request.num_processes,
+            num_nodes=request.num_nodes or 1,
+            num_gpus=None if request.on_cpu or not machine.gpus else len(machine.gpus),
+            said=f"--num-processes {request.num_processes}",
+        )

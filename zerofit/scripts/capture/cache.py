@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.core.cache_folder import write_whole
+from zerofit.core.atomic_file import write_whole
 from zerofit.core.capture import capture_from_json, capture_to_json, masked
 from zerofit.core.errors import UserError
-from zerofit.scripts.capture.journal import MOST_READ, Change, is_of_hub, read_entries, read_paths
+from zerofit.scripts.capture.journal import MOST_READ, is_of_hub, read_entries, read_paths
 from zerofit.scripts.capture.restore_files import argument_paths
 
 if TYPE_CHECKING:
@@ -25,21 +25,13 @@ if TYPE_CHECKING:
     from zerofit.core.allocation_log import TraceRequest
     from zerofit.core.capture import Capture
 
-_ZEROFIT = Path(__file__).parents[1]
-_CAPTURING = ("capture.py", "probe/script_environment.py", "runtime/run_target.py", "runtime/capture/*.py")
+_ZEROFIT = Path(__file__).parents[2]
+_CAPTURING = ("core/capture.py", "scripts/run_target.py", "scripts/capture/**/*.py")
 """The files of zerofit that decide what a capture holds."""
-_TRACING = ("allocation_log.py", "strategy.py", "probe/trace/*.py", "runtime/capture/*.py")
+_TRACING = ("core/allocation_log.py", "core/strategy.py", "models/trace/*.py", "scripts/capture/child/*.py")
 """Those that decide what a trace of a captured model holds."""
 _VARIABLES = (
-    "DATASETS_",
-    "DS_",
-    "HF_",
-    "PEFT_",
-    "PYTHON",
-    "PYTORCH_",
-    "TOKENIZERS_",
-    "TORCH",
-    "TRANSFORMERS_",
+    *("DATASETS_", "DS_", "HF_", "PEFT_", "PYTHON", "PYTORCH_", "TOKENIZERS_", "TORCH", "TRANSFORMERS_"),
     "TRL_",
 )
 """Prefixes of variables that decide what a script makes, beside those that its own code names."""
@@ -52,7 +44,7 @@ _MOST_CAPTURES = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ScriptRun:
     """A script as it is to be run."""
 
     target: tuple[str, ...]
@@ -60,14 +52,6 @@ class Run:
     environment: Mapping[str, str]
     """The user's variables."""
     cwd: Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """A capture, and the digest of all that decided it."""
-
-    capture: Capture
-    key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +63,11 @@ class Before:
     """As time.time_ns() has it."""
 
 
-def load(cache_folder: Path, run: Run) -> Stored | None:
-    """Return the capture of a run from the cache; None where there is none, or what decided it has changed.
+def load(cache_folder: Path, run: ScriptRun) -> tuple[Capture, str] | None:
+    """Return the capture of a run from the cache, and the digest of all that decided it.
 
-    Args:
-        cache_folder: zerofit's (see cache_folder.cache_folder).
-        run: the script.
+    Returns:
+        None where there is none, or what decided it has changed.
     """
     try:
         document = json.loads(_file(cache_folder, run).read_text(encoding="utf-8"))
@@ -93,12 +76,12 @@ def load(cache_folder: Path, run: Run) -> Stored | None:
             return None
         if document["environment"] != _environment_stamp(run.environment, stamps):
             return None
-        return Stored(capture=capture_from_json(document["capture"], name="cache"), key=document["key"])
+        return capture_from_json(document["capture"], name="cache"), document["key"]
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
 
 
-def before_run(run: Run) -> Before:
+def before_run(run: ScriptRun) -> Before:
     """Return the stamp of each file and folder that a run names, and of what its links lead to."""
     script = [] if run.target[0] == "-m" else [run.cwd / run.target[0]]
     arguments = argument_paths(masked(run.target), run.cwd)
@@ -109,26 +92,14 @@ def before_run(run: Run) -> Before:
 
 
 def store(
-    cache_folder: Path | None,
-    run: Run,
-    capture: Capture,
-    *,
-    folder: Path,
-    before: Before,
+    cache_folder: Path | None, run: ScriptRun, capture: Capture, *, folder: Path, before: Before
 ) -> str:
     """Keep a capture, and return the digest of all that decided it.
 
     It is not kept where a file that decided it changed meanwhile, or can't be told apart from another, or
     where it read more files than are noted.
-
-    Args:
-        cache_folder: zerofit's; None keeps none.
-        run: the script.
-        capture: what came of it.
-        folder: the capture's own, whose journal names what was read and changed.
-        before: what before_run returned.
     """
-    changed = {entry.path for entry in read_entries(folder)[0] if entry.change is not Change.TOUCHED}
+    changed = {entry.path for entry in read_entries(folder)[0]}
     read = {path for path in read_paths(folder) if path not in changed}
     own = {path for path in read - before.stamps.keys() if not is_of_hub(path)}
     is_steady = len(read) <= MOST_READ and all(_changed_ns(path) < before.started_ns for path in own)
@@ -139,12 +110,8 @@ def store(
     environment = _environment_stamp(run.environment, stamps)
     key = _digest([_identity(run), environment, stamps])
     if cache_folder is not None and is_steady and None not in stamps.values():
-        document = {
-            "key": key,
-            "stamps": stamps,
-            "environment": environment,
-            "capture": capture_to_json(capture),
-        }
+        decided = {"key": key, "stamps": stamps, "environment": environment}
+        document = {**decided, "capture": capture_to_json(capture)}
         with contextlib.suppress(OSError):  # a folder that can't be written to keeps none
             write_whole(_file(cache_folder, run), json.dumps(document).encode(), mode=0o600)
             _prune(cache_folder / "captures")
@@ -152,37 +119,21 @@ def store(
 
 
 def trace_file(cache_folder: Path, key: str, request: TraceRequest) -> Path:
-    """Return where the trace of a captured model is kept.
-
-    Args:
-        cache_folder: zerofit's.
-        key: of the capture.
-        request: what decides the trace beside it.
-    """
+    """Return where the trace of a captured model is kept; the capture's key and the request decide it."""
     told = [key, asdict(request), _digest_of_code(_TRACING)]
     return cache_folder / "traces" / f"{_digest(told)}.trace"
 
 
-def _file(cache_folder: Path, run: Run) -> Path:
+def _file(cache_folder: Path, run: ScriptRun) -> Path:
     return cache_folder / "captures" / f"{_digest(_identity(run))}.json"
 
 
-def _identity(run: Run) -> list[object]:
+def _identity(run: ScriptRun) -> list[object]:
     """Return what decides a capture and is known before it."""
-    packages = [
-        name
-        for folder in sys.path
-        for name in _names_in(folder)
-        if name.endswith((".dist-info", ".egg-info"))
-    ]
-    return [
-        run.target,
-        str(run.cwd),
-        sys.executable,
-        sys.version,
-        _digest(packages),
-        _digest_of_code(_CAPTURING),
-    ]
+    names = (name for folder in sys.path for name in _names_in(folder))
+    packages = _digest([name for name in names if name.endswith((".dist-info", ".egg-info"))])
+    code = _digest_of_code(_CAPTURING)
+    return [run.target, str(run.cwd), sys.executable, sys.version, packages, code]
 
 
 def _stamp(path: Path) -> list[object] | None:
@@ -228,7 +179,7 @@ def _changed_ns(path: str) -> int:
         return 0
 
 
-def _named_in_code(run: Run, code: Iterable[str], started_ns: int) -> set[str]:
+def _named_in_code(run: ScriptRun, code: Iterable[str], started_ns: int) -> set[str]:
     """Return the files and folders that code names in quotes, without what has changed since a time.
 
     Data that lies in the cache of datasets is not read again, so that nobody sees it opened. Of folders only

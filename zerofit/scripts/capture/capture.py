@@ -5,37 +5,27 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Self
 
 from zerofit.core.capture import Capture, for_plan
 from zerofit.core.errors import UserError
 from zerofit.machine.stopping import stopping_by_exception
 from zerofit.models.trace.cache import read_trace, write_trace
-from zerofit.scripts.capture.cache import Run, before_run, load, store, trace_file
+from zerofit.scripts.capture.cache import ScriptRun, before_run, load, store, trace_file
 from zerofit.scripts.capture.child_process import Child, free_host_bytes
-from zerofit.scripts.capture.errors import INSTEAD, Failure, Kind, error_of
+from zerofit.scripts.capture.errors import INSTEAD, Failure, FailureKind, error_of
 from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers, keep
-from zerofit.scripts.capture.restore_files import argument_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from zerofit.core.allocation_log import Trace, TraceRequest
 
 _COMMAND = (sys.executable, "-m", "zerofit.scripts.capture.child")
 _TRACE_LIMIT_S = 600.0
 """ASSUMPTION: a few layers are traced, which takes seconds."""
-_WEIGHTS = (
-    ("model.safetensors", "model-*-of-*.safetensors"),
-    ("pytorch_model.bin", "pytorch_model-*-of-*.bin"),
-    ("*.safetensors",),
-    ("*.bin",),
-)
-"""Names of files of weights, first those that are loaded first (transformers/modeling_utils.py,
-_get_resolved_checkpoint_files)."""
 _LOADING_TIMES = 2
 """Host memory that loading takes, in sizes of the weights: a checkpoint's beside the model's. ASSUMPTION."""
 
@@ -75,9 +65,8 @@ def capture_script(
         UserError: it does not come to a training; the message says why, and which flags do without.
     """
     found = {} if cache_folder is None else clear_leftovers(cache_folder)
-    run = Run(target=target, environment=environment, cwd=cwd)
     captured = CapturedScript(
-        run,
+        run=ScriptRun(target=target, environment=environment, cwd=cwd),
         limit_s=limit_s,
         cache_folder=cache_folder,
         on_progress=on_progress,
@@ -86,9 +75,9 @@ def capture_script(
         command=command,
     )
     captured.left = tuple(sentence for sentences in found.values() for sentence in sentences)
-    stored = None if cache_folder is None else load(cache_folder, run)
+    stored = None if cache_folder is None else load(cache_folder, captured.run)
     if stored is not None:
-        captured.capture, captured.key, captured.is_kept = stored.capture, stored.key, True
+        captured.capture, captured.key, captured.is_kept = *stored, True
     else:
         try:
             captured.start()
@@ -100,52 +89,33 @@ def capture_script(
     return captured
 
 
+@dataclass(eq=False, kw_only=True)
 class CapturedScript:
-    """What a script was seen to train, and the process that holds it, for as long as this is open.
+    """What a script was seen to train, and the process that holds it, for as long as this is open."""
 
-    Args: as capture_script has them.
-    """
-
-    capture: Capture
-    key: str
+    run: ScriptRun
+    limit_s: float
+    cache_folder: Path | None
+    on_progress: Callable[[str], None]
+    on_start: Callable[[bool], None]
+    instead: str
+    command: Sequence[str]
+    capture: Capture = field(init=False)
+    key: str = field(init=False)
     """Digest of all that decided the capture."""
     is_kept: bool = False
-    """Whether the capture is from the cache, made by a run of before."""
+    """True if the capture is from the cache, made by a run of before."""
     left: tuple[str, ...] = ()
     """After close(): sentences on what captures have left, such as folders that hold what nobody noted."""
-
-    def __init__(
-        self,
-        run: Run,
-        *,
-        limit_s: float,
-        cache_folder: Path | None,
-        on_progress: Callable[[str], None],
-        on_start: Callable[[bool], None],
-        instead: str,
-        command: Sequence[str],
-    ) -> None:
-        self._run = run
-        self._limit_s = limit_s
-        self._cache_folder = cache_folder
-        self._on_progress = on_progress
-        self._on_start = on_start
-        self._instead = instead
-        self._command = command
-        self._child: Child | None = None
-        self._folder: CaptureFolder | None = None
-        self._ended_ns: int | None = None
-        self._stack = ExitStack()
+    _child: Child | None = None
+    _folder: CaptureFolder | None = None
+    _ended_ns: int | None = None
+    _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def trace(self, request: TraceRequest) -> Trace:
@@ -157,7 +127,7 @@ class CapturedScript:
         Raises:
             UserError: the model can't be traced.
         """
-        file = None if self._cache_folder is None else trace_file(self._cache_folder, self.key, request)
+        file = None if self.cache_folder is None else trace_file(self.cache_folder, self.key, request)
         trace = read_trace(file, request) if file else None
         if trace is not None:
             return trace
@@ -177,19 +147,16 @@ class CapturedScript:
         Raises:
             UserError: it does not come there, or trains something else than the capture from the cache.
         """
-        self._on_start(self.is_kept)
+        self.on_start(self.is_kept)
         self._stack.enter_context(stopping_by_exception())
-        self._folder = CaptureFolder(self._cache_folder)
-        before = before_run(self._run)
+        self._folder = CaptureFolder(self.cache_folder)
+        before = before_run(self.run)
         free_bytes = free_host_bytes()
-        until = time.monotonic() + self._limit_s
+        until = time.monotonic() + self.limit_s
         result = self._attempt("meta", until)
-        if isinstance(result, Failure) and result.kind is Kind.NEEDS_VALUES:
-            weight_bytes = result.weight_bytes
-            if weight_bytes is None:
-                weight_bytes = _weight_bytes(self._run)
-            result = replace(result, weight_bytes=weight_bytes)
-            if weight_bytes is not None and weight_bytes * _LOADING_TIMES <= free_bytes:
+        if isinstance(result, Failure) and result.kind is FailureKind.NEEDS_VALUES:
+            needed = result.weight_bytes
+            if needed is not None and needed * _LOADING_TIMES <= free_bytes:
                 self._end_child()
                 self._folder.begin_anew(ended_ns=self._ended())
                 result = self._attempt("real", until)
@@ -198,21 +165,15 @@ class CapturedScript:
             self.close()
             raise error_of(
                 result,
-                target=self._run.target,
+                target=self.run.target,
                 output=output,
-                limit_s=self._limit_s,
+                limit_s=self.limit_s,
                 free_bytes=free_bytes,
-                instead=self._instead,
+                instead=self.instead,
             )
         if self.is_kept and _told(result) == _told(self.capture):
             return
-        key = store(
-            self._cache_folder,
-            self._run,
-            result,
-            folder=self._folder.path,
-            before=before,
-        )
+        key = store(self.cache_folder, self.run, result, folder=self._folder.path, before=before)
         if self.is_kept:
             raise _trains_another(self.capture, result)
         self.capture, self.key = result, key
@@ -236,8 +197,8 @@ class CapturedScript:
 
     def _attempt(self, weights: str, until: float) -> Capture | Failure:
         assert self._folder is not None
-        self._child = Child(self._run, folder=self._folder, weights=weights, command=self._command)
-        return self._child.wait(until, self._on_progress)
+        self._child = Child(self.run, folder=self._folder, weights=weights, command=self.command)
+        return self._child.wait(until, self.on_progress)
 
 
 def _told(capture: Capture) -> Capture:
@@ -262,7 +223,7 @@ def _told(capture: Capture) -> Capture:
 
 def _trains_another(kept: Capture, seen: Capture) -> UserError:
     was, now = _told(kept), _told(seen)
-    differing = [field.name for field in fields(was) if getattr(was, field.name) != getattr(now, field.name)]
+    differing = [one.name for one in fields(was) if getattr(was, one.name) != getattr(now, one.name)]
     return UserError(
         "script-trains-another",
         "the script does not train the same each time",
@@ -271,18 +232,3 @@ def _trains_another(kept: Capture, seen: Capture) -> UserError:
         fix="give the command again, to go by this run; if it ends so again, let the script take what it "
         "trains from its arguments and files alone",
     )
-
-
-def _weight_bytes(run: Run) -> int | None:
-    """Return the size of the weights in the model folders that arguments name; None without one."""
-    named = {path.resolve() for path in argument_paths(run.target, run.cwd) if path.is_dir()}
-    return sum(_bytes_in(folder) for folder in named) or None
-
-
-def _bytes_in(folder: Path) -> int:
-    """Return the size of the weights of one model, of which a folder may hold copies in several formats."""
-    for patterns in _WEIGHTS:
-        files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
-        if files:
-            return sum(file.stat().st_size for file in files)
-    return 0

@@ -21,12 +21,11 @@ from zerofit.models.trace.cache import read_trace
 from zerofit.scripts.capture.environment import script_environment
 from zerofit.scripts.capture.errors import (
     Failure,
-    Kind,
+    FailureKind,
+    error_of,
     failure_from,
     killed_by,
     last_lines,
-    tracer_ended,
-    tracer_slow,
 )
 from zerofit.scripts.capture.journal import CAPTURE, FAILURE, LOG, REFUSED, SPEC
 from zerofit.scripts.capture.process import ScriptProcess
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from zerofit.core.allocation_log import Trace, TraceRequest
-    from zerofit.scripts.capture.cache import Run
+    from zerofit.scripts.capture.cache import ScriptRun
     from zerofit.scripts.capture.leftovers import CaptureFolder
 
 _POLL_S = 0.02
@@ -71,7 +70,9 @@ class Child:
     ended_ns: int | None = None
     """When end() had ended the last process, as time.time_ns() has it."""
 
-    def __init__(self, run: Run, *, folder: CaptureFolder, weights: str, command: Sequence[str]) -> None:
+    def __init__(
+        self, run: ScriptRun, *, folder: CaptureFolder, weights: str, command: Sequence[str]
+    ) -> None:
         self._run = run
         self._folder = folder.path
         self._weights = weights
@@ -86,12 +87,7 @@ class Child:
             home=Path(run.environment.get("HOME") or Path.home()),
         )
         named["caches"].append(str(folder.temporary))
-        spec = {
-            "weights": weights,
-            "num_batches": _NUM_BATCHES,
-            "serve": [its_reader, its_writer],
-            **named,
-        }
+        spec = {"weights": weights, "num_batches": _NUM_BATCHES, "serve": [its_reader, its_writer], **named}
         for name in (CAPTURE, FAILURE, REFUSED):
             (folder.path / name).unlink(missing_ok=True)
         (folder.path / SPEC).write_text(json.dumps(spec), encoding="utf-8")
@@ -122,12 +118,7 @@ class Child:
             return log.read().decode("utf-8", errors="replace")
 
     def wait(self, until: float, on_progress: Callable[[str], None]) -> Capture | Failure:
-        """Return what came of the capture; the process lives on where it came to its training.
-
-        Args:
-            until: when its time is over, on time.monotonic()'s clock.
-            on_progress: told the last line that the script printed.
-        """
+        """Return what came of the capture; the process lives on where it came to its training."""
         result = self._result(until, on_progress)
         return replace(result, weights=self._weights) if isinstance(result, Failure) else result
 
@@ -137,12 +128,12 @@ class Child:
         while (ended := self._ended()) is None:
             now = time.monotonic()
             if now >= until:
-                return Failure(kind=Kind.SLOW)
+                return Failure(kind=FailureKind.SLOW)
             if now >= look_at:
                 look_at = now + _LOOK_S
                 os.utime(self._folder / SPEC)  # tells how long this lived, were it killed
                 if free_host_bytes() < self._least_free_bytes:
-                    return Failure(kind=Kind.MEMORY, message="zerofit ended it while memory was short")
+                    return Failure(kind=FailureKind.MEMORY, message="zerofit ended it while memory was short")
                 if (lines := last_lines(self.output, 1)) and lines != last:
                     last = lines
                     on_progress(lines[0])
@@ -156,25 +147,25 @@ class Child:
             UserError: the model can't be traced, or its process ended, or the time is over: then the process
                 is ended, so that its answer is not taken for another one's.
         """
-        if self.ended_ns is not None:
-            raise tracer_ended(self._run.target, self.output)
         file = self._folder / "asked.trace"
         asked = json.dumps({"request": asdict(request), "path": str(file)}) + "\n"
         answer = None
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._writer, asked.encode())
-            answer = self._answer(time.monotonic() + limit_s, limit_s)
-        if answer is None:
-            raise tracer_ended(self._run.target, self.output)
-        if error := answer.get("error"):
+        if self.ended_ns is None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._writer, asked.encode())
+                answer = self._answer(limit_s)
+        if answer and (error := answer.get("error")):
             raise UserError(
                 error["id"], error["summary"], found=error["found"], why=error["why"], fix=error["fix"]
             )
-        trace = read_trace(file, request)
+        trace = read_trace(file, request) if answer else None
         file.unlink(missing_ok=True)
         if trace is None:
-            raise tracer_ended(self._run.target, self.output)
+            raise self._untraced(FailureKind.TRACE_ENDED, limit_s)
         return trace
+
+    def _untraced(self, kind: FailureKind, limit_s: float) -> UserError:
+        return error_of(Failure(kind=kind), target=self._run.target, output=self.output, limit_s=limit_s)
 
     def end(self) -> None:
         """End the process and all that it started."""
@@ -198,18 +189,18 @@ class Child:
         if code is None:
             return None
         if code >= 0:
-            return Failure(kind=Kind.EXITED, message=f"it ended with exit code {code}, by os._exit()")
+            return Failure(kind=FailureKind.EXITED, message=f"it ended with exit code {code}, by os._exit()")
         now = count_oom_kills()
         is_oom = now is not None and self._oom_kills is not None and now > self._oom_kills
         return killed_by(-code, is_out_of_memory=is_oom)
 
-    def _answer(self, until: float, limit_s: float) -> dict[str, dict[str, str]] | None:
+    def _answer(self, limit_s: float) -> dict[str, dict[str, str]] | None:
         """Return the next line of the process as what it holds; None where the process has ended."""
-        line = b""
+        until, line = time.monotonic() + limit_s, b""
         while not line.endswith(b"\n"):
             if time.monotonic() >= until:
                 self.end()
-                raise tracer_slow(self._run.target, limit_s)
+                raise self._untraced(FailureKind.TRACE_SLOW, limit_s)
             has_ended = self._process.exit_code() is not None
             if select.select([self._reader], [], [], 0 if has_ended else _LOOK_S)[0]:
                 part = os.read(self._reader, 1 << 16)

@@ -13,13 +13,7 @@ if TYPE_CHECKING:
 MARK = "ZEROFIT_CAPTURE"
 """Names the capture's folder; all that a script starts inherits it, and is found and ended by it."""
 _LEFT_OUT = (
-    "ACCELERATE_",
-    "FSDP_",
-    "MEGATRON_LM_",
-    "MV2_",
-    "OMPI_",
-    "PARALLELISM_CONFIG_",
-    "PMI_",
+    *("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "MV2_", "OMPI_", "PARALLELISM_CONFIG_", "PMI_"),
     "TORCHELASTIC_",
 )
 """Prefixes of what launchers tell their ranks. Source: accelerate/utils/launch.py; accelerate/state.py, which
@@ -30,12 +24,7 @@ _LEFT_OUT_NAMES = {
     *("FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_WGRAD"),
 }
 """Names of theirs whose prefixes a user's variables may bear. Source: as above."""
-_NO_GPUS = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "HIP_VISIBLE_DEVICES": "",
-    "ROCR_VISIBLE_DEVICES": "",
-    "ASCEND_RT_VISIBLE_DEVICES": "",
-}
+_GPUS = tuple(f"{kind}_VISIBLE_DEVICES" for kind in ("CUDA", "HIP", "ROCR", "ASCEND_RT"))
 _NO_TRACKERS = {
     "WANDB_MODE": "disabled",  # https://docs.wandb.ai/models/track/environment-variables
     "COMET_MODE": "disabled",  # transformers/integrations/integration_utils.py, CometCallback.setup
@@ -47,20 +36,12 @@ _NO_TRACKERS = {
     "DISABLE_MLFLOW_INTEGRATION": "TRUE",  # transformers/integrations/integration_utils.py, MLflowCallback
 }
 _TRACKER_FOLDERS = (
-    "CLEARML_CACHE_DIR",
-    "COMET_OFFLINE_DIRECTORY",
-    "NEPTUNE_DATA_DIRECTORY",
-    "NEPTUNE_LOG_DIRECTORY",
-    "TRACKIO_DIR",
-    "WANDB_DIR",
+    *("CLEARML_CACHE_DIR", "COMET_OFFLINE_DIRECTORY", "NEPTUNE_DATA_DIRECTORY", "NEPTUNE_LOG_DIRECTORY"),
+    *("TRACKIO_DIR", "WANDB_DIR"),
 )
 """Where trackers write when they are offline."""
 _RUNS_TO_GO_ON_WITH = {
-    "MLFLOW_RUN_ID",
-    "WANDB_RUN_ID",
-    "COMET_EXPERIMENT_KEY",
-    "SWANLAB_RUN_ID",
-    "TRACKIO_SPACE_ID",
+    *("MLFLOW_RUN_ID", "WANDB_RUN_ID", "COMET_EXPERIMENT_KEY", "SWANLAB_RUN_ID", "TRACKIO_SPACE_ID"),
 }
 
 
@@ -88,17 +69,15 @@ def script_environment(
         **kept,
         **offline,
         **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary)),
-        **_NO_GPUS,
+        **dict.fromkeys(_GPUS, ""),
         **_NO_TRACKERS,
         **dict.fromkeys(_TRACKER_FOLDERS, str(trackers)),
         "MLFLOW_TRACKING_URI": trackers.as_uri(),
         "PATH": path,
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
+        **dict.fromkeys(("RANK", "LOCAL_RANK"), "0"),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         MARK: str(folder),

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from zerofit.core.errors import EXIT_USAGE, UserError
 from zerofit.core.units import format_bytes
+from zerofit.scripts.target import script_of
 
 INSTEAD = "say what it trains: `--model DIR --seq-len N --global-batch-size N`"
 """What does without a capture, where the verb says nothing else."""
@@ -19,7 +20,7 @@ _USAGE_CODE = "exit code 2"
 """How argparse ends a script that gets arguments it does not know."""
 
 
-class Kind(StrEnum):
+class FailureKind(StrEnum):
     """What kept a script from its training; the first of them the captured process tells itself."""
 
     EXITED = "exited"
@@ -28,7 +29,6 @@ class Kind(StrEnum):
     NEEDS_VALUES = "needs-values"
     UNSUPPORTED = "unsupported"
     WOULD_OVERWRITE = "would-overwrite"
-    UPLOADS = "uploads"
     SPAWNS = "spawns"
     SLOW = "slow"
     """The time limit is over."""
@@ -36,13 +36,16 @@ class Kind(StrEnum):
     """Host memory has run out."""
     KILLED = "killed"
     """A signal ended it."""
+    TRACE_ENDED = "trace-ended"
+    """The process ended while it worked out the memory of its model."""
+    TRACE_SLOW = "trace-slow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """How a capture ended without a result."""
 
-    kind: Kind
+    kind: FailureKind
     message: str = ""
     """What happened, in one line."""
     where: str = ""
@@ -57,7 +60,7 @@ def failure_from(told: dict[str, object]) -> Failure:
     """Return the failure that the captured process wrote down."""
     weights = told.get("weight_bytes")
     return Failure(
-        kind=Kind(str(told["kind"])),
+        kind=FailureKind(str(told["kind"])),
         message=str(told["message"]),
         where=str(told["where"]),
         weight_bytes=weights if isinstance(weights, int) else None,
@@ -67,9 +70,9 @@ def failure_from(told: dict[str, object]) -> Failure:
 def killed_by(number: int, *, is_out_of_memory: bool) -> Failure:
     """Return the failure of a process that a signal ended."""
     if is_out_of_memory:
-        return Failure(kind=Kind.MEMORY, message="the kernel killed it while memory was short")
+        return Failure(kind=FailureKind.MEMORY, message="the kernel killed it while memory was short")
     name = signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
-    return Failure(kind=Kind.KILLED, message=f"it was ended by {name}")
+    return Failure(kind=FailureKind.KILLED, message=f"it was ended by {name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,74 +95,81 @@ _TAKEN = {
     "real": "it looks at its weights, so that they were loaded",
 }
 _TEXTS = {
-    Kind.EXITED: _Text(
+    FailureKind.EXITED: _Text(
         rule="capture-no-training",
         summary="{name} ended before it trained anything",
         why="what it trains is seen when a model that went through Accelerator.prepare() has its first "
         "training step, or when a Trainer starts",
         fix="give the script that trains, with the arguments that make it; or {instead}",
     ),
-    Kind.RAISED: _Text(
+    FailureKind.RAISED: _Text(
         rule="capture-script-raised",
         summary="{name} failed before its training began",
         why=_PLAIN_RUN,
         fix="if `{command}` fails too, mend that; if not, {instead}",
     ),
-    Kind.STDIN: _Text(
+    FailureKind.STDIN: _Text(
         rule="capture-reads-input",
         summary="{name} waits for input",
         why="zerofit runs it before it is launched, and nobody answers; nor do the ranks get any",
         fix="give the answer by an argument of the script; or {instead}",
     ),
-    Kind.NEEDS_VALUES: _Text(
+    FailureKind.NEEDS_VALUES: _Text(
         rule="capture-needs-weights",
         summary="{name} looks at its weights before it trains them",
         why="zerofit runs it without loading weights; {weights}",
         fix="{instead}",
     ),
-    Kind.UNSUPPORTED: _Text(
+    FailureKind.UNSUPPORTED: _Text(
         rule="capture-unsupported",
         summary="what {name} trains can't be seen",
         why="zerofit sees plain Accelerator loops and Trainers that take their batches from data",
         fix="{instead}",
     ),
-    Kind.WOULD_OVERWRITE: _Text(
+    FailureKind.WOULD_OVERWRITE: _Text(
         rule="capture-would-overwrite",
         summary="{name} would lose files of yours before it trains",
         why="zerofit runs it twice, first to look: then it keeps a copy of what the script overwrites, up to "
         "1 GiB a file, and lets it remove or rename only what it has made itself",
         fix="move them away, or name another folder in its arguments; or {instead}",
     ),
-    Kind.UPLOADS: _Text(
-        rule="capture-would-upload",
-        summary="{name} would send or change things elsewhere before it trains",
-        why="zerofit runs it twice, first to look: what another program does there can't be undone",
-        fix="let it do that after its training; or {instead}",
-    ),
-    Kind.SPAWNS: _Text(
+    FailureKind.SPAWNS: _Text(
         rule="capture-spawns",
-        summary="{name} starts the processes that train by itself",
-        why="only the process that zerofit starts is seen, and another one would train for real",
-        fix="give `zerofit launch` the script that one rank runs, as it starts the ranks; or {instead}",
+        summary="{name} starts other processes before it trains",
+        why="only the process that zerofit starts is seen: another one could train, remove files or upload",
+        fix="give `zerofit launch` the script that one rank runs, as it starts the ranks, and run other "
+        "programs before it; or {instead}",
     ),
-    Kind.SLOW: _Text(
+    FailureKind.SLOW: _Text(
         rule="capture-too-slow",
         summary="{name} did not come to its training in {limit_s:g} s",
         why="it was stopped; data that datasets had finished preparing stays in its cache, so that the next "
         "try goes on from there",
         fix="try again with a longer limit, `--capture-limit {longer_s:g}`; or {instead}",
     ),
-    Kind.MEMORY: _Text(
+    FailureKind.MEMORY: _Text(
         rule="capture-out-of-memory",
         summary="host memory does not hold {name} up to its training",
         why="{free} were free when it started; {taken}",
         fix="let it load less data or stream it; or {instead}",
     ),
-    Kind.KILLED: _Text(
+    FailureKind.KILLED: _Text(
         rule="capture-killed",
         summary="{name} was killed before its training began",
         why=_PLAIN_RUN,
         fix="if `{command}` ends so too, mend that; if not, {instead}",
+    ),
+    FailureKind.TRACE_ENDED: _Text(
+        rule="capture-trace-ended",
+        summary="the process that holds the model of {name} ended while its memory was worked out",
+        why="the model's own code runs there on tensors without values, which not all code survives",
+        fix="{instead}",
+    ),
+    FailureKind.TRACE_SLOW: _Text(
+        rule="capture-trace-slow",
+        summary="working out the memory of the model of {name} takes too long",
+        why="the model's own code runs there on tensors without values",
+        fix="{instead}",
     ),
 }
 _USAGE = _Text(
@@ -168,18 +178,6 @@ _USAGE = _Text(
     why="the script's own reading of its command line ended it with exit code 2",
     fix="mend what stands after the script's name; zerofit's own flags stand before it",
 )
-_TRACER_ENDED = _Text(
-    rule="capture-trace-ended",
-    summary="the process that holds the model of {name} ended while its memory was worked out",
-    why="the model's own code runs there on tensors without values, which not all code survives",
-    fix="{instead}",
-)
-_TRACER_SLOW = _Text(
-    rule="capture-trace-slow",
-    summary="working out the memory of the model of {name} takes too long",
-    why="the model's own code runs there on tensors without values",
-    fix="{instead}",
-)
 
 
 def error_of(
@@ -187,8 +185,8 @@ def error_of(
     *,
     target: tuple[str, ...],
     output: str,
-    limit_s: float,
-    free_bytes: int,
+    limit_s: float = 0.0,
+    free_bytes: int = 0,
     instead: str = INSTEAD,
 ) -> UserError:
     """Return the error that tells a user why a script could not be captured.
@@ -201,59 +199,30 @@ def error_of(
         free_bytes: host memory that was free before it started.
         instead: what the user can do in the place of a capture.
     """
-    where = failure.where
-    if failure.kind is Kind.KILLED:
+    kind, where, text = failure.kind, failure.where, _TEXTS[failure.kind]
+    if kind is FailureKind.KILLED:
         output, where = _before_crash(output, os.path.basename(target[0]))
+    quoted = "".join(f"\n         | {line}" for line in last_lines(output, _SHOWN_LINES))
     found = failure.message + (f"   ({where})" if where else "")
-    text = _TEXTS[failure.kind]
-    if failure.kind is Kind.EXITED:
+    if kind is FailureKind.EXITED:
         usage = _usage_error(output) if _USAGE_CODE in failure.message else None
-        text, found = (_USAGE, usage) if usage else (text, found + _quoted(output))
-    elif failure.kind in (Kind.MEMORY, Kind.KILLED):
-        found += _quoted(output)
-    elif failure.kind is Kind.SLOW:
-        found = f"at the end it printed{_quoted(output)}" if output.strip() else "it printed nothing"
-    return _error(
-        text,
-        target,
-        found,
-        exit_code=EXIT_USAGE if text is _USAGE or not _fails(failure) else 1,
-        instead=instead,
-        limit_s=limit_s,
-        longer_s=4 * limit_s,
-        free=format_bytes(free_bytes),
-        weights=_about_weights(failure.weight_bytes, free_bytes),
-        loaded=_LOADED[failure.weights],
-        taken=_TAKEN[failure.weights],
-    )
-
-
-def tracer_ended(target: tuple[str, ...], output: str) -> UserError:
-    """Return the error for a captured process that ended while it traced."""
-    found = f"at the end it printed{_quoted(output)}" if output.strip() else "it printed nothing"
-    return _error(_TRACER_ENDED, target, found)
-
-
-def tracer_slow(target: tuple[str, ...], limit_s: float) -> UserError:
-    """Return the error for a trace that does not end."""
-    return _error(_TRACER_SLOW, target, f"no answer from the process that holds it in {limit_s:g} s")
-
-
-def _fails(failure: Failure) -> bool:
-    """Return whether the script itself fails, and not only the look at it."""
-    if failure.kind is Kind.EXITED:
-        return "sys.exit" in failure.message and "exit code 0)" not in failure.message
-    return failure.kind in (Kind.RAISED, Kind.MEMORY, Kind.KILLED)
-
-
-def _error(
-    text: _Text, target: tuple[str, ...], found: str, exit_code: int = EXIT_USAGE, **values: object
-) -> UserError:
+        text, found = (_USAGE, usage) if usage else (text, found + quoted)
+    elif kind in (FailureKind.MEMORY, FailureKind.KILLED):
+        found += quoted
+    elif kind in (FailureKind.SLOW, FailureKind.TRACE_ENDED):
+        found = f"at the end it printed{quoted}" if quoted else "it printed nothing"
+    elif kind is FailureKind.TRACE_SLOW:
+        found = f"no answer from the process that holds it in {limit_s:g} s"
     told = {
-        "name": f"-m {target[1]}" if target[0] == "-m" else target[0],
+        "name": script_of(target),
         "command": f"python {shlex.join(target)}",
-        "instead": INSTEAD,
-        **values,
+        "instead": instead,
+        "limit_s": limit_s,
+        "longer_s": 4 * limit_s,
+        "free": format_bytes(free_bytes),
+        "weights": _about_weights(failure.weight_bytes, free_bytes),
+        "loaded": _LOADED[failure.weights],
+        "taken": _TAKEN[failure.weights],
     }
     return UserError(
         text.rule,
@@ -261,12 +230,15 @@ def _error(
         found=found,
         why=text.why.format_map(told),
         fix=text.fix.format_map(told),
-        exit_code=exit_code,
+        exit_code=EXIT_USAGE if text is _USAGE or not _fails(failure) else 1,
     )
 
 
-def _quoted(output: str) -> str:
-    return "".join(f"\n         | {line}" for line in last_lines(output, _SHOWN_LINES))
+def _fails(failure: Failure) -> bool:
+    """True if the script itself fails, and not only the look at it."""
+    if failure.kind is FailureKind.EXITED:
+        return "sys.exit" in failure.message and "exit code 0)" not in failure.message
+    return failure.kind in (FailureKind.RAISED, FailureKind.MEMORY, FailureKind.KILLED)
 
 
 def last_lines(output: str, count: int) -> list[str]:

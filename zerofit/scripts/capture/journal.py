@@ -1,7 +1,7 @@
 """The journal of a capture: what the script was about to change on disk, noted before it did so.
 
-The captured process writes it (zerofit/scripts/capture/child/files.py), the process that started it reads it. It
-lies in the capture's own folder and is there however that process ended.
+The captured process writes it (child/files.py), the process that started it reads it. It lies in the
+capture's own folder and is there however that process ended.
 """
 
 from __future__ import annotations
@@ -37,15 +37,13 @@ class Change(StrEnum):
     """A file or a link where nothing was."""
     MADE_FOLDER = "made folder"
     KEPT = "kept"
-    """A file's content was about to change, and a copy was made."""
-    TOUCHED = "touched"
-    """A file was about to grow, or its times or rights to change."""
+    """A file's content, times or rights were about to change, and a copy was made."""
     REMOVED_FOLDER = "removed folder"
     """An empty folder was about to go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class JournalEntry:
     """One change."""
 
     change: Change
@@ -72,7 +70,7 @@ def last_written_ns(folder: Path) -> int:
     return max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)
 
 
-def append(folder: Path, entry: Entry) -> None:
+def append(folder: Path, entry: JournalEntry) -> None:
     """Add an entry to a capture's journal; it is in the system's hands when this returns."""
     _append(folder / _JOURNAL, asdict(entry))
 
@@ -82,19 +80,14 @@ def append_read(folder: Path, path: str) -> None:
     _append(folder / _READ, path)
 
 
-def read_entries(folder: Path, *, offset: int = 0) -> tuple[list[Entry], int]:
-    """Return the entries of a capture's journal in their order, and where the next ones will begin.
-
-    Args:
-        folder: the capture's.
-        offset: bytes to skip.
-    """
+def read_entries(folder: Path, *, offset: int = 0) -> tuple[list[JournalEntry], int]:
+    """Return the entries of a journal behind so many bytes, and where the next ones will begin."""
     lines, offset = _lines(folder / _JOURNAL, offset)
-    return [Entry(**{**line, "change": Change(line["change"])}) for line in lines], offset
+    return [JournalEntry(**{**line, "change": Change(line["change"])}) for line in lines], offset
 
 
 def is_of_hub(path: str) -> bool:
-    """Return whether a file is the hub cache's, which writes it while a script runs and then leaves it.
+    """True if a file is the hub cache's, which writes it while a script runs and then leaves it.
 
     Source: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
     """

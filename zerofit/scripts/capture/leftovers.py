@@ -63,10 +63,7 @@ class CaptureFolder:
         (self.path / _TEMPORARY).write_text(str(self.temporary), encoding="utf-8")
 
     def begin_anew(self, *, ended_ns: int) -> None:
-        """Put the user's files back, and make the folder as new.
-
-        Args:
-            ended_ns: when the last process of the capture ended.
+        """Put the user's files back, and make the folder as new; the last process ended at that time.
 
         Raises:
             UserError: a file could not be put back.
@@ -76,13 +73,7 @@ class CaptureFolder:
             begin_anew(self.path)
 
     def clear(self, *, ended_ns: int) -> tuple[str, ...]:
-        """Put the user's files back, and remove the folder.
-
-        Args:
-            ended_ns: when the last process of the capture ended.
-
-        Returns:
-            Sentences on what is left of the capture.
+        """Put the user's files back, remove the folder, and return sentences on what is left.
 
         Raises:
             UserError: a file could not be put back; the folder with its copy stays.

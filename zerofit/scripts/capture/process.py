@@ -28,16 +28,9 @@ _libc = ctypes.CDLL(None)
 
 
 class ScriptProcess:
-    """A process in a session of its own, which ends when this process does.
+    """A process in a session of its own, which ends when this process does; MARK is in its environment.
 
     It is for the main thread: what ends it is the end of the thread that started it (prctl(2)).
-
-    Args:
-        command: the program and its arguments.
-        environment: all of its variables; MARK stands among them.
-        cwd: where it runs.
-        log: file that its output goes to.
-        pass_fds: descriptors that it inherits.
     """
 
     def __init__(
@@ -79,7 +72,9 @@ class ScriptProcess:
         """Kill the process and all that it started, and wait until they are gone."""
         if self._process.returncode is not None:
             return
-        below = _children_of(self._process.pid)
+        below = []
+        with contextlib.suppress(psutil.Error):
+            below = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
         for one in below:
             _kill(one)
@@ -113,13 +108,6 @@ def _belongs(process: psutil.Process, mark: str, session: int | None) -> bool:
         return is_inside or process.environ().get(MARK) == mark
     except (psutil.Error, OSError):
         return False
-
-
-def _children_of(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        return []
 
 
 def _kill(process: psutil.Process) -> None:

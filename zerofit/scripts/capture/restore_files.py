@@ -10,28 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerofit.scripts.capture.journal import COPIES, Change, Entry, read_entries
+from zerofit.scripts.capture.journal import COPIES, Change, JournalEntry, read_entries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _CACHE_VARIABLES = (
-    "HF_ASSETS_CACHE",
-    "HF_DATASETS_CACHE",
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HF_MODULES_CACHE",
-    "HF_XET_CACHE",
-    "KERAS_HOME",
-    "MPLCONFIGDIR",
-    "NLTK_DATA",
-    "NUMBA_CACHE_DIR",
-    "PYTHONPYCACHEPREFIX",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "TORCH_EXTENSIONS_DIR",
-    "TORCH_HOME",
-    "TRANSFORMERS_CACHE",
-    "TRITON_CACHE_DIR",
+    *("HF_ASSETS_CACHE", "HF_DATASETS_CACHE", "HF_HOME", "HF_HUB_CACHE", "HF_MODULES_CACHE", "HF_XET_CACHE"),
+    *("KERAS_HOME", "MPLCONFIGDIR", "NLTK_DATA", "NUMBA_CACHE_DIR", "PYTHONPYCACHEPREFIX", "TORCH_HOME"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRANSFORMERS_CACHE", "TRITON_CACHE_DIR"),
     "XDG_CACHE_HOME",
 )
 """Variables that name folders of what is fetched or computed again when it is missing.
@@ -57,12 +44,6 @@ def places(
     What the script runs in and what its arguments name is the user's, and so is what it writes in /tmp by
     name, for its temporary files have a folder of their own. A folder named by a flag such as --cache_dir is
     a cache.
-
-    Args:
-        target: the script or `-m module`, and its arguments.
-        environment: the user's variables.
-        cwd: where it runs.
-        home: the user's folder.
     """
     named = [environment[name] for name in _CACHE_VARIABLES if os.path.isabs(environment.get(name, ""))]
     flagged = [str(cwd / value) for flag, value in _arguments(target) if "cache" in flag]
@@ -124,7 +105,7 @@ def undo(folder: Path, *, ended_ns: int) -> Undone:
     """
     until_ns = ended_ns + _CLOCKS_NS
     entries, _ = read_entries(folder)
-    by_path: dict[str, list[Entry]] = {}
+    by_path: dict[str, list[JournalEntry]] = {}
     for entry in entries:
         by_path.setdefault(entry.path, []).append(entry)
     made = [path for path, changes in by_path.items() if changes[0].change is Change.MADE]
@@ -159,12 +140,12 @@ def _changed_ns(path: str) -> int:
     return 0 if stat.S_ISDIR(status.st_mode) else status.st_ctime_ns
 
 
-def _with_copy(folder: Path, path: str, changes: list[Entry]) -> str:
+def _with_copy(folder: Path, path: str, changes: list[JournalEntry]) -> str:
     copy = _copy(folder, changes)
     return path if copy is None else f"{path} (before: {copy.relative_to(folder)})"
 
 
-def _put_back(folder: Path, path: str, changes: list[Entry]) -> None:
+def _put_back(folder: Path, path: str, changes: list[JournalEntry]) -> None:
     before = changes[0]
     if before.change is Change.REMOVED_FOLDER:
         os.makedirs(path, exist_ok=True)
@@ -172,22 +153,18 @@ def _put_back(folder: Path, path: str, changes: list[Entry]) -> None:
         return
     if _is_as_before(path, before):
         return
-    copy = _copy(folder, changes)
-    if copy is not None:
-        with contextlib.suppress(FileNotFoundError):
-            os.chmod(path, 0o600)
-        shutil.copyfile(copy, path)  # in place: links to the file stay
-    elif os.path.getsize(path) > before.size:
-        os.truncate(path, before.size)
+    with contextlib.suppress(FileNotFoundError):
+        os.chmod(path, 0o600)
+    shutil.copyfile(folder / COPIES / before.copy, path)  # in place: links to the file stay
     os.chmod(path, before.mode)
     os.utime(path, ns=(os.stat(path).st_atime_ns, before.mtime_ns))
 
 
-def _copy(folder: Path, changes: list[Entry]) -> Path | None:
+def _copy(folder: Path, changes: list[JournalEntry]) -> Path | None:
     return next((folder / COPIES / entry.copy for entry in changes if entry.change is Change.KEPT), None)
 
 
-def _is_as_before(path: str, before: Entry) -> bool:
+def _is_as_before(path: str, before: JournalEntry) -> bool:
     try:
         now = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Calls of a script: what each makes, and what it does to models, engines and trainers."""
+"""Calls of libraries in a script: what each makes, and what it does to models, engines and trainers."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import ast
 from typing import TYPE_CHECKING
 
 from zerofit.core.setting import Confidence
-from zerofit.scripts.facts import Action, ModelSource, ModelState, UsedOptimizer
-from zerofit.scripts.source import expressions, names, parsers
-from zerofit.scripts.source import statements as walk
-from zerofit.scripts.source.accelerator import call_accelerator, found_forwards
-from zerofit.scripts.source.reading import wrapped
-from zerofit.scripts.source.shares import own_or
+from zerofit.scripts.facts import Action, ModelConstructor, ModelState, UsedOptimizer
+from zerofit.scripts.source import names, parsers
+from zerofit.scripts.source.conditions import exclude
+from zerofit.scripts.source.reading import given_to, wrapped
 from zerofit.scripts.source.values import (
     Constant,
-    Dotted,
-    Kind,
-    LocalClass,
     LocalFunction,
     Mapping,
     Method,
     Several,
     Thing,
+    ThingKind,
     Value,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zerofit.scripts.source.reading import Reading
+    from zerofit.scripts.source.reading import CallSite, Reading, SeenCall
 
+_SEEN_ONLY = {
+    **dict.fromkeys(names.PLUGINS, Action.MAKE_PLUGIN),
+    **dict.fromkeys(names.GENERATES, Action.GENERATE_TOGETHER),
+    **dict.fromkeys(names.BARRIERS, Action.WAIT),
+    **dict.fromkeys(names.GATHERED, Action.GATHER_PARAMETERS),
+}
+"""Functions and classes whose results are not followed."""
 _SAME_MODEL = {
     "to", "cuda", "cpu", "eval", "train", "half", "bfloat16", "float", "requires_grad_", "apply",
 }  # fmt: skip
@@ -38,6 +41,7 @@ _MODEL_ACTIONS = {
     "save_pretrained": Action.SAVE_PRETRAINED,
     "resize_token_embeddings": Action.RESIZE,
     "gradient_checkpointing_enable": Action.CHECKPOINT_ACTIVATIONS,
+    "state_dict": Action.STATE_DICT,
 }
 _ENGINE_ACTIONS = {
     "save_checkpoint": Action.SAVE_CHECKPOINT,
@@ -52,9 +56,19 @@ _TRAINER_ACTIONS = {
     "hyperparameter_search": Action.TRAIN,
     "save_model": Action.SAVE_MODEL,
 }
-_WRAPPERS = {
-    "peft.get_peft_model",
-    "peft.mapping.get_peft_model",
+_ACCELERATOR_ACTIONS = {
+    "save_state": Action.SAVE_STATE,
+    "wait_for_everyone": Action.WAIT,
+    "reduce": Action.GATHER,
+    "pad_across_processes": Action.GATHER,
+    "save_model": Action.SAVE_MODEL,
+    "get_state_dict": Action.GET_STATE_DICT,
+}
+_GATHERS = {"gather", "gather_for_metrics"}
+_PREPARE = {"prepare", "prepare_model", "prepare_optimizer", "prepare_scheduler"}
+_ADAPTS = {"peft.get_peft_model", "peft.mapping.get_peft_model"}
+_SAME_WEIGHTS = {
+    "torch.compile",
     "peft.prepare_model_for_kbit_training",
     "peft.utils.prepare_model_for_kbit_training",
 }
@@ -69,172 +83,100 @@ _CLIP = {"torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad.clip_grad_n
 _PLAIN_MODELS = {"torch.nn.Sequential", "torch.nn.Linear"}
 
 
-def evaluate_call(reading: Reading, node: ast.Call) -> Value:
-    """Note a call and those in its arguments; return what it returns."""
-    callee = expressions.evaluate(reading, node.func)
-    arguments: list[Value] = []
-    for argument in node.args:
-        value = expressions.evaluate(reading, argument)
-        if isinstance(argument, ast.Starred):
-            arguments += value.values if isinstance(value, Several) else [None]
-        else:
-            arguments.append(value)
-    keywords: dict[str, Value] = {}
-    for keyword in node.keywords:
-        value = expressions.evaluate(reading, keyword.value)
-        if keyword.arg is not None:
-            keywords[keyword.arg] = value
-        elif isinstance(value, Mapping):
-            keywords |= dict(value.values)
-    is_adding = isinstance(callee, Dotted) and callee.name in names.DEEPSPEED_ARGUMENTS
-    if not isinstance(callee, LocalFunction) and not is_adding:
-        parsers.hand_on((*arguments, *keywords.values()))
-    match callee:
-        case Dotted():
-            return _call_dotted(reading, callee.name, node, arguments, keywords)
-        case LocalFunction():
-            for place, argument in enumerate(node.args[: len(arguments)]):
-                arguments[place] = own_or(arguments[place], argument, reading.scope)
-            return walk.run_function(reading, callee, arguments, keywords)
-        case LocalClass():
-            return walk.make_instance(reading, callee, node, arguments, keywords)
-        case Method():
-            return _call_method(reading, callee, node, arguments, keywords)
-        case Thing(kind=Kind.MODEL):
-            reading.see(Action.FORWARD, node, callee)
-            return None
-    return _call_unknown(reading, node, arguments, keywords)
-
-
-def _call_unknown(
-    reading: Reading, node: ast.Call, arguments: list[Value], keywords: dict[str, Value]
-) -> Value:
-    hand_on((*arguments, *keywords.values()))
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    if name in names.PARSE_CALLS or name == "parse_args_and_config":
-        reading.see(Action.PARSE_ARGUMENTS, node)
-    if name == "dict" and not arguments:
-        return Mapping(tuple(keywords.items()))
+def call_unknown(reading: Reading, call: CallSite) -> Value:
+    """Note a call of something that is not known; return what it returns."""
+    hand_on(call.values)
+    function = call.node.func if isinstance(call.node, ast.Call) else None
+    is_method = isinstance(function, ast.Attribute)
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    if name in names.PARSE_CALLS:
+        reading.see(Action.PARSE_ARGUMENTS, call.node)
+    if name == "dict" and not call.arguments:
+        return Mapping(tuple(call.keywords.items()))
     if name == "add_argument":
-        parsers.see_default(reading, arguments, keywords)
-    if name == "backward" and isinstance(node.func, ast.Attribute) and not node.args:
-        reading.see(Action.BACKWARD_OF_LOSS, node)
+        parsers.see_default(reading, call)
+    if name == "backward" and is_method and not call.arguments:
+        reading.see(Action.BACKWARD_OF_LOSS, call.node)
     return None
 
 
-def _call_dotted(
-    reading: Reading, name: str, node: ast.Call, arguments: list[Value], keywords: dict[str, Value]
-) -> Value:
+def call_library(reading: Reading, name: str, call: CallSite) -> Value:
+    """Note a call of a class or function of a library; return what it returns."""
     owner, _, last = name.rpartition(".")
-    first = arguments[0] if arguments else None
+    node = call.node
     if name in names.ACCELERATORS:
-        found, given = reading.keywords_of(node, keywords)
-        reading.accelerator_keywords += found
-        reading.see(Action.MAKE_ACCELERATOR, node, keywords=found, given=given)
-        return Thing(kind=Kind.ACCELERATOR, node=node)
+        reading.accelerator_keywords += reading.see_with_keywords(Action.MAKE_ACCELERATOR, call)
+        return Thing(kind=ThingKind.ACCELERATOR, node=node)
     if names.is_arguments(name):
-        found, given = reading.keywords_of(node, keywords)
-        reading.training_arguments += found
-        reading.see(Action.MAKE_ARGUMENTS, node, keywords=found, given=given)
-        return Thing(kind=Kind.ARGUMENTS, node=node)
-    if name in names.PLUGINS:
-        found, given = reading.keywords_of(node, keywords)
-        reading.see(Action.MAKE_PLUGIN, node, keywords=found, given=given)
-        return None
+        reading.training_arguments += reading.see_with_keywords(Action.MAKE_ARGUMENTS, call)
+        return Thing(kind=ThingKind.ARGUMENTS, node=node)
     if name in names.ARGUMENT_PARSERS:
         return parsers.make_parser(node)
     if name in names.DEEPSPEED_ARGUMENTS:
-        return first
-    if last == "HfDeepSpeedConfig":
-        reading.see(Action.MAKE_HF_CONFIG, node)
+        return call.arguments[0] if call.arguments else None
+    if last == "HfDeepSpeedConfig" or name in _SEEN_ONLY:
+        reading.see_with_keywords(_SEEN_ONLY.get(name, Action.MAKE_HF_CONFIG), call)
         return None
     if names.is_trainer(name):
-        return make_trainer(reading, node, arguments, keywords)
+        return make_trainer(reading, call)
     if last in ("from_pretrained", "from_config") and names.is_model_class(owner):
-        return _load_model(reading, owner, last, node, arguments, keywords)
+        return _load_model(reading, last, call)
     if names.is_model_class(name) and not names.is_auto_class(name):
-        return reading.make_model(node, source=ModelSource.CLASS)
+        return reading.make_model(node, source=ModelConstructor.CLASS)
     if name in _PLAIN_MODELS:
-        hand_on(arguments)
-        return reading.make_model(node, source=ModelSource.OWN_CLASS)
-    if name in _WRAPPERS or name == "torch.compile":
-        model = first or keywords.get("model")
-        if not isinstance(model, Thing) or model.kind is not Kind.MODEL:
-            return None
-        if name == "torch.compile":
-            reading.see(Action.COMPILE, node, model)
-        shape = wrapped(model, node, model.state, is_compiled=name == "torch.compile")
-        shape.is_adapted |= name.endswith("get_peft_model")
-        return shape
+        hand_on(call.arguments)
+        return reading.make_model(node, source=ModelConstructor.OWN_CLASS)
+    if name in _ADAPTS | _SAME_WEIGHTS:
+        return _reshape(reading, name, call)
     if name == "deepspeed.initialize":
-        return _initialize(reading, node, arguments, keywords)
-    if name in names.PARSERS:
-        return None
-    if name in names.GENERATES:
-        found, given = reading.keywords_of(node, keywords)
-        reading.see(Action.GENERATE_TOGETHER, node, keywords=found, given=given)
-        return None
-    return _call_other(reading, name, node, arguments, keywords)
+        return _initialize(reading, call)
+    if name in names.REDUCTIONS:
+        _see_gather(reading, call, is_of_tensors=name in names.TENSOR_GATHERS)
+    elif name in _CLIP:
+        _see_clip(reading, call)
+    elif name == "torch.utils.data.DataLoader":
+        return Thing(kind=ThingKind.LOADER, node=node)
+    else:
+        hand_on(call.values)
+        return _make_optimizer(reading, name, call)
+    return None
 
 
-def _load_model(
-    reading: Reading,
-    owner: str,
-    how: str,
-    node: ast.Call,
-    arguments: list[Value],
-    keywords: dict[str, Value],
-) -> Value:
-    first = arguments[0] if arguments else keywords.get("model")
-    if isinstance(first, Thing) and first.kind is Kind.MODEL:
-        adapted = wrapped(first, node, first.state)
+def _reshape(reading: Reading, name: str, call: CallSite) -> Value:
+    """Note that a model is compiled, or adapted."""
+    model = call.value("model", 0)
+    if not isinstance(model, Thing) or model.kind is not ThingKind.MODEL:
+        return None
+    shape = wrapped(model, call.node, model.state)
+    shape.is_adapted |= name in _ADAPTS
+    if name == "torch.compile":
+        reading.see(Action.COMPILE, call.node, model)
+        shape.is_compiled = True
+    return shape
+
+
+def _load_model(reading: Reading, how: str, call: CallSite) -> Value:
+    base = call.value("model", 0)
+    if isinstance(base, Thing) and base.kind is ThingKind.MODEL:
+        adapted = wrapped(base, call.node, base.state)
         adapted.is_adapted = True
         return adapted
-    found, given = reading.keywords_of(node, keywords)
-    source = ModelSource.PRETRAINED if how == "from_pretrained" else ModelSource.CONFIG
-    return reading.make_model(node, source=source, keywords=found, given=given)
+    source = ModelConstructor.PRETRAINED if how == "from_pretrained" else ModelConstructor.CONFIG
+    return reading.make_model(
+        call.node, source=source, keywords=reading.keywords_of(call), given=given_to(call)
+    )
 
 
-def _initialize(
-    reading: Reading, node: ast.Call, arguments: list[Value], keywords: dict[str, Value]
-) -> Value:
-    model = keywords.get("model") or (arguments[1] if len(arguments) > 1 else None)
-    found, given = reading.keywords_of(node, keywords)
+def _initialize(reading: Reading, call: CallSite) -> Value:
+    model = call.value("model", 1)
     made = model if isinstance(model, Thing) else None
-    has_optimizer = len(arguments) > 2 or bool(given & _GIVES_OPTIMIZER)
-    more = {"has_optimizer": has_optimizer}
-    reading.see(Action.INITIALIZE, node, made, keywords=found, given=given, more=more)
-    if not isinstance(model, Thing) or model.kind is not Kind.MODEL:
-        model = Thing(kind=Kind.MODEL, node=node)
-    model.root.is_trained = True
-    engine = wrapped(model, node, ModelState.ENGINE)
-    return Several((engine, Thing(kind=Kind.OPTIMIZER, node=node), None, None))
-
-
-def _call_other(
-    reading: Reading, name: str, node: ast.Call, arguments: list[Value], keywords: dict[str, Value]
-) -> Value:
-    first = arguments[0] if arguments else None
-    if name in names.BARRIERS:
-        reading.see(Action.WAIT, node)
-    elif name in names.REDUCTIONS:
-        see_gather(
-            reading, node, (*arguments, *keywords.values()), is_of_tensors=name in names.TENSOR_GATHERS
-        )
-    elif name in names.GATHERED:
-        reading.see(Action.GATHER_PARAMETERS, node)
-    elif name in names.LEAF_MODULES:
-        reading.see(Action.SET_LEAF_MODULES, node)
-    elif name in _CLIP:
-        see_clip(reading, node, arguments, keywords)
-    elif name == "torch.utils.data.DataLoader":
-        return Thing(kind=Kind.LOADER, node=node)
-    elif names.is_scheduler(name):
-        return _make_scheduler(reading, name, node)
-    else:
-        hand_on((*arguments, *keywords.values()))
-        return _make_optimizer(reading, name, node, first, keywords)
-    return None
+    has_optimizer = len(call.arguments) > 2 or bool(given_to(call) & _GIVES_OPTIMIZER)
+    reading.see_with_keywords(Action.INITIALIZE, call, made, more={"has_optimizer": has_optimizer})
+    if made is None or made.kind is not ThingKind.MODEL:
+        made = Thing(kind=ThingKind.MODEL, node=call.node)
+    made.root.is_trained = True
+    engine = wrapped(made, call.node, ModelState.ENGINE)
+    return Several((engine, Thing(kind=ThingKind.OPTIMIZER, node=call.node), None, None))
 
 
 def hand_on(values: Iterable[Value]) -> None:
@@ -248,121 +190,153 @@ def hand_on(values: Iterable[Value]) -> None:
             hand_on(item for _, item in value.values)
 
 
-def _make_scheduler(reading: Reading, name: str, node: ast.Call) -> Thing:
-    wanted, position = names.steps_argument(name)
-    total = next((keyword.value for keyword in node.keywords if keyword.arg in wanted), None)
-    if total is None and position is not None and position < len(node.args):
-        total = node.args[position]
-    return Thing(kind=Kind.SCHEDULER, node=node, total=total, scope=reading.scope)
-
-
-def _make_optimizer(
-    reading: Reading, name: str, node: ast.Call, first: Value, keywords: dict[str, Value]
-) -> Thing | None:
-    shown = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "params"), None)
-    takes_parameters = shown is not None and ast.unparse(shown).endswith(".parameters()")
+def _make_optimizer(reading: Reading, name: str, call: CallSite) -> Thing | None:
+    parameters = call.expression("params", 0)
+    takes_parameters = parameters is not None and ast.unparse(parameters).endswith(".parameters()")
     id_ = names.optimizer_id(name, takes_parameters=takes_parameters)
-    if id_ is None or shown is None:
+    if id_ is None or parameters is None or not isinstance(call.node, ast.Call):
         return None
-    sight = reading.source.sight(node)
-    reading.optimizers[(node.lineno, node.col_offset)] = UsedOptimizer(
-        id=id_, line=sight.place.line, column=sight.place.column, text=reading.source.quote(node.func)
+    place = reading.text.sight(call.node).place
+    reading.optimizers[(call.node.lineno, call.node.col_offset)] = UsedOptimizer(
+        id=id_, line=place.line, column=place.column, text=reading.text.quote(call.node.func)
     )
-    return Thing(kind=Kind.OPTIMIZER, node=node)
+    return Thing(kind=ThingKind.OPTIMIZER, node=call.node)
 
 
-def see_clip(reading: Reading, node: ast.Call, arguments: list[Value], keywords: dict[str, Value]) -> None:
+def _see_clip(reading: Reading, call: CallSite) -> None:
     """Note a clip_grad_norm_() with its largest norm, as far as it is known."""
-    parameters = node.args[0] if node.args else None
-    model = None
-    if isinstance(parameters, ast.Call) and isinstance(parameters.func, ast.Attribute):
-        model = expressions.evaluate(reading, parameters.func.value)
-    norm = keywords.get("max_norm") or (arguments[1] if len(arguments) > 1 else None)
-    shown = (
-        node.args[1]
-        if len(node.args) > 1
-        else next((k.value for k in node.keywords if k.arg == "max_norm"), None)
-    )
+    parameters = call.value("parameters", 0)
+    model = parameters.this if isinstance(parameters, Method) else None
+    norm, shown = call.value("max_norm", 1), call.expression("max_norm", 1)
     if norm is None and isinstance(shown, ast.Attribute) and shown.attr in reading.defaults:
         norm = Constant(reading.defaults[shown.attr])
-    found, given = reading.keywords_of(node, {"max_norm": norm})
-    thing = model if isinstance(model, Thing) and model.kind is Kind.MODEL else None
-    reading.see(Action.CLIP, node, thing, keywords=found, given=given)
+    call.keywords["max_norm"] = norm
+    reading.see_with_keywords(Action.CLIP, call, model)
 
 
-def see_gather(reading: Reading, node: ast.Call, values: Iterable[Value], *, is_of_tensors: bool) -> None:
+def _see_gather(reading: Reading, call: CallSite, *, is_of_tensors: bool) -> None:
     """Note a collective, and whether it takes new tokens as if all ranks had as many."""
+    values = call.values
     items = [item for value in values for item in (value.values if isinstance(value, Several) else (value,))]
-    tokens = [item for item in items if isinstance(item, Thing) and item.kind is Kind.TOKENS]
+    tokens = [item for item in items if isinstance(item, Thing) and item.kind is ThingKind.TOKENS]
     sure = Confidence.POSSIBLE if any(_has_open_length(item.given) for item in tokens) else Confidence.LIKELY
-    reading.see(Action.GATHER, node, more={"new_tokens": sure if tokens and is_of_tensors else None})
+    more = {"new_tokens": sure if tokens and is_of_tensors else None}
+    reading.see(Action.GATHER, call.node, more=more)
 
 
 def _has_open_length(given: frozenset[str]) -> bool:
-    """Return whether settings that are not seen here may give all completions one length."""
+    """True if settings that are not seen here may give all completions one length."""
     return "generation_config" in given or ("**" in given and not given & _LONGEST)
 
 
-def make_trainer(
-    reading: Reading, node: ast.expr, arguments: list[Value], keywords: dict[str, Value]
-) -> Thing:
+def make_trainer(reading: Reading, call: CallSite) -> Thing:
     """Note a Trainer, whose model is now one that trains."""
-    model = keywords.get("model") or (arguments[0] if arguments else None)
-    thing = Thing(kind=Kind.TRAINER, node=node)
-    if isinstance(model, Thing) and model.kind is Kind.MODEL:
+    model = call.value("model", 0)
+    thing = Thing(kind=ThingKind.TRAINER, node=call.node)
+    if isinstance(model, Thing) and model.kind is ThingKind.MODEL:
         model.root.is_trained = True
         thing.of = model
-        if "peft_config" in keywords:
-            thing.of = wrapped(model, node, model.state)
+        if "peft_config" in call.keywords:
+            thing.of = wrapped(model, call.node, model.state)
             thing.of.is_adapted = True
-    reading.see(Action.MAKE_TRAINER, node, thing.of)
+    reading.see(Action.MAKE_TRAINER, call.node, thing.of)
     return thing
 
 
-def _call_method(
-    reading: Reading, method: Method, node: ast.Call, arguments: list[Value], keywords: dict[str, Value]
-) -> Value:
+def call_method(reading: Reading, method: Method, call: CallSite) -> Value:
+    """Note a call of a method; return what it returns, or the method of the script's own that it runs."""
     thing, name = method.this, method.name
-    if thing.kind is Kind.ACCELERATOR:
-        return call_accelerator(reading, name, node, arguments, keywords)
-    if thing.kind is Kind.MODEL:
-        return _call_model(reading, thing, name, node, keywords)
-    if thing.kind is Kind.PARSER:
-        return parsers.call_parser(reading, thing, name, node, arguments, keywords)
-    if thing.kind is Kind.TRAINER and name in _TRAINER_ACTIONS:
-        reading.see(_TRAINER_ACTIONS[name], node, thing)
-    if thing.kind is Kind.TOKENS and name in _SAME_TENSOR:
+    if thing.kind is ThingKind.ACCELERATOR:
+        return _call_accelerator(reading, name, call)
+    if thing.kind is ThingKind.MODEL:
+        return _call_model(reading, method, call)
+    if thing.kind is ThingKind.PARSER:
+        return parsers.call_parser(reading, thing, name, call)
+    if thing.kind is ThingKind.TRAINER and name in _TRAINER_ACTIONS:
+        reading.see(_TRAINER_ACTIONS[name], call.node, thing)
+    if thing.kind is ThingKind.TOKENS and name in _SAME_TENSOR:
         return thing
-    if thing.kind is Kind.OPTIMIZER and name == "step":
-        reading.see(Action.STEP, node)
+    if thing.kind is ThingKind.OPTIMIZER and name == "step":
+        reading.see(Action.STEP, call.node)
     return None
 
 
-def _call_model(
-    reading: Reading, thing: Thing, name: str, node: ast.Call, keywords: dict[str, Value]
-) -> Value:
-    found, given = reading.keywords_of(node, keywords)
-    if any(keyword.arg is None for keyword in node.keywords):
-        given |= {"**"}
-    method = thing.cls.method(name) if thing.cls else None
+def _call_model(reading: Reading, method: Method, call: CallSite) -> Value:
+    thing, name, node = method.this, method.name, call.node
+    own = thing.cls.method(name) if thing.cls else None
     if name in ("state_dict", "save_pretrained") and (reading.is_in_foreign_trainer or thing.is_adapted):
         return None
-    if name in _MODEL_ACTIONS and method is None:
-        reading.see(_MODEL_ACTIONS[name], node, thing, keywords=found, given=given)
+    if name in _MODEL_ACTIONS and own is None:
+        found = reading.see_with_keywords(_MODEL_ACTIONS[name], call, thing)
         is_one = any(keyword.name == "max_new_tokens" and keyword.value == 1 for keyword in found)
-        is_ragged = name == "generate" and not is_one and not given & _SAME_LENGTH
-        return Thing(kind=Kind.TOKENS, node=node, given=given) if is_ragged else None
-    if name == "state_dict" and method is None:
-        reading.see(Action.STATE_DICT, node, thing)
-        return Thing(kind=Kind.STATE_DICT, node=node)
+        is_ragged = name == "generate" and not is_one and not given_to(call) & _SAME_LENGTH
+        return Thing(kind=ThingKind.TOKENS, node=node, given=given_to(call)) if is_ragged else None
     if thing.state is ModelState.ENGINE and name in _ENGINE_ACTIONS:
         reading.see(_ENGINE_ACTIONS[name], node, thing)
     elif thing.state is ModelState.ENGINE and name == "backward":
-        reading.see(Action.BACKWARD, node, thing, forwards=found_forwards(reading))
+        reading.see(Action.BACKWARD, node, thing, forwards=_forwards(reading))
     elif name in _SAME_MODEL:
         return thing
-    elif method is not None and thing.cls:
-        return walk.run_function(
-            reading, LocalFunction(method, thing.cls.scope, thing), [None] * len(node.args), keywords
-        )
+    elif name == "parameters":
+        return method  # for clip_grad_norm_()
+    elif own is not None and thing.cls:
+        return LocalFunction(own, thing.cls.scope, thing)
     return None
+
+
+def _call_accelerator(reading: Reading, name: str, call: CallSite) -> Value:
+    first = call.value("model", 0)
+    model = first if isinstance(first, Thing) and first.kind is ThingKind.MODEL else None
+    if name in _PREPARE:
+        return _prepare(reading, call)
+    if name == "unwrap_model":
+        return wrapped(model, call.node, ModelState.IN_ENGINE) if model and model.root.is_trained else model
+    if name == "backward":
+        reading.see(Action.BACKWARD, call.node, forwards=_forwards(reading))
+    elif name == "clip_grad_norm_":
+        _see_clip(reading, call)
+    elif name in _GATHERS:
+        _see_gather(reading, call, is_of_tensors="use_gather_object" not in call.keywords)
+    elif name in _ACCELERATOR_ACTIONS:
+        reading.see(_ACCELERATOR_ACTIONS[name], call.node, model)
+    return None
+
+
+def _prepare(reading: Reading, call: CallSite) -> Value:
+    things = [value for value in call.arguments if isinstance(value, Thing)]
+    models = [thing for thing in things if thing.kind is ThingKind.MODEL]
+    is_open = any(value is None or isinstance(value, Several) for value in call.arguments)
+    more = {
+        "is_compiled": any(model.is_compiled for model in models),
+        "num_models": len({id(model.root) for model in models}),
+        "has_optimizer": is_open or any(thing.kind is ThingKind.OPTIMIZER for thing in things),
+    }
+    reading.see(Action.PREPARE, call.node, models[0] if models else None, more=more)
+    prepared = tuple(_prepared(value, call.node) for value in call.arguments)
+    return prepared[0] if len(prepared) == 1 else Several(prepared)
+
+
+def _prepared(value: Value, node: ast.expr) -> Value:
+    if isinstance(value, Thing) and value.kind is ThingKind.MODEL:
+        value.root.is_trained = True
+        return wrapped(value, node, ModelState.ENGINE)
+    return value if isinstance(value, (Constant, Thing)) else None
+
+
+def _forwards(reading: Reading) -> tuple[SeenCall, ...]:
+    """Return the forward passes of one engine, with gradients, since the last backward in this loop."""
+    found: list[SeenCall] = []
+    for seen in reversed(reading.calls):
+        if seen.action is Action.BACKWARD or seen.loops != tuple(reading.loops):
+            break
+        if seen.action is Action.FORWARD and seen.state is ModelState.ENGINE and seen.has_gradients:
+            found.insert(0, seen)
+    return tuple(
+        seen
+        for seen in found
+        if _root(seen) is _root(found[-1]) and not exclude(seen.conditions, found[-1].conditions)
+    )
+
+
+def _root(seen: SeenCall) -> Thing | None:
+    return seen.thing.root if seen.thing else None

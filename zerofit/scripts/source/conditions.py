@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerofit.scripts.source.names import RANK_CALLS
 from zerofit.scripts.source.values import Constant, Dotted, Rank, RankTest, Scope, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from zerofit.scripts.facts import Plain
     from zerofit.scripts.source.reading import Condition
@@ -23,6 +24,18 @@ _LAST = {"is_last_process"}
 _RANKS = {"rank", "local_rank", "global_rank", "process_index", "local_process_index", "RANK", "LOCAL_RANK"}
 _SURE_RANKS = {"global_rank", "process_index", "local_process_index"}
 _FRAMEWORK = re.compile(r"deepspeed|\bzero|zero_?stage|\bds_|fsdp|megatron|\btpu|xla", re.IGNORECASE)
+_OPERATIONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda rank, ranks: rank in ranks,
+    ast.NotIn: lambda rank, ranks: rank not in ranks,
+}
+_MOST_RANKS = 1024
+"""Numbers of ranks that a condition is tried with."""
 _ALONE = re.compile(r"is_initialized|is_available|world_size|num_processes|distributed|ddp", re.IGNORECASE)
 
 
@@ -60,33 +73,19 @@ def rank_test(test: ast.expr, scope: Scope) -> RankTest | None:
 
 
 def _comparison(test: ast.Compare, scope: Scope) -> RankTest | None:
-    if len(test.ops) != 1:
+    holds = _OPERATIONS.get(type(test.ops[0]))
+    if len(test.ops) != 1 or holds is None or not is_rank(test.left, scope):
         return None
-    left, operation, right = test.left, test.ops[0], test.comparators[0]
-    if not is_rank(left, scope):
+    try:
+        value = ast.literal_eval(test.comparators[0])
+        main, *others = [holds(rank, value) for rank in range(_MOST_RANKS)]
+    except (ValueError, TypeError, SyntaxError, RecursionError):
         return None
-    numbers = _numbers(right)
-    if numbers is None or not numbers:
-        return None
-    has_main = 0 in numbers
-    if isinstance(operation, (ast.Eq, ast.In)):
-        # -1 stands for "not distributed".
-        return RankTest(is_main=has_main) if numbers != {-1} else None
-    if isinstance(operation, (ast.NotEq, ast.NotIn)):
-        return RankTest(is_main=False) if has_main else None
-    if isinstance(operation, ast.Gt):
-        return RankTest(is_main=False) if numbers == {0} else None
-    if isinstance(operation, ast.LtE):
-        return RankTest(is_main=True) if numbers == {0} else None
-    if isinstance(operation, ast.Lt):
-        return RankTest(is_main=True) if numbers == {1} else None
-    if isinstance(operation, ast.GtE):
-        return RankTest(is_main=False) if numbers == {1} else None
-    return None
+    return RankTest(is_main=main) if main != any(others) else None
 
 
 def is_number_of_rank(node: ast.expr, scope: Scope) -> bool:
-    """Return whether an expression is surely the number of a rank, so that 0 alone counts as false.
+    """True if an expression is surely the number of a rank, so that 0 alone counts as false.
 
     A bare name `rank` may be LoRA's, and what the environment holds is text.
     """
@@ -98,7 +97,7 @@ def is_number_of_rank(node: ast.expr, scope: Scope) -> bool:
 
 
 def is_rank(node: ast.expr, scope: Scope) -> bool:
-    """Return whether an expression is the number of a rank, by what it is or by its name."""
+    """True if an expression is the number of a rank, by what it is or by its name."""
     if isinstance(node, ast.Call):
         value = dotted(node.func, scope)
         last = value.rpartition(".")[2] if value else ""
@@ -110,15 +109,6 @@ def is_rank(node: ast.expr, scope: Scope) -> bool:
     if isinstance(node, ast.Name):
         return isinstance(scope.look_up(node.id), Rank) or node.id in _RANKS
     return isinstance(node, ast.Attribute) and node.attr in _RANKS
-
-
-def _numbers(node: ast.expr) -> set[int] | None:
-    try:
-        value = ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, RecursionError):
-        return None
-    values = value if isinstance(value, (tuple, list, set)) else (value,)
-    return {item for item in values if isinstance(item, int)}
 
 
 def dotted(node: ast.expr, scope: Scope) -> str | None:
@@ -142,12 +132,12 @@ def rank_value(node: ast.expr, scope: Scope) -> Value:
 
 
 def asks_for_framework(test: ast.expr) -> bool:
-    """Return whether a condition is about DeepSpeed, its stage, or another way to train."""
+    """True if a condition is about DeepSpeed, its stage, or another way to train."""
     return bool(_FRAMEWORK.search(ast.unparse(test)))
 
 
 def has_remainder(test: ast.expr, scope: Scope) -> bool:
-    """Return whether a condition holds every few steps only: `step % 4 == 0`, and with `or last` too."""
+    """True if a condition holds every few steps only: `step % 4 == 0`, and with `or last` too."""
     return any(
         isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and not _is_one(node.right, scope)
         for node in ast.walk(test)
@@ -182,7 +172,7 @@ def facts_of(conditions: Iterable[Condition]) -> frozenset[Fact]:
 
 
 def exclude(first: Iterable[Condition], second: Iterable[Condition]) -> bool:
-    """Return whether conditions can't hold together: sides of one test, or of one that says the opposite."""
+    """True if conditions can't hold together: sides of one test, or of one that says the opposite."""
     known = dict(facts_of(first))
     return any(known.get(text, value) != value for text, value in facts_of(second))
 

@@ -27,15 +27,16 @@ TENSOR_GATHERS = {
 }
 """Want tensors of one shape from all ranks."""
 GENERATES = {"zerofit.generate", "zerofit.generation.generate.generate"}
-PARSERS = {"transformers.HfArgumentParser", "trl.TrlParser", "trl.scripts.TrlParser"}
-PARSE_CALLS = {"parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict"}
+PARSE_CALLS = {
+    *("parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict"),
+    "parse_args_and_config",
+}
 PLUGINS = {f"accelerate.{module}DeepSpeedPlugin" for module in ("", "utils.", "utils.dataclasses.")}
 ARGUMENT_PARSERS = {"argparse.ArgumentParser"}
 DEEPSPEED_ARGUMENTS = {"deepspeed.add_config_arguments"}
 """Adds options to a parser and returns it: --deepspeed and --deepspeed_config, not --local_rank."""
 ZERO_INIT = "deepspeed.zero.Init"
 GATHERED = {"deepspeed.zero.GatheredParameters", "deepspeed.runtime.zero.GatheredParameters"}
-LEAF_MODULES = {"deepspeed.utils.set_z3_leaf_modules", "deepspeed.utils.z3_leaf_module.set_z3_leaf_modules"}
 
 _TRANSFORMERS_MODEL = re.compile(
     r"transformers\.(?:.*\.)?(?!TF|Flax|DataCollator)[A-Z]\w*?(?:Model|For[A-Z]\w+|LMHeadModel)"
@@ -45,9 +46,6 @@ _TRAINER = re.compile(r"(?:transformers|trl)\.(?:.*\.)?\w*Trainer")
 _ARGUMENTS = re.compile(r"(?:transformers|trl)\.(?:.*\.)?\w*TrainingArguments")
 _TRL_CONFIG = re.compile(
     r"trl\.(?:.*\.)?(?:SFT|DPO|GRPO|KTO|ORPO|CPO|BCO|PPO|RLOO|Reward|PRM|GKD|XPO|OnlineDPO|NashMD)Config"
-)
-_SCHEDULER = re.compile(
-    r"transformers\.(?:.*\.)?get_(?:\w+_)?schedule\w*|torch\.optim\.lr_scheduler\.[A-Z]\w+"
 )
 _OPTIMIZER = re.compile(r"(?:\w+\.)*[A-Z]\w*")
 
@@ -66,51 +64,30 @@ _EXACT_OPTIMIZERS = {
     "accelerate.utils.DummyOptim": "accelerate.DummyOptim",
     "accelerate.utils.deepspeed.DummyOptim": "accelerate.DummyOptim",
 }
-_STEPS_KEYWORDS = ("num_training_steps", "total_num_steps", "total_steps", "T_max")
 
 
 def is_model_class(name: str) -> bool:
-    """Return whether a dotted name is a model's class in transformers or peft."""
+    """True if a dotted name is a model's class in transformers or peft."""
     return bool(_TRANSFORMERS_MODEL.fullmatch(name) or _PEFT_MODEL.fullmatch(name))
 
 
 def is_auto_class(name: str) -> bool:
-    """Return whether a model's class only has from_pretrained() and from_config()."""
+    """True if a model's class only has from_pretrained() and from_config()."""
     return name.rpartition(".")[2].startswith(("Auto", "Peft"))
 
 
 def is_trainer(name: str) -> bool:
-    """Return whether a dotted name is a Trainer of transformers or TRL."""
+    """True if a dotted name is a Trainer of transformers or TRL."""
     return bool(_TRAINER.fullmatch(name))
 
 
 def is_arguments(name: str) -> bool:
-    """Return whether a dotted name is TrainingArguments or what TRL derives from it."""
+    """True if a dotted name is TrainingArguments or what TRL derives from it."""
     return bool(_ARGUMENTS.fullmatch(name) or _TRL_CONFIG.fullmatch(name))
 
 
-def is_scheduler(name: str) -> bool:
-    """Return whether calling a dotted name makes a scheduler of the learning rate."""
-    return bool(_SCHEDULER.fullmatch(name))
-
-
-def steps_argument(name: str) -> tuple[tuple[str, ...], int | None]:
-    """Return the keywords of a scheduler's number of steps, and its position among the arguments."""
-    last = name.rpartition(".")[2]
-    if last == "get_scheduler":
-        return _STEPS_KEYWORDS, 3
-    if last.endswith("_with_warmup"):
-        return _STEPS_KEYWORDS, None if "constant" in last else 2
-    return _STEPS_KEYWORDS, 1 if last == "CosineAnnealingLR" else None
-
-
 def optimizer_id(name: str, *, takes_parameters: bool) -> str | None:
-    """Return the id of the optimizer that calling a dotted name makes; None where it makes none.
-
-    Args:
-        name: the dotted name.
-        takes_parameters: whether the first argument is a model's parameters, by its looks.
-    """
+    """Return the id of the optimizer that calling a dotted name makes; None where it makes none."""
     if name in _EXACT_OPTIMIZERS:
         return _EXACT_OPTIMIZERS[name]
     last = name.rpartition(".")[2]

@@ -7,20 +7,20 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from zerofit.core.command import Route
-from zerofit.scripts.facts import Action, Call, Model, ModelSource, ModelState, Scheduler, ScriptFacts
+from zerofit.scripts.facts import Action, Model, ModelConstructor, ModelState, ScriptCall, ScriptFacts
 from zerofit.scripts.source.conditions import exclude, facts_of
-from zerofit.scripts.source.experts import routed_experts
-from zerofit.scripts.source.reading import Reading
-from zerofit.scripts.source.schedulers import is_counted_without_ranks
-from zerofit.scripts.source.source import Source, parse, too_deep
-from zerofit.scripts.source.statements import MAX_NODES, make_instance, read_block, run_function
-from zerofit.scripts.source.values import Kind, LocalClass, LocalFunction, Scope, Thing
+from zerofit.scripts.source.interpreter import MAX_NODES, make_instance, read_block, run_function
+from zerofit.scripts.source.reading import CallSite, Reading
+from zerofit.scripts.source.script_text import ScriptText, parse, too_deep
+from zerofit.scripts.source.values import LocalClass, LocalFunction, Scope, Thing, ThingKind
 
 if TYPE_CHECKING:
-    from zerofit.scripts.source.reading import Condition, Seen
+    from zerofit.scripts.source.reading import Condition, SeenCall
 
+_NO_CALL = CallSite(node=ast.Constant(None))
+"""Of functions that the script does not call."""
 _USES_MODEL = (Action.FORWARD, Action.GENERATE, Action.EVALUATE)
-_PARTITIONED_WHEN_MADE = (ModelSource.PRETRAINED, ModelSource.CONFIG)
+_PARTITIONED_WHEN_MADE = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
 _SETS_UP = (
     Action.MAKE_ACCELERATOR,
     Action.MAKE_ARGUMENTS,
@@ -35,19 +35,15 @@ def read_script(source: str, *, name: str) -> ScriptFacts:
 
     The last few are kept: what a script names is asked before what it does, and --fix asks again each round.
 
-    Args:
-        source: the script, as text.
-        name: the file, as the user named it.
-
     Raises:
         Unreadable: it is no script that this Python could run.
     """
     tree = parse(source)
     try:
-        reading = Reading(source=Source(source, name), scope=Scope())
+        reading = Reading(text=ScriptText(source, name), scope=Scope())
         read_block(reading, tree.body)
         _read_the_rest(reading, tree)
-        return _facts(reading, tree, name)
+        return _facts(reading, name)
     except RecursionError:
         raise too_deep() from None
 
@@ -67,7 +63,7 @@ def _read_the_rest(reading: Reading, tree: ast.Module) -> None:
             reading.conditions.clear()
             reading.has_foreign_accelerator = False
             if isinstance(value, LocalFunction) and value.node not in reading.visited:
-                run_function(reading, value, [], {})
+                run_function(reading, value, _NO_CALL)
             elif isinstance(value, LocalClass):
                 _read_class(reading, value)
 
@@ -78,20 +74,20 @@ def _read_class(reading: Reading, cls: LocalClass) -> None:
         return
     call = ast.copy_location(ast.Call(func=ast.Name(id=cls.node.name), args=[], keywords=[]), cls.node)
     num_calls, num_models = len(reading.calls), len(reading.models)
-    this = make_instance(reading, cls, call, [], {})
-    if this.kind is not Kind.OBJECT:
+    this = make_instance(reading, cls, CallSite(node=call))
+    if this.kind is not ThingKind.OBJECT:
         # Nobody makes it here: what it is made with is not the script's.
         del reading.calls[num_calls:], reading.models[num_models:]
     this.is_handed_on = True
-    reading.is_in_foreign_trainer = this.kind is Kind.TRAINER
+    reading.is_in_foreign_trainer = this.kind is ThingKind.TRAINER
     for method in methods:
         if method not in reading.visited:
             reading.root += 1
-            run_function(reading, LocalFunction(method, cls.scope, this), [], {})
+            run_function(reading, LocalFunction(method, cls.scope, this), _NO_CALL)
     reading.is_in_foreign_trainer = False
 
 
-def _facts(reading: Reading, tree: ast.Module, name: str) -> ScriptFacts:
+def _facts(reading: Reading, name: str) -> ScriptFacts:
     models = tuple(_model(reading, thing) for thing in reading.models)
     return ScriptFacts(
         name=name,
@@ -101,12 +97,6 @@ def _facts(reading: Reading, tree: ast.Module, name: str) -> ScriptFacts:
         training_arguments=tuple(dict.fromkeys(reading.training_arguments)),
         calls=tuple(dict.fromkeys(_call(reading, seen) for seen in reading.calls)),
         models=models,
-        schedulers=tuple(
-            Scheduler(made=reading.source.sight(thing.node), total=reading.source.quote(thing.total))
-            for thing in dict.fromkeys(reading.schedulers)
-            if thing.total is not None and thing.scope and is_counted_without_ranks(thing.total, thing.scope)
-        ),
-        routed_experts=routed_experts(tree, reading.source),
     )
 
 
@@ -132,19 +122,19 @@ def _model(reading: Reading, thing: Thing) -> Model:
     )
     is_open = earlier or (root > 0 and reading.has_foreign_accelerator)
     return Model(
-        made=reading.source.sight(thing.node),
-        source=thing.source or ModelSource.OWN_CLASS,
+        made=reading.text.sight(thing.node),
+        source=thing.source or ModelConstructor.OWN_CLASS,
         keywords=thing.keywords,
         is_trained=thing.is_trained,
         is_in_zero_init=thing.is_in_zero_init,
-        before=reading.source.sight(later.node) if later and not is_open else None,
+        before=reading.text.sight(later.node) if later and not is_open else None,
         is_before_all=not any(
             seen.action in _SETS_UP and seen.root == root for seen in reading.calls[: thing.order]
         ),
     )
 
 
-def _call(reading: Reading, seen: Seen) -> Call:
+def _call(reading: Reading, seen: SeenCall) -> ScriptCall:
     every = next(
         (
             condition
@@ -154,30 +144,30 @@ def _call(reading: Reading, seen: Seen) -> Call:
         None,
     )
     one_rank = _one_rank(reading, seen)
-    return Call(
+    return ScriptCall(
         action=seen.action,
-        seen=reading.source.sight(seen.node),
+        seen=reading.text.sight(seen.node),
         state=seen.state,
-        one_rank=reading.source.sight(one_rank.test) if one_rank else None,
+        one_rank=reading.text.sight(one_rank.test) if one_rank else None,
         is_otherwise=one_rank is not None and one_rank.is_else,
         is_engine_checked=any(condition.is_about_framework for condition in seen.conditions),
         is_gathered=seen.is_gathered,
         is_in_inference_mode=seen.is_in_inference_mode,
-        share=reading.source.sight(seen.share) if seen.share else None,
+        share=reading.text.sight(seen.share) if seen.share else None,
         trains_before=_trains(reading, seen, afterwards=False),
         trains_after=_trains(reading, seen, afterwards=True),
         is_in_each_training=_is_in_each_training(reading, seen),
         is_model_left_alone=_is_left_alone(reading, seen),
-        every_few_steps=reading.source.sight(every.test) if every else None,
+        every_few_steps=reading.text.sight(every.test) if every else None,
         loop=seen.loops[-1] if seen.loops else None,
         keywords=seen.keywords,
         given=seen.given,
-        forwards=tuple(reading.source.sight(forward.node) for forward in seen.forwards),
+        forwards=tuple(reading.text.sight(forward.node) for forward in seen.forwards),
         **seen.more,
     )
 
 
-def _one_rank(reading: Reading, seen: Seen) -> Condition | None:
+def _one_rank(reading: Reading, seen: SeenCall) -> Condition | None:
     """Return the condition by which the main rank alone gets to a call."""
     for condition in seen.conditions:
         is_main = condition.rank is not None and condition.rank.is_main
@@ -186,8 +176,8 @@ def _one_rank(reading: Reading, seen: Seen) -> Condition | None:
     return None
 
 
-def _is_counterpart(other: Seen, seen: Seen, condition: Condition) -> bool:
-    """Return whether the other ranks do the same elsewhere: behind `else`, or anywhere for a barrier."""
+def _is_counterpart(other: SeenCall, seen: SeenCall, condition: Condition) -> bool:
+    """True if the other ranks do the same elsewhere: behind `else`, or anywhere for a barrier."""
     if other.action is not seen.action:
         return False
     return any(
@@ -198,8 +188,8 @@ def _is_counterpart(other: Seen, seen: Seen, condition: Condition) -> bool:
     )
 
 
-def _trains(reading: Reading, seen: Seen, *, afterwards: bool) -> bool:
-    """Return whether the script trains before or after a call: its Trainer, or any loop of its own."""
+def _trains(reading: Reading, seen: SeenCall, *, afterwards: bool) -> bool:
+    """True if the script trains before or after a call: its Trainer, or any loop of its own."""
     if seen.action not in _USES_MODEL:
         return False
     place = reading.calls.index(seen)
@@ -215,19 +205,19 @@ def _trains(reading: Reading, seen: Seen, *, afterwards: bool) -> bool:
     return any(other.action is Action.BACKWARD for other in (*others, *in_same_loop))
 
 
-def _trainings(reading: Reading, seen: Seen) -> list[Seen]:
+def _trainings(reading: Reading, seen: SeenCall) -> list[SeenCall]:
     """Return the calls that train the Trainer which a call evaluates."""
     return [other for other in reading.calls if other.action is Action.TRAIN and other.thing is seen.thing]
 
 
-def _comes_in_place(first: Seen, second: Seen) -> bool:
-    """Return whether no run of the script makes both calls; in a loop a condition may change."""
+def _comes_in_place(first: SeenCall, second: SeenCall) -> bool:
+    """True if no run of the script makes both calls; in a loop a condition may change."""
     sides = [[condition for condition in seen.conditions if condition.depth == 0] for seen in (first, second)]
     return exclude(*sides)
 
 
-def _is_in_each_training(reading: Reading, seen: Seen) -> bool:
-    """Return whether each run of the script that trains a Trainer makes this call with it too."""
+def _is_in_each_training(reading: Reading, seen: SeenCall) -> bool:
+    """True if each run of the script that trains a Trainer makes this call with it too."""
     if seen.action is not Action.EVALUATE:
         return False
     needed = facts_of(seen.conditions)
@@ -239,8 +229,8 @@ def _trains_unseen(trainer: Thing) -> bool:
     return trainer.is_handed_on or has_own_way
 
 
-def _is_left_alone(reading: Reading, seen: Seen) -> bool:
-    """Return whether a call runs a model that ZeRO-3 partitions as it is made, and that no engine holds."""
+def _is_left_alone(reading: Reading, seen: SeenCall) -> bool:
+    """True if a call runs a model that ZeRO-3 partitions as it is made, and that no engine holds."""
     model = seen.thing.root if seen.thing and seen.action in (Action.FORWARD, Action.GENERATE) else None
     if model is None or seen.state is not ModelState.PLAIN or model.source not in _PARTITIONED_WHEN_MADE:
         return False

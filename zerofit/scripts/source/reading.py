@@ -8,11 +8,21 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from zerofit.scripts.facts import Action, Keyword, ModelState
-from zerofit.scripts.source.values import Constant, Dotted, Kind, Mapping, RankTest, Scope, Several, Thing
+from zerofit.scripts.source.values import (
+    Constant,
+    Mapping,
+    RankTest,
+    Scope,
+    Several,
+    Thing,
+    ThingKind,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from zerofit.scripts.facts import Plain, UsedOptimizer
-    from zerofit.scripts.source.source import Source
+    from zerofit.scripts.source.script_text import ScriptText
     from zerofit.scripts.source.values import Value
 
 
@@ -32,18 +42,44 @@ class Condition:
     """One side of a condition."""
 
     test: ast.expr
-    is_else: bool
+    is_else: bool = False
     rank: RankTest | None
-    is_about_framework: bool
-    has_remainder: bool
-    is_in_turn: bool
-    """Whether ranks pass in turn, each with its own part of the data."""
+    is_about_framework: bool = False
+    has_remainder: bool = False
+    is_in_turn: bool = False
+    """True if ranks pass in turn, each with its own part of the data."""
     depth: int
     """How many loops are around it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSite:
+    """A call with the values of its arguments."""
+
+    node: ast.expr
+    """An ast.Call, but for a class of the script that nothing makes."""
+    arguments: list[Value] = field(default_factory=list)
+    keywords: dict[str, Value] = field(default_factory=dict)
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """All arguments."""
+        return (*self.arguments, *self.keywords.values())
+
+    def value(self, name: str, place: int) -> Value:
+        """Return an argument by its name or its place; None where it is not given, or not known."""
+        return self.keywords.get(name) or (self.arguments[place] if place < len(self.arguments) else None)
+
+    def expression(self, name: str, place: int) -> ast.expr | None:
+        """Return an argument as it is written."""
+        if not isinstance(self.node, ast.Call):
+            return None
+        named = next((keyword.value for keyword in self.node.keywords if keyword.arg == name), None)
+        return self.node.args[place] if place < len(self.node.args) else named
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
-class Seen:
+class SeenCall:
     """A call, before the whole script is known."""
 
     action: Action
@@ -62,20 +98,18 @@ class Seen:
     keywords: tuple[Keyword, ...] = ()
     given: frozenset[str] = frozenset()
     more: dict[str, Any] = field(default_factory=dict)
-    """Fields of Call."""
-    forwards: tuple[Seen, ...] = ()
+    """Fields of ScriptCall."""
+    forwards: tuple[SeenCall, ...] = ()
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Reading:
     """The reader's notes and where it stands."""
 
-    source: Source
+    text: ScriptText
     scope: Scope
-    calls: list[Seen] = field(default_factory=list)
+    calls: list[SeenCall] = field(default_factory=list)
     models: list[Thing] = field(default_factory=list)
-    schedulers: list[Thing] = field(default_factory=list)
-    """Those that are prepared."""
     optimizers: dict[tuple[int, int], UsedOptimizer] = field(default_factory=dict)
     accelerator_keywords: list[Keyword] = field(default_factory=list)
     training_arguments: list[Keyword] = field(default_factory=list)
@@ -92,38 +126,43 @@ class Reading:
     shares: list[ast.expr] = field(default_factory=list)
     """What the loops run over that each rank has a part of its own of, the innermost last."""
     has_foreign_accelerator: bool = False
-    """Whether the function that is read by itself was given an Accelerator made elsewhere."""
+    """True if the function that is read by itself was given an Accelerator made elsewhere."""
     num_nodes: int = 0
     is_in_foreign_trainer: bool = False
-    """Whether a subclass of Trainer is read by itself: its methods do not know what Trainer hands them."""
+    """True if a subclass of Trainer is read by itself: its methods do not know what Trainer hands them."""
 
-    def see(self, action: Action, node: ast.expr, thing: Thing | None = None, **more: Any) -> Seen:
+    def see(self, action: Action, node: ast.expr, thing: Thing | None = None, **more: Any) -> None:
         """Note a call."""
-        seen = Seen(
-            action=action,
-            node=node,
-            thing=thing,
-            state=state_of(thing),
-            conditions=tuple(self.conditions),
-            loops=tuple(self.loops),
-            root=self.root,
-            is_gathered=Within.GATHERED in self.within,
-            has_gradients=Within.NO_GRADIENTS not in self.within,
-            is_in_inference_mode=Within.INFERENCE_MODE in self.within,
-            share=self._share(),
-            **more,
-        )
-        self.calls.append(seen)
-        return seen
-
-    def _share(self) -> ast.expr | None:
         in_turn = (condition.test for condition in self.conditions if condition.is_in_turn)
-        return self.shares[-1] if self.shares else next(in_turn, None)
+        self.calls.append(
+            SeenCall(
+                action=action,
+                node=node,
+                thing=thing,
+                state=state_of(thing),
+                conditions=tuple(self.conditions),
+                loops=tuple(self.loops),
+                root=self.root,
+                is_gathered=Within.GATHERED in self.within,
+                has_gradients=Within.NO_GRADIENTS not in self.within,
+                is_in_inference_mode=Within.INFERENCE_MODE in self.within,
+                share=self.shares[-1] if self.shares else next(in_turn, None),
+                **more,
+            )
+        )
+
+    def see_with_keywords(
+        self, action: Action, call: CallSite, thing: Thing | None = None, **more: Any
+    ) -> tuple[Keyword, ...]:
+        """Note a call and its keyword arguments; return those whose values are known."""
+        found = self.keywords_of(call)
+        self.see(action, call.node, thing, keywords=found, given=given_to(call), **more)
+        return found
 
     def make_model(self, node: ast.expr, **fields: Any) -> Thing:
         """Note a new model."""
         thing = Thing(
-            kind=Kind.MODEL,
+            kind=ThingKind.MODEL,
             node=node,
             state=ModelState.PLAIN,
             order=len(self.calls),
@@ -135,42 +174,38 @@ class Reading:
         self.see(Action.MAKE_MODEL, node, thing)
         return thing
 
-    def keywords_of(
-        self, node: ast.Call, values: dict[str, Value]
-    ) -> tuple[tuple[Keyword, ...], frozenset[str]]:
-        """Return the keyword arguments of a call whose values are known, and the names of all."""
-        known: list[Keyword] = []
-        given: set[str] = set()
-        for keyword in node.keywords:
-            if keyword.arg is None:
-                given.add("**")
-        for name, value in values.items():
-            given.add(name)
-            place: ast.expr | ast.keyword = next(
-                (keyword for keyword in node.keywords if keyword.arg == name), node
-            )
-            known += self._flat(name, value, place)
-        return tuple(known), frozenset(given)
+    def keywords_of(self, call: CallSite) -> tuple[Keyword, ...]:
+        """Return the keyword arguments of a call whose values are known."""
+        written = call.node.keywords if isinstance(call.node, ast.Call) else []
+        places: dict[str | None, ast.expr | ast.keyword] = {keyword.arg: keyword for keyword in written}
+        return tuple(
+            keyword
+            for name, value in call.keywords.items()
+            for keyword in self._flat(name, value, places.get(name, call.node))
+        )
 
-    def _flat(self, name: str, value: Value, node: ast.expr | ast.keyword) -> list[Keyword]:
+    def _flat(self, name: str, value: Value, node: ast.expr | ast.keyword) -> Iterable[Keyword]:
         if isinstance(value, Mapping):
-            return [
-                keyword for key, item in value.values for keyword in self._flat(f"{name}.{key}", item, node)
-            ]
+            for key, item in value.values:
+                yield from self._flat(f"{name}.{key}", item, node)
+            return
         is_known, plain = plain_of(value)
-        if not is_known:
-            return []
-        sight = self.source.sight(node)
-        text = sight.text if isinstance(node, ast.keyword) else f"{name}={plain!r}"
-        return [Keyword(name=name, value=plain, line=sight.place.line, column=sight.place.column, text=text)]
+        if is_known:
+            sight = self.text.sight(node)
+            text = sight.text if isinstance(node, ast.keyword) else f"{name}={plain!r}"
+            yield Keyword(name=name, value=plain, line=sight.place.line, column=sight.place.column, text=text)
+
+
+def given_to(call: CallSite) -> frozenset[str]:
+    """Return the names of all keyword arguments of a call; "**" where some are unpacked."""
+    written = call.node.keywords if isinstance(call.node, ast.Call) else []
+    return frozenset(call.keywords) | {"**" for keyword in written if keyword.arg is None}
 
 
 def plain_of(value: Value) -> tuple[bool, Plain]:
-    """Return whether a value is a known literal, and the literal."""
+    """True if a value is a known literal, and the literal."""
     if isinstance(value, Constant):
         return True, value.value
-    if isinstance(value, Dotted) and value.name.startswith("torch."):
-        return False, None
     if isinstance(value, Several):
         items = [plain_of(item) for item in value.values]
         return all(is_known for is_known, _ in items), tuple(item for _, item in items)
@@ -179,21 +214,21 @@ def plain_of(value: Value) -> tuple[bool, Plain]:
 
 def state_of(thing: Thing | None) -> ModelState | None:
     """Return what became of a model."""
-    if thing is None or thing.kind is not Kind.MODEL:
+    if thing is None or thing.kind is not ThingKind.MODEL:
         return None
     if thing.state in (None, ModelState.PLAIN) and thing.root.is_trained:
         return ModelState.IN_ENGINE
     return thing.state
 
 
-def wrapped(thing: Thing, node: ast.expr, state: ModelState | None, *, is_compiled: bool = False) -> Thing:
+def wrapped(thing: Thing, node: ast.expr, state: ModelState | None) -> Thing:
     """Return a model in another shape: an engine, the module within one, a compiled or adapted one."""
     return Thing(
-        kind=Kind.MODEL,
+        kind=ThingKind.MODEL,
         node=node,
         of=thing,
         state=state,
-        is_compiled=thing.is_compiled or is_compiled,
+        is_compiled=thing.is_compiled,
         is_adapted=thing.is_adapted,
         source=thing.source,
         cls=thing.cls,

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from zerofit.scripts.source.conditions import is_rank
-from zerofit.scripts.source.values import Kind, Scope, Share, Thing, Value
+from zerofit.scripts.source.values import Share, Thing, ThingKind, Value
 
 if TYPE_CHECKING:
     from zerofit.scripts.source.values import Scope
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 _EVENS_OUT = re.compile(r"gather|reduce|broadcast|prepare|\bpad|_pad")
 """Calls that leave no rank with another number than the others."""
 _SPLITS_BY_RANK = {"shard", "islice", "split_dataset_by_node"}
-_UNEVEN_SPLITS = {"array_split"}
-"""Calls whose result holds a part for each rank."""
 
 
 def is_share(node: ast.expr, scope: Scope) -> bool:
-    """Return whether an expression is a rank's own part of something, or is made from one."""
+    """True if an expression is a rank's own part of something, or is made from one.
+
+    A contiguous part, `rows[rank * size : (rank + 1) * size]`, counts as none: it mostly is as long on all.
+    """
     pending: list[ast.AST] = [node]
     while pending:
         part = pending.pop()
@@ -35,12 +36,12 @@ def is_share(node: ast.expr, scope: Scope) -> bool:
 
 def own_or(value: Value, node: ast.expr, scope: Scope) -> Value:
     """Return what an expression stands for: a rank's own part, where it is no more than a loader of one."""
-    is_open = value is None or (isinstance(value, Thing) and value.kind is Kind.LOADER)
+    is_open = value is None or (isinstance(value, Thing) and value.kind is ThingKind.LOADER)
     return Share() if is_open and is_share(node, scope) else value
 
 
 def comes_in_turn(test: ast.expr, scope: Scope, *, is_else: bool) -> bool:
-    """Return whether ranks pass a condition in turn: `number % world_size == rank`."""
+    """True if ranks pass a condition in turn: `number % world_size == rank`."""
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return False
     sides = (test.left, test.comparators[0])
@@ -52,26 +53,10 @@ def comes_in_turn(test: ast.expr, scope: Scope, *, is_else: bool) -> bool:
 def _makes_share(node: ast.AST, scope: Scope) -> bool:
     if isinstance(node, ast.Call):
         return _splits(node, scope)
-    if not isinstance(node, ast.Subscript):
-        return False
-    if not isinstance(node.slice, ast.Slice):
-        return is_rank(node.slice, scope) and _is_split_unevenly(node.value, scope)
-    lower, upper, step = node.slice.lower, node.slice.upper, node.slice.step
-    if lower is None or (upper is None and step is None):
-        return False
-    if step is not None:
-        return is_rank(lower, scope) and not is_cut_to_multiple(node.value, step, scope)
-    if upper is None or is_equal_part(lower, upper, scope):
-        return False
-    return _depends_on_rank(lower, scope) and _depends_on_rank(upper, scope)
-
-
-def _evens_out(node: ast.AST) -> bool:
-    """Return whether what is made has one length on all ranks, though parts of it do not: `own[:8]` too."""
-    if isinstance(node, ast.Call):
-        return _EVENS_OUT.search(_called(node)) is not None
     cut = node.slice if isinstance(node, ast.Subscript) else None
-    return isinstance(cut, ast.Slice) and cut.lower is None and isinstance(cut.upper, ast.Constant)
+    if not isinstance(cut, ast.Slice) or cut.lower is None or cut.step is None:
+        return False
+    return is_rank(cut.lower, scope) and not _is_cut_to_multiple(node.value, cut.step, scope)  # type: ignore[attr-defined]
 
 
 def _splits(call: ast.Call, scope: Scope) -> bool:
@@ -82,98 +67,32 @@ def _splits(call: ast.Call, scope: Scope) -> bool:
         return pads is None or (isinstance(pads, ast.Constant) and pads.value is False)
     if name == "range":
         is_own = len(call.args) == 3 and is_rank(call.args[0], scope)
-        return is_own and not is_multiple(call.args[1], call.args[2], scope)
+        return is_own and not _is_multiple(call.args[1], call.args[2])
     return name in _SPLITS_BY_RANK and any(is_rank(value, scope) for value in values)
 
 
-def _is_split_unevenly(node: ast.expr, scope: Scope) -> bool:
-    assigned = scope.assigned(node.id) if isinstance(node, ast.Name) else []
-    return any(isinstance(made, ast.Call) and _called(made) in _UNEVEN_SPLITS for made in (node, *assigned))
-
-
-def _depends_on_rank(node: ast.expr, scope: Scope) -> bool:
-    """Return whether an expression, or what is assigned to a name in it, names a rank."""
-    names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
-    assigned = [expression for name in names for expression in scope.assigned(name)]
-    return any(
-        isinstance(part, ast.expr) and is_rank(part, scope)
-        for expression in (node, *assigned)
-        for part in ast.walk(expression)
-    )
+def _evens_out(node: ast.AST) -> bool:
+    """True if what is made has one length on all ranks, though parts of it do not: `own[:8]` too."""
+    if isinstance(node, ast.Call):
+        return _EVENS_OUT.search(_called(node)) is not None
+    cut = node.slice if isinstance(node, ast.Subscript) else None
+    return isinstance(cut, ast.Slice) and cut.lower is None and isinstance(cut.upper, ast.Constant)
 
 
 def _called(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def is_equal_part(lower: ast.expr, upper: ast.expr, scope: Scope) -> bool:
-    """Return whether a slice from lower to upper has one length on all ranks: `[rank * n : (rank + 1) * n]`.
-
-    The length must be rounded down. Rounded up, as by `(len(data) + world - 1) // world`, it leaves the last
-    rank with fewer.
-    """
-    start, end = _made(lower, scope), _made(upper, scope)
-    for rank, length in _factors(start):
-        if not is_rank(rank, scope) or not _is_rounded_down(_made(length, scope)):
-            continue
-        comes_to_next = any(_is_next(one, rank) and _is_same(two, length) for one, two in _factors(end))
-        if comes_to_next or any(_is_same(one, lower, start) for one in _beside(end, length)):
-            return True
-    return False
+def _is_multiple(end: ast.expr, step: ast.expr) -> bool:
+    """True if a range to `end` in steps of `step` is as long from each start below the step."""
+    sides = (end.left, end.right) if isinstance(end, ast.BinOp) and isinstance(end.op, ast.Mult) else ()
+    return any(ast.unparse(side) == ast.unparse(step) for side in sides)
 
 
-def is_multiple(end: ast.expr, step: ast.expr, scope: Scope) -> bool:
-    """Return whether a range to `end` in steps of `step` is as long from each start below the step."""
-    return any(_is_same(factor, step) for factor, _ in _factors(_made(end, scope)))
-
-
-def is_cut_to_multiple(rows: ast.expr, step: ast.expr, scope: Scope) -> bool:
-    """Return whether rows are cut to a multiple of the ranks: `rows = rows[: len(rows) // world * world]`."""
+def _is_cut_to_multiple(rows: ast.expr, step: ast.expr, scope: Scope) -> bool:
+    """True if rows are cut to a multiple of the ranks: `rows = rows[: len(rows) // world * world]`."""
     assigned = scope.assigned(rows.id) if isinstance(rows, ast.Name) else []
     cuts = [made.slice for made in (rows, *assigned) if isinstance(made, ast.Subscript)]
     return any(
-        isinstance(cut, ast.Slice) and cut.upper is not None and is_multiple(cut.upper, step, scope)
-        for cut in cuts
+        isinstance(cut, ast.Slice) and cut.upper is not None and _is_multiple(cut.upper, step) for cut in cuts
     )
-
-
-def _made(node: ast.expr, scope: Scope) -> ast.expr:
-    """Return the expression that a name stands for, where it is assigned once."""
-    assigned = scope.assigned(node.id) if isinstance(node, ast.Name) else []
-    return assigned[0] if len(assigned) == 1 else node
-
-
-def _sides(node: ast.expr, operation: type[ast.operator]) -> list[tuple[ast.expr, ast.expr]]:
-    """Return the two sides of an operation, in both orders; nothing for another operation."""
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, operation):
-        return []
-    return [(node.left, node.right), (node.right, node.left)]
-
-
-def _factors(node: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
-    return _sides(node, ast.Mult)
-
-
-def _summands(node: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
-    return _sides(node, ast.Add)
-
-
-def _beside(node: ast.expr, summand: ast.expr) -> list[ast.expr]:
-    """Return what a sum adds to one of its two summands."""
-    return [one for one, two in _summands(node) if _is_same(two, summand)]
-
-
-def _is_next(node: ast.expr, rank: ast.expr) -> bool:
-    return any(
-        _is_same(part, rank) and isinstance(one, ast.Constant) and one.value == 1
-        for part, one in _summands(node)
-    )
-
-
-def _is_rounded_down(node: ast.expr) -> bool:
-    is_floor = isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
-    return is_floor and not isinstance(node.left, (ast.BinOp, ast.UnaryOp))  # type: ignore[attr-defined]
-
-
-def _is_same(node: ast.expr, *others: ast.expr) -> bool:
-    return ast.unparse(node) in {ast.unparse(other) for other in others}

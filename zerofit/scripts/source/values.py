@@ -8,10 +8,10 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from zerofit.scripts.facts import Keyword, ModelSource, ModelState, Plain
+    from zerofit.scripts.facts import Keyword, ModelConstructor, ModelState, Plain
 
 
-class Kind(Enum):
+class ThingKind(Enum):
     """What an object is."""
 
     ACCELERATOR = auto()
@@ -19,7 +19,6 @@ class Kind(Enum):
     TRAINER = auto()
     MODEL = auto()
     OPTIMIZER = auto()
-    SCHEDULER = auto()
     LOADER = auto()
     PARSER = auto()
     """An argparse.ArgumentParser, or a group of one."""
@@ -34,7 +33,7 @@ class Kind(Enum):
 class Thing:
     """One object that the script makes."""
 
-    kind: Kind
+    kind: ThingKind
     node: ast.expr
     """The call that makes it."""
     of: Thing | None = None
@@ -42,14 +41,10 @@ class Thing:
     state: ModelState | None = None
     is_compiled: bool = False
     is_adapted: bool = False
-    """A model: whether peft has put adapters in, mostly small enough for ZeRO-3 to keep them whole."""
-    source: ModelSource | None = None
+    """A model: True if peft has put adapters in, mostly small enough for ZeRO-3 to keep them whole."""
+    source: ModelConstructor | None = None
     keywords: tuple[Keyword, ...] = ()
     given: frozenset[str] = frozenset()
-    total: ast.expr | None = None
-    """A scheduler's number of steps."""
-    scope: Scope | None = None
-    """Where the names in `total` are looked up."""
     cls: LocalClass | None = None
     attributes: dict[str, Value] = field(default_factory=dict)
     options: set[str] = field(default_factory=set)
@@ -59,9 +54,9 @@ class Thing:
     is_trained: bool = False
     is_in_zero_init: bool = False
     is_under_zero_context: bool = False
-    """A model: whether it is made inside a `with` that decides about ZeRO, which is not read."""
+    """A model: True if it is made inside a `with` that decides about ZeRO, which is not read."""
     is_handed_on: bool = False
-    """Whether code that is not read was given it."""
+    """True if code that is not read was given it."""
 
     @property
     def root(self) -> Thing:
@@ -180,7 +175,7 @@ class RankTest:
     """A condition that holds on some ranks only."""
 
     is_main: bool
-    """Whether it holds on the main rank; False where it holds on the others."""
+    """True if it holds on the main rank, False if it holds on the others."""
 
 
 @dataclass(frozen=True, slots=True)

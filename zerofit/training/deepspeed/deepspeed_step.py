@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 import weakref
 from types import MethodType
@@ -13,12 +12,12 @@ from zerofit.core.upstream.deepspeed import hook_own_backward
 from zerofit.training.deepspeed.deepspeed_refusals import steps_unprepared_optimizer
 from zerofit.training.deepspeed.deepspeed_window import Window
 from zerofit.training.deepspeed.skipped_steps import watch_engine
-from zerofit.training.micro_batches import settle
+from zerofit.training.micro_batches.hooks import settle
+from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
 
 
 def window_of(accelerator: Any) -> Window | None:
@@ -28,12 +27,7 @@ def window_of(accelerator: Any) -> Window | None:
 
 
 def watch(accelerator: Any, changes: Changes) -> None:
-    """Let the engines and optimizers that an Accelerator has prepared step where the script steps.
-
-    Args:
-        accelerator: an Accelerator.
-        changes: where to note what was changed.
-    """
+    """Let the engines and optimizers that an Accelerator has prepared step where the script steps."""
     for engine in prepared_models(accelerator):
         if hasattr(engine, "set_gradient_accumulation_boundary") and "_zerofit_window" not in engine.__dict__:
             _watch_engine(engine, accelerator, changes)
@@ -44,7 +38,10 @@ def watch(accelerator: Any, changes: Changes) -> None:
 
 
 def _watch_engine(engine: Any, accelerator: Any, changes: Changes) -> None:
-    window = Window(engine, accelerator.gradient_state, changes, settle=_settling(accelerator))
+    held = weakref.ref(accelerator)
+    window = Window(
+        engine, accelerator.gradient_state, changes, settle=lambda loss: settle(held(), except_for=loss)
+    )
     engine._zerofit_window = window
     watch_engine(engine, changes)
     engine.register_forward_pre_hook(_before_forward)
@@ -57,18 +54,8 @@ def _watch_engine(engine: Any, accelerator: Any, changes: Changes) -> None:
             wrapper.zero_grad = MethodType(_zero_grad, wrapper)
 
 
-def _settling(accelerator: Any) -> Callable[[Any], None]:
-    held = weakref.ref(accelerator)
-    return lambda loss: settle(held(), except_for=loss)
-
-
 def refuse_step_of(optimizer: Any, window: Window) -> None:
-    """Refuse steps of an optimizer that only DeepSpeed may step: the script's, which it did not prepare.
-
-    Args:
-        optimizer: as the script made it.
-        window: of the engine that has taken it over.
-    """
+    """Refuse steps of an optimizer that only DeepSpeed may step: the script's, which it did not prepare."""
 
     def check(*_: Any) -> None:
         if not window.is_stepping:
@@ -107,19 +94,19 @@ def _after_step_of(accelerator: Any, original: Any) -> Any:
     return step
 
 
-def hook_ends(accelerator_class: Any) -> None:
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Take the step that a script leaves to accelerate before it saves, evaluates or ends."""
+    if not settings.uses_deepspeed:
+        return
     # DeepSpeed 0.19 calls collectives that torch 2.13 renames, thousands of times; no script can mend that.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     looks = dict.fromkeys(("save_state", "save_model", "get_state_dict", "unwrap_model"), Window.end)
     for name, act in {**looks, "end_training": Window.close}.items():
-        original = getattr(accelerator_class, name)
 
-        @functools.wraps(original)
-        def after_step(self: Any, *args: Any, original: Any = original, act: Any = act, **kwargs: Any) -> Any:
+        def after_step(original: Any, self: Any, *args: Any, act: Any = act, **kwargs: Any) -> Any:
             window = window_of(self)
             if window is not None:
                 act(window)
             return original(self, *args, **kwargs)
 
-        setattr(accelerator_class, name, after_step)
+        wrap(accelerator_class, name, after_step)

@@ -8,7 +8,6 @@ until it is known whether it ends the window: the script clips or steps, or goes
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -22,22 +21,13 @@ if TYPE_CHECKING:
     from zerofit.training.changes import Changes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Backward:
-    """A backward pass that waits."""
-
-    loss: Any
-    run: Callable[[bool], None]
-    """Takes whether it is the window's last one."""
-
-
 class _Clipped(Enum):
     """What became of the step that clipping has taken, and the script has yet to ask for."""
 
     NONE = "none"
     STEPPED = "stepped"
     SKIPPED = "skipped"
-    """Its gradients were no numbers."""
+    """Its gradients overflowed (inf or NaN)."""
 
 
 _MOST_DROPPED = 8
@@ -51,8 +41,7 @@ class Window:
         engine: a DeepSpeedEngine.
         gradient_state: accelerate's GradientState.
         changes: where to note what was changed.
-        settle: takes back what went backward early for losses whose backward never came, but for the one
-            that it is given (None: for all).
+        settle: takes back early backward passes (PendingBackward.settle), but for that of the loss given.
     """
 
     def __init__(
@@ -62,46 +51,35 @@ class Window:
         self._gradient_state = gradient_state
         self._changes = changes
         self._settle = settle
-        self._waiting: _Backward | None = None
-        """The last backward pass."""
+        self._waiting: tuple[Callable[[bool], None], Any] | None = None
+        """The last backward pass and its loss."""
         self._has_gradients = False
-        """Whether a backward pass has run since the last step."""
+        """True if a backward pass has run since the last step."""
         self._is_reduced = False
-        """Whether the last backward pass that ran was the window's last one."""
+        """True if the last backward pass that ran was the window's last one."""
         self._clipped = _Clipped.NONE
         self._script_steps: bool | None = None
-        """Whether the script steps its optimizer under DeepSpeed; None while that is unknown."""
+        """True if the script steps its optimizer under DeepSpeed; None while that is unknown."""
         self._has_stepped_unasked = False
-        """Whether a step was taken that the script did not ask for."""
+        """True if a step was taken that the script did not ask for."""
         self.is_stepping = False
-        """Whether the engine is stepping its optimizer now."""
+        """True if the engine is stepping its optimizer now."""
         self._has_stepped = False
-        """Whether any step was taken."""
+        """True if any step was taken."""
         self._num_dropped = 0
         """Windows whose gradients the script dropped before any step."""
         self.gradient_factor = 1.0
         """What the window's gradients are multiplied with before its step; see window_weights.py."""
 
     def wait(self, run: Callable[[bool], None], *, loss: Any = None) -> None:
-        """Let a backward pass wait for what the script does next; it runs now where accelerate is to step.
-
-        Args:
-            run: the backward pass; it takes whether it is the window's last one.
-            loss: what it begins at.
-        """
+        """Let a backward pass wait for what the script does next; it runs now where accelerate is to step."""
         self.go_on()
-        self._waiting = _Backward(loss=loss, run=run)
+        self._waiting = (run, loss)
         if not self.script_steps and not self._script_clips:
             self._step_at_boundary()
 
     def run(self, backward: Callable[[bool], None], *, is_boundary: bool, loss: Any = None) -> None:
-        """Run a backward pass now.
-
-        Args:
-            backward: the backward pass; it takes whether it is the window's last one.
-            is_boundary: whether a step of the optimizer follows.
-            loss: what it begins at.
-        """
+        """Run a backward pass now; it takes whether it is the window's last one, before a step."""
         self._waiting = None
         if is_boundary:
             self._settle(loss)
@@ -127,7 +105,7 @@ class Window:
         if not self.script_steps:
             self._step_at_boundary()
         elif self._waiting is not None:
-            self.run(self._waiting.run, is_boundary=False, loss=self._waiting.loss)
+            self.run(self._waiting[0], is_boundary=False, loss=self._waiting[1])
 
     def step(self) -> None:
         """Act on the script's optimizer.step()."""
@@ -142,10 +120,6 @@ class Window:
 
     def clip(self, max_norm: float, *, norm_type: float) -> Any:
         """Take the step with its gradients clipped, this once: only the step knows their norm.
-
-        Args:
-            max_norm: largest norm of all gradients together; 0 turns clipping off.
-            norm_type: the norm that the script asks for.
 
         Returns:
             The norm, a tensor; not finite where the step was skipped for that; 0 where nothing was clipped.
@@ -189,18 +163,14 @@ class Window:
             self._step_at_boundary()
 
     def close(self) -> None:
-        """Act on the end of training.
-
-        Raises:
-            UserError: there were gradients, and no step ever.
-        """
+        """Act on the end of training: gradients without any step are an error."""
         self.end()
         if (self._waiting or self._has_gradients or self._num_dropped) and not self._has_stepped:
             raise deepspeed_refusals.never_steps()
 
     @property
     def script_steps(self) -> bool:
-        """Whether the script steps its optimizer itself; some leave that to accelerate."""
+        """True if the script steps its optimizer itself; some leave that to accelerate."""
         if self._script_steps is None:
             if not (self._waiting or self._has_gradients or self._clipped is not _Clipped.NONE):
                 return True  # nothing to decide yet
@@ -209,7 +179,7 @@ class Window:
 
     @functools.cached_property
     def _script_clips(self) -> bool:
-        """Whether the script may clip after backward: a step that it leaves to accelerate waits for that."""
+        """True if the script may clip after backward: a step that it leaves to accelerate waits for that."""
         return script_clips()
 
     def _step_at_boundary(self) -> None:
@@ -223,7 +193,7 @@ class Window:
     def _finish(self) -> None:
         """End the window: its last backward pass, if that waits, and the step."""
         if self._waiting is not None:
-            self.run(self._waiting.run, is_boundary=True, loss=self._waiting.loss)
+            self.run(self._waiting[0], is_boundary=True, loss=self._waiting[1])
         if not self._has_gradients:
             return
         if not self._is_reduced:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
 from zerofit.training.deepspeed.deepspeed_refusals import trains_without_optimizer
 from zerofit.training.optimizer_swap import is_plain_optimizer, live_optimizers
+from zerofit.training.trained_groups import holds
+from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from zerofit.training.changes import Changes
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 
 _TOGETHER = "the model and its optimizer are prepared together, as DeepSpeed needs them"
@@ -25,70 +26,38 @@ _NEED_OPTIMIZER = (1, 2)
 """ZeRO stages whose engine needs an optimizer (deepspeed/runtime/engine.py)."""
 
 
-def install(accelerator_class: Any, settings: Settings, changes: Changes) -> None:
-    """Hook prepare() so that a model and its optimizer may come in calls of their own.
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook prepare() so that a model and its optimizer may come in calls of their own."""
 
-    Args:
-        accelerator_class: accelerate's Accelerator, or a subclass.
-        settings: what the plan sets.
-        changes: where to note what was changed.
-    """
-    if not settings.uses_deepspeed:
-        return
-    original = accelerator_class.prepare
-
-    @functools.wraps(original)
-    def prepare(self: Any, *objects: Any, **kwargs: Any) -> Any:
+    def prepare(original: Any, self: Any, *objects: Any, **kwargs: Any) -> Any:
         if not self._zerofit_by_script:
             return original(self, *objects, **kwargs)
         prepared = _PrepareCall(self, changes).prepare(original, objects, kwargs)
         return prepared if len(prepared) > 1 else prepared[0]
 
-    accelerator_class.prepare = prepare
-    for name in ("prepare_model", "prepare_optimizer"):
-        _hook_one(accelerator_class, name)
-    _hook_free_memory(accelerator_class)
-
-
-def _hook_one(accelerator_class: Any, name: str) -> None:
-    """Let prepare_model() and prepare_optimizer() do under DeepSpeed what prepare() does.
-
-    By themselves they know nothing of DeepSpeed and hand the object back (accelerate/accelerator.py).
-    """
-    original = getattr(accelerator_class, name)
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def prepare_one(self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(self, item, *args, **kwargs).arguments
+    def prepare_one(original: Any, self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(original).bind(self, item, *args, **kwargs).arguments
         is_deepspeeds = getattr(self.state, "deepspeed_plugin", None) is not None
         if self._zerofit_by_script and is_deepspeeds and not bound.get("evaluation_mode", False):
             return self.prepare(item)
         return original(self, item, *args, **kwargs)
 
-    setattr(accelerator_class, name, prepare_one)
-
-
-def _hook_free_memory(accelerator_class: Any) -> None:
-    """Let go of optimizers and models with accelerate; its clear() calls this, too."""
-    original = accelerator_class.free_memory
-
-    @functools.wraps(original)
-    def free_memory(self: Any, *objects: Any) -> Any:
+    def free_memory(original: Any, self: Any, *objects: Any) -> Any:
         for name in (_WRAPPERS, _WITHOUT_OPTIMIZER):
             self.__dict__.pop(name, None)
         return original(self, *objects)
 
-    accelerator_class.free_memory = free_memory
+    if settings.uses_deepspeed:
+        wrap(accelerator_class, "prepare", prepare)
+        # By themselves they know nothing of DeepSpeed and hand the object back (accelerate/accelerator.py).
+        wrap(accelerator_class, "prepare_model", prepare_one)
+        wrap(accelerator_class, "prepare_optimizer", prepare_one)
+        # accelerate's clear() calls it, too.
+        wrap(accelerator_class, "free_memory", free_memory)
 
 
 class _PrepareCall:
-    """One prepare() call of a script, and what earlier ones left for it.
-
-    Args:
-        accelerator: the script's Accelerator.
-        changes: where to note what was changed.
-    """
+    """One prepare() call of a script, and what earlier ones left for it."""
 
     def __init__(self, accelerator: Any, changes: Changes) -> None:
         self._accelerator = accelerator
@@ -99,6 +68,7 @@ class _PrepareCall:
     def prepare(self, original: Any, objects: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Return what the script's objects became, in their order."""
         from torch.nn import Module
+        from torch.optim.lr_scheduler import LRScheduler
 
         if any(isinstance(item, Module) for item in objects):
             own = None if any(map(is_plain_optimizer, objects)) else self._optimizer_of(objects)
@@ -110,7 +80,7 @@ class _PrepareCall:
             for place, item in enumerate(prepared)
             if item is objects[place] and not isinstance(item, Module)
         ]
-        schedulers = [place for place in others if _is_scheduler(prepared[place])]
+        schedulers = [place for place in others if isinstance(prepared[place], LRScheduler)]
         rest = [place for place in others if place not in schedulers]
         if rest:
             done = original(self._accelerator, *(prepared[place] for place in rest), **kwargs)
@@ -122,7 +92,7 @@ class _PrepareCall:
         return tuple(prepared)
 
     def _is_to_wait(self, objects: tuple[Any, ...]) -> bool:
-        """Return whether a model's optimizer must come later: stages 1 and 2 have no engine without.
+        """True if a model's optimizer must come later: stages 1 and 2 have no engine without.
 
         A model that does not train needs neither, be it before or after the one that does.
         """
@@ -171,7 +141,7 @@ class _PrepareCall:
         found = [
             optimizer
             for optimizer in early or live_optimizers()
-            if any(_holds(optimizer, model) for model in models)
+            if any(holds(optimizer, model) for model in models)
         ]
         return found[0] if len(found) == 1 else None
 
@@ -180,7 +150,7 @@ class _PrepareCall:
         from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper
 
         if id(own) not in self._wrappers:
-            stand_in = next((one for one in self._without_optimizer if _holds(own, one.module)), None)
+            stand_in = next((one for one in self._without_optimizer if holds(own, one.module)), None)
             if stand_in is not None:
                 self._without_optimizer.remove(stand_in)
                 engine, wrapper = self._with_model(original, (stand_in.module, own), None, {})
@@ -220,20 +190,8 @@ def _without_optimizer(model: Any) -> Any:
     return ModelWithoutOptimizer()
 
 
-def _holds(optimizer: Any, model: Any) -> bool:
-    """Return whether an optimizer trains any parameter of a model."""
-    ids = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    return any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
-
-
 def _trains(model: Any) -> bool:
     return any(parameter.requires_grad for parameter in model.parameters())
-
-
-def _is_scheduler(item: Any) -> bool:
-    from torch.optim.lr_scheduler import LRScheduler
-
-    return isinstance(item, LRScheduler)
 
 
 def _made_too_late() -> UserError:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from functools import cache
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import format_message
 from zerofit.core.upstream.deepspeed import after_each_step
+from zerofit.training.wrapping import wrap_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
 
 TOO_MANY_IN_A_ROW = 17
 """Each skipped step halves the scale, which begins at 2**16 (torch/amp/grad_scaler.py, init_scale;
@@ -38,12 +36,7 @@ class SkippedSteps:
         self._noted: set[str] = set()
 
     def count(self, *, skipped: bool, changes: Changes) -> None:
-        """Count one step, and warn where too many were skipped.
-
-        Args:
-            skipped: whether the gradients were not finite, so that the weights stayed as they are.
-            changes: where the warning goes.
-        """
+        """Count one step, and warn where too many were skipped because their gradients were not finite."""
         self.num_steps += 1
         self.num_skipped += skipped
         self._in_a_row = self._in_a_row + 1 if skipped else 0
@@ -64,7 +57,7 @@ class SkippedSteps:
         text = format_message(
             "warning[fp16-skips-steps]: fp16's loss scaling skips many optimizer steps",
             found=found,
-            why="their gradients are infinite or no numbers at any scale, and a skipped step trains nothing",
+            why="their gradients overflow (inf or NaN) at any scale, and a skipped step trains nothing",
             fix="train in bf16 where the GPU has it (--mixed-precision bf16), with a smaller learning rate, "
             "or with --gradient-clipping 1",
             see=SEE,
@@ -78,43 +71,22 @@ def of_this_process() -> SkippedSteps:
     return SkippedSteps()
 
 
-def install(accelerator_class: Any, changes: Changes) -> None:
-    """Hook prepare_optimizer() so that the steps of accelerate's loss scaler are counted.
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Count the steps of accelerate's loss scaler."""
 
-    Args:
-        accelerator_class: accelerate's Accelerator, or a subclass.
-        changes: where warnings go.
-    """
-    prepare_one = accelerator_class.prepare_optimizer
-
-    @functools.wraps(prepare_one)
-    def prepare_optimizer(self: Any, *args: Any, **kwargs: Any) -> Any:
-        wrapper = prepare_one(self, *args, **kwargs)
-        if getattr(wrapper, "scaler", None) is not None and "_zerofit_counts" not in wrapper.__dict__:
-            wrapper._zerofit_counts = True
-            wrapper.step = MethodType(_counting(self, wrapper.step, changes), wrapper)
-        return wrapper
-
-    accelerator_class.prepare_optimizer = prepare_optimizer
-
-
-def _counting(accelerator: Any, original: Callable[..., Any], changes: Changes) -> Callable[..., Any]:
-    def step(self: Any, closure: Any = None) -> Any:
+    def step(self: Any, optimizer: Any, original: Any, closure: Any = None) -> Any:
         result = original(closure)
-        if accelerator.sync_gradients:
-            of_this_process().count(skipped=self.step_was_skipped, changes=changes)
+        if self.sync_gradients:
+            of_this_process().count(skipped=optimizer.step_was_skipped, changes=changes)
         return result
 
-    return step
+    def has_scaler(_: Any, optimizer: Any) -> bool:
+        return getattr(optimizer, "scaler", None) is not None
+
+    wrap_steps(accelerator_class, "_zerofit_counts", step, only=has_scaler)
 
 
 def watch_engine(engine: Any, changes: Changes) -> None:
-    """Count the steps of a DeepSpeedEngine that scales the loss.
-
-    Args:
-        engine: as DeepSpeed made it.
-        changes: where warnings go.
-    """
-    if not engine.fp16_enabled():
-        return
-    after_each_step(engine, lambda skipped: of_this_process().count(skipped=skipped, changes=changes))
+    """Count the steps of a DeepSpeedEngine that scales the loss."""
+    if engine.fp16_enabled():
+        after_each_step(engine, lambda skipped: of_this_process().count(skipped=skipped, changes=changes))

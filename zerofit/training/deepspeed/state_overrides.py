@@ -23,12 +23,7 @@ _KEY = "zerofit_override"
 
 
 def keep_overrides(objects: Iterable[Any], changes: Changes) -> None:
-    """Give parameters with settings of their own a group of their own, in bitsandbytes' optimizers.
-
-    Args:
-        objects: what is prepared under DeepSpeed; only optimizers of bitsandbytes are looked at.
-        changes: where to note what was changed.
-    """
+    """Give parameters with settings of their own a group of their own, in bitsandbytes' optimizers."""
     for optimizer in objects:
         if type(optimizer).__module__.split(".")[0] != "bitsandbytes" or not hasattr(optimizer, "mng"):
             continue

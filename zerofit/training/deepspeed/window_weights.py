@@ -27,17 +27,13 @@ class WindowWeights:
     Until a window's last batch its items are not known: losses count by their items over those of the run's
     first batch, and at the last one the gradients so far are put right. DeepSpeed holds them itself, and its
     step puts all of them right.
-
-    Args:
-        accelerator: an Accelerator of the script's, whose window zerofit has set.
-        changes: where to note what was changed.
     """
 
     def __init__(self, accelerator: Any, changes: Changes) -> None:
         self._accelerator = accelerator
         self._changes = changes
         self._is_on: bool | None = None
-        """Whether losses are weighted; None before the first backward pass."""
+        """True if losses are weighted; None before the first backward pass."""
         self._reference: Any = None
         """Items of the run's first batch, the same on all ranks."""
         self._total: Any = 0
@@ -46,7 +42,7 @@ class WindowWeights:
         self._weight: Any = None
         """What this batch's losses count; None before its first backward pass."""
         self._is_closed = False
-        """Whether the window's gradients are put right."""
+        """True if the window's gradients are put right."""
 
     def begin_batch(self) -> None:
         """Act on the script's entering accumulate(); the Accelerator still tells of the batch before."""
@@ -58,7 +54,7 @@ class WindowWeights:
         """Put the gradients right that the script is to step with, or to clip.
 
         The backward pass of the window's last batch has done it, unless the script left that out, as it may
-        where a loss is no number.
+        where a loss is NaN.
         """
         import torch
 
@@ -137,7 +133,7 @@ class WindowWeights:
         total = self._total.clone()
         self._reduce(total, torch.distributed.ReduceOp.SUM)
         steps = self._accelerator.gradient_accumulation_steps
-        # Ranks' gradients are averaged; a window without any item is no number, as one batch of it is.
+        # Ranks' gradients are averaged; a window without any item is NaN, as one batch of it is.
         factor = torch.where(total > 0, ranks * steps * self._reference / total, 1.0)
         window = window_of(self._accelerator)
         if window is not None:

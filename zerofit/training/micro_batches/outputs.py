@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.training.micro_batches.check import not_separable
-from zerofit.training.micro_batches.joined import Joiner, NotJoinableError, handed_out
+from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, handed_out
+from zerofit.training.micro_batches.lazy_outputs import is_model_output, lazy_output
 from zerofit.training.micro_batches.passes import Token
 from zerofit.training.micro_batches.random_state import unchanged_random_state
+from zerofit.training.micro_batches.separability import not_separable
 from zerofit.training.micro_batches.trees import leaves, replaced
-from zerofit.training.micro_batches.watched import is_model_output, watched_output
+from zerofit.training.micro_batches.weights import normalized
 
 if TYPE_CHECKING:
-    from zerofit.training.micro_batches.passes import Pass
-    from zerofit.training.micro_batches.pending_backward import Waiting
+    from zerofit.training.micro_batches.passes import SplitPass
+    from zerofit.training.micro_batches.pending_backward import PendingBackward
     from zerofit.training.micro_batches.trees import Path
-    from zerofit.training.micro_batches.weights import Weights
 
 
 class Outputs:
@@ -25,23 +25,12 @@ class Outputs:
     Of a ModelOutput only the scalars are kept, and what the script has looked at before: logits of all
     samples may be larger than all activations of one micro-batch. What it looks at for the first time is
     computed again, or waits on the host where a rank can't compute it by itself.
-
-    Args:
-        one: the pass.
-        runs_alone: whether this rank may run a forward pass without the others.
-        keeps_aside: whether the rest is kept on the host.
-        looked_at: keys of the outputs that the script has looked at; grows.
-        scalars: paths of the outputs that are numbers; grows.
     """
 
-    def __init__(
-        self, one: Pass, *, runs_alone: bool, keeps_aside: bool, looked_at: set[Any], scalars: set[Path]
-    ) -> None:
+    def __init__(self, one: SplitPass, *, keeps_aside: bool) -> None:
         self._pass = one
-        self._runs_alone = runs_alone
+        self._model = one.model
         self._keeps_aside = keeps_aside
-        self._looked_at = looked_at
-        self._scalars = scalars
         self._like: Any = None
         self._kept: dict[int, dict[Any, Any]] = {}
         self._aside: dict[int, dict[Any, tuple[Any, Any]]] = {}
@@ -51,12 +40,12 @@ class Outputs:
         """Keep what is needed of one piece's outputs, without its graph."""
         for path, leaf in leaves(outputs):
             if _is_scalar(leaf):
-                self._scalars.add(path)
+                self._model.scalars.add(path)
         if not is_model_output(outputs):
             self._kept[place] = {None: _detached(outputs)}
             self._like = outputs if self._like is None else self._like
             return
-        kept = [key for key in outputs if key in self._looked_at or _is_scalar(outputs[key])]
+        kept = [key for key in outputs if key in self._model.looked_at or _is_scalar(outputs[key])]
         self._kept[place] = {key: _detached(outputs[key]) for key in kept}
         if self._keeps_aside:
             rest = [key for key in outputs if key not in kept]
@@ -66,17 +55,11 @@ class Outputs:
         if self._like is None:
             self._like = outputs
 
-    def handed_out(self, waiting: Waiting, *, sample_weights: Weights) -> Any:
-        """Return the outputs of the whole; their gradients will come back to the pass.
-
-        Args:
-            waiting: takes the gradients.
-            sample_weights: what each piece counts by its samples.
-        """
+    def handed_out(self, waiting: PendingBackward) -> Any:
+        """Return the outputs of the whole; their gradients go to `waiting`, and so back to the pass."""
         import torch
 
-        self._waiting, self._sample_weights = waiting, sample_weights
-        token = Token()
+        self._waiting, token = waiting, Token()
         self._pass.anchor = torch.zeros((), requires_grad=True)
         waiting.add(self._pass, token)
         self._token = token
@@ -85,20 +68,20 @@ class Outputs:
         known = self._joined(kept)
         if not is_model_output(like):
             return known[None]
-        return watched_output(like, list(like), known, self._fetch)
+        return lazy_output(like, list(like), known, self._fetch)
 
     def _fetch(self, key: Any) -> Any:
         """Return a part of the outputs that the script looks at for the first time."""
-        self._looked_at.add(key)
+        self._model.looked_at.add(key)
         kept = {}
-        if not self._runs_alone:
+        if not self._model.runs_alone:
             if not self._keeps_aside:
                 raise _read_too_late(key)
             for place, aside in self._aside.items():
                 device, value = aside.pop(key)
                 kept[place] = {key: _detached(value, device=device)}
             return self._joined(kept)[key]
-        with unchanged_random_state(self._pass.splitter.devices):
+        with unchanged_random_state(self._model.devices):
             for place in self._pass.order:
                 kept[place] = {key: _detached(self._pass.run_again(place, with_gradient=False)[key])}
         return self._joined(kept)[key]
@@ -106,10 +89,12 @@ class Outputs:
     def _joined(self, kept: dict[int, dict[Any, Any]]) -> dict[Any, Any]:
         import torch
 
-        one, weights = self._pass, self._sample_weights
+        one, waiting, token = self._pass, self._waiting, self._token  # the graph is not to hold self
+        sizes = [piece.size for piece in one.pieces]
+        weights = normalized(sizes, sizes)
         joiner = Joiner(
-            [piece.size for piece in one.pieces],
-            lambda path: one.weights_of(path) if path in self._scalars else weights,
+            sizes,
+            lambda path: one.weights_of(path) if path in self._model.scalars else weights,
         )
         parts = [kept[place] for place in range(len(one.pieces))]
         by_path = [
@@ -126,18 +111,13 @@ class Outputs:
             path for path, value in values.items() if torch.is_tensor(value) and value.is_floating_point()
         ]
         if paths:
-            tensors = _handed_out(self._waiting, one, self._token, paths, [values[path] for path in paths])
+
+            def receive(gradients: tuple[Any, ...], token: Token = token) -> None:
+                waiting.receive(one, paths, gradients)
+
+            tensors = handed_out(one.anchor, receive, [values[path] for path in paths])
             values |= dict(zip(paths, tensors, strict=True))
         return {key: _rebuilt(key, part, values) for key, part in parts[0].items()}
-
-
-def _handed_out(
-    waiting: Waiting, one: Pass, token: Token, paths: list[Path], tensors: list[Any]
-) -> list[Any]:
-    def receive(gradients: tuple[Any, ...], token: Token = token) -> None:
-        waiting.receive(one, paths, gradients)
-
-    return handed_out(one.anchor, receive, tensors)
 
 
 def _rebuilt(key: Any, part: Any, values: dict[Path, Any]) -> Any:
@@ -155,12 +135,7 @@ def _is_scalar(leaf: Any) -> bool:
 
 
 def _detached(value: Any, *, device: Any = None) -> Any:
-    """Return outputs without their graph; what is no tensor (a cache of keys and values) is let go.
-
-    Args:
-        value: outputs, or a part of them.
-        device: where they are to lie; None leaves them where they are.
-    """
+    """Return outputs without their graph; what is no tensor (a cache of keys and values) is let go."""
     import torch
 
     return replaced(

@@ -6,14 +6,14 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from zerofit.training.micro_batches.joined import flat, gradient_term
+from zerofit.training.micro_batches.joiner import flat, gradient_term
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from zerofit.training.micro_batches.pieces import Inputs
     from zerofit.training.micro_batches.random_state import AutocastState, RandomState
-    from zerofit.training.micro_batches.splitter import Splitter
+    from zerofit.training.micro_batches.split_model import SplitModel
     from zerofit.training.micro_batches.trees import Path
 
 Gradients = dict["Path", Any]
@@ -54,7 +54,7 @@ class Witness:
 
     @property
     def was_cleared(self) -> bool:
-        """Whether the gradient is gone, or zero; one that others have added to is neither."""
+        """True if the gradient is gone, or zero; one that others have added to is neither."""
         gradient: Any = self.parameter.grad
         known: Any = self.gradient()
         if gradient is None or gradient is not known:
@@ -85,10 +85,10 @@ class Token:
 
 
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
-class Pass:
+class SplitPass:
     """One forward pass of the script."""
 
-    splitter: Splitter
+    model: SplitModel
     pieces: tuple[Piece, ...]
     weights_of: Callable[[Path], tuple[float, ...]]
     """What a scalar output of each piece counts in the whole's."""
@@ -98,10 +98,10 @@ class Pass:
     num_runs: int
     """Micro-batches that every rank runs, where ranks must run as many; else those of this pass."""
     syncs: bool
-    """Whether the script wanted gradients to be exchanged after this pass."""
+    """True if the script wanted gradients to be exchanged after this pass."""
     early: Early | None = None
     is_done: bool = False
-    """Whether its backward pass has come."""
+    """True if its backward pass has come."""
     gradients: Gradients = field(default_factory=dict)
     """Those that are being collected."""
     anchor: Any = None
@@ -111,9 +111,7 @@ class Pass:
     def jobs(self, gradients: Gradients, *, is_guess_wrong: bool) -> list[Callable[[], Any]]:
         """Return what must run so that all pieces have gone backward: each job returns one piece's loss.
 
-        Args:
-            gradients: of the script's loss.
-            is_guess_wrong: whether what went backward early must be put right.
+        Where the guess was wrong, what went backward early is put right.
         """
         early, self.early = self.early, None
         places = [place for place in self.order if self._counts(place, gradients)]
@@ -127,8 +125,10 @@ class Pass:
                 jobs.append(self._job(place, gradients, live=early.live))
             else:
                 jobs.append(self._job(place, gradients))
-        if self.splitter.is_in_step and (early is None or is_guess_wrong):
-            jobs = self._filled_up(jobs, gradients, places)
+        if self.model.is_in_step and (early is None or is_guess_wrong):
+            # Runs that count nothing come first, so that every rank runs as many.
+            nothing = self._job(places[-1], gradients, factor=0.0)
+            jobs = [nothing] * (self.num_runs - len(jobs)) + jobs
         return jobs
 
     def undo_early(self) -> list[Callable[[], Any]]:
@@ -138,38 +138,25 @@ class Pass:
             return []
         return [self._job(place, {early.path: -early.gradient}) for place in early.done]
 
-    def _filled_up(
-        self, jobs: list[Callable[[], Any]], gradients: Gradients, places: list[int]
-    ) -> list[Callable[[], Any]]:
-        """Put runs that count nothing before the others, so that every rank runs as many."""
-        nothing = [self._job(places[-1], gradients, factor=0.0)] * (self.num_runs - len(jobs))
-        return nothing + jobs
-
     def _counts(self, place: int, gradients: Gradients) -> bool:
         return any(self._weight(path, place) != 0 for path in gradients)
 
     def _weight(self, path: Path, place: int) -> float:
         """Return what a piece's output counts; tensors with a batch dimension always count."""
-        return self.weights_of(path)[place] if self.splitter.is_scalar(path) else 1.0
+        return self.weights_of(path)[place] if path in self.model.scalars else 1.0
 
     def _job(
         self, place: int, gradients: Gradients, *, factor: float = 1.0, live: Any = None
     ) -> Callable[[], Any]:
         def run() -> Any:
             outputs = flat(live if live is not None else self.run_again(place, with_gradient=True))
-            loss = self.loss_of(place, outputs, gradients)
+            loss = self._loss_of(place, outputs, gradients)
             return loss if factor == 1.0 else loss * factor
 
         return run
 
-    def loss_of(self, place: int, outputs: dict[Path, Any], gradients: Gradients) -> Any:
-        """Return the scalar whose backward is this piece's part of the script's.
-
-        Args:
-            place: the piece's.
-            outputs: of the piece, by path.
-            gradients: of the script's loss with respect to the whole outputs.
-        """
+    def _loss_of(self, place: int, outputs: dict[Path, Any], gradients: Gradients) -> Any:
+        """Return the scalar whose backward is this piece's part of the script's."""
         piece = self.pieces[place]
         rows = slice(piece.start, piece.start + piece.size)
         terms = [
@@ -185,4 +172,4 @@ class Pass:
         if piece.random_state is not None:
             piece.random_state.restore()
         with self.autocast.again():
-            return self.splitter.call(piece.inputs, with_gradient=with_gradient)
+            return self.model.call(piece.inputs, with_gradient=with_gradient)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from zerofit.training.micro_batches.passes import Pass, Token
+from zerofit.training.micro_batches.passes import SplitPass, Token
 from zerofit.training.micro_batches.random_state import unchanged_random_state
 
 if TYPE_CHECKING:
@@ -25,35 +24,31 @@ class _State(Enum):
     RUNNING = "running"
 
 
-class Waiting:
+class PendingBackward:
     """The passes whose outputs the script holds.
 
     The graph of the handed out outputs keeps a pass alive: outputs that are thrown away take it with them.
     """
 
     def __init__(self) -> None:
-        self._passes: list[weakref.ref[Pass]] = []
-        self._early: list[Pass] = []
+        self._passes: list[weakref.ref[SplitPass]] = []
+        self._early: list[SplitPass] = []
         """Passes with pieces that went backward before the script asked for it."""
         self._state = _State.IDLE
-        self._run: Callable[[Any, bool], None] | None = None
+        self.run: Callable[[Any, bool], None] | None = None
+        """What runs the backward of one piece, as the last backward pass was given it; None before it."""
 
     @property
     def is_any(self) -> bool:
-        """Whether the script holds outputs whose backward may come, be it for a second time."""
+        """True if the script holds outputs whose backward may come, be it for a second time."""
         return bool(self._alive())
 
     @property
     def is_due(self) -> bool:
-        """Whether the script holds outputs whose backward has not come yet."""
+        """True if the script holds outputs whose backward has not come yet."""
         return any(not one.is_done for one in self._alive())
 
-    @property
-    def run(self) -> Callable[[Any, bool], None] | None:
-        """What runs the backward of one piece, as the last backward pass was given it; None before it."""
-        return self._run
-
-    def add(self, one: Pass, token: Token) -> None:
+    def add(self, one: SplitPass, token: Token) -> None:
         """Take in a pass whose outputs are about to be handed out."""
         one.token = weakref.ref(token)
         self._passes = [known for known in self._passes if known() is not None]
@@ -61,7 +56,7 @@ class Waiting:
         if one.early is not None:
             self._early.append(one)
 
-    def receive(self, one: Pass, paths: Sequence[Path], gradients: Sequence[Any]) -> None:
+    def receive(self, one: SplitPass, paths: Sequence[Path], gradients: Sequence[Any]) -> None:
         """Take the gradients of one pass's outputs, as autograd comes by.
 
         Without Accelerator.backward (a script's own loss.backward()) the pieces run here.
@@ -89,14 +84,15 @@ class Waiting:
                 called in later forward passes too, until the next backward.
             is_boundary: whether an optimizer step follows.
         """
-        self._run = run
+        self.run = run
         passes = self._alive()
         if not loss.requires_grad or not passes:
             run(loss, is_boundary)
             return
         hit = self._collect(loss, passes)
         anchors = {id(one.anchor) for one in passes}
-        rest = loss if not hit or _has_other_leaves(loss, anchors) else None
+        # What the script's loss depends on beside the handed out outputs.
+        rest = loss if not hit or any(leaf not in anchors for leaf in _leaves(loss)) else None
         self._learn(hit, has_rest=rest is not None)
         self._go(hit, rest, run, is_boundary=is_boundary)
 
@@ -109,7 +105,7 @@ class Waiting:
             only_dropped: leave those whose outputs the script still holds.
             except_for: a loss whose backward is about to come; those that it depends on are left.
         """
-        run, early = self._run, [one for one in self._early if one.early is not None]
+        run, early = self.run, [one for one in self._early if one.early is not None]
         if run is None:
             return
         self._early = []
@@ -122,17 +118,17 @@ class Waiting:
             witness = one.early.witness if one.early is not None else None
             was_cleared = witness is not None and witness.was_cleared
             jobs = one.undo_early()
-            one.splitter.guess.was_wrong()
+            one.model.guess.was_wrong()
             if not was_cleared:
-                with unchanged_random_state(one.splitter.devices):
+                with unchanged_random_state(one.model.devices):
                     for job in jobs:
-                        with one.splitter.no_sync():
+                        with one.model.no_sync():
                             run(job(), False)
 
-    def _alive(self) -> list[Pass]:
+    def _alive(self) -> list[SplitPass]:
         return [one for known in self._passes if (one := known()) is not None]
 
-    def _collect(self, loss: Any, passes: list[Pass]) -> list[tuple[Pass, Gradients]]:
+    def _collect(self, loss: Any, passes: list[SplitPass]) -> list[tuple[SplitPass, Gradients]]:
         """Return the passes that the loss depends on, with the gradients of their outputs."""
         import torch
 
@@ -147,17 +143,16 @@ class Waiting:
             one.gradients = {}
         return hit
 
-    def _learn(self, hit: list[tuple[Pass, Gradients]], *, has_rest: bool) -> None:
+    def _learn(self, hit: list[tuple[SplitPass, Gradients]], *, has_rest: bool) -> None:
         for one, gradients in hit:
-            guess = one.splitter.guess
             if has_rest or len(hit) > 1 or any(gradient.dim() for gradient in gradients.values()):
-                guess.forget()
+                one.model.guess.see(None)
             else:
-                guess.see({path: float(gradient) for path, gradient in gradients.items()})
+                one.model.guess.see({path: float(gradient) for path, gradient in gradients.items()})
 
     def _go(
         self,
-        hit: list[tuple[Pass, Gradients]],
+        hit: list[tuple[SplitPass, Gradients]],
         rest: Any,
         run: Callable[[Any, bool], None],
         *,
@@ -168,16 +163,16 @@ class Waiting:
         if not jobs:
             run(rest, is_boundary) if rest is not None else None
             return
-        last_of_model = {id(one.splitter): place for place, (one, _) in enumerate(jobs)}
-        devices = frozenset[Any]().union(*(one.splitter.devices for one, _ in hit))
+        last_of_model = {id(one.model): place for place, (one, _) in enumerate(jobs)}
+        devices = frozenset[Any]().union(*(one.model.devices for one, _ in hit))
         state, self._state = self._state, _State.RUNNING
         try:
             with unchanged_random_state(devices):
                 for place, (one, job) in enumerate(jobs):
                     is_last = place == len(jobs) - 1
-                    syncs = one.syncs or one.splitter.is_triggered
-                    is_synced = is_boundary and syncs and last_of_model[id(one.splitter)] == place
-                    with contextlib.nullcontext() if is_synced else one.splitter.no_sync():
+                    syncs = one.syncs or one.model.is_triggered
+                    is_synced = is_boundary and syncs and last_of_model[id(one.model)] == place
+                    with contextlib.nullcontext() if is_synced else one.model.no_sync():
                         loss = job()
                         run(loss if rest is None or not is_last else loss + rest, is_boundary and is_last)
         finally:
@@ -187,8 +182,8 @@ class Waiting:
         self._early = [one for one in self._early if one.early is not None]
 
 
-def _jobs(one: Pass, gradients: Gradients) -> list[Callable[[], Any]]:
-    early, guess = one.early, one.splitter.guess
+def _jobs(one: SplitPass, gradients: Gradients) -> list[Callable[[], Any]]:
+    early, guess = one.early, one.model.guess
     if early is None:
         return one.jobs(gradients, is_guess_wrong=False)
     is_wrong = set(gradients) != {early.path} or float(gradients[early.path]) != early.gradient
@@ -196,15 +191,10 @@ def _jobs(one: Pass, gradients: Gradients) -> list[Callable[[], Any]]:
         one.early = replace(early, done=())
         is_wrong = True
         guess.is_useless()
-    is_wrong_somewhere = bool(one.splitter.agreed([int(is_wrong)])[0])
+    is_wrong_somewhere = bool(one.model.agreed([int(is_wrong)])[0])
     if is_wrong_somewhere:
         guess.was_wrong()
     return one.jobs(gradients, is_guess_wrong=is_wrong_somewhere)
-
-
-def _has_other_leaves(loss: Any, anchors: set[int]) -> bool:
-    """Return whether a loss depends on anything that needs a gradient beside the handed out outputs."""
-    return any(leaf not in anchors for leaf in _leaves(loss))
 
 
 def _leaves(loss: Any) -> Iterator[int]:
@@ -220,52 +210,3 @@ def _leaves(loss: Any) -> Iterator[int]:
         if leaf is not None:
             yield id(leaf)
         waiting += [following for following, _ in node.next_functions]
-
-
-_FIRST_TRUST = 2
-"""Equal gradients in a row after which the next is taken to be the same. ASSUMPTION: a script that scales by
-a constant does so from its first step on."""
-
-
-class Guess:
-    """The gradient of a script's loss with respect to the one scalar output that it uses."""
-
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._value = 0.0
-        self._times_seen = 0
-        self._trusted_after = _FIRST_TRUST
-
-    def see(self, gradients: dict[Path, float]) -> None:
-        """Take in what one backward pass asked for.
-
-        Args:
-            gradients: of each output with a gradient; only those of scalars are looked at.
-        """
-        if len(gradients) != 1:
-            self.forget()
-            return
-        ((path, value),) = gradients.items()
-        is_same = path == self._path and value == self._value
-        self._times_seen = self._times_seen + 1 if is_same else 1
-        self._path, self._value = path, value
-
-    def forget(self) -> None:
-        """Start anew: something else than one scalar was used."""
-        self._path, self._times_seen = None, 0
-
-    def was_wrong(self) -> None:
-        """Trust later than before: each wrong guess costs the forward and backward passes that repair it."""
-        self.forget()
-        self._trusted_after *= 2
-
-    def is_useless(self) -> None:
-        """Trust never again: the script clears gradients between its forward and backward passes."""
-        self._trusted_after = sys.maxsize
-
-    @property
-    def trusted(self) -> tuple[Path, float] | None:
-        """(the output, its gradient) that the next backward pass will ask for; None without grounds."""
-        if self._path is None or self._times_seen < self._trusted_after:
-            return None
-        return self._path, self._value

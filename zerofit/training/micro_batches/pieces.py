@@ -40,7 +40,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class SampleBatch:
     """How many samples the inputs hold, or why they can't be split."""
 
     size: int
@@ -48,15 +48,11 @@ class Batch:
     whole_because: str | None = None
     """Why the inputs can't be split."""
     is_countable: bool = True
-    """Whether samples can be seen at all."""
+    """True if samples can be seen at all."""
 
 
-def batch_of(inputs: Inputs) -> Batch:
-    """Return the number of samples of a forward pass's inputs.
-
-    Args:
-        inputs: tensors whose first dimension is the batch, and others.
-    """
+def batch_of(inputs: Inputs) -> SampleBatch:
+    """Return the number of samples of a forward pass's inputs."""
     import torch
 
     named = [
@@ -65,13 +61,13 @@ def batch_of(inputs: Inputs) -> Batch:
     ]
     tensors = [(name, leaf) for name, leaf in named if torch.is_tensor(leaf) and leaf.dim() > 0]
     if not tensors:
-        return Batch(size=1, whole_because="no argument has a batch dimension", is_countable=False)
+        return SampleBatch(size=1, whole_because="no argument has a batch dimension", is_countable=False)
     first = next((leaf for key in _SAMPLES_FIRST for name, leaf in tensors if name == key), tensors[0][1])
     size = first.shape[0]
     for name, leaf in named:
         if reason := _reason(name, leaf, size):
-            return Batch(size=size, whole_because=reason)
-    return Batch(size=size)
+            return SampleBatch(size=size, whole_because=reason)
+    return SampleBatch(size=size)
 
 
 def _reason(name: str, leaf: Any, size: int) -> str | None:
@@ -122,7 +118,7 @@ def _taken(value: Any, rows: Sequence[int] | slice, of: int) -> Any:
 
 
 def _holds_batches(values: Sequence[Any], of: int) -> bool:
-    """Return whether the items of a list are tensors over all samples, rather than one sample each."""
+    """True if the items of a list are tensors over all samples, rather than one sample each."""
     import torch
 
     return all(torch.is_tensor(item) and item.dim() > 0 and item.shape[0] == of for item in values)

@@ -1,4 +1,4 @@
-"""What a second run of a forward pass must find as the first did: random numbers and autocast."""
+"""The random state and the autocast of a forward pass, for its second run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ class RandomState:
 
     @classmethod
     def now(cls, devices: frozenset[Any]) -> RandomState:
-        """Return the present states.
-
-        Args:
-            devices: the devices that the model lies on.
-        """
+        """Return the present states."""
         import torch
 
         numpy = sys.modules.get("numpy")
@@ -81,7 +77,7 @@ def unchanged_random_state(devices: frozenset[Any]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutocastState:
-    """Whether and to what type the script's own autocast casts: it may have ended when backward comes."""
+    """The script's own autocast: if it is on, and the type: it may have ended when backward comes."""
 
     settings: tuple[tuple[str, bool, Any], ...]
     """(device type, whether it casts, to what type)."""

@@ -5,29 +5,30 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.upstream.accelerate import is_in_autocast
-from zerofit.training.micro_batches.check import check, evaluation_mode, halves_of, not_separable
-from zerofit.training.micro_batches.joined import flat
-from zerofit.training.micro_batches.mixing import Buffers, refuse_batch_norm
+from zerofit.training.micro_batches.joiner import flat
 from zerofit.training.micro_batches.outputs import Outputs
-from zerofit.training.micro_batches.passes import Early, Pass, Piece, Witness
-from zerofit.training.micro_batches.pending_backward import Guess, Waiting
+from zerofit.training.micro_batches.passes import Early, Piece, SplitPass, Witness
 from zerofit.training.micro_batches.pieces import Inputs, batch_of, taken
-from zerofit.training.micro_batches.random_state import (
-    AutocastState,
-    RandomState,
-    devices_of,
-    unchanged_random_state,
+from zerofit.training.micro_batches.random_state import AutocastState, RandomState, unchanged_random_state
+from zerofit.training.micro_batches.separability import (
+    Buffers,
+    check_separable,
+    evaluation_mode,
+    halves_of,
+    not_separable,
+    refuse_batch_norm,
 )
-from zerofit.training.micro_batches.weights import BY_SAMPLES, normalized, weightings
+from zerofit.training.micro_batches.weights import BY_SAMPLES, weightings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from zerofit.training.changes import Changes
-    from zerofit.training.micro_batches.check import Found
-    from zerofit.training.micro_batches.pieces import Batch
+    from zerofit.training.micro_batches.pending_backward import PendingBackward
+    from zerofit.training.micro_batches.pieces import SampleBatch
+    from zerofit.training.micro_batches.separability import HeldWeightings
+    from zerofit.training.micro_batches.split_model import SplitModel
     from zerofit.training.micro_batches.trees import Path
     from zerofit.training.micro_batches.weights import Weights
 
@@ -44,119 +45,51 @@ class Splitter:
     Args:
         model: as Accelerator.prepare() returned it; its forward is still its own.
         micro_batch_size: samples that go through one forward and backward pass at most.
-        no_sync: inside, a backward pass exchanges no gradients between ranks.
         changes: where to note what was changed.
         waiting: shared by all models of one Accelerator, whose losses may depend on several.
-        agreed: takes numbers, and returns the largest of each over all ranks. Needed where every piece has
-            collective operations of its own (ZeRO-2 and 3, FSDP), so that all ranks must run as many pieces;
-            None elsewhere. With it a training forward pass is one for all ranks together.
-        runs_alone: whether one rank may run a forward pass without the others.
-        may_run_early: whether pieces may go backward before the script asks for it.
     """
 
     def __init__(
-        self,
-        model: Any,
-        *,
-        micro_batch_size: int,
-        no_sync: Callable[[], AbstractContextManager[Any]],
-        changes: Changes,
-        waiting: Waiting | None = None,
-        agreed: Callable[[list[int]], list[int]] | None = None,
-        runs_alone: bool = True,
-        may_run_early: bool = True,
+        self, model: SplitModel, *, micro_batch_size: int, changes: Changes, waiting: PendingBackward
     ) -> None:
-        self.no_sync = no_sync
-        self.guess = Guess()
-        self.devices: frozenset[Any] = frozenset()
-        """Those that the model computes on, as of its last training forward pass."""
-        self.is_in_step = agreed is not None
-        self.agreed = agreed if agreed is not None else list[int]
+        self.waiting = waiting
+        self._model = model
+        self._base = model.base
         self._micro_batch_size = micro_batch_size
         self._changes = changes
-        self._waiting = waiting if waiting is not None else Waiting()
-        self._runs_alone = runs_alone
-        self._may_run_early = may_run_early
-        self._model = model
-        self._base = unwrapped(model)
-        self._original = model.forward
-        self._parallel = _data_parallel(model)
-        self._looked_at: set[Any] = set()
-        self._scalars: set[Path] = set()
-        self._found: dict[Any, Found] = {}
+        self._is_noted = False
+        self._found: dict[Any, HeldWeightings] = {}
         self._num_checks: dict[Any, int] = {}
         self._num_passes: dict[Any, int] = {}
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether outputs were handed out whose backward has not come, or may come again."""
-        return self._waiting.is_any
-
-    @property
-    def is_triggered(self) -> bool:
-        """Whether the script asks for an exchange of gradients: Accelerator.trigger_sync_in_backward()."""
-        return bool(self._model.__dict__.get("_zerofit_triggered", False))
-
-    def backward(self, loss: Any, *, run: Callable[[Any, bool], None], is_boundary: bool) -> None:
-        """Run the backward pass of the script's loss; see Waiting.backward."""
-        self._waiting.backward(loss, run=run, is_boundary=is_boundary)
-
-    def settle(self, *, except_for: Any | None = None) -> None:
-        """Take back what went backward for a loss whose backward never came; see Waiting.settle."""
-        self._waiting.settle(except_for=except_for)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model, in micro-batches where it trains on more samples than that."""
         import torch
 
         if not (torch.is_grad_enabled() and self._base.training):
-            return self._original(*args, **kwargs)
-        self._waiting.settle(only_dropped=True)
+            return self._model.original_forward(*args, **kwargs)
+        self.waiting.settle(only_dropped=True)
         inputs = Inputs(args=args, kwargs=kwargs)
         batch = batch_of(inputs)
         pieces = self._pieces(inputs, batch)
         is_split = len(pieces) > 1
-        if not (is_split or self.is_in_step):
-            return self._original(*args, **kwargs)
-        self.devices = devices_of(self._base)
+        if not (is_split or self._model.is_in_step):
+            return self._model.original_forward(*args, **kwargs)
+        self._model.note_devices()
         weights: dict[str, Weights] = {BY_SAMPLES: (1.0,)}
         if is_split:
             weights = weightings([(piece.inputs, piece.size) for piece in pieces], self._base)
         kind = (frozenset(kwargs), len(args))
         is_open = is_split and self._is_open(kind, weights)
-        num_runs, is_check_due = self.agreed([len(pieces), int(is_open)])
+        num_runs, is_check_due = self._model.agreed([len(pieces), int(is_open)])
         if num_runs == 1:
-            return self._original(*args, **kwargs)
+            return self._model.original_forward(*args, **kwargs)
         refuse_batch_norm(self._base)
         if is_check_due:
             self._check(kind, inputs, batch)
         return self._split(pieces, self._chosen(kind, weights), num_runs, kind)
 
-    def is_scalar(self, path: Path) -> bool:
-        """Return whether an output is one number for all samples of a piece."""
-        return path in self._scalars
-
-    def call(self, inputs: Inputs, *, with_gradient: bool) -> Any:
-        """Return the model's own outputs.
-
-        Args:
-            inputs: of one piece.
-            with_gradient: whether a backward pass follows.
-        """
-        import torch
-
-        with torch.set_grad_enabled(with_gradient):
-            # DistributedDataParallel exchanges buffers in its forward: only those with a gradient count alike
-            # on all ranks.
-            forward = self._original
-            if self._parallel is not None and not with_gradient:
-                forward = self._parallel.module
-            outputs = forward(*inputs.args, **inputs.kwargs)
-        if not with_gradient:
-            torch.clear_autocast_cache()  # or weights cast here would have no gradient later
-        return outputs
-
-    def _pieces(self, inputs: Inputs, batch: Batch) -> tuple[Piece, ...]:
+    def _pieces(self, inputs: Inputs, batch: SampleBatch) -> tuple[Piece, ...]:
         size, most = batch.size, self._micro_batch_size
         if batch.whole_because is not None:
             if size > most or not batch.is_countable:
@@ -172,7 +105,7 @@ class Splitter:
         )
 
     def _is_open(self, kind: Any, weights: dict[str, Weights]) -> bool:
-        """Return whether it must be seen yet how this call's losses are weighted."""
+        """True if another check may show how this call's losses are weighted."""
         if self._num_checks.get(kind, 0) >= _MAX_CHECKS:
             return False
         found = self._found.get(kind)
@@ -181,7 +114,7 @@ class Splitter:
             for names in found.values()
         )
 
-    def _check(self, kind: Any, inputs: Inputs, batch: Batch) -> None:
+    def _check(self, kind: Any, inputs: Inputs, batch: SampleBatch) -> None:
         self._num_checks[kind] = self._num_checks.get(kind, 0) + 1
         halves = halves_of(
             inputs,
@@ -190,13 +123,13 @@ class Splitter:
             can_split=batch.whole_because is None,
             model=self._base,
         )
-        with uncompiled(), unchanged_random_state(self.devices), evaluation_mode(self._base):
-            found = check(
+        with uncompiled(), unchanged_random_state(self._model.devices), evaluation_mode(self._base):
+            found = check_separable(
                 halves,
-                lambda some: self.call(some, with_gradient=False),
+                lambda some: self._model.call(some, with_gradient=False),
                 model=self._base,
-                is_half=self._is_half(),
-                agreed=self.agreed,
+                is_half=self._model.is_half,
+                agreed=self._model.agreed,
             )
         if found is None:
             return
@@ -208,22 +141,11 @@ class Splitter:
             found[path] = both
         self._found[kind] = before | found
 
-    def _is_half(self) -> bool:
-        import torch
-
-        if any(is_enabled for _, is_enabled, _ in AutocastState.now(self.devices).settings):
-            return True
-        if is_in_autocast(self._model) or is_in_autocast(self._base):
-            return True
-        return any(
-            parameter.dtype in (torch.float16, torch.bfloat16) for parameter in self._base.parameters()
-        )
-
     def _chosen(self, kind: Any, weights: dict[str, Weights]) -> Callable[[Path], Weights]:
         found = self._found.get(kind, {})
 
         def weights_of(path: Path) -> Weights:
-            names = found.get(path, tuple(weights) if path in self._scalars else ())
+            names = found.get(path, tuple(weights) if path in self._model.scalars else ())
             return next((weights[name] for name in names if name in weights), weights[BY_SAMPLES])
 
         return weights_of
@@ -240,63 +162,59 @@ class Splitter:
         num_passes = self._num_passes[kind] = self._num_passes.get(kind, 0) + 1
         trusted = self._trusted(pieces, weights_of, num_runs)
         loss_weights = weights_of(trusted[0]) if trusted is not None else (1.0,) * len(pieces)
-        one = Pass(
-            splitter=self,
+        one = SplitPass(
+            model=self._model,
             pieces=pieces,
             weights_of=weights_of,
-            autocast=AutocastState.now(self.devices),
+            autocast=AutocastState.now(self._model.devices),
             order=tuple(sorted(range(len(pieces)), key=lambda place: loss_weights[place] != 0)),
             num_runs=num_runs,
-            syncs=getattr(self._parallel, "require_backward_grad_sync", True),
+            syncs=getattr(self._model.parallel, "require_backward_grad_sync", True),
         )
-        outputs = Outputs(
-            one,
-            runs_alone=self._runs_alone,
-            keeps_aside=not self._runs_alone and num_passes <= _PASSES_KEPT,
-            looked_at=self._looked_at,
-            scalars=self._scalars,
-        )
+        outputs = Outputs(one, keeps_aside=not self._model.runs_alone and num_passes <= _PASSES_KEPT)
         buffers = Buffers(self._base) if num_passes == 1 else None
         for _ in range(num_runs - len(pieces)):
-            with unchanged_random_state(self.devices):
-                self.call(pieces[0].inputs, with_gradient=False)
+            with unchanged_random_state(self._model.devices):
+                self._model.call(pieces[0].inputs, with_gradient=False)
         if trusted is None:
             for place in one.order:
-                pieces[place].random_state = RandomState.now(self.devices)
-                outputs.keep(place, self.call(pieces[place].inputs, with_gradient=False))
+                pieces[place].random_state = RandomState.now(self._model.devices)
+                outputs.keep(place, self._model.call(pieces[place].inputs, with_gradient=False))
                 if buffers is not None:
                     buffers.look()
         else:
             self._run_early(one, outputs, buffers, *trusted)
-        return outputs.handed_out(self._waiting, sample_weights=_by_samples(pieces))
+        return outputs.handed_out(self.waiting)
 
     def _trusted(
         self, pieces: tuple[Piece, ...], weights_of: Callable[[Path], Weights], num_runs: int
     ) -> tuple[Path, float] | None:
-        trusted = self.guess.trusted
-        may = self._may_run_early and self._waiting.run is not None and not self._waiting.is_due
-        if self.is_in_step:
+        trusted = self._model.guess.trusted
+        may = self._model.may_run_early and self.waiting.run is not None and not self.waiting.is_due
+        if self._model.is_in_step:
             all_count = trusted is not None and all(weights_of(trusted[0]))
             may_not = not (may and all_count and len(pieces) == num_runs)
-            may = not self.agreed([int(may_not)])[0]
+            may = not self._model.agreed([int(may_not)])[0]
         return trusted if may else None
 
     def _run_early(
-        self, one: Pass, outputs: Outputs, buffers: Buffers | None, path: Path, gradient: float
+        self, one: SplitPass, outputs: Outputs, buffers: Buffers | None, path: Path, gradient: float
     ) -> None:
         """Let all pieces but the last go backward, for the script will ask for just this gradient."""
         import torch
 
         done: list[int] = []
         live, is_early = None, True
-        run = self._waiting.run
+        run = self.waiting.run
         weights = one.weights_of(path)
         for place in one.order:
             piece, is_last = one.pieces[place], place == one.order[-1]
-            piece.random_state = RandomState.now(self.devices)
-            goes_backward = is_early and weights[place] != 0 and not (is_last and self._parallel is not None)
-            with contextlib.nullcontext() if is_last else self.no_sync():
-                result = self.call(piece.inputs, with_gradient=goes_backward)
+            piece.random_state = RandomState.now(self._model.devices)
+            goes_backward = (
+                is_early and weights[place] != 0 and not (is_last and self._model.parallel is not None)
+            )
+            with contextlib.nullcontext() if is_last else self._model.no_sync():
+                result = self._model.call(piece.inputs, with_gradient=goes_backward)
                 outputs.keep(place, result)
                 if buffers is not None:
                     buffers.look()
@@ -306,8 +224,8 @@ class Splitter:
                     live = result
                     continue
                 loss = flat(result)[path]
-                # A loss that is no number on any rank can't be taken back, and scripts skip such steps.
-                is_early = not self.agreed([int(not torch.isfinite(loss))])[0]
+                # A loss that is NaN on any rank can't be taken back, and scripts skip such steps.
+                is_early = not self._model.agreed([int(not torch.isfinite(loss))])[0]
                 if is_early and run is not None:
                     run(loss * (weights[place] * gradient), False)
                     done.append(place)
@@ -315,7 +233,7 @@ class Splitter:
         one.early = Early(path=path, gradient=gradient, done=tuple(done), live=live, witness=witness)
 
     def _note(self, pieces: tuple[Piece, ...]) -> None:
-        if not getattr(self, "_is_noted", False):
+        if not self._is_noted:
             self._is_noted = True
             most, size = self._micro_batch_size, sum(piece.size for piece in pieces)
             of = f"of {most}" if size % most == 0 else f"of at most {most}"
@@ -331,35 +249,6 @@ def uncompiled() -> AbstractContextManager[Any]:
 
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance
-
-
-def unwrapped(model: Any) -> Any:
-    """Return the model itself, without DistributedDataParallel, DeepSpeed's engine or torch.compile."""
-    while True:
-        if "_orig_mod" in model._modules:
-            model = model._orig_mod
-        elif "module" in model._modules and type(model).__name__ in _WRAPPERS:
-            model = model.module
-        else:
-            return model
-
-
-_WRAPPERS = frozenset(
-    {"DistributedDataParallel", "DeepSpeedEngine", "FullyShardedDataParallel", "DataParallel"}
-)
-
-
-def _data_parallel(model: Any) -> Any:
-    """Return the DistributedDataParallel around the model; None without."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    inner = model._modules.get("_orig_mod", model)
-    return inner if isinstance(inner, DistributedDataParallel) else None
-
-
-def _by_samples(pieces: tuple[Piece, ...]) -> Weights:
-    sizes = tuple(float(piece.size) for piece in pieces)
-    return normalized(sizes, sizes)
 
 
 def _rounded(weights: Weights) -> Weights:

@@ -23,13 +23,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def replaced(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
-    """Return the same nest with each leaf replaced.
-
-    Args:
-        value: nested mappings, lists and tuples.
-        change: takes a leaf's path and the leaf.
-        path: where the value itself stands.
-    """
+    """Return the same nest with each leaf replaced."""
     if isinstance(value, Mapping):
         return mapping_like(value, {key: replaced(value[key], change, (*path, key)) for key in value})
     if isinstance(value, (list, tuple)):

@@ -26,12 +26,7 @@ of segmentation (transformers/loss/loss_utils.py, ForSemanticSegmentationLoss)."
 
 
 def weightings(pieces: Sequence[tuple[Inputs, int]], model: Any) -> dict[str, Weights]:
-    """Return every way of weighting that may hold, the likeliest first.
-
-    Args:
-        pieces: the micro-batches and their samples.
-        model: the model itself, without wrappers.
-    """
+    """Return every way of weighting that may hold, the likeliest first."""
     sizes = tuple(float(size) for _, size in pieces)
     found = {BY_SAMPLES: normalized(sizes, sizes), SUMMED: (1.0,) * len(pieces)}
     for name, counts in _counted(pieces, model).items():

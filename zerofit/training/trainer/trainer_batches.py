@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError
+from zerofit.training.settings import micro_batch_too_large
 
 if TYPE_CHECKING:
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,22 +27,14 @@ class Batches:
         return self.batch_size * self.gradient_accumulation_steps
 
 
-def batches_under(settings: Settings, script: Batches, *, world_size: int) -> Batches:
+def batches_under(settings: AppliedSettings, script: Batches, *, world_size: int) -> Batches:
     """Return the batches that Trainer is to make.
 
     The samples of one optimizer step stay what the script says, unless the user asked for another number. The
     forward pass of a batch that is larger than the micro-batch is split later on.
-
-    Args:
-        settings: what the plan says.
-        script: what the script says.
-        world_size: ranks that each take their own samples.
-
-    Raises:
-        UserError: the plan's micro-batch and accumulation don't make the script's global batch, or the one
-            that was asked for does not divide over the ranks.
     """
-    micro_batch_size, steps = settings.micro_batch_size, settings.gradient_accumulation_steps
+    wanted = settings.strategy
+    micro_batch_size, steps = wanted.micro_batch_size, wanted.gradient_accumulation_steps
     if micro_batch_size is None:
         return replace(script, gradient_accumulation_steps=steps or script.gradient_accumulation_steps)
     asked = settings.global_batch_size
@@ -55,7 +48,11 @@ def batches_under(settings: Settings, script: Batches, *, world_size: int) -> Ba
     if samples != script.samples_per_step:
         return _batches_of(samples, script, micro_batch_size)
     if micro_batch_size > script.batch_size:
-        raise _too_large(micro_batch_size, script)
+        raise micro_batch_too_large(
+            micro_batch_size,
+            script.batch_size,
+            why="several of the script's batches, put together, would be padded and masked in another way",
+        )
     pieces = -(-script.batch_size // micro_batch_size) * script.gradient_accumulation_steps
     if steps not in (None, pieces) and steps * micro_batch_size != samples:
         raise _differs(settings, script, world_size)
@@ -84,25 +81,17 @@ def _not_divisible(asked: int, world_size: int) -> UserError:
     )
 
 
-def _differs(settings: Settings, script: Batches, world_size: int) -> UserError:
-    steps = settings.gradient_accumulation_steps
-    planned = f"{settings.micro_batch_size} samples" + (f" x {steps} forward passes" if steps else "")
+def _differs(settings: AppliedSettings, script: Batches, world_size: int) -> UserError:
+    steps = settings.strategy.gradient_accumulation_steps
+    planned = f"{settings.strategy.micro_batch_size} samples" + (
+        f" x {steps} forward passes" if steps else ""
+    )
     return UserError(
         "micro-batch-differs",
         "the plan's micro-batches do not make the script's global batch",
         found=f"{planned} on each of {world_size} ranks in the plan, and {_words(script)} in the script",
         why="zerofit never changes a global batch by itself",
         fix="plan again, with --global-batch-size if another number than the script's is meant",
-    )
-
-
-def _too_large(micro_batch_size: int, script: Batches) -> UserError:
-    return UserError(
-        "micro-batch-too-large",
-        "a micro-batch is a part of the script's batch",
-        found=f"{script.batch_size} samples on each rank, and --micro-batch-size {micro_batch_size}",
-        why="several of the script's batches, put together, would be padded and masked in another way",
-        fix=f"give --micro-batch-size {script.batch_size} or less, or the script a larger batch size",
     )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.strategy import OptimizerName
     from zerofit.training.changes import Changes
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 _RECORD = "_zerofit_said"
 """Attribute of TrainingArguments: what the script says in each field that was set, and what it was set to."""
@@ -28,18 +28,10 @@ _ADAM_BETAS = {"adam_beta1": 0.9, "adam_beta2": 0.999}
 _WHY = {"auto_find_batch_size": ", which would change the global batch"}
 
 
-def apply(arguments: Any, settings: Settings, changes: Changes) -> None:
+def apply(arguments: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Set the fields that the plan decides.
 
     What was set before is set again only where the script has changed it since.
-
-    Args:
-        arguments: TrainingArguments, made or in the making.
-        settings: what to set.
-        changes: where to note what was changed.
-
-    Raises:
-        UserError: the script asks for another global batch than the plan.
     """
     record: dict[str, tuple[Any, Any]] = getattr(arguments, _RECORD, {})
     said = {name: _said(arguments, name, record) for name in _FIELDS if field_names(arguments, name)}
@@ -55,8 +47,8 @@ def apply(arguments: Any, settings: Settings, changes: Changes) -> None:
             setattr(arguments, one, value)
         record[name] = (said[name], value)
     setattr(arguments, _RECORD, record)
-    if settings.optimizer is not None:
-        advice = rate_advice(str(said["optim"]), OPTIM[settings.optimizer], arguments.learning_rate)
+    if settings.strategy.optimizer is not None:
+        advice = rate_advice(str(said["optim"]), OPTIM[settings.strategy.optimizer], arguments.learning_rate)
         if advice is not None:
             changes.add(advice)
 
@@ -99,21 +91,21 @@ def _said(arguments: Any, name: str, record: Mapping[str, tuple[Any, Any]]) -> A
     return False if own is None and name == "activation_checkpointing" else own
 
 
-def _decided(said: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+def _decided(said: Mapping[str, Any], settings: AppliedSettings) -> dict[str, Any]:
     """Return the fields that the plan decides."""
     batches = _batches(said, settings)
     names_precision = said["bf16"] or said["fp16"]
     strategy = Strategy(
-        precision=None if settings.precision_is_default and names_precision else settings.precision,
+        precision=None if settings.precision_is_default and names_precision else settings.strategy.precision,
         micro_batch_size=batches.batch_size if batches else None,
         gradient_accumulation_steps=batches.gradient_accumulation_steps if batches else None,
-        gradient_clipping=settings.gradient_clipping,
+        gradient_clipping=settings.strategy.gradient_clipping,
         gradient_checkpointing=_wants_checkpointing(settings),
-        optimizer=settings.optimizer,
+        optimizer=settings.strategy.optimizer,
     )
     decided = training_arguments(strategy, deepspeed_file=None)
-    if settings.optimizer is not None:
-        _keep_betas(decided, str(said["optim"]), settings.optimizer)
+    if settings.strategy.optimizer is not None:
+        _keep_betas(decided, str(said["optim"]), settings.strategy.optimizer)
     own_kwargs = _dictionary(said["activation_checkpointing_kwargs"])
     kwargs = _checkpointing_kwargs(own_kwargs, settings)
     if decided.get("activation_checkpointing", said["activation_checkpointing"]) and kwargs != own_kwargs:
@@ -134,19 +126,19 @@ def _keep_betas(decided: dict[str, Any], own: str, name: OptimizerName) -> None:
         decided.update(_ADAM_BETAS)
 
 
-def _wants_checkpointing(settings: Settings) -> bool | None:
-    """Return whether the plan checkpoints: some of the blocks are to without more words, too."""
-    is_implied = settings.gradient_checkpointing is None and settings.checkpoint_every > 1
-    return True if is_implied else settings.gradient_checkpointing
+def _wants_checkpointing(settings: AppliedSettings) -> bool | None:
+    """True if the plan checkpoints: some of the blocks are to without more words, too."""
+    is_implied = settings.strategy.gradient_checkpointing is None and settings.strategy.checkpoint_every > 1
+    return True if is_implied else settings.strategy.gradient_checkpointing
 
 
-def _checkpointing_kwargs(own: dict[str, Any], settings: Settings) -> dict[str, Any]:
+def _checkpointing_kwargs(own: dict[str, Any], settings: AppliedSettings) -> dict[str, Any]:
     """Return how activations are recomputed: as the script says, which stays reentrant where it is so."""
     kwargs = dict(own)
     if not own and _wants_checkpointing(settings):
         kwargs["use_reentrant"] = False
-    if settings.checkpoint_every > 1:
-        kwargs["every_n_layers"] = settings.checkpoint_every
+    if settings.strategy.checkpoint_every > 1:
+        kwargs["every_n_layers"] = settings.strategy.checkpoint_every
     return kwargs
 
 
@@ -157,9 +149,9 @@ def _dictionary(value: Any) -> dict[str, Any]:
     return dict(value or {})
 
 
-def _batches(said: Mapping[str, Any], settings: Settings) -> Batches | None:
+def _batches(said: Mapping[str, Any], settings: AppliedSettings) -> Batches | None:
     """Return the batches that the plan decides; None where it leaves them alone."""
-    if settings.micro_batch_size is None and settings.gradient_accumulation_steps is None:
+    if settings.strategy.micro_batch_size is None and settings.strategy.gradient_accumulation_steps is None:
         return None
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     sharers = world_size if _splits_batches(said["accelerator_config"]) else 1
@@ -172,7 +164,7 @@ def _batches(said: Mapping[str, Any], settings: Settings) -> Batches | None:
 
 
 def _splits_batches(config: Any) -> bool:
-    """Return whether a batch is that of all ranks together."""
+    """True if a batch is that of all ranks together."""
     if isinstance(config, str) and config.startswith("{"):
         config = json.loads(config)
     if isinstance(config, dict):

@@ -1,79 +1,66 @@
-"""Hooks into transformers: a plan's settings in TrainingArguments, before anything reads them."""
+"""Hooks that put a plan's settings into TrainingArguments: as they are made, and as Trainer reads them."""
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.scripts.on_import import when_imported
-from zerofit.training.trainer import trainer_class, trainer_fields
+from zerofit.core.capture import has_even_epochs
+from zerofit.core.errors import UserError
+from zerofit.core.upstream.transformers import field_names, take_every_n_layers
+from zerofit.models.changes.checkpointing import check_every, set_checkpointing
+from zerofit.training.trainer import trainer_fields
+from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from zerofit.training.changes import Changes
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
 
-def install(module: ModuleType, settings: Settings, changes: Changes) -> None:
-    """Hook TrainingArguments, Trainer and their subclasses so that Trainer scripts train as the plan says.
+def install_arguments(arguments_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook TrainingArguments, or a subclass, so that its objects are made as the plan says."""
 
-    Args:
-        module: transformers.training_args.
-        settings: what to set.
-        changes: where to note what was changed.
-    """
-    if settings.on_cpu:
-        _allow_bf16_on_cpu(module)
-    hook_arguments(module.TrainingArguments, settings, changes)
-    original = module.TrainingArguments.__post_init__
-    is_trainer_hooked = False
-
-    @functools.wraps(original)
-    def post_init(self: Any) -> None:
-        nonlocal is_trainer_hooked
-        if not is_trainer_hooked:
-            # Not before: while transformers.trainer imports transformers.training_args it has no Trainer yet.
-            is_trainer_hooked = True
-            when_imported(
-                "transformers.trainer", lambda found: trainer_class.install(found.Trainer, settings, changes)
-            )
-        original(self)
-
-    module.TrainingArguments.__post_init__ = post_init
-
-
-def hook_arguments(arguments_class: Any, settings: Settings, changes: Changes) -> None:
-    """Hook one class so that its objects are made as the plan says.
-
-    Args:
-        arguments_class: TrainingArguments or a subclass.
-        settings: what to set.
-        changes: where to note what was changed.
-    """
-    original = arguments_class.__post_init__
-
-    @functools.wraps(original)
-    def post_init(self: Any) -> None:
+    def post_init(original: Any, self: Any) -> None:
         trainer_fields.apply(self, settings, changes)
         own_sections = _take_deepspeed(self, settings, changes)
         original(self)
         if own_sections:
             self.deepspeed_plugin.hf_ds_config.config.update(own_sections)
 
-    arguments_class.__post_init__ = post_init
+    wrap(arguments_class, "__post_init__", post_init)
 
 
-def _take_deepspeed(arguments: Any, settings: Settings, changes: Changes) -> dict[str, Any]:
+def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Apply the plan to arguments that the script has changed since it made them.
+
+    Trainer reads them while it makes its Accelerator, and again in train().
+    """
+
+    def make_accelerator(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer_fields.apply(self.args, settings, changes)
+        return original(self, *args, **kwargs)
+
+    def train(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer_fields.apply(self.args, settings, changes)
+        if settings.global_batch_size is None:
+            _check_epochs(self)
+        if self.model is not None:
+            _set_checkpointing(self.model, self.args, settings, changes)
+        return original(self, *args, **kwargs)
+
+    wrap(trainer_class, "create_accelerator_and_postprocess", make_accelerator)
+    wrap(trainer_class, "train", train)
+
+
+def _take_deepspeed(arguments: Any, settings: AppliedSettings, changes: Changes) -> dict[str, Any]:
     """Take the script's own DeepSpeed configuration away, and return its optimizer and its scheduler."""
     if not settings.uses_deepspeed or not arguments.deepspeed:
         return {}
     config = _config(arguments.deepspeed)
     arguments.deepspeed = None  # accelerate's launcher brings the plan's
     kept = [name for name in ("optimizer", "scheduler") if name in config]
-    if settings.optimizer is not None and "optimizer" in kept:
+    if settings.strategy.optimizer is not None and "optimizer" in kept:
         kept.remove("optimizer")
     text = "DeepSpeed is configured as the plan says; the script says TrainingArguments.deepspeed"
     changes.add(f"{text}, whose {' and '.join(kept)} stay" if kept else text)
@@ -87,6 +74,41 @@ def _config(deepspeed: Any) -> dict[str, Any]:
     return dict(json.loads(text if text.startswith("{") else Path(text).read_text(encoding="utf-8")))
 
 
-def _allow_bf16_on_cpu(module: ModuleType) -> None:
-    """Let bf16 pass the check for a GPU: `use_cpu`, which it asks for, would switch DeepSpeed off."""
-    module.is_torch_bf16_gpu_available = lambda: True  # type: ignore[attr-defined]
+def _set_checkpointing(model: Any, arguments: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Set what TrainingArguments, by which train() switches checkpointing on, know nothing of."""
+    if getattr(arguments, field_names(arguments, "activation_checkpointing")[0]):
+        check_every(model, settings.strategy.checkpoint_every)
+        if settings.strategy.checkpoint_every > 1:
+            take_every_n_layers(model)
+        return
+    # The script may have called the model's own method.
+    for note in set_checkpointing(
+        model, wanted=settings.strategy.gradient_checkpointing, every=settings.strategy.checkpoint_every
+    ):
+        changes.add(note)
+
+
+def _check_epochs(trainer: Any) -> None:
+    """Refuse batches with which an epoch's steps would take other samples than with the script's."""
+    script, args = trainer_fields.script_batches(trainer.args), trainer.args
+    if script is None or not hasattr(trainer.train_dataset, "__len__"):
+        return
+    ranks = 1 if args.accelerator_config.split_batches else args.world_size
+    size, num_samples = script.samples_per_step * ranks, len(trainer.train_dataset)
+    if has_even_epochs(
+        global_batch_size=size,
+        num_samples=num_samples,
+        max_steps=args.max_steps,
+        drops_last=args.dataloader_drop_last,
+        data_parallel_size=args.world_size,
+    ):
+        return
+    raise UserError(
+        "epochs-differ",
+        "the plan's batches would take other samples at an epoch's end",
+        found=f"{num_samples} samples in steps of {size} on {args.world_size} "
+        f"rank{'s' * (args.world_size > 1)}, with dataloader_drop_last={args.dataloader_drop_last}",
+        why="several ranks fill up the last batches, and drop_last leaves them out: what trains depends on "
+        "their size",
+        fix="plan again: zerofit then splits the script's own batches inside the forward pass",
+    )

@@ -8,44 +8,52 @@ BertForTokenClassification does, gets gradients that are too large by accumulati
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.upstream.transformers import loss_shifts_labels
-from zerofit.training.micro_batches.check import evaluation_mode
+from zerofit.core.upstream.transformers import COUNTS_ITEMS, loss_shifts_labels
 from zerofit.training.micro_batches.pieces import Inputs, batch_of, taken
 from zerofit.training.micro_batches.random_state import devices_of, unchanged_random_state
-from zerofit.training.trainer.trainer_methods import is_transformers_own
+from zerofit.training.micro_batches.separability import evaluation_mode
+from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from zerofit.training.changes import Changes
-    from zerofit.training.settings import Settings
+    from zerofit.training.settings import AppliedSettings
 
+_LOOP = ("compute_loss", "get_batch_samples", "train", "training_step", COUNTS_ITEMS)
+"""Methods of Trainer that decide what a batch's loss counts for in a step (transformers 5.23, trainer.py)."""
 _NUM_ITEMS = "num_items_in_batch"
 _SAME = 1e-3
 """Relative: losses nearer than this are taken to be the same. The other case is a factor of 2."""
 
 
-def install(trainer_class: Any, settings: Settings, changes: Changes) -> None:
-    """Hook Trainer.compute_loss.
+def overridden(trainer_class: Any) -> tuple[str, ...]:
+    """Return the methods that decide what a batch's loss counts for, and are not transformers' own."""
+    return tuple(name for name in _LOOP if not is_transformers_own(getattr(trainer_class, name)))
 
-    Args:
-        trainer_class: transformers' Trainer, or a subclass.
-        settings: what the plan sets.
-        changes: where to note what was changed.
-    """
-    original = trainer_class.compute_loss
-    if not is_transformers_own(original):
+
+def is_transformers_own(method: Any) -> bool:
+    """True if a method of a class is defined by transformers; one with a hook around it stays so."""
+    return (method.__module__ or "").split(".")[0] == "transformers"
+
+
+def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook Trainer.compute_loss."""
+    if not is_transformers_own(trainer_class.compute_loss):
         return  # the explicit route hooks a subclass: a loss of the script's own is left as it is
 
-    @functools.wraps(original)
     def compute_loss(
-        self: Any, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        original: Any,
+        self: Any,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         share = None
         if _is_part_of_more(self, model, inputs, num_items_in_batch) and _ignores_num_items(
-            self, model, inputs, num_items_in_batch, at_most=settings.micro_batch_size
+            self, model, inputs, num_items_in_batch, at_most=settings.strategy.micro_batch_size
         ):
             share = _num_items(self, inputs) / num_items_in_batch
             changes.add(
@@ -60,11 +68,11 @@ def install(trainer_class: Any, settings: Settings, changes: Changes) -> None:
             return result
         return (result[0] * share, *result[1:]) if return_outputs else result * share
 
-    trainer_class.compute_loss = compute_loss
+    wrap(trainer_class, "compute_loss", compute_loss)
 
 
 def _is_part_of_more(trainer: Any, model: Any, inputs: Any, num_items: Any) -> bool:
-    """Return whether the labels that are counted are of more batches than this one, and go to the model."""
+    """True if the labels that are counted are of more batches than this one, and go to the model."""
     if num_items is None or "labels" not in inputs or not trainer.model_accepts_loss_kwargs:
         return False
     if trainer.compute_loss_func is not None or trainer.label_smoother is not None or trainer.args.n_gpu > 1:
@@ -87,7 +95,7 @@ def _num_items(trainer: Any, inputs: Any) -> Any:
 
 
 def _ignores_num_items(trainer: Any, model: Any, inputs: Any, num_items: Any, *, at_most: int | None) -> bool:
-    """Return whether the model's loss stays the same when it is told of twice as many labels.
+    """True if the model's loss stays the same when it is told of twice as many labels.
 
     It is asked once, with no more samples than one forward pass takes. All ranks ask and answer together:
     each of them runs the same number of forward passes, which under ZeRO-3 they must.

@@ -9,35 +9,20 @@ from typing import Any
 import pytest
 
 from zerofit.checking.engine import Verdict, check
-from zerofit.checking.inputs.join import settings_of_deepspeed
+from zerofit.checking.inputs.situations import settings_of_deepspeed
 from zerofit.checking.rule import Rule
-from zerofit.checking.rules.deepspeed import auto as deepspeed_auto
-from zerofit.checking.rules.deepspeed import batch as deepspeed_batch
-from zerofit.checking.rules.deepspeed import file as deepspeed_file
-from zerofit.checking.rules.deepspeed import keys as deepspeed_keys
-from zerofit.checking.rules.deepspeed import spellings as deepspeed_spellings
-from zerofit.checking.rules.deepspeed import switches as deepspeed_switches
-from zerofit.checking.rules.deepspeed import values as deepspeed_values
-from zerofit.checking.rules.launch import files as unreadable_files
+from zerofit.checking.rules.deepspeed import keys, readers, switches, values
+from zerofit.checking.rules.launch import files
 from zerofit.checking.situation import Situation
-from zerofit.configs.document import FileKind
-from zerofit.configs.schemas.load import load_schemas
-from zerofit.configs.text import Unreadable, read_document
-from zerofit.configs.text.unreadable import broken_file
+from zerofit.configs.document import BrokenFile, FileKind
+from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.configs.text.read import read_document
 from zerofit.core.command import Route
+from zerofit.core.errors import Unreadable
 from zerofit.core.plan import Topology
 
 NAME = "ds_config.json"
-RULES: tuple[Rule, ...] = (
-    *deepspeed_auto.RULES,
-    *deepspeed_batch.RULES,
-    *deepspeed_file.RULES,
-    *deepspeed_keys.RULES,
-    *deepspeed_spellings.RULES,
-    *deepspeed_switches.RULES,
-    *deepspeed_values.RULES,
-    *unreadable_files.RULES,
-)
+RULES: tuple[Rule, ...] = (*values.RULES, *readers.RULES, *keys.RULES, *switches.RULES, *files.RULES)
 _SCHEMAS = load_schemas()
 
 
@@ -54,7 +39,7 @@ def verdict_of(
     try:
         document = read_document(text, name=NAME)
     except Unreadable as error:
-        broken = broken_file(NAME, FileKind.DEEPSPEED, error)
+        broken = BrokenFile(name=NAME, kind=FileKind.DEEPSPEED, error=error)
         return check(Situation(broken=(broken,), route=route, schemas=schemas), rules=RULES)
     situation = Situation(
         settings=settings_of_deepspeed(document),

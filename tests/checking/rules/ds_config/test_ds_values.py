@@ -1,4 +1,4 @@
-"""Single values in ds_config.json: types, choices and limits."""
+"""The batch sizes in ds_config.json, and "auto" by who reads the file."""
 
 from __future__ import annotations
 
@@ -8,177 +8,189 @@ from typing import Any
 import pytest
 
 from zerofit.checking.engine import Verdict
-from zerofit.configs.document import SetValue
 from zerofit.core.command import Route
+from zerofit.core.plan import Topology
 
-_M = {"train_micro_batch_size_per_gpu": 4}
-_NO_EDIT = ("no edit",)
-
-
-def _zero(**more: Any) -> dict[str, Any]:
-    return {**_M, "zero_optimization": {"stage": 2, **more}}
+_RULE = "deepspeed-batch-sizes-disagree"
+_RANKS = "how many ranks will run it"
+_ROUTE = "who reads the file"
 
 
-_REFUSED: list[tuple[dict[str, Any], str, str, Any]] = [
-    (_zero(stage=4), "zero_optimization.stage=4", "give 0, 1, 2 or 3", _NO_EDIT),
-    (_zero(stage="two"), "zero_optimization.stage=two", "give 0, 1, 2 or 3", _NO_EDIT),
-    (
-        _zero(reduce_bucket_size="5e8"),
-        "zero_optimization.reduce_bucket_size=5e8",
-        "give a whole number greater than 0",
-        500_000_000,
-    ),
-    (
-        _zero(reduce_bucket_size=0),
-        "zero_optimization.reduce_bucket_size=0",
-        "give a whole number greater than 0",
-        _NO_EDIT,
-    ),
-    (
-        _zero(reduce_bucket_size=None),
-        "zero_optimization.reduce_bucket_size=null",
-        "give a whole number greater than 0",
-        _NO_EDIT,
-    ),
-    (
-        _zero(contiguous_gradients="maybe"),
-        "zero_optimization.contiguous_gradients=maybe",
-        "give true or false",
-        _NO_EDIT,
-    ),
-    (_zero(offload_optimizer="cpu"), "zero_optimization.offload_optimizer=cpu", "give a mapping", _NO_EDIT),
-    (
-        _zero(offload_optimizer={"device": "CPU"}),
-        "zero_optimization.offload_optimizer.device=CPU",
-        "give none, cpu or nvme",
-        "cpu",
-    ),
-    (
-        _zero(stage=3, offload_optimizer={"device": "cpu", "ratio": 1.5}),
-        "zero_optimization.offload_optimizer.ratio=1.5",
-        "give a number of at least 0 and of at most 1",
-        _NO_EDIT,
-    ),
-    (
-        {**_zero(), "gradient_accumulation_steps": "8"},
-        "gradient_accumulation_steps=8",
-        "give a whole number of at least 1",
-        8,
-    ),
-    (
-        {**_zero(), "gradient_accumulation_steps": 0},
-        "gradient_accumulation_steps=0",
-        "give a whole number of at least 1",
-        _NO_EDIT,
-    ),
-    ({**_zero(), "gradient_clipping": "1.0"}, "gradient_clipping=1.0", "give a number", 1),
-    ({**_zero(), "wall_clock_breakdown": "false"}, "wall_clock_breakdown=false", "give true or false", False),
-    (
-        {**_zero(), "communication_data_type": "float16"},
-        "communication_data_type=float16",
-        "give fp16, bf16 or fp32",
-        _NO_EDIT,
-    ),
-    (
-        {**_zero(), "activation_checkpointing": None},
-        "activation_checkpointing=null",
-        "give a mapping",
-        _NO_EDIT,
-    ),
-    (
-        {**_zero(), "checkpoint": {"tag_validation": "maybe"}},
-        "checkpoint.tag_validation=maybe",
-        "give Warn, Ignore or Fail",
-        _NO_EDIT,
-    ),
-    (
-        {**_zero(), "fp16": {"min_loss_scale": 0.5}},
-        "fp16.min_loss_scale=0.5",
-        "give a whole number",
-        _NO_EDIT,
-    ),
-    (
-        {**_zero(), "fp16": {"loss_scale": "dynamic"}},
-        "fp16.loss_scale=dynamic",
-        "give a number of at least 0",
-        _NO_EDIT,
-    ),
-    (
-        {**_zero(), "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}},
-        "scheduler.params.warmup_num_steps=0",
-        "give a whole number greater than 0",
-        _NO_EDIT,
-    ),
-    (
-        {**_zero(), "optimizer": {"type": "AdamW", "params": {"lr": "1e-3"}}},
-        "optimizer.params.lr=1e-3",
-        "give a number",
-        0.001,
-    ),
-]
-
-
-@pytest.mark.parametrize(("config", "found", "fix", "value"), _REFUSED, ids=lambda case: str(case)[:60])
-def test_refused_values(
-    config: dict[str, Any], found: str, fix: str, value: Any, verdict: Callable[..., Verdict]
-) -> None:
-    (finding,) = verdict(config, route=Route.NATIVE).findings
-    path = tuple(found.partition("=")[0].split("."))
-    edits = () if value is _NO_EDIT else (SetValue(document="ds_config.json", path=path, value=value),)
-    assert (finding.rule, finding.found, finding.fix) == ("deepspeed-value-refused", found, fix)
-    assert finding.edits == edits
+def _sizes(train: object = None, micro: object = None, steps: object = None, **more: Any) -> dict[str, Any]:
+    sizes = {
+        "train_batch_size": train,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": steps,
+    }
+    return {
+        **{name: size for name, size in sizes.items() if size is not None},
+        "zero_optimization": {},
+        **more,
+    }
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "num_ranks", "route", "found", "unknown"),
     [
-        _zero(stage="2"),
-        _zero(reduce_bucket_size=5e8),
-        _zero(reduce_bucket_size="500000000"),
-        _zero(overlap_comm=None),
-        _zero(contiguous_gradients="Yes"),
-        _zero(offload_optimizer=None),
-        _zero(leaf_module={"classes": "Block"}),
-        {**_zero(), "gradient_accumulation_steps": 2.0},
-        {**_zero(), "gradient_clipping": 0},
-        {**_zero(), "wall_clock_breakdown": 0},
-        {**_zero(), "communication_data_type": "FP16"},
-        {**_zero(), "checkpoint": {"tag_validation": "WARN", "writer": None}},
-        {**_zero(), "aio": None},
-        {**_zero(), "flops_profiler": {"profile_step": "x"}},  # not looked at before the profiler is on
-        # While DeepSpeed tunes, a list holds the values to try.
-        {**_zero(stage=[1, 2]), "autotuning": {"enabled": True}},
+        # All three: exactly the product.
+        (_sizes(16, 4, 2), 2, None, None, None),
+        (
+            _sizes(16, 4, 2),
+            4,
+            None,
+            "train_batch_size=16 with train_micro_batch_size_per_gpu=4 and gradient_accumulation_steps=2 "
+            "on 4 ranks",
+            None,
+        ),
+        (
+            _sizes(10, 4, 2),  # wrong for any number of ranks
+            None,
+            None,
+            "train_batch_size=10 with train_micro_batch_size_per_gpu=4 and gradient_accumulation_steps=2",
+            None,
+        ),
+        (_sizes(16, 4, 2), None, None, None, _RANKS),
+        # Two: DeepSpeed computes the third; accelerate takes one step of accumulation where none is given.
+        (_sizes(32, 4), 2, Route.NATIVE, None, None),
+        (
+            _sizes(32, 4),
+            2,
+            Route.ACCELERATE,
+            "train_batch_size=32 with train_micro_batch_size_per_gpu=4 on 2 ranks",
+            None,
+        ),
+        (_sizes(32, 4), 2, None, None, _ROUTE),
+        (_sizes(8, 4), 2, None, None, None),
+        (
+            _sizes(20, 4),
+            2,
+            Route.NATIVE,
+            "train_batch_size=20 with train_micro_batch_size_per_gpu=4 on 2 ranks",
+            None,
+        ),
+        (_sizes(16, None, 2), 4, None, None, None),
+        (
+            _sizes(16, None, 2),
+            3,
+            None,
+            "train_batch_size=16 with gradient_accumulation_steps=2 on 3 ranks",
+            None,
+        ),
+        # One.
+        (_sizes(16), 4, None, None, None),
+        (_sizes(16), 3, None, "train_batch_size=16 on 3 ranks", None),
+        (_sizes(16), 1, None, None, None),
+        (_sizes(None, 4), None, None, None, None),
+        # What is filled in later, and what is no size, is for others to say.
+        (_sizes("auto", 4, 2), None, None, None, None),
+        (_sizes(10, "auto", 4), None, None, None, None),
+        (_sizes(10, "4", 4), None, None, None, None),
+        # Ranks that share samples.
+        (_sizes(16, 4, 2, sequence_parallel_size=2), 4, None, None, "how many ranks take different samples"),
+        (
+            _sizes(16, 4, 2, tensor_parallel={"autotp_size": 2}),
+            4,
+            None,
+            None,
+            "how many ranks take different samples",
+        ),
     ],
-    ids=str,
 )
-def test_values_that_deepspeed_takes(config: dict[str, Any], found: Callable[..., list[str]]) -> None:
-    assert found(config, route=Route.NATIVE) == []
+def test_sizes(
+    config: dict[str, Any],
+    num_ranks: int | None,
+    route: Route | None,
+    found: str | None,
+    unknown: str | None,
+    verdict: Callable[..., Verdict],
+) -> None:
+    topology = Topology(world_size=num_ranks) if num_ranks else None
+    said = verdict(config, route=route, topology=topology)
+    assert [f.found for f in said.findings if f.rule == _RULE] == ([found] if found else [])
+    assert [u.fact for u in said.unknown if u.rule == _RULE] == ([unknown] if unknown else [])
 
 
-def test_what_accelerate_overwrites_counts_natively_only(verdict: Callable[..., Verdict]) -> None:
-    config = {**_zero(), "steps_per_print": 0}
-    (finding,) = verdict(config, route=Route.NATIVE).findings
-    assert (finding.found, finding.fix) == ("steps_per_print=0", "give a number greater than 0")
-    assert verdict(config, route=Route.ACCELERATE).findings == ()
-    unknown = [(u.rule, u.fact) for u in verdict(config).unknown]
-    assert ("deepspeed-value-refused", "who reads the file") in unknown
+def test_a_missing_batch_size_is_certain_where_nobody_can_add_it(verdict: Callable[..., Verdict]) -> None:
+    config = _sizes(None, None, 2)
+    said = "ds_config.json with no train_batch_size and no train_micro_batch_size_per_gpu"
+    for route, severity in ((Route.TRAINER, "error"), (Route.NATIVE, "warning"), (None, "warning")):
+        findings = [f for f in verdict(config, route=route).findings if "batch" in f.rule]
+        assert [(f.rule, f.severity, f.found) for f in findings] == [
+            ("deepspeed-batch-size-missing", severity, said)
+        ]
 
 
-def test_an_open_question_keeps_no_certain_finding_back(found: Callable[..., list[str]]) -> None:
-    config = {"steps_per_print": 0, **_zero(stage=4)}
-    assert found(config) == ["deepspeed-value-refused: zero_optimization.stage=4"]
+_UNRESOLVED = "deepspeed-auto-unresolved"
+_SWITCHES_OFF = "deepspeed-auto-switches-off"
+
+
+def _nested(path: str) -> dict[str, Any]:
+    value: Any = "auto"
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
+    for name, below in value.items():
+        config[name] = {**config.get(name, {}), **below} if isinstance(below, dict) else below
+    if "optimizer" in config:
+        config["optimizer"].setdefault("type", "AdamW")
+    if "scheduler" in config:
+        config["scheduler"].setdefault("type", "WarmupDecayLR")
+    return config
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("path", "accelerate", "trainer", "native"),
     [
-        ({"dump_state": "false"}, ['deepspeed-text-is-true: dump_state="false"']),
-        ({"dump_state": "true"}, []),
-        ({"aio": {"single_submit": "No"}}, ['deepspeed-text-is-true: aio.single_submit="No"']),
-        ({"zero_optimization": {"stage": 2, "overlap_comm": "false"}}, []),
+        ("train_micro_batch_size_per_gpu", None, None, _UNRESOLVED),
+        ("train_batch_size", None, None, _UNRESOLVED),
+        ("gradient_accumulation_steps", None, None, _UNRESOLVED),
+        ("gradient_clipping", None, None, _UNRESOLVED),
+        ("zero_optimization.stage", None, None, _SWITCHES_OFF),
+        ("zero_optimization.offload_optimizer.device", None, None, _SWITCHES_OFF),
+        ("fp16.enabled", None, None, _SWITCHES_OFF),
+        ("bf16.enabled", None, None, _SWITCHES_OFF),
+        ("zero_optimization.reduce_bucket_size", None, None, None),
+        ("zero_optimization.stage3_gather_16bit_weights_on_model_save", None, None, None),
+        ("zero_optimization.overlap_comm", _UNRESOLVED, _UNRESOLVED, None),
+        ("zero_optimization.allgather_bucket_size", _UNRESOLVED, _UNRESOLVED, None),
+        ("zero_optimization.prefetch_bucket_size", _UNRESOLVED, _UNRESOLVED, None),
+        ("fp16.loss_scale", _UNRESOLVED, _UNRESOLVED, None),
+        ("optimizer.params.lr", None, None, _UNRESOLVED),
+        ("optimizer.params.betas", _UNRESOLVED, None, _UNRESOLVED),
+        ("optimizer.params.eps", _UNRESOLVED, None, _UNRESOLVED),
+        ("optimizer.params.torch_adam", _UNRESOLVED, _UNRESOLVED, _UNRESOLVED),
+        ("scheduler.params.total_num_steps", None, None, _UNRESOLVED),
+        ("steps_per_print", None, None, _UNRESOLVED),
+        ("wall_clock_breakdown", _UNRESOLVED, _UNRESOLVED, _UNRESOLVED),
+        ("activation_checkpointing", _UNRESOLVED, _UNRESOLVED, _UNRESOLVED),
+        ("data_types.keep_in_fp32_modules", _UNRESOLVED, _UNRESOLVED, None),
     ],
 )
-def test_texts_for_booleans(
-    config: dict[str, Any], expected: list[str], found: Callable[..., list[str]]
+def test_auto(
+    path: str,
+    accelerate: str | None,
+    trainer: str | None,
+    native: str | None,
+    verdict: Callable[..., Verdict],
 ) -> None:
-    assert found({**_zero(), **config}, route=Route.NATIVE) == expected
+    config = _nested(path)
+    expected = {Route.ACCELERATE: accelerate, Route.TRAINER: trainer, Route.NATIVE: native}
+    for route, rule in expected.items():
+        findings = verdict(config, route=route).findings
+        assert [(f.rule, f.found) for f in findings] == ([(rule, f"{path}=auto")] if rule else []), route
+
+
+def test_without_a_route_only_what_no_route_resolves_is_found(verdict: Callable[..., Verdict]) -> None:
+    for path, found, is_unknown in (
+        ("optimizer.params.torch_adam", ["optimizer.params.torch_adam=auto"], False),
+        ("optimizer.params.betas", [], True),
+        ("zero_optimization.reduce_bucket_size", [], False),
+    ):
+        said = verdict(_nested(path))
+        assert [f.found for f in said.findings] == found
+        assert (_UNRESOLVED in {u.rule for u in said.unknown}) is is_unknown
+
+
+def test_an_unknown_key_is_the_business_of_another_rule(found: Callable[..., list[str]]) -> None:
+    config = {**_nested("zero_optimization.stage"), "micro_batch_size_per_gpu": "auto"}
+    assert found(config, route=Route.ACCELERATE) == ["deepspeed-key-misspelt: micro_batch_size_per_gpu=auto"]

@@ -18,30 +18,22 @@ from zerofit.core.capture import Capture, capture_from_json
 
 _HERE = Path(__file__).parent
 _TIMEOUT_S = 240
+_SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "pad_token_id": 0,
+}
+_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
 MODELS = {
-    "llama": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 100,
-        "max_position_embeddings": 128,
-        "dtype": "bfloat16",
-        "pad_token_id": 0,
-    },
+    "llama": {**_LLAMA, **_SMALL, "num_key_value_heads": 2, "max_position_embeddings": 128},
     "bert": {
         "architectures": ["BertForMaskedLM"],
         "model_type": "bert",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 100,
         "max_position_embeddings": 64,
-        "pad_token_id": 0,
+        **_SMALL,
     },
     "t5": {
         "architectures": ["T5ForConditionalGeneration"],
@@ -57,8 +49,7 @@ MODELS = {
     },
     # https://huggingface.co/meta-llama/Llama-3.1-70B/blob/main/config.json
     "llama-70b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **_LLAMA,
         "hidden_size": 8192,
         "intermediate_size": 28672,
         "num_hidden_layers": 80,
@@ -66,7 +57,6 @@ MODELS = {
         "num_key_value_heads": 8,
         "vocab_size": 128256,
         "max_position_embeddings": 131072,
-        "dtype": "bfloat16",
     },
 }
 """Folders with a config.json and no weights."""
@@ -101,14 +91,14 @@ class Left:
         return document
 
 
-def _prepare(place: Path, *, weights: str) -> Path:
+def _prepare(place: Path) -> Path:
     """Return the folder of a capture, beside a script's models."""
     for name, config in MODELS.items():
         (place / name).mkdir(parents=True, exist_ok=True)
         (place / name / "config.json").write_text(json.dumps(config))
     folder = place / "captured"
     folder.mkdir()
-    spec = {"weights": weights, "num_batches": 4, "serve": None, "roots": [str(place)], "caches": []}
+    spec = {"weights": "meta", "num_batches": 4, "serve": None, "roots": [str(place)], "caches": []}
     (folder / "spec.json").write_text(json.dumps(spec))
     return folder
 
@@ -139,7 +129,7 @@ def capture_in_child(tmp_path_factory: pytest.TempPathFactory, free_tcp_port: in
     @cache
     def capture(name: str, text: str | None = None) -> Left:
         place = tmp_path_factory.mktemp(name)
-        folder = _prepare(place, weights="meta")
+        folder = _prepare(place)
         script = place / f"{name}.py"
         script.write_text((_HERE / "scripts" / f"{name}.py").read_text() if text is None else text)
         command = ["-m", "zerofit.scripts.capture.child", str(folder), script.name, "--epochs", "3"]
@@ -168,9 +158,10 @@ def captured_in_forks(tmp_path_factory: pytest.TempPathFactory, free_tcp_port: i
     def run_all() -> dict[str, Left]:
         root = tmp_path_factory.mktemp("forked")
         jobs = []
-        for script in sorted((_HERE / "scripts" / "forked").glob("*.py")):
+        scripts = sorted((_HERE / "scripts" / "forked").glob("*.py"))
+        for script in scripts:
             place = root / script.stem
-            folder = _prepare(place, weights="real" if script.stem.endswith("_real") else "meta")
+            folder = _prepare(place)
             (place / "train.py").write_text(script.read_text())
             jobs.append((str(place), str(folder)))
         command = [str(_HERE / "forking.py"), json.dumps(jobs)]

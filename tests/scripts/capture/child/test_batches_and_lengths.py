@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
-from zerofit.core.capture import CapturedBatch, CapturedLengths
-from zerofit.scripts.capture.child.batches import captured_batch, first_batches, nested, num_samples
-from zerofit.scripts.capture.child.lengths import captured_lengths, summary
+from zerofit.core.capture import CapturedBatch
+from zerofit.scripts.capture.child.batches import (
+    captured_batch,
+    captured_lengths,
+    first_batches,
+    nested,
+    num_samples,
+)
 from zerofit.scripts.capture.child.training_record import captured_loader
 
 
@@ -50,20 +55,6 @@ def test_names_of_tensors_are_joined_by_dots() -> None:
 def test_samples_are_the_size_that_all_tensors_share() -> None:
     assert num_samples(_batch(a=[[1], [2]], b=[1, 2], number=3)) == 2
     assert num_samples(_batch(a=[[1], [2]], b=[1, 2, 3])) is None
-
-
-def test_a_percentile_is_the_length_that_so_many_do_not_exceed() -> None:
-    expected = CapturedLengths(
-        num_samples=100,
-        is_whole=True,
-        p50=50,
-        p90=90,
-        p99=99,
-        longest=100,
-        counts=tuple((length, 1) for length in range(1, 101)),
-    )
-    assert summary(range(100, 0, -1), is_whole=True) == expected
-    assert summary([7], is_whole=False).p50 == 7
 
 
 class _Loader:
@@ -135,8 +126,6 @@ _COLLATORS = {
     "a subclass of the script's": None,
     "behind Trainer's": True,
     "packed rows of zerofit.data": False,
-    "fixed padding of zerofit.data": False,
-    "fixed padding of masks": True,
 }
 
 
@@ -146,7 +135,6 @@ def _collators() -> dict[str, Any]:
     from transformers.trainer_utils import RemoveColumnsCollator
 
     from zerofit.data.packing import PackedRows
-    from zerofit.data.padding import FixedRows
 
     class Tokenizer:
         mask_token = "[MASK]"
@@ -169,10 +157,6 @@ def _collators() -> dict[str, Any]:
         "a subclass of the script's": Own(tokenizer),
         "behind Trainer's": RemoveColumnsCollator(masked, []),
         "packed rows of zerofit.data": PackedRows(),
-        "fixed padding of zerofit.data": FixedRows(
-            makes=transformers.DataCollatorWithPadding(tokenizer), max_length=8
-        ),
-        "fixed padding of masks": FixedRows(makes=masked, max_length=8),
     }
 
 

@@ -6,57 +6,29 @@ from typing import Any
 
 import pytest
 
-_WITHOUT = "without importing accelerate or transformers"
 _CHEAP = {
-    "ends": (
-        "print('done')\n",
-        {
-            "kind": "exited",
-            "message": "the script ended without importing accelerate or transformers",
-            "where": "",
-        },
-    ),
     "exits": (
         "import sys\nif True:\n    sys.exit('give --data')\n",
-        {
-            "kind": "exited",
-            "message": f'the script called sys.exit ("give --data") {_WITHOUT}',
-            "where": "exits.py:3",
-        },
-    ),
-    "exits_with_2": (
-        "import argparse\nargparse.ArgumentParser().parse_args()\n",
-        {
-            "kind": "exited",
-            "message": f"the script called sys.exit (exit code 2) {_WITHOUT}",
-            "where": "exits_with_2.py:2",
-        },
-    ),
-    "asks": (
-        "def ask():\n    try:\n        input()\n    except EOFError:\n        pass\n\n\nask()\n",
-        {"kind": "stdin", "message": "the script reads standard input", "where": "asks.py:3"},
+        "exited",
+        'the script called sys.exit ("give --data") without importing accelerate or transformers',
+        "exits.py:3",
     ),
     "reads": (
         "import sys\nfor line in sys.stdin:\n    print(line)\n",
-        {"kind": "stdin", "message": "the script reads standard input", "where": "reads.py:2"},
+        "stdin",
+        "the script reads standard input",
+        "reads.py:2",
     ),
-    "raises": (
-        "def load():\n    raise ValueError('no data\\nat all')\n\n\nload()\n",
-        {"kind": "raised", "message": "ValueError: no data", "where": "raises.py:2"},
-    ),
-    "torn": (
-        "x = 1\ndef f(:\n",
-        {"kind": "raised", "message": "SyntaxError: invalid syntax (torn.py, line 2)", "where": "torn.py:2"},
-    ),
+    "torn": ("x = 1\ndef f(:\n", "raised", "SyntaxError: invalid syntax (torn.py, line 2)", "torn.py:2"),
 }
 
 
 @pytest.mark.parametrize("name", _CHEAP)
 def test_a_script_that_trains_nothing_says_why(name: str, capture_in_child: Any) -> None:
-    text, expected = _CHEAP[name]
+    text, *expected = _CHEAP[name]
     left = capture_in_child(name, text)
-    assert {key: left.failure[key] for key in expected} == expected
-    assert (left.failure["detail"] != "") == (expected["kind"] == "raised")
+    assert [left.failure[key] for key in ("kind", "message", "where")] == expected
+    assert (left.failure["detail"] != "") == (expected[0] == "raised")
     assert left.exit_code == 0
     assert not (left.folder / "capture.json").exists()
 

@@ -179,14 +179,11 @@ def test_caches_stay_as_the_script_leaves_them(place: Place) -> None:
 
 
 _REFUSED = [
-    ("os.remove('log.txt')", "it would remove {work}/log.txt"),
     ("pathlib.Path('log.txt').unlink()", "it would remove {work}/log.txt"),
-    ("os.rename('log.txt', 'old.txt')", "it would rename {work}/log.txt"),
     ("os.rename('runs', 'old')", "it would rename {work}/runs"),
     ("shutil.rmtree('runs')", "it would remove {work}/runs/1.txt"),
     ("shutil.move('runs/1.txt', '2.txt')", "it would rename {work}/runs/1.txt"),
-    ("open('huge.bin', 'wb')", "it would overwrite {work}/huge.bin, of 1073741825 bytes"),
-    ("open('huge.bin', 'r+b')", "it would overwrite {work}/huge.bin, of 1073741825 bytes"),
+    ("open('huge.bin', 'ab')", "it would overwrite {work}/huge.bin, of 1073741825 bytes"),
     ("os.remove('link')", "it would remove {work}/link"),
 ]
 
@@ -215,51 +212,14 @@ def test_what_would_lose_a_file_is_not_done(place: Place, line: str, message: st
     assert (place.work / "huge.bin").stat().st_size == (1 << 30) + 1
 
 
-_PROGRAMS = [
-    ("os.system('rm -rf runs')", "would-overwrite", "it would remove {work}/runs"),
-    ("subprocess.run(['mv', 'log.txt', 'old.txt'])", "would-overwrite", "it would rename {work}/log.txt"),
-    (
-        "subprocess.run('rm *.txt', shell=True, cwd='runs')",
-        "would-overwrite",
-        "it would remove {work}/runs/1.txt",
-    ),
-    ("os.system('git push')", "uploads", "it starts another program: git push"),
-    (
-        "os.system('cd runs && python train.py')",
-        "spawns",
-        "it starts another program: cd runs && python train.py",
-    ),
-]
-
-
-@pytest.mark.parametrize(("line", "kind", "message"), _PROGRAMS, ids=[one[0] for one in _PROGRAMS])
-def test_a_program_that_loses_files_uploads_or_trains_is_not_started(
-    place: Place, line: str, kind: str, message: str
-) -> None:
+def test_a_program_that_is_not_known_to_be_harmless_is_not_started(place: Place) -> None:
     (place.work / "log.txt").write_text("log")
-    (place.work / "runs").mkdir()
-    (place.work / "runs" / "1.txt").write_text("1")
-    done = place.run(f"import os, subprocess, sys\nsys.stdout = object()\n{line}")
+    line = "os.system('ls && rm log.txt')"
+    done = place.run(f"import os, subprocess, sys\nsys.stdout = object()\nos.system('ls')\n{line}")
     assert (done.returncode, done.stderr) == (70, "")
     told = json.loads((place.folder / "refused.json").read_text())
-    assert (told["kind"], told["message"]) == (kind, message.format(work=place.work))
-    assert (place.work / "runs" / "1.txt").exists()
-
-
-def test_a_program_may_remove_what_the_script_has_made(place: Place) -> None:
-    done = place.run("import os\nos.mkdir('out')\nopen('out/a', 'w').close()\nos.system('rm -r out')")
-    assert done.returncode == 0, done.stderr
-    assert not (place.work / "out").exists()
-
-
-def test_what_a_shell_overwrites_is_put_back(place: Place) -> None:
-    (place.work / "log.txt").write_text("log")
-    before = place.seen()
-    done = place.run("import os\nos.system('echo 1 > log.txt; cp log.txt new.txt')")
-    assert done.returncode == 0, done.stderr
-    assert (place.work / "log.txt").read_text() == "1\n"
-    assert undo(place.folder) == Undone()
-    assert place.seen() == before
+    assert (told["kind"], told["message"]) == ("spawns", "it starts another program: ls && rm log.txt")
+    assert (place.work / "log.txt").exists()
 
 
 def test_a_file_that_the_script_did_not_make_is_not_taken_for_its_own(place: Place) -> None:
@@ -300,16 +260,6 @@ def test_modules_of_a_project_are_read_and_installed_ones_are_not(place: Place) 
     assert read_paths(place.folder) == [str(place.work / "helper.py")]
 
 
-def test_a_huge_log_may_grow(place: Place) -> None:
-    with (place.work / "huge.log").open("wb") as file:
-        file.truncate((1 << 30) + 1)
-    done = place.run("open('huge.log', 'a').write('one more line')")
-    assert done.returncode == 0, done.stderr
-    assert (place.work / "huge.log").stat().st_size == (1 << 30) + 14
-    undo(place.folder)
-    assert (place.work / "huge.log").stat().st_size == (1 << 30) + 1
-
-
 def test_a_made_folder_with_something_nobody_noted_stays_and_is_told(place: Place) -> None:
     done = place.run("import os\nos.mkdir('out')\nopen('out/a', 'w').close()\nos.system('touch out/b')")
     assert done.returncode == 0, done.stderr
@@ -348,40 +298,32 @@ def test_what_native_code_writes_is_put_back_too(place: Place) -> None:
     assert place.seen() == before
 
 
-_STAND_INS = {
-    "cv2.py": "def imwrite(filename, image):\n    write(filename)\n",
-    "polars.py": "class DataFrame:\n    def write_csv(self, file):\n        write(file)\n",
-    "h5py/_hl/files.py": "class File:\n    def __init__(self, name, mode='r'): mode == 'r' or write(name)\n",
-}
-"""Packages that are not there in tests, as far as they are hooked; what writes is a program, unseen."""
-_WRITE = """
-def write(path):
-    import subprocess, sys
-    subprocess.run([sys.executable, "-c", f"open({path!r}, 'w').write('new')"], check=True)
+_H5PY = """
+import subprocess, sys
+class File:
+    def __init__(self, name, mode="r"):
+        if mode == "w":
+            subprocess.run([sys.executable, "-c", f"open({name!r}, 'w').write('new')"], check=True)
 """
+"""A package that is not there in tests; what writes is a program, unseen."""
 
 
-def test_what_packages_write_that_are_not_here_is_put_back_too(place: Place) -> None:
-    for name, text in _STAND_INS.items():
-        (place.root / name).parent.mkdir(exist_ok=True, parents=True)
-        (place.root / name).write_text(_WRITE + text)
-    for name in ("old.png", "old.csv", "old.h5", "read.h5"):
+def test_what_a_package_writes_that_is_not_here_is_put_back_too(place: Place) -> None:
+    (place.root / "h5py" / "_hl").mkdir(parents=True)
+    (place.root / "h5py" / "_hl" / "files.py").write_text(_H5PY)
+    for name in ("old.h5", "read.h5"):
         (place.work / name).write_text("the old one")
     before = place.seen()
     done = place.run(
         f"""
         import sys
         sys.path.insert(0, {str(place.root)!r})
-        import cv2, polars, h5py._hl.files
-        for name in ("old", "new"):
-            cv2.imwrite(f"{{name}}.png", None)
-            polars.DataFrame().write_csv(f"{{name}}.csv")
-            h5py._hl.files.File(f"{{name}}.h5", "w")
-        h5py._hl.files.File("read.h5")
+        from h5py._hl.files import File
+        File("old.h5", "w"), File("new.h5", mode="w"), File("read.h5")
         """
     )
     assert done.returncode == 0, done.stderr
-    assert len(place.seen()) == len(before) + 3
+    assert len(place.seen()) == len(before) + 1
     assert [entry.path for entry in read_entries(place.folder)[0] if "read.h5" in entry.path] == []
     undo(place.folder)
     assert place.seen() == before

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from zerofit.scripts.capture.child.manual_accumulation import accumulates_by_hand
-from zerofit.scripts.capture.child.observations import Seen, Spec
+from zerofit.scripts.capture.child.observations import CaptureSpec, Observations
+from zerofit.scripts.capture.child.script_source import manual_accumulation
 
 _LOOP = """
 import torch
@@ -43,9 +43,9 @@ def test_the_count_is_read_off_the_condition_and_the_running_frame(
     condition: str, expected: int | None, tmp_path: Path
 ) -> None:
     every, args, config = 6, SimpleNamespace(gradient_accumulation_steps=5), {"every": 3}
-    seen = Seen(folder=tmp_path, target=("train.py",), spec=Spec(num_batches=8))
+    seen = Observations(folder=tmp_path, target=("train.py",), spec=CaptureSpec(num_batches=8))
     text = _LOOP.replace("CONDITION", condition)
-    assert accumulates_by_hand(seen, ["def broken(:", text], sys._getframe()) == expected
+    assert manual_accumulation(seen, ["def broken(:", text], sys._getframe()) == expected
     assert (every, len(config)) == (6, 1)
     is_unknown = "unknown" in condition
     assert [note.partition(" batches")[0] for note in seen.notes] == (

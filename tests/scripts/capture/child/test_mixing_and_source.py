@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from zerofit.scripts.capture.child.model_record import mixing_loss, mixing_modules
-from zerofit.scripts.capture.child.source import Calls, calls_in
+from zerofit.scripts.capture.child.script_source import CalledMethods, called_methods
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,4 +113,4 @@ _SOURCES = [
 @pytest.mark.parametrize(("text", "expected"), _SOURCES)
 def test_what_a_source_calls(text: str, expected: tuple[bool, bool, bool]) -> None:
     generates, saves, evaluates = expected
-    assert calls_in(text) == Calls(generates=generates, saves=saves, evaluates=evaluates)
+    assert called_methods([text]) == CalledMethods(generates=generates, saves=saves, evaluates=evaluates)

@@ -93,12 +93,6 @@ def test_a_trainer_that_does_not_reach_its_model_is_captured_by_its_data(capture
     assert any(note.startswith("the Trainer's first forward pass was not reached") for note in capture.notes)
 
 
-def test_with_weights_a_script_may_evaluate_first(captured_in_forks: Any) -> None:
-    left = captured_in_forks("evaluates_first_real")
-    capture = left.capture
-    assert (capture.route, capture.stopped_at) == (Route.TRAINER, left.place_of("trainer.train()"))
-
-
 def test_a_trainer_that_goes_on_from_a_checkpoint_reads_none_of_it(captured_in_forks: Any) -> None:
     left = captured_in_forks("goes_on")
     capture = left.capture

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from zerofit.scripts.capture.child import meta_weights
-from zerofit.scripts.capture.child.failures import mark_met_meta, needs_values
 from zerofit.scripts.capture.child.meta_weights import unloaded_bytes
-from zerofit.scripts.capture.child.observations import Seen, Spec
+from zerofit.scripts.capture.child.observations import CaptureSpec, Observations
+from zerofit.scripts.capture.child.outcome import is_own_code, mark_met_meta, needs_values
 
 
 class _Parameter:
@@ -65,9 +65,24 @@ def test_a_model_that_is_being_made_has_no_known_size(transformers: None) -> Non
 
 
 def test_only_an_error_of_a_model_without_weights_needs_values(tmp_path: Path) -> None:
-    seen = Seen(folder=tmp_path, target=("train.py",), spec=Spec(weights="meta", num_batches=8))
+    seen = Observations(
+        folder=tmp_path, target=("train.py",), spec=CaptureSpec(weights="meta", num_batches=8)
+    )
     caught, later, led_to = KeyError("shape"), FileNotFoundError("data.json"), RuntimeError("wrapped")
     mark_met_meta(caught)
     led_to.__context__ = caught
     needs = [needs_values(seen, error) for error in (caught, later, led_to, RuntimeError("on meta tensor"))]
     assert needs == [True, False, True, True]
+
+
+def test_code_of_zerofit_and_of_packages_is_not_the_users() -> None:
+    import zerofit.training.script_api
+
+    files = (
+        zerofit.training.script_api.__file__,
+        pytest.__file__,
+        types.__file__,
+        "<string>",
+        "/me/train.py",
+    )
+    assert [is_own_code(file) for file in files] == [False, False, False, False, True]

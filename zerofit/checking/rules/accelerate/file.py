@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.launch_values import (
+from zerofit.checking.inputs.accelerate import (
     DEEPSPEED_SECTION,
     DYNAMO_BACKEND,
     is_for_sagemaker,
@@ -13,21 +13,20 @@ from zerofit.checking.inputs.launch_values import (
     whether_deepspeed,
     whole_number,
 )
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.other_releases import fix_for_release
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
 from zerofit.checking.situation import known
-from zerofit.configs.document import Entries, RenameKey, Scalar, SetValue
-from zerofit.configs.quote import say, show
-from zerofit.configs.schema import Kind
+from zerofit.configs.document import Entries, RenameKey, Scalar, SetValue, say, show
+from zerofit.configs.schema import ValueKind
 from zerofit.configs.schemas.key_values import expected, is_in_range, is_right_type
-from zerofit.configs.text import repeated_keys
+from zerofit.configs.schemas.releases import fix_for_release
+from zerofit.configs.text.read import repeated_keys
 from zerofit.core.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.configs.document import Document, Entry
+    from zerofit.configs.document import Document, KeyValue
     from zerofit.configs.schema import Key, Schema
 
 _SOURCE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
@@ -111,38 +110,26 @@ def _ignored_keys(situation: Situation) -> Iterator[Hit]:
 
 
 def _unknown(
-    file: Document, path: tuple[str, ...], entry: Entry, names: Iterable[str], instead: str | None
+    file: Document, path: tuple[str, ...], entry: KeyValue, names: Iterable[str], instead: str | None
 ) -> Hit:
     near = nearest(entry.key, names)
     is_free = near is not None and file.at(*path[:-1], near) is None
     is_near = near is not None and SequenceMatcher(None, near, entry.key).ratio() >= _NEAR
     edits = (RenameKey(document=file.name, path=path, key=near),) if near and is_free and is_near else ()
-    return Hit(
+    return hit_at(
+        file,
+        path,
         found=written(file, *path),
-        place=file.place(entry.key_span),
         fix=instead or (f"write {'.'.join((*path[:-1], near))}, or take it out" if near else None),
         edits=edits,
     )
 
 
 def _repeated_keys(situation: Situation) -> Iterator[Hit]:
-    file = situation.accelerate
-    if file is None:
-        return
-    for path, entry in repeated_keys(file):
-        parent = file.at(*path[:-1]) if len(path) > 1 else None
-        section = parent.node if parent else file.root
-        same = (
-            [other for other in section.entries if other.key == entry.key]
-            if isinstance(section, Entries)
-            else []
-        )
-        if same and all(other.plain == entry.plain for other in same):
-            continue  # whichever of them counts
-        yield Hit(
-            found=f"{'.'.join(path)} stands twice, the last time with {show(entry.plain)}",
-            place=file.place(entry.key_span),
-        )
+    for path, entry, values in repeated_keys(situation.accelerate) if situation.accelerate else ():
+        if situation.accelerate and any(value != entry.plain for value in values):
+            told = f"{'.'.join(path)} stands twice, the last time with {show(entry.plain)}"
+            yield Hit(found=told, place=situation.accelerate.place(entry.key_span))
 
 
 def _wrong_types(situation: Situation) -> Iterator[Hit]:
@@ -158,15 +145,15 @@ def _wrong_types(situation: Situation) -> Iterator[Hit]:
             )
 
 
-def _repaired(file: Document, entry: Entry, key: Key) -> str | int | None:
+def _repaired(file: Document, entry: KeyValue, key: Key) -> str | int | None:
     """Return the value of the right type that the user meant: "no" for no, "0" for 0, 2 for "2"."""
     value = entry.plain
     if value is False and "no" in key.choices:
         return "no"
-    if Kind.STRING in key.kinds and isinstance(value, (bool, int)):
+    if ValueKind.STRING in key.kinds and isinstance(value, (bool, int)):
         text = file.text[entry.node.span.start : entry.node.span.end]
         return text if not key.choices or text.lower() in key.choices else None
-    return whole_number(value) if Kind.INTEGER in key.kinds and isinstance(value, str) else None
+    return whole_number(value) if ValueKind.INTEGER in key.kinds and isinstance(value, str) else None
 
 
 def _yaml(value: str | int) -> str:
@@ -187,7 +174,7 @@ def _wrong_choices(situation: Situation) -> Iterator[Hit]:
             )
 
 
-def _known_entries(situation: Situation) -> Iterator[tuple[Document, tuple[str, ...], Entry, Key]]:
+def _known_entries(situation: Situation) -> Iterator[tuple[Document, tuple[str, ...], KeyValue, Key]]:
     """Yield each entry that counts, at the top and in deepspeed_config, with its key in the schema."""
     found = _schema_of(situation)
     if found is None:
@@ -274,7 +261,7 @@ RULES = (
         find=_repeated_keys,
         bad=Example(accelerate=_TWICE),
         good=Example(accelerate=_TWICE.replace("  zero_stage: 1\n", "")),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 1),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 1),)),
     ),
     Rule(
         id="accelerate-unknown-key",
@@ -286,7 +273,7 @@ RULES = (
         find=_unknown_keys,
         bad=Example(accelerate={**_FILE, "num_proceses": 1}),
         good=Example(accelerate=_FILE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="had unknown keys (['num_proceses'])"),
+        evidence=Evidence(outcome=Effect.FAILS, says="had unknown keys (['num_proceses'])"),
     ),
     Rule(
         id="accelerate-ignored-key",
@@ -298,7 +285,7 @@ RULES = (
         find=_ignored_keys,
         bad=Example(accelerate={**_FILE, "deepspeed_config": {"zero_stag": 3}}),
         good=Example(accelerate={**_FILE, "deepspeed_config": {"zero_stage": 3}}),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 2),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 2),)),
     ),
     Rule(
         id="accelerate-value-type",
@@ -310,7 +297,7 @@ RULES = (
         find=_wrong_types,
         bad=Example(accelerate=_PRECISION.format("no")),
         good=Example(accelerate=_PRECISION.format('"no"')),
-        evidence=Evidence(outcome=Outcome.FAILS, says="'bool' object has no attribute 'lower'"),
+        evidence=Evidence(outcome=Effect.FAILS, says="'bool' object has no attribute 'lower'"),
     ),
     Rule(
         id="accelerate-value-choice",
@@ -322,7 +309,7 @@ RULES = (
         find=_wrong_choices,
         bad=Example(accelerate={**_FILE, "distributed_type": "deepspeed"}),
         good=Example(accelerate=_FILE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="is not a valid DistributedType"),
+        evidence=Evidence(outcome=Effect.FAILS, says="is not a valid DistributedType"),
     ),
     Rule(
         id="accelerate-needs-distributed-type",
@@ -334,7 +321,7 @@ RULES = (
         find=_no_distributed_type,
         bad=Example(accelerate={key: value for key, value in _FILE.items() if key != "distributed_type"}),
         good=Example(accelerate=_FILE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="A `distributed_type` must be specified"),
+        evidence=Evidence(outcome=Effect.FAILS, says="A `distributed_type` must be specified"),
     ),
     Rule(
         id="accelerate-needs-num-processes",
@@ -349,7 +336,7 @@ RULES = (
             command="accelerate launch --config_file accelerate.yaml",
         ),
         good=Example(accelerate=_FILE, command="accelerate launch --config_file accelerate.yaml"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="You need to manually pass in `--num_processes`"),
+        evidence=Evidence(outcome=Effect.FAILS, says="You need to manually pass in `--num_processes`"),
     ),
     Rule(
         id="accelerate-key-needs-flag",
@@ -361,6 +348,6 @@ RULES = (
         find=_unheard_keys,
         bad=Example(accelerate={**_FILE, "rdzv_backend": "c10d"}),
         good=Example(accelerate={**_FILE, "rdzv_backend": "static"}),
-        evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="the launcher's own state is not observed"),
+        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="the launcher's own state is not observed"),
     ),
 )

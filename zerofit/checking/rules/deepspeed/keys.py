@@ -2,28 +2,112 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Confidence, Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.deepspeed.entries import entries_of, schema_of
-from zerofit.checking.rules.deepspeed.near_keys import Meant, meant_by
-from zerofit.checking.rules.deepspeed.spellings import is_unseen_offload
-from zerofit.checking.rules.other_releases import fix_for_release
-from zerofit.checking.situation import known
-from zerofit.configs.document import Entries, RemoveKey, RenameKey
-from zerofit.configs.quote import say, show_apart
-from zerofit.configs.schema import OnUnknown
-from zerofit.configs.schemas.walk import params_section
-from zerofit.configs.text import repeated_keys
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
+from zerofit.checking.rules.deepspeed.readers import is_unseen_offload
+from zerofit.checking.situation import entries_of, is_read_by_others, known
+from zerofit.configs.document import Entries, RemoveKey, RenameKey, say, show_apart
+from zerofit.configs.schema import OnUnknown, params_section
+from zerofit.configs.schemas.releases import fix_for_release
+from zerofit.configs.text.read import repeated_keys
 from zerofit.core.command import Route
+from zerofit.core.setting import Confidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document, Edit
-    from zerofit.configs.schema import Key
-    from zerofit.configs.schemas.walk import Found
+    from zerofit.configs.schema import FoundKey, Schema, Section
+
+_NEAR = 0.8
+"""ASSUMPTION: from this likeness on, a key is another one misspelt; "optimizer" and "optimiser" have 0.89."""
+_SAME = 0.9
+"""ASSUMPTION: from this likeness on, and with one key alone, nothing else can be meant."""
+_ONE_PLACE = ("stage", "zenflow", "hysteresis")
+"""Keys without an underscore that one section has and whose name means nothing else."""
+_OTHER_NAMES = {"learning_rate": "lr", "epsilon": "eps"}
+"""What other libraries call a key of DeepSpeed's, too far from it to be a misspelling."""
+_TELLING = ("zero_optimization", "fp16", "activation_checkpointing", "aio", "optimizer", "scheduler")
+"""Sections whose keys with an underscore mean nothing else; "seed" or "debug" may be anybody's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meant:
+    """Valid keys near to an unknown one."""
+
+    spellings: tuple[str, ...] = ()
+    """Keys of the same section, the nearest first."""
+    is_sure: bool = False
+    """Whether it can only be the first spelling."""
+    elsewhere: tuple[tuple[str, ...], ...] = ()
+    """Paths of keys with that very name in other sections."""
+
+    of_release: str | None = None
+    """What to do where another release has the very key, in words."""
+
+    @property
+    def fix(self) -> str | None:
+        """What to do, in words; None where nothing is near."""
+        if self.of_release is not None:
+            return self.of_release
+        if self.elsewhere:
+            sections = [".".join(path[:-1]) for path in self.elsewhere]
+            places = " or ".join(f"into {section}" if section else "to the top level" for section in sections)
+            return f"move it {places}, or remove it"
+        return f"write {' or '.join(self.spellings)}" if self.spellings else None
+
+
+def meant_by(found: FoundKey, schema: Schema) -> Meant:
+    """Return what an unknown key may have been meant to be."""
+    name = found.path[-1]
+    other = _OTHER_NAMES.get(name)
+    if other is not None and found.section.find(other) is not None:
+        return Meant(spellings=(other,), is_sure=True)
+    if places := _places(name, schema):
+        return Meant(elsewhere=places)
+    likeness = sorted(
+        ((_likeness(name, spelling), spelling) for spelling in set(_spellings(found.section))),
+        key=lambda pair: (-pair[0], pair[1]),
+    )
+    near = [(likeness, spelling) for likeness, spelling in likeness if likeness >= _NEAR][:3]
+    best = near[0][0] if near else 0.0
+    # A plural or a prefix makes two keys alike that both exist; then the far one is not worth a word.
+    near = [(likeness, spelling) for likeness, spelling in near if likeness >= best - 0.05]
+    return Meant(spellings=tuple(spelling for _, spelling in near), is_sure=len(near) == 1 and best >= _SAME)
+
+
+def _spellings(section: Section) -> Iterator[str]:
+    """Yield the names that one should write; of an alias, the documented one only."""
+    for key in section.keys:
+        if key.replaced_by is None:
+            yield key.name
+
+
+def _likeness(one: str, other: str) -> float:
+    matcher = SequenceMatcher(a=_plain(one), b=_plain(other), autojunk=False)
+    # The quick ones are upper bounds; a file of thousands of unknown keys would take minutes without them.
+    bounds = (matcher.real_quick_ratio, matcher.quick_ratio)
+    return matcher.ratio() if all(bound() >= _NEAR for bound in bounds) else 0.0
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_").replace(" ", "_")
+
+
+def _places(name: str, schema: Schema) -> tuple[tuple[str, ...], ...]:
+    """Return where a key of that very name belongs, if its name tells that."""
+    if "_" not in name and name not in (*_TELLING, *_ONE_PLACE):
+        return ()
+    return tuple(
+        path
+        for path, key in schema.walk()
+        if (name == key.name or name in key.aliases) and (len(path) == 1 or path[0] in _TELLING)
+    )
+
 
 _DOCS = "https://www.deepspeed.ai/docs/config-json/"
 _SOURCE = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime"
@@ -33,6 +117,7 @@ _MAX_NAMED = 5
 _WHY_OF_PARAMS = (
     "params are the arguments of a constructor, and Python ends the run where it takes no such one"
 )
+_IS_OFF = "remove it: it is switched off anyway"
 _BATCH = {"train_micro_batch_size_per_gpu": 4}
 _ZERO2 = {**_BATCH, "zero_optimization": {"stage": 2}}
 
@@ -47,7 +132,7 @@ def _misspelt(situation: Situation) -> Iterator[Hit]:
 
 
 def _ignored(situation: Situation) -> Iterator[Hit]:
-    sections: dict[tuple[str, ...], list[Found]] = {}
+    sections: dict[tuple[str, ...], list[FoundKey]] = {}
     for document, found, meant in _unknown(situation, OnUnknown.IGNORES):
         if meant.of_release is not None:
             yield _unknown_hit(document, found, meant)
@@ -75,15 +160,16 @@ def _incomplete(situation: Situation) -> Iterator[Hit]:
         missing = [".".join((*found.path, *below)) for below in _missing_params(found)]
         if missing:
             names = " and ".join(missing)
-            yield Hit(
+            yield hit_at(
+                document,
+                found.path,
                 found=f"{say(document, *found.path, 'type')} without {names}",
-                place=document.place(found.entry.key_span),
                 fix=f"set {names}",
                 confidence=confidence,
             )
 
 
-def _missing_params(found: Found) -> Iterator[tuple[str, ...]]:
+def _missing_params(found: FoundKey) -> Iterator[tuple[str, ...]]:
     """Yield what a section with a type lacks, as paths below it."""
     section = found.key.section if found.key else None
     entries = found.entry.node
@@ -102,32 +188,27 @@ def _missing_params(found: Found) -> Iterator[tuple[str, ...]]:
         yield ("params",)
 
 
-def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Document, Found, Meant]]:
+def _unknown(situation: Situation, on_unknown: OnUnknown) -> Iterator[tuple[Document, FoundKey, Meant]]:
     removed = None
     for document, found in entries_of(situation):
         if found.key is None and found.section.on_unknown is on_unknown:
-            schema = schema_of(situation)
+            schema = known(situation.schemas, "which keys DeepSpeed has").deepspeed
             removed = removed or {gone.path for gone in schema.removed}
             if found.path not in removed:
                 of_release = fix_for_release(schema, *found.path)
                 yield document, found, Meant(of_release=of_release) if of_release else meant_by(found, schema)
 
 
-def _unknown_hit(document: Document, found: Found, meant: Meant) -> Hit:
+def _unknown_hit(document: Document, found: FoundKey, meant: Meant) -> Hit:
     edits: tuple[Edit, ...] = ()
     beside = document.at(*found.path[:-1], meant.spellings[0]) if meant.spellings else None
     if meant.is_sure and beside is None:
         edits = (RenameKey(document=document.name, path=found.path, key=meant.spellings[0]),)
-    return Hit(
-        found=say(document, *found.path),
-        place=document.place(found.entry.key_span),
-        fix=meant.fix,
-        why=_WHY_OF_PARAMS if found.path[-2:-1] == ("params",) else None,
-        edits=edits,
-    )
+    why = _WHY_OF_PARAMS if found.path[-2:-1] == ("params",) else None
+    return hit_at(document, found.path, fix=meant.fix, why=why, edits=edits)
 
 
-def _is_note(found: Found) -> bool:
+def _is_note(found: FoundKey) -> bool:
     """Return whether a key is there for people to read."""
     name = found.path[-1].lower()
     return not name[:1].isalpha() or "comment" in name or name in ("note", "notes", "description", "doc")
@@ -137,7 +218,7 @@ def _removed(situation: Situation) -> Iterator[Hit]:
     if situation.deepspeed is None:
         return
     document = situation.deepspeed
-    for gone in schema_of(situation).removed:
+    for gone in known(situation.schemas, "which keys DeepSpeed has").deepspeed.removed:
         entry = document.at(*gone.path)
         if entry is None:
             continue
@@ -145,12 +226,9 @@ def _removed(situation: Situation) -> Iterator[Hit]:
         is_off = entry.plain in (False, None, 0, -1, {}) or (
             isinstance(entry.plain, dict) and entry.plain.get("enabled") is False
         )
-        yield Hit(
-            found=say(document, *gone.path),
-            place=document.place(entry.key_span),
-            fix="remove it: it is switched off anyway" if is_off else gone.instead,
-            edits=(RemoveKey(document=document.name, path=gone.path),) if is_off else (),
-        )
+        fix = _IS_OFF if is_off else gone.instead
+        edits = (RemoveKey(document=document.name, path=gone.path),) if is_off else ()
+        yield hit_at(document, gone.path, fix=fix, edits=edits)
 
 
 def _deprecated(situation: Situation) -> Iterator[Hit]:
@@ -161,32 +239,22 @@ def _deprecated(situation: Situation) -> Iterator[Hit]:
             yield _deprecated_hit(document, found, found.key.replaced_by)
 
 
-def _deprecated_hit(document: Document, found: Found, replaced_by: str) -> Hit:
+def _deprecated_hit(document: Document, found: FoundKey, replaced_by: str) -> Hit:
     successor = found.section.find(replaced_by)
+    fix = f"use {replaced_by}"
     edits: tuple[Edit, ...] = ()
     if successor is not None and successor.section is None:
+        fix = f"write {successor.name}"
         edits = (RenameKey(document=document.name, path=found.path, key=successor.name),)
     elif found.value is False:
+        fix = fix if successor is None else _IS_OFF
         edits = (RemoveKey(document=document.name, path=found.path),)
-    return Hit(
-        found=say(document, *found.path),
-        place=document.place(found.entry.key_span),
-        fix=_how_to_say_it_now(successor, replaced_by, is_on=found.value is not False),
-        edits=edits,
-    )
+    elif successor is not None:
+        fix = f'write "{successor.name}": {{"device": "cpu"}}'
+    return hit_at(document, found.path, fix=fix, edits=edits)
 
 
-def _how_to_say_it_now(successor: Key | None, replaced_by: str, *, is_on: bool) -> str:
-    if successor is None:
-        return f"use {replaced_by}"
-    if successor.section is None:
-        return f"write {successor.name}"
-    return (
-        f'write "{successor.name}": {{"device": "cpu"}}' if is_on else "remove it: it is switched off anyway"
-    )
-
-
-def _successors(document: Document, found: Found) -> Iterator[str] | list[str]:
+def _successors(document: Document, found: FoundKey) -> list[str]:
     """Return the keys beside a deprecated one that stand for the same."""
     replaced_by = found.key.replaced_by if found.key else None
     successor = found.section.find(replaced_by) if replaced_by else None
@@ -200,27 +268,21 @@ def _two_names(situation: Situation) -> Iterator[Hit]:
     for document, found in entries_of(situation):
         if found.key is None or found.section.on_unknown is not OnUnknown.REJECTS:
             continue
-        others = list(_successors(document, found))
+        others = _successors(document, found)
         if found.path[-1] in found.key.aliases and document.at(*found.path[:-1], found.key.name):
             others.append(found.key.name)
         if others and found.value is not None:
-            yield Hit(
-                found=f"{say(document, *found.path)} with {say(document, *found.path[:-1], others[0])}",
-                place=document.place(found.entry.key_span),
-                fix=f"remove {found.path[-1]}",
-            )
+            other = say(document, *found.path[:-1], others[0])
+            yield hit_at(document, found.path, other, fix=f"remove {found.path[-1]}")
 
 
 def _repeated(situation: Situation) -> Iterator[Hit]:
     if situation.deepspeed is None:
         return
     document = situation.deepspeed
-    for path, entry in repeated_keys(document):
-        parent = document.at(*path[:-1]) if len(path) > 1 else None
-        entries = parent.node.entries if parent is not None else document.root.entries  # type: ignore[union-attr]
-        values = [other.plain for other in entries if other.key == entry.key]
+    for path, entry, values in repeated_keys(document):
         is_harmless = all(value == values[0] for value in values)
-        if is_harmless and known(situation.route, "who reads the file") is not Route.NATIVE:
+        if is_harmless and is_read_by_others(situation):
             continue
         shown = " and ".join(show_apart(values))
         yield Hit(found=f"{'.'.join(path)} twice: {shown}", place=document.place(entry.key_span))
@@ -237,7 +299,7 @@ RULES = (
         find=_misspelt,
         bad=Example(deepspeed={**_BATCH, "zero_optimisation": {"stage": 2}}, route=Route.NATIVE),
         good=Example(deepspeed=_ZERO2, route=Route.NATIVE),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 0),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 0),)),
     ),
     Rule(
         id="deepspeed-key-ignored",
@@ -250,7 +312,7 @@ RULES = (
         bad=Example(deepspeed={**_ZERO2, "fp32_allreduce": True}, route=Route.NATIVE),
         good=Example(deepspeed={**_ZERO2, "communication_data_type": "fp32"}, route=Route.NATIVE),
         evidence=Evidence(
-            outcome=Outcome.IGNORED, observed=(("engine._config.communication_data_type", None),)
+            outcome=Effect.IGNORED, observed=(("engine._config.communication_data_type", None),)
         ),
     ),
     Rule(
@@ -267,7 +329,7 @@ RULES = (
         good=Example(
             deepspeed={**_BATCH, "zero_optimization": {"stage": 2, "overlap_comm": True}}, route=Route.NATIVE
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Extra inputs are not permitted"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Extra inputs are not permitted"),
     ),
     Rule(
         id="deepspeed-params-incomplete",
@@ -283,7 +345,7 @@ RULES = (
             route=Route.NATIVE,
         ),
         evidence=Evidence(
-            outcome=Outcome.FAILS, says="missing 1 required positional argument: 'total_num_steps'"
+            outcome=Effect.FAILS, says="missing 1 required positional argument: 'total_num_steps'"
         ),
     ),
     Rule(
@@ -296,7 +358,7 @@ RULES = (
         find=_removed,
         bad=Example(deepspeed={**_ZERO2, "amp": {"enabled": False}}, route=Route.NATIVE),
         good=Example(deepspeed=_ZERO2, route=Route.NATIVE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="has been removed"),
+        evidence=Evidence(outcome=Effect.FAILS, says="has been removed"),
     ),
     Rule(
         id="deepspeed-key-deprecated",
@@ -320,7 +382,7 @@ RULES = (
             },
             route=Route.NATIVE,
         ),
-        evidence=Evidence(outcome=Outcome.COSTS),
+        evidence=Evidence(outcome=Effect.COSTS),
     ),
     Rule(
         id="deepspeed-key-under-two-names",
@@ -345,7 +407,7 @@ RULES = (
             deepspeed={**_BATCH, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}},
             route=Route.NATIVE,
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Cannot provide deprecated parameter"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Cannot provide deprecated parameter"),
     ),
     Rule(
         id="deepspeed-key-repeated",
@@ -363,6 +425,6 @@ RULES = (
             deepspeed='{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}',
             route=Route.NATIVE,
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Duplicate keys in DeepSpeed config"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Duplicate keys in DeepSpeed config"),
     ),
 )

@@ -1,23 +1,27 @@
-"""Rules of ZeRO and offload: which stage can move what, and where to."""
+"""Rules of ZeRO and offload: which stage moves what and where to, and which checkpoint resumes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.situation import known, stage_of
+from zerofit.core.facts import Checkpoint
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from zerofit.checking.situation import Situation
+    from zerofit.core.setting import Said
 
 _DOCS = "https://www.deepspeed.ai/docs/config-json/"
 _NVME = {"device": "nvme", "nvme_path": "/local_nvme"}
 _CPU = {"device": "cpu"}
+_MOVED = (OffloadDevice.CPU, OffloadDevice.NVME)
+_BELOW_3 = (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
 _ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
 
 
@@ -39,31 +43,18 @@ def _zero_without_deepspeed(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{engine.text} with {' and '.join(needing)}", place=engine.place)
 
 
-def _optimizer_offload_without_zero(situation: Situation) -> Iterator[Hit]:
-    offload = known(situation.settings.optimizer_offload, "the optimizer offload")
-    if offload.value is OffloadDevice.NONE:
-        return
-    stage = stage_of(situation)
-    if stage.value is ZeroStage.NOTHING:
-        yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
+def _offload_at(
+    which: str, stages: tuple[ZeroStage, ...], devices: tuple[OffloadDevice, ...] = _MOVED
+) -> Callable[[Situation], Iterator[Hit]]:
+    """Return a predicate that finds an offload to one of these devices at one of these stages."""
+    fact = "the optimizer offload" if which == "optimizer_offload" else "the parameter offload"
 
+    def find(situation: Situation) -> Iterator[Hit]:
+        offload: Said[OffloadDevice] = known(getattr(situation.settings, which), fact)
+        if offload.value in devices and (stage := stage_of(situation)).value in stages:
+            yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
 
-def _param_offload_below_zero3(situation: Situation) -> Iterator[Hit]:
-    offload = known(situation.settings.param_offload, "the parameter offload")
-    if offload.value is OffloadDevice.NONE:
-        return
-    stage = stage_of(situation)
-    if stage.value < ZeroStage.PARAMETERS:
-        yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
-
-
-def _nvme_below_zero3(situation: Situation) -> Iterator[Hit]:
-    offload = known(situation.settings.optimizer_offload, "the optimizer offload")
-    if offload.value is not OffloadDevice.NVME:
-        return
-    stage = stage_of(situation)
-    if stage.value in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
-        yield Hit(found=f"{offload.text} with {stage.text}", place=offload.place)
+    return find
 
 
 def _nvme_without_path(situation: Situation) -> Iterator[Hit]:
@@ -92,6 +83,50 @@ def _nvme_path_unused(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{path.text} without an offload to nvme", place=path.place)
 
 
+_ENGINE = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/engine.py"
+_TWO_RANKS = Topology(world_size=2)
+
+
+def _sharded_checkpoint(situation: Situation) -> Checkpoint | None:
+    """Return the checkpoint to resume from, where it is of shards and DeepSpeed will read it."""
+    checkpoint = situation.checkpoint
+    if checkpoint is None or checkpoint.num_ranks == 0 or checkpoint.is_universal:
+        return None
+    engine = known(situation.settings.engine, "whether DeepSpeed runs")
+    return checkpoint if engine.value is Engine.DEEPSPEED else None
+
+
+def _other_number_of_ranks(situation: Situation) -> Iterator[Hit]:
+    checkpoint = _sharded_checkpoint(situation)
+    if checkpoint is None:
+        return
+    world_size = known(situation.topology, "the number of ranks").world_size
+    if world_size != checkpoint.num_ranks:
+        shards = f"the shards of {checkpoint.num_ranks} ranks"
+        yield Hit(found=f"{checkpoint.folder} holds {shards}, and {world_size} are to resume")
+
+
+def _other_layout(situation: Situation) -> Iterator[Hit]:
+    checkpoint = _sharded_checkpoint(situation)
+    if checkpoint is None:
+        return
+    stage = stage_of(situation)
+    partitions = stage.value is ZeroStage.PARAMETERS
+    if stage.value is not ZeroStage.NOTHING and partitions is not checkpoint.partitions_parameters:
+        saved = "3" if checkpoint.partitions_parameters else "1 or 2"
+        yield Hit(found=f"{checkpoint.folder} is of ZeRO stage {saved}, and {stage.text}", place=stage.place)
+
+
+def _resumed(stage: int, *, num_ranks: int = 2, partitions_parameters: bool = False) -> Example:
+    return Example(
+        deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}},
+        topology=_TWO_RANKS,
+        checkpoint=Checkpoint(
+            folder="checkpoint-2", num_ranks=num_ranks, partitions_parameters=partitions_parameters
+        ),
+    )
+
+
 RULES = (
     Rule(
         id="zero-needs-deepspeed",
@@ -103,7 +138,7 @@ RULES = (
         find=_zero_without_deepspeed,
         bad=Example(strategy=replace(_ZERO3, engine=Engine.NATIVE), topology=Topology(world_size=2)),
         good=Example(strategy=_ZERO3, topology=Topology(world_size=2)),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
     ),
     Rule(
         id="optimizer-offload-needs-zero",
@@ -112,10 +147,10 @@ RULES = (
         why="at stage 0 DeepSpeed runs its CPU optimizer without partitioning anything, on every rank alike",
         fix="set {zero_stage} to 1, 2 or 3, or leave out {optimizer_offload}",
         see=f"{_DOCS}#optimizer-offloading",
-        find=_optimizer_offload_without_zero,
+        find=_offload_at("optimizer_offload", (ZeroStage.NOTHING,)),
         bad=_zero(0, offload_optimizer=_CPU),
         good=_zero(1, offload_optimizer=_CPU),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("partitions_optimizer_states", False),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("partitions_optimizer_states", False),)),
     ),
     Rule(
         id="param-offload-needs-zero3",
@@ -124,10 +159,10 @@ RULES = (
         why="only stage 3 partitions parameters, so lower stages ignore the setting",
         fix="set {zero_stage} to 3, or leave out {param_offload}",
         see=f"{_DOCS}#parameter-offloading",
-        find=_param_offload_below_zero3,
+        find=_offload_at("param_offload", (ZeroStage.NOTHING, *_BELOW_3)),
         bad=_zero(2, offload_param=_CPU),
         good=_zero(3, offload_param=_CPU),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("offloads_parameters", False),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("offloads_parameters", False),)),
     ),
     Rule(
         id="nvme-offload-needs-zero3",
@@ -136,10 +171,10 @@ RULES = (
         why="at stages 1 and 2 DeepSpeed takes nvme for cpu, and the host's memory fills instead of the disk",
         fix="set {zero_stage} to 3, or offload to cpu",
         see=f"{_DOCS}#optimizer-offloading",
-        find=_nvme_below_zero3,
+        find=_offload_at("optimizer_offload", _BELOW_3, (OffloadDevice.NVME,)),
         bad=_zero(2, offload_optimizer=_NVME),
         good=_zero(3, offload_optimizer=_NVME),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("optimizer_states_on", "cpu"),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("optimizer_states_on", "cpu"),)),
     ),
     Rule(
         id="nvme-needs-path",
@@ -151,7 +186,7 @@ RULES = (
         find=_nvme_without_path,
         bad=_zero(3, offload_optimizer={"device": "nvme"}),
         good=_zero(3, offload_optimizer=_NVME),
-        evidence=Evidence(outcome=Outcome.FAILS, says="TypeError"),
+        evidence=Evidence(outcome=Effect.FAILS, says="TypeError"),
     ),
     Rule(
         id="nvme-path-unused",
@@ -166,6 +201,34 @@ RULES = (
             strategy=replace(_ZERO3, nvme_path="/local_nvme", optimizer_offload=OffloadDevice.NVME),
             topology=Topology(world_size=2),
         ),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("optimizer_states_on", "gpu"),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("optimizer_states_on", "gpu"),)),
+    ),
+    Rule(
+        id="resume-needs-same-ranks",
+        severity=Severity.ERROR,
+        summary="a DeepSpeed checkpoint resumes on as many ranks as saved it",
+        why="each rank saved its own shard of the optimizer states, and DeepSpeed does not cut them anew",
+        fix="run on as many ranks, or convert the checkpoint with ds_to_universal and set "
+        "checkpoint.load_universal to true",
+        see=_ENGINE,
+        find=_other_number_of_ranks,
+        bad=_resumed(2, num_ranks=4),
+        good=_resumed(2),
+        evidence=Evidence(
+            outcome=Effect.FAILS, says="Automatic adjustment of ZeRO's optimizer state partitioning"
+        ),
+    ),
+    Rule(
+        id="resume-needs-same-layout",
+        severity=Severity.ERROR,
+        summary="a checkpoint of ZeRO-3 does not resume at stage 1 or 2, nor theirs at stage 3",
+        why="stage 3 saves shards of the parameters, the others whole parameters; DeepSpeed ends in an "
+        "AssertionError without a text",
+        fix="set {zero_stage} to what the checkpoint was saved with, or start anew from its weights",
+        see=_ENGINE,
+        find=_other_layout,
+        bad=_resumed(3),
+        good=_resumed(3, partitions_parameters=True),
+        evidence=Evidence(outcome=Effect.FAILS, says="AssertionError"),
     ),
 )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.optimizer.facts import optimizer_script
-from zerofit.checking.situation import known, stage_of
-from zerofit.configs.document import SetValue
-from zerofit.configs.quote import say
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
+from zerofit.checking.rules.example_scripts import optimizer_script
+from zerofit.checking.situation import is_read_by_others, stage_of
+from zerofit.configs.document import SetValue, say
 from zerofit.core.command import Route
 from zerofit.core.strategy import ZeroStage
 
@@ -28,11 +27,9 @@ _QUANTIZED = tuple(
 )
 _SECONDARY = (_ZERO, "zero_hpz_partition_size")
 _ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
-_SGD = {
-    "optimizer": {"type": "SGD", "params": {"lr": 0.01}},
-    "zero_allow_untested_optimizer": True,
-}
+_SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.01}}, "zero_allow_untested_optimizer": True}
 _STATES = ("bf16", "bf16_optimizer_states")
+_BELOW_3 = (ZeroStage.NOTHING, ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
 
 
 def _is_on(document: Document, *path: str) -> bool:
@@ -44,27 +41,21 @@ def _is_off(document: Document, *path: str) -> bool:
     return document.value(*path) in (False, 0) and document.at(*path) is not None
 
 
-def _hit(document: Document, path: tuple[str, ...], *others: str) -> Hit:
-    entry = document.at(*path)
-    return Hit(
-        found=" with ".join((say(document, *path), *others)),
-        place=document.place(entry.key_span) if entry else None,
-    )
+def _by_stage(situation: Situation, path: tuple[str, ...], *stages: ZeroStage) -> Iterator[Hit]:
+    """Yield a hit at a key that is set, where the ZeRO stage is one of these."""
+    stage = stage_of(situation)
+    if situation.deepspeed is not None and stage.value in stages:
+        yield hit_at(situation.deepspeed, path, stage.text)
 
 
 def _stage_as_text(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    entry = document.at("zero_optimization", "stage") if document else None
-    if document is None or entry is None or not isinstance(entry.plain, str) or entry.plain.strip() != "3":
+    document, path = situation.deepspeed, (_ZERO, "stage")
+    value = document.value(*path) if document else None
+    if document is None or not isinstance(value, str) or value.strip() != "3":
         return
-    if known(situation.route, "who reads the file") is Route.NATIVE:
-        return
-    path = ("zero_optimization", "stage")
-    yield Hit(
-        found=f'zero_optimization.stage="{entry.plain}", a text',
-        place=document.place(entry.key_span),
-        edits=(SetValue(document=document.name, path=path, value=3),),
-    )
+    if is_read_by_others(situation):
+        edit = SetValue(document=document.name, path=path, value=3)
+        yield hit_at(document, path, found=f'{_ZERO}.stage="{value}", a text', edits=(edit,))
 
 
 def _two_formats(situation: Situation) -> Iterator[Hit]:
@@ -74,7 +65,7 @@ def _two_formats(situation: Situation) -> Iterator[Hit]:
     # The old name counts only where the new one is missing.
     bf16 = "bf16" if document.value("bf16") is not None else "bfloat16"
     if _is_on(document, bf16, "enabled"):
-        yield _hit(document, ("fp16", "enabled"), say(document, bf16, "enabled"))
+        yield hit_at(document, ("fp16", "enabled"), say(document, bf16, "enabled"))
 
 
 def _loss_scale(situation: Situation) -> Iterator[Hit]:
@@ -86,7 +77,7 @@ def _loss_scale(situation: Situation) -> Iterator[Hit]:
     for name in ("loss_scale_window", "min_loss_scale"):
         value = document.value("fp16", name)
         if isinstance(value, (int, float)) and value <= 0:
-            yield _hit(document, ("fp16", name))
+            yield hit_at(document, ("fp16", name))
 
 
 def _partial_offload(situation: Situation) -> Iterator[Hit]:
@@ -95,30 +86,20 @@ def _partial_offload(situation: Situation) -> Iterator[Hit]:
     ratio = document.value(*path) if document else None
     if document is None or not isinstance(ratio, (int, float)) or ratio >= 1:
         return
-    stage = stage_of(situation)
-    if stage.value is not ZeroStage.PARAMETERS:
-        yield _hit(document, path, stage.text)
+    yield from _by_stage(situation, path, *_BELOW_3)
 
 
 def _grad_norm(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     path = (_ZERO, "compute_grad_norm")
-    if document is None or not _is_off(document, *path):
-        return
-    stage = stage_of(situation)
-    if stage.value not in (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS):
-        yield _hit(document, path, stage.text)
+    if document is not None and _is_off(document, *path):
+        yield from _by_stage(situation, path, ZeroStage.NOTHING, ZeroStage.PARAMETERS)
 
 
 def _low_precision_masters(situation: Situation) -> Iterator[Hit]:
-    document = situation.deepspeed
-    if document is None:
-        return
     for path in (*_MASTERS, _STATES):
-        if _is_on(document, *path):
-            stage = stage_of(situation)
-            if stage.value is ZeroStage.NOTHING:
-                yield _hit(document, path, stage.text)
+        if situation.deepspeed is not None and _is_on(situation.deepspeed, *path):
+            yield from _by_stage(situation, path, ZeroStage.NOTHING)
 
 
 def _states_without_masters(situation: Situation) -> Iterator[Hit]:
@@ -128,7 +109,7 @@ def _states_without_masters(situation: Situation) -> Iterator[Hit]:
     if not _is_on(document, "bf16", "bf16_master_weights_and_grads"):
         stage = stage_of(situation)
         if stage.value is not ZeroStage.NOTHING:
-            yield _hit(document, _STATES, say(document, "bf16", "bf16_master_weights_and_grads"))
+            yield hit_at(document, _STATES, say(document, "bf16", "bf16_master_weights_and_grads"))
 
 
 def _summed_gradients(situation: Situation) -> Iterator[Hit]:
@@ -137,13 +118,11 @@ def _summed_gradients(situation: Situation) -> Iterator[Hit]:
     if document is None or not isinstance(operation, str) or operation.lower() != "sum":
         return
     if document.value(_ZERO, "zenflow") is not None:
-        yield _hit(document, ("gradient_allreduce_op",), f"{_ZERO}.zenflow")
+        yield hit_at(document, ("gradient_allreduce_op",), f"{_ZERO}.zenflow")
     elif _is_on(document, "compile", "deepcompile"):
-        yield _hit(document, ("gradient_allreduce_op",), say(document, "compile", "deepcompile"))
+        yield hit_at(document, ("gradient_allreduce_op",), say(document, "compile", "deepcompile"))
     else:
-        stage = stage_of(situation)
-        if stage.value is ZeroStage.PARAMETERS:
-            yield _hit(document, ("gradient_allreduce_op",), stage.text)
+        yield from _by_stage(situation, ("gradient_allreduce_op",), ZeroStage.PARAMETERS)
 
 
 def _quantized_below_zero3(situation: Situation) -> Iterator[Hit]:
@@ -154,16 +133,14 @@ def _quantized_below_zero3(situation: Situation) -> Iterator[Hit]:
     is_set = isinstance(shards, int) and shards > 1
     on = [path for path in _QUANTIZED if _is_on(document, *path)] + ([_SECONDARY] if is_set else [])
     for path in on:
-        stage = stage_of(situation)
-        if stage.value is not ZeroStage.PARAMETERS:
-            yield _hit(document, path, stage.text)
+        yield from _by_stage(situation, path, *_BELOW_3)
 
 
 def _clips_nothing(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     norm = document.value("gradient_clipping") if document else None
     if document is not None and isinstance(norm, (int, float)) and norm < 0:
-        yield _hit(document, ("gradient_clipping",))
+        yield hit_at(document, ("gradient_clipping",))
 
 
 def _scaled_before_reduce(situation: Situation) -> Iterator[Hit]:
@@ -177,9 +154,7 @@ def _scaled_before_reduce(situation: Situation) -> Iterator[Hit]:
         ("gradient_predivide_factor", is_divided),
     ):
         if is_set:
-            stage = stage_of(situation)
-            if stage.value is ZeroStage.GRADIENTS:
-                yield _hit(document, (name,), stage.text)
+            yield from _by_stage(situation, (name,), ZeroStage.GRADIENTS)
 
 
 def _zero(stage: int, **more: Any) -> dict[str, Any]:
@@ -191,7 +166,7 @@ def _native(deepspeed: dict[str, Any]) -> Example:
 
 
 def _fails(says: str) -> Evidence:
-    return Evidence(outcome=Outcome.FAILS, says=says)
+    return Evidence(outcome=Effect.FAILS, says=says)
 
 
 _STAGE_3: dict[str, Any] = {
@@ -226,7 +201,7 @@ RULES = (
             script=_SAVES,
         ),
         good=Example(deepspeed=_STAGE_3, script=_SAVES),
-        evidence=Evidence(outcome=Outcome.FAILS, says="no weights"),
+        evidence=Evidence(outcome=Effect.FAILS, says="no weights"),
     ),
     Rule(
         id="deepspeed-fp16-and-bf16",
@@ -335,7 +310,7 @@ RULES = (
         find=_quantized_below_zero3,
         bad=_native(_zero(2, zero_hpz_partition_size=2)),
         good=_native(_zero(3, zero_hpz_partition_size=2)),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("partitions_parameters", False),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("partitions_parameters", False),)),
     ),
     Rule(
         id="negative-norm-clips-nothing",
@@ -347,6 +322,6 @@ RULES = (
         find=_clips_nothing,
         bad=_native({**_zero(2), **_SGD, "gradient_clipping": -0.1}),
         good=_native({**_zero(2), **_SGD, "gradient_clipping": 0.1}),
-        evidence=Evidence(outcome=Outcome.DIFFERS),
+        evidence=Evidence(outcome=Effect.DIFFERS),
     ),
 )

@@ -1,29 +1,27 @@
-"""Rules of single values in ds_config.json: types, choices and limits."""
+"""Rules of values in ds_config.json: types, limits, batch sizes and "auto"."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.deepspeed.entries import entries_of
-from zerofit.checking.situation import known
-from zerofit.configs.document import SetValue
-from zerofit.configs.quote import say
-from zerofit.configs.schema import Kind
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
+from zerofit.checking.situation import entries_of, is_read_by_others, known
+from zerofit.configs.document import SetValue, say
+from zerofit.configs.schema import ValueKind
 from zerofit.configs.schemas.key_values import expected, is_in_range, is_right_type
 from zerofit.core.command import Route
+from zerofit.core.setting import Confidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document
-    from zerofit.configs.schema import Key
-    from zerofit.configs.schemas.walk import Found
+    from zerofit.configs.schema import FoundKey, Key
 
 _DOCS = "https://www.deepspeed.ai/docs/config-json/"
-_SOURCE = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime"
-_BATCH = {"train_micro_batch_size_per_gpu": 4}
+_CONFIG_UTILS = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime"
+_MICRO_4 = {"train_micro_batch_size_per_gpu": 4}
 _FALSE_TEXTS = {"false", "no", "off", "0"}
 _FAILS_ON_TEXT = ("wall_clock_breakdown",)
 """Takes part in a bitwise or, which numbers have and texts do not."""
@@ -40,14 +38,9 @@ def _refused(situation: Situation) -> Iterator[Hit]:
     ]
     # What needs the route comes last, so that it does not keep the certain ones back.
     for document, key, found in sorted(wrong, key=lambda one: one[2].path[0] in _NATIVE_ONLY):
-        if found.path[0] in _NATIVE_ONLY and known(situation.route, "who reads the file") is not Route.NATIVE:
+        if found.path[0] in _NATIVE_ONLY and is_read_by_others(situation):
             continue
-        yield Hit(
-            found=say(document, *found.path),
-            place=document.place(found.entry.key_span),
-            fix=f"give {expected(key)}",
-            edits=_mended(document, key, found),
-        )
+        yield hit_at(document, found.path, fix=f"give {expected(key)}", edits=_mended(document, key, found))
 
 
 def _text_for_bool(situation: Situation) -> Iterator[Hit]:
@@ -55,14 +48,12 @@ def _text_for_bool(situation: Situation) -> Iterator[Hit]:
         if not isinstance(found.value, str) or not _is_unchecked(key, found.value):
             continue
         if found.value.lower() in _FALSE_TEXTS:
-            yield Hit(
-                found=f'{".".join(found.path)}="{found.value}"',
-                place=document.place(found.entry.key_span),
-                edits=(SetValue(document=document.name, path=found.path, value=False),),
-            )
+            edit = SetValue(document=document.name, path=found.path, value=False)
+            told = f'{".".join(found.path)}="{found.value}"'
+            yield hit_at(document, found.path, found=told, edits=(edit,))
 
 
-def _values(situation: Situation) -> Iterator[tuple[Document, Key, Found]]:
+def _values(situation: Situation) -> Iterator[tuple[Document, Key, FoundKey]]:
     """Yield each value that DeepSpeed itself will see, of a key that it has."""
     document = situation.deepspeed
     # While it tunes, DeepSpeed takes lists of values to try, and other keys than in a run.
@@ -76,10 +67,10 @@ def _values(situation: Situation) -> Iterator[tuple[Document, Key, Found]]:
 def _is_unchecked(key: Key, value: object) -> bool:
     """Return whether DeepSpeed takes any value for a boolean, and asks Python whether it is true."""
     fails = key.name in _FAILS_ON_TEXT and isinstance(value, str)
-    return key.kinds == (Kind.BOOL,) and not key.converts and not fails
+    return key.kinds == (ValueKind.BOOL,) and not key.converts and not fails
 
 
-def _mended(document: Document, key: Key, found: Found) -> tuple[SetValue, ...]:
+def _mended(document: Document, key: Key, found: FoundKey) -> tuple[SetValue, ...]:
     """Return the edit that makes the right type of a value that says clearly what is meant."""
     if not isinstance(found.value, str):
         return ()
@@ -87,9 +78,9 @@ def _mended(document: Document, key: Key, found: Found) -> tuple[SetValue, ...]:
     meant: str | int | float | bool | None = None
     if text in key.choices:
         meant = text
-    elif key.kinds == (Kind.BOOL,):
+    elif key.kinds == (ValueKind.BOOL,):
         meant = {"false": False, "true": True}.get(text)
-    elif Kind.INTEGER in key.kinds or Kind.NUMBER in key.kinds:
+    elif ValueKind.INTEGER in key.kinds or ValueKind.NUMBER in key.kinds:
         meant = _number(text)
     if meant is None or not is_right_type(key, meant) or not is_in_range(key, meant):
         return ()
@@ -104,6 +95,177 @@ def _number(text: str) -> int | float | None:
     return int(number) if number.is_integer() else number
 
 
+_CONFIG = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/config.py"
+_TRAIN = "train_batch_size"
+_MICRO = "train_micro_batch_size_per_gpu"
+_STEPS = "gradient_accumulation_steps"
+_ZERO2 = {"zero_optimization": {"stage": 2}}
+
+
+def _disagreeing(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    train = _size(document, _TRAIN) if document else None
+    if document is None or train is None or _has_open_part(document):
+        return
+    given = [name for name in (_MICRO, _STEPS) if document.value(name) is not None]
+    divisor = _product(document, given)
+    words = [say(document, name) for name in (_TRAIN, *given)]
+    entry = document.at(_TRAIN)
+    place = document.place(entry.key_span) if entry else None
+    if train % divisor:
+        yield Hit(found=_with(words), place=place)
+    elif given or train > 1:
+        num_ranks = _num_data_parallel_ranks(situation)
+        is_exact = len(given) == 2 or (
+            given == [_MICRO] and _accumulation_defaults_to_1(situation, train, divisor)
+        )
+        is_right = train == divisor * num_ranks if is_exact else train % (divisor * num_ranks) == 0
+        if not is_right:
+            yield Hit(
+                found=f"{_with(words)} on {num_ranks} {'rank' if num_ranks == 1 else 'ranks'}", place=place
+            )
+
+
+def _accumulation_defaults_to_1(situation: Situation, train: int, micro: int) -> bool:
+    """Return whether a missing gradient_accumulation_steps is 1, in place of what makes the sizes agree.
+
+    accelerate writes a 1 before DeepSpeed sees the file: accelerate/utils/dataclasses.py, DeepSpeedPlugin.
+    """
+    if train == micro * _num_data_parallel_ranks(situation):
+        return True
+    return is_read_by_others(situation)
+
+
+def _num_data_parallel_ranks(situation: Situation) -> int:
+    topology = known(situation.topology, "how many ranks will run it")
+    document = situation.deepspeed
+    splits = document is not None and (
+        (document.value("tensor_parallel", "autotp_size") or 0) not in (0, 1)
+        or document.value("sequence_parallel_size") not in (None, 1)
+    )
+    return known(None if splits else topology.world_size, "how many ranks take different samples")
+
+
+def _has_open_part(document: Document) -> bool:
+    """Return whether a size comes from elsewhere, or is no size at all, which another rule says."""
+    return any(
+        document.value(name) is not None and _size(document, name) is None for name in (_MICRO, _STEPS)
+    )
+
+
+def _product(document: Document, names: list[str]) -> int:
+    product = 1
+    for name in names:
+        product *= _size(document, name) or 1
+    return product
+
+
+def _size(document: Document, name: str) -> int | None:
+    value = document.value(name)
+    is_size = (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
+    )
+    return int(value) if is_size else None
+
+
+def _with(words: list[str]) -> str:
+    return " with ".join([words[0], " and ".join(words[1:])]) if words[1:] else words[0]
+
+
+def _missing(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None or document.value(_TRAIN) is not None or document.value(_MICRO) is not None:
+        return
+    # Scripts that hand their configuration to DeepSpeed themselves often add the batch size first.
+    confidence = Confidence.LIKELY if situation.route in (None, Route.NATIVE) else Confidence.CERTAIN
+    yield Hit(
+        found=f"{document.name} with {say(document, _TRAIN)} and {say(document, _MICRO)}",
+        confidence=confidence,
+    )
+
+
+_ACCELERATE_SOURCE = (
+    "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py"
+)
+
+# accelerate/accelerator.py, _prepare_deepspeed; accelerate/utils/dataclasses.py, DeepSpeedPlugin
+_BY_ACCELERATE = frozenset(
+    {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "steps_per_print",
+        "fp16.enabled",
+        "bf16.enabled",
+        "zero_optimization.stage",
+        "zero_optimization.offload_optimizer.device",
+        "zero_optimization.offload_optimizer.nvme_path",
+        "zero_optimization.offload_param.device",
+        "zero_optimization.offload_param.nvme_path",
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        "zero_optimization.reduce_bucket_size",
+        "zero_optimization.stage3_prefetch_bucket_size",
+        "zero_optimization.stage3_param_persistence_threshold",
+        "optimizer.params.lr",
+        "optimizer.params.weight_decay",
+        "scheduler.params.warmup_min_lr",
+        "scheduler.params.warmup_max_lr",
+        "scheduler.params.warmup_num_steps",
+        "scheduler.params.total_num_steps",
+    }
+)
+# transformers/integrations/deepspeed.py, HfTrainerDeepSpeedConfig; accelerate does the rest
+_BY_TRAINER = _BY_ACCELERATE | {"optimizer.params.betas", "optimizer.params.eps"}
+_FILLED = {Route.ACCELERATE: _BY_ACCELERATE, Route.TRAINER: _BY_TRAINER}
+_A_VALUE_OF_ITS_OWN = frozenset(
+    {
+        "data_types.keep_in_fp32_modules",
+        "pipeline.stages",
+        *(f"expert_parallel.{name}" for name in ("score_apply", "combine_impl", "row_weighting_impl")),
+        *(f"expert_parallel.{name}" for name in ("score_func", "top_k", "routed_scaling_factor")),
+    }
+)
+"""DeepSpeed itself knows the word there."""
+_SWITCHES = ("stage", "enabled", "device")
+"""What decides over whole features; for sizes and the like the default is as good as any "auto"."""
+
+
+def _unresolved(situation: Situation) -> Iterator[Hit]:
+    stuck = [(document, found, _stuck_on(found)) for document, found in _autos(situation)]
+    for document, found, routes in stuck:
+        if routes == set(Route):
+            yield hit_at(document, found.path)
+    for document, found, routes in stuck:
+        if routes and routes != set(Route) and known(situation.route, "who reads the file") in routes:
+            yield hit_at(document, found.path)
+
+
+def _stuck_on(found: FoundKey) -> set[Route]:
+    """Return the routes on which nobody replaces an "auto"."""
+    return {route for route in Route if not _is_resolved(found, route)}
+
+
+def _is_resolved(found: FoundKey, route: Route) -> bool:
+    path = ".".join(found.path)
+    if route is Route.NATIVE:
+        return found.section.drops_auto or path in _A_VALUE_OF_ITS_OWN
+    return path in _FILLED[route]
+
+
+def _natively_default(situation: Situation) -> Iterator[Hit]:
+    for document, found in _autos(situation):
+        is_switch = found.section.drops_auto and found.path[-1] in _SWITCHES
+        if is_switch and not is_read_by_others(situation):
+            yield hit_at(document, found.path)
+
+
+def _autos(situation: Situation) -> Iterator[tuple[Document, FoundKey]]:
+    for document, found in entries_of(situation):
+        if found.key is not None and found.value == "auto":
+            yield document, found
+
+
 RULES = (
     Rule(
         id="deepspeed-value-refused",
@@ -113,9 +275,9 @@ RULES = (
         fix="give a value that the key takes",
         see=_DOCS,
         find=_refused,
-        bad=Example(deepspeed={**_BATCH, "zero_optimization": {"stage": 4}}, route=Route.NATIVE),
-        good=Example(deepspeed={**_BATCH, "zero_optimization": {"stage": 3}}, route=Route.NATIVE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Input should be 0, 1, 2"),
+        bad=Example(deepspeed={**_MICRO_4, "zero_optimization": {"stage": 4}}, route=Route.NATIVE),
+        good=Example(deepspeed={**_MICRO_4, "zero_optimization": {"stage": 3}}, route=Route.NATIVE),
+        evidence=Evidence(outcome=Effect.FAILS, says="Input should be 0, 1, 2"),
     ),
     Rule(
         id="deepspeed-text-is-true",
@@ -123,16 +285,84 @@ RULES = (
         summary="a text that says false counts as true",
         why="DeepSpeed does not check the type of this key, and to Python any text is true",
         fix="write false without quotes",
-        see=f"{_SOURCE}/config_utils.py",
+        see=f"{_CONFIG_UTILS}/config_utils.py",
         find=_text_for_bool,
         bad=Example(
-            deepspeed={**_BATCH, "zero_optimization": {"stage": 2}, "prescale_gradients": "false"},
+            deepspeed={**_MICRO_4, "zero_optimization": {"stage": 2}, "prescale_gradients": "false"},
             route=Route.NATIVE,
         ),
         good=Example(
-            deepspeed={**_BATCH, "zero_optimization": {"stage": 2}, "prescale_gradients": False},
+            deepspeed={**_MICRO_4, "zero_optimization": {"stage": 2}, "prescale_gradients": False},
             route=Route.NATIVE,
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="pre-scale gradients is not yet supported"),
+        evidence=Evidence(outcome=Effect.FAILS, says="pre-scale gradients is not yet supported"),
+    ),
+    Rule(
+        id="deepspeed-batch-sizes-disagree",
+        severity=Severity.ERROR,
+        summary="train_batch_size is not micro batch size x accumulation steps x data-parallel ranks",
+        why="DeepSpeed computes what is missing of the three, and refuses to start where they disagree",
+        fix="leave out train_batch_size, or set it to the product",
+        see=_CONFIG,
+        find=_disagreeing,
+        bad=Example(deepspeed={_TRAIN: 10, _MICRO: 4, _STEPS: 2, **_ZERO2}, route=Route.NATIVE),
+        good=Example(deepspeed={_MICRO: 4, _STEPS: 2, **_ZERO2}, route=Route.NATIVE),
+        evidence=Evidence(outcome=Effect.FAILS, says="Check batch related parameters"),
+    ),
+    Rule(
+        id="deepspeed-batch-size-missing",
+        severity=Severity.ERROR,
+        summary="DeepSpeed needs a batch size",
+        why="it has no default for train_micro_batch_size_per_gpu, and nobody else fills it in",
+        fix="set train_micro_batch_size_per_gpu",
+        see=_CONFIG,
+        find=_missing,
+        bad=Example(deepspeed=_ZERO2, route=Route.ACCELERATE),
+        good=Example(deepspeed={_MICRO: 4, **_ZERO2}, route=Route.ACCELERATE),
+        evidence=Evidence(
+            outcome=Effect.FAILS, says="Either train_batch_size or train_micro_batch_size_per_gpu"
+        ),
+    ),
+    Rule(
+        id="deepspeed-auto-unresolved",
+        severity=Severity.ERROR,
+        summary='nobody replaces "auto" for this key',
+        why="accelerate and Trainer fill in a few keys each; DeepSpeed itself takes the word for the value",
+        fix="write the value",
+        see=_ACCELERATE_SOURCE,
+        find=_unresolved,
+        bad=Example(
+            deepspeed={
+                "train_micro_batch_size_per_gpu": 4,
+                "zero_optimization": {"stage": 2, "overlap_comm": "auto"},
+            },
+            route=Route.ACCELERATE,
+        ),
+        good=Example(
+            deepspeed={
+                "train_micro_batch_size_per_gpu": 4,
+                "zero_optimization": {"stage": 2, "overlap_comm": True},
+            },
+            route=Route.ACCELERATE,
+        ),
+        evidence=Evidence(outcome=Effect.FAILS, says="not found in kwargs"),
+    ),
+    Rule(
+        id="deepspeed-auto-switches-off",
+        severity=Severity.ERROR,
+        summary='without accelerate or Trainer, "auto" switches the feature off',
+        why="DeepSpeed itself treats the key as missing: stage 0, enabled false, device none",
+        fix="write the value",
+        see="https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/config_utils.py",
+        find=_natively_default,
+        bad=Example(
+            deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": "auto"}},
+            route=Route.NATIVE,
+        ),
+        good=Example(
+            deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}},
+            route=Route.NATIVE,
+        ),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 0),)),
     ),
 )

@@ -1,10 +1,10 @@
-"""Rules of files that are not what they should be: one a kind of file."""
+"""Rules of files that can't be read, or are not there."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.configs.document import FileKind
 from zerofit.core.command import Route
 from zerofit.core.setting import Place
@@ -25,10 +25,27 @@ def _broken(kind: FileKind) -> Callable[[Situation], Iterator[Hit]]:
     def find(situation: Situation) -> Iterator[Hit]:
         for broken in situation.broken:
             if broken.kind is kind:
-                place = Place(file=broken.name, line=broken.line, column=broken.column)
-                yield Hit(found=broken.problem, place=place, why=broken.why, fix=broken.fix)
+                error = broken.error
+                place = Place(file=broken.name, line=error.line, column=error.column)
+                yield Hit(found=error.problem, place=place, why=error.why, fix=error.fix)
 
     return find
+
+
+def _missing(situation: Situation) -> Iterator[Hit]:
+    for said in situation.missing:
+        yield Hit(found=said.text, place=said.place, confidence=said.confidence)
+
+
+def _naming(name: str) -> Example:
+    return Example(
+        deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}},
+        accelerate={
+            "distributed_type": "DEEPSPEED",
+            "deepspeed_config": {"deepspeed_config_file": name},
+            "num_processes": 2,
+        },
+    )
 
 
 RULES = (
@@ -42,7 +59,7 @@ RULES = (
         find=_broken(FileKind.DEEPSPEED),
         bad=Example(deepspeed=_CONFIG[:-1], route=Route.NATIVE),
         good=Example(deepspeed=_CONFIG, route=Route.NATIVE),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Error"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Error"),
     ),
     Rule(
         id="accelerate-syntax",
@@ -54,7 +71,7 @@ RULES = (
         find=_broken(FileKind.ACCELERATE),
         bad=Example(accelerate="fsdp_config: {\n" + _LAUNCH),
         good=Example(accelerate=_LAUNCH),
-        evidence=Evidence(outcome=Outcome.FAILS, says="while parsing"),
+        evidence=Evidence(outcome=Effect.FAILS, says="while parsing"),
     ),
     Rule(
         id="script-syntax",
@@ -66,6 +83,20 @@ RULES = (
         find=_broken(FileKind.SCRIPT),
         bad=Example(script='print("weights"\n'),
         good=Example(script='print("weights")\n'),
-        evidence=Evidence(outcome=Outcome.FAILS, says="SyntaxError"),
+        evidence=Evidence(outcome=Effect.FAILS, says="SyntaxError"),
+    ),
+    Rule(
+        id="named-file-missing",
+        severity=Severity.ERROR,
+        summary="a configuration that is named is not there",
+        why="accelerate and Trainer look for it in the folder in which the command runs, and end without it",
+        fix="write the path as it is from that folder, or check in the folder in which the command will run",
+        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py#L154-L156",
+        find=_missing,
+        bad=_naming("ds_zero2.json"),
+        good=_naming("ds_config.json"),
+        evidence=Evidence(
+            outcome=Effect.FAILS, says="Expected a string path to an existing deepspeed config"
+        ),
     ),
 )

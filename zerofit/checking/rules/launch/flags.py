@@ -5,28 +5,29 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.launch_values import (
+from zerofit.checking.inputs.accelerate import (
     DEEPSPEED_SECTION,
     IN_DEEPSPEED_FILE,
     is_literal,
     launch_of,
+    launch_of_deepspeed,
     named_deepspeed_file,
     whether_deepspeed,
 )
-from zerofit.checking.inputs.launcher_flags import DEEPSPEED, TORCHRUN
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.other_releases import fix_for_release
+from zerofit.checking.inputs.command_line import DEEPSPEED, TORCHRUN
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.situation import known
-from zerofit.configs.quote import say
-from zerofit.configs.schema import Kind
+from zerofit.configs.document import say
+from zerofit.configs.schema import ValueKind
 from zerofit.configs.schemas.key_values import expected, is_in_range, is_right_type
+from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.core.command import Launcher
 from zerofit.core.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from zerofit.checking.inputs.launcher_flags import LauncherFlags
+    from zerofit.checking.inputs.command_line import LauncherFlags
     from zerofit.checking.situation import Situation
     from zerofit.configs.document import Document
     from zerofit.core.command import Flag
@@ -93,7 +94,7 @@ def _flag_values(situation: Situation) -> Iterator[Hit]:
     root = known(situation.schemas, "the flags of accelerate launch").accelerate_launch.root
     for flag in flags:
         key = root.find(flag.name)
-        if key is None or key.kinds == (Kind.BOOL,) or not is_literal(flag.value):
+        if key is None or key.kinds == (ValueKind.BOOL,) or not is_literal(flag.value):
             continue
         if not is_right_type(key, flag.value) or not is_in_range(key, flag.value):
             yield Hit(found=flag.text, fix=f"give --{flag.name} {expected(key)}")
@@ -106,14 +107,11 @@ def _excluding_flags(situation: Situation) -> Iterator[Hit]:
 
 
 def _flags_beside_file(situation: Situation) -> Iterator[Hit]:
-    launch = launch_of(situation)
-    if launch is None or launch.command is None:
-        return
-    named, deepspeed = named_deepspeed_file(launch), whether_deepspeed(launch)
-    if named is None or deepspeed is None or not deepspeed.value:
+    found = launch_of_deepspeed(situation)
+    if found is None or found[0].command is None or named_deepspeed_file(found[0]) is None:
         return
     for name, path in IN_DEEPSPEED_FILE.items():
-        flag = launch.command.find(name)
+        flag = found[0].command.find(name)
         if flag is not None and is_literal(flag.value):
             file = known(situation.deepspeed, "what stands in the DeepSpeed file")
             if _is_ignored(file, flag, path):
@@ -185,7 +183,7 @@ RULES = (
         find=_unknown_flags,
         bad=Example(accelerate=_FILE, command=f"{_WITH_FILE} --zero_stag 3"),
         good=Example(accelerate=_FILE, command=f"{_WITH_FILE} --zero_stage 3"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="unrecognized arguments: --zero_stag"),
+        evidence=Evidence(outcome=Effect.FAILS, says="unrecognized arguments: --zero_stag"),
     ),
     Rule(
         id="launch-flag-value",
@@ -197,7 +195,7 @@ RULES = (
         find=_flag_values,
         bad=Example(accelerate=_FILE, command=f"{_WITH_FILE} --mixed_precision bf61"),
         good=Example(accelerate=_FILE, command=f"{_WITH_FILE} --mixed_precision bf16"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="invalid choice: 'bf61'"),
+        evidence=Evidence(outcome=Effect.FAILS, says="invalid choice: 'bf61'"),
     ),
     Rule(
         id="launch-flags-exclude-each-other",
@@ -209,7 +207,7 @@ RULES = (
         find=_excluding_flags,
         bad=Example(command="accelerate launch --num_processes 1 --use_deepspeed --multi_gpu"),
         good=Example(command="accelerate launch --num_processes 1 --use_deepspeed"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="You can only use one of"),
+        evidence=Evidence(outcome=Effect.FAILS, says="You can only use one of"),
     ),
     Rule(
         id="launch-flags-ignored-beside-deepspeed-file",
@@ -225,7 +223,7 @@ RULES = (
             accelerate=_NAMED,
             command=_WITH_FILE,
         ),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", 2),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", 2),)),
     ),
     Rule(
         id="launch-flags-without-deepspeed",
@@ -240,7 +238,7 @@ RULES = (
             command=f"{_WITH_FILE} --zero_stage 3",
         ),
         good=Example(accelerate=_FILE, command=f"{_WITH_FILE} --zero_stage 3"),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
     ),
     Rule(
         id="cpu-flag-skips-deepspeed",
@@ -252,6 +250,6 @@ RULES = (
         find=_cpu_flag_with_deepspeed,
         bad=Example(accelerate=_FILE, command=f"{_WITH_FILE} --cpu"),
         good=Example(accelerate=_FILE, command=_WITH_FILE),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
     ),
 )

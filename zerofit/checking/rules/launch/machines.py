@@ -1,20 +1,24 @@
-"""Rules of runs on several machines, and of what the launchers add there and to the script's arguments."""
+"""Rules of ranks and machines: what a launcher can run where."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.launch_values import (
+from zerofit.checking.inputs.accelerate import (
     DEEPSPEED_SECTION,
-    Launch,
+    LaunchLayers,
     launch_of,
+    launch_of_deepspeed,
     launch_value,
-    whether_deepspeed,
     whole_number,
 )
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
+from zerofit.checking.situation import known
+from zerofit.core.command import Launcher
+from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
+from zerofit.core.strategy import Engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +46,7 @@ def _file(**section: Any) -> dict[str, Any]:
 _ONE_MACHINE = {**_file(), "num_machines": 1}
 
 
-def _count(launch: Launch, name: str) -> tuple[Said[Any], int] | None:
+def _count(launch: LaunchLayers, name: str) -> tuple[Said[Any], int] | None:
     """Return a number of the file or the flags, if it stands there as a number."""
     said = launch_value(launch, name)
     number = whole_number(said.value) if said else None
@@ -59,46 +63,40 @@ def _uneven_ranks(situation: Situation) -> Iterator[Hit]:
     yield Hit(found=f"{ranks[0].text} with {machines[0].text}", place=ranks[0].place)
 
 
-def _several_through_deepspeed(situation: Situation) -> tuple[Launch, Said[Any]] | None:
-    """Return the launch and its num_machines, where DeepSpeed's launcher has to start several machines."""
-    launch = launch_of(situation)
-    deepspeed = whether_deepspeed(launch) if launch else None
-    if launch is None or deepspeed is None or not deepspeed.value:
+def _several_through_deepspeed(
+    situation: Situation,
+) -> tuple[LaunchLayers, Said[Any], Said[Any] | None] | None:
+    """Return the launch, num_machines and the hostfile, where DeepSpeed launches on several machines."""
+    found = launch_of_deepspeed(situation)
+    if found is None:
         return None
+    launch = found[0]
     machines = _count(launch, "num_machines")
     launcher = launch_value(launch, "deepspeed_multinode_launcher")
     if machines is None or machines[1] < 2 or (launcher is not None and launcher.value == _STANDARD):
         return None
-    return launch, machines[0]
+    return launch, machines[0], launch_value(launch, "deepspeed_hostfile")
 
 
 def _no_hostfile(situation: Situation) -> Iterator[Hit]:
-    found = _several_through_deepspeed(situation)
-    if found is None:
-        return
-    launch, machines = found
-    hostfile = launch_value(launch, "deepspeed_hostfile")
-    if hostfile is None or not hostfile.value:
+    launch, machines, hostfile = _several_through_deepspeed(situation) or (None, None, None)
+    if launch and machines and not (hostfile and hostfile.value):
         launcher = launch_value(launch, "deepspeed_multinode_launcher")
         told = launcher.text if launcher else "no deepspeed_multinode_launcher"
         yield Hit(found=f"{machines.text} with {told} and no deepspeed_hostfile", place=machines.place)
 
 
 def _environment_in_a_file(situation: Situation) -> Iterator[Hit]:
-    found = _several_through_deepspeed(situation)
-    if found is None:
-        return
-    launch, machines = found
-    hostfile = launch_value(launch, "deepspeed_hostfile")
-    if hostfile is not None and hostfile.value:
+    _, machines, hostfile = _several_through_deepspeed(situation) or (None, None, None)
+    if machines and hostfile and hostfile.value:
         yield Hit(found=f"{machines.text} with {hostfile.text}", place=machines.place)
 
 
 def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
-    launch = launch_of(situation)
-    deepspeed = whether_deepspeed(launch) if launch else None
-    if launch is None or deepspeed is None or not deepspeed.value:
+    found = launch_of_deepspeed(situation)
+    if found is None:
         return
+    launch = found[0]
     said, ranks, machines = (
         launch_value(launch, "gpu_ids"),
         _count(launch, "num_processes"),
@@ -113,6 +111,19 @@ def _too_few_gpus(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{ranks[0].text} with {said.text}", place=said.place)
 
 
+_ZERO2 = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
+
+
+def _deepspeed_on_cpu_ranks(situation: Situation) -> Iterator[Hit]:
+    if situation.launcher is not Launcher.ACCELERATE or situation.topology is None:
+        return
+    topology = situation.topology
+    if not topology.on_cpu or topology.world_size == 1:
+        return
+    if known(situation.settings.engine, "whether DeepSpeed runs").value is Engine.DEEPSPEED:
+        yield Hit(found=f"--cpu with {topology.world_size} ranks")
+
+
 RULES = (
     Rule(
         id="num-processes-is-for-all-machines",
@@ -124,7 +135,7 @@ RULES = (
         find=_uneven_ranks,
         bad=Example(accelerate={**_file(deepspeed_multinode_launcher=_STANDARD), "num_processes": 3}),
         good=Example(accelerate={**_file(deepspeed_multinode_launcher=_STANDARD), "num_processes": 4}),
-        evidence=Evidence(outcome=Outcome.IGNORED, not_reproduced="needs two machines"),
+        evidence=Evidence(outcome=Effect.IGNORED, not_reproduced="needs two machines"),
     ),
     Rule(
         id="gpu-ids-too-few",
@@ -136,7 +147,7 @@ RULES = (
         find=_too_few_gpus,
         bad=Example(accelerate={**_ONE_MACHINE, "num_processes": 4, "gpu_ids": "0,1"}),
         good=Example(accelerate={**_ONE_MACHINE, "num_processes": 2, "gpu_ids": "0,1"}),
-        evidence=Evidence(outcome=Outcome.FAILS, not_reproduced="needs GPUs"),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs GPUs"),
     ),
     Rule(
         id="multinode-needs-hostfile",
@@ -149,7 +160,7 @@ RULES = (
         find=_no_hostfile,
         bad=Example(accelerate=_file()),
         good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("world_size", 1),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("world_size", 1),)),
     ),
     Rule(
         id="multinode-writes-environment",
@@ -162,6 +173,22 @@ RULES = (
         find=_environment_in_a_file,
         bad=Example(accelerate=_file(deepspeed_hostfile="hostfile")),
         good=Example(accelerate=_file(deepspeed_multinode_launcher=_STANDARD)),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("left .deepspeed_env", True),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("left .deepspeed_env", True),)),
+    ),
+    Rule(
+        id="cpu-ranks-need-zerofit-launch",
+        severity=Severity.ERROR,
+        summary="plain accelerate can't run DeepSpeed on several CPU ranks",
+        why="it takes each of them for rank 0 of 1, and every rank would read all the data",
+        fix="rehearse with `zerofit launch --cpu`, or leave --cpu out for files that are for GPUs",
+        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/state.py",
+        find=_deepspeed_on_cpu_ranks,
+        bad=Example(
+            deepspeed=_ZERO2, command="accelerate launch", topology=Topology(world_size=2, on_cpu=True)
+        ),
+        good=Example(
+            deepspeed=_ZERO2, command="zerofit launch", topology=Topology(world_size=2, on_cpu=True)
+        ),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("accelerate_world_size", 1),)),
     ),
 )

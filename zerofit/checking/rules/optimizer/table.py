@@ -6,27 +6,177 @@ Each row says what a group of optimizers does in a group of placements; the firs
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
+from enum import StrEnum
 from functools import cache
 
-from zerofit.checking.rules.optimizer.groups import (
-    ADEMAMIX,
-    CONFIG_REMOVED,
-    EIGHT_BIT,
-    OF_CONFIG,
-    OPTIMIZERS,
-    SWAPPED_FOR_ADAGRAD,
-    SWAPPED_FOR_LION,
-    SWAPPED_RIGHT,
-    SWAPPED_RIGHT_WITHOUT_DECAY,
-    SWAPPED_UNBOUNDED,
-    TESTED,
-    TORCH_ADAGRAD,
-    WHOLE_TENSORS,
-    in_group,
-)
-from zerofit.checking.rules.optimizer.row import Answer, Cause, Row
 from zerofit.core.command import Route
 from zerofit.core.strategy import OffloadDevice, ZeroStage
+
+_BITS = ("", "8bit", "32bit")
+
+
+def _family(*names: str, bits: tuple[str, ...] = _BITS) -> tuple[str, ...]:
+    return tuple(f"bitsandbytes.{name}{suffix}" for name in names for suffix in bits)
+
+
+TORCH = tuple(
+    f"torch.{name}"
+    for name in (
+        *("AdamW", "Adam", "SGD", "RMSprop", "Adagrad", "Adafactor", "Muon", "NAdam", "RAdam", "Adamax"),
+        *("Adadelta", "ASGD", "Rprop", "LBFGS"),
+    )
+)
+BITSANDBYTES = _family(
+    *("AdamW", "PagedAdamW", "Adam", "PagedAdam", "Lion", "PagedLion", "LAMB", "AdEMAMix", "PagedAdEMAMix"),
+    *("LARS", "RMSprop", "Adagrad", "SGD"),
+)
+"""Those without a number of bits are in 32 bits unless optim_bits=8 says otherwise."""
+OF_DEEPSPEED = tuple(
+    f"deepspeed.{name}"
+    for name in (
+        *("DeepSpeedCPUAdam", "FusedAdam", "DeepSpeedCPUAdagrad", "DeepSpeedCPULion", "FusedLion"),
+        "FusedLamb",
+    )
+)
+OF_CONFIG = tuple(
+    f"config.{name}"
+    for name in (
+        *(
+            "Adam",
+            "AdamW",
+            "Adagrad",
+            "Lion",
+            "Lamb",
+            "Muon",
+            "SGD",
+            "Adafactor",
+            "RMSprop",
+            "NAdam",
+            "RAdam",
+        ),
+        *("Adamax", "Adadelta", "ASGD", "Rprop", "LBFGS", "SparseAdam"),
+    )
+)
+"""What DeepSpeed makes of optimizer.type: its own kinds, and any class of torch.optim."""
+CONFIG_WITH_MUP = ("config.MuAdam", "config.MuAdamW", "config.MuSGD")
+CONFIG_REMOVED = ("config.OneBitAdam", "config.ZeroOneAdam", "config.OneBitLamb")
+"""DeepSpeed had them once."""
+OPTIMIZERS = (
+    *TORCH,
+    "transformers.Adafactor",
+    *BITSANDBYTES,
+    *OF_DEEPSPEED,
+    "accelerate.DummyOptim",
+    *OF_CONFIG,
+    *CONFIG_WITH_MUP,
+    *CONFIG_REMOVED,
+)
+"""Every id that the table knows."""
+
+EIGHT_BIT = tuple(name for name in BITSANDBYTES if name.endswith("8bit"))
+WHOLE_TENSORS = (
+    *("torch.Adafactor", "transformers.Adafactor", "config.Adafactor", "deepspeed.FusedLamb", "config.Lamb"),
+    *_family("LAMB", "LARS"),
+)
+"""They step by norms or factors of whole tensors."""
+ADEMAMIX = _family("AdEMAMix", "PagedAdEMAMix")
+TORCH_ADAGRAD = ("torch.Adagrad", "config.Adagrad")
+SWAPPED_RIGHT = ("torch.AdamW", "torch.Adam", *_family("AdamW", bits=("", "32bit")))
+"""DeepSpeed's CPU Adam in their place computes the same."""
+SWAPPED_RIGHT_WITHOUT_DECAY = _family("Adam", "PagedAdam", bits=("", "32bit"))
+"""bitsandbytes decays with Adam as with AdamW, and DeepSpeed's CPU Adam in their place does not."""
+SWAPPED_UNBOUNDED = _family("LARS", "SGD")
+"""Their groups have an eps of 0, by which DeepSpeed's CPU Adam divides."""
+SWAPPED_FOR_ADAGRAD = ("torch.Adagrad", *_family("Adagrad", bits=("", "32bit")))
+SWAPPED_FOR_LION = _family("Lion", bits=("", "32bit"))
+TESTED = (
+    *("torch.AdamW", "torch.Adam", "torch.Adagrad"),
+    *(name for name in OF_DEEPSPEED if name != "deepspeed.FusedLamb"),
+    *("config.Adam", "config.AdamW", "config.Adagrad", "config.Lion", "config.Muon"),
+)
+"""DeepSpeed takes them with ZeRO unasked (deepspeed/runtime/zero/utils.py)."""
+
+
+def in_group(optimizer: str, group: tuple[str, ...]) -> bool:
+    """Return whether an id is in a group, where "torch.*" stands for all that begin so, and "*" for all."""
+    return optimizer in group or any(
+        name.endswith("*") and optimizer.startswith(name.removesuffix("*")) for name in group
+    )
+
+
+class OptimizerAnswer(StrEnum):
+    """What a combination comes to."""
+
+    ALLOWED = "allowed"
+    """It trains what it trains unsharded."""
+    DIFFERENT = "allowed, but numerically different"
+    """The optimizer that was asked for runs, and shards change what it computes."""
+    WRONG = "silently wrong"
+    """Another optimizer runs, and nothing says so."""
+    REFUSED = "refused"
+    """The run ends in an error."""
+    UNKNOWN = "not known"
+    """Nobody measured it, and nothing in the libraries decides it."""
+
+
+class Cause(StrEnum):
+    """Why a combination comes to its answer, in a few words."""
+
+    ELEMENTWISE = "it steps each element by itself, so that shards change nothing"
+    NOT_SHARDED = "nothing is partitioned"
+    SAME_ON_CPU = "DeepSpeed's CPU Adam takes its place and computes the same"
+    SAME_WITHOUT_DECAY = "DeepSpeed's CPU Adam takes its place and, without weight decay, computes the same"
+    SWAPPED = "accelerate puts DeepSpeed's CPU Adam in its place"
+    SWAP_KEEPS_GROUPS = "accelerate gives its parameter groups to DeepSpeed's CPU Adam, which can't read them"
+    SWAP_ARGUMENT = "accelerate gives adamw_mode to DeepSpeed's CPU Adagrad or Lion, which do not know it"
+    REFUSED_CLIENT = (
+        "under offload DeepSpeed takes no optimizer of the script's but its own CPU Adam and Lion"
+    )
+    UNTESTED = "DeepSpeed has not tested it with ZeRO and asks for zero_allow_untested_optimizer"
+    WHOLE_TENSORS = "it steps by factors or norms of whole tensors, and ZeRO gives it flat shards"
+    NEEDS_MATRICES = "it takes matrices only, and ZeRO gives it flat shards"
+    REBUILT = "ZeRO makes a new Adagrad from its defaults, without its groups' settings and its scheduler"
+    GATHERED = "DeepSpeed gathers each matrix for its step"
+    REDUCE_SCATTER = "at stage 3 DeepSpeed's Muon needs zero_optimization.reduce_scatter to be false"
+    BLOCKS = "flat shards cut its 8-bit blocks elsewhere"
+    BF16_STEPS = "it orthogonalises in bf16, where the order of sums shows"
+    DECOUPLED = "DeepSpeed makes of Adam an AdamW unless adam_w_mode is false"
+    NO_SUCH_TYPE = "neither DeepSpeed nor torch.optim has an optimizer of this name"
+    NO_SECTION = "it stands for an optimizer section that is not there"
+    NOT_AN_OPTIMIZER = "it is accelerate's placeholder, and DeepSpeed takes a real optimizer only"
+    ON_GPU = "it steps on the CPU, and without offload its parameters are on the GPU"
+    ON_CPU = "it steps on the GPU, and offload keeps its parameters on the CPU"
+    GPU_KERNEL = "its kernel is for GPUs"
+    NEEDS_CLOSURE = "its step() needs a closure, which DeepSpeed's engine does not pass on"
+    NEEDS_MUP = "the package mup makes it"
+    NOT_MEASURED = "nobody measured it"
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerRow:
+    """What some optimizers do in some placements. None, or all stages and routes, stand for "whichever"."""
+
+    optimizers: tuple[str, ...]
+    """Ids; "torch.*" stands for all that begin so, "*" for all."""
+    answer: OptimizerAnswer
+    cause: Cause
+    _: KW_ONLY
+    but_not: tuple[str, ...] = ()
+    """Ids that these patterns cover and the row does not."""
+    stages: tuple[ZeroStage, ...] = tuple(ZeroStage)
+    routes: tuple[Route, ...] = tuple(Route)
+    offloads_optimizer: bool | None = None
+    forces_cpu_optimizer: bool | None = None
+    allows_untested: bool | None = None
+    error: tuple[float, float] | None = None
+    """Smallest and largest relative error of the weights that was measured, where it is above 1e-4; 1e6
+    stands for weights that are not finite any more."""
+    says: str = ""
+    """Part of the error's text, where it is refused."""
+    not_run: str = ""
+    """What a measurement would need, where a CPU can't make one; the libraries' source is the evidence."""
+
 
 _SHARDED = (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)
 _HOOKED = (Route.ACCELERATE, Route.TRAINER)
@@ -39,19 +189,17 @@ def verdict(
     *,
     zero_stage: ZeroStage,
     optimizer_offload: OffloadDevice,
-    param_offload: OffloadDevice,
     forces_cpu_optimizer: bool,
     route: Route,
     allows_untested: bool = False,
-) -> Row:
-    """Return the row of a combination. Every combination has one.
+) -> OptimizerRow:
+    """Return the row of a combination. Every combination has one; parameter offload has changed none.
 
     Args:
         optimizer: its id; one that the table does not know is judged by what accelerate and DeepSpeed do with
             any optimizer.
         zero_stage: what is partitioned.
         optimizer_offload: where the optimizer's states are; cpu and nvme come to the same answers.
-        param_offload: where parameters are; it has changed no answer in any measurement.
         forces_cpu_optimizer: DeepSpeed's zero_force_ds_cpu_optimizer, true by default.
         route: who hands the optimizer to DeepSpeed.
         allows_untested: DeepSpeed's zero_allow_untested_optimizer; accelerate and Trainer set it by
@@ -79,142 +227,112 @@ _SCRIPTS_OWN = ("torch.*", "transformers.*", "bitsandbytes.*", "deepspeed.*", "o
 _KNOWN = tuple(name for name in OPTIMIZERS if name not in CONFIG_REMOVED)
 
 _GPU = "a GPU"
+_ALLOWED, _DIFFERENT, _WRONG, _REFUSED, _UNKNOWN = OptimizerAnswer
 
 ROWS = (
     # Placeholders and names.
-    Row(
-        optimizers=("accelerate.DummyOptim",),
-        answer=Answer.REFUSED,
-        cause=Cause.NO_SECTION,
+    OptimizerRow(
+        ("accelerate.DummyOptim",),
+        _REFUSED,
+        Cause.NO_SECTION,
         routes=_HOOKED,
         says="cannot create a `DummyOptim` without specifying an optimizer in the config file",
     ),
-    Row(
-        optimizers=("accelerate.DummyOptim",),
-        answer=Answer.REFUSED,
-        cause=Cause.NOT_AN_OPTIMIZER,
+    OptimizerRow(
+        ("accelerate.DummyOptim",),
+        _REFUSED,
+        Cause.NOT_AN_OPTIMIZER,
         says="Client Optimizer is of unexpected type",
     ),
-    Row(
-        optimizers=("config.MuAdam", "config.MuAdamW", "config.MuSGD"),
-        answer=Answer.UNKNOWN,
-        cause=Cause.NEEDS_MUP,
+    OptimizerRow(
+        ("config.MuAdam", "config.MuAdamW", "config.MuSGD"),
+        _UNKNOWN,
+        Cause.NEEDS_MUP,
         not_run="the package mup",
     ),
-    Row(
-        optimizers=("config.SparseAdam",),
-        answer=Answer.UNKNOWN,
-        cause=Cause.NOT_MEASURED,
-        not_run="a model with sparse gradients",
+    OptimizerRow(
+        ("config.SparseAdam",), _UNKNOWN, Cause.NOT_MEASURED, not_run="a model with sparse gradients"
     ),
     # What DeepSpeed makes of its own section: nobody swaps or refuses it under offload.
-    Row(
-        optimizers=("config.Lion",),
-        answer=Answer.ALLOWED,
-        cause=Cause.GPU_KERNEL,
-        offloads_optimizer=False,
-        not_run=_GPU,
+    OptimizerRow(("config.Lion",), _ALLOWED, Cause.GPU_KERNEL, offloads_optimizer=False, not_run=_GPU),
+    OptimizerRow(
+        ("config.Lamb",), _REFUSED, Cause.UNTESTED, stages=_SHARDED, allows_untested=False, not_run=_GPU
     ),
-    Row(
-        optimizers=("config.Lamb",),
-        answer=Answer.REFUSED,
-        cause=Cause.UNTESTED,
-        stages=_SHARDED,
-        allows_untested=False,
-        not_run=_GPU,
-    ),
-    Row(
-        optimizers=("config.Lamb",),
-        answer=Answer.REFUSED,
-        cause=Cause.ON_CPU,
-        offloads_optimizer=True,
-        not_run=_GPU,
-    ),
-    Row(
-        optimizers=("config.Lamb",),
-        answer=Answer.DIFFERENT,
-        cause=Cause.WHOLE_TENSORS,
-        stages=_SHARDED,
-        not_run=_GPU,
-    ),
-    Row(optimizers=("config.Lamb",), answer=Answer.ALLOWED, cause=Cause.NOT_SHARDED, not_run=_GPU),
-    Row(
-        optimizers=tuple(name for name in OF_CONFIG if name not in TESTED),
-        answer=Answer.REFUSED,
-        cause=Cause.UNTESTED,
+    OptimizerRow(("config.Lamb",), _REFUSED, Cause.ON_CPU, offloads_optimizer=True, not_run=_GPU),
+    OptimizerRow(("config.Lamb",), _DIFFERENT, Cause.WHOLE_TENSORS, stages=_SHARDED, not_run=_GPU),
+    OptimizerRow(("config.Lamb",), _ALLOWED, Cause.NOT_SHARDED, not_run=_GPU),
+    OptimizerRow(
+        tuple(name for name in OF_CONFIG if name not in TESTED),
+        _REFUSED,
+        Cause.UNTESTED,
         stages=_SHARDED,
         allows_untested=False,
         says="You are using an untested ZeRO Optimizer",
     ),
-    Row(
-        optimizers=("config.LBFGS",),
-        answer=Answer.REFUSED,
-        cause=Cause.NEEDS_CLOSURE,
+    OptimizerRow(
+        ("config.LBFGS",),
+        _REFUSED,
+        Cause.NEEDS_CLOSURE,
         says="step() missing 1 required positional argument: 'closure'",
     ),
-    Row(optimizers=("config.Adam",), answer=Answer.DIFFERENT, cause=Cause.DECOUPLED, error=(0.87, 0.87)),
-    Row(
-        optimizers=("config.Adagrad",),
-        answer=Answer.ALLOWED,
-        cause=Cause.ELEMENTWISE,
-        offloads_optimizer=True,
-    ),
-    Row(
-        optimizers=("config.Muon",),
-        answer=Answer.REFUSED,
-        cause=Cause.REDUCE_SCATTER,
+    OptimizerRow(("config.Adam",), _DIFFERENT, Cause.DECOUPLED, error=(0.87, 0.87)),
+    OptimizerRow(("config.Adagrad",), _ALLOWED, Cause.ELEMENTWISE, offloads_optimizer=True),
+    OptimizerRow(
+        ("config.Muon",),
+        _REFUSED,
+        Cause.REDUCE_SCATTER,
         stages=(ZeroStage.PARAMETERS,),
         says="Muon and reduce scatter cannot be used together",
     ),
-    Row(optimizers=("config.Muon",), answer=Answer.ALLOWED, cause=Cause.GATHERED),
-    Row(optimizers=("config.AdamW", "config.Lion"), answer=Answer.ALLOWED, cause=Cause.ELEMENTWISE),
+    OptimizerRow(("config.Muon",), _ALLOWED, Cause.GATHERED),
+    OptimizerRow(("config.AdamW", "config.Lion"), _ALLOWED, Cause.ELEMENTWISE),
     # DeepSpeed's kernels without a counterpart on the CPU: not even made there.
     *(
-        Row(
-            optimizers=_GPU_ONLY,
-            answer=answer,
-            cause=cause,
+        OptimizerRow(
+            _GPU_ONLY,
+            answer,
+            cause,
             routes=routes,
             offloads_optimizer=True,
             forces_cpu_optimizer=True,
             not_run=_GPU,
         )
         for routes, answer, cause in (
-            (_HOOKED, Answer.WRONG, Cause.SWAPPED),
-            (_NATIVE, Answer.REFUSED, Cause.REFUSED_CLIENT),
+            (_HOOKED, _WRONG, Cause.SWAPPED),
+            (_NATIVE, _REFUSED, Cause.REFUSED_CLIENT),
         )
     ),
-    Row(
-        optimizers=("deepspeed.FusedLamb",),
-        answer=Answer.REFUSED,
-        cause=Cause.UNTESTED,
+    OptimizerRow(
+        ("deepspeed.FusedLamb",),
+        _REFUSED,
+        Cause.UNTESTED,
         stages=_SHARDED,
         routes=_NATIVE,
         allows_untested=False,
         not_run=_GPU,
     ),
     # The script's own optimizer, handed to DeepSpeed by the script.
-    Row(
-        optimizers=("deepspeed.DeepSpeedCPUAdam", "deepspeed.DeepSpeedCPULion"),
-        answer=Answer.ALLOWED,
-        cause=Cause.ELEMENTWISE,
+    OptimizerRow(
+        ("deepspeed.DeepSpeedCPUAdam", "deepspeed.DeepSpeedCPULion"),
+        _ALLOWED,
+        Cause.ELEMENTWISE,
         routes=_NATIVE,
         offloads_optimizer=True,
     ),
-    Row(
-        optimizers=_SCRIPTS_OWN,
-        answer=Answer.REFUSED,
-        cause=Cause.REFUSED_CLIENT,
+    OptimizerRow(
+        _SCRIPTS_OWN,
+        _REFUSED,
+        Cause.REFUSED_CLIENT,
         routes=_NATIVE,
         offloads_optimizer=True,
         forces_cpu_optimizer=True,
         says="You are using ZeRO-Offload with a client provided optimizer",
     ),
-    Row(
-        optimizers=_SCRIPTS_OWN,
+    OptimizerRow(
+        _SCRIPTS_OWN,
+        _REFUSED,
+        Cause.UNTESTED,
         but_not=TESTED,
-        answer=Answer.REFUSED,
-        cause=Cause.UNTESTED,
         stages=_SHARDED,
         routes=_NATIVE,
         allows_untested=False,
@@ -222,10 +340,10 @@ ROWS = (
     ),
     # The script's own optimizer under offload: what accelerate puts in its place.
     *(
-        Row(
-            optimizers=optimizers,
-            answer=answer,
-            cause=cause,
+        OptimizerRow(
+            optimizers,
+            answer,
+            cause,
             routes=_HOOKED,
             offloads_optimizer=True,
             forces_cpu_optimizer=True,
@@ -233,122 +351,66 @@ ROWS = (
             says=says,
         )
         for optimizers, answer, cause, error, says in (
-            (SWAPPED_RIGHT, Answer.ALLOWED, Cause.SAME_ON_CPU, None, ""),
-            (
-                _ADAFACTOR,
-                Answer.REFUSED,
-                Cause.SWAP_KEEPS_GROUPS,
-                None,
-                "adam_update(): incompatible function",
-            ),
-            (ADEMAMIX, Answer.REFUSED, Cause.SWAP_KEEPS_GROUPS, None, "too many values to unpack"),
+            (SWAPPED_RIGHT, _ALLOWED, Cause.SAME_ON_CPU, None, ""),
+            (_ADAFACTOR, _REFUSED, Cause.SWAP_KEEPS_GROUPS, None, "adam_update(): incompatible function"),
+            (ADEMAMIX, _REFUSED, Cause.SWAP_KEEPS_GROUPS, None, "too many values to unpack"),
             (
                 SWAPPED_FOR_ADAGRAD,
-                Answer.REFUSED,
+                _REFUSED,
                 Cause.SWAP_ARGUMENT,
                 None,
                 "DeepSpeedCPUAdagrad.__init__() got an unexpected keyword argument 'adamw_mode'",
             ),
             (
                 SWAPPED_FOR_LION,
-                Answer.REFUSED,
+                _REFUSED,
                 Cause.SWAP_ARGUMENT,
                 None,
                 "DeepSpeedCPULion.__init__() got an unexpected keyword argument 'adamw_mode'",
             ),
-            (SWAPPED_RIGHT_WITHOUT_DECAY, Answer.ALLOWED, Cause.SAME_WITHOUT_DECAY, None, ""),
-            (SWAPPED_UNBOUNDED, Answer.WRONG, Cause.SWAPPED, (1e6, 1e6), ""),
-            (_SCRIPTS_OWN, Answer.WRONG, Cause.SWAPPED, (0.28, 460.0), ""),
+            (SWAPPED_RIGHT_WITHOUT_DECAY, _ALLOWED, Cause.SAME_WITHOUT_DECAY, None, ""),
+            (SWAPPED_UNBOUNDED, _WRONG, Cause.SWAPPED, (1e6, 1e6), ""),
+            (_SCRIPTS_OWN, _WRONG, Cause.SWAPPED, (0.28, 460.0), ""),
         )
     ),
     # DeepSpeed's kernels, each for one kind of memory.
-    Row(
-        optimizers=_ON_CPU,
-        answer=Answer.REFUSED,
-        cause=Cause.ON_GPU,
-        offloads_optimizer=False,
-        says="must be 'cpu'",
-        not_run=_GPU,
+    OptimizerRow(
+        _ON_CPU, _REFUSED, Cause.ON_GPU, offloads_optimizer=False, says="must be 'cpu'", not_run=_GPU
     ),
-    Row(optimizers=_ON_CPU, answer=Answer.ALLOWED, cause=Cause.ELEMENTWISE),
-    Row(
-        optimizers=("deepspeed.Fused*",),
-        answer=Answer.REFUSED,
-        cause=Cause.ON_CPU,
-        offloads_optimizer=True,
-        not_run=_GPU,
-    ),
-    Row(
-        optimizers=("deepspeed.FusedLamb",),
-        answer=Answer.DIFFERENT,
-        cause=Cause.WHOLE_TENSORS,
-        stages=_SHARDED,
-        not_run=_GPU,
-    ),
-    Row(
-        optimizers=_GPU_ONLY,
-        answer=Answer.ALLOWED,
-        cause=Cause.GPU_KERNEL,
-        not_run=_GPU,
-    ),
-    Row(optimizers=("deepspeed.FusedAdam",), answer=Answer.ALLOWED, cause=Cause.ELEMENTWISE),
+    OptimizerRow(_ON_CPU, _ALLOWED, Cause.ELEMENTWISE),
+    OptimizerRow(("deepspeed.Fused*",), _REFUSED, Cause.ON_CPU, offloads_optimizer=True, not_run=_GPU),
+    OptimizerRow(("deepspeed.FusedLamb",), _DIFFERENT, Cause.WHOLE_TENSORS, stages=_SHARDED, not_run=_GPU),
+    OptimizerRow(_GPU_ONLY, _ALLOWED, Cause.GPU_KERNEL, not_run=_GPU),
+    OptimizerRow(("deepspeed.FusedAdam",), _ALLOWED, Cause.ELEMENTWISE),
     # The optimizer itself, on shards.
-    Row(
-        optimizers=("bitsandbytes.AdEMAMix32bit", "bitsandbytes.PagedAdEMAMix32bit"),
-        answer=Answer.UNKNOWN,
-        cause=Cause.GPU_KERNEL,
+    OptimizerRow(
+        ("bitsandbytes.AdEMAMix32bit", "bitsandbytes.PagedAdEMAMix32bit"),
+        _UNKNOWN,
+        Cause.GPU_KERNEL,
         not_run=_GPU,
     ),
-    Row(
-        optimizers=("torch.LBFGS",),
-        answer=Answer.REFUSED,
-        cause=Cause.NEEDS_CLOSURE,
+    OptimizerRow(
+        ("torch.LBFGS",),
+        _REFUSED,
+        Cause.NEEDS_CLOSURE,
         says="step() missing 1 required positional argument: 'closure'",
     ),
-    Row(
-        optimizers=("torch.Muon",),
-        answer=Answer.REFUSED,
-        cause=Cause.NEEDS_MATRICES,
+    OptimizerRow(
+        ("torch.Muon",),
+        _REFUSED,
+        Cause.NEEDS_MATRICES,
         stages=_SHARDED,
         says="Param gradient must be a 2D matrix",
     ),
-    Row(
-        optimizers=("torch.Muon",),
-        answer=Answer.DIFFERENT,
-        cause=Cause.BF16_STEPS,
-        error=(0.027, 0.027),
-    ),
-    Row(
-        optimizers=TORCH_ADAGRAD,
-        answer=Answer.DIFFERENT,
-        cause=Cause.REBUILT,
-        stages=_SHARDED,
-        error=(0.49, 0.5),
-    ),
-    Row(
-        optimizers=WHOLE_TENSORS,
-        answer=Answer.DIFFERENT,
-        cause=Cause.WHOLE_TENSORS,
-        stages=_SHARDED,
-        error=(0.072, 0.63),
-    ),
-    Row(
-        optimizers=EIGHT_BIT,
-        answer=Answer.DIFFERENT,
-        cause=Cause.BLOCKS,
-        stages=_SHARDED,
-        error=(0.0028, 0.028),
-    ),
-    Row(optimizers=_KNOWN, answer=Answer.ALLOWED, cause=Cause.NOT_SHARDED, stages=(ZeroStage.NOTHING,)),
-    Row(optimizers=_KNOWN, answer=Answer.ALLOWED, cause=Cause.ELEMENTWISE),
+    OptimizerRow(("torch.Muon",), _DIFFERENT, Cause.BF16_STEPS, error=(0.027, 0.027)),
+    OptimizerRow(TORCH_ADAGRAD, _DIFFERENT, Cause.REBUILT, stages=_SHARDED, error=(0.49, 0.5)),
+    OptimizerRow(WHOLE_TENSORS, _DIFFERENT, Cause.WHOLE_TENSORS, stages=_SHARDED, error=(0.072, 0.63)),
+    OptimizerRow(EIGHT_BIT, _DIFFERENT, Cause.BLOCKS, stages=_SHARDED, error=(0.0028, 0.028)),
+    OptimizerRow(_KNOWN, _ALLOWED, Cause.NOT_SHARDED, stages=(ZeroStage.NOTHING,)),
+    OptimizerRow(_KNOWN, _ALLOWED, Cause.ELEMENTWISE),
     # What the table does not know.
-    Row(
-        optimizers=("config.*",),
-        answer=Answer.REFUSED,
-        cause=Cause.NO_SUCH_TYPE,
-        says="is not a supported DeepSpeed Optimizer",
-    ),
-    Row(optimizers=("*",), answer=Answer.ALLOWED, cause=Cause.NOT_SHARDED, stages=(ZeroStage.NOTHING,)),
-    Row(optimizers=("*",), answer=Answer.UNKNOWN, cause=Cause.NOT_MEASURED, not_run="the optimizer itself"),
+    OptimizerRow(("config.*",), _REFUSED, Cause.NO_SUCH_TYPE, says="is not a supported DeepSpeed Optimizer"),
+    OptimizerRow(("*",), _ALLOWED, Cause.NOT_SHARDED, stages=(ZeroStage.NOTHING,)),
+    OptimizerRow(("*",), _UNKNOWN, Cause.NOT_MEASURED, not_run="the optimizer itself"),
 )
 """The table: for each combination, the first row that fits."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.rules.example_scripts import changed, zero
-from zerofit.checking.rules.script.hits import hit
+from zerofit.checking.rules.script.hits import hit, unchecked
 from zerofit.core.command import Launcher
 from zerofit.scripts.facts import Action
 
@@ -26,10 +26,10 @@ def _refuses_local_rank(situation: Situation) -> Iterator[Hit]:
     # Other multi-node launchers start the script themselves, without the argument.
     if command.find("no_local_rank", "no_python") or (by and by.value != "pdsh"):
         return
-    for call in script.find(Action.PARSE_STRICTLY):
+    for call in unchecked(situation, Action.PARSE_STRICTLY):
         # argparse takes the beginning of a longer option for the option.
         takes = any(option == "**" or option.startswith(_HANDED_OVER) for option in call.options)
-        if not takes and not call.is_engine_checked:
+        if not takes:
             yield hit(call.seen, f" without {_HANDED_OVER}")
 
 
@@ -69,6 +69,6 @@ RULES = (
         find=_refuses_local_rank,
         bad=Example(deepspeed=zero(1), script=_PARSES, command="deepspeed --num_gpus 2"),
         good=Example(deepspeed=zero(1), script=_TAKES, command="deepspeed --num_gpus 2"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="unrecognized arguments: --local_rank"),
+        evidence=Evidence(outcome=Effect.FAILS, says="unrecognized arguments: --local_rank"),
     ),
 )

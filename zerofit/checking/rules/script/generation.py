@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.rules.example_scripts import INFERENCE, changed, zero
-from zerofit.checking.rules.script.hits import at_stages, hit, says_how_often
+from zerofit.checking.rules.script.hits import OF_ENGINE, at_stages, hit, says_how_often, unchecked
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
-from zerofit.scripts.facts import Action, ModelState
+from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.scripts.facts import Call
-
-_OF_ENGINE = (ModelState.ENGINE, ModelState.IN_ENGINE)
-_ASSISTS = ("assistant_model", "assistant_early_exit")
+    from zerofit.scripts.facts import ScriptCall
 
 
-def _runs(situation: Situation, *actions: Action) -> Iterator[Call]:
+def _runs(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
     """Yield the calls that run a partitioned model on every rank."""
-    for call in situation.script.find(*actions) if situation.script else ():
-        if call.state in _OF_ENGINE and not (call.one_rank or call.is_engine_checked):
+    for call in unchecked(situation, *actions):
+        if call.state in OF_ENGINE and not call.one_rank:
             yield call
 
 
@@ -38,20 +35,20 @@ def _runs_more_often_on_one_rank(situation: Situation) -> Iterator[Hit]:
 @at_stages(ZeroStage.PARAMETERS)
 def _assisted(situation: Situation) -> Iterator[Hit]:
     for call in _runs(situation, Action.GENERATE):
-        for name in _ASSISTS:
-            keyword = call.keyword(name)
-            is_off = keyword is not None and keyword.value is None
-            if name in call.given and not is_off:
-                yield hit(call.seen)
+        if _sets(call, "assistant_model") or _sets(call, "assistant_early_exit"):
+            yield hit(call.seen)
 
 
 @at_stages(ZeroStage.PARAMETERS)
 def _prefills_in_chunks(situation: Situation) -> Iterator[Hit]:
     for call in _runs(situation, Action.GENERATE):
-        keyword = call.keyword("prefill_chunk_size")
-        is_off = keyword is not None and keyword.value is None
-        if "prefill_chunk_size" in call.given and not is_off:
+        if _sets(call, "prefill_chunk_size"):
             yield hit(call.seen, confidence=Confidence.POSSIBLE)
+
+
+def _sets(call: ScriptCall, name: str) -> bool:
+    keyword = call.keyword(name)
+    return name in call.given and not (keyword is not None and keyword.value is None)
 
 
 def _gathers_ragged(situation: Situation) -> Iterator[Hit]:
@@ -107,7 +104,7 @@ RULES = (
             deepspeed=zero(3),
             script=_doing(changed(_EACH, "list(prompts)", "list(prompts), apply_padding=True")),
         ),
-        evidence=Evidence(outcome=Outcome.HANGS),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
     Rule(
         id="zero3-no-assisted-generation",
@@ -121,7 +118,7 @@ RULES = (
         good=Example(
             deepspeed=zero(3), script=_doing(changed(_ASSISTED, ", assistant_model=assistant", ""), _ALONE)
         ),
-        evidence=Evidence(outcome=Outcome.HANGS),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
     Rule(
         id="zero3-no-chunked-prefill",
@@ -133,7 +130,7 @@ RULES = (
         find=_prefills_in_chunks,
         bad=Example(deepspeed=zero(3), script=_doing(_IN_CHUNKS)),
         good=Example(deepspeed=zero(3), script=_doing(changed(_IN_CHUNKS, ", prefill_chunk_size=2", ""))),
-        evidence=Evidence(outcome=Outcome.HANGS),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
     Rule(
         id="gather-needs-padded-tokens",
@@ -152,6 +149,6 @@ RULES = (
                 )
             ),
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Received data size doesn't match expected size"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Received data size doesn't match expected size"),
     ),
 )

@@ -8,14 +8,23 @@ from zerofit.checking.rule import Hit
 from zerofit.checking.situation import known, stage_of
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import Engine, ZeroStage
+from zerofit.scripts.facts import ModelState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.scripts.facts import Sighting
+    from zerofit.scripts.facts import Action, ScriptCall, Sighting
 
 EVERY_STAGE = tuple(ZeroStage)
+OF_ENGINE = (ModelState.ENGINE, ModelState.IN_ENGINE)
+
+
+def unchecked(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
+    """Yield the script's calls of these actions that stand under no condition on DeepSpeed."""
+    for call in situation.script.find(*actions) if situation.script else ():
+        if not call.is_engine_checked:
+            yield call
 
 
 def hit(

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.rules.example_scripts import EVALUATES, INFERENCE, LANGUAGE, changed, zero
-from zerofit.checking.rules.script.hits import EVERY_STAGE, at_stages, hit
+from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
-from zerofit.scripts.facts import Action, ModelState
+from zerofit.scripts.facts import Action
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.scripts.facts import Call
+    from zerofit.scripts.facts import ScriptCall
 
 _BELOW_ZERO3 = tuple(stage for stage in EVERY_STAGE if stage is not ZeroStage.PARAMETERS)
 _RUNS = (Action.FORWARD, Action.GENERATE)
-_OF_ENGINE = (ModelState.ENGINE, ModelState.IN_ENGINE)
 
 
 @at_stages(*_BELOW_ZERO3)
@@ -38,34 +37,33 @@ def _nothing_prepared(situation: Situation) -> Iterator[Hit]:
 
 @at_stages(ZeroStage.PARAMETERS)
 def _left_alone(situation: Situation) -> Iterator[Hit]:
-    for call in situation.script.find(*_RUNS) if situation.script else ():
-        if call.is_model_left_alone and not call.is_engine_checked:
+    for call in unchecked(situation, *_RUNS):
+        if call.is_model_left_alone:
             yield hit(call.seen, " of a model that no engine holds")
 
 
 @at_stages(ZeroStage.PARAMETERS)
 def _inference_mode(situation: Situation) -> Iterator[Hit]:
-    for call in situation.script.find(*_RUNS) if situation.script else ():
-        goes_on = call.is_in_inference_mode and call.trains_after
-        if goes_on and call.state in _OF_ENGINE and not call.is_engine_checked:
+    for call in unchecked(situation, *_RUNS):
+        if call.is_in_inference_mode and call.trains_after and call.state in OF_ENGINE:
             yield hit(call.seen, " in torch.inference_mode()")
 
 
 @at_stages(*_BELOW_ZERO3)
 def _evaluates_untrained(situation: Situation) -> Iterator[Hit]:
-    for call in situation.script.find(Action.EVALUATE) if situation.script else ():
-        if not call.trains_before and not call.is_engine_checked:
+    for call in unchecked(situation, Action.EVALUATE):
+        if not call.trains_before:
             yield hit(call.seen, f" before train(), with {stage_of(situation).text}", _how_sure(call))
 
 
 @at_stages(ZeroStage.PARAMETERS)
 def _trains_after_evaluating(situation: Situation) -> Iterator[Hit]:
-    for call in situation.script.find(Action.EVALUATE) if situation.script else ():
-        if call.trains_after and not call.trains_before and not call.is_engine_checked:
+    for call in unchecked(situation, Action.EVALUATE):
+        if call.trains_after and not call.trains_before:
             yield hit(call.seen, " before train()", _how_sure(call))
 
 
-def _how_sure(call: Call) -> Confidence:
+def _how_sure(call: ScriptCall) -> Confidence:
     return Confidence.LIKELY if call.is_in_each_training else Confidence.POSSIBLE
 
 
@@ -116,7 +114,7 @@ RULES = (
         find=_nothing_prepared,
         bad=Example(deepspeed=zero(2), script=_UNPREPARED),
         good=Example(deepspeed=zero(3), script=INFERENCE),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("zero_stage", None),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
     ),
     Rule(
         id="zero3-model-needs-engine",
@@ -128,7 +126,7 @@ RULES = (
         find=_left_alone,
         bad=Example(deepspeed=zero(3), script=_LATE_TEACHER),
         good=Example(deepspeed=zero(3), script=_EARLY_TEACHER),
-        evidence=Evidence(outcome=Outcome.FAILS, says="'weight' must be 2-D"),
+        evidence=Evidence(outcome=Effect.FAILS, says="'weight' must be 2-D"),
     ),
     Rule(
         id="zero3-no-inference-mode",
@@ -142,7 +140,7 @@ RULES = (
         good=Example(
             deepspeed=_KEEPS_WEIGHTS, script=changed(_WATCHES, "torch.inference_mode()", "torch.no_grad()")
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Inference tensors cannot be saved for backward"),
+        evidence=Evidence(outcome=Effect.FAILS, says="Inference tensors cannot be saved for backward"),
     ),
     Rule(
         id="trainer-inference-needs-zero3",
@@ -154,7 +152,7 @@ RULES = (
         find=_evaluates_untrained,
         bad=Example(deepspeed=zero(2, **_AUTO), script=_ONLY),
         good=Example(deepspeed=zero(3, **_AUTO), script=_ONLY),
-        evidence=Evidence(outcome=Outcome.FAILS, says="ZeRO inference only makes sense with ZeRO Stage 3"),
+        evidence=Evidence(outcome=Effect.FAILS, says="ZeRO inference only makes sense with ZeRO Stage 3"),
     ),
     Rule(
         id="zero3-evaluate-before-train",
@@ -166,6 +164,6 @@ RULES = (
         find=_trains_after_evaluating,
         bad=Example(deepspeed=zero(3, **_AUTO), script=_TWICE),
         good=Example(deepspeed=zero(3, **_AUTO), script=EVALUATES),
-        evidence=Evidence(outcome=Outcome.FAILS, says="'NoneType' object has no attribute 'backward'"),
+        evidence=Evidence(outcome=Effect.FAILS, says="'NoneType' object has no attribute 'backward'"),
     ),
 )

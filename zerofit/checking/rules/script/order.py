@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.rules.example_scripts import LANGUAGE, LOADED, SMALL, changed, zero
-from zerofit.checking.rules.script.hits import EVERY_STAGE, at_stages, hit
+from zerofit.checking.rules.script.hits import EVERY_STAGE, OF_ENGINE, at_stages, hit, unchecked
 from zerofit.checking.situation import stage_of
 from zerofit.core.command import Route
 from zerofit.core.strategy import ZeroStage
-from zerofit.scripts.facts import Action, ModelSource, ModelState
+from zerofit.scripts.facts import Action, ModelConstructor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _OVER_ALL_GPUS = {"auto", "balanced", "balanced_low_0"}
 """Words for a device_map that spreads the layers over all GPUs of the machine."""
-_LIBRARY = (ModelSource.PRETRAINED, ModelSource.CONFIG)
+_LIBRARY = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
 
 
-def _trained(situation: Situation, *sources: ModelSource) -> Iterator[Model]:
+def _trained(situation: Situation, *sources: ModelConstructor) -> Iterator[Model]:
     for model in situation.script.models if situation.script else ():
         if model.is_trained and model.source in sources and not model.is_in_zero_init:
             yield model
@@ -57,7 +57,7 @@ def _device_map_of(model: Model) -> list[Keyword]:
 
 
 def _may_have_gpus(situation: Situation) -> bool:
-    """Return whether a rank may see several GPUs."""
+    """True if a rank may see several GPUs."""
     ranks = situation.topology
     return ranks is None or (not ranks.on_cpu and ranks.world_size > ranks.num_nodes)
 
@@ -76,7 +76,7 @@ def _made_too_early(situation: Situation) -> Iterator[Hit]:
 
 @at_stages(ZeroStage.PARAMETERS)
 def _made_whole(situation: Situation) -> Iterator[Hit]:
-    for model in _trained(situation, ModelSource.CLASS):
+    for model in _trained(situation, ModelConstructor.CLASS):
         yield hit(model.made)
 
 
@@ -84,21 +84,21 @@ def _made_whole(situation: Situation) -> Iterator[Hit]:
 def _resized_after_prepare(situation: Situation) -> Iterator[Hit]:
     script = situation.script
     for call in script.find(Action.RESIZE) if script and script.route is not Route.TRAINER else ():
-        if call.state in (ModelState.ENGINE, ModelState.IN_ENGINE):
+        if call.state in OF_ENGINE:
             yield hit(call.seen, " after the model was prepared")
 
 
 @at_stages(ZeroStage.PARAMETERS)
 def _compiled_before_prepare(situation: Situation) -> Iterator[Hit]:
-    for call in situation.script.find(Action.PREPARE) if situation.script else ():
-        if call.is_compiled and not call.is_engine_checked:
+    for call in unchecked(situation, Action.PREPARE):
+        if call.is_compiled:
             yield hit(call.seen, " of a model that went through torch.compile()")
 
 
 @at_stages(*EVERY_STAGE)
 def _several_models(situation: Situation) -> Iterator[Hit]:
-    for call in situation.script.find(Action.PREPARE) if situation.script else ():
-        if call.num_models > 1 and not call.is_engine_checked:
+    for call in unchecked(situation, Action.PREPARE):
+        if call.num_models > 1:
             yield hit(call.seen, f" with {call.num_models} models")
 
 
@@ -108,16 +108,13 @@ def _evaluates_only(situation: Situation) -> Iterator[Hit]:
     if script is None or script.find(Action.BACKWARD, Action.TRAIN) or script.optimizers:
         return
     makes = script.find(Action.PREPARE, Action.INITIALIZE)
-    if any(call.has_optimizer for call in makes) or _names_optimizer(situation):
+    named = situation.deepspeed.at("optimizer") if situation.deepspeed else None
+    if any(call.has_optimizer for call in makes) or named is not None:
         return
     for call in makes:
         has_model = call.num_models == 1 or call.action is Action.INITIALIZE
         if has_model and not call.is_engine_checked:
             yield hit(call.seen, f" without an optimizer, with {stage_of(situation).text}")
-
-
-def _names_optimizer(situation: Situation) -> bool:
-    return situation.deepspeed is not None and situation.deepspeed.at("optimizer") is not None
 
 
 _LOADS = 'model = AutoModelForCausalLM.from_pretrained("model")\n'
@@ -134,18 +131,9 @@ _EARLY = changed(LOADED, f"accelerator = Accelerator()\n{_LOADS}", f"{_LOADS}acc
 _ON_TWO_DEVICES = 'device_map={"model": "cpu", "lm_head": "disk"}'
 _FIRST_STEP = "for batch in loader:\n"
 _RESIZE = "model.resize_token_embeddings(72)\n"
-_TWO = changed(
-    SMALL,
-    "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
-    "teacher = torch.nn.Linear(8, 1)\n"
-    "model, teacher, optimizer, loader = accelerator.prepare(model, teacher, optimizer, loader)",
-)
-_STUDENT = changed(
-    SMALL,
-    "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
-    "teacher = torch.nn.Linear(8, 1)\n"
-    "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
-)
+_PREPARES = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
+_STUDENT = changed(SMALL, _PREPARES, f"teacher = torch.nn.Linear(8, 1)\n{_PREPARES}")
+_TWO = changed(_STUDENT, _PREPARES, _PREPARES.replace("model, ", "model, teacher, "))
 _EVALUATION = """\
 import torch
 from accelerate import Accelerator
@@ -174,7 +162,7 @@ RULES = (
             script=changed(LOADED, 'from_pretrained("model")', 'from_pretrained("model", device_map="cpu")'),
         ),
         good=Example(deepspeed=zero(3), script=LOADED),
-        evidence=Evidence(outcome=Outcome.FAILS, says="not compatible with passing a `device_map`"),
+        evidence=Evidence(outcome=Effect.FAILS, says="not compatible with passing a `device_map`"),
     ),
     Rule(
         id="device-map-not-on-ranks",
@@ -193,7 +181,7 @@ RULES = (
             ),
         ),
         good=Example(deepspeed=zero(2), script=LOADED),
-        evidence=Evidence(outcome=Outcome.FAILS, says="loaded with `device_map='auto'` in any distributed"),
+        evidence=Evidence(outcome=Effect.FAILS, says="loaded with `device_map='auto'` in any distributed"),
     ),
     Rule(
         id="zero3-model-made-too-early",
@@ -205,7 +193,7 @@ RULES = (
         find=_made_too_early,
         bad=Example(deepspeed=zero(3), script=_EARLY),
         good=Example(deepspeed=zero(3), script=LOADED),
-        evidence=Evidence(outcome=Outcome.COSTS),
+        evidence=Evidence(outcome=Effect.COSTS),
     ),
     Rule(
         id="zero3-model-made-whole",
@@ -217,7 +205,7 @@ RULES = (
         find=_made_whole,
         bad=Example(deepspeed=zero(3), script=_MADE_WHOLE),
         good=Example(deepspeed=zero(3), script=LOADED),
-        evidence=Evidence(outcome=Outcome.COSTS),
+        evidence=Evidence(outcome=Effect.COSTS),
     ),
     Rule(
         id="resize-before-prepare",
@@ -231,7 +219,7 @@ RULES = (
         good=Example(
             deepspeed=zero(3), script=changed(LANGUAGE, "optimizer = torch", f"{_RESIZE}optimizer = torch")
         ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="'Parameter' object has no attribute 'ds_status'"),
+        evidence=Evidence(outcome=Effect.FAILS, says="'Parameter' object has no attribute 'ds_status'"),
     ),
     Rule(
         id="zero3-compile-after-prepare",
@@ -246,7 +234,7 @@ RULES = (
             script=changed(SMALL, "optimizer = torch", "model = torch.compile(model)\noptimizer = torch"),
         ),
         good=Example(deepspeed=zero(3), script=SMALL),
-        evidence=Evidence(outcome=Outcome.FAILS, says="_in_forward"),
+        evidence=Evidence(outcome=Effect.FAILS, says="_in_forward"),
     ),
     Rule(
         id="one-model-per-accelerator",
@@ -258,7 +246,7 @@ RULES = (
         find=_several_models,
         bad=Example(deepspeed=zero(1), script=_TWO),
         good=Example(deepspeed=zero(1), script=_STUDENT),
-        evidence=Evidence(outcome=Outcome.FAILS, says="multiple models when using DeepSpeed"),
+        evidence=Evidence(outcome=Effect.FAILS, says="multiple models when using DeepSpeed"),
     ),
     Rule(
         id="zero12-needs-optimizer",
@@ -270,6 +258,6 @@ RULES = (
         find=_evaluates_only,
         bad=Example(deepspeed=zero(2), script=_EVALUATION),
         good=Example(deepspeed=zero(3), script=_EVALUATION),
-        evidence=Evidence(outcome=Outcome.FAILS, says="requires an optimizer"),
+        evidence=Evidence(outcome=Effect.FAILS, says="requires an optimizer"),
     ),
 )

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.example_scripts import LANGUAGE, SMALL, changed, ending, zero
-from zerofit.checking.rules.script.hits import EVERY_STAGE, at_stages, hit, says_how_often
-from zerofit.core.command import Route
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
+from zerofit.checking.rules.example_scripts import LANGUAGE, SMALL, ending, zero
+from zerofit.checking.rules.script.hits import (
+    EVERY_STAGE,
+    OF_ENGINE,
+    at_stages,
+    hit,
+    says_how_often,
+    unchecked,
+)
 from zerofit.core.setting import Confidence
 from zerofit.core.strategy import ZeroStage
 from zerofit.scripts.facts import Action, ModelState
@@ -16,23 +22,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.checking.situation import Situation
-    from zerofit.scripts.facts import Call
+    from zerofit.scripts.facts import ScriptCall
 
 _WAITS = (Action.WAIT, Action.GATHER, Action.TRAIN, Action.EVALUATE, Action.GENERATE_TOGETHER)
 _CHECKPOINTS = (Action.SAVE_STATE, Action.SAVE_CHECKPOINT)
 _USES_WEIGHTS = (Action.FORWARD, Action.GENERATE, Action.GET_STATE_DICT, Action.SAVE_16BIT_MODEL)
 _RUNS = (Action.FORWARD, Action.GENERATE)
-_OF_ENGINE = (ModelState.ENGINE, ModelState.IN_ENGINE)
 _DOCS = "https://huggingface.co/docs/accelerate/v1.15.0"
 
 
-def _on_one_rank(situation: Situation, *actions: Action) -> Iterator[Call]:
-    for call in situation.script.find(*actions) if situation.script else ():
-        if call.one_rank is not None and not call.is_engine_checked:
-            yield call
+def _on_one_rank(situation: Situation, *actions: Action) -> Iterator[ScriptCall]:
+    return (call for call in unchecked(situation, *actions) if call.one_rank is not None)
 
 
-def _under(call: Call) -> Hit:
+def _under(call: ScriptCall) -> Hit:
     condition = f"`{call.one_rank.text}`" if call.one_rank else ""
     return hit(call.seen, f" where {condition} does not hold" if call.is_otherwise else f" under {condition}")
 
@@ -40,8 +43,8 @@ def _under(call: Call) -> Hit:
 def _waits_on_one_rank(situation: Situation) -> Iterator[Hit]:
     for call in _on_one_rank(situation, *_WAITS):
         yield _under(call)
-    for call in situation.script.find(*_WAITS) if situation.script else ():
-        if call.share is not None and call.one_rank is None and not call.is_engine_checked:
+    for call in unchecked(situation, *_WAITS):
+        if call.share is not None and call.one_rank is None:
             yield hit(call.seen, says_how_often(call.share), Confidence.POSSIBLE)
 
 
@@ -54,7 +57,7 @@ def _checkpoint_on_one_rank(situation: Situation) -> Iterator[Hit]:
 @at_stages(ZeroStage.PARAMETERS)
 def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
     for call in _on_one_rank(situation, *_USES_WEIGHTS, Action.SAVE_MODEL, Action.GATHER_PARAMETERS):
-        is_partitioned = call.state in _OF_ENGINE or call.action not in _USES_WEIGHTS
+        is_partitioned = call.state in OF_ENGINE or call.action not in _USES_WEIGHTS
         # Gathered or not: the engine's hooks release the weights again, and every rank must take part.
         if is_partitioned and (not call.is_gathered or call.action in _RUNS):
             yield _under(call)
@@ -62,42 +65,25 @@ def _weights_on_one_rank(situation: Situation) -> Iterator[Hit]:
 
 @at_stages(ZeroStage.PARAMETERS)
 def _saves_without_gathering(situation: Situation) -> Iterator[Hit]:
-    for call in situation.script.find(Action.SAVE_PRETRAINED, Action.STATE_DICT) if situation.script else ():
+    for call in unchecked(situation, Action.SAVE_PRETRAINED, Action.STATE_DICT):
         has_weights = bool(call.given & {"state_dict", "**"}) or call.is_gathered
-        if call.state in _OF_ENGINE and not has_weights and not call.is_engine_checked:
+        if call.state in OF_ENGINE and not has_weights:
             yield hit(call.seen, _WITHOUT[call.action])
 
 
 _WITHOUT = {Action.SAVE_PRETRAINED: " without state_dict=", Action.STATE_DICT: " of a partitioned model"}
 
 
-def _generations(situation: Situation) -> Iterator[Call]:
-    """Yield the calls of generate() of a partitioned model; DeepSpeed's hybrid engine has its own."""
-    script = situation.script
-    for call in script.find(Action.GENERATE) if script else ():
-        is_hybrid = (
-            call.state is ModelState.ENGINE and script is not None and bool(script.find(Action.INITIALIZE))
-        )
-        if call.state in _OF_ENGINE and not is_hybrid and not call.is_engine_checked:
-            yield call
-
-
 @at_stages(ZeroStage.PARAMETERS)
 def _generates_out_of_step(situation: Situation) -> Iterator[Hit]:
-    for call in _generations(situation):
+    # DeepSpeed's hybrid engine has a generate() of its own.
+    has_hybrid = any(unchecked(situation, Action.INITIALIZE))
+    for call in unchecked(situation, Action.GENERATE):
         synced = call.keyword("synced_gpus")
-        if synced is not None and synced.value is False and not call.one_rank:
+        is_hybrid = has_hybrid and call.state is ModelState.ENGINE
+        is_asked = synced is not None and synced.value is False
+        if is_asked and call.state in OF_ENGINE and not is_hybrid and not call.one_rank:
             yield hit(call.seen)
-
-
-@at_stages(ZeroStage.PARAMETERS)
-def _native_generation(situation: Situation) -> Iterator[Hit]:
-    script = situation.script
-    if script is None or script.route is not Route.NATIVE or script.find(Action.MAKE_HF_CONFIG):
-        return
-    for call in _generations(situation):
-        if not call.given & {"synced_gpus", "**"} and not call.one_rank:
-            yield hit(call.seen, " without HfDeepSpeedConfig", Confidence.POSSIBLE)
 
 
 def _on_main(line: str) -> str:
@@ -118,35 +104,6 @@ _UNEVEN = """\
 length = 12 if accelerator.is_main_process else 4
 model.module.generate(batch["input_ids"], max_new_tokens=length, do_sample=False{})
 """
-_NATIVE = """\
-import deepspeed
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, set_seed
-
-zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0}
-zero["stage3_max_reuse_distance"] = 0
-settings = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": zero}
-deepspeed.init_distributed()
-set_seed(0)
-config = LlamaConfig(
-    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
-)
-with deepspeed.zero.Init(config_dict_or_path=settings):
-    model = LlamaForCausalLM(config)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
-rank = torch.distributed.get_rank()
-size = engine.train_micro_batch_size_per_gpu()
-data = torch.randint(0, 64, (16, 8), generator=torch.Generator().manual_seed(0))
-for tokens in data.view(4, -1, size, 8)[:, rank]:
-    engine.backward(engine(input_ids=tokens, labels=tokens).loss)
-    engine.step()
-length = 4 if rank else 12
-engine.module.generate(tokens, max_new_tokens=length, do_sample=False)
-with deepspeed.zero.GatheredParameters(list(engine.parameters())):
-    total = sum(parameter.double().abs().sum().item() for parameter in engine.parameters())
-print("weights", f"{total:.6f}")
-"""
 
 RULES = (
     Rule(
@@ -159,7 +116,7 @@ RULES = (
         find=_waits_on_one_rank,
         bad=Example(deepspeed=zero(1), script=ending(SMALL, _on_main("accelerator.wait_for_everyone()"))),
         good=Example(deepspeed=zero(1), script=ending(SMALL, "accelerator.wait_for_everyone()")),
-        evidence=Evidence(outcome=Outcome.HANGS),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
     Rule(
         id="deepspeed-checkpoint-needs-all-ranks",
@@ -171,7 +128,7 @@ RULES = (
         find=_checkpoint_on_one_rank,
         bad=Example(deepspeed=zero(2), script=ending(SMALL, _on_main(_SAVES_STATE))),
         good=Example(deepspeed=zero(2), script=ending(SMALL, _SAVES_STATE)),
-        evidence=Evidence(outcome=Outcome.HANGS),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
     Rule(
         id="zero3-weights-need-all-ranks",
@@ -183,7 +140,7 @@ RULES = (
         find=_weights_on_one_rank,
         bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _on_main(_GENERATES))),
         good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _GENERATES)),
-        evidence=Evidence(outcome=Outcome.HANGS),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
     Rule(
         id="zero3-save-needs-gathered-weights",
@@ -195,7 +152,7 @@ RULES = (
         find=_saves_without_gathering,
         bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(""))),
         good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _SAVES.format(f", state_dict={_WEIGHTS}"))),
-        evidence=Evidence(outcome=Outcome.FAILS, says="size mismatch"),
+        evidence=Evidence(outcome=Effect.FAILS, says="size mismatch"),
     ),
     Rule(
         id="zero3-generate-in-step",
@@ -207,21 +164,6 @@ RULES = (
         find=_generates_out_of_step,
         bad=Example(deepspeed=zero(3), script=ending(LANGUAGE, _UNEVEN.format(", synced_gpus=False"))),
         good=Example(deepspeed=zero(3), script=ending(LANGUAGE, _UNEVEN.format(""))),
-        evidence=Evidence(outcome=Outcome.HANGS),
-    ),
-    Rule(
-        id="native-zero3-generate-needs-config",
-        severity=Severity.ERROR,
-        summary="under ZeRO-3 transformers must know of DeepSpeed, or ranks generate out of step",
-        why="generate() keeps ranks in step by itself only while an HfDeepSpeedConfig is alive",
-        fix="keep `config = HfDeepSpeedConfig(settings)` alive, or pass synced_gpus=True",
-        see="https://huggingface.co/docs/transformers/deepspeed#non-trainer-integration",
-        find=_native_generation,
-        bad=Example(deepspeed=zero(3), script=_NATIVE),
-        good=Example(
-            deepspeed=zero(3),
-            script=changed(_NATIVE, "max_new_tokens=length,", "max_new_tokens=length, synced_gpus=True,"),
-        ),
-        evidence=Evidence(outcome=Outcome.FAILS, says="Is there a distributed collective mismatch"),
+        evidence=Evidence(outcome=Effect.HANGS),
     ),
 )

@@ -5,21 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.launch_values import is_literal
-from zerofit.checking.rule import Evidence, Example, Hit, Outcome, Rule, Severity
-from zerofit.checking.rules.other_releases import fix_for_release
+from zerofit.checking.inputs.accelerate import is_literal
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
 from zerofit.checking.situation import known
-from zerofit.configs.document import SetValue
-from zerofit.configs.quote import say
+from zerofit.configs.document import SetValue, say
+from zerofit.configs.schemas.releases import fix_for_release
 from zerofit.core.command import Route
 from zerofit.core.errors import nearest
 from zerofit.core.setting import Confidence, Said
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from zerofit.checking.situation import Situation
-    from zerofit.checking.trainer_settings import TrainerSettings
+    from zerofit.checking.situation import Situation, TrainerSettings
 
 _SOURCE = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers"
 _INTEGRATION = f"{_SOURCE}/integrations/deepspeed.py"
@@ -58,16 +56,14 @@ def _values_differ(situation: Situation) -> Iterator[Hit]:
     if trainer is None or file is None:
         return
     for path, names, said in _compared(trainer):
-        entry = file.at(*path)
-        if entry is None or entry.plain in (None, "auto") or entry.plain == said.value:
-            continue
-        if not _is_read(said.value):
+        if file.value(*path) in (None, "auto", said.value) or not _is_read(said.value):
             continue
         is_said = any(trainer.find(name) is not None for name in names)
         fix = f'write {".".join(path)}: "auto"'
-        yield Hit(
-            found=f"{say(file, *path)} with {said.text}",
-            place=file.place(entry.key_span),
+        yield hit_at(
+            file,
+            path,
+            said.text,
             fix=fix if is_said else f"{fix}, and give {names[0]} its value",
             edits=(SetValue(document=file.name, path=path, value="auto"),) if is_said else (),
             confidence=said.confidence,
@@ -106,42 +102,30 @@ def _is_read(value: Any) -> bool:
     return not any(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
 
 
-def _steps_missing(situation: Situation) -> Iterator[Hit]:
-    trainer, file = situation.trainer, situation.deepspeed
-    if trainer is None or file is None or file.at(_STEPS) is not None:
-        return
-    steps = trainer.find(_STEPS)
-    if steps is not None and isinstance(steps.value, int) and steps.value > 1:
-        yield Hit(
-            found=f"{steps.text} with no {_STEPS} in {file.name}",
-            place=steps.place or file.place(file.root.span),
-            edits=(SetValue(document=file.name, path=(_STEPS,), value="auto"),),
-            confidence=steps.confidence,
-        )
+def _missing(field: str, key: str, default: float) -> Callable[[Situation], Iterator[Hit]]:
+    """Return a predicate that finds a field whose key is missing in the file, and so has its default."""
 
+    def find(situation: Situation) -> Iterator[Hit]:
+        trainer, file = situation.trainer, situation.deepspeed
+        said = trainer.find(field) if trainer else None
+        if said is None or file is None or file.at(key) is not None:
+            return
+        if isinstance(said.value, (int, float)) and said.value not in (default, False):
+            yield Hit(
+                found=f"{said.text} with no {key} in {file.name}",
+                place=said.place or file.place(file.root.span),
+                edits=(SetValue(document=file.name, path=(key,), value="auto"),),
+                confidence=said.confidence,
+            )
 
-def _clipping_missing(situation: Situation) -> Iterator[Hit]:
-    trainer, file = situation.trainer, situation.deepspeed
-    if trainer is None or file is None or file.at("gradient_clipping") is not None:
-        return
-    norm = trainer.find("max_grad_norm")
-    if norm is not None and isinstance(norm.value, (int, float)) and norm.value != 1:
-        yield Hit(
-            found=f"{norm.text} with no gradient_clipping in {file.name}",
-            place=norm.place or file.place(file.root.span),
-            edits=(SetValue(document=file.name, path=("gradient_clipping",), value="auto"),),
-            confidence=norm.confidence,
-        )
+    return find
 
 
 def _overridden(situation: Situation) -> Iterator[Hit]:
     trainer, file = situation.trainer, situation.deepspeed
     if trainer is None or file is None:
         return
-    pairs = (
-        ("optim", "optimizer", _OPTIMIZERS_ALIKE),
-        ("lr_scheduler_type", "scheduler", _SCHEDULERS_ALIKE),
-    )
+    pairs = (("optim", "optimizer", _OPTIMIZERS_ALIKE), ("lr_scheduler_type", "scheduler", _SCHEDULERS_ALIKE))
     for name, section, alike in pairs:
         said, entry = trainer.find(name), file.at(section)
         kind = file.value(section, "type")
@@ -149,9 +133,10 @@ def _overridden(situation: Situation) -> Iterator[Hit]:
             continue
         if not isinstance(said.value, str) or not is_literal(said.value):
             continue
-        yield Hit(
+        yield hit_at(
+            file,
+            (section,),
             found=f"{said.text} with {say(file, section, 'type')}",
-            place=file.place(entry.key_span),
             fix=f"take {section} out of {file.name}, or leave {name} out",
             confidence=said.confidence,
         )
@@ -186,10 +171,7 @@ def _unknown_fields(situation: Situation) -> Iterator[Hit]:
     for name, argument in trainer.said.items():
         if name in gone:  # of a command line, where another class of the script may have it
             yield Hit(
-                found=argument.text,
-                place=argument.place,
-                fix=_use(gone[name]),
-                confidence=Confidence.LIKELY,
+                found=argument.text, place=argument.place, fix=_use(gone[name]), confidence=Confidence.LIKELY
             )
 
 
@@ -237,7 +219,7 @@ RULES = (
         bad=_with("--per_device_train_batch_size 4", **{_BATCH: 2}),
         good=_with("--per_device_train_batch_size 4"),
         evidence=Evidence(
-            outcome=Outcome.FAILS,
+            outcome=Effect.FAILS,
             says="Please correct the following DeepSpeed config values that mismatch TrainingArguments",
         ),
     ),
@@ -248,14 +230,12 @@ RULES = (
         why="a DeepSpeed file without gradient_accumulation_steps means 1, and nobody says that it differs",
         fix='write gradient_accumulation_steps: "auto" in the DeepSpeed file',
         see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py",
-        find=_steps_missing,
+        find=_missing(_STEPS, _STEPS, 1),
         bad=dataclasses.replace(
-            _TRAINER,
-            deepspeed=_NO_STEPS,
-            arguments=f"{_TRAINER.arguments} --gradient_accumulation_steps 4",
+            _TRAINER, deepspeed=_NO_STEPS, arguments=f"{_TRAINER.arguments} --gradient_accumulation_steps 4"
         ),
         good=_with("--gradient_accumulation_steps 4"),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=((_STEPS, 1),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=((_STEPS, 1),)),
     ),
     Rule(
         id="trainer-clipping-not-in-file",
@@ -264,10 +244,10 @@ RULES = (
         why="a DeepSpeed file without gradient_clipping means 1.0, and the engine clips, not Trainer",
         fix='write gradient_clipping: "auto" in the DeepSpeed file',
         see="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/constants.py",
-        find=_clipping_missing,
+        find=_missing("max_grad_norm", "gradient_clipping", 1.0),
         bad=_with("--max_grad_norm 0.3"),
         good=_with("--max_grad_norm 0.3", gradient_clipping="auto"),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("gradient_clipping", 1.0),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("gradient_clipping", 1.0),)),
     ),
     Rule(
         id="trainer-argument-overridden",
@@ -279,7 +259,7 @@ RULES = (
         find=_overridden,
         bad=_with("--optim sgd", **_ADAMW),
         good=_with("--optim sgd"),
-        evidence=Evidence(outcome=Outcome.IGNORED, observed=(("optimizer", "FusedAdam"),)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("optimizer", "FusedAdam"),)),
     ),
     Rule(
         id="trainer-takes-one-half-precision",
@@ -291,7 +271,7 @@ RULES = (
         find=_both_halves,
         bad=_with("--use_cpu --bf16 --fp16"),
         good=_with("--use_cpu"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="At most one of fp16 and bf16 can be True"),
+        evidence=Evidence(outcome=Effect.FAILS, says="At most one of fp16 and bf16 can be True"),
     ),
     Rule(
         id="training-argument-unknown",
@@ -303,7 +283,7 @@ RULES = (
         find=_unknown_fields,
         bad=_with("--evaluation_strategy no"),
         good=_with("--eval_strategy no"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="evaluation_strategy"),
+        evidence=Evidence(outcome=Effect.FAILS, says="evaluation_strategy"),
         holds_for=("transformers>=5",),
     ),
     Rule(
@@ -316,7 +296,7 @@ RULES = (
         find=_unknown_optimizer,
         bad=_with("--optim adamw_hf"),
         good=_with("--optim adamw_torch"),
-        evidence=Evidence(outcome=Outcome.FAILS, says="adamw_hf"),
+        evidence=Evidence(outcome=Effect.FAILS, says="adamw_hf"),
         holds_for=("transformers>=5",),
     ),
 )

@@ -105,12 +105,12 @@ class Shape:
 
     @cached_property
     def has_rms_norm(self) -> bool:
-        """Whether norms are RMS norms written out in Python, in fp32."""
+        """True if norms are RMS norms written out in Python, in fp32."""
         return self.facts.is_gated or self.facts.model_type in _RMS_NORM_FAMILIES
 
     @cached_property
     def has_dropout(self) -> bool:
-        """Whether hidden states go through dropout. ASSUMPTION: families with a gate have none."""
+        """True if hidden states go through dropout. ASSUMPTION: families with a gate have none."""
         return not self.facts.is_gated
 
     @cached_property
@@ -126,12 +126,12 @@ class Shape:
 
     @cached_property
     def is_cast(self) -> bool:
-        """Whether autocast casts what enters a matrix product, for each product anew."""
+        """True if autocast casts what enters a matrix product, for each product anew."""
         return self.compute_bytes < self.weight_bytes
 
     @cached_property
     def has_head_norms(self) -> bool:
-        """Whether query and key are normed."""
+        """True if query and key are normed."""
         return self.facts.model_type in _HEAD_NORM_FAMILIES
 
     @cached_property
@@ -157,17 +157,17 @@ class Shape:
         return 4 if is_wide else self.compute_bytes
 
     def trains(self, name: str) -> bool:
-        """Return whether a parameter of this name trains, which is no adapter's."""
+        """Return True if a parameter of this name trains, which is no adapter's."""
         request = self.request
         return request.lora is None and not frozen_names((name,), request.freeze, base_prefix="model")
 
     @cached_property
     def trains_layers(self) -> bool:
-        """Whether the matrices of the last layer train; the first ones may be frozen all the same."""
+        """True if the matrices of the last layer train; the first ones may be frozen all the same."""
         return self.trains(f"model.layers.{max(1, self.facts.num_layers) - 1}.mlp.up.weight")
 
     def is_checkpointed(self, layer: int) -> bool:
-        """Return whether a layer recomputes; a decoder's are counted on from the encoder's."""
+        """Return True if a layer recomputes; a decoder's are counted on from the encoder's."""
         return self.request.gradient_checkpointing and layer % self.request.checkpoint_every == 0
 
     def recomputed_share(self, layer: int) -> float:
@@ -176,7 +176,7 @@ class Shape:
         return sum(map(self.is_checkpointed, kind)) / len(kind)
 
     def is_decoder(self, layer: int) -> bool:
-        """Return whether a layer attends to an encoder as well."""
+        """Return True if a layer attends to an encoder as well."""
         return layer >= self.facts.num_layers - self.facts.num_decoder_layers
 
     def tokens(self, layer: int) -> int:

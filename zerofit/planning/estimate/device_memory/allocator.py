@@ -66,7 +66,6 @@ class CachingAllocator:
 
         Args:
             capacity: bytes that the driver can hand out at most; None for no end.
-            expandable_segments: as PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
         """
         self.allocated_bytes = 0
         """In blocks that are in use, as torch.cuda.memory_allocated counts them."""

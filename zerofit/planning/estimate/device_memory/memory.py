@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from dataclasses import replace as replaced
 from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
-from zerofit.core.strategy import Engine as EngineName
-from zerofit.planning.estimate.device_memory.outside import NCCL, outside_terms
+from zerofit.core.strategy import Engine
+from zerofit.planning.estimate.device_memory.non_torch_memory import NCCL, non_torch_terms
 from zerofit.planning.estimate.device_memory.replay import replay
-from zerofit.planning.estimate.device_memory.tape import Tape
-from zerofit.planning.estimate.engines.choose_engine import make_engine
-from zerofit.planning.estimate.engines.engine import TRACED_TERMS, play
+from zerofit.planning.estimate.engines.engine import TRACED_TERMS
+from zerofit.planning.estimate.engines.play_strategy import play_strategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zerofit.core.facts import GpuSpec
     from zerofit.planning.estimate.device_memory.replay import PhasePeak, Replay
-    from zerofit.planning.estimate.engines.engine import Engine, Setup
+    from zerofit.planning.estimate.engines.engine import Setup, SimulatedEngine
 
 _ALLOCATOR = "zerofit.planning.estimate.device_memory.allocator, after c10/cuda/CUDACachingAllocator.cpp"
 
@@ -37,20 +35,18 @@ _MANY_RANKS = (
 
 
 def estimate_memory(setup: Setup, *, gpu: GpuSpec) -> MemoryEstimate:
-    """Return what one GPU needs, phase by phase, if its memory had no end."""
-    outside = _outside(setup, gpu)
-    engine = _played(setup, gpu, outside)
+    """Return the memory that one GPU needs, phase by phase, without a limit."""
+    engine, outside = _played(setup, gpu)
     return _estimate(engine, replay(engine.tape, expandable_segments=setup.expandable_segments), outside)
 
 
 def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEstimate | None:
-    """Return what one GPU needs where a run may take only so much of it; None where the run ends there.
+    """Return the memory of one GPU under a limit; None if the run ends with CUDA out of memory.
 
     The allocator gives cached blocks back before it gives up, so that a run may get through that would take
     more if there were more.
     """
-    outside = _outside(setup, gpu)
-    engine = _played(setup, gpu, outside)
+    engine, outside = _played(setup, gpu)
     within = replay(
         engine.tape,
         capacity=max(0, limit_bytes - _sum(outside)),
@@ -59,11 +55,7 @@ def estimate_within(setup: Setup, *, gpu: GpuSpec, limit_bytes: int) -> MemoryEs
     return _estimate(engine, within, outside) if within.ends else None
 
 
-def _outside(setup: Setup, gpu: GpuSpec) -> tuple[Term, ...]:
-    return outside_terms(gpu, setup.topology, setup.versions, other_weight_bytes=setup.other_weight_bytes)
-
-
-def _estimate(engine: Engine, played: Replay, outside: tuple[Term, ...]) -> MemoryEstimate:
+def _estimate(engine: SimulatedEngine, played: Replay, outside: tuple[Term, ...]) -> MemoryEstimate:
     before_nccl = tuple(term for term in outside if term.name != NCCL)  # it starts with the first collective
     uncertainty, source = _uncertainty(engine.setup, has_nccl=before_nccl != outside)
     phases = tuple(
@@ -83,22 +75,21 @@ def _estimate(engine: Engine, played: Replay, outside: tuple[Term, ...]) -> Memo
 def _uncertainty(setup: Setup, *, has_nccl: bool) -> tuple[float, str]:
     """Return it and its source; a DeepSpeed that was not compared adds to it."""
     uncertainty, source = _MANY_RANKS if has_nccl else _ONE_RANK
-    doubt = doubt_about(setup.versions.deepspeed) if setup.strategy.engine is EngineName.DEEPSPEED else None
-    if doubt is None:
+    more, why = doubt_about(setup.versions.deepspeed)
+    if setup.strategy.engine is Engine.NATIVE or not more:
         return uncertainty, source
-    return uncertainty + doubt.uncertainty, f"{source}; {doubt.uncertainty:.0%} more, as {doubt.reason}"
+    return uncertainty + more, f"{source}; {more:.0%} more, as {why}"
 
 
-def _played(setup: Setup, gpu: GpuSpec, outside: tuple[Term, ...]) -> Engine:
-    """Return the engine of a setup with the whole run on its tape."""
+def _played(setup: Setup, gpu: GpuSpec) -> tuple[SimulatedEngine, tuple[Term, ...]]:
+    """Return the engine of a setup with the whole run on its tape, and what is not PyTorch's."""
+    terms = non_torch_terms(gpu, setup.topology, setup.versions, other_weight_bytes=setup.other_weight_bytes)
     here = replaced(
         setup,
         compute_capability=gpu.compute_capability or setup.compute_capability,
-        gpu_memory_bytes=max(0, gpu.usable_bytes - _sum(outside)),
+        gpu_memory_bytes=max(0, gpu.usable_bytes - _sum(terms)),
     )
-    engine = make_engine(here, Tape())
-    play(engine)
-    return engine
+    return play_strategy(here), terms
 
 
 def _sum(terms: tuple[Term, ...]) -> int:
@@ -106,13 +97,11 @@ def _sum(terms: tuple[Term, ...]) -> int:
 
 
 def tensor_terms(
-    engine: Engine, peak: PhasePeak, *, traced: Mapping[str, tuple[str, str]] = TRACED_TERMS
+    engine: SimulatedEngine, peak: PhasePeak, *, traced: Mapping[str, tuple[str, str]] = TRACED_TERMS
 ) -> tuple[Term, ...]:
     """Return the live tensors of a phase's largest moment as terms.
 
     Args:
-        engine: explains the terms that it makes.
-        peak: the moment.
         traced: (formula, source) of the terms that the log brings.
     """
     terms = []
@@ -134,37 +123,23 @@ def _cache_term(peak: PhasePeak) -> Term:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
-    """Why an estimate is less certain than one that was compared."""
-
-    reason: str
-    uncertainty: float
-    """Added to the relative uncertainty."""
-
-
 _READ = "0.19.8"
 """Every file and line that the engines name is of this release, and so are the measured CPU ranks."""
 _NEAR, _FAR = 0.02, 0.05
 """ASSUMPTION, not measured: what the releases near the one compared, and the others, add to the uncertainty.
 Weights, masters and states follow from ZeRO itself; a release can change the copies and buckets beside."""
-_UNKNOWN = Doubt(reason="the release of DeepSpeed is not known", uncertainty=_FAR)
-_OLDER = Doubt(
-    reason="how it flattens weights, keeps gradients and releases gathered parameters was not compared",
-    uncertainty=_FAR,
-)
-_OTHER = Doubt(
-    reason="only 0.19.8 was compared; other releases of 0.19 and later may allocate otherwise",
-    uncertainty=_NEAR,
-)
 
 
-def doubt_about(deepspeed: str | None) -> Doubt | None:
-    """Return why memory under this DeepSpeed is less certain than measured; None for the release compared."""
+def doubt_about(deepspeed: str | None) -> tuple[float, str]:
+    """Return what a release of DeepSpeed adds to the uncertainty, and why; 0 for the one compared."""
     if deepspeed is None:
-        return _UNKNOWN
+        return _FAR, "the release of DeepSpeed is not known"
     release = deepspeed.split("+")[0]
     if release == _READ:
-        return None
-    numbers = tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
-    return _OLDER if numbers < (0, 19) else _OTHER
+        return 0.0, ""
+    if tuple(int(part) for part in release.split(".")[:2] if part.isdigit()) < (0, 19):
+        return (
+            _FAR,
+            "how it flattens weights, keeps gradients and releases gathered parameters was not compared",
+        )
+    return _NEAR, "only 0.19.8 was compared; other releases of 0.19 and later may allocate otherwise"

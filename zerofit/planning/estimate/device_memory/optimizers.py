@@ -16,7 +16,7 @@ from zerofit.core.strategy import OptimizerName
 
 if TYPE_CHECKING:
     from zerofit.core.strategy import Strategy
-    from zerofit.planning.estimate.device_memory.tape import Tape
+    from zerofit.planning.estimate.device_memory.replay import Tape
 
 STATES = "optimizer states"
 TEMPORARIES = "optimizer temporaries"
@@ -42,71 +42,109 @@ class OneState(StrEnum):
 
 
 Stepper = OptimizerName | OneState | None
-"""What an optimizer costs, be it zerofit's or the script's own; None for torch's foreach AdamW."""
+"""An optimizer by its costs, zerofit's or the script's own; None for torch's foreach AdamW."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _BitsAndBytes:
-    """What a class of bitsandbytes keeps of each parameter."""
+class OptimizerCosts:
+    """States that one optimizer keeps of each parameter, and bytes that its step moves."""
 
-    num_states: int
+    formula: str
+    """Of its states; P elements, b bytes each."""
+    source: str
+    least_bytes: int
+    """Bytes of states that an element has at least: two moments in fp32 or in 8 bit. Adafactor keeps sums
+    over rows and columns, SGD may have no momentum, and pages may leave the GPU: of them nothing is sure."""
+    step_bytes: int
+    """Bytes read and written for each element stepped, fp32 weights and gradients. Fused AdamW reads weight,
+    gradient and two moments and writes three; foreach AdamW makes eight passes (torch/optim/adamw.py,
+    _multi_tensor_adam); 8-bit moments take one byte each way each; Lion has one moment. ASSUMPTION for
+    Adafactor: five passes, for foreach with one state three, and that pages stay on the GPU from step to
+    step: each that the driver has moved takes longer, by how much was not measured."""
+    num_states: int = 0
+    """Of a class of bitsandbytes; 0 for another one."""
     has_8_bit: bool = False
     is_paged: bool = False
 
 
-_BITSANDBYTES: dict[Stepper, _BitsAndBytes] = {
-    OptimizerName.PAGED_ADAMW: _BitsAndBytes(num_states=2, is_paged=True),
-    OptimizerName.ADAMW_8BIT: _BitsAndBytes(num_states=2, has_8_bit=True),
-    OptimizerName.PAGED_ADAMW_8BIT: _BitsAndBytes(num_states=2, has_8_bit=True, is_paged=True),
-    OptimizerName.LION: _BitsAndBytes(num_states=1),
-    OptimizerName.LION_8BIT: _BitsAndBytes(num_states=1, has_8_bit=True),
-    OptimizerName.PAGED_LION_8BIT: _BitsAndBytes(num_states=1, has_8_bit=True, is_paged=True),
-    OneState.EIGHT_BIT: _BitsAndBytes(num_states=1, has_8_bit=True),
-}
 _PAGES = (
     "; of tensors from 100000 elements on they lie in unified memory, in pages that the driver moves to the "
     "host when the GPU is full: those of one tensor at a time are counted"
 )
+_PAGED = "bitsandbytes/optim/optimizer.py, get_state_buffer; ASSUMPTION: the driver makes room in time"
+_ONE_STATE = "bitsandbytes/optim/optimizer.py, Optimizer1State.init_state"
+_IN_8_BIT = "P + 4 P / 256; 4 P for embeddings and tensors below 4096 elements"
 
-FORMULAS: dict[Stepper, tuple[str, str]] = {
-    None: ("2 b P", "torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq like each parameter"),
-    OptimizerName.ADAMW: (
-        "2 b P + 4 B a parameter",
-        "torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq; fused keeps the step on the GPU",
+COSTS: dict[Stepper, OptimizerCosts] = {
+    None: OptimizerCosts(
+        formula="2 b P",
+        source="torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq like each parameter",
+        least_bytes=8,
+        step_bytes=80,
     ),
-    OptimizerName.ADAMW_8BIT: (
-        "2 P + 8 P / 256; 8 P for embeddings and tensors below 4096 elements",
-        "bitsandbytes/optim/optimizer.py, init_state; transformers/trainer.py, create_optimizer",
+    OptimizerName.ADAMW: OptimizerCosts(
+        formula="2 b P + 4 B a parameter",
+        source="torch/optim/adam.py, _init_group: exp_avg and exp_avg_sq; fused keeps the step on the GPU",
+        least_bytes=8,
+        step_bytes=28,
     ),
-    OptimizerName.PAGED_ADAMW: (
-        f"8 P{_PAGES}",
-        "bitsandbytes/optim/optimizer.py, get_state_buffer; ASSUMPTION: the driver makes room in time",
+    OptimizerName.PAGED_ADAMW: OptimizerCosts(
+        formula=f"8 P{_PAGES}", source=_PAGED, least_bytes=0, step_bytes=28, num_states=2, is_paged=True
     ),
-    OptimizerName.PAGED_ADAMW_8BIT: (
-        f"as 8-bit AdamW{_PAGES}",
-        "bitsandbytes/optim/optimizer.py, get_state_buffer; ASSUMPTION: the driver makes room in time",
+    OptimizerName.ADAMW_8BIT: OptimizerCosts(
+        formula="2 P + 8 P / 256; 8 P for embeddings and tensors below 4096 elements",
+        source="bitsandbytes/optim/optimizer.py, init_state; transformers/trainer.py, create_optimizer",
+        least_bytes=2,
+        step_bytes=16,
+        num_states=2,
+        has_8_bit=True,
     ),
-    OptimizerName.LION: ("4 P", "bitsandbytes/optim/optimizer.py, Optimizer1State.init_state"),
-    OptimizerName.LION_8BIT: (
-        "P + 4 P / 256; 4 P for embeddings and tensors below 4096 elements",
-        "bitsandbytes/optim/optimizer.py, Optimizer1State.init_state",
+    OptimizerName.PAGED_ADAMW_8BIT: OptimizerCosts(
+        formula=f"as 8-bit AdamW{_PAGES}",
+        source=_PAGED,
+        least_bytes=0,
+        step_bytes=16,
+        num_states=2,
+        has_8_bit=True,
+        is_paged=True,
     ),
-    OptimizerName.PAGED_LION_8BIT: (
-        f"as 8-bit Lion{_PAGES}",
-        "bitsandbytes/optim/optimizer.py, get_state_buffer; ASSUMPTION: the driver makes room in time",
+    OptimizerName.LION: OptimizerCosts(
+        formula="4 P", source=_ONE_STATE, least_bytes=4, step_bytes=20, num_states=1
     ),
-    OptimizerName.ADAFACTOR: (
-        "4 (rows + columns) a matrix, 4 P of a vector",
-        "transformers/optimization.py, Adafactor.step",
+    OptimizerName.LION_8BIT: OptimizerCosts(
+        formula=_IN_8_BIT, source=_ONE_STATE, least_bytes=1, step_bytes=14, num_states=1, has_8_bit=True
     ),
-    OptimizerName.SGD: ("0", "torch/optim/sgd.py: without momentum, as Trainer runs it"),
-    OneState.FULL: ("b P", "torch/optim/sgd.py: momentum_buffer like each parameter; others keep as much"),
-    OneState.EIGHT_BIT: (
-        "P + 4 P / 256; 4 P for embeddings and tensors below 4096 elements",
-        "bitsandbytes/optim/optimizer.py, Optimizer1State.init_state",
+    OptimizerName.PAGED_LION_8BIT: OptimizerCosts(
+        formula=f"as 8-bit Lion{_PAGES}",
+        source=_PAGED,
+        least_bytes=0,
+        step_bytes=14,
+        num_states=1,
+        has_8_bit=True,
+        is_paged=True,
+    ),
+    OptimizerName.ADAFACTOR: OptimizerCosts(
+        formula="4 (rows + columns) a matrix, 4 P of a vector",
+        source="transformers/optimization.py, Adafactor.step",
+        least_bytes=0,
+        step_bytes=60,
+    ),
+    OptimizerName.SGD: OptimizerCosts(
+        formula="0",
+        source="torch/optim/sgd.py: without momentum, as Trainer runs it",
+        least_bytes=0,
+        step_bytes=12,
+    ),
+    OneState.FULL: OptimizerCosts(
+        formula="b P",
+        source="torch/optim/sgd.py: momentum_buffer like each parameter; others keep as much",
+        least_bytes=4,
+        step_bytes=36,
+    ),
+    OneState.EIGHT_BIT: OptimizerCosts(
+        formula=_IN_8_BIT, source=_ONE_STATE, least_bytes=1, step_bytes=14, num_states=1, has_8_bit=True
     ),
 }
-"""(formula, source) of the states; P elements, b bytes each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +156,12 @@ class Stepped:
     shape: tuple[int, ...] = ()
     """Its dimensions; where they are not known, a square matrix is taken, or a vector below 4096 elements."""
     is_embedding: bool = False
-    """Whether an nn.Embedding holds it: Trainer keeps its states in fp32 under an 8-bit optimizer, those of a
+    """True if an nn.Embedding holds it: Trainer keeps its states in fp32 under an 8-bit optimizer, those of a
     head that shares it too (transformers/trainer.py, create_optimizer)."""
 
     @property
     def num_bytes(self) -> int:
-        """What it takes itself."""
+        """Of the tensor itself."""
         return self.num_elements * self.bytes_per_element
 
 
@@ -139,9 +177,14 @@ def make_optimizer(strategy: Strategy, own: Stepper = None) -> Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """What one optimizer allocates."""
+    """The allocations of one optimizer."""
 
     name: Stepper
+
+    @property
+    def costs(self) -> OptimizerCosts:
+        """Its row of COSTS."""
+        return COSTS[self.name]
 
     def states_of(self, tensor: Stepped) -> tuple[int, ...]:
         """Return the sizes of the states on the GPU that one tensor gets, in the order of their birth."""
@@ -153,43 +196,36 @@ class Optimizer:
             return *_second_moments(tensor), 4
         if self.name is OneState.FULL:
             return (tensor.num_bytes,)
-        kind = _BITSANDBYTES.get(self.name)
-        if kind is None:
+        if not self.costs.num_states:
             return ()
         states = () if self.pages_of(tensor) else self._moments(tensor)
         scales = 4 * -(-tensor.num_elements // _BLOCK)
-        return *states, *((scales,) * kind.num_states if self._is_8_bit(tensor) else ())
+        return *states, *((scales,) * self.costs.num_states if self._is_8_bit(tensor) else ())
 
     @property
     def has_8_bit(self) -> bool:
-        """Whether any of its states are in 8 bit."""
-        kind = _BITSANDBYTES.get(self.name)
-        return kind is not None and kind.has_8_bit
+        """True if any of its states are in 8 bit."""
+        return self.costs.has_8_bit
 
     def pages_of(self, tensor: Stepped) -> int:
         """Return the bytes of a tensor's states that are the driver's to move between GPU and host."""
-        kind = _BITSANDBYTES.get(self.name)
-        if kind is None or not kind.is_paged or tensor.num_elements < _LEAST_PAGED:
-            return 0
-        return sum(self._moments(tensor))
+        is_paged = self.costs.is_paged and tensor.num_elements >= _LEAST_PAGED
+        return sum(self._moments(tensor)) if is_paged else 0
 
     def _moments(self, tensor: Stepped) -> tuple[int, ...]:
         """Return the sizes of bitsandbytes' states of one tensor, without the scales of those in 8 bit."""
         width = 1 if self._is_8_bit(tensor) else 4
-        return (width * tensor.num_elements,) * _BITSANDBYTES[self.name].num_states
+        return (width * tensor.num_elements,) * self.costs.num_states
 
     def _is_8_bit(self, tensor: Stepped) -> bool:
-        return (
-            _BITSANDBYTES[self.name].has_8_bit
-            and not tensor.is_embedding
-            and tensor.num_elements >= _LEAST_8_BIT
-        )
+        is_large = tensor.num_elements >= _LEAST_8_BIT
+        return self.costs.has_8_bit and is_large and not tensor.is_embedding
 
     def step(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
         """Note what one optimizer step over these tensors allocates and frees.
 
         Args:
-            is_first: whether the states are born in it.
+            is_first: True if the states are born in it.
         """
         if self.name is OptimizerName.ADAFACTOR:
             self._step_adafactor(tape, tensors, is_first=is_first)
@@ -212,10 +248,8 @@ class Optimizer:
 
     def _shared(self, tensors: Sequence[Stepped]) -> list[int]:
         """Return the tables of an 8-bit optimizer, one a state, which exist once any state is in 8 bit."""
-        kind = _BITSANDBYTES.get(self.name)
-        if kind is None or not any(self._is_8_bit(tensor) for tensor in tensors):
-            return []
-        return [_QUANTILE_MAP_BYTES] * kind.num_states
+        any_8_bit = any(self._is_8_bit(tensor) for tensor in tensors)
+        return [_QUANTILE_MAP_BYTES] * self.costs.num_states if any_8_bit else []
 
     def _step_adafactor(self, tape: Tape, tensors: Sequence[Stepped], *, is_first: bool) -> None:
         """Go tensor by tensor; the names in its loop hold the last one's until they are given anew."""

@@ -1,4 +1,4 @@
-"""Replay: a Tape played through the allocator, or without it, to the largest moment of each phase."""
+"""Tape: all that one GPU allocates and frees over a run; replay: the largest moment of each phase of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,51 @@ from zerofit.planning.estimate.device_memory.allocator import CachingAllocator, 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zerofit.planning.estimate.device_memory.tape import Tape
+
+class Tape:
+    """The growing list of a run's allocations, which engines write and the allocator replays.
+
+    Blocks are numbered by birth. ``sizes[block]`` and ``terms[block]`` say what each is; ``entries`` holds
+    block + 1 for a birth and -(block + 1) for a death; ``marks`` holds (entry index, phase) where a phase
+    begins, ``emptied`` the entry indices before which the allocator's cache is given back, and ``streams``
+    the CUDA stream of each block that is not on the default one: what a stream has cached serves no other.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.terms: list[str] = []
+        self.entries: list[int] = []
+        self.marks: list[tuple[int, RunPhase]] = []
+        self.emptied: list[int] = []
+        self.streams: dict[int, int] = {}
+
+    def allocate(self, num_bytes: int, term: str, *, stream: int = 0) -> int:
+        """Note a block's birth and return its number.
+
+        Args:
+            num_bytes: its size as asked for, before the allocator rounds it.
+            term: the name of the Term that it belongs to.
+            stream: the CUDA stream that runs where it is asked for; 0 is the default one.
+        """
+        block = len(self.sizes)
+        self.sizes.append(num_bytes)
+        self.terms.append(term)
+        self.entries.append(block + 1)
+        if stream:
+            self.streams[block] = stream
+        return block
+
+    def free(self, block: int) -> None:
+        """Note a block's death."""
+        self.entries.append(-(block + 1))
+
+    def begin(self, phase: RunPhase) -> None:
+        """Note that a phase begins; it may come more than once."""
+        self.marks.append((len(self.entries), phase))
+
+    def empty_cache(self) -> None:
+        """Note that torch.cuda.empty_cache is called: what is reserved and holds no block goes back."""
+        self.emptied.append(len(self.entries))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +67,7 @@ class PhasePeak:
     live: tuple[tuple[str, int], ...]
     """(term, bytes as asked for) of the tensors that are alive then, the largest first."""
     allocated_bytes: int
-    """What their blocks take: sizes rounded up, and a rest that is too small to be split off."""
+    """Of their blocks: sizes rounded up, and a rest that is too small to be split off."""
     reserved_bytes: int
 
     @property
@@ -34,20 +78,16 @@ class PhasePeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What a run needs of PyTorch's allocator."""
+    """The peaks of a run that was played."""
 
     peaks: tuple[PhasePeak, ...]
     """One a phase, in the order of RunPhase; none of a phase that does not occur or is not reached."""
     ends: bool = True
-    """Whether the run comes to its end; else it stops with CUDA out of memory in the last of these phases."""
+    """True if the run comes to its end; else it stops with CUDA out of memory in the last of these phases."""
 
 
 def replay(tape: Tape, *, capacity: int | None = None, expandable_segments: bool = False) -> Replay:
-    """Play a tape through the allocator.
-
-    Args:
-        capacity: bytes that the driver can hand to PyTorch at most; None for no end.
-    """
+    """Play a tape through the allocator."""
     allocator = CachingAllocator(capacity=capacity, expandable_segments=expandable_segments)
     allocate, free = allocator.allocate, allocator.free
     sizes, streams = tape.sizes, tape.streams

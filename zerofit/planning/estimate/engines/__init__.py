@@ -1,1 +1,1 @@
-"""What plain PyTorch and each ZeRO stage of DeepSpeed allocate during a step."""
+"""Allocations of plain PyTorch and of each ZeRO stage of DeepSpeed during a run."""

@@ -1,4 +1,4 @@
-"""Engine: what holds parameters, gradients and optimizer states in a run, told as allocations on a Tape."""
+"""SimulatedEngine: what holds parameters, gradients and optimizer states in a run, as allocations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.allocation_log import Event, TensorKind
 from zerofit.core.estimates import RunPhase
-from zerofit.planning.estimate.device_memory.outside import cublas_workspace_bytes
+from zerofit.planning.estimate.device_memory.non_torch_memory import cublas_workspace_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Topology
     from zerofit.core.strategy import Strategy
     from zerofit.planning.estimate.device_memory.optimizers import Stepper
-    from zerofit.planning.estimate.device_memory.tape import Tape
+    from zerofit.planning.estimate.device_memory.replay import Tape
 
 NUM_STEPS = 2
 """Optimizer steps that are played: in the first one the states are born into blocks that activations left, so
@@ -31,7 +31,7 @@ Those between do what the second does, so that longer accumulation is alike."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What an engine is made for."""
+    """The log, the strategy and the ranks that an engine plays."""
 
     log: AllocationLog
     strategy: Strategy
@@ -39,27 +39,27 @@ class Setup:
     topology: Topology
     versions: Versions
     trains: bool = True
-    """Whether there are gradients and an optimizer."""
+    """True if there are gradients and an optimizer."""
     keeps_outputs: bool = False
-    """Whether the loop holds the outputs of one micro-batch while the next runs forward."""
+    """True if the loop holds the outputs of one micro-batch while the next runs forward."""
     compute_capability: tuple[int, int] = (8, 0)
     """Of the GPU, which decides the size of cuBLAS's workspace."""
     gpu_memory_bytes: int | None = None
-    """What PyTorch can get of the GPU at most, which decides how DeepSpeed starts; None for enough."""
+    """Memory that PyTorch can get of the GPU, which decides how DeepSpeed starts; None for enough."""
     makes_model_first: bool = False
-    """Whether the script makes its model before anything that says "ZeRO stage 3" (see zero_arrival)."""
+    """True if the script makes its model before anything that says "ZeRO stage 3" (see zero_arrival)."""
     expandable_segments: bool = False
-    """Whether the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
+    """True if the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
     own_optimizer: Stepper = None
-    """What the script's own optimizer is like, where the strategy names none."""
+    """Kind of the script's own optimizer, where the strategy names none."""
     has_own_adapters: bool = False
-    """Whether the script's model has adapters, beside those that the strategy may name."""
+    """True if the script's model has adapters, beside those that the strategy may name."""
     other_weight_bytes: int = 0
     """Of the models that the script holds beside the one that it trains, on each GPU."""
 
     @property
     def trains_adapters(self) -> bool:
-        """Whether adapters train in place of the weights."""
+        """True if adapters train in place of the weights."""
         return self.strategy.lora is not None or self.has_own_adapters
 
 
@@ -80,7 +80,7 @@ TRACED_TERMS = {
 """(formula, source) of the terms that come from the log, where the engine says no other."""
 
 
-class Engine:
+class SimulatedEngine:
     """The hooks that `play` calls; each notes on the tape what the engine does. The base does nothing."""
 
     def __init__(self, setup: Setup, tape: Tape) -> None:
@@ -122,7 +122,7 @@ class Engine:
         """A checkpoint is written."""
 
 
-def play(engine: Engine, *, sketch: bool = False) -> None:
+def play(engine: SimulatedEngine, *, sketch: bool = False) -> None:
     """Play a run on the engine's tape: load, initialise, NUM_STEPS optimizer steps, save.
 
     Of a longer accumulation PLAYED micro-batches are played.
@@ -161,13 +161,7 @@ _Script = tuple[list[str], list[tuple[int, int]], list[tuple[int, int]]]
 
 @lru_cache(maxsize=16)
 def _script(log: AllocationLog, hooked: frozenset[int], *, keeps_outputs: bool) -> _Script:
-    """Return each storage's term, the events without those that do nothing, and those without activations.
-
-    Args:
-        log: what is played, again and again, under one strategy after the other.
-        hooked: the events at which the engine does something.
-        keeps_outputs: whether the script holds an output where the log frees it.
-    """
+    """Return each storage's term, the events without those that do nothing, and those without activations."""
     terms = terms_of(log)
     gradients = frozenset(storage for storage in log.gradient_storages if storage >= 0)
     played = {Event.ALLOCATE, Event.FREE, Event.GRADIENT_READY, Event.FORWARD_ENDS, *hooked}
@@ -191,7 +185,7 @@ def _script(log: AllocationLog, hooked: frozenset[int], *, keeps_outputs: bool) 
 class _MicroBatches:
     """Plays the log's events, again and again, and keeps the outputs where the script does."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SimulatedEngine) -> None:
         self._engine = engine
         log, samples = engine.setup.log, engine.setup.strategy.micro_batch_size or 1
         storages = log.storages
@@ -267,7 +261,7 @@ class _MicroBatches:
         self._kept = []
 
 
-def _hooks(engine: Engine) -> dict[int, Callable[[int], None]]:
+def _hooks(engine: SimulatedEngine) -> dict[int, Callable[[int], None]]:
     """Return the module hooks that this engine does something in."""
     hooks = {
         Event.FORWARD_ENTER: "forward_enter",
@@ -279,7 +273,7 @@ def _hooks(engine: Engine) -> dict[int, Callable[[int], None]]:
     return {
         int(code): getattr(engine, name)
         for code, name in hooks.items()
-        if getattr(own, name) is not getattr(Engine, name)
+        if getattr(own, name) is not getattr(SimulatedEngine, name)
     }
 
 

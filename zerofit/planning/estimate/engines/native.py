@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING
 from zerofit.core.allocation_log import TensorKind
 from zerofit.core.units import MIB
 from zerofit.planning.estimate.device_memory.optimizers import (
-    FORMULAS,
     STATES,
     TEMPORARIES,
     Stepped,
     make_optimizer,
-    stepper_of,
 )
-from zerofit.planning.estimate.engines.engine import Engine
+from zerofit.planning.estimate.engines.engine import SimulatedEngine
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import AllocationLog
-    from zerofit.planning.estimate.device_memory.tape import Tape
+    from zerofit.planning.estimate.device_memory.replay import Tape
     from zerofit.planning.estimate.engines.engine import Setup
 
 WEIGHTS = "weights"
@@ -51,7 +49,7 @@ _EXPLANATIONS = {
 }
 
 
-class NativeEngine(Engine):
+class NativeEngine(SimulatedEngine):
     """Weights, gradients and states whole on every rank.
 
     Gradients live from the backward pass to zero_grad after the step, which lets go of them. Over several
@@ -71,7 +69,8 @@ class NativeEngine(Engine):
 
     def explain(self, term: str) -> tuple[str, str] | None:
         if term == STATES:
-            return FORMULAS[stepper_of(self.setup.strategy, self.setup.own_optimizer)]
+            costs = make_optimizer(self.setup.strategy, self.setup.own_optimizer).costs
+            return costs.formula, costs.source
         return _EXPLANATIONS.get(term)
 
     def load(self) -> None:

@@ -6,15 +6,26 @@ failure.json.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from zerofit.scripts.capture.child.failures import leave_for
+from zerofit.core.upstream.accelerate import skip_data_parallel_wrapping
+from zerofit.scripts.capture.child import (
+    gpu_stand_in,
+    loop_hooks,
+    meta_weights,
+    quiet_hub,
+    quiet_saving,
+    quiet_trackers,
+    trainer_hooks,
+)
 from zerofit.scripts.capture.child.files import guard
-from zerofit.scripts.capture.child.hooks import install
-from zerofit.scripts.capture.child.observations import Seen, Spec
+from zerofit.scripts.capture.child.observations import CaptureSpec, Observations
+from zerofit.scripts.capture.child.outcome import leave_failed, leave_for, place_in_script
+from zerofit.scripts.on_import import when_imported
 from zerofit.scripts.run_target import run_target, script_frames
 
 if TYPE_CHECKING:
@@ -24,9 +35,9 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Run the target until its training would begin, and leave what was seen in the folder."""
     folder, *target = arguments
-    seen = Seen(folder=Path(folder).absolute(), target=tuple(target), spec=_spec_in(Path(folder)))
+    seen = Observations(folder=Path(folder).absolute(), target=tuple(target), spec=_spec_in(Path(folder)))
     guard(seen.folder)
-    install(seen)
+    _install(seen)
     try:
         run_target(target)
     except BaseException as error:
@@ -39,14 +50,67 @@ def main(arguments: Sequence[str]) -> NoReturn:
     leave_for(seen, None)
 
 
-def _spec_in(folder: Path) -> Spec:
+def _spec_in(folder: Path) -> CaptureSpec:
     document = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
-    serve = document.get("serve")
-    return Spec(
-        weights=document["weights"],
-        num_batches=document["num_batches"],
-        serve=(serve[0], serve[1]) if serve is not None else None,
-    )
+    return CaptureSpec(**{name: document[name] for name in ("weights", "num_batches", "serve")})
+
+
+def _install(seen: Observations) -> None:
+    """Set the hooks that watch a script, keep it quiet, and stop it where training would begin."""
+    sys.stdin = _NoInput(seen)
+    when_imported("torch", gpu_stand_in.install)
+    when_imported("torch", lambda module: _note_seed(module, seen))
+    when_imported("accelerate.state", skip_data_parallel_wrapping)
+    quiet_saving.install(seen)
+    quiet_hub.install()
+    quiet_trackers.install()
+    if seen.spec.weights == "meta":
+        when_imported("transformers.modeling_utils", lambda module: meta_weights.install(module, seen))
+    loop_hooks.install(seen)
+    trainer_hooks.install(seen)
+    _refuse_own_engine(seen)
+
+
+class _NoInput(io.TextIOBase):
+    """Standard input of a captured script: asking for it ends the capture."""
+
+    def __init__(self, seen: Observations) -> None:
+        self._seen = seen
+
+    def _asked(self) -> NoReturn:
+        where = place_in_script(sys._getframe(1))
+        leave_failed(self._seen, "stdin", "the script reads standard input", where=where)
+
+    def read(self, size: int | None = -1) -> str:
+        self._asked()
+
+    def readline(self, size: int = -1) -> str:  # type: ignore[override]
+        self._asked()
+
+    def __next__(self) -> str:  # type: ignore[override]
+        self._asked()
+
+    def readable(self) -> bool:
+        return True
+
+    @property
+    def buffer(self) -> Any:
+        """Return what reads bytes: the same."""
+        return self
+
+
+def _note_seed(torch: Any, seen: Observations) -> None:
+    seen.default_seed = torch.initial_seed()
+
+
+def _refuse_own_engine(seen: Observations) -> None:
+    """End a capture whose script makes DeepSpeed's engine itself: zerofit plans for accelerate's."""
+
+    def initialize(*_: Any, **__: Any) -> NoReturn:
+        where = place_in_script(sys._getframe(1))
+        leave_failed(seen, "unsupported", "the script calls deepspeed.initialize() itself", where=where)
+
+    when_imported("deepspeed", lambda module: setattr(module, "initialize", initialize))
 
 
 if __name__ == "__main__":

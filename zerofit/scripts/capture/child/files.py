@@ -2,8 +2,8 @@
 
 Python tells an audit hook of each file that is opened, removed, renamed or made, before that happens
 (https://docs.python.org/3/library/audit_events.html), in processes forked by the script too. What C++ and
-Rust code writes by a path is told where native_files.py knows of it, and what other programs lose or write
-where programs.py knows of it; the rest of what those do is not seen.
+Rust code writes is told where native_files.py knows of it. What other programs do is not seen: processes.py
+lets harmless ones run only.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import fnmatch
 import json
 import os
 import shutil
+import site
 import stat
 import sys
+import sysconfig
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from zerofit.scripts.capture.child.exit import place_in_script
-from zerofit.scripts.capture.child.installed import innermost, installed_folders
 from zerofit.scripts.capture.child.native_files import tell_of_native_files
+from zerofit.scripts.capture.child.outcome import place_in_script
 from zerofit.scripts.capture.child.processes import guard_processes
 from zerofit.scripts.capture.journal import (
     COPIES,
@@ -29,7 +30,7 @@ from zerofit.scripts.capture.journal import (
     REFUSED,
     SPEC,
     Change,
-    Entry,
+    JournalEntry,
     append,
     append_read,
     read_entries,
@@ -46,14 +47,21 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CACHES_ANYWHERE = ("cache-*.arrow",)
 """What datasets keeps beside a data set on disk (datasets/arrow_dataset.py, _get_cache_file_path)."""
 _SYSTEM = ("/dev", "/proc", "/sys")
+_PATHS = ("purelib", "platlib", "stdlib", "platstdlib", "scripts")
+"""Of sysconfig; its other ones name the whole prefix, below which a project may lie."""
+_OF_THE_SYSTEM = (
+    *("/etc", "/bin", "/sbin", "/lib", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/share", "/usr/local/bin"),
+)
+"""https://refspecs.linuxfoundation.org/FHS_3.0/fhs/index.html; /usr/src and /usr/local hold people's own."""
+_ZEROFIT = str(Path(__file__).parents[3])
 
 
 def guard(folder: Path) -> None:
     """Note what this process and those forked from it are about to do to files, from now on.
 
     A file of the user's is copied before it is opened for writing. What would lose one for good ends the
-    process: it is too large to be copied, or it would be removed or renamed. So does what would train in a
-    process that nothing is seen of.
+    process: it is too large to be copied, or it would be removed or renamed. So does a program that is not
+    known to be harmless.
 
     Args:
         folder: the capture's own; its spec.json names under "roots" the folders and files that are the
@@ -64,7 +72,7 @@ def guard(folder: Path) -> None:
     watch = _Watch(folder.resolve(), roots=spec["roots"], caches=spec["caches"])
     sys.addaudithook(watch.hear)
     tell_of_native_files()
-    guard_processes(watch)
+    guard_processes(watch.refuse)
 
 
 class _Watch:
@@ -74,7 +82,7 @@ class _Watch:
         self._folder = folder
         self._roots = [os.path.realpath(path) for path in roots]
         self._caches = [os.path.realpath(path) for path in caches] + [str(folder)]
-        self._installed = (*installed_folders(), *_SYSTEM)
+        self._installed = (*_installed_folders(), *_SYSTEM)
         self._made: set[str] = set()
         self._known: set[tuple[str, Change]] = set()
         self._read: set[str] = set()
@@ -118,13 +126,8 @@ class _Watch:
             sys.stdout.flush()
         os._exit(EXIT_REFUSED)
 
-    def before_loss(self, path: str, verb: str) -> None:
-        """Refuse what would remove or rename a file or folder of the user's.
-
-        Args:
-            path: absolute; not followed where it is a link.
-            verb: "remove".
-        """
+    def _before_loss(self, path: str, verb: str) -> None:
+        """Refuse what would remove or rename a file or folder of the user's; a link is not followed."""
         if os.path.lexists(path) and self._is_guarded(path) and not self._is_made(path):
             self.refuse("would-overwrite", f"it would {verb} {path}")
 
@@ -132,8 +135,7 @@ class _Watch:
         if isinstance(path, int):
             return
         if flags & _WRITES:
-            only_adds = bool(flags & os.O_APPEND) and not flags & os.O_TRUNC
-            self._before_write(_whole(path), only_adds=only_adds, makes=bool(flags & os.O_CREAT))
+            self._before_write(_whole(path), makes=bool(flags & os.O_CREAT))
             return
         named = os.path.abspath(os.fsdecode(path))
         if named in self._read or self._num_read > MOST_READ:
@@ -154,11 +156,11 @@ class _Watch:
             self._before_write(_whole(database))
 
     def _remove(self, path: Any, folder: int) -> None:
-        self.before_loss(_itself(path, folder), "remove")
+        self._before_loss(_itself(path, folder), "remove")
 
     def _rename(self, path: Any, to: Any, folder: int, to_folder: int) -> None:
         source, target = _itself(path, folder), _itself(to, to_folder)
-        self.before_loss(source, "rename")
+        self._before_loss(source, "rename")
         if os.path.lexists(target) and not os.path.isdir(target):
             self._before_write(target)
         elif os.path.isdir(source) and not os.path.islink(source):
@@ -185,18 +187,16 @@ class _Watch:
             self._note(Change.REMOVED_FOLDER, place, status=os.stat(place))
 
     def _touch(self, path: Any, *_: Any) -> None:
-        if isinstance(path, int):
-            return
-        place = _whole(path)
-        if os.path.isfile(place) and not self._is_made(place):
-            self._note(Change.TOUCHED, place, status=os.stat(place))
+        """Keep a file whose times or rights change; one that is too large for a copy loses these alone."""
+        if not isinstance(path, int) and os.path.isfile(path) and os.path.getsize(path) <= _MOST_BYTES:
+            self._before_write(_whole(path))
 
     def _link(self, source: Any, target: Any, *folders: int) -> None:
         place = _itself(target, folders[-1])
         if not os.path.lexists(place):
             self._note(Change.MADE, place)
 
-    def _before_write(self, path: str, *, only_adds: bool = False, makes: bool = True) -> None:
+    def _before_write(self, path: str, *, makes: bool = True) -> None:
         if path in self._made or (path, Change.KEPT) in self._known or not self._is_guarded(path):
             return
         try:
@@ -207,14 +207,8 @@ class _Watch:
             return
         if not stat.S_ISREG(status.st_mode) or self._is_made(path):
             return
-        if status.st_size <= _MOST_BYTES:
-            self._keep(path, status)
-        elif only_adds:
-            self._note(Change.TOUCHED, path, status=status)
-        else:
+        if status.st_size > _MOST_BYTES:
             self.refuse("would-overwrite", f"it would overwrite {path}, of {status.st_size} bytes")
-
-    def _keep(self, path: str, status: os.stat_result) -> None:
         self._copies += 1
         copy = f"{os.getpid()}-{threading.get_ident()}-{self._copies}"
         try:
@@ -232,48 +226,46 @@ class _Watch:
     ) -> None:
         if (path, change) in self._known or not self._is_guarded(path):
             return
-        entry = Entry(change=change, path=path, copy=copy)
-        if status is not None:
-            entry = Entry(
-                change=change,
-                path=path,
-                copy=copy,
-                size=status.st_size,
-                mtime_ns=status.st_mtime_ns,
-                mode=stat.S_IMODE(status.st_mode),
-            )
+        entry = JournalEntry(
+            change=change,
+            path=path,
+            copy=copy,
+            size=status.st_size if status else 0,
+            mtime_ns=status.st_mtime_ns if status else 0,
+            mode=stat.S_IMODE(status.st_mode) if status else 0,
+        )
         append(self._folder, entry)
         self._learn(entry)
 
-    def _learn(self, entry: Entry) -> None:
+    def _learn(self, entry: JournalEntry) -> None:
         self._known.add((entry.path, entry.change))
         if entry.change in (Change.MADE, Change.MADE_FOLDER) and (entry.path, Change.KEPT) not in self._known:
             self._made.add(entry.path)
 
     def _is_made(self, path: str) -> bool:
-        """Whether the capture made a path, or a folder that it lies in, be it in another process."""
+        """True if the capture made a path, or a folder that it lies in, be it in another process."""
         entries, self._offset = read_entries(self._folder, offset=self._offset)
         for entry in entries:
             self._learn(entry)
         return path in self._made or any(str(parent) in self._made for parent in Path(path).parents)
 
     def _is_guarded(self, path: str) -> bool:
-        """Whether a path is the user's: the innermost of the named folders that it lies in decides."""
+        """True if a path is the user's: the innermost of the named folders that it lies in decides."""
         name = os.path.basename(path)
         if "/__pycache__" in path or path.startswith(_SYSTEM):
             return False
         if any(fnmatch.fnmatch(name, pattern) for pattern in _CACHES_ANYWHERE):
             return False
-        cache = innermost(path, self._caches)
-        return cache == 0 or innermost(path, self._roots) > cache
+        cache = _innermost(path, self._caches)
+        return cache == 0 or _innermost(path, self._roots) > cache
 
     def _note_read(self, path: str, *, is_of_hub: bool) -> None:
         """Note a file that may decide what the script trains, installed ones left out."""
         is_code = "/__pycache__/" in path
         if is_code:
             path = _source_of(path)
-        installed = innermost(path, self._installed)
-        if installed and installed >= innermost(path, self._roots):
+        installed = _innermost(path, self._installed)
+        if installed and installed >= _innermost(path, self._roots):
             return
         if os.path.isfile(path) and (is_code or is_of_hub or self._is_guarded(path)):
             self._num_read += 1
@@ -281,7 +273,7 @@ class _Watch:
 
 
 def _decides(path: str) -> bool:
-    """Return whether a file in a cache decides what a script makes: a configuration, or a hub's revision."""
+    """True if a file in a cache decides what a script makes: a configuration, or a hub's revision."""
     return os.path.basename(path) == "config.json" or "/refs/" in path
 
 
@@ -296,14 +288,23 @@ def _whole(path: Any) -> str:
 
 
 def _itself(path: Any, folder: int) -> str:
-    """Return where a path lies, without following it where it is a link itself.
-
-    Args:
-        path: as it was given.
-        folder: descriptor of the folder that it is relative to; -1 for the current one.
-    """
+    """Return where a path in a folder, -1 for the current one, lies; a link itself is not followed."""
     text = os.fsdecode(path)
     if folder >= 0:
         text = os.path.join(os.path.realpath(f"/proc/self/fd/{folder}"), text)
     parent, name = os.path.split(text.rstrip("/") or "/")
     return os.path.join(os.path.realpath(parent), name)
+
+
+def _installed_folders() -> tuple[str, ...]:
+    """Return the folders of what is installed, each as it is named and as links lead to it."""
+    paths = sysconfig.get_paths()
+    named = {*(paths[kind] for kind in _PATHS), *site.getsitepackages(), *_OF_THE_SYSTEM, _ZEROFIT}
+    if user := site.getusersitepackages():
+        named.add(user)
+    return tuple(sorted(named | {os.path.realpath(path) for path in named}))
+
+
+def _innermost(path: str, folders: tuple[str, ...] | list[str]) -> int:
+    """Return the length of the innermost of some folders that a path lies in; 0 for none."""
+    return max((len(one) for one in folders if f"{path}/".startswith(one.rstrip("/") + "/")), default=0)

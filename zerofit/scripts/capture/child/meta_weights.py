@@ -16,11 +16,12 @@ from zerofit.core.upstream.transformers import (
     note_guessed_dtype,
 )
 from zerofit.scripts.capture.child import meta_weights
+from zerofit.scripts.on_import import around
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.scripts.capture.child.observations import Seen
+    from zerofit.scripts.capture.child.observations import Observations
 
 LOADED = "_zerofit_loaded"
 """Marks a model that from_pretrained made."""
@@ -29,15 +30,11 @@ _PLACES = ("device_map", "max_memory", "offload_folder", "offload_state_dict", "
 _TAKEN_AS_FP32 = "the weights are taken to be float32: neither config.json nor a file here says"
 
 
-def install(module: Any, seen: Seen) -> None:
+def install(module: Any, seen: Observations) -> None:
     """Let every model of transformers be built without weights, however the script makes it.
 
     from_pretrained stays transformers' own but for what reads weights, so that its rules for data types,
     configurations and quantization hold.
-
-    Args:
-        module: transformers.modeling_utils, before any model's class is made.
-        seen: the capture.
     """
     _build_on_meta(module.PreTrainedModel)
     _load_nothing(module, seen)
@@ -84,7 +81,7 @@ def _enter_meta(stack: ExitStack) -> None:
         stack.enter_context(safe_operations())
 
 
-def _load_nothing(module: Any, seen: Seen) -> None:
+def _load_nothing(module: Any, seen: Observations) -> None:
     model_class = module.PreTrainedModel
     original = model_class.from_pretrained.__func__
 
@@ -104,12 +101,13 @@ def _load_nothing(module: Any, seen: Seen) -> None:
     leave_weights_unread(model_class)
 
 
-def _quantize_where_possible(module: Any, seen: Seen) -> None:
+def _quantize_where_possible(module: Any, seen: Observations) -> None:
     """Keep quantization that can be prepared here; leave out what asks for a GPU or a package."""
-    original = module.get_hf_quantizer
 
-    @functools.wraps(original)
-    def get_quantizer(config: Any, said: Any, device_map: Any, *args: Any, **kwargs: Any) -> Any:
+    @around(module, "get_hf_quantizer")
+    def get_quantizer(
+        original: Any, config: Any, said: Any, device_map: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         is_asked = said is not None or getattr(config, "quantization_config", None) is not None
         seen.quantized = seen.quantized or is_asked
         try:
@@ -121,29 +119,25 @@ def _quantize_where_possible(module: Any, seen: Seen) -> None:
                 del config.quantization_config
         return quantizer, config, None
 
-    module.get_hf_quantizer = get_quantizer
-
 
 def _resize_without_values(model_class: Any) -> None:
     """New rows of an embedding are drawn around the mean of the old ones, which has no value here."""
-    original = model_class.resize_token_embeddings
 
-    @functools.wraps(original)
+    @around(model_class, "resize_token_embeddings")
     def resize(
-        self: Any, new_num_tokens: Any = None, pad_to_multiple_of: Any = None, mean_resizing: bool = True
+        original: Any,
+        self: Any,
+        new_num_tokens: Any = None,
+        pad_to_multiple_of: Any = None,
+        mean_resizing: bool = True,
     ) -> Any:
         embeddings = self.get_input_embeddings()
         is_meta = embeddings is not None and embeddings.weight.is_meta
         return original(self, new_num_tokens, pad_to_multiple_of, mean_resizing and not is_meta)
 
-    model_class.resize_token_embeddings = resize
-
 
 def unloaded_bytes(error: BaseException) -> int | None:
     """Return the bytes of the parameters without values of the models of transformers that live.
-
-    Args:
-        error: what the script raised; it holds the models that it was raised from.
 
     Returns:
         None where a model was not made to its end, so that nobody knows.

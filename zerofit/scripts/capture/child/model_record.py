@@ -17,26 +17,22 @@ from zerofit.models.trace.live import main_dtype
 from zerofit.scripts.capture.child.meta_weights import LOADED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def captured_model(
     model: Any, *, passes_num_items: bool, quantized: bool, shows_loading: bool = False
 ) -> CapturedModel:
-    """Return what is known of a model.
-
-    Args:
-        model: the nn.Module that is trained, unwrapped.
-        passes_num_items: whether its loss is divided by num_items_in_batch.
-        quantized: whether the script asked for quantized weights.
-        shows_loading: whether a model that from_pretrained made is marked so.
-    """
+    """Return what is known of a model."""
     from transformers import PreTrainedModel
 
     base = base_of(model)
     is_transformers = isinstance(base, PreTrainedModel)
-    config = _config_of(base) if is_transformers else {}
-    name = _name_of(base, is_transformers=is_transformers)
+    config, name = {}, ""
+    if is_transformers:
+        config = json.loads(json.dumps(base.config.to_dict(), default=str))
+        name = str(getattr(base, "name_or_path", "") or name_or_path_of(base.config) or "")
+    name = name or type(base).__name__
     dtype = _dtype_name(main_dtype(model.parameters()) or "float32")
     modules = tuple(_modules(model))
     return CapturedModel(
@@ -60,26 +56,13 @@ def captured_model(
 
 def base_of(model: Any) -> Any:
     """Return the model that peft has adapted; any other model is its own."""
-    return (
-        model.get_base_model()
-        if hasattr(model, "peft_config") and hasattr(model, "get_base_model")
-        else model
-    )
+    is_adapted = hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+    return model.get_base_model() if is_adapted else model
 
 
 def class_path(kind: type) -> str:
     """Return module and class."""
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _config_of(base: Any) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads(json.dumps(base.config.to_dict(), default=str))
-    return config
-
-
-def _name_of(base: Any, *, is_transformers: bool) -> str:
-    said = (getattr(base, "name_or_path", "") or name_or_path_of(base.config)) if is_transformers else ""
-    return str(said or type(base).__name__)
 
 
 def _facts(model: Any, base: Any, name: str, config: dict[str, Any]) -> ModelFacts:
@@ -167,12 +150,7 @@ Source: their forward passes, transformers 5.23.
 
 
 def mixing_modules(model: Any, base: Any) -> tuple[str, ...]:
-    """Return the names of what makes a batch's samples depend on each other in training.
-
-    Args:
-        model: the nn.Module that is trained.
-        base: the model that peft has adapted, else the same.
-    """
+    """Return the names of what makes a batch's samples depend on each other in training."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     # One that the script holds in evaluation mode uses its running statistics.
@@ -202,3 +180,34 @@ def mixing_loss(model_class: type) -> str:
         return "contrastive_loss"
     names = (one.__name__ for one in model_class.__mro__)
     return next((_MIXING_LOSSES[name] for name in names if name in _MIXING_LOSSES), "")
+
+
+def _living_modules() -> list[Any]:
+    """Return every nn.Module that Python holds."""
+    import gc
+
+    import torch
+
+    return [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+
+
+def outermost(is_wanted: Callable[[Any], bool]) -> Any:
+    """Return a living module of a kind that is part of no other of that kind; None without one."""
+    found = [module for module in _living_modules() if is_wanted(module)]
+    inner = {id(part) for module in found for part in list(module.modules())[1:]}
+    return next((module for module in found if id(module) not in inner), None)
+
+
+def other_weight_bytes(model: Any) -> int:
+    """Return the bytes of the parameters of all modules but the trained one: of teachers, encoders ..."""
+    import gc
+
+    gc.collect()  # modules that the script has dropped often hold themselves
+    own = {id(one) for one in model.parameters()}
+    others = {
+        id(one): one.numel() * one.element_size()
+        for module in _living_modules()
+        for one in module._parameters.values()
+        if one is not None and id(one) not in own
+    }
+    return sum(others.values())

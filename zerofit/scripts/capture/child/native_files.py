@@ -14,65 +14,60 @@ from typing import Any
 from zerofit.scripts.on_import import when_imported
 
 _WRITTEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-_READS = ("r", "rb")
-_NAMES = ("name", "filename", "path", "where", "file", "dest", "output_file", "source")
-"""What these functions call the argument that is a path."""
-_POLARS = (
-    "write_parquet",
-    "write_csv",
-    "write_ipc",
-    "write_ndjson",
-    "write_json",
-    "write_avro",
-    "write_excel",
+_WRITERS = (
+    ("torch.serialization", "_open_zipfile_writer_file.__init__", 1),
+    ("safetensors.numpy", "serialize_file", 1),
+    ("safetensors.torch", "serialize_file", 1),
+    ("tokenizers", "Tokenizer.save", 1),
+    ("pyarrow", "output_stream", 0),
+    ("pyarrow.parquet.core", "ParquetWriter.__init__", 1),
+    ("pyarrow.feather", "write_feather", 1),
+    ("pyarrow.csv", "write_csv", 1),
+    ("h5py._hl.files", "File.__init__", 1),
+    ("cv2", "imwrite", 0),
+    *(
+        ("polars", f"DataFrame.write_{kind}", 1)
+        for kind in ("parquet", "csv", "ipc", "ndjson", "json", "avro", "excel")
+    ),
 )
+"""Module, function, and the place of its argument that is a path."""
+_NAMES = ("name", "filename", "path", "where", "file", "dest", "output_file", "source")
+"""What these functions call that argument."""
 
 
 def tell_of_native_files() -> None:
     """Have each of these functions raise the event that Python's open() raises, before it writes."""
-    when_imported("torch.serialization", lambda module: _before(module._open_zipfile_writer_file, "__init__"))
-    when_imported("safetensors.numpy", lambda module: _before(module, "serialize_file"))
-    when_imported("safetensors.torch", lambda module: _before(module, "serialize_file"))
-    when_imported("tokenizers", lambda module: _before(module.Tokenizer, "save"))
-    when_imported("pyarrow.parquet.core", lambda module: _before(module.ParquetWriter, "__init__"))
-    when_imported("pyarrow.feather", lambda module: _before(module, "write_feather"))
-    when_imported("pyarrow.csv", lambda module: _before(module, "write_csv"))
+    for module, name, at in _WRITERS:
+        when_imported(module, functools.partial(_before, name=name, at=at))
     when_imported("pyarrow", _before_os_file)
-    when_imported("h5py._hl.files", lambda module: _before(module.File, "__init__", mode_at=2))
-    when_imported("cv2", lambda module: _before(module, "imwrite", at=0))
-    when_imported("polars", _before_polars)
 
 
-def tell_of_write(path: str | bytes | os.PathLike[str]) -> None:
-    """Raise the event of a file that is opened to be written anew."""
-    sys.audit("open", path, "wb", _WRITTEN)
-
-
-def _before(holder: Any, name: str, *, at: int = 1, mode_at: int | None = None) -> None:
-    """Have a function tell of each path among its arguments, before it runs.
-
-    Args:
-        holder: the module or class.
-        name: of the function.
-        at: place of the argument that is a path; 1 where self or what is written comes first.
-        mode_at: place of the one that says "r" where nothing is written; None where it always writes.
-    """
-    original = getattr(holder, name)
+def _before(module: Any, *, name: str, at: int) -> None:
+    *holders, last = name.split(".")
+    holder = functools.reduce(getattr, holders, module)
+    original = getattr(holder, last, None)
+    if original is None:  # another release
+        return
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = (args[at] if len(args) > at else None, *(kwargs.get(one) for one in _NAMES))
-        if mode_at is None or _mode(args, kwargs, mode_at) not in _READS:
-            for path in given:
-                if isinstance(path, (str, bytes, os.PathLike)):
-                    tell_of_write(path)
+        if not _only_reads(name, args, kwargs):
+            for path in (*args[at : at + 1], *(kwargs.get(one) for one in _NAMES)):
+                _tell_of_write(path)
         return original(*args, **kwargs)
 
-    setattr(holder, name, call)
+    setattr(holder, last, call)
 
 
-def _mode(args: tuple[Any, ...], kwargs: dict[str, Any], at: int) -> Any:
-    return args[at] if len(args) > at else kwargs.get("mode", "r")
+def _only_reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    mode = args[2] if len(args) > 2 else kwargs.get("mode", "r")
+    return name == "File.__init__" and mode == "r"
+
+
+def _tell_of_write(path: Any) -> None:
+    """Raise the event of a file that is opened to be written anew."""
+    if isinstance(path, (str, bytes, os.PathLike)):
+        sys.audit("open", path, "wb", _WRITTEN)
 
 
 def _before_os_file(module: Any) -> None:
@@ -83,15 +78,8 @@ def _before_os_file(module: Any) -> None:
             """Nothing is left to do: the compiled class opens the file in __new__."""
 
         def __new__(cls, path: Any, mode: str = "r", memory_pool: Any = None) -> Any:
-            if mode not in _READS:
-                tell_of_write(path)
+            if mode not in ("r", "rb"):
+                _tell_of_write(path)
             return super().__new__(cls, path, mode, memory_pool)
 
     module.OSFile = OSFile
-    _before(module, "output_stream", at=0)
-
-
-def _before_polars(module: Any) -> None:
-    for name in _POLARS:
-        if hasattr(module.DataFrame, name):
-            _before(module.DataFrame, name)

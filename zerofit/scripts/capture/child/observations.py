@@ -9,33 +9,32 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from zerofit.core.capture import Capture
-    from zerofit.core.command import Route
 
 
 @dataclass(slots=True, kw_only=True)
-class Spec:
+class CaptureSpec:
     """What the parent asks for: FOLDER/spec.json."""
 
     weights: str = "meta"
     """"meta": no model of transformers gets weights; "real": all are loaded and initialised as ever."""
     num_batches: int
     """Batches of which the shapes are recorded."""
-    serve: tuple[int, int] | None = None
+    serve: Sequence[int] | None = None
     """File descriptors for reading requests and writing answers; None ends after the capture."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Seen:
+class Observations:
     """One capture on its way."""
 
     folder: Path
     """Where capture.json or failure.json goes."""
     target: tuple[str, ...]
-    spec: Spec
+    spec: CaptureSpec
     pid: int = field(default_factory=os.getpid)
     """Of the process that captures: what it forks runs on unhindered."""
     started: float = field(default_factory=time.monotonic)
@@ -58,7 +57,7 @@ class Seen:
     on_failure: Callable[[BaseException | None], None] | None = None
     """Ends the capture with what is known already; set where a Trainer's loop has begun."""
     is_ending: bool = False
-    """Whether the capture is complete, and models are run by zerofit alone."""
+    """True if the capture is complete, and models are run by zerofit alone."""
 
     def note(self, text: str) -> None:
         """Keep a sentence for the capture's notes, once."""
@@ -67,7 +66,7 @@ class Seen:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process that captures, and no fork of it."""
+        """True if this is the process that captures, and no fork of it."""
         return os.getpid() == self.pid
 
     def optimizers(self) -> Iterator[Any]:
@@ -89,5 +88,4 @@ class Live:
     """The nn.Module that the script trains, unwrapped, on meta or with its weights."""
     batch: tuple[tuple[Any, ...], dict[str, Any]]
     """Arguments of the first forward pass in training: positional ones and those by name."""
-    route: Route
     capture: Capture

@@ -37,7 +37,7 @@ def install() -> None:
 
 
 def is_reading(name: str) -> bool:
-    """Return whether a method of HfApi changes nothing on the hub."""
+    """True if a method of HfApi changes nothing on the hub."""
     return bool(_READS.search(name))
 
 

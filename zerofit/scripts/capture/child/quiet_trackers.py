@@ -78,12 +78,7 @@ class Config(dict[str, Any]):
 
 
 def silent_run(name: str = "", config: Any = None) -> Any:
-    """Return a run, or an accelerate tracker, that takes everything and keeps its configuration.
-
-    Args:
-        name: of the tracker.
-        config: what the script begins it with.
-    """
+    """Return a run, or an accelerate tracker, that takes everything and keeps its configuration."""
     run = MagicMock()
     run.name = run.id = run.project = name or "run"
     run.info.run_id = run.info.run_name = "run"

@@ -7,22 +7,18 @@ import resource
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from zerofit.core.capture import Capture
 from zerofit.core.command import Route
 from zerofit.core.upstream.accelerate import prepared_models, prepared_optimizers, prepared_schedulers
 from zerofit.core.upstream.transformers import COUNTS_ITEMS, TRAINER_LOOP
 from zerofit.scripts.capture.child import batches as reading
-from zerofit.scripts.capture.child.exit import leave_captured, leave_failed, place_in_script
-from zerofit.scripts.capture.child.failures import needs_values
-from zerofit.scripts.capture.child.lengths import captured_lengths
-from zerofit.scripts.capture.child.living import other_weight_bytes
-from zerofit.scripts.capture.child.manual_accumulation import accumulates_by_hand
-from zerofit.scripts.capture.child.model_record import base_of, captured_model, class_path
-from zerofit.scripts.capture.child.num_items import passes_num_items
+from zerofit.scripts.capture.child.loss_division import passes_num_items
+from zerofit.scripts.capture.child.model_record import base_of, captured_model, class_path, other_weight_bytes
 from zerofit.scripts.capture.child.observations import Live
-from zerofit.scripts.capture.child.source import calls_of_script, own_sources
+from zerofit.scripts.capture.child.outcome import leave_captured, leave_failed, needs_values, place_in_script
+from zerofit.scripts.capture.child.script_source import called_methods, manual_accumulation, own_sources
 from zerofit.scripts.capture.child.training_record import (
     captured_loader,
     captured_optimizers,
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from zerofit.core.capture import CapturedLoader
-    from zerofit.scripts.capture.child.observations import Seen
+    from zerofit.scripts.capture.child.observations import Observations
 
 _LOOP = (
     *("compute_loss", "create_optimizer", "create_optimizer_and_scheduler", "create_scheduler"),
@@ -44,35 +40,31 @@ _LOOP = (
 """Methods of Trainer that make its loop (transformers 5.23, trainer.py)."""
 
 
-def finish(
-    seen: Seen,
-    accelerator: Any,
-    model: Any,
-    batch: tuple[tuple[Any, ...], dict[str, Any]] | None,
-    *,
-    route: Route,
-) -> NoReturn:
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""Of a forward pass: by place, and by name."""
+
+
+def finish(seen: Observations, accelerator: Any, model: Any, batch: Arguments | None) -> NoReturn:
     """Write what was seen and end the process.
 
     Args:
         seen: the capture.
-        accelerator: the one that prepared the model.
+        accelerator: of the model.
         model: what the script calls, prepared.
         batch: arguments of the forward pass; None takes the DataLoader's first batch for them.
-        route: whose loop it is.
     """
     try:
         frame = sys._getframe(1)
         seen.on_failure = None  # from here on a failure is one of the capture
         seen.is_ending = True
-        found = _found(seen, accelerator, model, batch, route, frame)
+        found = _found(seen, accelerator, model, batch, frame)
         capture = _capture(seen, found)
-        leave_captured(seen, Live(model=found.model, batch=found.batch, route=route, capture=capture))
+        leave_captured(seen, Live(model=found.model, batch=found.batch, capture=capture))
     except BaseException as error:  # the script must not go on: what catches it there would train
         _leave_broken(seen, error)
 
 
-def _leave_broken(seen: Seen, error: BaseException) -> NoReturn:
+def _leave_broken(seen: Observations, error: BaseException) -> NoReturn:
     try:
         kind = "needs-values" if needs_values(seen, error) else "raised"
         said = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -95,24 +87,19 @@ class _Found:
     """The DataLoader of the training loop, or None."""
     captured_loader: CapturedLoader | None
     """The same, before its batches were read."""
-    batch: tuple[tuple[Any, ...], dict[str, Any]]
-    """Arguments of the first forward pass."""
-    more: tuple[Any, ...]
+    batch: Arguments
+    """Of the first forward pass."""
+    more: list[Any]
     """The batches behind it."""
-    route: Route
     frame: FrameType
     """Of what called finish()."""
 
 
 def _found(
-    seen: Seen,
-    accelerator: Any,
-    model: Any,
-    batch: tuple[tuple[Any, ...], dict[str, Any]] | None,
-    route: Route,
-    frame: FrameType,
+    seen: Observations, accelerator: Any, model: Any, batch: Arguments | None, frame: FrameType
 ) -> _Found:
-    trainer = _trainer_of(seen, accelerator)
+    trainers = (one for one in seen.trainers if getattr(one, "accelerator", None) is accelerator)
+    trainer = next(trainers, None)
     loader = _loader(seen, accelerator, trainer)
     own_loader = captured_loader(loader) if loader is not None else None
     read: list[Any] = []
@@ -125,24 +112,18 @@ def _found(
         loader=loader,
         captured_loader=own_loader,
         batch=batch if batch is not None else _as_arguments(read[0] if read else {}),
-        more=tuple(read[1:]),
-        route=route,
+        more=read[1:],
         frame=frame,
     )
 
 
-def _as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _as_arguments(batch: Any) -> Arguments:
     if hasattr(batch, "items"):
         return (), dict(batch.items())
     return (tuple(batch), {}) if isinstance(batch, (list, tuple)) else ((batch,), {})
 
 
-def _trainer_of(seen: Seen, accelerator: Any) -> Any:
-    found = (one for one in seen.trainers if getattr(one, "accelerator", None) is accelerator)
-    return next(found, None)
-
-
-def _loader(seen: Seen, accelerator: Any, trainer: Any) -> Any:
+def _loader(seen: Observations, accelerator: Any, trainer: Any) -> Any:
     """Return the DataLoader of the training loop."""
     active = accelerator.gradient_state.active_dataloader
     if active is not None and hasattr(active, "dataset"):
@@ -151,15 +132,16 @@ def _loader(seen: Seen, accelerator: Any, trainer: Any) -> Any:
     return getattr(handler, "train_dataloader", None) or seen.loader
 
 
-def _capture(seen: Seen, found: _Found) -> Capture:
+def _capture(seen: Observations, found: _Found) -> Capture:
     accelerator, trainer, model = found.accelerator, found.trainer, found.model
     padding = _padding(model)
     given = reading.nested(*found.batch)
     batches = tuple(reading.captured_batch(one, padding=padding) for one in (given, *found.more))
     arguments = _arguments(trainer)
-    calls = calls_of_script()
+    sources = own_sources()
+    calls = called_methods(sources)
     passes = _passes(seen, trainer, model, found.batch)
-    by_hand = accumulates_by_hand(seen, own_sources(), found.frame) if trainer is None else None
+    manual = manual_accumulation(seen, sources, found.frame) if trainer is None else None
     prepared = {
         id(getattr(one, "optimizer", one)) for each in seen.accelerators for one in prepared_optimizers(each)
     }
@@ -170,7 +152,7 @@ def _capture(seen: Seen, found: _Found) -> Capture:
         scheduled.add(id(getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)))
     return Capture(
         target=seen.target,
-        route=found.route,
+        route=Route.ACCELERATE if trainer is None else Route.TRAINER,
         stopped_at=place_in_script(found.frame),
         model=captured_model(
             model,
@@ -180,21 +162,23 @@ def _capture(seen: Seen, found: _Found) -> Capture:
         ),
         optimizers=captured_optimizers(seen.optimizers(), prepared),
         schedulers=captured_schedulers(
-            seen.schedulers(), scheduled, num_steps=_positive(getattr(trainer, "state", None))
+            seen.schedulers(), scheduled, num_steps=_positive(trainer and trainer.state.max_steps)
         ),
         loader=found.captured_loader,
         batches=batches,
-        lengths=captured_lengths(found.loader, batches, most=_most_tokens(arguments)),
+        lengths=reading.captured_lengths(found.loader, batches, most=_positive(arguments.get("max_length"))),
         micro_batch_size=_micro_batch(arguments, found.captured_loader, reading.num_samples(given)),
-        gradient_accumulation_steps=_accumulation(accelerator, arguments),
+        gradient_accumulation_steps=int(
+            arguments.get("gradient_accumulation_steps") or accelerator.gradient_accumulation_steps
+        ),
         splits_batches=bool(accelerator.split_batches),
         accumulates=seen.accumulates,
-        accumulates_by_hand=by_hand,
+        accumulates_by_hand=manual,
         mixed_precision=str(accelerator.mixed_precision),
         names_precision=trainer is None and getattr(accelerator, "_zerofit_names_precision", False),
         max_grad_norm=arguments.get("max_grad_norm"),
         seed=_seed(seen, arguments),
-        num_models=_num_models(accelerator),
+        num_models=max(1, len({id(one) for one in prepared_models(accelerator)})),
         other_weight_bytes=other_weight_bytes(model),
         trainer_class=class_path(type(trainer)) if trainer is not None else "",
         trainer_arguments=arguments,
@@ -222,8 +206,8 @@ def _arguments(trainer: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _passes(seen: Seen, trainer: Any, model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-    """Return whether the loss that is trained on is divided by num_items_in_batch."""
+def _passes(seen: Observations, trainer: Any, model: Any, batch: Arguments) -> bool:
+    """True if the loss that is trained on is divided by num_items_in_batch."""
     if trainer is not None and (trainer.label_smoother is not None or trainer.compute_loss_func is not None):
         seen.note("the loss is made outside of the model: it is not asked whether the model scales it")
         return False
@@ -233,15 +217,8 @@ def _passes(seen: Seen, trainer: Any, model: Any, batch: tuple[tuple[Any, ...], 
     return bool(answer)
 
 
-def _positive(state: Any) -> int | None:
-    steps = getattr(state, "max_steps", 0)
-    return steps if steps and steps > 0 else None
-
-
-def _most_tokens(arguments: dict[str, Any]) -> int | None:
-    """Return where a trainer of TRL cuts samples, be it in its collator."""
-    most = arguments.get("max_length")
-    return most if isinstance(most, int) and most > 0 else None
+def _positive(number: Any) -> int | None:
+    return number if isinstance(number, int) and number > 0 else None
 
 
 def _micro_batch(arguments: dict[str, Any], loader: Any, given: int | None) -> int | None:
@@ -258,21 +235,13 @@ def _micro_batch(arguments: dict[str, Any], loader: Any, given: int | None) -> i
     return int(said) if is_short else given
 
 
-def _accumulation(accelerator: Any, arguments: dict[str, Any]) -> int:
-    return int(arguments.get("gradient_accumulation_steps") or accelerator.gradient_accumulation_steps)
-
-
-def _seed(seen: Seen, arguments: dict[str, Any]) -> int | None:
+def _seed(seen: Observations, arguments: dict[str, Any]) -> int | None:
     import torch
 
     if "seed" in arguments:
         return int(arguments["seed"])
     seed = int(torch.initial_seed())
     return None if seed == seen.default_seed else seed
-
-
-def _num_models(accelerator: Any) -> int:
-    return max(1, len({id(model) for model in prepared_models(accelerator)}))
 
 
 def _overrides(trainer: Any) -> tuple[str, ...]:

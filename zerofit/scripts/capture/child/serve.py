@@ -16,37 +16,30 @@ from zerofit.models.trace.live import trace_live
 
 if TYPE_CHECKING:
     from zerofit.core.allocation_log import Trace
-    from zerofit.core.capture import Capture
     from zerofit.scripts.capture.child.observations import Live
 
 
-def serve(live: Live, capture: Capture, reader: TextIO, writer: TextIO) -> None:
+def serve(live: Live, reader: TextIO, writer: TextIO) -> None:
     """Answer each line of requests by one line, up to the end of the file.
 
     A request is {"request": the fields of a TraceRequest, "path": the file to write}; its answer is
     {"ok": true}, or {"error": {"id", "summary", "found", "why", "fix"}}.
-
-    Args:
-        live: the model and its first batch.
-        capture: what was recorded of them.
-        reader: where requests come from.
-        writer: where answers go.
     """
     set_device_guard()
     for line in reader:
         # In a thread of its own, to which no mode of the script or the capture reaches: autocast, default
         # devices, gradients switched off.
         with ThreadPoolExecutor(max_workers=1) as thread:
-            answer = thread.submit(_answer, live, capture, line).result()
+            answer = thread.submit(_answer, live, line).result()
         writer.write(json.dumps(answer) + "\n")
         writer.flush()
 
 
-def _answer(live: Live, capture: Capture, line: str) -> dict[str, Any]:
+def _answer(live: Live, line: str) -> dict[str, Any]:
     try:
         asked = json.loads(line)
         path = Path(asked["path"])
-        write_trace(path, _trace(live, capture, _request_of(asked["request"])))
+        write_trace(path, _trace(live, asked["request"]))
         if not path.exists():
             raise OSError(f"nothing was written to {path}")
     except UserError as error:
@@ -57,17 +50,14 @@ def _answer(live: Live, capture: Capture, line: str) -> dict[str, Any]:
     return {"ok": True}
 
 
-def _request_of(fields: dict[str, Any]) -> TraceRequest:
+def _trace(live: Live, fields: dict[str, Any]) -> Trace:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(TraceRequest).validate_json(json.dumps(fields))
-
-
-def _trace(live: Live, capture: Capture, request: TraceRequest) -> Trace:
+    capture = live.capture
     return trace_live(
         live.model,
         live.batch,
-        request,
+        TypeAdapter(TraceRequest).validate_json(json.dumps(fields)),
         has_tokens=capture.lengths is not None,
         has_samples=capture.micro_batch_size is not None,
         micro_batch_size=capture.micro_batch_size,

@@ -13,42 +13,27 @@ if TYPE_CHECKING:
 _STEPS = ("total_steps", "T_max", "total_iters")
 """How schedulers of torch name the steps that they were made for (torch/optim/lr_scheduler.py)."""
 
-_RANDOM_COLLATORS = frozenset(
-    {
-        "transformers.DataCollatorForPermutationLanguageModeling",
-        "zerofit.SeededMasks",
-        "zerofit.WholeWordCollator",
-    }
-)
+_RANDOM_COLLATORS = {
+    "transformers.DataCollatorForPermutationLanguageModeling",
+    "zerofit.SeededMasks",
+    "zerofit.WholeWordCollator",
+}
 """Collators that mask at random (transformers 5.23, data/data_collator.py; zerofit/data/)."""
-_FIXED_COLLATORS = frozenset(
-    {
-        "torch.default_collate",
-        "torch.default_convert",
-        "transformers.default_data_collator",
-        "transformers.DefaultDataCollator",
-        "transformers.DataCollatorWithPadding",
-        "transformers.DataCollatorWithFlattening",
-        "transformers.DataCollatorForTokenClassification",
-        "transformers.DataCollatorForSeq2Seq",
-        "transformers.DataCollatorForMultipleChoice",
-        "zerofit.CausalCollator",
-        "zerofit.FlatDocuments",
-        "zerofit.PackedRows",
-    }
-)
+_FIXED_COLLATORS = {
+    *("torch.default_collate", "torch.default_convert"),
+    *("transformers.default_data_collator", "transformers.DefaultDataCollator"),
+    *("transformers.DataCollatorWithPadding", "transformers.DataCollatorWithFlattening"),
+    *("transformers.DataCollatorForTokenClassification", "transformers.DataCollatorForSeq2Seq"),
+    *("transformers.DataCollatorForMultipleChoice", "zerofit.CausalCollator", "zerofit.FlatDocuments"),
+    "zerofit.PackedRows",
+}
 """Collators that draw no random numbers (torch/utils/data/_utils/collate.py, and the same files)."""
 
 
 def captured_optimizers(
     optimizers: Iterable[Any], prepared: Collection[int]
 ) -> tuple[CapturedOptimizer, ...]:
-    """Return what is known of optimizers.
-
-    Args:
-        optimizers: those of the script, as torch knows them.
-        prepared: ids of those that went through prepare().
-    """
+    """Return what is known of optimizers, given the ids of those that went through prepare()."""
     return tuple(
         CapturedOptimizer(
             class_path=class_path(type(one)),
@@ -76,7 +61,7 @@ def captured_schedulers(
     """Return what is known of learning-rate schedulers.
 
     Args:
-        schedulers: those of the script, as torch knows them.
+        schedulers: those of the script.
         prepared: ids of those that went through prepare(), or belong to a Trainer.
         num_steps: of a Trainer, where the scheduler itself does not say.
     """
@@ -134,13 +119,11 @@ def _name_of(collator: Any) -> str:
 
 
 def _draws_random(collator: Any) -> bool | None:
-    """Return whether a collator draws random numbers; None for one that is no library's own."""
+    """True if a collator draws random numbers; None for one that is no library's own."""
     package = (getattr(collator, "__module__", None) or "").partition(".")[0]
     name = f"{package}.{_name_of(collator)}"
     if name == "transformers.DataCollatorForLanguageModeling":
         return bool(collator.mlm)
-    if name == "zerofit.FixedRows":
-        return _draws_random(collator.makes)
     return False if name in _FIXED_COLLATORS else True if name in _RANDOM_COLLATORS else None
 
 

@@ -1,0 +1,78 @@
+"""What a file is taken for, by its suffix and its keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerofit.checking.inputs.file_kinds import format_of, kind_of
+from zerofit.configs.document import FileKind, Format
+from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.configs.text.read import read_document
+
+_SCHEMAS = load_schemas()
+_ARGUMENTS = "arguments of Trainer, or a training recipe"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("ds_config.json", "", Format.JSON),
+        ("DS_CONFIG.JSON", "", Format.JSON),
+        ("ds_config.hjson", "", Format.HJSON),
+        ("ds_config.json.template", "", Format.JSON),
+        ("accelerate.yaml", "", Format.YAML),
+        ("accelerate.yml", "", Format.YAML),
+        ("v1.2/ds_config", '\n{"bf16": {}}', Format.JSON),
+        ("hostfile", "node0 slots=8", None),
+        ("launch.sh", "#!/bin/sh", None),
+    ],
+)
+def test_language(name: str, text: str, expected: Format | None) -> None:
+    assert format_of(name, text) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("ds.json", '{"zero_optimization": {"stage": 3}}', FileKind.DEEPSPEED),
+        ("ds.json", "{}", FileKind.DEEPSPEED),
+        ("ds.json", '{"zero_optimisation": {"stage": 3}}', FileKind.DEEPSPEED),
+        ("ds.json", '{"bf16": {"enabled": true}}', FileKind.DEEPSPEED),
+        ("ds.json", '{"gradient_accumulation_steps": 4}', FileKind.DEEPSPEED),
+        ("ds.hjson", "{bf16: {enabled: true}, train_batch_size: 8}", FileKind.DEEPSPEED),
+        ("acc.yaml", "distributed_type: DEEPSPEED", FileKind.ACCELERATE),
+        ("acc.yaml", "distributed_tpye: DEEPSPEED", FileKind.ACCELERATE),
+        ("acc.yaml", "mixed_precision: bf16", FileKind.ACCELERATE),
+        ("acc.json", '{"distributed_type": "DEEPSPEED", "num_processes": 8}', FileKind.ACCELERATE),
+        ("args.json", '{"output_dir": "out", "bf16": true, "deepspeed": "ds.json"}', _ARGUMENTS),
+        ("args.json", '{"bf16": true}', _ARGUMENTS),
+        ("recipe.yaml", "model_name_or_path: m\nstage: sft\ndeepspeed: ds.json\nbf16: true", _ARGUMENTS),
+        ("recipe.yml", "base_model: m\nsequence_len: 4096\noptimizer: adamw_torch", _ARGUMENTS),
+        (
+            "plan.json",
+            '{"strategy": {}, "topology": {}, "machine": {}, "versions": {}, "version": 1}',
+            "a plan of zerofit",
+        ),
+        (
+            "fsdp.json",
+            '{"fsdp_transformer_layer_cls_to_wrap": "Block", "backward_prefetch": "backward_pre"}',
+            "an FSDP configuration of Trainer",
+        ),
+        ("config.json", '{"model_type": "llama", "hidden_size": 64}', "a model's config.json"),
+        (
+            "adapter_config.json",
+            '{"peft_type": "LORA", "r": 8, "lora_alpha": 16}',
+            "an adapter's configuration",
+        ),
+        ("package.json", '{"name": "x", "version": "1", "dependencies": {}}', "a package.json"),
+        ("job.yaml", "apiVersion: batch/v1\nkind: Job\nmetadata: {}\nspec: {}", "a Kubernetes manifest"),
+        (
+            "ds.yaml",
+            "zero_optimization: {stage: 2}\ntrain_batch_size: 8",
+            "a DeepSpeed configuration in YAML, which DeepSpeed does not read",
+        ),
+    ],
+)
+def test_kind(name: str, text: str, expected: FileKind | str) -> None:
+    document = read_document(text, name=name, format=format_of(name, text))
+    assert kind_of(document, _SCHEMAS) == expected

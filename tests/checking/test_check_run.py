@@ -1,0 +1,66 @@
+"""check(): what `zerofit check` says, as a value for programs and notebooks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zerofit.checking.check_run import check
+from zerofit.core.facts import GpuSpec, Machine
+
+_ZERO2 = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}
+
+
+def _file(folder: Path, **more: object) -> Path:
+    path = folder / "ds.json"
+    path.write_text(json.dumps({**_ZERO2, **more}))
+    return path
+
+
+def test_a_report_has_findings_an_exit_code_and_the_text_of_the_command(tmp_path: Path) -> None:
+    path = _file(tmp_path, zero_optimization={"stage": 2, "offload_param": {"device": "cpu"}})
+    report = check(path, route="accelerate")
+    assert [finding.rule for finding in report.findings] == ["param-offload-needs-zero3"]
+    assert (report.ok, report.exit_code) == (False, 1)
+    assert str(report).startswith("error[param-offload-needs-zero3]: parameter offload needs ZeRO-3\n")
+    assert str(report).endswith(f"\n{path}: 1 error")
+
+
+def test_strict_fails_for_a_warning(tmp_path: Path) -> None:
+    path = _file(tmp_path, bfloat16={"enabled": True})
+    assert check(path, route="trainer").exit_code == 0
+    assert not check(path, route="trainer", strict=True).ok
+
+
+def test_what_the_user_says_of_the_run_counts(tmp_path: Path) -> None:
+    path = _file(tmp_path, train_batch_size=16, gradient_accumulation_steps=2, fp16={"enabled": True})
+    (batch,) = check(path, num_processes=4).findings
+    assert batch.rule == "deepspeed-batch-sizes-disagree"
+    assert [one.rule for one in check(path, on_cpu=True, num_processes=2).findings] == ["fp16-needs-gpu"]
+    volta = GpuSpec(name="V100", memory_bytes=1, compute_capability=(7, 0))
+    machine = Machine(gpus=(volta,), num_cpu_cores=1, host_memory_bytes=1, host_memory_available_bytes=1)
+    path = _file(tmp_path, bf16={"enabled": True})
+    assert [one.rule for one in check(path, machine=machine).findings] == ["bf16-needs-ampere"]
+    with pytest.raises(ValueError, match="somebody"):
+        check(path, route="somebody")
+
+
+def test_a_command_and_a_script_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _file(tmp_path)
+    Path("train.py").write_text("from accelerate import Accelerator\nAccelerator()\n")
+    read = check("train.py", "--deepspeed", "ds.json").targets
+    assert ([file.name for file in read.files], read.arguments) == (
+        ["train.py", "ds.json"],
+        ("--deepspeed", "ds.json"),
+    )
+    command = check("torchrun", "--nproc_pre_node", "2", "train.py")
+    assert [finding.rule for finding in command.findings] == ["launch-unknown-flag"]
+
+
+def test_a_notebook_shows_the_text_with_its_brackets_escaped(tmp_path: Path) -> None:
+    report = check("-", stdin=lambda: b'{"mine<b>": 1, "train_batch_size": 8, "zero_optimization": {}}')
+    assert report._repr_html_().startswith("<pre>warning[deepspeed-key-ignored]")
+    assert "mine&lt;b&gt;=1   (standard input:1)" in report._repr_html_()

@@ -1,0 +1,85 @@
+"""zerofit.plan for scripts and notebooks: settings as keyword arguments, the plan with its table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zerofit
+from zerofit.core.observer import Observer
+from zerofit.core.plan import Plan, plan_from_json, plan_to_json
+from zerofit.core.strategy import Precision, ZeroStage
+
+_MODEL: dict[str, Any] = {
+    "model": "gpt2",
+    "sequence_length": 512,
+    "global_batch_size": 64,
+    "gpus": "8xA100-40G",
+    "is_fast": True,
+}
+
+
+def test_it_returns_the_plan_with_the_table_that_the_command_prints(tmp_path: Path, run_zerofit: Any) -> None:
+    plan = zerofit.plan(**_MODEL, zero_stage=2, precision="bf16", micro_batch_size=4)
+    strategy = plan.strategy
+    assert (strategy.zero_stage, strategy.precision) == (ZeroStage.GRADIENTS, Precision.BF16)
+    assert strategy.micro_batch_size * strategy.gradient_accumulation_steps * 8 == 64
+    assert plan.fits
+    words = "plan --fast --model gpt2 --seq-len 512 --global-batch-size 64 --gpus 8xA100-40G --zero-stage 2"
+    printed = run_zerofit(
+        *words.split(), "--mixed-precision", "bf16", "--micro-batch-size", "4", cwd=tmp_path
+    )
+    assert f"{plan}\n" == printed.stdout
+
+
+def test_it_is_a_plan_that_a_file_can_hold() -> None:
+    plan = zerofit.plan(**_MODEL)
+    read = plan_from_json(plan_to_json(plan), name="plan.json")
+    assert isinstance(plan, Plan)
+    assert (read.strategy, read.topology, read.estimate) == (plan.strategy, plan.topology, plan.estimate)
+
+
+def test_a_notebook_shows_it_as_a_table() -> None:
+    shown = zerofit.plan(**_MODEL)._repr_html_()
+    assert shown.startswith("<p>gpt2 (GPT2LMHeadModel, 124 M parameters), sequence 512, global batch 64")
+    assert shown.count("<tr>") > 2
+    assert "<th>strategy</th>" in shown
+    assert "<td>&gt;</td>" in shown
+
+
+def test_where_nothing_fits_it_says_so_and_what_would() -> None:
+    plan = zerofit.plan(**{**_MODEL, "model": "llama-3-8b", "gpus": "1xRTX3090"}, optimizer="adamw")
+    assert not plan.fits
+    assert "Nothing fits. Nearest is" in str(plan)
+
+
+def test_an_observer_hears_of_assumptions_only_if_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    class Listener(Observer):
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+
+        def say(self, sentence: str) -> None:
+            self.heard.append(sentence)
+
+    zerofit.plan(**_MODEL, observer=Listener())
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule", "fix"),
+    [
+        ({"sequnce_length": 3}, "unknown-setting", "did you mean sequence_length=3?"),
+        ({"zero_stage": 5}, "bad-value", "write it like zero_stage=3"),
+        ({"precision": "fp8"}, "bad-value", "write it like precision='bf16'"),
+        ({"global_batch_size": None}, "global-batch-missing", None),
+        ({"capture_limit_s": 5}, "capture-limit-without-capture", "leave out --capture-limit"),
+        ({"model": None}, "model-missing", None),
+    ],
+)
+def test_what_is_wrong_is_named(settings: dict[str, Any], rule: str, fix: str | None) -> None:
+    with pytest.raises(zerofit.UserError) as error:
+        zerofit.plan(**{**_MODEL, **settings})
+    assert error.value.rule == rule
+    assert fix is None or error.value.fix == fix

@@ -1,0 +1,102 @@
+"""Bars of memory, and the words of a plan's table."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerofit.core.estimates import Holder, PhaseMemory, RunPhase, Term
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import Buckets, Engine, Lora, OffloadDevice, OptimizerName, Strategy, ZeroStage
+from zerofit.planning.estimate.engines.engine import WEIGHT_COPIES
+from zerofit.planning.plan_table import GROUPS, bar, group_of
+from zerofit.planning.plan_words import label, rate, seconds
+
+
+def _phase(**terms: int) -> PhaseMemory:
+    return PhaseMemory(
+        phase=RunPhase.STEP,
+        terms=tuple(
+            Term(
+                name=name.replace("_", " "),
+                num_bytes=num_bytes,
+                holder=Holder.TENSORS,
+                formula="",
+                source="",
+            )
+            for name, num_bytes in terms.items()
+        ),
+    )
+
+
+_COPIES = Term(name=WEIGHT_COPIES, num_bytes=50, holder=Holder.TENSORS, formula="", source="")
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [
+        (_phase(), "...................."),
+        (_phase(weights=50), "WWWWWWWWWW.........."),
+        (_phase(activations=25, weights=25, gradients=10), "WWWWWGGAAAAA........"),
+        (_phase(weights=2, gradients=2), "G..................."),
+        (_phase(allocator_cache=100), "CCCCCCCCCCCCCCCCCCCC"),
+        (PhaseMemory(phase=RunPhase.FORWARD, terms=(_COPIES,)), "WWWWWWWWWW.........."),
+        (_phase(weights=90, gathered_weights=20), "WWWWWWWWWWWWWWWWWWB>"),
+        (_phase(weights=1000), "WWWWWWWWWWWWWWWWWWW>"),
+    ],
+)
+def test_bar(phase: PhaseMemory, expected: str) -> None:
+    assert bar(phase, limit_bytes=100, width=20) == expected
+
+
+def test_letters_and_terms_stand_in_one_group() -> None:
+    assert len({group.letter for group in GROUPS}) == len(GROUPS)
+    terms = [term for group in GROUPS for term in group.terms]
+    assert len(set(terms)) == len(terms)
+    assert group_of("a buffer that is new").letter == "B"
+
+
+_ZERO3 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "num_ranks", "expected"),
+    [
+        (Strategy(), 1, "one GPU"),
+        (Strategy(optimizer=OptimizerName.ADAMW_8BIT), 8, "DDP, 8-bit AdamW"),
+        (_ZERO3, 8, "ZeRO-3"),
+        (
+            Strategy(
+                engine=Engine.DEEPSPEED,
+                zero_stage=ZeroStage.PARAMETERS,
+                optimizer_offload=OffloadDevice.CPU,
+                param_offload=OffloadDevice.NVME,
+                gradient_checkpointing=True,
+                lora=Lora(rank=8),
+                freeze=("*embed*",),
+                buckets=Buckets(sub_group_size=1),
+                compile=True,
+            ),
+            8,
+            "ZeRO-3, optimizer on cpu, weights on nvme, checkpointing, LoRA 8, frozen weights, "
+            "small buckets, compiled",
+        ),
+    ],
+)
+def test_label(strategy: Strategy, num_ranks: int, expected: str) -> None:
+    assert label(strategy, Topology(world_size=num_ranks)) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(0.0123, "12 ms"), (0.9994, "999 ms"), (1, "1.00 s"), (12.34, "12.3 s"), (1234.5, "1234 s")],
+)
+def test_seconds(number: float, expected: str) -> None:
+    assert seconds(number) == expected
+
+
+@pytest.mark.parametrize(
+    ("per_s", "expected"),
+    [(None, "-"), (0, "-"), (987.6, "988"), (12_345, "12.3k"), (1_234_567, "1.23M")],
+)
+def test_rate(per_s: float | None, expected: str) -> None:
+    assert rate(per_s) == expected

@@ -1,0 +1,156 @@
+"""Which models are refused: those that mix samples, keep a state, or fail on a part of the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from split_models import assert_equal, gradients, split
+
+from zerofit.core.errors import UserError
+
+
+def test_batch_normalization_is_refused_unless_it_is_frozen() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4))
+    made = split(model)
+    with pytest.raises(UserError) as error:
+        model(torch.randn(5, 3))
+    assert error.value.found == "1 (BatchNorm1d) and 1 more"
+    model[1].eval()
+    model[2].eval()
+    made.backward(model(torch.randn(5, 3)).sum())
+
+
+class _Keeping(torch.nn.Module):
+    """Does something to its buffers in each training pass.
+
+    Args:
+        act: takes the module and its output.
+    """
+
+    def __init__(self, act: Callable[[Any, Any], None]) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("average", torch.zeros(4))
+        self.act = act
+
+    def forward(self, x: Any) -> Any:
+        y = self.linear(x)
+        if self.training:
+            self.act(self, y.detach())
+        return y
+
+
+def _count_in_place(model: Any, _: Any) -> None:
+    model.count += 1
+
+
+def _count_anew(model: Any, _: Any) -> None:
+    model.count = model.count + 1
+
+
+def _average(model: Any, y: Any) -> None:
+    model.average.mul_(0.9).add_(y.mean(0), alpha=0.1)
+    model.count += 1
+
+
+def _fill_once(model: Any, y: Any) -> None:
+    if not model.average.any():
+        model.average.add_(torch.arange(4.0) + 1)
+
+
+def _same_again(model: Any, _: Any) -> None:
+    model.average = torch.arange(4.0)  # as transformers' rotary embeddings do for longer texts
+
+
+def _instance_norm() -> Any:
+    return torch.nn.Sequential(
+        torch.nn.Unflatten(1, (2, 2)), torch.nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
+    )
+
+
+_CHANGING = {
+    "counted in place": (lambda: _Keeping(_count_in_place), "count"),
+    "counted anew": (lambda: _Keeping(_count_anew), "count"),
+    "moving average": (lambda: _Keeping(_average), "count and 1 more"),
+    "instance norm": (_instance_norm, "1.running_mean and 1 more"),
+    "spectral norm": (
+        lambda: torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4)),
+        "parametrizations.weight.0._u and 1 more",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "named"), _CHANGING.values(), ids=_CHANGING)
+def test_buffers_that_each_training_pass_changes_are_refused(make: Callable[[], Any], named: str) -> None:
+    model = make()
+    split(model)
+    with pytest.raises(UserError) as error:
+        model(torch.randn(6, 4))
+    assert error.value.rule == "forward-not-separable"
+    assert error.value.found == f"the buffer {named} changes in each forward pass"
+
+
+@pytest.mark.parametrize("act", [_fill_once, _same_again])
+def test_buffers_that_stay_as_they_are_are_not(act: Any) -> None:
+    model = _Keeping(act)
+    made = split(model)
+    for _ in range(3):
+        made.backward(model(torch.randn(6, 4)).sum())
+
+
+class _Merging(torch.nn.Module):
+    """As loralib's layers: evaluation mode merges the adapter into the weight, training mode takes it out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = torch.nn.Linear(3, 2, bias=False).requires_grad_(False)
+        self.adapter = torch.nn.Parameter(torch.ones(2, 3))
+        self.is_merged = False
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        if mode == self.is_merged:
+            self.base.weight.data += self.adapter.data * (-1 if mode else 1)
+            self.is_merged = not mode
+        return self
+
+    def forward(self, x: Any) -> Any:
+        return self.base(x) if self.is_merged else self.base(x) + x @ self.adapter.T
+
+
+def test_a_model_whose_evaluation_mode_does_more_stays_as_it_was() -> None:
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(_Merging(), torch.nn.Dropout(0.0)), torch.randn(6, 3)
+    model[1].eval()  # frozen by the script
+    weight = model[0].base.weight.clone()
+    model(x).pow(2).sum().backward()
+    expected = gradients(model)
+    made = split(model)
+    made.backward(model(x).pow(2).sum())
+    assert_equal(gradients(model), expected)
+    assert torch.equal(model[0].base.weight, weight)
+    assert [one.training for one in model] == [True, False]
+
+
+class _Weighted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 6)
+
+    def forward(self, x: Any, labels: Any, weight: Any) -> Any:
+        return {"loss": torch.nn.functional.cross_entropy(self.linear(x), labels, weight=weight)}
+
+
+def test_a_model_that_fails_on_a_part_of_the_samples_is_refused_with_its_own_words() -> None:
+    model = _Weighted()
+    split(model)
+    with pytest.raises(UserError) as error:
+        model(torch.randn(6, 3), torch.arange(6), weight=torch.ones(6))  # six classes, six samples
+    assert error.value.rule == "forward-not-separable"
+    assert error.value.why == "the model fails on a part of the batch's samples"
+    assert error.value.found.startswith("RuntimeError: weight tensor should be defined")
+    assert isinstance(error.value.__cause__, RuntimeError)

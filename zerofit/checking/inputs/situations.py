@@ -1,0 +1,230 @@
+"""All layers of a run to the Situations that the rules look at: one for each run that they can make."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.engine import DEEPSPEED_NAMES
+from zerofit.checking.inputs.accelerate import settings_of_accelerate, topology_of_launch
+from zerofit.checking.inputs.optimizer import optimizer_of
+from zerofit.checking.situation import RunSettings, Situation
+from zerofit.configs.document import BrokenFile, FileKind, say
+from zerofit.core.command import Launcher, Route
+from zerofit.core.errors import Unreadable
+from zerofit.core.plan import Topology
+from zerofit.core.setting import Said
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.situation import TrainerSettings
+    from zerofit.checking.targets import TargetFile, Targets
+    from zerofit.configs.document import BrokenFile, Document
+    from zerofit.scripts.facts import ScriptFacts
+
+_SECTIONS = {"bf16": Precision.BF16, "fp16": Precision.FP16}
+
+
+def precision_of(
+    deepspeed: Document, *, launch: Said[Precision | None] | None, trainer: TrainerSettings | None
+) -> Said[Precision | None] | None:
+    """Return the number format of a run that a DeepSpeed file configures; None where it is not known.
+
+    accelerate and Trainer fill a section that is missing or "auto", and leave true and false as they are
+    (accelerate/utils/dataclasses.py, DeepSpeedPlugin.set_mixed_precision).
+
+    Args:
+        deepspeed: the file.
+        launch: what the launcher's file and flags say.
+        trainer: TrainingArguments, where the script has them.
+    """
+    open_sections = []
+    for section, precision in _SECTIONS.items():
+        said = deepspeed.said(section, "enabled")
+        if said is not None and said.value is True:
+            return replace(said, value=precision)
+        if said is None or said.value in (None, "auto"):
+            open_sections.append(section)
+    if not open_sections:
+        return Said(value=None, text="bf16.enabled and fp16.enabled are both false")
+    if trainer is not None:
+        return _of_trainer(trainer, open_sections)
+    if launch is not None and launch.value is not None and launch.value.value in open_sections:
+        return launch
+    has_auto = any(deepspeed.value(section, "enabled") == "auto" for section in open_sections)
+    return None if has_auto and launch is None else Said(value=None, text="no mixed precision")
+
+
+def _of_trainer(trainer: TrainerSettings, open_sections: list[str]) -> Said[Precision | None] | None:
+    for section in open_sections:
+        said = trainer.find_or_default(section)
+        if said is None:
+            return None
+        if said.value is True:
+            return replace(said, value=_SECTIONS[section])
+    return Said(value=None, text="neither bf16 nor fp16")
+
+
+def situations(targets: Targets) -> tuple[Situation, ...]:
+    """Return the situation of each run that the targets make.
+
+    Each accelerate file meets the DeepSpeed file that it names, or, where it names none, each of those that
+    no other names; and all meet the script.
+    """
+    scripts, broken = _read_scripts(targets)
+    first, *others = [_situation(targets, *run) for run in _runs(targets, scripts)]
+    # What concerns no run in particular is said with the first.
+    first = replace(first, broken=(*targets.broken, *broken), missing=targets.missing)
+    return (first, *others)
+
+
+def _read_scripts(targets: Targets) -> tuple[tuple[ScriptFacts, ...], tuple[BrokenFile, ...]]:
+    if not targets.scripts:
+        return (), ()
+    from zerofit.scripts.source.read_script import read_script  # only where there is one: it takes its time
+
+    read, broken = [], []
+    for name, source in targets.scripts:
+        try:
+            read.append(read_script(source, name=name))
+        except Unreadable as error:
+            broken.append(BrokenFile(name=name, kind=FileKind.SCRIPT, error=error))
+    return tuple(read), tuple(broken)
+
+
+def _runs(
+    targets: Targets, scripts: tuple[ScriptFacts, ...]
+) -> Iterator[tuple[Document | None, Document | None, ScriptFacts | None]]:
+    """Yield the DeepSpeed file, the accelerate file and the script of each run."""
+    files = [file for file in targets.files if file.document is not None]
+    deepspeed = [file for file in files if file.kind is FileKind.DEEPSPEED]
+    accelerate = [file for file in files if file.kind is FileKind.ACCELERATE]
+    for script in scripts or (None,):
+        met = set()
+        own = [file for file in deepspeed if not _is_of_another(file, script, scripts)]
+        for launch in accelerate:
+            partners = _partners(launch, own, script, targets)
+            met |= {partner.name for partner in partners}
+            for partner in partners or (None,):
+                yield partner.document if partner else None, launch.document, script
+        alone = [file for file in own if file.name not in met]
+        for file in alone:
+            yield file.document, None, script
+        if not accelerate and not alone:
+            yield None, None, script
+
+
+def _is_of_another(file: TargetFile, script: ScriptFacts | None, scripts: tuple[ScriptFacts, ...]) -> bool:
+    """Return whether another script than this names a DeepSpeed file."""
+    return any(_is_named_in(file, other.name) for other in scripts if other is not script)
+
+
+def _partners(
+    launch: TargetFile, deepspeed: list[TargetFile], script: ScriptFacts | None, targets: Targets
+) -> list[TargetFile]:
+    """Return the DeepSpeed files that an accelerate file can run with."""
+    if script is not None:
+        # What a script gives to the library itself takes the place of what the launcher hands over.
+        named = [file for file in deepspeed if _is_named_in(file, script.name)]
+        if named:
+            return named
+    if any(said.place and said.place.file == launch.name for said in targets.missing):
+        return []
+    own = [file for file in deepspeed if _is_named_in(file, launch.name)]
+    return own or [file for file in deepspeed if file.named_by is None or file.named_by.place is None]
+
+
+def _is_named_in(file: TargetFile, name: str) -> bool:
+    place = file.named_by.place if file.named_by else None
+    return place is not None and place.file == name
+
+
+def _situation(
+    targets: Targets, deepspeed: Document | None, accelerate: Document | None, script: ScriptFacts | None
+) -> Situation:
+    command = targets.command
+    route = (script.route if script else None) or targets.route
+    trainer = None
+    if route is Route.TRAINER:
+        from zerofit.checking.inputs.training_arguments import trainer_of  # only where there is one, likewise
+
+        trainer = trainer_of(script, route, targets)
+    launch = settings_of_accelerate(accelerate, command)
+    settings = launch or RunSettings()
+    if deepspeed is not None:
+        precision = precision_of(deepspeed, launch=launch.precision if launch else None, trainer=trainer)
+        settings = replace(settings_of_deepspeed(deepspeed), precision=precision)
+    topology = topology_of_launch(accelerate, command)
+    if targets.num_processes is not None:
+        topology = Topology(world_size=targets.num_processes, on_cpu=bool(topology and topology.on_cpu))
+    if targets.on_cpu:
+        topology = replace(topology or Topology(), on_cpu=True)
+    return Situation(
+        settings=replace(settings, optimizer=optimizer_of(deepspeed, trainer, script)),
+        route=route,
+        launcher=command.launcher if command else Launcher.ACCELERATE if accelerate else None,
+        deepspeed=deepspeed,
+        accelerate=accelerate,
+        command=command,
+        script=script,
+        trainer=trainer,
+        checkpoint=targets.checkpoint,
+        schemas=targets.schemas,
+        topology=topology,
+        machine=targets.machine,
+        versions=targets.versions,
+    )
+
+
+def settings_of_deepspeed(document: Document) -> RunSettings:
+    """Return what a DeepSpeed configuration by itself comes to; values of a wrong type are not known."""
+    return RunSettings(
+        names=dict(DEEPSPEED_NAMES),
+        engine=Said(value=Engine.DEEPSPEED, text=document.name),
+        zero_stage=_stage(document),
+        optimizer_offload=_offload(document, "offload_optimizer"),
+        param_offload=_offload(document, "offload_param"),
+        optimizer_nvme_path=_nvme_path(document, "offload_optimizer"),
+        param_nvme_path=_nvme_path(document, "offload_param"),
+        force_cpu_optimizer=_flag(document, "zero_force_ds_cpu_optimizer", default=True),
+    )
+
+
+def _said(document: Document, value: Any, *path: str) -> Said[Any]:
+    entry = document.at(*path)
+    return Said(
+        value=value, text=say(document, *path), place=document.place(entry.key_span) if entry else None
+    )
+
+
+def _stage(document: Document) -> Said[ZeroStage] | None:
+    value = document.value("zero_optimization", "stage")
+    if document.at("zero_optimization", "stage") is None:
+        value = 0
+    if isinstance(value, str) and value.strip() in ("0", "1", "2", "3"):
+        value = int(value)  # as DeepSpeed does
+    if isinstance(value, bool) or value not in tuple(ZeroStage):
+        return None
+    return _said(document, ZeroStage(value), "zero_optimization", "stage")
+
+
+def _offload(document: Document, section: str) -> Said[OffloadDevice] | None:
+    value = document.value("zero_optimization", section, "device")
+    if value is None:
+        return _said(document, OffloadDevice.NONE, "zero_optimization", section)
+    if value not in tuple(OffloadDevice):
+        return None
+    return _said(document, OffloadDevice(value), "zero_optimization", section, "device")
+
+
+def _nvme_path(document: Document, section: str) -> Said[str | None] | None:
+    path = ("zero_optimization", section, "nvme_path")
+    value = document.value(*path)
+    return _said(document, value or None, *path) if value is None or isinstance(value, str) else None
+
+
+def _flag(document: Document, key: str, *, default: bool) -> Said[bool] | None:
+    value = document.value(key) if document.at(key) else default
+    return _said(document, value, key) if isinstance(value, bool) else None

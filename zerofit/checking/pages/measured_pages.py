@@ -1,0 +1,237 @@
+"""The pages of docs/reference of what was measured: evidence of the rules, optimizers and versions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.rules.optimizer.table import OPTIMIZERS, OptimizerAnswer, verdict
+from zerofit.core.command import Route
+from zerofit.core.strategy import OffloadDevice, ZeroStage
+from zerofit.core.supported import PYTHON, SUPPORTED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerofit.checking.rules.optimizer.table import OptimizerRow
+
+
+_SHARDED, _WHOLE = ZeroStage.GRADIENTS, ZeroStage.PARAMETERS
+_NATIVE: dict[str, Any] = {"zero_stage": _SHARDED, "route": Route.NATIVE}
+_OFFLOADED: dict[str, Any] = {"zero_stage": _WHOLE, "optimizer_offload": OffloadDevice.CPU}
+_PLACEMENTS: dict[str, dict[str, Any]] = {
+    "ZeRO-0": {"zero_stage": ZeroStage.NOTHING},
+    "ZeRO-1 and 2": {"zero_stage": _SHARDED},
+    "ZeRO-3": {"zero_stage": _WHOLE},
+    "optimizer offload": _OFFLOADED,
+    "optimizer offload, zero_force_ds_cpu_optimizer: false": {**_OFFLOADED, "forces_cpu_optimizer": False},
+    "deepspeed.initialize()": _NATIVE,
+    "deepspeed.initialize(), zero_allow_untested_optimizer: true": {**_NATIVE, "allows_untested": True},
+    "deepspeed.initialize(), optimizer offload": {
+        **_NATIVE,
+        "optimizer_offload": OffloadDevice.CPU,
+        "allows_untested": True,
+    },
+}
+"""The columns of the optimizer table; where no route is named, with accelerate or Trainer."""
+_DEFAULT: dict[str, Any] = {
+    "optimizer_offload": OffloadDevice.NONE,
+    "forces_cpu_optimizer": True,
+    "route": Route.ACCELERATE,
+}
+
+
+def _optimizers_alike() -> dict[tuple[OptimizerRow, ...], list[str]]:
+    """Return the ids of the optimizers that fare alike in every column, by their rows."""
+    alike: dict[tuple[OptimizerRow, ...], list[str]] = defaultdict(list)
+    for optimizer in OPTIMIZERS:
+        rows = (verdict(optimizer, **{**_DEFAULT, **placed}) for placed in _PLACEMENTS.values())
+        alike[tuple(rows)].append(optimizer)
+    return alike
+
+
+_EVIDENCE_HEAD = """\
+<!-- Written by `make docs` from tests/evidence/measured/rules.json, which `make evidence` writes. -->
+# Evidence for the rules
+
+Each rule's bad example was run, and what it did is what the rule says; its good example was run and ended
+well, with the weights of a run without sharding where it trains. "Documented" means that it was not
+reproduced here, for the reason given: the rule's own link is then its evidence.
+"""
+
+
+def evidence_page(measured: Mapping[str, Any]) -> str:
+    """Return the page.
+
+    Args:
+        measured: what the harness wrote: the date, the versions, and a row a rule.
+    """
+    versions = ", ".join(f"{package} {version}" for package, version in measured["versions"].items())
+    rows = measured["rules"]
+    num_reproduced = sum(row["verdict"] == "reproduced" for row in rows)
+    return "\n".join(
+        [
+            _EVIDENCE_HEAD,
+            f"Measured on {measured['measured_on']} on two CPU ranks over gloo, with {versions}: "
+            f"{num_reproduced} of {len(rows)} rules reproduced.",
+            "",
+            "| rule | a run like its bad example | verdict | what was seen | good example, relative error |",
+            "|---|---|---|---|---|",
+            *(_evidence_row(row) for row in rows),
+            "",
+        ]
+    )
+
+
+def _evidence_row(row: Mapping[str, Any]) -> str:
+    verdict = "reproduced" if row["verdict"] == "reproduced" else "documented"
+    error = f"{row['good_error']:.1g}" if "good_error" in row else ""
+    seen = row["seen"].replace("|", "\\|")
+    name = row["rule"]
+    return f"| [{name}](rules.md#{name}) | {row['outcome']} | {verdict} | {seen} | {error} |"
+
+
+_OPTIMIZER_HEAD = """\
+<!-- Written by `make docs` from zerofit/checking/rules/optimizer/table.py: edit the rows there. -->
+# Optimizers under ZeRO and offload
+
+What an optimizer trains once DeepSpeed shards or offloads it, against an unsharded fp32 run of the same
+optimizer, as the relative error of the weights after five steps. `zerofit check`, `config` and `launch` all
+read this table. Ids name where an optimizer comes from; `config.` is DeepSpeed's own optimizer section.
+Parameter offload changed no answer; nvme answers as cpu does.
+
+- **ok**: the same weights, to 1e-4.
+- **other numbers**: the optimizer that was asked for runs, and shards change what it computes.
+- **WRONG**: another optimizer runs, and nothing says so.
+- **refused**: the run ends in an error.
+- **?**: nobody measured it, and nothing in the libraries decides it.
+
+A star marks what a CPU can't run, and the libraries' source decides.
+"""
+_ANSWERS = {
+    OptimizerAnswer.ALLOWED: "ok",
+    OptimizerAnswer.DIFFERENT: "other numbers",
+    OptimizerAnswer.WRONG: "**WRONG**",
+    OptimizerAnswer.REFUSED: "refused",
+    OptimizerAnswer.UNKNOWN: "?",
+}
+
+
+def optimizer_page(measured: Mapping[str, Any]) -> str:
+    """Return the page.
+
+    Args:
+        measured: what the harness wrote: the date, the versions, the machine, and the cases.
+    """
+    versions = ", ".join(f"{package} {version}" for package, version in measured["versions"].items())
+    notes: dict[str, int] = {}
+    table = [
+        "| optimizers | " + " | ".join(_title(title) for title in _PLACEMENTS) + " |",
+        "|---" * (len(_PLACEMENTS) + 1) + "|",
+    ]
+    for rows, optimizers in _optimizers_alike().items():
+        names = ", ".join(f"`{name}`" for name in optimizers)
+        table.append(f"| {names} | " + " | ".join(_answer(row, notes) for row in rows) + " |")
+    reasons = [f"{number}. {text}" for text, number in notes.items()]
+    cases = f"{len(measured['cases'])} cases on {measured['machine']}"
+    run = f"Measured on {measured['date']}: {cases}, with {versions}."
+    return "\n".join(
+        [_OPTIMIZER_HEAD, *table, "", "Why:", "", *reasons, "", f"{run} `make evidence` runs them anew.", ""]
+    )
+
+
+def _title(title: str) -> str:
+    """Return a column's title, its keys as code."""
+    words = title.split(", ")
+    return ", ".join(f"`{word}`" if ":" in word or "(" in word else word for word in words)
+
+
+def _answer(row: OptimizerRow, notes: dict[str, int]) -> str:
+    number = notes.setdefault(row.cause.value, len(notes) + 1)
+    star = "*" if row.not_run else ""
+    return f"{_ANSWERS[row.answer]}{star}{_error(row)} ({number})"
+
+
+def _error(row: OptimizerRow) -> str:
+    if row.error is None:
+        return ""
+    least, most = row.error
+    return f" {least:.2g}" if f"{least:.2g}" == f"{most:.2g}" else f" {least:.2g} to {most:.2g}"
+
+
+_VERSIONS_HEAD = """\
+<!-- Written by `make docs` from zerofit/core/supported.py and from what `make test-versions` showed. -->
+# Versions
+
+`zerofit launch`, `generate` and `bench`, and every capture of a script, refuse a library outside of its range
+before anything starts, and say so of a release that is newer than all that were tested. `zerofit plan` and
+`config` refuse the libraries that trace a model. `zerofit check`, and `zerofit plan --fast` of a model of
+the catalog, import none of them and work beside any; the keys that `zerofit check` knows are those of the
+installed releases, or of the newest ones where none is installed.
+
+| package | supported | newest tested |
+|---|---|---|"""
+_SMOKE = """
+Why not older ones:
+
+- **DeepSpeed 0.17.6 to 0.18.2** overwrite the gradients of all but the last micro-batch of an accumulation
+  window under ZeRO-1 and 2, in silence (`runtime/zero/stage_1_and_2.py`), and before 0.18.3 the engine has no
+  hooks for a script's own `loss.backward()`, which zerofit trains under.
+- **transformers 4** needs huggingface_hub below 1, loads weights in fp32 unless told otherwise, and has other
+  private functions in nearly every place that a capture stands in for: each would be a second way to do it.
+- **Python 3.13**: nothing keeps it out, but no set of versions below was run on it.
+
+On CPU ranks, DeepSpeed 0.18.3 to 0.19.0 (later ones up to 0.19.7 were not looked at) may use weights of
+ZeRO-3 before they have come: it waits for the last of several gathers alone, which is enough on GPUs. zerofit
+waits for all.
+
+With transformers 5.0 and torch 2.8, experts run one by one, which can't be traced: `zerofit plan` of such a
+model says so, and plans with `--fast`.
+
+## What was run
+
+`make test-versions` makes an environment of each set of versions in [versions/](../../versions), runs the
+smoke tests of [tests/versions](../../tests/versions) there, on two CPU ranks, and keeps what they showed.
+`make test-versions SETS="oldest newest"` names some of the sets.
+"""
+
+
+def versions_page(measured: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the page.
+
+    Args:
+        measured: what the smoke tests wrote, by set: the date, the versions, and a row a check.
+    """
+    ranges = [
+        f"| {one.package} | `{one.specifier}` | {one.tested} |" for one in (PYTHON, *SUPPORTED.values())
+    ]
+    return "\n".join([_VERSIONS_HEAD, *ranges, _SMOKE, *_table(measured), ""])
+
+
+def _table(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    packages = ("python", *SUPPORTED)
+    checks = dict.fromkeys(row["check"] for kept in measured.values() for row in kept["checks"])
+    rows = [
+        ["", *measured],
+        ["---"] * (len(measured) + 1),
+        *(
+            [package, *(kept["versions"][package] or "none" for kept in measured.values())]
+            for package in packages
+        ),
+        *([_check_name(check), *(_cell(kept, check) for kept in measured.values())] for check in checks),
+        ["measured on", *(kept["measured_on"] for kept in measured.values())],
+    ]
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _check_name(check: str) -> str:
+    """Return "example on two ranks: Trainer, ZeRO-3" of "example on two ranks[Trainer-ZeRO-3]"."""
+    what, _, case = check.rstrip("]").partition("[")
+    return f"{what}: {case.replace('-', ', ', 1)}" if case else what
+
+
+def _cell(kept: Mapping[str, Any], check: str) -> str:
+    row = next((row for row in kept["checks"] if row["check"] == check), None)
+    if row is None:
+        return "not run"
+    return f"passed, {row['seconds']} s" if row["passed"] else "**failed**"

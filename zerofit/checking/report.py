@@ -1,0 +1,116 @@
+"""Report: what `zerofit check` found, as text for a person: findings, what is not known, and counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.checking.rule import Severity
+from zerofit.checking.rules import ALL_RULES
+from zerofit.checking.targets import is_mendable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerofit.checking.engine import Finding, Verdict
+    from zerofit.checking.targets import TargetFile, Targets
+
+_PLURAL = {
+    Severity.ERROR: ("error", "errors"),
+    Severity.WARNING: ("warning", "warnings"),
+    Severity.ADVICE: ("piece of advice", "pieces of advice"),
+}
+_MOST_RULES = 3
+_MOST_NAMES = 5
+"""More names than this make the last line hard to read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was checked, and what the rules say of it. Printed, it is the output of `zerofit check`."""
+
+    targets: Targets
+    """The files, the script with its arguments, and the command that were read."""
+    verdict: Verdict
+    """All findings, and the rules that lack a fact."""
+    strict: bool = False
+    """True if a warning fails the check too."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Every broken rule, sorted by file and line."""
+        return self.verdict.findings
+
+    @property
+    def ok(self) -> bool:
+        """True if there is no error, and with `strict` no warning."""
+        failing = (Severity.ERROR, Severity.WARNING) if self.strict else (Severity.ERROR,)
+        return not any(finding.severity in failing for finding in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        """0 if it is ok, or 1."""
+        return 0 if self.ok else 1
+
+    def __str__(self) -> str:
+        return findings_text(self.verdict, files=self.targets.files, num_rules=len(ALL_RULES))
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        import html
+
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def findings_text(verdict: Verdict, *, files: Sequence[TargetFile], num_rules: int) -> str:
+    """Return findings whole, what is not known, and a last line with counts.
+
+    Args:
+        verdict: what the rules say.
+        files: the files that were checked.
+        num_rules: how many rules were asked.
+    """
+    blocks = [finding.as_text() for finding in verdict.findings]
+    if verdict.unknown:
+        blocks.append("\n".join(unknown_lines(verdict)))
+    blocks.append(_last_line(verdict, files, num_rules=num_rules))
+    return "\n\n".join(blocks)
+
+
+def unknown_lines(verdict: Verdict) -> tuple[str, ...]:
+    """Return one line for each fact that is not known, with the rules that ask for it."""
+    rules: dict[str, dict[str, None]] = {}
+    for unknown in verdict.unknown:
+        rules.setdefault(unknown.fact, {})[unknown.rule] = None
+    return tuple(
+        f"not checked, as it is not known: {fact} ({_some(list(ids))})" for fact, ids in rules.items()
+    )
+
+
+def _some(ids: list[str]) -> str:
+    """Return a few rules by name and how many more there are; --json names them all."""
+    more = len(ids) - _MOST_RULES
+    return ", ".join(ids) if more <= 1 else f"{', '.join(ids[:_MOST_RULES])} and {more} more"
+
+
+def _last_line(verdict: Verdict, files: Sequence[TargetFile], *, num_rules: int) -> str:
+    names = _describe_files(files)
+    if verdict.findings:
+        found = {severity: len(verdict.of(severity)) for severity in Severity}
+        counts = ", ".join(
+            f"{number} {_PLURAL[severity][number > 1]}" for severity, number in found.items() if number
+        )
+        num_fixable = sum(is_mendable(finding, files) for finding in verdict.findings)
+        return f"{names}: {counts}" + (f"; --fix mends {num_fixable} of them" if num_fixable else "")
+    num_unknown = len({unknown.rule for unknown in verdict.unknown})
+    holding = f"{num_rules - num_unknown} rules hold"
+    return f"ok: {names}: {holding}" + (f", {num_unknown} not checked" if num_unknown else "")
+
+
+def _describe_files(files: Sequence[TargetFile]) -> str:
+    """Return the files' names, each with what names it where the user did not; of many only the number."""
+    if len(files) > _MOST_NAMES:
+        return f"{len(files)} files"
+    named = ((file.name, file.named_by) for file in files)
+    names = [f"{name} (named by {by.place or by.text})" if by else name for name, by in named]
+    return ", ".join(names) or "the command line"

@@ -1,0 +1,210 @@
+"""Rules of what accelerate and Trainer read in ds_config.json too, each in its own way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
+from zerofit.checking.situation import entries_of, is_read_by_others, known, stage_of
+from zerofit.configs.document import Format, RemoveKey, RenameKey, say
+from zerofit.configs.text.read import why_not_json
+from zerofit.core.command import Route
+from zerofit.core.setting import Place
+from zerofit.core.strategy import ZeroStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.situation import Situation
+    from zerofit.configs.document import Document
+    from zerofit.configs.schema import FoundKey
+
+_READ_BY_ACCELERATE = (
+    "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py"
+)
+
+
+def _only_hjson(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None or document.format is not Format.HJSON:
+        return
+    problem = why_not_json(document)
+    if problem is not None and is_read_by_others(situation):
+        yield Hit(
+            found=problem.problem, place=Place(file=document.name, line=problem.line, column=problem.column)
+        )
+
+
+def _without_zero_section(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None:
+        return
+    entry = document.at("zero_optimization")
+    if entry is not None and not isinstance(entry.plain, bool):
+        return
+    if is_read_by_others(situation):
+        found = f"{document.name} without zero_optimization" if entry is None else say(document, entry.key)
+        yield hit_at(document, ("zero_optimization",), found=found)
+
+
+_ACCELERATE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate"
+_GATHER = "stage3_gather_16bit_weights_on_model_save"
+_GATHERS = (_GATHER, "gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+_SAVES = """import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+model, optimizer = accelerator.prepare(model, optimizer)
+state = accelerator.get_state_dict(model)
+"""
+
+
+def _old_bf16(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None or document.value("bfloat16", "enabled") in (None, False, "auto"):
+        return
+    if document.at("bf16") is None and is_read_by_others(situation):
+        edit = RenameKey(document=document.name, path=("bfloat16",), key="bf16")
+        yield hit_at(document, ("bfloat16",), found=say(document, "bfloat16", "enabled"), edits=(edit,))
+
+
+def _not_gathered(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None or document.at("zero_optimization") is None:
+        return
+    stage = stage_of(situation)
+    if stage.value is not ZeroStage.PARAMETERS or _gathers(situation, document):
+        return
+    if is_read_by_others(situation):
+        name = next((name for name in _GATHERS if document.at("zero_optimization", name)), _GATHER)
+        yield Hit(found=f"{stage.text} with {say(document, 'zero_optimization', name)}", place=stage.place)
+
+
+def _gathers(situation: Situation, document: Document) -> bool:
+    values = [document.value("zero_optimization", name) for name in _GATHERS]
+    if "auto" in values and is_read_by_others(situation):
+        flag = known(situation.command, "the launch command").find("zero3_save_16bit_model")
+        return flag is not None and (flag.value or "true").lower() == "true"
+    return any(value is True or value == 1 or str(value).lower() == "true" for value in values)
+
+
+def _unseen_offload(situation: Situation) -> Iterator[Hit]:
+    for document, found in entries_of(situation):
+        if is_unseen_offload(situation, found):
+            yield hit_at(document, found.path)
+
+
+def is_unseen_offload(situation: Situation, found: FoundKey) -> bool:
+    """Return whether an entry is the old switch of offload, where accelerate would have to see it."""
+    document = situation.deepspeed
+    return (
+        found.path == ("zero_optimization", "cpu_offload")
+        and found.value is True
+        and situation.route in (Route.ACCELERATE, Route.TRAINER)
+        and document is not None
+        and document.at("optimizer") is None
+        and document.value("zero_force_ds_cpu_optimizer") is not False
+    )
+
+
+def _null_sections(situation: Situation) -> Iterator[Hit]:
+    document = situation.deepspeed
+    if document is None:
+        return
+    paths: list[tuple[str, ...]] = [("bf16",)]
+    if document.at("optimizer") is None:
+        paths.append(("zero_optimization", "offload_optimizer"))
+    for path in paths:
+        if document.at(*path) and document.value(*path) is None and is_read_by_others(situation):
+            yield hit_at(document, path, edits=(RemoveKey(document=document.name, path=path),))
+
+
+def _zero(stage: int, **more: Any) -> dict[str, Any]:
+    return {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage, **more}}
+
+
+RULES = (
+    Rule(
+        id="deepspeed-hjson-needs-native",
+        severity=Severity.ERROR,
+        summary="accelerate and Trainer read plain JSON only",
+        why="comments and the like are HJSON, which only DeepSpeed itself reads",
+        fix="take out what is not JSON",
+        see=_READ_BY_ACCELERATE,
+        find=_only_hjson,
+        bad=Example(
+            deepspeed='{"train_micro_batch_size_per_gpu": 4, // samples\n "zero_optimization": {"stage": 2}}',
+            route=Route.ACCELERATE,
+        ),
+        good=Example(
+            deepspeed='{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}}',
+            route=Route.ACCELERATE,
+        ),
+        evidence=Evidence(outcome=Effect.FAILS, says="JSONDecodeError"),
+    ),
+    Rule(
+        id="deepspeed-zero-section-missing",
+        severity=Severity.ERROR,
+        summary="accelerate and Trainer need the section zero_optimization",
+        why="they look for its keys at once, where DeepSpeed itself takes stage 0 or, for true, stage 1",
+        fix="give it a stage",
+        see="https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py",
+        find=_without_zero_section,
+        bad=Example(deepspeed={"train_micro_batch_size_per_gpu": 4}, route=Route.ACCELERATE),
+        good=Example(
+            deepspeed={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2}},
+            route=Route.ACCELERATE,
+        ),
+        evidence=Evidence(outcome=Effect.FAILS, says="Please specify the ZeRO optimization config"),
+    ),
+    Rule(
+        id="bfloat16-is-bf16",
+        severity=Severity.WARNING,
+        summary="accelerate and Trainer know the section bf16 only, not its old name bfloat16",
+        why="they add a section bf16 of their own, and DeepSpeed then does not look at bfloat16",
+        fix="rename bfloat16 to bf16",
+        see=f"{_ACCELERATE}/utils/dataclasses.py",
+        find=_old_bf16,
+        bad=Example(deepspeed={**_zero(2), "bfloat16": {"enabled": True}}, route=Route.ACCELERATE),
+        good=Example(deepspeed={**_zero(2), "bf16": {"enabled": True}}, route=Route.ACCELERATE),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("parameter_dtype", "float32"),)),
+    ),
+    Rule(
+        id="cpu-offload-is-offload-optimizer",
+        severity=Severity.ERROR,
+        summary="accelerate and Trainer know optimizer offload as offload_optimizer only, not as cpu_offload",
+        why="they leave the optimizer as it is, and DeepSpeed refuses to offload one that is not its own",
+        fix='write "offload_optimizer": {"device": "cpu"} in place of cpu_offload',
+        see=f"{_ACCELERATE}/accelerator.py",
+        find=_unseen_offload,
+        bad=Example(deepspeed=_zero(2, cpu_offload=True), route=Route.ACCELERATE),
+        good=Example(deepspeed=_zero(2, offload_optimizer={"device": "cpu"}), route=Route.ACCELERATE),
+        evidence=Evidence(outcome=Effect.FAILS, says="ZeRO-Offload with a client provided optimizer"),
+    ),
+    Rule(
+        id="deepspeed-section-is-null",
+        severity=Severity.ERROR,
+        summary="accelerate and Trainer can't read a section that is null",
+        why="they look for its keys, where DeepSpeed itself takes null for a missing section",
+        fix="remove it",
+        see=f"{_ACCELERATE}/accelerator.py",
+        find=_null_sections,
+        bad=Example(deepspeed=_zero(2, offload_optimizer=None), route=Route.ACCELERATE),
+        good=Example(deepspeed=_zero(2), route=Route.ACCELERATE),
+        evidence=Evidence(outcome=Effect.FAILS, says="'NoneType' object has no attribute 'get'"),
+    ),
+    Rule(
+        id="zero3-weights-need-gather",
+        severity=Severity.WARNING,
+        summary="with ZeRO-3, whole weights can be saved only where they are gathered",
+        why="each rank holds a part of them: get_state_dict raises, and Trainer saves no weights file",
+        fix=f"set zero_optimization.{_GATHER} to true, or convert checkpoints with zero_to_fp32.py",
+        see=f"{_ACCELERATE}/accelerator.py",
+        find=_not_gathered,
+        bad=Example(deepspeed=_zero(3), route=Route.ACCELERATE, script=_SAVES),
+        good=Example(deepspeed=_zero(3, **{_GATHER: True}), route=Route.ACCELERATE, script=_SAVES),
+        evidence=Evidence(outcome=Effect.FAILS, says="Cannot get 16bit model weights"),
+    ),
+)

@@ -1,0 +1,535 @@
+"""Rules of optimizers under ZeRO and offload, and of DeepSpeed's optimizer section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
+from zerofit.checking.rules.example_scripts import optimizer_script
+from zerofit.checking.rules.optimizer.table import EIGHT_BIT, OF_CONFIG, Cause, OptimizerAnswer, verdict
+from zerofit.checking.situation import known, stage_of
+from zerofit.configs.document import SetValue, say
+from zerofit.core.command import Route
+from zerofit.core.errors import nearest
+from zerofit.core.setting import Confidence
+from zerofit.core.strategy import Engine, OffloadDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from zerofit.checking.rules.optimizer.table import OptimizerRow
+    from zerofit.checking.situation import Situation
+    from zerofit.configs.document import Document, Edit, KeyValue
+    from zerofit.core.setting import Said
+    from zerofit.core.strategy import ZeroStage
+
+UNTESTED_KEY = "zero_allow_untested_optimizer"
+FORCE_KEY = "zero_force_ds_cpu_optimizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """One run's optimizer, where it is placed, and what the table says of that."""
+
+    row: OptimizerRow
+    optimizer: Said[str | None]
+    zero_stage: Said[ZeroStage]
+    optimizer_offload: Said[OffloadDevice]
+    forces_cpu_optimizer: bool
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the optimizer's states leave the GPU."""
+        return self.optimizer_offload.value is not OffloadDevice.NONE
+
+    @property
+    def texts(self) -> str:
+        """The optimizer and what it is combined with, in the user's words."""
+        other = self.optimizer_offload if self.offloads else self.zero_stage
+        return f"{self.optimizer.text} with {other.text}"
+
+
+def place(situation: Situation) -> Placed | None:
+    """Return the run's optimizer with its row of the table; None where DeepSpeed steps nothing.
+
+    Raises:
+        Lacking: the optimizer, its placement or who hands it to DeepSpeed is not known, and matters.
+    """
+    settings = situation.settings
+    if settings.engine is not None and settings.engine.value is not Engine.DEEPSPEED:
+        return None
+    stage = stage_of(situation)
+    offload = known(settings.optimizer_offload, "the optimizer offload")
+    optimizer = known(settings.optimizer, "the optimizer, which the script makes")
+    if optimizer.value is None:
+        return None
+    forces = known(settings.force_cpu_optimizer, FORCE_KEY).value
+    file = situation.deepspeed
+    rows = {
+        verdict(
+            optimizer.value,
+            zero_stage=stage.value,
+            optimizer_offload=offload.value,
+            forces_cpu_optimizer=forces,
+            route=route,
+            allows_untested=file is not None and file.value(UNTESTED_KEY) is True,
+        )
+        for route in _routes(situation)
+    }
+    row = rows.pop() if len(rows) == 1 else known(None, "who hands the optimizer to DeepSpeed")
+    return Placed(
+        row=row, optimizer=optimizer, zero_stage=stage, optimizer_offload=offload, forces_cpu_optimizer=forces
+    )
+
+
+def _routes(situation: Situation) -> tuple[Route, ...]:
+    if situation.route is not None:
+        return (situation.route,)
+    if situation.is_of_flags:
+        return (Route.ACCELERATE,)  # what a strategy puts in goes through prepare()
+    return tuple(Route)
+
+
+def because_of(*causes: Cause, on_gpus: bool = False) -> Callable[[Situation], Iterator[Hit]]:
+    """Return a predicate that finds the combinations to which the table gives one of these causes.
+
+    Args:
+        causes: the table's.
+        on_gpus: whether it does not hold for ranks on the CPU, where all memory is the host's.
+    """
+
+    def find(situation: Situation) -> Iterator[Hit]:
+        if on_gpus and situation.topology is not None and situation.topology.on_cpu:
+            return
+        placed = place(situation)
+        if placed is not None and placed.row.cause in causes:
+            yield hit(placed)
+
+    return find
+
+
+def hit(placed: Placed, *, fix: str | None = None) -> Hit:
+    """Return the finding of an optimizer and its placement."""
+    return Hit(
+        found=placed.texts,
+        place=placed.optimizer.place or placed.optimizer_offload.place,
+        fix=fix,
+        confidence=placed.optimizer.confidence,
+    )
+
+
+_MAP = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/deepspeed.py"
+_ENGINE = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/engine.py"
+_CPU_ADAM = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/ops/adam/cpu_adam.py"
+_BNB = "https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.50.2/bitsandbytes/backends/cpu/ops.py"
+
+
+def _swapped(situation: Situation) -> Iterator[Hit]:
+    placed = place(situation)
+    if placed is None or placed.row.cause is not Cause.SWAPPED:
+        return
+    fix = None
+    if situation.deepspeed is not None:
+        fix = f"use torch.optim.AdamW, leave out offload_optimizer, or write {FORCE_KEY}: false"
+    yield hit(placed, fix=fix)
+
+
+def _eight_bit_on_cpu(situation: Situation) -> Iterator[Hit]:
+    placed = place(situation)
+    if placed is None or not placed.offloads or placed.forces_cpu_optimizer:
+        return
+    if placed.optimizer.value in EIGHT_BIT and placed.row.answer is not OptimizerAnswer.REFUSED:
+        yield hit(placed)
+
+
+def _zero2(**more: Any) -> dict[str, Any]:
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    return {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
+        "zero_optimization": zero,
+        **more,
+    }
+
+
+_RESIDENT = {**_zero2(), "zero_optimization": {"stage": 2}}
+_UNFORCED = _zero2(**{FORCE_KEY: False})
+_ADAMW = optimizer_script("torch.optim.AdamW(model.parameters(), lr=1e-2)")
+_SGD = optimizer_script("torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)")
+_ADAFACTOR = optimizer_script("torch.optim.Adafactor(model.parameters(), lr=1e-2)")
+_ADAGRAD = optimizer_script("torch.optim.Adagrad(model.parameters(), lr=1e-2)")
+_ADAMW_8BIT = optimizer_script(
+    "bitsandbytes.optim.AdamW8bit(model.parameters(), lr=1e-2)", imports="bitsandbytes"
+)
+_CPU_ADAM_SCRIPT = optimizer_script(
+    "deepspeed.ops.adam.DeepSpeedCPUAdam(model.parameters(), lr=1e-2)", imports="deepspeed.ops.adam"
+)
+_FUSED_ADAM_SCRIPT = _CPU_ADAM_SCRIPT.replace("DeepSpeedCPUAdam", "FusedAdam")
+
+
+def _native(optimizer: str) -> str:
+    return (
+        "import deepspeed\n"
+        "import torch\n"
+        "from deepspeed.ops.adam import DeepSpeedCPUAdam\n"
+        "\n"
+        "deepspeed.init_distributed()\n"
+        "torch.manual_seed(0)\n"
+        "model = torch.nn.Linear(32, 32)\n"
+        f"optimizer = {optimizer}(model.parameters(), lr=1e-2)\n"
+        'engine, _, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config="ds_config.json")\n'
+        "for step in range(4):\n"
+        "    engine.backward(engine(torch.ones(4, 32)).square().mean())\n"
+        "    engine.step()\n"
+    )
+
+
+_ZERO_UTILS = "https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/zero/stage_1_and_2.py"
+
+_MUON = "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/_muon.py"
+
+
+def _stage(stage: int) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": stage},
+    }
+
+
+_MUON_SCRIPT = optimizer_script("torch.optim.Muon([model.weight], lr=1e-2)")
+_LBFGS = optimizer_script("torch.optim.LBFGS(model.parameters(), lr=1e-2)")
+_ADAGRAD_DECAYING = optimizer_script(
+    'torch.optim.Adagrad([{"params": model.parameters(), "weight_decay": 0.1}], lr=1e-2)'
+)
+
+
+_DOCS = "https://www.deepspeed.ai/docs/config-json/#optimizer-parameters"
+
+_PREPARE = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py"
+
+
+def _type_of(situation: Situation) -> tuple[Document, KeyValue, str] | None:
+    """Return DeepSpeed's file, the entry of optimizer.type and its value."""
+    file = situation.deepspeed
+    entry = file.at("optimizer", "type") if file else None
+    if file is None or entry is None or not isinstance(entry.plain, str):
+        return None
+    return file, entry, entry.plain
+
+
+def _unknown_type(situation: Situation) -> Iterator[Hit]:
+    found = _type_of(situation)
+    if found is None or (names := _own_name(found[2])) in _TYPES or names.startswith("Mu"):
+        return
+    file, entry, value = found
+    near = nearest(value, _TYPES)
+    fix = f"did you mean {near}?" if near else "use AdamW"
+    yield Hit(found=say(file, "optimizer", "type"), place=file.place(entry.key_span), fix=fix)
+
+
+def _untested(situation: Situation) -> Iterator[Hit]:
+    placed = place(situation)
+    if placed is None or placed.row.cause is not Cause.UNTESTED or placed.optimizer.value is None:
+        return
+    allowed = verdict(
+        placed.optimizer.value,
+        zero_stage=placed.zero_stage.value,
+        optimizer_offload=placed.optimizer_offload.value,
+        forces_cpu_optimizer=placed.forces_cpu_optimizer,
+        route=situation.route or Route.NATIVE,
+        allows_untested=True,
+    )
+    found = hit(placed)
+    edits: tuple[Edit, ...] = ()
+    if situation.deepspeed is not None and allowed.answer is OptimizerAnswer.ALLOWED and not allowed.not_run:
+        edits = (SetValue(document=situation.deepspeed.name, path=(UNTESTED_KEY,), value=True),)
+    fix = None if allowed.answer in (OptimizerAnswer.ALLOWED, OptimizerAnswer.UNKNOWN) else "use AdamW"
+    yield Hit(found=found.found, place=found.place, fix=fix, edits=edits, confidence=found.confidence)
+
+
+def _adam_decoupled(situation: Situation) -> Iterator[Hit]:
+    found = _type_of(situation)
+    if found is None or found[2].lower() != "adam":
+        return
+    file, entry, _ = found
+    params = file.value("optimizer", "params")
+    if not isinstance(params, dict) or "adam_w_mode" in params:
+        return
+    decay = params.get("weight_decay")
+    if isinstance(decay, (int, float)) and decay > 0:
+        words = [say(file, "optimizer", "type"), say(file, "optimizer", "params", "weight_decay")]
+        yield Hit(found=" with ".join(words), place=file.place(entry.key_span))
+
+
+def _muon_scatters(situation: Situation) -> Iterator[Hit]:
+    if situation.deepspeed is None or situation.deepspeed.value(*_REDUCE_SCATTER) is False:
+        return
+    placed = place(situation)
+    if placed is not None and placed.row.cause is Cause.REDUCE_SCATTER:
+        edit = SetValue(document=situation.deepspeed.name, path=_REDUCE_SCATTER, value=False)
+        yield Hit(found=placed.texts, place=placed.optimizer.place, edits=(edit,))
+
+
+def _section_and_script(situation: Situation) -> Iterator[Hit]:
+    found = _type_of(situation)
+    if found is None or situation.script is None or situation.route is not Route.ACCELERATE:
+        return
+    file, entry, _ = found
+    for used in situation.script.optimizers:
+        if used.id != "accelerate.DummyOptim":
+            yield Hit(
+                found=f"{used.text} with {say(file, 'optimizer', 'type')} in {file.name}",
+                place=file.place(entry.key_span),
+                confidence=Confidence.LIKELY,
+            )
+
+
+_REDUCE_SCATTER = ("zero_optimization", "reduce_scatter")
+_TYPES = tuple(name.removeprefix("config.") for name in OF_CONFIG)
+_OWN = {
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "adagrad": "Adagrad",
+    "lamb": "Lamb",
+    "lion": "Lion",
+    "muon": "Muon",
+}
+_OWN |= {"muadam": "MuAdam", "muadamw": "MuAdamW", "musgd": "MuSGD"}
+
+
+def _own_name(value: str) -> str:
+    """Return an optimizer's type as DeepSpeed takes it: its own in any case of letters."""
+    return _OWN.get(value.lower(), value)
+
+
+def _with_section(kind: str | None = None, *, stage: int = 2, **more: Any) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0,
+        "zero_optimization": {"stage": stage, **more.pop("zero", {})},
+    }
+    if kind is not None:
+        config["optimizer"] = {"type": kind, "params": {"lr": 1e-2, **more.pop("params", {})}}
+    return config | more
+
+
+_SAVES = {"stage3_gather_16bit_weights_on_model_save": True}
+_MUON3 = _with_section("Muon", stage=3, zero=_SAVES)
+_ADAMW3 = _with_section("AdamW", stage=3, zero=_SAVES)
+_DUMMY = optimizer_script("accelerate.utils.DummyOptim(model.parameters())", imports="accelerate.utils")
+_ADAM_DECAYING = optimizer_script("torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=0.1)")
+
+
+RULES = (
+    Rule(
+        id="offload-needs-adam",
+        severity=Severity.ERROR,
+        summary="under offload another optimizer trains than the script's",
+        why="accelerate puts DeepSpeed's CPU Adam in its place and says nothing",
+        fix="use AdamW, or leave out {optimizer_offload}",
+        see=_MAP,
+        find=_swapped,
+        bad=Example(deepspeed=_zero2(), script=_SGD),
+        good=Example(deepspeed=_UNFORCED, script=_SGD),
+        evidence=Evidence(outcome=Effect.DIFFERS, observed=(("optimizer", "DeepSpeedCPUAdam"),)),
+    ),
+    Rule(
+        id="offload-swap-fails-in-step",
+        severity=Severity.ERROR,
+        summary="this optimizer fails in its first step under offload",
+        why="accelerate gives its parameter groups to DeepSpeed's CPU Adam, which can't read their values",
+        fix="use AdamW, or leave out {optimizer_offload}",
+        see=_MAP,
+        find=because_of(Cause.SWAP_KEEPS_GROUPS),
+        bad=Example(deepspeed=_zero2(), script=_ADAFACTOR),
+        good=Example(deepspeed=_zero2(), script=_ADAMW),
+        evidence=Evidence(outcome=Effect.FAILS, says="adam_update(): incompatible function arguments"),
+    ),
+    Rule(
+        id="offload-swap-fails-in-prepare",
+        severity=Severity.ERROR,
+        summary="this optimizer fails in prepare() under offload",
+        why="accelerate makes DeepSpeed's CPU Adagrad or Lion with adamw_mode, an argument of Adam's alone",
+        fix=f"write {FORCE_KEY}: false, or name the optimizer in DeepSpeed's own optimizer section",
+        see=_MAP,
+        find=because_of(Cause.SWAP_ARGUMENT),
+        bad=Example(deepspeed=_zero2(), script=_ADAGRAD),
+        good=Example(deepspeed=_zero2(), script=_ADAMW),
+        evidence=Evidence(outcome=Effect.FAILS, says="got an unexpected keyword argument 'adamw_mode'"),
+    ),
+    Rule(
+        id="native-offload-needs-cpu-adam",
+        severity=Severity.ERROR,
+        summary="deepspeed.initialize() refuses the script's optimizer under offload",
+        why="outside accelerate nobody swaps it, and DeepSpeed takes its own CPU Adam and CPU Lion only",
+        fix=f"make a deepspeed.ops.adam.DeepSpeedCPUAdam, or write {FORCE_KEY}: false",
+        see=_ENGINE,
+        find=because_of(Cause.REFUSED_CLIENT),
+        bad=Example(deepspeed=_zero2(), script=_native("torch.optim.AdamW")),
+        good=Example(deepspeed=_zero2(), script=_native("DeepSpeedCPUAdam")),
+        evidence=Evidence(outcome=Effect.FAILS, says="ZeRO-Offload with a client provided optimizer"),
+    ),
+    Rule(
+        id="eight-bit-optimizer-on-cpu",
+        severity=Severity.ADVICE,
+        summary="an 8-bit optimizer is slow on the CPU, and takes more memory in its step than it saves",
+        why="bitsandbytes has no 8-bit kernels there: it turns each tensor's states to fp32 and back",
+        fix="leave out {optimizer_offload}, or use AdamW and let DeepSpeed's CPU Adam step it",
+        see=_BNB,
+        find=_eight_bit_on_cpu,
+        bad=Example(deepspeed=_UNFORCED, script=_ADAMW_8BIT),
+        good=Example(deepspeed=_RESIDENT, script=_ADAMW_8BIT),
+        evidence=Evidence(outcome=Effect.COSTS, observed=(("optimizer", "AdamW8bit"),)),
+    ),
+    Rule(
+        id="cpu-optimizer-needs-offload",
+        severity=Severity.ERROR,
+        summary="DeepSpeed's CPU optimizers need optimizer offload",
+        why="without it the parameters that they step are on the GPU",
+        fix="use torch.optim.AdamW, in whose place accelerate puts the CPU optimizer under offload",
+        see=_CPU_ADAM,
+        find=because_of(Cause.ON_GPU, on_gpus=True),
+        bad=Example(deepspeed=_RESIDENT, script=_CPU_ADAM_SCRIPT),
+        good=Example(deepspeed=_RESIDENT, script=_ADAMW),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs a GPU"),
+    ),
+    Rule(
+        id="gpu-optimizer-on-cpu",
+        severity=Severity.ERROR,
+        summary="DeepSpeed's fused optimizers can't step what is offloaded",
+        why="they are GPU kernels, and offload keeps the parameters that they step on the CPU",
+        fix="use torch.optim.AdamW, or leave out {optimizer_offload}",
+        see="https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/ops/adam/fused_adam.py",
+        find=because_of(Cause.ON_CPU, on_gpus=True),
+        bad=Example(deepspeed=_UNFORCED, script=_FUSED_ADAM_SCRIPT),
+        good=Example(deepspeed=_RESIDENT, script=_FUSED_ADAM_SCRIPT),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs a GPU"),
+    ),
+    Rule(
+        id="zero-flattens-tensors",
+        severity=Severity.WARNING,
+        summary="this optimizer computes something else under ZeRO",
+        why="it steps by factors or norms of whole tensors, and ZeRO gives it flat shards",
+        fix="use AdamW, or its 8-bit form where memory is short, or set {zero_stage} to 0",
+        see=_ZERO_UTILS,
+        find=because_of(Cause.WHOLE_TENSORS),
+        bad=Example(deepspeed=_stage(2), script=_ADAFACTOR),
+        good=Example(deepspeed=_stage(0), script=_ADAFACTOR),
+        evidence=Evidence(outcome=Effect.DIFFERS),
+    ),
+    Rule(
+        id="muon-needs-matrices",
+        severity=Severity.ERROR,
+        summary="torch.optim.Muon fails under ZeRO",
+        why="it takes matrices only, and ZeRO gives every optimizer flat shards",
+        fix="name Muon in DeepSpeed's own optimizer section, or set {zero_stage} to 0",
+        see=_MUON,
+        find=because_of(Cause.NEEDS_MATRICES),
+        bad=Example(deepspeed=_stage(2), script=_MUON_SCRIPT),
+        good=Example(deepspeed=_stage(2), script=_ADAMW),
+        evidence=Evidence(outcome=Effect.FAILS, says="Param gradient must be a 2D matrix"),
+    ),
+    Rule(
+        id="zero-rebuilds-adagrad",
+        severity=Severity.WARNING,
+        summary="Adagrad loses its parameter groups and its learning rate schedule under ZeRO",
+        why="DeepSpeed makes a new one from the old one's defaults, and schedulers keep the old one",
+        fix="use AdamW, or set {zero_stage} to 0",
+        see=_ZERO_UTILS,
+        find=because_of(Cause.REBUILT),
+        bad=Example(deepspeed=_stage(2), script=_ADAGRAD_DECAYING),
+        good=Example(deepspeed=_stage(0), script=_ADAGRAD_DECAYING),
+        evidence=Evidence(outcome=Effect.DIFFERS),
+    ),
+    Rule(
+        id="engine-passes-no-closure",
+        severity=Severity.ERROR,
+        summary="L-BFGS can't train under DeepSpeed",
+        why="its step() evaluates the model through a closure, which DeepSpeed's engine does not pass on",
+        fix="use AdamW",
+        see=_ENGINE,
+        find=because_of(Cause.NEEDS_CLOSURE),
+        bad=Example(deepspeed=_stage(2), script=_LBFGS),
+        good=Example(deepspeed=_stage(2), script=_ADAMW),
+        evidence=Evidence(outcome=Effect.FAILS, says="missing 1 required positional argument: 'closure'"),
+    ),
+    Rule(
+        id="unknown-optimizer-type",
+        severity=Severity.ERROR,
+        summary="DeepSpeed has no optimizer of this name",
+        why="optimizer.type is one of DeepSpeed's own, or a class of torch.optim spelt as there",
+        fix="use AdamW",
+        see=_DOCS,
+        find=_unknown_type,
+        bad=Example(deepspeed=_with_section("OneBitAdam"), script=_DUMMY),
+        good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
+        evidence=Evidence(outcome=Effect.FAILS, says="OneBitAdam is not a supported DeepSpeed Optimizer"),
+    ),
+    Rule(
+        id="untested-optimizer-needs-flag",
+        severity=Severity.ERROR,
+        summary="DeepSpeed wants to be told that this optimizer may meet ZeRO",
+        why="it has tested few with ZeRO, and accelerate answers for optimizers of the script alone",
+        fix=f"write {UNTESTED_KEY}: true",
+        see=_ENGINE,
+        find=_untested,
+        bad=Example(deepspeed=_with_section("SGD"), script=_DUMMY),
+        good=Example(deepspeed=_with_section("SGD", **{UNTESTED_KEY: True}), script=_DUMMY),
+        evidence=Evidence(outcome=Effect.FAILS, says="You are using an untested ZeRO Optimizer"),
+    ),
+    Rule(
+        id="adam-section-decays-as-adamw",
+        severity=Severity.WARNING,
+        summary="DeepSpeed's Adam decays weights as AdamW does",
+        why="adam_w_mode is true unless the section says otherwise, whatever its type",
+        fix="set optimizer.type to AdamW, or optimizer.params.adam_w_mode to false",
+        see=_DOCS,
+        find=_adam_decoupled,
+        bad=Example(deepspeed=_with_section("Adam", params={"weight_decay": 0.1}), script=_DUMMY),
+        good=Example(deepspeed=_with_section(), script=_ADAM_DECAYING),
+        evidence=Evidence(outcome=Effect.DIFFERS),
+    ),
+    Rule(
+        id="muon-needs-whole-gradients",
+        severity=Severity.ERROR,
+        summary="at ZeRO-3 DeepSpeed's Muon needs reduce_scatter: false",
+        why="it orthogonalises whole gradients, and scattered ones are in pieces before its step",
+        fix="write reduce_scatter: false in zero_optimization",
+        see="https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/zero/stage3.py",
+        find=_muon_scatters,
+        bad=Example(deepspeed=_MUON3, script=_DUMMY),
+        good=Example(deepspeed=_ADAMW3, script=_DUMMY),
+        evidence=Evidence(outcome=Effect.FAILS, says="Muon and reduce scatter cannot be used together"),
+    ),
+    Rule(
+        id="two-optimizers",
+        severity=Severity.ERROR,
+        summary="the script and the DeepSpeed file each bring an optimizer",
+        why="prepare() takes one of them, and refuses both",
+        fix="make an accelerate.utils.DummyOptim in the script, or take the optimizer section out",
+        see=_PREPARE,
+        find=_section_and_script,
+        bad=Example(deepspeed=_with_section("AdamW"), script=_ADAMW),
+        good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
+        evidence=Evidence(
+            outcome=Effect.FAILS, says="You cannot specify an optimizer in the config file and in the code"
+        ),
+    ),
+    Rule(
+        id="dummy-optimizer-needs-section",
+        severity=Severity.ERROR,
+        summary="DummyOptim stands for an optimizer section that is not there",
+        why="accelerate puts nothing in its place: DeepSpeed makes the optimizer from its own file",
+        fix="make a real optimizer in the script, or add an optimizer section to the DeepSpeed file",
+        see=_PREPARE,
+        find=because_of(Cause.NO_SECTION, Cause.NOT_AN_OPTIMIZER),
+        bad=Example(deepspeed=_with_section(), script=_DUMMY),
+        good=Example(deepspeed=_with_section("AdamW"), script=_DUMMY),
+        evidence=Evidence(outcome=Effect.FAILS, says="You cannot create a `DummyOptim` without specifying"),
+    ),
+)

@@ -1,1 +1,0 @@
-"""The presets of ds_configs/ and the recipes of launch/."""

@@ -1,0 +1,346 @@
+"""Edits of a document's text: only what they name changes, and the result is read again to prove it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from zerofit.configs.document import (
+    Document,
+    Entries,
+    Format,
+    KeyValue,
+    RemoveKey,
+    RenameKey,
+    SetValue,
+    plain,
+)
+from zerofit.configs.text.read import read_document
+from zerofit.configs.text.yaml import shares_nodes
+from zerofit.core.errors import Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zerofit.configs.document import Edit
+
+_KINDS = (SetValue, RemoveKey, RenameKey)
+"""Values first, so that no place is gone too early; names last, so that all paths are those of the file."""
+
+
+class Uneditable(Exception):  # noqa: N818 - it is about the file, no failure of ours
+    """A change that can't be made without touching the rest of the file; its text says why."""
+
+
+def apply_edits(document: Document, edits: Iterable[Edit]) -> str:
+    """Return a document's text with edits made; line ends, order, indentation and comments stay.
+
+    A comment on the line of a removed key goes with it.
+
+    Args:
+        document: what the edits were made for.
+        edits: in any order; each path is one of the document as it is.
+
+    Raises:
+        Uneditable: an edit has no place, two contradict each other, or the text can't be changed safely.
+    """
+    distinct = _distinct(edits)
+    if distinct and document.format is Format.YAML and shares_nodes(document.text):
+        raise Uneditable("its YAML anchors, aliases or merges would make one change count in several places")
+    for edit in sorted(distinct, key=lambda edit: (_KINDS.index(type(edit)), -len(edit.path))):
+        document = _apply(document, edit)
+    return document.text
+
+
+def _distinct(edits: Iterable[Edit]) -> list[Edit]:
+    """Return each edit once, without those below a removed key.
+
+    Raises:
+        Uneditable: two of them contradict each other.
+    """
+    # 1 and True are equal and hash alike, so the value's type is part of what tells edits apart.
+    asked: dict[tuple[type, tuple[str, ...]], Edit] = {}
+    for edit in {(type(edit), edit.path, repr(edit)): edit for edit in edits}.values():
+        if (type(edit), edit.path) in asked:
+            raise Uneditable(f"two different changes of {'.'.join(edit.path)} are asked for")
+        asked[type(edit), edit.path] = edit
+    removed = {path for kind, path in asked if kind is RemoveKey}
+    kept = []
+    for (kind, path), edit in asked.items():
+        is_below = any(path[:end] in removed for end in range(len(path)))
+        if kind is not RemoveKey and (is_below or path in removed):
+            raise Uneditable(f"{'.'.join(path)} is to be both changed and removed")
+        kept += [] if is_below else [edit]
+    return kept
+
+
+def _apply(document: Document, edit: Edit) -> Document:
+    *parents, key = edit.path
+    intended = plain(document.root)
+    holder = intended
+    for name in parents:
+        holder = holder.get(name) if isinstance(holder, dict) else None
+    if not isinstance(holder, dict):
+        raise Uneditable(f"there is no mapping {'.'.join(parents)} to change {key} in")
+    match edit:
+        case SetValue():
+            text = _set(document, _parent(document, edit.path), key, edit.value)
+            holder[key] = edit.value
+        case RemoveKey():
+            text = _remove(document, edit.path)
+            del holder[key]
+        case RenameKey():
+            text = _rename(document, _parent(document, edit.path), key, edit.key)
+            holder[edit.key] = holder.pop(key)
+    changed = _read_again(document, text, f"{'.'.join(edit.path)} can't be changed")
+    if not _same(plain(changed.root), intended, is_hjson=document.format is Format.HJSON):
+        raise Uneditable(f"{'.'.join(edit.path)} can't be changed without touching the text around it")
+    return changed
+
+
+def _read_again(document: Document, text: str, what: str) -> Document:
+    try:
+        changed = read_document(text, name=document.name, format=document.format)
+    except Unreadable:
+        changed = None
+    if changed is None or changed.format is not document.format:
+        raise Uneditable(f"{what} without touching the text around it")
+    return changed
+
+
+def _parent(document: Document, path: tuple[str, ...]) -> Entries:
+    above = document.at(*path[:-1])
+    node = above.node if above else document.root
+    assert isinstance(node, Entries)
+    return node
+
+
+def _same(one: Any, other: Any, *, is_hjson: bool) -> bool:
+    """Return whether two values are equal, of one type too; HJSON has whole numbers of one type only."""
+    match one, other:
+        case dict(), dict():
+            return one.keys() == other.keys() and all(
+                _same(one[key], other[key], is_hjson=is_hjson) for key in one
+            )
+        case list(), list():
+            return len(one) == len(other) and all(
+                _same(left, right, is_hjson=is_hjson) for left, right in zip(one, other, strict=True)
+            )
+    if type(one) is not type(other):
+        return is_hjson and one == other and not isinstance(one, bool) and not isinstance(other, bool)
+    return one == other or bool(one != one and other != other)  # NaN is not equal to itself
+
+
+def _set(document: Document, parent: Entries, key: str, value: Any) -> str:
+    text, entry = document.text, parent.find(key)
+    if entry is None:
+        return _add(document, parent, key, value)
+    start, end = entry.node.span.start, entry.node.span.end
+    spelt = _spell_scalar(value, document.format, was=text[start:end])
+    gap = text[entry.key_span.end : start]
+    if start == end or (gap.strip() == ":" and gap.rstrip() != gap.rstrip(" \t")):
+        # Nothing stands behind the colon on its line.
+        return f"{text[: entry.key_span.end]}: {spelt}{text[end:]}"
+    return text[:start] + spelt + text[end:]
+
+
+def _rename(document: Document, parent: Entries, key: str, new: str) -> str:
+    entries = [entry for entry in parent.entries if entry.key == key]
+    if not entries:
+        raise Uneditable(f"there is no key {key} to rename")
+    if len(entries) > 1:
+        raise Uneditable(f"the key {key} stands twice")
+    if parent.find(new) is not None:
+        raise Uneditable(f"{key} can't become {new}, which is there already")
+    text, span = document.text, entries[0].key_span
+    spelt = _spell_key(new, document.format, was=text[span.start : span.end])
+    return text[: span.start] + spelt + text[span.end :]
+
+
+def _add(document: Document, mapping: Entries, key: str, value: Any) -> str:
+    """Return the text with one more entry behind the last one of a mapping."""
+    text, language = document.text, document.format
+    last = mapping.entries[-1] if mapping.entries else None
+    spelt = _spell_scalar(value, language)
+    if last is None:
+        return _with_first(document, mapping, f"{_spell_key(key, language)}: {spelt}")
+    between = text[last.key_span.end : last.node.span.start]
+    colon = between if language is not Format.YAML and between.strip(" \t") == ":" else ": "
+    member = _spell_key(key, language, was=text[last.key_span.start : last.key_span.end]) + colon + spelt
+    end = _end_of(last)
+    if _has_lines(text, mapping, language):
+        start = _line_start(text, last.key_span.start)
+        before = text[start : last.key_span.start]
+        rest = _REST[language].match(text, end)
+        if rest and not (before.strip() and language is Format.HJSON):
+            indent = before if not before.strip() else " " * len(before)
+            return f"{text[: rest.end()]}{_line_end_of(text)}{indent}{member}{text[rest.end() :]}"
+    if len(mapping.entries) > 1:
+        gap = text[_end_of(mapping.entries[-2]) : last.key_span.start]
+    else:
+        gap = "," + (text[mapping.span.start + 1 : last.key_span.start] or " " * between.endswith(" "))
+    if gap.strip() != ",":
+        gap = ", "
+    elif gap.startswith(",") and "\n" in gap:  # blank lines between members are not repeated
+        gap = f",{_line_end_of(gap)}{gap[gap.rfind(chr(10)) + 1 :]}"
+    return text[:end] + gap + member + text[end:]
+
+
+def _with_first(document: Document, mapping: Entries, member: str) -> str:
+    text, (start, end) = document.text, (mapping.span.start, mapping.span.end)
+    if text[start + 1 : end - 1].strip():
+        raise Uneditable("a comment stands in the empty mapping")
+    before = after = ""
+    root = document.root
+    if root.entries and "\n" in text[root.span.start : root.entries[0].key_span.start]:
+        indent, step = _indent_at(text, start), _indent_at(text, root.entries[0].key_span.start)
+        before, after = f"{_line_end_of(text)}{indent}{step}", f"{_line_end_of(text)}{indent}"
+    return f"{text[:start]}{{{before}{member}{after}}}{text[end:]}"
+
+
+def _remove(document: Document, path: tuple[str, ...]) -> str:
+    """Return the text without a key, each time that it stands there."""
+    if _parent(document, path).find(path[-1]) is None:
+        raise Uneditable(f"there is no key {path[-1]} to remove")
+    while True:
+        mapping = _parent(document, path)
+        number = next((at for at, entry in enumerate(mapping.entries) if entry.key == path[-1]), None)
+        if number is None:
+            return document.text
+        text = None
+        if _has_lines(document.text, mapping, document.format):
+            text = _without_line(document, mapping, number, document.at(*path[:-1]))
+        if text is None:
+            text = _without_member(document.text, mapping, number)
+        document = _read_again(document, text, f"{'.'.join(path)} can't be removed")
+
+
+def _without_line(document: Document, mapping: Entries, number: int, above: KeyValue | None) -> str | None:
+    """Return the text without the lines of an entry; None where it shares its lines with others."""
+    text, language, entry = document.text, document.format, mapping.entries[number]
+    if language is Format.YAML and len(mapping.entries) == 1:  # {} stands for what has no entry
+        start, end = mapping.span.start, _end_of(entry)
+        if above and text[above.key_span.end : start].strip() == ":":
+            return f"{text[: above.key_span.end]}: {{}}{text[end:]}"
+        return f"{text[:start]}{{}}{text[end:]}"
+    start = _line_start(text, entry.key_span.start)
+    rest = _REST[language].match(text, _end_of(entry))
+    if rest and not text[start : entry.key_span.start].strip():
+        line_end = _LINE_END.match(text, rest.end())
+        if line_end and line_end.group():
+            return text[:start] + text[line_end.end() :]
+        # The last line, without a line end: the one before it becomes the last.
+        return text[:start].removesuffix("\n").removesuffix("\r")
+    if language is Format.HJSON:
+        return None
+    if number + 1 == len(mapping.entries):
+        raise Uneditable(f"{entry.key} shares its line with something else")
+    # The first key of a mapping in a list: what follows takes its place behind the dash.
+    following = mapping.entries[number + 1].key_span.start
+    if text[_end_of(entry) : following].strip():
+        raise Uneditable(f"a comment stands beside {entry.key}")
+    return text[: entry.key_span.start] + text[following:]
+
+
+def _without_member(text: str, mapping: Entries, number: int) -> str:
+    """Return the text without an entry and the comma that goes with it."""
+    entries, entry = mapping.entries, mapping.entries[number]
+    if len(entries) == 1:
+        start, end = mapping.span.start + 1, mapping.span.end - 1
+    elif number + 1 < len(entries):
+        start, end = entry.key_span.start, entries[number + 1].key_span.start
+    else:
+        start, end = _end_of(entries[number - 1]), _end_of(entry)
+    if (text[start : entry.key_span.start] + text[_end_of(entry) : end]).strip() not in (",", ""):
+        raise Uneditable(f"a comment stands beside {entry.key}")
+    return text[:start] + text[end:]
+
+
+_REST = {
+    Format.YAML: re.compile(r"[ \t]*(?:#[^\r\n]*)?(?=[\r\n]|\Z)"),
+    Format.HJSON: re.compile(r"[ \t]*,?[ \t]*(?:(?:#|//)[^\r\n]*|/\*[^\r\n]*?\*/[ \t]*)?(?=[\r\n]|\Z)"),
+}
+"""What may stand behind an entry, up to the end of its line."""
+_LINE_END = re.compile(r"\r\n|\r|\n|\Z")
+_INDENT = re.compile(r"[ \t]*")
+
+
+def _has_lines(text: str, mapping: Entries, language: Format) -> bool:
+    """Return whether entries may stand on lines of their own, without commas."""
+    return language is Format.HJSON or (language is Format.YAML and text[mapping.span.start] != "{")
+
+
+def _end_of(entry: KeyValue) -> int:
+    """Return where an entry ends; YAML has entries without a value."""
+    return max(entry.key_span.end, entry.node.span.end)
+
+
+def _line_start(text: str, at: int) -> int:
+    return max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) + 1
+
+
+def _indent_at(text: str, at: int) -> str:
+    match = _INDENT.match(text, text.rfind("\n", 0, at) + 1)
+    return match.group() if match else ""
+
+
+def _line_end_of(text: str) -> str:
+    """Return how a text ends its lines."""
+    if "\r\n" in text:
+        return "\r\n"
+    return "\n" if "\n" in text or "\r" not in text else "\r"
+
+
+_PLAIN_YAML = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
+_PLAIN_HJSON_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+def _spell_scalar(value: Any, language: Format, *, was: str = "") -> str:
+    """Return a scalar as it stands in a file; a YAML string keeps the quotes of the text that it replaces."""
+    if isinstance(value, str):
+        return _spell_yaml_string(value, was) if language is Format.YAML else _in_double_quotes(value)
+    if isinstance(value, float) and language is Format.YAML:
+        return _spell_yaml_float(value)
+    if value is None or isinstance(value, (int, float)):
+        return json.dumps(value)
+    raise Uneditable(f"a {type(value).__name__} is no single value")
+
+
+def _spell_key(key: str, language: Format, *, was: str = "") -> str:
+    """Return a key as it stands in a file; where there is a choice, the quotes of another key decide."""
+    if language is Format.YAML:
+        return _spell_yaml_string(key, was)
+    if language is Format.HJSON and not was.startswith(('"', "'")) and _PLAIN_HJSON_KEY.fullmatch(key):
+        return key
+    return _in_double_quotes(key)
+
+
+def _spell_yaml_float(value: float) -> str:
+    if not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    digits, sign, exponent = repr(value).partition("e")
+    # YAML 1.1 takes 1e-05 for a string: its floats have a point.
+    return f"{digits}{'' if '.' in digits else '.0'}{sign}{exponent}"
+
+
+def _in_double_quotes(string: str) -> str:
+    return json.dumps(string, ensure_ascii=not string.isprintable())
+
+
+def _spell_yaml_string(string: str, was: str) -> str:
+    import yaml
+
+    if was.startswith('"') or not string.isprintable():
+        return "".join(map(_yaml_escape, json.dumps(string, ensure_ascii=False)))
+    if not was.startswith("'") and _PLAIN_YAML.fullmatch(string) and yaml.safe_load(string) == string:
+        return string
+    return "'" + string.replace("'", "''") + "'"
+
+
+def _yaml_escape(character: str) -> str:
+    if character.isprintable():
+        return character
+    # YAML does not put the pairs of \u escapes together with which JSON writes such characters.
+    return f"\\u{ord(character):04X}" if ord(character) < 0x10000 else f"\\U{ord(character):08X}"

@@ -1,0 +1,105 @@
+"""A file's bytes or text to a Document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from zerofit.configs.document import Document, Entries, Format, Items, KeyValue, Node
+from zerofit.configs.text.json import tree_of_hjson, tree_of_json
+from zerofit.configs.text.unreadable import MAX_BYTES, refuse_what_is_no_configuration, too_long
+from zerofit.configs.text.yaml import tree_of_yaml
+from zerofit.core.errors import NotStrict, Unreadable
+
+_FORMATS = {".json": Format.JSON, ".hjson": Format.HJSON, ".yaml": Format.YAML, ".yml": Format.YAML}
+
+
+def decode(data: bytes) -> str:
+    """Return a file's bytes as text, line ends as they are.
+
+    Raises:
+        Unreadable: the bytes are too many, or no UTF-8.
+    """
+    if len(data) > MAX_BYTES:
+        raise too_long(len(data), "bytes")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        raise Unreadable(
+            f"the file holds the byte 0x{data[error.start]:02x}, which is not UTF-8",
+            "accelerate and Trainer read their files as UTF-8",
+            "save the file as UTF-8",
+            before.count(b"\n") + 1,
+            len(before.rpartition(b"\n")[2].decode("utf-8")) + 1,
+        ) from None
+
+
+def read_document(text: str, *, name: str, format: Format | None = None) -> Document:  # noqa: A002 - the field's name
+    """Return a file's text as a tree.
+
+    Args:
+        text: the whole file, line ends as they are.
+        name: the file, as the user named it.
+        format: its language; None for the one that the name's ending says, JSON where it says none. What is
+            good HJSON but no JSON comes back as HJSON: DeepSpeed itself reads it, accelerate does not.
+
+    Raises:
+        Unreadable: the text is nothing that a configuration could be.
+    """
+    refuse_what_is_no_configuration(text)
+    wanted = format or _format_of(name)
+    if wanted is Format.YAML:
+        return Document(name=name, format=wanted, text=text, root=tree_of_yaml(text))
+    if wanted is Format.HJSON:
+        return Document(name=name, format=wanted, text=text, root=tree_of_hjson(text))
+    try:
+        return Document(name=name, format=Format.JSON, text=text, root=tree_of_json(text))
+    except Unreadable as error:
+        return Document(name=name, format=Format.HJSON, text=text, root=_as_hjson(text, error))
+
+
+def why_not_json(document: Document) -> Unreadable | None:
+    """Return why Python's json, which accelerate uses, can't read a document; None where it can."""
+    try:
+        tree_of_json(document.text)
+    except Unreadable as error:
+        return error
+    return None
+
+
+def repeated_keys(document: Document) -> Iterator[tuple[tuple[str, ...], KeyValue, list[Any]]]:
+    """Yield each entry whose key stood before in the same mapping, its path, and all values of that key.
+
+    Python's json and yaml take the last one; DeepSpeed refuses the file.
+    """
+    yield from _repeated(document.root, ())
+
+
+def _repeated(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], KeyValue, list[Any]]]:
+    if isinstance(node, Items):
+        for item in node.nodes:
+            yield from _repeated(item, path)
+    elif isinstance(node, Entries):
+        values: dict[str, list[Any]] = {}
+        for entry in node.entries:
+            values.setdefault(entry.key, []).append(entry.plain)
+        seen = set()
+        for entry in node.entries:
+            if entry.key in seen:
+                yield (*path, entry.key), entry, values[entry.key]
+            seen.add(entry.key)
+            yield from _repeated(entry.node, (*path, entry.key))
+
+
+def _format_of(name: str) -> Format:
+    ending = name[name.rfind(".") :].lower() if "." in name else ""
+    return _FORMATS.get(ending, Format.JSON)
+
+
+def _as_hjson(text: str, json_error: Unreadable) -> Entries:
+    """Return the tree of a text that is no JSON; raise the likelier error where it is no HJSON either."""
+    try:
+        return tree_of_hjson(text)
+    except Unreadable as error:
+        raise (error if isinstance(json_error, NotStrict) else json_error) from None

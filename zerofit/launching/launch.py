@@ -1,0 +1,243 @@
+"""launch: a script trained under the fastest memory strategy that fits, through `accelerate launch`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.check_run import stop_at_errors
+from zerofit.checking.inputs.capture import with_capture
+from zerofit.checking.inputs.strategy import situation_of_launch
+from zerofit.checking.read_targets import probe_resumed, script_file
+from zerofit.checking.targets import Targets
+from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.configs.write.command import is_on_one_of_many_gpus
+from zerofit.core.observer import SILENT, Observer
+from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
+from zerofit.launching.nodes import Nodes, with_hostfile
+from zerofit.launching.prepare import prepare_launch
+from zerofit.launching.request import LaunchRequest
+from zerofit.launching.run_folder import run_folder
+from zerofit.launching.start import Launch, launch_command, launch_files, prepare_run, start
+from zerofit.machine.library_versions import check_libraries, check_libraries_of
+from zerofit.machine.this_node import probe_machine
+from zerofit.planning.applied_table import applied_rows, applied_table
+from zerofit.planning.inputs import CAPTURE_LIMIT_S, ModelFlags
+from zerofit.planning.plan_from_flags import asks_for_cpu
+from zerofit.planning.settings import plan_from_file, settings_of
+from zerofit.scripts.target import check_script
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerofit.core.request import Request
+
+RUNS = Path("zerofit-runs")
+"""Folder of all run folders, where no other is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedRun:
+    """A run that has ended, or, after a dry run, that would be started."""
+
+    plan: Plan
+    folder: Path
+    """The run folder: plan, written configurations, command, logs and record of each rank."""
+    command: str
+    """The `accelerate launch` command, for a shell."""
+    files: Mapping[Path, str] = field(repr=False)
+    """What the run folder holds before the start, by path."""
+    exit_code: int | None
+    """The script's own, or 128 + the number of the signal that ended it; None after a dry run."""
+    cause: str | None
+    """Why it failed, in a sentence; None where all went well."""
+
+
+def launch(
+    script: str,
+    *arguments: str,
+    module: bool = False,
+    plan: Plan | str | Path | None = None,
+    gpus: str | None = None,
+    captures: bool = True,
+    capture_limit_s: float = CAPTURE_LIMIT_S,
+    is_checked: bool = True,
+    generate_limit_s: int = GENERATE_LIMIT_S,
+    run_dir: str | Path = RUNS,
+    hostfile: str | Path | None = None,
+    dry_run: bool = False,
+    observer: Observer = SILENT,
+    **settings: Any,
+) -> LaunchedRun:
+    """Train a script, unmodified, under the fastest memory strategy that fits, and wait for its end.
+
+    `zerofit.launch("train.py", "--epochs", "3", zero_stage=3)`. Each rank is a process of its own, started by
+    `accelerate launch`; nothing of the training happens in this process.
+
+    Args:
+        script: the script, or with `module` the module, to train.
+        arguments: the script's own.
+        module: True where the script is a module, as with `python -m`.
+        plan: a plan to follow, or the file that holds one; made from the script where it is left out.
+        gpus: with `on_cpu=True`, the GPUs to plan for and to rehearse on the CPU.
+        captures: False to go by the settings alone, without looking at what the script trains.
+        capture_limit_s: how long the script may take to come to its training.
+        is_checked: False to go on where compatibility rules say that it can't work.
+        generate_limit_s: how long a rank may wait in model.generate until all call it, under ZeRO-3.
+        run_dir: folder of all run folders.
+        hostfile: DeepSpeed's list of nodes.
+        dry_run: True to return what would be written and run, and to train nothing.
+        observer: is told of captures, plans and findings; silent by default.
+        settings: of strategy and model as for zerofit.plan, and of nodes: the fields of
+            zerofit.launching.nodes.Nodes, such as `num_nodes`, `machine_rank`, `main_process_ip`, `gpu_ids`.
+
+    Returns:
+        How the run ended, and its folder.
+
+    Raises:
+        UserError: something that was given is wrong, nothing fits, or it can't be run here.
+        ExceptionGroup: of UserErrors, where compatibility rules say that it can't work.
+    """
+    nodes = Nodes(**{one.name: settings.pop(one.name) for one in fields(Nodes) if one.name in settings})
+    model, _, request = settings_of(settings)
+    plan_file = None if plan is None or isinstance(plan, Plan) else Path(plan)
+    if plan is not None:
+        request = replace(request, plan=plan if isinstance(plan, Plan) else plan_from_file(Path(plan)))
+    return launch_run(
+        (*(("-m",) if module else ()), script, *arguments),
+        model=model,
+        request=request,
+        nodes=nodes,
+        hostfile=None if hostfile is None else Path(hostfile),
+        gpus=gpus,
+        captures=captures,
+        capture_limit_s=capture_limit_s,
+        plan_file=plan_file,
+        is_checked=is_checked,
+        generate_limit_s=generate_limit_s,
+        run_dir=Path(run_dir),
+        dry_run=dry_run,
+        observer=observer,
+    )
+
+
+def launch_run(
+    target: tuple[str, ...],
+    *,
+    is_checked: bool,
+    generate_limit_s: int,
+    run_dir: Path,
+    dry_run: bool,
+    observer: Observer,
+    **asked: Any,
+) -> LaunchedRun:
+    """Do what `launch` does, from values in place of settings.
+
+    Args:
+        target: the script or `-m module`, and its arguments.
+        is_checked, generate_limit_s, run_dir, dry_run, observer: as for `launch`.
+        asked: the other arguments of `launch_request`.
+    """
+    is_module = target[0] == "-m"
+    script, arguments = (target[1], target[2:]) if is_module else (target[0], target[1:])
+    check_script(script, module=is_module)
+    check_libraries(observer)
+    to_launch = prepare_launch(launch_request(target, **asked), observer)
+    plan = replace(to_launch.plan, is_checked=is_checked, generate_limit_s=generate_limit_s)
+    to_launch = replace(to_launch, plan=plan)
+    check_libraries_of(plan.strategy)
+    _check_rules(to_launch, script=None if is_module else script, arguments=arguments, observer=observer)
+    now = datetime.now()
+    if dry_run:
+        folder = run_folder(run_dir, target=script, at=now)
+    else:
+        folder = prepare_run(to_launch, runs=run_dir, at=now)
+    _tell(to_launch, observer)
+    command = launch_command(to_launch, folder)
+    exit_code, cause = None, None
+    if not dry_run:
+        observer.say(f"run folder {folder.path}")
+        observer.say(f"command: {command}")
+        ended = start(to_launch, folder)
+        exit_code, cause = ended.exit_code, ended.cause
+    return LaunchedRun(
+        plan=plan,
+        folder=folder.path,
+        command=command,
+        files=launch_files(to_launch, folder),
+        exit_code=exit_code,
+        cause=cause,
+    )
+
+
+def launch_request(
+    target: tuple[str, ...],
+    *,
+    model: ModelFlags,
+    request: Request,
+    nodes: Nodes,
+    hostfile: Path | None,
+    gpus: str | None,
+    captures: bool,
+    capture_limit_s: float,
+    plan_file: Path | None,
+    rank_for_each_gpu: bool = False,
+) -> LaunchRequest:
+    """Return a launch of this node, with the ranks that nodes, hostfile and GPUs make.
+
+    Args:
+        target: the script or `-m module`, and its arguments.
+        model, request, gpus, captures, capture_limit_s, plan_file: the fields of the request.
+        nodes: what was said of the nodes.
+        hostfile: DeepSpeed's list of nodes.
+        rank_for_each_gpu: True for torchrun's `--nproc-per-node gpu`.
+
+    Raises:
+        UserError: the nodes or the GPUs can't be what was said.
+    """
+    on_cpu = asks_for_cpu(request)
+    machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)
+    if rank_for_each_gpu:
+        nodes = replace(nodes, ranks_per_node=1 if on_cpu else max(1, len(machine.gpus)))
+    if hostfile is not None:
+        nodes = with_hostfile(nodes, hostfile)
+    return LaunchRequest(
+        target=target,
+        request=replace(request, num_processes=nodes.world_size, num_nodes=nodes.num_nodes),
+        model=model,
+        machine=machine,
+        gpus=gpus,
+        captures=captures,
+        capture_limit_s=capture_limit_s,
+        plan_file=plan_file,
+        nodes=nodes,
+    )
+
+
+def _check_rules(
+    to_launch: Launch, *, script: str | None, arguments: tuple[str, ...], observer: Observer
+) -> None:
+    plan = to_launch.plan
+    targets = Targets(
+        files=(script_file(script),) if script else (),
+        arguments=arguments,
+        checkpoint=probe_resumed(arguments),
+        schemas=load_schemas(plan.versions),
+    )
+    situation = situation_of_launch(plan, machine=plan.machine, targets=targets)
+    if plan.capture is not None:
+        situation = with_capture(situation, plan.capture)
+    stop_at_errors(situation, no_check=not plan.is_checked, say=observer.show)
+
+
+def _tell(to_launch: Launch, observer: Observer) -> None:
+    """Tell the strategy, and every change to what the script says."""
+    plan = to_launch.plan
+    for line in head_lines(plan):
+        observer.say(line)
+    observer.show(applied_table(applied_rows(plan)))
+    if is_on_one_of_many_gpus(plan):
+        alone = f"one rank uses GPU {to_launch.rendezvous.gpu_ids} alone"
+        observer.say(f"{alone}: with more in sight Trainer would spread over them all")

@@ -1,0 +1,158 @@
+"""What is launched: a request captured, planned, and refused where it can't run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from zerofit.configs.write.command import first_gpu, is_on_one_of_many_gpus
+from zerofit.core.capture import for_plan
+from zerofit.launching.checks import check_flags, check_nvme_path, no_micro_batch
+from zerofit.launching.nodes import find_rendezvous
+from zerofit.launching.start import Launch
+from zerofit.machine.machine_spec import SpecifiedMachine
+from zerofit.machine.versions import probe_versions
+from zerofit.planning.inputs import MachineFlags
+from zerofit.planning.plan_from_flags import choose, rehearsed
+from zerofit.planning.ranks import check_ranks_of
+from zerofit.scripts.capture.errors import INSTEAD
+from zerofit.scripts.capture.with_progress import captured
+from zerofit.scripts.capture_summary import capture_lines
+from zerofit.scripts.target import script_of
+
+if TYPE_CHECKING:
+    from zerofit.core.capture import Capture
+    from zerofit.core.observer import Observer
+    from zerofit.core.plan import Plan
+    from zerofit.core.request import Request
+    from zerofit.launching.request import LaunchRequest
+    from zerofit.planning.subject import Subject
+
+_NO_GPUS = (
+    "no GPU is in sight: nothing is captured or planned, and the ranks run on the CPU as the flags "
+    "say; `--cpu --gpus SPEC` plans for the GPUs of another machine and rehearses that here"
+)
+
+
+def prepare_launch(launch: LaunchRequest, observer: Observer) -> Launch:
+    """Return the plan, the script and where its ranks meet.
+
+    Args:
+        launch: what was asked for.
+        observer: is told of captures and plans.
+
+    Raises:
+        UserError: flags contradict each other, the script can't be captured, no plan can be made, nothing
+            fits, or it can't be run here.
+    """
+    check_flags(launch)
+    plan, capture = _plan(launch, observer)
+    plan = replace(plan, capture=None if capture is None else for_plan(capture))
+    check_nvme_path(plan)
+    rendezvous = find_rendezvous(launch.nodes, plan.topology)
+    if is_on_one_of_many_gpus(plan):
+        gpu_id = first_gpu(launch.nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        rendezvous = replace(rendezvous, gpu_ids=gpu_id)
+    return Launch(plan=plan, target=launch.target, rendezvous=rendezvous)
+
+
+def _plan(launch: LaunchRequest, observer: Observer) -> tuple[Plan, Capture | None]:
+    """Return the plan, and what was captured for it."""
+    specified = _specified(launch)
+    if launch.model.model is not None:
+        return _plan_for_model(launch, specified, observer), None
+    if launch.plans_for_script:
+        return _plan_for_script(launch, specified, observer)
+    request, capture = launch.request, None
+    if launch.captures and not launch.machine.gpus and not request.on_cpu and not launch.brings_a_strategy:
+        observer.say(_NO_GPUS)
+    if request.plan is not None and request.plan.capture is not None:
+        from zerofit.launching.follow_plan import follow_plan  # only where there is one: it brings much code
+
+        request, capture = follow_plan(launch, observer)
+    elif launch.lacks_micro_batch:
+        request, capture = _with_micro_batch(launch, observer)
+    return choose(machine=launch.machine, versions=probe_versions(), request=request), capture
+
+
+def _plan_for_model(launch: LaunchRequest, specified: SpecifiedMachine, observer: Observer) -> Plan:
+    from zerofit.planning.plan import check_plans_alone, named_model  # only where it is needed
+
+    is_here = launch.gpus is None
+    check_plans_alone(launch.model, launch.request, on_cpu=launch.request.on_cpu and is_here, rehearses=True)
+    named = named_model(launch.model, script=None if launch.target[0] == "-m" else launch.target[0])
+    return _plan_for(named, launch, specified, observer)
+
+
+def _plan_for_script(
+    launch: LaunchRequest, specified: SpecifiedMachine, observer: Observer
+) -> tuple[Plan, Capture]:
+    from zerofit.planning.make_problem import check_model_flags
+    from zerofit.planning.subject import CapturedRun
+
+    check_model_flags(launch.model)
+    without = f"{INSTEAD}, or let the flags alone say how it runs: `--no-capture`"
+    with captured(launch.target, limit_s=launch.capture_limit_s, instead=without, observer=observer) as run:
+        subject = CapturedRun(flags=launch.model, script=run)
+        observer.show("\n".join(subject.lines))
+        return _plan_for(subject, launch, specified, observer), run.capture
+
+
+def _plan_for(
+    subject: Subject, launch: LaunchRequest, specified: SpecifiedMachine, observer: Observer
+) -> Plan:
+    """Return the plan for GPUs, as the ranks of this node run it."""
+    from zerofit.planning.plan import plan_to_run  # estimates are much code
+
+    plan = plan_to_run(
+        subject,
+        launch.request,
+        specified,
+        is_fast=launch.model.is_fast,
+        is_here=launch.gpus is None,
+        observer=observer,
+    )
+    if launch.request.on_cpu:
+        return rehearsed(plan, launch.machine)
+    return replace(plan, machine=launch.machine)
+
+
+def _specified(launch: LaunchRequest) -> SpecifiedMachine:
+    """Return the machine that is planned for."""
+    if launch.gpus is None:
+        return SpecifiedMachine(machine=launch.machine, assumptions=())
+    from zerofit.planning.make_problem import machine_of
+
+    flags = MachineFlags(
+        gpus=launch.gpus, host_ram=None, nvme=None, cpu_cores=None, network=None, host_bandwidth=None
+    )
+    specified = machine_of(flags, num_nodes=launch.request.num_nodes or 1)
+    check_ranks_of(launch.request, specified.machine)
+    return specified
+
+
+def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture]:
+    """Return the request with the script's own micro-batch, of which the global batch is to be made."""
+    from zerofit.planning.make_problem import captured_problem_of
+
+    if not launch.captures:
+        raise no_micro_batch(launch, found="--no-capture")
+    without = "give --micro-batch-size, for which nothing has to be looked at"
+    with captured(launch.target, limit_s=launch.capture_limit_s, instead=without, observer=observer) as run:
+        capture = run.capture
+        observer.show("\n".join(capture_lines(capture, is_kept=run.is_kept)))
+    bare = replace(launch.request, global_batch_size=None)
+    topology = choose(machine=launch.machine, versions=probe_versions(), request=bare).topology
+    problem = captured_problem_of(  # refuses what can't be applied to the script
+        launch.model,
+        request=launch.request,
+        capture=capture,
+        machine=launch.machine,
+        versions=probe_versions(),
+        topology=topology,
+    )
+    size = problem.script.micro_batch_size if problem.script is not None else None
+    if size is None:
+        raise no_micro_batch(launch, found=f"{script_of(capture.target)} shows no batch size")
+    return replace(launch.request, micro_batch_size=size), capture

@@ -1,0 +1,90 @@
+"""LaunchRequest: what a launch is asked for, and on which node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.core.capture import masked
+from zerofit.planning.inputs import ModelFlags
+from zerofit.planning.plan_from_flags import asks_for_cpu
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zerofit.core.facts import Machine
+    from zerofit.core.request import Request
+    from zerofit.launching.nodes import Nodes
+
+
+NO_GPU = "no GPU in sight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """A script with what was said of how it runs, and this node."""
+
+    target: tuple[str, ...]
+    request: Request
+    model: ModelFlags
+    machine: Machine
+    """This node."""
+    gpus: str | None
+    """GPUs of another machine that is rehearsed on the CPU."""
+    captures: bool
+    """Whether the script may be run to see what it trains."""
+    capture_limit_s: float
+    """How long the script may take to come to its training."""
+    plan_file: Path | None
+    """Where the plan in `request` was read from."""
+    nodes: Nodes
+    """The nodes of the run, and the GPUs of this one."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the ranks run on the CPU."""
+        return asks_for_cpu(self.request) or not self.machine.gpus
+
+    @property
+    def brings_a_strategy(self) -> bool:
+        """Whether a preset or a plan file says what runs."""
+        return self.request.preset is not None or self.request.plan is not None
+
+    @property
+    def plans_for_script(self) -> bool:
+        """Whether a plan is made from what the script is seen to train."""
+        is_open = self.model.model is None and self.captures and not self.brings_a_strategy
+        return is_open and (not self.on_cpu or self.gpus is not None)
+
+    @property
+    def makes_a_plan(self) -> bool:
+        """Whether a plan is made: from the script, or from --model."""
+        return self.model.model is not None or self.plans_for_script
+
+    @property
+    def why_unplanned(self) -> str:
+        """The flag because of which no plan is made."""
+        if self.brings_a_strategy:
+            return f"--preset {self.request.preset}" if self.request.preset else f"--plan {self.plan_file}"
+        if not self.captures:
+            return "--no-capture"
+        return "--cpu" if asks_for_cpu(self.request) else NO_GPU
+
+    @property
+    def lacks_micro_batch(self) -> bool:
+        """Whether there is a global batch to make, and no micro-batch to make it of."""
+        request = self.request
+        planned = request.plan.strategy.micro_batch_size if request.plan else None
+        return request.global_batch_size is not None and not (request.micro_batch_size or planned)
+
+    @property
+    def has_plan_of_other_run(self) -> bool:
+        """Whether the plan file was made from another script than the target, or other arguments."""
+        capture = self.request.plan.capture if self.request.plan is not None else None
+        return capture is not None and masked(capture.target) != masked(self.target)
+
+    @property
+    def may_capture(self) -> bool:
+        """Whether the script is run to look at it."""
+        needs = self.plans_for_script or self.lacks_micro_batch or self.has_plan_of_other_run
+        return self.captures and self.model.model is None and needs

@@ -1,0 +1,497 @@
+"""Facts of a node to one line each: ok, or a warning with its reason and its fix."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from zerofit.core.rates import Unit
+from zerofit.core.supported import SUPPORTED
+from zerofit.core.units import GIB, MIB, format_bytes
+
+if TYPE_CHECKING:
+    from zerofit.core.facts import GpuSpec, Machine, Versions
+    from zerofit.core.rates import Calibration, Rate
+    from zerofit.machine.toolchain import (
+        BuildLock,
+        DeepSpeedOp,
+        Disk,
+        EnvFile,
+        Limits,
+        Nvcc,
+        Toolchain,
+    )
+
+_MIXABLE_MINORS = {10: range(3), 11: range(9), 12: (0, 1, 2, 3, 4, 5, 6, 8, 9)}
+"""CUDA minor versions that DeepSpeed takes for each other, by major version.
+
+Source: deepspeed/ops/op_builder/builder.py, cuda_minor_mismatch_ok (0.19.8).
+"""
+_OP_USES = {
+    "cpu_adam": "offload of the optimizer to CPU or NVMe steps with it",
+    "fused_adam": "an Adam or AdamW in the DeepSpeed JSON without offload steps with it",
+    "async_io": "offload to NVMe reads and writes with it, and nothing else does",
+}
+_WHY_NEEDED = "DeepSpeed compiles its ops at first use, and this takes part"
+_LOW_MEMORY_BYTES = 4 * GIB
+"""ASSUMPTION: one rank of a 1B model under optimizer offload does not start with less; the imports of a rank
+alone hold 0.6 GB."""
+_LOW_MEMLOCK_BYTES = 10**9
+"""One rank's NVMe buffers for parameters, by default: buffer_count 5 x buffer_size 1e8 in bf16.
+Source: https://www.deepspeed.ai/docs/config-json/#parameter-offloading"""
+_LOW_SHM_BYTES = 512 * MIB
+"""Where DeepSpeed's own report warns: deepspeed/env_report.py, get_shm_size."""
+_LOW_DISK_BYTES = 20 * GIB
+"""ASSUMPTION: room for one checkpoint of a 1B model with its Adam states: 12 bytes a parameter in fp32, 14
+beside 16-bit weights (https://arxiv.org/abs/1910.02054, section 3.1)."""
+_USES = {
+    "torch": "everything runs on it",
+    "accelerate": "zerofit launch starts the ranks through it",
+    "deepspeed": "ZeRO and offload are its work",
+    "transformers": "models and Trainer come from it",
+    "huggingface_hub": "models and datasets are fetched with it",
+    "peft": "LoRA adapters come from it",
+    "bitsandbytes": "8-bit optimizers come from it",
+}
+
+
+class Status(StrEnum):
+    """How one thing stands."""
+
+    OK = "ok"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckupLine:
+    """One thing that was looked at."""
+
+    status: Status
+    topic: str
+    """What was looked at, in a word or two."""
+    found: str
+    """What is there."""
+    why: str | None = None
+    """Why that is a warning; None where it is none."""
+    fix: str | None = None
+    """What to do about it; None where there is nothing to do."""
+
+
+def ok(topic: str, found: str) -> CheckupLine:
+    """Return the line of a thing that is well."""
+    return CheckupLine(status=Status.OK, topic=topic, found=found)
+
+
+def warning(topic: str, found: str, *, why: str, fix: str) -> CheckupLine:
+    """Return the line of a thing that stands in the way of some run."""
+    return CheckupLine(status=Status.WARNING, topic=topic, found=found, why=why, fix=fix)
+
+
+def check_up(
+    machine: Machine, versions: Versions, toolchain: Toolchain, limits: Limits
+) -> tuple[CheckupLine, ...]:
+    """Return a line for each thing worth knowing of this node before a run, all findings included."""
+    return (
+        *_check_packages(versions),
+        *_check_gpus(machine, toolchain),
+        ok("driver", _describe_driver(toolchain)),
+        # Without torch, the line of the package is the warning.
+        *((_check_torch_cuda(machine, toolchain),) if versions.torch is not None else ()),
+        _check_nvcc(machine, toolchain),
+        _check_cxx(toolchain),
+        _check_python_header(toolchain),
+        _check_ninja(toolchain),
+        _check_libaio(toolchain),
+        *_check_ops(versions, toolchain),
+        *_check_locks(toolchain.build_locks),
+        ok("CPU cores", f"{machine.num_cpu_cores} physical"),
+        _check_host_memory(machine, limits),
+        _check_memlock(limits.memlock_bytes),
+        _check_shm(limits.shm_bytes),
+        *(_check_disk(disk) for disk in limits.disks),
+        _check_port(limits),
+        *_check_env_files(limits.env_files),
+    )
+
+
+def are_cuda_versions_compatible(nvcc: tuple[int, int], torch: tuple[int, int]) -> bool:
+    """Return True if DeepSpeed takes this nvcc to compile CUDA ops for this torch.
+
+    Source: deepspeed/ops/op_builder/builder.py, assert_no_cuda_mismatch (0.19.8).
+    """
+    mixable = _MIXABLE_MINORS.get(nvcc[0], ())
+    return nvcc == torch or (nvcc[0] == torch[0] and nvcc[1] in mixable and torch[1] in mixable)
+
+
+def _check_gpus(machine: Machine, toolchain: Toolchain) -> tuple[CheckupLine, ...]:
+    if not machine.gpus:
+        return (_no_gpus(toolchain),)
+    kinds = Counter(machine.gpus)
+    lines = tuple(ok("GPUs", f"{count} x {_describe(gpu)}") for gpu, count in kinds.items())
+    if len(kinds) == 1:
+        return lines
+    mixed = warning(
+        "GPU mix",
+        f"{len(kinds)} kinds of GPU",
+        why="every rank gets the same share of the model and of the batch, so the smallest and slowest GPU "
+        "sets the pace",
+        fix="name GPUs of one kind with --gpu-ids, or accept it",
+    )
+    return (*lines, mixed)
+
+
+def _no_gpus(toolchain: Toolchain) -> CheckupLine:
+    num_gpus = toolchain.driver.num_gpus if toolchain.driver else 0
+    if num_gpus and toolchain.visible_devices is not None:
+        return warning(
+            "GPUs",
+            f"none visible: CUDA_VISIBLE_DEVICES={toolchain.visible_devices!r} hides all {num_gpus}",
+            why="training runs on the CPU then",
+            fix="unset CUDA_VISIBLE_DEVICES, or name GPUs that nvidia-smi lists",
+        )
+    return warning(
+        "GPUs",
+        "none",
+        why="training runs on the CPU, which rehearses a run and is too slow for more",
+        fix="if the node has NVIDIA GPUs, make nvidia-smi list them: install the driver, or give them to the "
+        "container (--gpus all)",
+    )
+
+
+def _describe_driver(toolchain: Toolchain) -> str:
+    # Without a driver there is no GPU either, and the line of the GPUs says what to do.
+    driver = toolchain.driver
+    return f"{driver.version}, CUDA up to {_dotted(driver.cuda_version)}" if driver else "none"
+
+
+def _check_torch_cuda(machine: Machine, toolchain: Toolchain) -> CheckupLine:
+    topic, torch, driver = "torch CUDA", toolchain.torch_build, toolchain.driver
+    if torch is None:
+        return warning(
+            topic,
+            f"torch can't be imported: {toolchain.torch_error}",
+            why="no run can start",
+            fix="install torch anew: pip install --force-reinstall torch",
+        )
+    built_for = (
+        f"built for CUDA {_dotted(torch.cuda_version)}" if torch.cuda_version else "built without CUDA"
+    )
+    if not machine.gpus:
+        return ok(topic, built_for)
+    if torch.cuda_version is None:
+        return warning(
+            topic,
+            built_for,
+            why="this torch can't use the GPUs",
+            fix="install a build with CUDA: https://pytorch.org/get-started/locally/",
+        )
+    if torch.cuda_error is None:
+        return ok(topic, built_for)
+    is_driver_old = driver is not None and driver.cuda_version[0] < torch.cuda_version[0]
+    return warning(
+        topic,
+        f"{built_for}, and can't start it",
+        why=torch.cuda_error,
+        fix=f"update the driver, or install a torch built for CUDA {driver.cuda_version[0]}"
+        if driver is not None and is_driver_old
+        else "make nvidia-smi work for this user, then reboot or restart the container",
+    )
+
+
+def _check_nvcc(machine: Machine, toolchain: Toolchain) -> CheckupLine:
+    nvcc, torch = toolchain.nvcc, toolchain.torch_build
+    found = _describe_nvcc(nvcc)
+    if not machine.gpus or torch is None or torch.cuda_version is None:
+        return ok("nvcc", f"{found}; not needed without GPUs" if not machine.gpus else found)
+    wanted = _dotted(torch.cuda_version)
+    if nvcc is None or nvcc.version is None:
+        return warning(
+            "nvcc",
+            found,
+            why="DeepSpeed compiles fused_adam and async_io with it",
+            fix=f"install the CUDA toolkit {wanted} and set CUDA_HOME to it; not needed for other ops",
+        )
+    if are_cuda_versions_compatible(nvcc.version, torch.cuda_version):
+        return ok("nvcc", found)
+    if toolchain.skips_cuda_check:
+        return ok("nvcc", f"{found}; torch has CUDA {wanted}, let pass by DS_SKIP_CUDA_CHECK=1")
+    return warning(
+        "nvcc",
+        f"{found}; torch has CUDA {wanted}",
+        why="ops compiled with one CUDA may not build or load beside the other; DeepSpeed's install refuses",
+        fix=f"install the CUDA toolkit {wanted} and set CUDA_HOME to it, or try DS_SKIP_CUDA_CHECK=1",
+    )
+
+
+def _describe(gpu: GpuSpec) -> str:
+    formats = "bf16 and fp16" if gpu.has_bf16 else "fp16, no bf16"
+    return f"{gpu.name}, {format_bytes(gpu.memory_bytes)} each, {formats}"
+
+
+def _describe_nvcc(nvcc: Nvcc | None) -> str:
+    if nvcc is None:
+        return "none"
+    return f"{_dotted(nvcc.version)} ({nvcc.path})" if nvcc.version else f"none at {nvcc.path}"
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+_SCALES = {
+    Unit.FLOPS_PER_S: (1e12, "TFLOPS"),
+    Unit.BYTES_PER_S: (1e9, "GB/s"),
+    Unit.ELEMENTS_PER_S: (1e9, "billion parameters/s"),
+    Unit.SECONDS: (1e-6, "us"),
+    Unit.FRACTION: (1.0, "of the peak"),
+}
+
+
+def calibration_lines(calibration: Calibration) -> tuple[CheckupLine, ...]:
+    """Return a line for each rate and one for each thing that was not measured."""
+    measured = tuple(
+        ok("measured", f"{rate.name}: {format_rate(rate)} ({rate.source})") for rate in calibration.rates
+    )
+    return (*measured, *(ok("not measured", what) for what in calibration.left_out))
+
+
+def format_rate(rate: Rate) -> str:
+    """Return a rate as a person reads it, such as "21.4 GB/s"."""
+    scale, unit = _SCALES[rate.unit]
+    return f"{rate.value / scale:.3g} {unit}"
+
+
+def _check_cxx(toolchain: Toolchain) -> CheckupLine:
+    if toolchain.cxx is not None:
+        return ok("C++ compiler", toolchain.cxx)
+    return warning(
+        "C++ compiler",
+        f"no {toolchain.cxx_name} on PATH",
+        why=_WHY_NEEDED,
+        fix="apt-get install g++ (RPM systems: gcc-c++), or set CXX to one that is there",
+    )
+
+
+def _check_python_header(toolchain: Toolchain) -> CheckupLine:
+    if toolchain.has_python_header:
+        return ok("Python headers", toolchain.python_header)
+    return warning(
+        "Python headers",
+        f"no {toolchain.python_header}",
+        why=_WHY_NEEDED,
+        fix="apt-get install python3-dev (RPM systems: python3-devel)",
+    )
+
+
+def _check_ninja(toolchain: Toolchain) -> CheckupLine:
+    if toolchain.ninja is not None:
+        return ok("ninja", toolchain.ninja)
+    if toolchain.ninja_off_path is not None:
+        folder = PurePosixPath(toolchain.ninja_off_path).parent
+        return warning(
+            "ninja",
+            f"{toolchain.ninja_off_path}, where PATH does not lead",
+            why="torch calls it by its bare name when it compiles DeepSpeed's ops",
+            fix=f'activate the environment, or: export PATH="{folder}:$PATH"',
+        )
+    return warning("ninja", "none", why=_WHY_NEEDED, fix="pip install ninja")
+
+
+def _check_libaio(toolchain: Toolchain) -> CheckupLine:
+    if toolchain.has_libaio:
+        return ok("libaio", "compiles and links")
+    if toolchain.has_libaio is None:
+        # The line of the compiler is the warning.
+        return ok("libaio", "not tried without a C++ compiler")
+    return warning(
+        "libaio",
+        "header or library missing",
+        why="DeepSpeed's async_io, which offload to NVMe needs, is made of it",
+        fix="apt-get install libaio-dev (RPM systems: libaio-devel); not needed without NVMe offload",
+    )
+
+
+def _check_ops(versions: Versions, toolchain: Toolchain) -> tuple[CheckupLine, ...]:
+    if versions.deepspeed is None or toolchain.torch_build is None:
+        # The line of the package is the warning.
+        return ()
+    if toolchain.deepspeed_error is not None:
+        broken = warning(
+            "DeepSpeed ops",
+            f"deepspeed can't be imported: {toolchain.deepspeed_error}",
+            why="no run under DeepSpeed can start",
+            fix="install deepspeed anew: DS_BUILD_OPS=0 pip install --force-reinstall --no-deps deepspeed",
+        )
+        return (broken,)
+    return tuple(_check_op(op, toolchain) for op in toolchain.ops)
+
+
+def _check_op(op: DeepSpeedOp, toolchain: Toolchain) -> CheckupLine:
+    topic = f"op {op.name}"
+    if op.is_in_wheel:
+        return ok(topic, "compiled into the installed deepspeed")
+    if missing := _missing(op, toolchain):
+        return warning(
+            topic, "can't be compiled", why=_OP_USES[op.name], fix=f"see above: {', '.join(missing)}"
+        )
+    if not op.is_compatible:
+        return warning(
+            topic, "DeepSpeed says it can't be compiled", why=_OP_USES[op.name], fix="ds_report says more"
+        )
+    return ok(topic, "compiled" if op.is_compiled else "not compiled yet; the first use compiles it")
+
+
+def _missing(op: DeepSpeedOp, toolchain: Toolchain) -> tuple[str, ...]:
+    """Return the topics of what the op lacks, in the order of their lines."""
+    has_nvcc = toolchain.nvcc is not None and toolchain.nvcc.version is not None
+    needs = {
+        "nvcc": has_nvcc or not op.needs_nvcc,
+        "C++ compiler": toolchain.cxx is not None,
+        "Python headers": toolchain.has_python_header,
+        "ninja": toolchain.ninja is not None,
+        "libaio": toolchain.has_libaio is not False or op.name != "async_io",
+    }
+    return tuple(topic for topic, is_there in needs.items() if not is_there)
+
+
+def _check_locks(locks: tuple[BuildLock, ...]) -> tuple[CheckupLine, ...]:
+    if not locks:
+        return (ok("build locks", "none"),)
+    return tuple(_check_lock(lock) for lock in locks)
+
+
+def _check_lock(lock: BuildLock) -> CheckupLine:
+    found = f"{lock.path}, {_age(lock.age_s)} old"
+    if lock.is_held:
+        return ok("build locks", f"{found}; its build is running")
+    return warning(
+        "build locks",
+        found,
+        why="no process here holds it, as after a build that was killed; the next use of this op waits for "
+        "it for ever, without a word",
+        fix=f"rm {lock.path} (unless another node that shares the folder is building)",
+    )
+
+
+def _age(age_s: float) -> str:
+    for name, seconds in (("days", 86400), ("h", 3600), ("min", 60)):
+        if age_s >= 2 * seconds:
+            return f"{age_s / seconds:.0f} {name}"
+    return f"{age_s:.0f} s"
+
+
+def _check_packages(versions: Versions) -> tuple[CheckupLine, ...]:
+    return (
+        ok("python", versions.python),
+        ok("zerofit", versions.zerofit),
+        *(_check_package(name, getattr(versions, name), use) for name, use in _USES.items()),
+    )
+
+
+def _check_package(name: str, version: str | None, use: str) -> CheckupLine:
+    supported = SUPPORTED[name]
+    wanted = f"'{name}{supported.specifier}'"
+    if version is None:
+        return warning(name, "not installed", why=use, fix=f"pip install {wanted}")
+    found = f"{version} (supported: {supported.specifier})"
+    if not supported.has(version):
+        return warning(name, found, why="zerofit does not run on it", fix=f"pip install {wanted}")
+    if supported.is_untested(version):
+        why = f"zerofit was tested with {supported.tested} and older ones only"
+        return warning(name, found, why=why, fix=f"pip install '{name}<={supported.tested}' if it fails")
+    return ok(name, found)
+
+
+def _check_host_memory(machine: Machine, limits: Limits) -> CheckupLine:
+    found = (
+        f"{format_bytes(machine.host_memory_bytes)}, {format_bytes(machine.host_memory_available_bytes)} free"
+    )
+    is_limited = machine.host_memory_bytes < limits.installed_memory_bytes
+    if is_limited:
+        found += f"; limited by the cgroup, {format_bytes(limits.installed_memory_bytes)} installed"
+    if machine.host_memory_available_bytes >= _LOW_MEMORY_BYTES:
+        return ok("host memory", found)
+    return warning(
+        "host memory",
+        found,
+        why="ranks that load a model or offload to CPU are killed (exit -9) when it runs out",
+        fix="raise the memory of the container or job" if is_limited else "end other processes",
+    )
+
+
+def _check_memlock(memlock_bytes: int | None) -> CheckupLine:
+    if memlock_bytes is None:
+        return ok("memlock", "no limit")
+    if memlock_bytes >= _LOW_MEMLOCK_BYTES:
+        return ok("memlock", format_bytes(memlock_bytes))
+    return warning(
+        "memlock",
+        format_bytes(memlock_bytes),
+        why="buffers of NVMe offload, and any pinned ones under DS_PIN_MEMORY_BACKEND=native, are locked in "
+        "memory",
+        fix="ulimit -l unlimited (containers: --ulimit memlock=-1), or offload with pin_memory false",
+    )
+
+
+def _check_shm(shm_bytes: int | None) -> CheckupLine:
+    if shm_bytes is not None and shm_bytes >= _LOW_SHM_BYTES:
+        return ok("/dev/shm", format_bytes(shm_bytes))
+    return warning(
+        "/dev/shm",
+        "none" if shm_bytes is None else format_bytes(shm_bytes),
+        why="NCCL between the ranks and DataLoader workers pass data through it, and die of bus errors when "
+        "it is full",
+        fix="start the container with --shm-size=8g or --ipc=host (Kubernetes: a Memory emptyDir there)",
+    )
+
+
+def _check_disk(disk: Disk) -> CheckupLine:
+    found = f"{format_bytes(disk.free_bytes)} free in {disk.folder}"
+    if not disk.is_writable:
+        return warning(
+            disk.purpose,
+            f"{disk.folder} is not writable",
+            why="checkpoints, run folders and downloads can't be written",
+            fix=f"chmod u+w {disk.folder}, or use another folder (HF_HOME moves the cache)",
+        )
+    if disk.free_bytes >= _LOW_DISK_BYTES:
+        return ok(disk.purpose, found)
+    return warning(
+        disk.purpose,
+        found,
+        why="a checkpoint with optimizer states takes 12 to 14 bytes a parameter, twice that while an old "
+        "one is kept",
+        fix="free some, or use a folder on another disk (HF_HOME moves the cache)",
+    )
+
+
+def _check_port(limits: Limits) -> CheckupLine:
+    topic = f"port {limits.port}"
+    if limits.is_port_free:
+        return ok(topic, "free")
+    return warning(
+        topic,
+        "taken",
+        why="another run may be on this node; plain accelerate launch fails on its default port then",
+        fix="none needed for zerofit launch, which finds a free one; else pass --main_process_port",
+    )
+
+
+def _check_env_files(env_files: tuple[EnvFile, ...]) -> tuple[CheckupLine, ...]:
+    if not env_files:
+        return (ok(".deepspeed_env", "none"),)
+    return tuple(_check_env_file(env_file) for env_file in env_files)
+
+
+def _check_env_file(env_file: EnvFile) -> CheckupLine:
+    readers = ", readable by all users" if env_file.is_readable_by_all else ""
+    return warning(
+        ".deepspeed_env",
+        f"{env_file.path}, {env_file.num_variables} variables{readers}",
+        why="a multi-node launch leaves the environment there, tokens included, and the next one exports it "
+        "to every node",
+        fix=f"rm {env_file.path}, unless you wrote it",
+    )

@@ -1,0 +1,206 @@
+"""Starts trials, each in a process of its own, and collects how they ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerofit.machine.cgroup import count_oom_kills
+from zerofit.machine.stopping import stopping_by_exception
+from zerofit.measuring.results import TrialOutcome, TrialState, spec_to_json
+
+if TYPE_CHECKING:
+    from zerofit.measuring.results import TrialSpec
+
+STAGE = "zerofit trial: "
+"""Prefix of a log line that says what the process is doing."""
+_PROGRAM = ("-m", "zerofit.measuring.trial_program")
+_LOG_TAIL_BYTES = 64 * 1024
+"""ASSUMPTION: the last stage stands within so much of a log's end."""
+_END_LIMIT_S = 10.0
+"""ASSUMPTION: a killed process gives its memory back within that; longer it is stuck in a driver."""
+_LEFT_OUT = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_MODULE_LOADING"),
+    }
+)
+"""Variables that a trial does not inherit, beside ACCELERATE_*: what a launcher sets, and what changes the
+memory that torch's allocator and the CUDA context take, as the prediction is for their defaults."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFiles:
+    """The files of one trial's process."""
+
+    folder: Path
+    name: str
+    """Of the files, unique in the folder."""
+
+    @property
+    def log(self) -> Path:
+        """All that the process prints."""
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def spec(self) -> Path:
+        """What the process is told."""
+        return self.folder / f"{self.name}.spec.json"
+
+    @property
+    def result(self) -> Path:
+        """The outcome, written by the process."""
+        return self.folder / f"{self.name}.json"
+
+
+class RunningTrial:
+    """The process of one trial, from start_trial() to its end.
+
+    Before finish() a process whose spec says that it waits only imports, so that several can be started ahead
+    while another one runs. Leaving a `with` of it ends the process.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], files: TrialFiles) -> None:
+        self._process = process
+        self._files = files
+        self._num_kills_before = count_oom_kills()
+        self._has_ended = False
+
+    def finish(self, *, limit_s: float) -> TrialOutcome:
+        """Let the process run, wait for its end, and return how it ended.
+
+        Args:
+            limit_s: the process is killed after that many seconds from now on. Ctrl-C kills it, too.
+        """
+        log = self._files.log
+        with stopping_by_exception():
+            try:
+                self._write_to_stdin(b"go\n")
+                code = self._process.wait(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                reason = f"not done after {limit_s:g} s, {_stage(log)}"
+                return TrialOutcome(state=TrialState.TOO_SLOW, reason=reason)
+            except KeyboardInterrupt:
+                log.unlink()  # nothing failed that it could explain
+                raise
+            finally:
+                self.end()
+        return self._outcome(code)
+
+    def end(self) -> None:
+        """Kill the process and its children, such as the compilers of torch.compile.
+
+        A process that is stuck in a driver can't be killed: it is left behind, and stderr says so.
+        """
+        if self._has_ended:  # by now another process may have its number
+            return
+        self._has_ended = True
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            self._process.wait(timeout=_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            left = f"process {self._process.pid} of {self._files.name}"
+            why = f"it was killed and did not end within {_END_LIMIT_S:g} s"
+            print(f"zerofit: {left} is left behind: {why}", file=sys.stderr, flush=True)
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # what it never read
+                self._process.stdin.close()
+
+    def __enter__(self) -> RunningTrial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _write_to_stdin(self, line: bytes) -> None:
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # it ended by itself, and its log says why
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+
+    def _outcome(self, code: int) -> TrialOutcome:
+        from pydantic import TypeAdapter
+
+        log, result = self._files.log, self._files.result
+        if code == 0 and result.exists():
+            outcome: TrialOutcome = TypeAdapter(TrialOutcome).validate_json(result.read_bytes())
+            return outcome
+        if code < 0:
+            before, now = self._num_kills_before, count_oom_kills()
+            by_kernel = code == -signal.SIGKILL and before is not None and now is not None and now > before
+            why = "; the kernel ended a process for want of memory" if by_kernel else ""
+            reason = f"ended by {signal.Signals(-code).name}, {_stage(log)}{why}"
+            return TrialOutcome(state=TrialState.KILLED, reason=reason)
+        last_line = (_lines(log) or ["it printed nothing"])[-1]
+        reason = f"its process ended with {code}: {last_line}"
+        return TrialOutcome(state=TrialState.FAILED, reason=reason)
+
+
+def start_trial(spec: TrialSpec, files: TrialFiles, *, program: tuple[str, ...] = _PROGRAM) -> RunningTrial:
+    """Start the process of a trial; if the spec says that it waits, it imports and then waits for finish().
+
+    It ends when this process does, and when the thread that calls this does.
+
+    Args:
+        spec: what it is told.
+        files: where the process's files go; a result of an earlier trial there is removed.
+        program: Python's arguments; another program than the default goes through trial_program.main(), too.
+    """
+    files.result.unlink(missing_ok=True)
+    files.spec.write_text(spec_to_json(spec), encoding="utf-8")
+    with files.log.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, *program, str(files.spec), str(files.result), str(os.getpid())],
+            stdin=subprocess.PIPE if spec.waits else subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=trial_environment(on_cpu=spec.on_cpu),
+            start_new_session=True,
+        )
+    return RunningTrial(process, files)
+
+
+def run_trial(spec: TrialSpec, files: TrialFiles, *, limit_s: float) -> TrialOutcome:
+    """Run a trial from its start to its end and return how it ended.
+
+    Args:
+        spec: what its process is told.
+        files: where the process's files go.
+        limit_s: after so many seconds it is killed.
+    """
+    with stopping_by_exception(), start_trial(spec, files) as trial:
+        return trial.finish(limit_s=limit_s)
+
+
+def trial_environment(*, on_cpu: bool) -> dict[str, str]:
+    """Return the environment of a trial: offline, torch's and CUDA's defaults, no GPUs on the CPU."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _LEFT_OUT and not name.startswith("ACCELERATE_")
+    }
+    environment["HF_HUB_OFFLINE"] = "1"
+    if on_cpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment["DS_ACCELERATOR"] = "cpu"  # deepspeed/accelerator/real_accelerator.py
+    return environment
+
+
+def _lines(log: Path) -> list[str]:
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
+        return [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+
+
+def _stage(log: Path) -> str:
+    """Return what the process did last: "while taking step 2 of 5"."""
+    stages = [line.removeprefix(STAGE) for line in _lines(log) if line.startswith(STAGE)]
+    return f"while {stages[-1]}" if stages else "while importing"

@@ -1,0 +1,511 @@
+"""Host memory of one node while a run loads, trains and saves, pinned and pageable; and space on NVMe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
+from zerofit.core.strategy import NVME, Engine, OffloadDevice, ZeroStage
+from zerofit.core.units import GIB, MIB
+from zerofit.planning.estimate.device_memory.optimizers import Stepped, make_optimizer
+from zerofit.planning.estimate.engines.zero_engine import FP32, FlatGroup, flattens_on_gpu, sub_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerofit.core.facts import Machine, ModelFacts
+    from zerofit.planning.estimate.engines.engine import Setup
+
+ROUNDING = "pinned rounding"
+"""Term for what PyTorch's pinned allocator holds beyond what was asked for."""
+
+
+CHECKPOINT = "checkpoint"
+"""Term for the pages of mapped files, which the kernel drops where it needs them."""
+
+
+class HostLedger:
+    """Blocks that come and go; pinned ones are rounded up to a power of two and kept when they are let go.
+
+    Source of both: torch 2.13, aten/src/ATen/core/CachingHostAllocator.h, allocate and free.
+    """
+
+    def __init__(self) -> None:
+        self.largest: dict[RunPhase, Mapping[tuple[str, Holder], int]] = {}
+        """By phase, bytes by term and holder at its largest moment, for which mapped files do not count."""
+        self._phase: RunPhase | None = None
+        self._live: Counter[tuple[str, Holder]] = Counter()
+        self._blocks: list[tuple[tuple[str, Holder], int]] = []
+        self._idle: Counter[int] = Counter()  # pinned blocks without a user, by size
+
+    def begin(self, phase: RunPhase) -> None:
+        """Note that a phase begins; it may come more than once."""
+        self._phase = phase
+        self._compare()
+
+    def take(self, num_bytes: int, term: str, *, is_pinned: bool = False) -> int:
+        """Note a block's birth and return its number."""
+        key = term, Holder.PINNED if is_pinned else Holder.PAGEABLE
+        if is_pinned and num_bytes:
+            size = 1 << (num_bytes - 1).bit_length()
+            if self._idle[size]:
+                self._idle[size] -= 1
+                self._live[ROUNDING, Holder.PINNED] -= num_bytes
+            else:
+                self._live[ROUNDING, Holder.PINNED] += size - num_bytes
+        self._live[key] += num_bytes
+        self._blocks.append((key, num_bytes))
+        self._compare()
+        return len(self._blocks) - 1
+
+    def drop(self, block: int) -> None:
+        """Note a block's death."""
+        key, num_bytes = self._blocks[block]
+        self._live[key] -= num_bytes
+        if key[1] is Holder.PINNED and num_bytes:
+            self._idle[1 << (num_bytes - 1).bit_length()] += 1
+            self._live[ROUNDING, Holder.PINNED] += num_bytes
+
+    def flash(self, num_bytes: int, term: str) -> None:
+        """Note a pageable block that is gone as soon as it was used."""
+        self.drop(self.take(num_bytes, term))
+
+    def pin(self, num_bytes: int, term: str, *, pins: bool) -> int:
+        """Note a block that is made pageable, and, if it is to be pinned, copied into a pinned one."""
+        pageable = self.take(num_bytes, term)
+        if not pins:
+            return pageable
+        pinned = self.take(num_bytes, term, is_pinned=True)
+        self.drop(pageable)
+        return pinned
+
+    @property
+    def num_bytes(self) -> int:
+        """All that is held now."""
+        return self._live.total()
+
+    def _compare(self) -> None:
+        phase = self._phase
+        if phase is not None and _size(self._live) >= _size(self.largest.get(phase, {})):
+            self.largest[phase] = dict(self._live)
+
+
+def _size(held: Mapping[tuple[str, Holder], int]) -> tuple[int, int]:
+    total = sum(held.values())
+    return total - held.get((CHECKPOINT, Holder.PAGEABLE), 0), total
+
+
+WEIGHTS, CAST = "weights", "cast weights"
+CONVERTED = "conversion buffer"
+MASTER, STATES, GRADIENTS = "master weights", "optimizer states", "gradient partition"
+WEIGHT_PARTITION, GRADIENT_BUFFER = "offloaded weights", "gradient buffer"
+OPTIMIZER_SWAP, WEIGHT_SWAP = "optimizer swap buffers", "weight swap buffers"
+SAVED = "saved weights"
+
+
+class HostRank:
+    """One rank of a run, played on a HostLedger."""
+
+    def __init__(
+        self, setup: Setup, *, rank: int, loaded_bytes_per_element: int, has_checkpoint: bool = True
+    ) -> None:
+        """Make the rank.
+
+        Args:
+            loaded_bytes_per_element: of the weights in the checkpoint, or as the script makes them.
+            has_checkpoint: True if they are read from one; else they are made in the memory of each rank.
+        """
+        self.ledger = HostLedger()
+        strategy, log = setup.strategy, setup.log
+        self._setup, self._strategy, self._rank = setup, strategy, rank
+        self._num_ranks = setup.topology.data_parallel_size
+        self._sizes = [parameter.num_elements for parameter in log.parameters]
+        self._bytes = [parameter.bytes_per_element for parameter in log.parameters]
+        self._trained = [n for n, one in enumerate(log.parameters) if setup.trains and one.trains]
+        self._unit = min(self._bytes) if self._trained else FP32  # see DeepSpeedEngine.unit
+        is_deepspeed = strategy.engine is Engine.DEEPSPEED
+        self._stage = strategy.zero_stage if is_deepspeed else ZeroStage.NOTHING
+        self._casts = is_deepspeed
+        self._loaded = loaded_bytes_per_element
+        self._has_checkpoint = has_checkpoint
+        self._is_partitioned = self._stage is ZeroStage.PARAMETERS and not setup.makes_model_first
+        self._offload = strategy.optimizer_offload if self._trained else OffloadDevice.NONE
+        self._accumulates = (strategy.gradient_accumulation_steps or 1) > 1
+        self._parts = [-(-size // self._num_ranks) for size in self._sizes]
+        self._weights: list[int] = []
+        self._checkpoint: list[int] = []
+        self._own_parts: dict[int, int] = {}
+
+    def play(self) -> HostLedger:
+        """Play the run and return what it held."""
+        ledger = self.ledger
+        ledger.begin(RunPhase.LOAD)
+        self._load()
+        ledger.begin(RunPhase.INITIALISE)
+        self._initialise()
+        ledger.begin(RunPhase.FORWARD)
+        if self._trained:
+            ledger.begin(RunPhase.BACKWARD)
+            self._first_backward()
+            ledger.begin(RunPhase.STEP)
+            self._first_step()
+            for phase in (RunPhase.FORWARD, RunPhase.BACKWARD):
+                ledger.begin(phase)
+            ledger.begin(RunPhase.SAVE)
+            self._save()
+        return ledger
+
+    def _load(self) -> None:
+        """from_pretrained maps the checkpoint; a tensor is copied where its type changes.
+
+        All ranks share the file's pages, so they count with rank 0. Under zero.Init it alone reads them.
+        """
+        if self._is_partitioned:
+            self._partition_weights()
+        if self._has_checkpoint and self._rank == 0:
+            self._checkpoint = [self.ledger.take(sum(self._sizes) * self._loaded, CHECKPOINT)]
+        if self._is_partitioned:
+            self._close_checkpoint()
+            return
+        for number, size in enumerate(self._sizes):
+            is_mapped = self._has_checkpoint and self._loaded_bytes_of(number) == self._loaded
+            num_bytes = 0 if is_mapped else size * self._loaded_bytes_of(number)
+            self._weights.append(self.ledger.take(num_bytes, WEIGHTS))
+
+    def _loaded_bytes_of(self, number: int) -> int:
+        """DeepSpeed casts by itself; without it the script loads the weights as the forward pass has them."""
+        return self._loaded if self._casts else self._bytes[number]
+
+    def _close_checkpoint(self) -> None:
+        for block in self._checkpoint:
+            self.ledger.drop(block)
+        self._checkpoint = []
+
+    def _partition_weights(self) -> None:
+        if self._strategy.param_offload is OffloadDevice.NVME:
+            size = NVME.weight_buffer_count * NVME.weight_buffer_size * self._unit
+            self.ledger.pin(size, WEIGHT_SWAP, pins=True)
+        elif self._strategy.param_offload is OffloadDevice.CPU:
+            for number, part in enumerate(self._parts):
+                size = part * self._bytes[number]
+                self._own_parts[number] = self.ledger.pin(size, WEIGHT_PARTITION, pins=self._pins)
+
+    @property
+    def _pins(self) -> bool:
+        return self._strategy.pin_memory
+
+    def _initialise(self) -> None:
+        """The engine casts the weights on the host, moves them to the GPU, and makes what it offloads."""
+        if not self._is_partitioned:
+            self._cast_and_move()
+            if self._stage is ZeroStage.PARAMETERS:
+                self._partition_weights()
+        if not self._trained:
+            return
+        if self._stage is ZeroStage.PARAMETERS:
+            self._initialise_stage3()
+        elif self._stage is not ZeroStage.NOTHING:
+            self._flatten()
+            if self._offload is not OffloadDevice.NONE:
+                self._initialise_stage12()
+
+    def _cast_and_move(self) -> None:
+        for number, size in enumerate(self._sizes):
+            if self._bytes[number] != self._loaded_bytes_of(number):
+                cast = self.ledger.take(size * self._bytes[number], CAST)
+                self.ledger.drop(self._weights[number])
+                self._weights[number] = cast
+        for block in self._weights:
+            self.ledger.drop(block)
+        self._weights = []
+        self._close_checkpoint()
+
+    def _flatten(self) -> None:
+        """Where the GPU has no room for it, the flat buffer is made here, beside a copy of the weights."""
+        group = self._group
+        if flattens_on_gpu(self._setup, group.padded_elements * self._unit):
+            return
+        copies = self.ledger.take(group.num_elements * self._unit, WEIGHTS)
+        self.ledger.flash(group.padded_elements * self._unit, WEIGHTS)
+        self.ledger.drop(copies)
+
+    def _initialise_stage12(self) -> None:
+        """Source: deepspeed 0.19.8, runtime/zero/stage_1_and_2.py:560 to :659, :934."""
+        ledger, pins = self.ledger, self._pins
+        part = self._group.partition_elements
+        self._convert(part)
+        ledger.pin(part * FP32, MASTER, pins=pins)
+        low = ledger.take(part * self._unit, WEIGHT_PARTITION)
+        if pins:
+            ledger.take(part * self._unit, WEIGHT_PARTITION, is_pinned=True)
+        largest = max(self._sizes[number] for number in self._trained)
+        ledger.pin(largest * self._unit, GRADIENT_BUFFER, pins=pins)
+        ledger.pin(part * FP32, GRADIENTS, pins=pins)
+        if pins:  # the pageable one lives until the optimizer is made
+            ledger.drop(low)
+
+    @cached_property
+    def _group(self) -> FlatGroup:
+        sizes = tuple(self._sizes[number] for number in self._trained)
+        return FlatGroup(sizes=sizes, num_ranks=self._num_ranks)
+
+    def _initialise_stage3(self) -> None:
+        """Source: deepspeed 0.19.8, runtime/zero/stage3.py:906, :1159, :1301, :791; zero/utils.py:221."""
+        ledger, pins = self.ledger, self._pins
+        part = sum(self._parts[number] for number in self._trained)
+        if self._strategy.param_offload is OffloadDevice.CPU:
+            ledger.pin(part * self._unit, WEIGHT_PARTITION, pins=True)  # pinned whatever pin_memory says
+            for number in self._trained:
+                ledger.drop(self._own_parts.pop(number))
+        elif self._strategy.param_offload is OffloadDevice.NVME:
+            ledger.pin(min(part, NVME.max_weights_in_cpu) * self._unit, WEIGHT_PARTITION, pins=True)
+        else:
+            ledger.flash(part * self._unit, WEIGHT_PARTITION)
+        if self._offload is OffloadDevice.NONE:
+            return
+        groups = sub_groups([self._parts[n] for n in self._trained], self._strategy.buckets.sub_group_size)
+        if self._offload is OffloadDevice.NVME:
+            for _ in range(NVME.optimizer_buffer_count):
+                ledger.pin(max(groups) * FP32, OPTIMIZER_SWAP, pins=True)
+            ledger.flash(max(groups) * FP32, GRADIENTS)
+        else:
+            self._make_masters(groups)
+        ledger.pin(part * self._unit, GRADIENT_BUFFER, pins=pins)
+
+    def _make_masters(self, groups: list[int]) -> None:
+        ledger = self.ledger
+        converted = None
+        for size in groups:
+            if self._strategy.param_offload is OffloadDevice.NONE:
+                self._convert(size)
+            fresh = ledger.take(size * FP32, MASTER)
+            if converted is not None:
+                ledger.drop(converted)
+            converted = fresh
+            ledger.take(size * FP32, MASTER)
+        if converted is not None:
+            ledger.drop(converted)
+        zeros = ledger.take(max(groups) * FP32, GRADIENTS)
+        for size in groups:
+            ledger.pin(size * FP32, GRADIENTS, pins=self._pins)
+        ledger.drop(zeros)
+
+    def _convert(self, elements: int) -> None:
+        """A copy between GPU and host that changes the type takes a buffer of the smaller type on the host.
+
+        Source: torch 2.13, aten/src/ATen/native/cuda/Copy.cu, copy_kernel_cuda.
+        """
+        if self._unit < FP32:
+            self.ledger.flash(elements * self._unit, CONVERTED)
+
+    def _first_backward(self) -> None:
+        """At stage 2 an accumulated gradient rests on the host, whole (stage_1_and_2.py:1824)."""
+        if self._stage is not ZeroStage.GRADIENTS or self._offload is OffloadDevice.NONE:
+            return
+        if self._accumulates:
+            for position in self._group.held_by(self._rank):
+                size = self._sizes[self._trained[position]] * self._unit
+                self.ledger.pin(size, GRADIENT_BUFFER, pins=self._pins)
+
+    def _first_step(self) -> None:
+        """DeepSpeedCPUAdam makes two pageable states (ops/adam/cpu_adam.py:161).
+
+        Pages of bitsandbytes' are all counted here, though the GPU holds those that it has room for.
+        """
+        if self._offload is OffloadDevice.NONE:
+            self.ledger.take(self._page_bytes, STATES)
+        if self._offload is not OffloadDevice.CPU:
+            return
+        if self._stage is ZeroStage.PARAMETERS:
+            groups = [self._parts[number] for number in self._trained]
+            for size in sub_groups(groups, self._strategy.buckets.sub_group_size):
+                self._make_states(size)
+                if self._strategy.param_offload is OffloadDevice.NONE:
+                    self._convert(size)
+        else:
+            self._make_states(self._group.partition_elements)
+
+    @property
+    def _page_bytes(self) -> int:
+        optimizer = make_optimizer(self._strategy, self._setup.own_optimizer)
+        parameters = [self._setup.log.parameters[number] for number in self._trained]
+        stepped = [(one.num_elements, one.is_embedding) for one in parameters]
+        if self._stage is not ZeroStage.NOTHING:  # flat tensors, embeddings by themselves
+            parts = [(-(-size // self._num_ranks), is_embedding) for size, is_embedding in stepped]
+            stepped = [(sum(size for size, of in parts if of is kind), kind) for kind in (False, True)]
+        return sum(
+            optimizer.pages_of(Stepped(num_elements=elements, is_embedding=is_embedding))
+            for elements, is_embedding in stepped
+        )
+
+    def _make_states(self, elements: int) -> None:
+        for _ in range(2):
+            self.ledger.take(elements * FP32, STATES)
+
+    def _save(self) -> None:
+        """The weights come to the host; each rank's states on the GPU pass through it one at a time."""
+        if self._offload is OffloadDevice.NONE:
+            states = self._group.partition_elements if self._stage is not ZeroStage.NOTHING else 0
+            self.ledger.flash(states * FP32, STATES)
+        self.ledger.flash(sum(self._sizes[n] * self._bytes[n] for n in self._saved), SAVED)
+
+    @property
+    def _saved(self) -> Iterable[int]:
+        """The parameters that this rank copies to the host for the file of the weights, as Trainer saves it.
+
+        Below stage 3 DeepSpeed's weights are whole on every rank, and each rank copies all of them, adapters
+        or not. Else only rank 0 has a copy, under LoRA of the adapters alone.
+        Source: transformers 5.23, trainer.py:4101 (save_model); accelerate 1.15, accelerator.py:4070
+        (get_state_dict); deepspeed 0.19.8, checkpoint/utils.py:41 and runtime/engine.py:5631.
+        """
+        if self._casts and self._stage is not ZeroStage.PARAMETERS:
+            return range(len(self._sizes))
+        if self._rank != 0:
+            return ()
+        return self._trained if self._setup.trains_adapters else range(len(self._sizes))
+
+
+PROCESS = "Python and libraries"
+_PROCESS_BYTES = 450 * MIB
+"""Resident memory of a rank after it imported torch 2.13 (CPU build), transformers 5.23 with Trainer,
+accelerate 1.15 and deepspeed 0.19.8: 496 MiB measured, 429 MiB where libraries are shared with another."""
+_CUDA_BYTES = 1 * GIB
+"""ASSUMPTION: what the CUDA driver and libraries add on the host to each rank; not measured."""
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+"""Of the types that a checkpoint says."""
+_STAGE12 = "deepspeed 0.19.8, runtime/zero/stage_1_and_2.py"
+_STAGE3 = "deepspeed 0.19.8, runtime/zero/stage3.py"
+
+_EXPLANATIONS = {
+    WEIGHTS: (
+        "c P_all a rank where the script loads another type than the checkpoint's, until they are on the GPU",
+        "measured: a private copy appears only where from_pretrained changes the type (transformers 5.23)",
+    ),
+    CAST: ("c P_all a rank, cast from what was loaded", "deepspeed 0.19.8, runtime/engine.py:1862"),
+    CHECKPOINT: (
+        "b P_all once a node, b bytes an element as saved, or as much as there is room: mapped files, shared"
+        " by the ranks, whose pages the kernel drops where it needs them",
+        "measured: /proc/PID/smaps_rollup of two ranks, tests/evidence/memory/test_checkpoint_load.py;"
+        " transformers 5.23, modeling_utils.py:4524, :4573",
+    ),
+    MASTER: ("4 P / N a rank; 8 P / N while stage 3 makes it", f"{_STAGE12}:565; {_STAGE3}:1159"),
+    STATES: (
+        "8 P / N a rank with the optimizer on the host, or the pages of a paged one; else one state on its"
+        " way to the disk",
+        "deepspeed 0.19.8, ops/adam/cpu_adam.py:161; bitsandbytes/optim/optimizer.py, get_state_buffer;"
+        " torch.save copies one storage at a time",
+    ),
+    GRADIENTS: ("4 P / N a rank, fp32 gradients that the host steps on", f"{_STAGE12}:940; {_STAGE3}:1340"),
+    GRADIENT_BUFFER: (
+        "stages 1 and 2: c times the largest parameter, c P_part if stage 2 accumulates; stage 3: c P / N",
+        f"{_STAGE12}:657, :1824; {_STAGE3}:795",
+    ),
+    WEIGHT_PARTITION: (
+        "stages 1 and 2: c P / N on its way to the GPU; stage 3: c P / N where weights are offloaded",
+        f"{_STAGE12}:572; {_STAGE3}:906, runtime/zero/utils.py:221",
+    ),
+    CONVERTED: ("c P / N while a copy to or from the GPU changes the type", "torch 2.13, cuda/Copy.cu"),
+    OPTIMIZER_SWAP: (
+        "buffer_count x 4 bytes x the largest sub-group",
+        "deepspeed 0.19.8, runtime/swap_tensor/optimizer_utils.py:188",
+    ),
+    WEIGHT_SWAP: (
+        "buffer_count x buffer_size x c",
+        "deepspeed 0.19.8, runtime/swap_tensor/partitioned_param_swapper.py:124",
+    ),
+    SAVED: (
+        "c P_all on rank 0, under LoRA of the adapters alone; at DeepSpeed's stages 0 to 2 c P_all on every"
+        " rank",
+        "accelerate 1.15, accelerator.py:4070 (get_state_dict); transformers 5.23, trainer.py:4101",
+    ),
+    ROUNDING: (
+        "pinned blocks rounded up to a power of two, and those that are kept for the next use",
+        "torch 2.13, aten/src/ATen/core/CachingHostAllocator.h:305",
+    ),
+}
+
+
+def estimate_host_memory(setup: Setup, *, model: ModelFacts, machine: Machine) -> MemoryEstimate:
+    """Return the host memory of one node, all its ranks together, phase by phase: the node that has rank 0.
+
+    Dataset, DataLoader workers and the page cache of other files are not in it. Weights are taken to come
+    from safetensors files on a local disk.
+
+    Args:
+        model: tells the type of the weights in the checkpoint; fp32 where it does not.
+    """
+    loaded = ELEMENT_BYTES.get(model.checkpoint_dtype, 4)
+    on_gpu = bool(machine.gpus) and not setup.topology.on_cpu
+    totals: dict[RunPhase, Counter[tuple[str, Holder]]] = {}
+    for rank in range(setup.topology.ranks_per_node):
+        played = HostRank(setup, rank=rank, loaded_bytes_per_element=loaded).play()
+        for phase, held in played.largest.items():
+            totals.setdefault(phase, Counter()).update(held)
+    process = process_term(setup.topology.ranks_per_node, on_gpu=on_gpu)
+    for held in totals.values():
+        _leave_room(held, machine.host_memory_available_bytes - process.num_bytes)
+    return MemoryEstimate(
+        phases=tuple(
+            PhaseMemory(phase=phase, terms=(*_terms(totals[phase]), process))
+            for phase in RunPhase
+            if phase in totals
+        ),
+        uncertainty=0.15,
+        uncertainty_source="ASSUMPTION: tensors agree with measured CPU ranks within 1 %; what CUDA's"
+        " libraries and the data pipeline take on the host was not measured",
+    )
+
+
+def nvme_bytes_needed(setup: Setup) -> int:
+    """Return the space that one node's ranks fill on NVMe.
+
+    An offloaded optimizer keeps master, two states and the gradient there, 16 bytes an element; offloaded
+    weights their own bytes. Source: deepspeed 0.19.8, runtime/swap_tensor/optimizer_utils.py and
+    partitioned_param_swapper.py.
+    """
+    strategy, log, topology = setup.strategy, setup.log, setup.topology
+    num_bytes = 0
+    for parameter in log.parameters:
+        part = -(-parameter.num_elements // topology.data_parallel_size)
+        if strategy.optimizer_offload is OffloadDevice.NVME and parameter.trains and setup.trains:
+            num_bytes += 16 * part
+        if strategy.param_offload is OffloadDevice.NVME:
+            num_bytes += parameter.bytes_per_element * part
+    return num_bytes * topology.ranks_per_node
+
+
+def _leave_room(held: Counter[tuple[str, Holder]], room: int) -> None:
+    """Cut the mapped checkpoint to what the rest leaves: its pages can be read from the disk again."""
+    key = CHECKPOINT, Holder.PAGEABLE
+    if key in held:
+        held[key] = min(held[key], max(0, room - held.total() + held[key]))
+
+
+def _terms(held: Counter[tuple[str, Holder]]) -> tuple[Term, ...]:
+    return tuple(
+        Term(
+            name=name,
+            num_bytes=num_bytes,
+            holder=holder,
+            formula=_EXPLANATIONS[name][0],
+            source=_EXPLANATIONS[name][1],
+        )
+        for (name, holder), num_bytes in held.most_common()
+        if num_bytes
+    )
+
+
+def process_term(num_ranks: int, *, on_gpu: bool) -> Term:
+    """Return the memory of a node's processes, ranks and launcher, without tensors."""
+    each = _PROCESS_BYTES + (_CUDA_BYTES if on_gpu else 0)
+    return Term(
+        name=PROCESS,
+        num_bytes=num_ranks * each + _PROCESS_BYTES,
+        holder=Holder.PAGEABLE,
+        formula="ranks x (imported libraries + CUDA's own) + the launcher",
+        source="measured: a rank's memory after its imports, CPU build; ASSUMPTION: 1 GiB a rank for CUDA",
+    )

@@ -1,1 +1,0 @@
-"""Host memory of a rank and of a node while a run loads, trains and saves."""

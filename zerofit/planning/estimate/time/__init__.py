@@ -1,1 +1,0 @@
-"""Step time: compute, communication, offload traffic, optimizer step."""

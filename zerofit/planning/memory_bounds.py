@@ -1,0 +1,134 @@
+"""Bounds of memory that a strategy needs at least, in microseconds: the search leaves most of them out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.core.allocation_log import Event, TensorKind
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
+from zerofit.planning.estimate.device_memory.optimizers import COSTS, Stepper, stepper_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zerofit.core.allocation_log import AllocationLog
+    from zerofit.core.facts import ModelFacts
+    from zerofit.core.plan import Topology
+    from zerofit.core.strategy import Strategy
+
+Lines = tuple[tuple[int, int], ...]
+"""(fixed bytes, bytes a sample) of the moments that may be the largest of a run."""
+
+
+def least_gradient_bytes(strategy: Strategy, model: ModelFacts, *, weight_bytes: int = 4) -> int:
+    """Return the bytes of gradients that lie on each GPU when a backward pass ends, at least.
+
+    Args:
+        weight_bytes: of an element of the narrowest weights, as the script makes them.
+    """
+    if not keeps_gradients(strategy):
+        return 0
+    if strategy.engine is Engine.NATIVE:
+        return _trained(strategy, model) * weight_bytes
+    return _trained(strategy, model) * (4 if strategy.precision in (None, Precision.FP32) else 2)
+
+
+def least_state_bytes(
+    strategy: Strategy,
+    model: ModelFacts,
+    topology: Topology,
+    *,
+    own_optimizer: Stepper = None,
+    weight_bytes: int = 4,
+) -> int:
+    """Return the bytes of weights and optimizer states that lie on each GPU all through a step, at least.
+
+    Without a look at any log: what ZeRO shares is divided by the ranks, and what trains under LoRA or
+    freezing, which is not known here, is left out.
+
+    Args:
+        weight_bytes: of an element of the narrowest weights, as the script makes them.
+    """
+    ranks = topology.data_parallel_size
+    weights = model.num_parameters
+    trained = _trained(strategy, model)
+    precision = strategy.precision or Precision.FP32
+    if strategy.quantization is not None:  # adapters train, whose bytes are not known here
+        return weights // 2
+    states = COSTS[stepper_of(strategy, own_optimizer)].least_bytes
+    if strategy.engine is Engine.NATIVE:
+        in_16_bit = precision is not Precision.FP32 and strategy.lora is not None
+        buckets = weight_bytes if ranks > 1 else 0  # DistributedDataParallel's
+        return weights * (2 if in_16_bit else weight_bytes) + trained * (states * weight_bytes // 4 + buckets)
+    width = 4 if precision is Precision.FP32 else 2
+    total_weights = weights * width
+    master = trained * (4 + states)
+    if strategy.zero_stage >= ZeroStage.OPTIMIZER_STATES:
+        master //= ranks
+    if strategy.zero_stage is ZeroStage.PARAMETERS:
+        total_weights //= ranks
+    if strategy.optimizer_offload is not OffloadDevice.NONE:
+        master = 0
+    if strategy.param_offload is not OffloadDevice.NONE:
+        total_weights = 0
+    elif precision is Precision.FP32:
+        master = max(0, master - trained * 4)  # where the weights themselves may be the master
+    return total_weights + master
+
+
+def _trained(strategy: Strategy, model: ModelFacts) -> int:
+    return 0 if strategy.lora or strategy.freeze else model.num_trainable_parameters
+
+
+def keeps_gradients(strategy: Strategy) -> bool:
+    """Return True if each rank holds every gradient until the step, as nothing shares or moves them."""
+    return strategy.zero_stage < ZeroStage.GRADIENTS and not strategy.offloads
+
+
+def live_lines(log: AllocationLog, *, with_gradients: bool) -> Lines:
+    """Return the most that a log's own tensors take at one time, as lines over the micro-batch.
+
+    Each moment takes fixed + per_sample * micro_batch_size; only the moments that are the largest for some
+    micro-batch are kept, which are those of the upper envelope of these lines.
+    """
+    buffers = sum(log.buffer_bytes)
+    moments = _moments(log, with_gradients=with_gradients)
+    return envelope(((buffers + fixed, each) for fixed, each in moments), start=1)
+
+
+def highest(lines: Lines, micro_batch_size: int) -> int:
+    """Return the bytes of the largest moment for this many samples."""
+    return max(fixed + each * micro_batch_size for fixed, each in lines)
+
+
+def _moments(log: AllocationLog, *, with_gradients: bool) -> set[tuple[int, int]]:
+    """Return (fixed, per sample) of what is alive wherever the next thing is a death."""
+    storages = log.storages
+    gradients = frozenset(log.gradient_storages)
+    counts = [with_gradients or kind is not TensorKind.GRADIENT for kind in storages.kinds]
+    fixed_bytes, bytes_per_sample = storages.fixed_bytes, storages.bytes_per_sample
+    fixed = each = 0
+    moments = set()
+    for code, storage in zip(log.codes, log.arguments, strict=True):
+        if code == Event.ALLOCATE and counts[storage]:
+            fixed += fixed_bytes[storage]
+            each += bytes_per_sample[storage]
+        elif code == Event.FREE and counts[storage] and storage not in gradients:
+            moments.add((fixed, each))
+            fixed -= fixed_bytes[storage]
+            each -= bytes_per_sample[storage]
+    return {*moments, (fixed, each)}
+
+
+def envelope(lines: Iterable[tuple[int, int]], *, start: int) -> Lines:
+    """Return those of the lines (offset, slope) that may be on top somewhere from start on."""
+    highest: dict[int, int] = {}
+    for offset, slope in lines:
+        if slope not in highest or offset > highest[slope]:
+            highest[slope] = offset
+    best: list[tuple[int, int]] = []
+    for slope, offset in sorted(highest.items()):
+        while best and best[-1][0] + start * best[-1][1] <= offset + start * slope:
+            best.pop()  # not higher at the start, and it rises more slowly
+        best.append((offset, slope))
+    return tuple(best)

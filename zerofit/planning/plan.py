@@ -1,0 +1,303 @@
+"""plan: what a run needs on each GPU and host, and the fastest strategy that fits."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.read_targets import script_file
+from zerofit.core.command import Route
+from zerofit.core.errors import Unreadable, UserError
+from zerofit.core.observer import SILENT, Observer
+from zerofit.core.plan import Plan, Topology
+from zerofit.core.request import Request
+from zerofit.machine.versions import probe_versions
+from zerofit.planning.inputs import CAPTURE_LIMIT_S, Loop, check_capture_limit
+from zerofit.planning.make_problem import check_model_flags, check_named, machine_of, no_gpus_here, source_of
+from zerofit.planning.plan_from_flags import topology_of
+from zerofit.planning.plan_table import answer_html, plan_table
+from zerofit.planning.planner import Planner
+from zerofit.planning.settings import settings_of
+from zerofit.planning.subject import CapturedRun, NamedModel
+from zerofit.scripts.capture.errors import INSTEAD
+from zerofit.scripts.capture.with_progress import captured
+from zerofit.scripts.target import check_script
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from zerofit.machine.machine_spec import SpecifiedMachine
+    from zerofit.planning.answer import Answer
+    from zerofit.planning.inputs import ModelFlags
+    from zerofit.planning.subject import Subject
+    from zerofit.scripts.facts import ScriptFacts
+
+DOES_NOT_FIT = 1
+"""Exit code where no strategy fits."""
+
+
+class PlannedRun(Plan):
+    """A Plan with the strategies that it was compared with; prints as the table of `zerofit plan`."""
+
+    __slots__ = ("answer",)
+
+    answer: Answer
+    """The problem, every strategy that was considered, and what would help where nothing fits."""
+
+    @classmethod
+    def of(cls, answer: Answer) -> PlannedRun:
+        """Return the plan of an answer."""
+        made = cls(**{field.name: getattr(answer.plan, field.name) for field in fields(Plan)})
+        object.__setattr__(made, "answer", answer)
+        return made
+
+    @property
+    def fits(self) -> bool:
+        """True where a strategy fits; else the plan is of the nearest."""
+        return self.answer.fits
+
+    def __str__(self) -> str:
+        return plan_table(self.answer)
+
+    def _repr_html_(self) -> str:
+        return answer_html(self.answer)
+
+
+def plan(
+    script: str | None = None,
+    *arguments: str,
+    module: bool = False,
+    num_nodes: int = 1,
+    capture_limit_s: float = CAPTURE_LIMIT_S,
+    observer: Observer = SILENT,
+    **settings: Any,
+) -> PlannedRun:
+    """Return the fastest memory strategy that fits, with what each alternative needs and why it loses.
+
+    `zerofit.plan("train.py", "--epochs", "3", gpus="8xA100-80G")` runs the script up to where its training
+    would begin; `zerofit.plan(model="llama-3-8b", sequence_length=4096, global_batch_size=64, gpus="8xH100")`
+    goes by the model's configuration. Nothing is trained, and no GPU is needed where `gpus` names them.
+
+    Args:
+        script: the script, or with `module` the module, that trains; None where `model` says what trains.
+        arguments: the script's own.
+        module: True where the script is a module, as with `python -m`.
+        num_nodes: machines that take part, each with the GPUs that `gpus` names.
+        capture_limit_s: how long the script may take to come to its training.
+        observer: is told of progress and of assumptions; silent by default.
+        settings: model and workload (`model`, `sequence_length`, `allow`, `is_fast` ...), machine (`gpus`,
+            `host_ram` ...) and what the plan must keep to (`zero_stage=3`, `precision="bf16"`,
+            `global_batch_size=64` ...): the flags of `zerofit plan`, see zerofit.planning.settings.
+
+    Returns:
+        The plan; `.fits` is False where nothing fits, and the plan is then of the nearest strategy.
+
+    Raises:
+        UserError: something that was given is wrong, or no plan can be made.
+        ExceptionGroup: of UserErrors, where what was fixed breaks compatibility rules.
+    """
+    model_flags, machine_flags, request = settings_of(settings)
+    target = None
+    if script is not None:
+        check_script(script, module=module)
+        target = (*(("-m",) if module else ()), script, *arguments)
+    check_plannable(target, model_flags, request, capture_limit_s=capture_limit_s)
+    machine = machine_of(machine_flags, num_nodes=num_nodes, target=target)
+    _, (answer,) = plan_on_machines(
+        target,
+        model_flags,
+        request,
+        machines=[machine],
+        num_nodes=num_nodes,
+        is_here=machine_flags.gpus is None,
+        capture_limit_s=capture_limit_s,
+        observer=observer,
+    )
+    return PlannedRun.of(answer)
+
+
+def plan_on_machines(
+    target: tuple[str, ...] | None,
+    flags: ModelFlags,
+    request: Request,
+    *,
+    machines: Sequence[SpecifiedMachine],
+    num_nodes: int,
+    is_here: bool,
+    capture_limit_s: float,
+    observer: Observer,
+) -> tuple[Subject, list[Answer]]:
+    """Return what is planned for, and the answer for each of some machines.
+
+    Args:
+        target: the script or `-m module`, and its arguments; None where the flags name a model.
+        flags: what was said of model and workload.
+        request: what the plans must keep to.
+        machines: the nodes of one plan are all like its machine.
+        num_nodes: machines that take part in each plan.
+        is_here: True where the machine is this one, for which there may be measured rates.
+        capture_limit_s: how long the script may take to come to its training.
+        observer: is told of progress and of assumptions.
+
+    Raises:
+        UserError: a flag can't be used, or no plan can be made.
+    """
+    answers, versions = [], probe_versions()
+    with (
+        _subject(target, flags, limit_s=capture_limit_s, observer=observer) as subject,
+        Planner(subject, is_fast=flags.is_fast, observer=observer) as planner,
+    ):
+        for specified in machines:
+            topology = Topology(num_nodes=num_nodes, world_size=num_nodes * len(specified.machine.gpus))
+            problem = subject.problem(
+                request=request, machine=specified.machine, versions=versions, topology=topology
+            )
+            answers.append(planner.answer(problem, is_here=is_here, notes=specified.assumptions))
+    return subject, answers
+
+
+def check_plannable(
+    target: tuple[str, ...] | None, flags: ModelFlags, request: Request, *, capture_limit_s: float
+) -> None:
+    """Check that a model is named with its global batch where there is no script.
+
+    Raises:
+        UserError: one of the two is missing, or there is a limit for a capture that is not made.
+    """
+    if target is not None:
+        return
+    check_named(flags)
+    check_capture_limit(capture_limit_s, because="--model")
+    if request.global_batch_size is None:
+        raise UserError(
+            "global-batch-missing",
+            "a plan needs the global batch",
+            found="no --global-batch-size",
+            why="it is what every strategy must make, in micro-batches times accumulation times ranks",
+            fix="give --global-batch-size with the samples of one optimizer step over all GPUs",
+        )
+
+
+@contextmanager
+def _subject(
+    target: tuple[str, ...] | None, flags: ModelFlags, *, limit_s: float, observer: Observer
+) -> Iterator[Subject]:
+    """Yield what is planned for; a captured script stays at hand for as long as the context."""
+    if target is None:
+        yield NamedModel(flags=flags, source=source_of(flags))
+        return
+    check_model_flags(flags)
+    without = f"{INSTEAD}, without a script"
+    with captured(target, limit_s=limit_s, instead=without, observer=observer) as script:
+        yield CapturedRun(flags=flags, script=script)
+
+
+def named_model(flags: ModelFlags, *, script: str | None = None) -> NamedModel:
+    """Return the model that --model names.
+
+    Args:
+        flags: what was said of model and workload.
+        script: the file that will train it; None where there is none yet.
+
+    Raises:
+        UserError: there is none, or it can't be planned with the lengths that the flags give.
+    """
+    facts = None if script is None else _facts_of(script)
+    if facts is not None and flags.loop is None and facts.route is Route.TRAINER:
+        flags = replace(flags, loop=Loop.TRAINER)
+    return NamedModel(flags=flags, source=source_of(flags), script=facts)
+
+
+def check_plans_alone(flags: ModelFlags, request: Request, *, on_cpu: bool, rehearses: bool) -> None:
+    """Check that nothing beside --model brings a strategy, or needs none.
+
+    Args:
+        flags: what was said of the model.
+        request: what was said of the strategy.
+        on_cpu: whether the ranks run on the CPU, and no GPUs are named to plan for.
+        rehearses: whether the verb runs on the CPU what is planned for GPUs that --gpus names.
+
+    Raises:
+        UserError: there is a preset or a plan, or the ranks run on the CPU.
+    """
+    other = f"--preset {request.preset}" if request.preset else "--plan" if request.plan else None
+    if other or on_cpu:
+        raise UserError(
+            "model-and-strategy",
+            "--model plans a strategy of its own",
+            found=f"--model {flags.model} with {other or '--cpu'}",
+            why="a preset or a plan brings a whole strategy" if other else "plans are for GPUs",
+            fix="name the GPUs to plan for, `--cpu --gpus SPEC`, or leave out --model"
+            if rehearses and not other
+            else f"leave out --model, or {other or '--cpu'}",
+        )
+
+
+def plan_to_run(
+    subject: Subject,
+    request: Request,
+    specified: SpecifiedMachine,
+    *,
+    is_fast: bool,
+    is_here: bool,
+    observer: Observer,
+) -> Plan:
+    """Return the plan that a verb goes on with; its table is shown to the observer.
+
+    Args:
+        subject: the model, or what a script trains.
+        request: what the plan must keep to.
+        specified: the machine.
+        is_fast: True for closed forms in place of traces.
+        is_here: True where the machine is this one, for which there may be measured rates.
+        observer: is told of progress, assumptions and the table.
+
+    Raises:
+        UserError: there is no GPU, no plan can be made, or nothing fits.
+    """
+    machine = specified.machine
+    if not machine.gpus:
+        raise no_gpus_here(
+            "`--cpu --gpus SPEC` plans for the GPUs of another machine and rehearses that here; or leave out "
+            "--model"
+        )
+    ranks = Request(num_processes=request.num_processes, num_nodes=request.num_nodes)
+    topology = topology_of(machine, ranks)
+    problem = subject.problem(
+        request=request,
+        machine=replace(machine, gpus=machine.gpus[: topology.ranks_per_node]),
+        versions=probe_versions(),
+        topology=topology,
+    )
+    with Planner(subject, is_fast=is_fast, observer=observer) as planner:
+        answer = planner.answer(problem, is_here=is_here, notes=specified.assumptions)
+    for note in answer.notes:
+        observer.say(f"assumed: {note}")
+    observer.show(plan_table(answer))
+    if not answer.fits:
+        instead = "leave out --model" if subject.capture is None else "give --no-capture"
+        raise UserError(
+            "nothing-fits",
+            "no strategy fits",
+            found=f"{subject.said} on {topology.world_size} GPUs: {answer.head.shortage}",
+            why="zerofit does not start what will run out of memory",
+            fix=answer.suggestions[0].change if answer.suggestions else f"{instead} to go on without a plan",
+            exit_code=DOES_NOT_FIT,
+        )
+    return answer.plan
+
+
+def _facts_of(script: str) -> ScriptFacts | None:
+    """Return what a script's source shows; None where it can't be read."""
+    source = script_file(script).source
+    if source is None:
+        return None
+    from zerofit.scripts.source.read_script import (
+        read_script,  # only where there is a script: it takes its time
+    )
+
+    try:
+        return read_script(source, name=script)
+    except Unreadable:
+        return None  # the check of the script says what is wrong

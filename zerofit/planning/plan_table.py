@@ -1,0 +1,235 @@
+"""A plan as a table that a person reads at a glance: one row for the choice and for the best of each kind."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.core.estimates import Holder
+from zerofit.core.facts import parameters
+from zerofit.core.text_table import table_lines
+from zerofit.core.units import format_bytes
+from zerofit.planning.make_plan import why_it_loses
+from zerofit.planning.plan_words import (
+    batch,
+    fit_words,
+    gib,
+    kind_label,
+    label,
+    memory,
+    rate,
+    time,
+    workload_words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from zerofit.core.estimates import MemoryEstimate, PhaseMemory
+    from zerofit.planning.answer import Answer
+    from zerofit.planning.search import EstimatedStrategy
+
+_BAR = 20
+_AT_LEAST = "too large: weights, gradients, states and context of its smallest variant"
+_HEADER = ("", "strategy", "batch", "GPU memory", "GiB", "host GiB", "step", "tokens/s", "verdict")
+
+
+def plan_table(answer: Answer) -> str:
+    """Return what `zerofit plan` prints."""
+    lines = [*_head(answer), "", *table_lines(_cells(answer)), "", *_legend(answer)]
+    if answer.fits:
+        lines += ["", *_peak(answer)]
+    else:
+        lines += ["", *_nothing_fits(answer)]
+    return "\n".join(lines)
+
+
+def machine_words(answer: Answer) -> str:
+    """Return the GPUs: "8 x NVIDIA A100-SXM4-80GB", "2 nodes of 8 x ..."."""
+    topology = answer.problem.topology
+    kinds = Counter(gpu.name for gpu in answer.problem.machine.gpus)
+    gpus = ", ".join(f"{count} x {name}" for name, count in kinds.items())
+    return f"{topology.num_nodes} nodes of {gpus}" if topology.num_nodes > 1 else gpus
+
+
+def _head(answer: Answer) -> Iterator[str]:
+    problem = answer.problem
+    model = problem.model
+    kind = model.architecture or model.model_type
+    words = f"{parameters(model)} parameters"
+    words = words if kind == model.name else f"{kind}, {words}"
+    yield f"{model.name} ({words}), {workload_words(problem.workload)}"
+    per_gpu = f"{format_bytes(problem.device_bytes)} of {format_bytes(problem.card_bytes)} to be used"
+    yield f"on {machine_words(answer)}: {per_gpu} on each, {format_bytes(problem.host_bytes)} of host memory"
+    if answer.is_fast:
+        yield "--fast: from closed forms, not from a trace of the model; the numbers are rougher"
+
+
+def answer_html(answer: Answer) -> str:
+    """Return the same as HTML, for notebooks."""
+
+    def paragraph(lines: Iterator[str]) -> str:
+        return f"<p>{'<br>'.join(html.escape(line) for line in lines)}</p>"
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    header, *rows = _cells(answer)
+    table = "".join((row(header, "th"), *(row(cells, "td") for cells in rows)))
+    last = _peak(answer) if answer.fits else _nothing_fits(answer)
+    return f"{paragraph(_head(answer))}<table>{table}</table>{paragraph(_legend(answer))}{paragraph(last)}"
+
+
+def _cells(answer: Answer) -> list[list[str]]:
+    """Return the table's header and rows."""
+    found = answer.found
+    rows = [list(_HEADER), _row(answer, answer.head, ">" if answer.fits else "?")]
+    rows += [_row(answer, judged, "") for judged in found.others]
+    problem = answer.problem
+    for one in found.ruled_out:
+        least = f"at least {gib(one.least_bytes)}"
+        name = kind_label(one.strategy, problem.topology)
+        rows.append(["", name, "-", ">" * _BAR, least, "-", "-", "-", _AT_LEAST])
+    return rows
+
+
+def _row(answer: Answer, judged: EstimatedStrategy, mark: str) -> list[str]:
+    estimate, problem = judged.estimate, answer.problem
+    if judged.fits:
+        verdict = fit_words(estimate, problem)
+        if judged is not answer.head:
+            verdict += f", {why_it_loses(judged, answer.found.chosen, problem)}"
+    else:
+        verdict = judged.shortage
+    return [
+        mark,
+        label(judged.strategy, problem.topology),
+        batch(judged.strategy),
+        bar(estimate.device.peak, limit_bytes=problem.device_bytes, width=_BAR),
+        memory(estimate.device),
+        memory(estimate.host),
+        time(estimate.step_time),
+        rate(estimate.tokens_per_s),
+        verdict,
+    ]
+
+
+def _legend(answer: Answer) -> Iterator[str]:
+    letters = ", ".join(f"{group.letter} {group.name}" for group in GROUPS)
+    ranks = answer.problem.topology.world_size
+    where = f"each of {ranks} GPUs" if ranks > 1 else "the GPU"
+    yield f"batch: micro-batch x accumulation, on {where}"
+    yield f"bar:   {letters}; its end is {format_bytes(answer.problem.device_bytes)}"
+    yield "±:     a measurement is expected within it; where it reaches beyond GPU or host: fits closely"
+
+
+def _peak(answer: Answer) -> Iterator[str]:
+    device = answer.head.estimate.device
+    peak = device.peak
+    terms = sorted(peak.terms, key=lambda term: -term.num_bytes)
+    words = [f"{term.name} {gib(term.num_bytes)}" for term in terms if term.num_bytes >= 2**27]
+    allocated = gib(peak.held_by(Holder.TENSORS))
+    yield f"most in {peak.phase.value}: {', '.join(words)} GiB; tensors alone {allocated} GiB"
+    yield f"±: {device.uncertainty_source}"
+
+
+def _nothing_fits(answer: Answer) -> Iterator[str]:
+    judged = answer.head
+    problem, estimate = answer.problem, judged.estimate
+    yield f"Nothing fits. Nearest is {label(judged.strategy, answer.problem.topology)}: {judged.shortage}."
+    if estimate.device.peak_bytes > problem.device_bytes:
+        yield _largest("GPU", estimate.device)
+    if estimate.host.peak_bytes > problem.host_bytes:
+        yield _largest("host", estimate.host)
+    if not answer.suggestions:
+        yield "No single change that was tried makes it fit."
+        return
+    yield "It would fit with one of these:"
+    for suggestion in answer.suggestions:
+        estimate = suggestion.best.estimate
+        strategy = label(suggestion.best.strategy, answer.problem.topology)
+        line = f"  {suggestion.change}: {strategy}, {memory(estimate.device)} GiB on each GPU"
+        yield f"{line}, closely" if suggestion.is_close else line
+
+
+def _largest(where: str, estimate: MemoryEstimate) -> str:
+    peak = estimate.peak
+    term = max(peak.terms, key=lambda term: term.num_bytes)
+    return f"Largest on the {where}, in {peak.phase.value}: {term.name}, {format_bytes(term.num_bytes)}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Terms that are drawn as one."""
+
+    letter: str
+    name: str
+    terms: frozenset[str]
+
+
+GROUPS = (
+    Group(letter="W", name="weights", terms=frozenset({"weights", "16-bit weight copies", "buffers"})),
+    Group(
+        letter="O",
+        name="optimizer",
+        terms=frozenset({"optimizer states", "master weights", "optimizer temporaries"}),
+    ),
+    Group(
+        letter="G",
+        name="gradients",
+        terms=frozenset({"gradients", "gradient bucket", "gradient copy", "gradient partition"}),
+    ),
+    Group(
+        letter="A",
+        name="activations",
+        terms=frozenset(
+            {
+                "activations",
+                "recomputed activations",
+                "activation gradients",
+                "inputs",
+                "outputs",
+                "kernel workspaces",
+            }
+        ),
+    ),
+    Group(letter="B", name="engine's buffers", terms=frozenset()),
+    Group(
+        letter="C",
+        name="context and cache",
+        terms=frozenset({"allocator cache", "CUDA context", "NCCL"}),
+    ),
+)
+"""In the order in which they are drawn. A term that no group names is a buffer of the engine's."""
+_REST = next(group for group in GROUPS if not group.terms)
+
+
+def group_of(term: str) -> Group:
+    """Return the group of a term, by its name."""
+    return next((group for group in GROUPS if term in group.terms), _REST)
+
+
+def grouped(phase: PhaseMemory) -> tuple[tuple[Group, int], ...]:
+    """Return each group's bytes in one phase, without those that hold nothing."""
+    totals = dict.fromkeys(GROUPS, 0)
+    for term in phase.terms:
+        totals[group_of(term.name)] += term.num_bytes
+    return tuple((group, num_bytes) for group, num_bytes in totals.items() if num_bytes)
+
+
+def bar(phase: PhaseMemory, *, limit_bytes: int, width: int) -> str:
+    """Return a phase as letters: WWOOGGAAAC..., each worth limit_bytes / width.
+
+    What is free is dots; what goes beyond the limit ends in ">".
+    """
+    cells, done, drawn = "", 0, 0
+    for group, num_bytes in grouped(phase):
+        done += num_bytes
+        end = round(done / limit_bytes * width)
+        cells += group.letter * (end - drawn)
+        drawn = max(drawn, end)
+    if drawn > width:
+        return cells[: width - 1] + ">"
+    return cells + "." * (width - drawn)

@@ -1,0 +1,127 @@
+"""The words of plans: a strategy as a row's label, its batch, times and rates with their uncertainty."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerofit.core.freezing import FREEZES, is_word
+from zerofit.core.strategy import Buckets, Engine, OffloadDevice, OptimizerName, Strategy
+from zerofit.core.units import GIB
+
+if TYPE_CHECKING:
+    from zerofit.core.estimates import Estimate, MemoryEstimate, StepTime
+    from zerofit.core.facts import Workload
+    from zerofit.core.plan import Topology
+    from zerofit.planning.problem import Problem
+
+
+OPTIMIZER_WORDS = {
+    OptimizerName.ADAMW: "fused AdamW",
+    OptimizerName.PAGED_ADAMW: "paged AdamW",
+    OptimizerName.ADAMW_8BIT: "8-bit AdamW",
+    OptimizerName.PAGED_ADAMW_8BIT: "paged 8-bit AdamW",
+    OptimizerName.LION: "Lion",
+    OptimizerName.LION_8BIT: "8-bit Lion",
+    OptimizerName.PAGED_LION_8BIT: "paged 8-bit Lion",
+    OptimizerName.ADAFACTOR: "Adafactor",
+    OptimizerName.SGD: "SGD",
+}
+
+
+def label(strategy: Strategy, topology: Topology) -> str:
+    """Return a strategy in a few words: "ZeRO-2, checkpointing"."""
+    if strategy.engine is Engine.NATIVE:
+        words = ["DDP" if topology.world_size > 1 else "one GPU"]
+    else:
+        words = [f"ZeRO-{strategy.zero_stage.value}"]
+    if strategy.optimizer_offload is not OffloadDevice.NONE:
+        words.append(f"optimizer on {strategy.optimizer_offload.value}")
+    if strategy.param_offload is not OffloadDevice.NONE:
+        words.append(f"weights on {strategy.param_offload.value}")
+    if strategy.gradient_checkpointing:
+        every = strategy.checkpoint_every
+        words.append("checkpointing" if every == 1 else f"checkpointing 1 block in {every}")
+    if strategy.optimizer is not None and strategy.optimizer_offload is OffloadDevice.NONE:
+        words.append(OPTIMIZER_WORDS[strategy.optimizer])
+    if strategy.lora is not None:
+        words.append(f"LoRA {strategy.lora.rank}")
+    if strategy.quantization is not None:
+        words.append(f"{strategy.quantization} base")
+    if strategy.freeze:
+        words.append(frozen_words(strategy.freeze))
+    if strategy.buckets != Buckets():
+        words.append("small buckets")
+    if strategy.attention is not None:
+        words.append(f"{strategy.attention} attention")
+    if strategy.liger:
+        words.append("Liger")
+    if strategy.compile:
+        words.append("compiled")
+    return ", ".join(words)
+
+
+def frozen_words(freeze: tuple[str, ...]) -> str:
+    """Return what is frozen: "frozen embeddings", "frozen embeddings+6", "frozen weights" for patterns."""
+    if freeze in FREEZES:
+        return FREEZES[freeze]
+    are_words = all(is_word(one) for one in freeze)
+    return f"frozen {', '.join(freeze)}" if are_words else "frozen weights"
+
+
+def kind_label(strategy: Strategy, topology: Topology) -> str:
+    """Return where a strategy's model states lie, in a few words: "ZeRO-3, optimizer on cpu"."""
+    names = ("engine", "zero_stage", "optimizer_offload", "param_offload")
+    return label(Strategy(**{name: getattr(strategy, name) for name in names}), topology)
+
+
+def batch(strategy: Strategy) -> str:
+    """Return micro-batch and accumulation: "4 x 2"."""
+    return f"{strategy.micro_batch_size} x {strategy.gradient_accumulation_steps}"
+
+
+def gib(num_bytes: float) -> str:
+    """Return a size as a number of GiB."""
+    return f"{num_bytes / GIB:.1f}"
+
+
+def memory(estimate: MemoryEstimate) -> str:
+    """Return a peak in GiB with its uncertainty: "62.1 ±5%"."""
+    return f"{gib(estimate.peak_bytes)} ±{estimate.uncertainty:.0%}"
+
+
+def fit_words(estimate: Estimate, problem: Problem) -> str:
+    """Return how surely a strategy fits: "fits closely" where its uncertainty goes beyond GPU or host."""
+    return "fits closely" if problem.is_close(estimate) else "fits"
+
+
+def seconds(number: float) -> str:
+    """Return a time: "380 ms", "3.24 s", "12.5 s"."""
+    if number < 1:
+        return f"{number * 1000:.0f} ms"
+    return f"{number:.2f} s" if number < 10 else f"{number:.1f} s" if number < 100 else f"{number:.0f} s"
+
+
+def time(step_time: StepTime | None) -> str:
+    """Return a step's time with its uncertainty; "-" where it is not known."""
+    return "-" if step_time is None else f"{seconds(step_time.seconds)} ±{step_time.uncertainty:.0%}"
+
+
+def rate(per_s: float | None) -> str:
+    """Return tokens a second: three digits, as no estimate is surer; "-" where they are not known."""
+    if not per_s:
+        return "-"
+    if per_s >= 1000:
+        return f"{per_s / 1000:.3g}k" if per_s < 1e6 else f"{per_s / 1e6:.3g}M"
+    return f"{per_s:.3g}"
+
+
+def workload_words(workload: Workload) -> str:
+    """Return what a step processes: "sequence 4096, global batch 64"."""
+    words = [f"sequence {workload.sequence_length}"] if workload.sequence_length else []
+    if workload.target_length:
+        words.append(f"target {workload.target_length}")
+    if workload.global_batch_size:
+        words.append(f"global batch {workload.global_batch_size}")
+    if workload.sequence_length:
+        words.append("padded" if workload.is_padded else "no padding")
+    return ", ".join(words)

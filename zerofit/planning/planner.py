@@ -1,0 +1,103 @@
+"""Planner: one subject's traces and estimates, kept for all problems that it poses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from zerofit.core.allocation_log import Trace
+from zerofit.machine.gpu_catalog import load_gpus
+from zerofit.machine.library_versions import check_libraries_of_traces
+from zerofit.machine.rates import catalog_rates, probe_rates
+from zerofit.planning.estimate.closed_form.log import closed_form_log
+from zerofit.planning.estimate_cache import KeptEstimates
+from zerofit.planning.solve import solve
+from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
+
+if TYPE_CHECKING:
+    from zerofit.core.allocation_log import TraceRequest
+    from zerofit.core.observer import Observer
+    from zerofit.core.rates import Rates
+    from zerofit.planning.answer import Answer
+    from zerofit.planning.problem import Problem
+    from zerofit.planning.subject import Subject
+
+
+class Planner:
+    """Plans for one subject; a context, at whose end new estimates are written to the cache.
+
+    Args:
+        subject: what is planned for.
+        is_fast: True for closed forms in place of traces.
+        observer: is told of each trace.
+    """
+
+    def __init__(self, subject: Subject, *, is_fast: bool, observer: Observer) -> None:
+        self._subject = subject
+        self._is_fast = is_fast
+        self._observer = observer
+        self._made: dict[tuple[TraceRequest, bool], Trace] = {}
+        self._kept: list[KeptEstimates] = []
+
+    def __enter__(self) -> Self:
+        if not self._is_fast:
+            check_libraries_of_traces()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for kept in self._kept:
+            kept.write()
+
+    def answer(self, problem: Problem, *, is_here: bool, notes: tuple[str, ...] = ()) -> Answer:
+        """Return the plan of a problem.
+
+        Args:
+            problem: what is to be planned.
+            is_here: whether its machine is this one, for which there may be measured rates.
+            notes: what was assumed of it.
+        """
+        rates = probe_rates(problem.machine) if is_here else catalog_rates()
+        return solve(
+            problem,
+            estimator_of=lambda one: self._estimator(one, rates),
+            quick_estimator_of=None
+            if self._is_fast
+            else lambda one: ClosedFormEstimator(one, trace=self._closed_form, rates=rates),
+            gpus=tuple(gpu.spec for gpu in load_gpus()),
+            is_fast=self._is_fast,
+            notes=(*notes, *self._subject.notes, *self._unchecked(problem)),
+        )
+
+    def _unchecked(self, problem: Problem) -> tuple[str, ...]:
+        """Return what of the request names parts of the model, which closed forms do not know."""
+        request = problem.request
+        lora = request.lora or request.allowed_lora
+        said = [f"--freeze {','.join(request.freeze)}"] if request.freeze else []
+        if lora is not None and lora.target_modules:
+            said.append(f"--lora-targets {','.join(lora.target_modules)}")
+        if lora is not None and lora.modules_to_save:
+            said.append(f"--lora-modules-to-save {','.join(lora.modules_to_save)}")
+        if not self._is_fast or not said:
+            return ()
+        return (f"{' and '.join(said)} is in the model: --fast does not look, and a plan without it does",)
+
+    def _estimator(self, problem: Problem, rates: Rates) -> TrainingEstimator:
+        if self._is_fast:
+            return ClosedFormEstimator(problem, trace=self._closed_form, rates=rates)
+        kept = KeptEstimates(problem, self._subject.identity)
+        self._kept.append(kept)
+        return TrainingEstimator(problem, trace=self._traced, rates=rates, devices=kept.estimates)
+
+    def _closed_form(self, request: TraceRequest) -> Trace:
+        key = request, True
+        if key not in self._made:
+            log = closed_form_log(self._subject.facts, request)
+            self._made[key] = Trace(request=request, logs=(log,))
+        return self._made[key]
+
+    def _traced(self, request: TraceRequest) -> Trace:
+        key = request, False
+        if key not in self._made:
+            kind = "with checkpointing" if request.gradient_checkpointing else "without checkpointing"
+            with self._observer.task(f"tracing {self._subject.name} {kind}") as tell:
+                self._made[key] = self._subject.trace(request, on_progress=tell)
+        return self._made[key]

@@ -1,0 +1,405 @@
+"""Estimates of training strategies for the search, by traces, or by closed forms for `plan --fast`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from zerofit.core.allocation_log import TraceRequest
+from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, Term
+from zerofit.core.strategy import Engine, Precision, ZeroStage
+from zerofit.core.units import format_bytes
+from zerofit.planning.estimate.closed_form.log import SOURCE
+from zerofit.planning.estimate.device_memory.memory import estimate_memory, estimate_within, tensor_terms
+from zerofit.planning.estimate.device_memory.non_torch_memory import non_torch_terms
+from zerofit.planning.estimate.device_memory.replay import Tape, replay_live
+from zerofit.planning.estimate.engines.engine import PLAYED, TRACED_TERMS, Setup
+from zerofit.planning.estimate.engines.play_strategy import play_strategy
+from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
+from zerofit.planning.estimate.step_time import estimate_step_time
+from zerofit.planning.memory_bounds import (
+    Lines,
+    envelope,
+    highest,
+    keeps_gradients,
+    least_gradient_bytes,
+    least_state_bytes,
+    live_lines,
+)
+from zerofit.planning.search import EstimatedStrategy, needs_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerofit.core.allocation_log import AllocationLog, Trace
+    from zerofit.core.estimates import StepTime
+    from zerofit.core.facts import GpuSpec, Workload
+    from zerofit.core.rates import Rates
+    from zerofit.core.strategy import Strategy
+    from zerofit.planning.estimate.device_memory.replay import PhasePeak
+    from zerofit.planning.estimate.engines.engine import SimulatedEngine
+    from zerofit.planning.problem import Problem
+
+_SHIFT = 60
+_MANY_SAMPLES = 1 << _SHIFT
+"""A micro-batch so large that the bytes of its samples and those beside them do not mix in one number."""
+
+
+class TrainingEstimator:
+    """Answers for one problem.
+
+    Args:
+        trace: the logs of the model under a request; called once for each request.
+        devices: what each GPU needs, by strategy in words, as far as it is known; filled in.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        trace: Callable[[TraceRequest], Trace],
+        rates: Rates,
+        devices: dict[str, MemoryEstimate | None] | None = None,
+    ) -> None:
+        self._problem = problem
+        self._trace = trace
+        self._rates = rates
+        self.outside = non_torch_terms(
+            problem.smallest_gpu,
+            problem.topology,
+            problem.versions,
+            other_weight_bytes=problem.other_weight_bytes,
+        )
+        """Memory of each GPU outside of PyTorch's allocator."""
+        self._outside_bytes = sum(term.num_bytes for term in self.outside)
+        named = problem.request.nvme_path is not None and not problem.machine.nvme_bytes
+        self._nvme_limit = math.inf if named else problem.machine.nvme_bytes
+        """Bytes; without end where the user names a folder on a disk that is not known."""
+        self._traces: dict[TraceRequest, Trace] = {}
+        self._live: dict[tuple[int, bool], Lines] = {}
+        self._devices = {} if devices is None else devices
+        self._hosts: dict[Strategy, MemoryEstimate] = {}
+        self._played: dict[tuple[Strategy, int], Lines] = {}
+
+    def least_bytes(self, strategy: Strategy) -> int:
+        """Return weights, optimizer states and gradients on each GPU, and what is not PyTorch's."""
+        gradients = least_gradient_bytes(
+            strategy, self._problem.model, weight_bytes=self._problem.weight_bytes
+        )
+        return self._least_states(strategy) + gradients
+
+    def least_live_bytes(self, strategy: Strategy) -> int:
+        """Return these, or with the states what the forward and backward pass hold at least."""
+        log = self._log(strategy)
+        key = id(log), keeps_gradients(strategy)
+        if key not in self._live:
+            self._live[key] = live_lines(log, with_gradients=key[1])
+        live = highest(self._live[key], strategy.micro_batch_size or 1)
+        return max(self.least_bytes(strategy), self._least_states(strategy) + live)
+
+    def _least_states(self, strategy: Strategy) -> int:
+        problem = self._problem
+        states = least_state_bytes(
+            strategy,
+            problem.model,
+            problem.topology,
+            own_optimizer=problem.own_optimizer,
+            weight_bytes=problem.weight_bytes,
+        )
+        return self._outside_bytes + states
+
+    def least_played_bytes(self, strategy: Strategy) -> int:
+        """Return the live tensors' largest sum, the engine's own among them.
+
+        One engine's run is played once, for a micro-batch so large that what is fixed and what grows with the
+        micro-batch can be told apart in each sum; the largest sum for every size follows.
+        """
+        log = self._log(strategy)
+        alike = replace(
+            strategy,
+            micro_batch_size=_MANY_SAMPLES,
+            gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, 2),
+        )
+        key = alike, log.least_micro_batch_size
+        if key not in self._played:
+            self._played[key] = _lines(self._play(alike, log))
+        return self._outside_bytes + highest(self._played[key], strategy.micro_batch_size or 1)
+
+    def fits_host(self, strategy: Strategy) -> bool:
+        """Return True if one node's memory and NVMe disks suffice."""
+        if self._host(strategy).peak_bytes > self._problem.host_bytes:
+            return False
+        return self._nvme_bytes(strategy) <= self._nvme_limit
+
+    def _nvme_bytes(self, strategy: Strategy) -> int:
+        return nvme_bytes_needed(self._setup(strategy)) if strategy.uses_nvme else 0
+
+    def seconds(self, strategy: Strategy) -> float | None:
+        """Return the time of an optimizer step."""
+        step_time = self._step_time(strategy)
+        return step_time.seconds if step_time else None
+
+    def fits(self, strategy: Strategy) -> bool:
+        """Return True if a run gets through, on each GPU and on each host."""
+        return self.fits_host(strategy) and self._within(strategy) is not None
+
+    def estimate(self, strategy: Strategy) -> EstimatedStrategy:
+        """Return the strategy with its estimates, and what of them does not fit."""
+        problem = self._problem
+        host, device = self._host(strategy), self._within(strategy)
+        lacks, excess = [], []
+        if device is None:
+            device = self._estimate(self._setup(strategy))
+            lacks.append(needs_words(device, problem.device_bytes, "on each GPU"))
+            excess.append(device.peak_bytes / problem.device_bytes)
+        if host.peak_bytes > problem.host_bytes:
+            lacks.append(needs_words(host, problem.host_bytes, "of host memory on each node"))
+            excess.append(host.peak_bytes / max(1, problem.host_bytes))
+        if (on_disk := self._nvme_bytes(strategy)) > self._nvme_limit:
+            room = format_bytes(int(self._nvme_limit)) if self._nvme_limit else "none"
+            lacks.append(f"needs {format_bytes(on_disk)} of {room} on NVMe disks of each node")
+            excess.append(on_disk / max(1, self._nvme_limit))
+        return EstimatedStrategy(
+            strategy=strategy,
+            estimate=Estimate(
+                device=device,
+                host=host,
+                step_time=self._step_time(strategy),
+                tokens_per_step=_tokens(problem, strategy),
+                num_trained=self._num_trained(strategy),
+            ),
+            shortage="; ".join(lacks),
+            excess=max(excess, default=0.0),
+        )
+
+    def _num_trained(self, strategy: Strategy) -> int:
+        return sum(one.num_elements for one in self._log(strategy).parameters if one.trains)
+
+    def _within(self, strategy: Strategy) -> MemoryEstimate | None:
+        """Return the memory of each GPU; None if it is more than a plan may take."""
+        alike = replace(
+            strategy, gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, PLAYED)
+        )
+        key = repr(alike)
+        if key not in self._devices:
+            fits = self.least_played_bytes(strategy) <= self._problem.device_bytes
+            self._devices[key] = self._estimate_within(self._setup(strategy)) if fits else None
+        return self._devices[key]
+
+    def _estimate(self, setup: Setup) -> MemoryEstimate:
+        return estimate_memory(setup, gpu=self._problem.smallest_gpu)
+
+    def _estimate_within(self, setup: Setup) -> MemoryEstimate | None:
+        problem = self._problem
+        return estimate_within(setup, gpu=problem.smallest_gpu, limit_bytes=problem.device_bytes)
+
+    def _host(self, strategy: Strategy) -> MemoryEstimate:
+        """Return the host memory of one node, which the micro-batch and what is recomputed do not change."""
+        alike = replace(
+            strategy,
+            micro_batch_size=1,
+            gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, PLAYED),
+            gradient_checkpointing=False,
+        )
+        if alike not in self._hosts:
+            self._hosts[alike] = estimate_host_memory(
+                self._setup(strategy), model=self._problem.model, machine=self._problem.machine
+            )
+        return self._hosts[alike]
+
+    def _step_time(self, strategy: Strategy) -> StepTime | None:
+        return estimate_step_time(self._setup(strategy), machine=self._problem.machine, rates=self._rates)
+
+    def _setup(self, strategy: Strategy) -> Setup:
+        problem = self._problem
+        script = problem.script
+        return Setup(
+            log=self._log(strategy),
+            strategy=strategy,
+            topology=problem.topology,
+            versions=problem.versions,
+            keeps_outputs=problem.workload.keeps_outputs,
+            compute_capability=problem.smallest_gpu.compute_capability or OTHER_DEVICES,
+            gpu_memory_bytes=max(0, problem.card_bytes - self._outside_bytes),
+            makes_model_first=problem.makes_model_first,
+            expandable_segments=problem.expandable_segments,
+            own_optimizer=problem.own_optimizer,
+            has_own_adapters=script is not None and bool(script.capture.model.adapters),
+            other_weight_bytes=problem.other_weight_bytes,
+        )
+
+    def _log(self, strategy: Strategy) -> AllocationLog:
+        request = _request_for(strategy, self._problem)
+        if request not in self._traces:
+            self._traces[request] = self._trace(request)
+        return self._traces[request].log_for(strategy.micro_batch_size or 1)
+
+    def _play(self, strategy: Strategy, log: AllocationLog) -> Tape:
+        return play_strategy(replace(self._setup(strategy), log=log), sketch=True).tape
+
+
+def _request_for(strategy: Strategy, problem: Problem) -> TraceRequest:
+    workload, gpu, script = problem.workload, problem.smallest_gpu, problem.script
+    if script is None:
+        return trace_request_for(strategy, workload, gpu)
+    return trace_request_for(
+        strategy,
+        workload,
+        gpu,
+        own_weights=script.weights,
+        has_adapters=bool(script.capture.model.adapters),
+        has_frozen=problem.model.num_trainable_parameters < problem.model.num_parameters,
+    )
+
+
+def _lines(tape: Tape) -> Lines:
+    """Return (fixed bytes, bytes per sample) of the moments that may be largest, of _MANY_SAMPLES played."""
+    sizes, entries = tape.sizes, tape.entries
+    sums = accumulate(sizes[entry - 1] if entry > 0 else -sizes[-entry - 1] for entry in entries)
+    tops = {
+        total
+        for total, entry, after in zip(sums, entries, (*entries[1:], -1), strict=True)
+        if entry > 0 > after
+    }
+    return envelope({(one & (_MANY_SAMPLES - 1), one >> _SHIFT) for one in tops}, start=1)
+
+
+def _tokens(problem: Problem, strategy: Strategy) -> int:
+    """Return the tokens of one optimizer step over all ranks; a target's count too."""
+    workload = problem.workload
+    if not problem.model.vocab_size or workload.sequence_length is None:
+        return 0
+    samples = (strategy.micro_batch_size or 1) * (strategy.gradient_accumulation_steps or 1)
+    target = (workload.target_length or workload.sequence_length) if problem.model.num_decoder_layers else 0
+    return samples * problem.topology.data_parallel_size * (workload.sequence_length + target)
+
+
+OTHER_DEVICES = (8, 0)
+"""ASSUMPTION: what is no CUDA device takes the attention kernels of an A100."""
+_NO_TOKENS = 1
+"""Stands for the length of a sample of a model that takes no tokens."""
+
+
+def trace_request_for(
+    strategy: Strategy,
+    workload: Workload,
+    gpu: GpuSpec,
+    *,
+    own_weights: Precision = Precision.FP32,
+    has_adapters: bool = False,
+    has_frozen: bool = False,
+) -> TraceRequest:
+    """Return the request for a strategy's allocation log.
+
+    DeepSpeed holds the weights in 16 bit and takes no autocast (accelerate switches it off under
+    DeepSpeed, accelerate/accelerator.py, native_amp). Alone, PyTorch holds them as the script made them, in
+    fp32 as a rule, and casts each use; a base that LoRA freezes lies in 16 bit. At stage 3 DeepSpeed's own
+    linear function runs, which makes a difference where a linear layer's weight is frozen.
+
+    peft makes adapters in fp32. DeepSpeed's engine casts them with all other weights (deepspeed 0.19.8,
+    runtime/engine.py, _cast_module_mixed_precision) but where the model was made under zero.Init, as stage 3
+    has it.
+    """
+    precision = strategy.precision or Precision.FP32
+    weights, autocast = precision, None
+    if strategy.engine is Engine.NATIVE:
+        weights = own_weights
+        if precision is not Precision.FP32:
+            weights, autocast = (precision if strategy.lora else own_weights), precision
+    is_stage_3 = strategy.zero_stage is ZeroStage.PARAMETERS
+    adapts = strategy.lora is not None or has_adapters
+    casts_adapters = adapts and strategy.engine is Engine.DEEPSPEED and not is_stage_3
+    is_frozen = strategy.lora is not None or bool(strategy.freeze) or has_frozen
+    return TraceRequest(
+        sequence_length=workload.sequence_length or _NO_TOKENS,
+        target_length=workload.target_length,
+        is_padded=workload.is_padded,
+        weights=weights,
+        adapters=precision if casts_adapters else Precision.FP32,
+        autocast=autocast,
+        gradient_checkpointing=bool(strategy.gradient_checkpointing),
+        checkpoint_every=strategy.checkpoint_every if strategy.gradient_checkpointing else 1,
+        attention=strategy.attention,
+        compute_capability=gpu.compute_capability or OTHER_DEVICES,
+        freeze=strategy.freeze,
+        lora=strategy.lora,
+        quantization=strategy.quantization,
+        keeps_outputs=workload.keeps_outputs,
+        saves_linear_inputs=is_stage_3 and is_frozen,
+    )
+
+
+CACHE_SHARE = 0.06
+"""Of the live tensors, what the allocator reserves beyond them.
+
+ASSUMPTION: in nine published BERT-large runs live tensors and context alone were 1.4 to 6 % low. A made log
+has too few and too large tensors to be replayed.
+Source: https://huggingface.co/docs/transformers/v4.20.1/en/perf_train_gpu_one
+"""
+UNCERTAINTY = 0.2
+UNCERTAINTY_SOURCE = "ASSUMPTION: closed forms of activations, and a fixed share for the allocator"
+FROZEN = 0.6
+"""Of frozen layers, whose activations are counted as if they trained: 2.8 GiB against 1.1 traced, all but the
+head frozen."""
+FROZEN_SOURCE = "ASSUMPTION: frozen layers are taken to keep what trained ones do, up to 2.5 times too much"
+QUANTIZED_TIME = 2.0
+"""Of a step's time beside quantized weights: 22 ms against 62 traced."""
+QUANTIZED_TIME_SOURCE = "ASSUMPTION: unpacking is not counted; a traced step took up to 2.8 times as long"
+_MADE = dict.fromkeys(TRACED_TERMS, ("fixed + bytes a sample x micro_batch_size, of what is alive", SOURCE))
+
+
+class ClosedFormEstimator(TrainingEstimator):
+    """Answers like TrainingEstimator, without the allocator's replay."""
+
+    def __init__(self, problem: Problem, *, trace: Callable[[TraceRequest], Trace], rates: Rates) -> None:
+        super().__init__(problem, trace=trace, rates=rates)
+        self._asked: set[Strategy] = set()
+
+    def least_played_bytes(self, strategy: Strategy) -> int:
+        """Return the bound that needs no play, the first time that one like this is asked for.
+
+        Here a play costs as much as the estimate; it pays where several micro-batches are too large.
+        """
+        alike = replace(strategy, micro_batch_size=None, gradient_accumulation_steps=None)
+        if alike not in self._asked:
+            self._asked.add(alike)
+            return self.least_live_bytes(strategy)
+        return super().least_played_bytes(strategy)
+
+    def _num_trained(self, strategy: Strategy) -> int:
+        return 0  # closed forms do not know each parameter
+
+    def _estimate(self, setup: Setup) -> MemoryEstimate:
+        engine = play_strategy(setup, sketch=True)
+        phases = tuple(
+            PhaseMemory(phase=peak.phase, terms=(*_terms(engine, peak), *self.outside))
+            for peak in replay_live(engine.tape).peaks
+        )
+        return MemoryEstimate(
+            phases=phases,
+            uncertainty=FROZEN if setup.strategy.freeze else UNCERTAINTY,
+            uncertainty_source=FROZEN_SOURCE if setup.strategy.freeze else UNCERTAINTY_SOURCE,
+        )
+
+    def _step_time(self, strategy: Strategy) -> StepTime | None:
+        found = super()._step_time(strategy)
+        if found is None or strategy.quantization is None:
+            return found
+        return replace(found, uncertainty=QUANTIZED_TIME, uncertainty_source=QUANTIZED_TIME_SOURCE)
+
+    def _estimate_within(self, setup: Setup) -> MemoryEstimate | None:
+        device = self._estimate(setup)
+        return device if device.peak_bytes <= self._problem.device_bytes else None
+
+
+def _terms(engine: SimulatedEngine, peak: PhasePeak) -> tuple[Term, ...]:
+    cache = Term(
+        name="allocator cache",
+        num_bytes=int(CACHE_SHARE * peak.live_bytes),
+        holder=Holder.CACHE,
+        formula=f"{CACHE_SHARE:.0%} of the live tensors",
+        source="ASSUMPTION",
+    )
+    return (*tensor_terms(engine, peak, traced=_MADE), cache)

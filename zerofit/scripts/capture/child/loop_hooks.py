@@ -1,0 +1,207 @@
+"""Hooks on torch and accelerate: what a loop of the script's own prepares, and where it would train."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from zerofit.scripts.capture.child.model_record import outermost
+from zerofit.scripts.capture.child.outcome import is_own_code, leave_failed, mark_met_meta, place_in_script
+from zerofit.scripts.capture.child.record import finish
+from zerofit.scripts.on_import import around, when_imported
+
+if TYPE_CHECKING:
+    from zerofit.scripts.capture.child.observations import Observations
+
+_NOT_HERE = ("fp16", "fp8")
+"""Mixed precision that needs a GPU."""
+_FOR_SEVERAL = (
+    *("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin"),
+    "parallelism_config",
+)
+"""Arguments of Accelerator that ask for several GPUs (accelerate 1.15, accelerator.py)."""
+
+
+def install(seen: Observations) -> None:
+    """Set the hooks on torch's modules, optimizers and DataLoaders, and on Accelerator."""
+    when_imported("torch.nn.modules.module", lambda module: _watch_calls(module.Module, seen))
+    when_imported("torch.nn.modules.module", lambda module: _watch_eval(module.Module, seen))
+    when_imported("torch.optim.optimizer", lambda module: _remember(module.Optimizer, seen.all_optimizers))
+    when_imported("torch.optim.lr_scheduler", lambda module: _watch_schedulers(module, seen))
+    when_imported("torch.utils.data.dataloader", lambda module: _watch_loaders(module.DataLoader, seen))
+    when_imported("accelerate.accelerator", lambda module: _watch_accelerator(module.Accelerator, seen))
+
+
+def _remember(made: Any, references: list[Any]) -> None:
+    """Keep a weak reference to each object of a class that is made."""
+
+    @around(made, "__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if all(one() is not self for one in references):
+            references.append(weakref.ref(self))
+
+
+def _watch_schedulers(module: Any, seen: Observations) -> None:
+    names = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")
+    for made in [getattr(module, name) for name in names]:
+        if "__init__" in vars(made):
+            _remember(made, seen.all_schedulers)
+
+
+def _watch_loaders(loader: Any, seen: Observations) -> None:
+    @around(loader, "__iter__")
+    def iterate(original: Any, self: Any) -> Any:
+        seen.loader = self
+        return original(self)
+
+
+def _watch_calls(module_class: Any, seen: Observations) -> None:
+    """Look at calls of prepared models, and outermost ones of any: the first that trains ends it all.
+
+    A prepared model may be called by another module, such as one that computes the loss.
+    """
+    depth = 0
+
+    @around(module_class, "__call__")
+    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if seen.is_ending:
+            return original(self, *args, **kwargs)
+        is_candidate = not depth or any(model is self for _, model in seen.models)
+        if is_candidate and _trains(seen, self) and seen.is_here:
+            _reached(seen, self, args, kwargs)
+        if depth:
+            return original(self, *args, **kwargs)
+        depth += 1
+        try:
+            return original(self, *args, **kwargs)
+        except Exception as error:
+            if any(one.is_meta for one in self.parameters()):
+                mark_met_meta(error)
+            raise
+        finally:
+            depth -= 1
+
+
+def _trains(seen: Observations, module: Any) -> bool:
+    """True if a call is one of training: with gradients, and not after the script's own eval().
+
+    from_pretrained leaves a model in evaluation mode, and scripts that never call train() train it so.
+    """
+    import torch
+
+    return torch.is_grad_enabled() and (module.training or id(module) not in seen.evaluated)
+
+
+def _watch_eval(module_class: Any, seen: Observations) -> None:
+    @around(module_class, "eval")
+    def evaluate(original: Any, self: Any) -> Any:
+        if is_own_code(sys._getframe(2).f_code.co_filename):
+            seen.evaluated.update(id(module) for module in self.modules())
+        return original(self)
+
+
+def _reached(seen: Observations, module: Any, args: Any, kwargs: Any) -> None:
+    """End the capture where a prepared model is called; where none was, with the model that trains.
+
+    A frozen one may be prepared and called with gradients too: a teacher is no model that trains.
+    """
+    for accelerator, model in seen.models:
+        if module is model and _has_trained(seen, module):
+            if not module.training:
+                seen.note("the model trains in evaluation mode, without dropout: nothing calls its train()")
+            finish(seen, accelerator, model, (args, kwargs))
+    if seen.models or not _is_optimized(seen, module):
+        return
+    if seen.accelerators:
+        finish(seen, seen.accelerators[-1], module, (args, kwargs))
+    leave_failed(
+        seen,
+        "unsupported",
+        f"the script trains {type(module).__name__} with neither an Accelerator nor a Trainer",
+        where=place_in_script(sys._getframe(1)),
+    )
+
+
+def _trained_by(optimizer: Any) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _is_optimized(seen: Observations, module: Any) -> bool:
+    """True if all that a living optimizer trains is in this module."""
+    own = {id(parameter) for parameter in module.parameters()}
+    return any(trained and trained <= own for trained in map(_trained_by, seen.optimizers()))
+
+
+def _has_trained(seen: Observations, module: Any) -> bool:
+    """True if a module holds any of what optimizers train; without any, whether it could train."""
+    own = list(module.parameters())
+    trained = set[int]().union(*map(_trained_by, seen.optimizers()))
+    if not trained:  # an optimizer that torch does not know, or one that is made later
+        return any(parameter.requires_grad for parameter in own)
+    return any(id(parameter) in trained for parameter in own)
+
+
+def _watch_accelerator(accelerator_class: Any, seen: Observations) -> None:
+    _watch_init(accelerator_class, seen)
+
+    @around(accelerator_class, "prepare_model")
+    def prepare_model(original: Any, self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = original(self, model, *args, **kwargs)
+        if all(known is not prepared for _, known in seen.models):
+            seen.models.append((self, prepared))
+        return prepared
+
+    @around(accelerator_class, "accumulate")
+    def accumulate(original: Any, self: Any, *models: Any) -> Any:
+        seen.accumulates = True
+        return original(self, *models)
+
+    @around(accelerator_class, "backward")
+    def backward(original: Any, self: Any, loss: Any, **kwargs: Any) -> Any:
+        # The capture ends here at the latest: of a model that was never called whole.
+        if seen.is_here and not seen.is_ending:
+            _reached_backward(seen, self)
+        return original(self, loss, **kwargs)
+
+    original = accelerator_class.mixed_precision.fget
+    accelerator_class.mixed_precision = property(
+        lambda self: getattr(self, "_zerofit_precision_said", None) or original(self)
+    )
+
+
+def _watch_init(accelerator_class: Any, seen: Observations) -> None:
+    """Make each Accelerator one that runs here: one process, no GPU, no DeepSpeed, no FSDP."""
+    signature = inspect.signature(accelerator_class.__init__)
+
+    @around(accelerator_class, "__init__")
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        own = arguments.get("mixed_precision")
+        said = str(own or os.environ.get("ACCELERATE_MIXED_PRECISION", "no"))
+        if said in _NOT_HERE:
+            arguments["mixed_precision"] = "no"
+        for name in _FOR_SEVERAL:
+            if arguments.pop(name, None) is not None:
+                seen.note(f"the script brings a {name}, which is left out of the capture")
+        arguments.pop("dynamo_backend", None)
+        arguments.pop("dynamo_plugin", None)
+        original(**arguments)
+        self._zerofit_names_precision = own is not None
+        if said in _NOT_HERE:
+            self._zerofit_precision_said = said
+        seen.accelerators.append(self)
+
+
+def _reached_backward(seen: Observations, accelerator: Any) -> NoReturn:
+    prepared = (model for _, model in seen.models if _has_trained(seen, model))
+    model = next(prepared, None) or outermost(lambda module: _is_optimized(seen, module))
+    if model is None:
+        where = place_in_script(sys._getframe(1))
+        leave_failed(seen, "unsupported", "no model has what the script's optimizer trains", where=where)
+    seen.note("the model is never called as a whole: its first batch is that of the DataLoader")
+    finish(seen, accelerator, model, None)

@@ -1,0 +1,171 @@
+"""How a capture ends: a file for the parent, and the process is gone before the script notices.
+
+capture.json holds what the script trains, failure.json why it did not come to its training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import sys
+import traceback
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from zerofit.core.capture import capture_to_json
+from zerofit.scripts.capture.child.meta_weights import chain_of, unloaded_bytes
+
+if TYPE_CHECKING:
+    from zerofit.scripts.capture.child.observations import Live, Observations
+
+_ZEROFIT = f"{Path(__file__).parents[3]}{os.sep}"
+_INSTALLED = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
+_MET_META = "_zerofit_met_meta"
+_META = (
+    *("meta tensor", "meta device", "device meta", "device='meta'", "'meta' device", "meta backend"),
+    *("meta is not on the expected", "meta and cpu", "meta, cpu", "cpu, meta", "device type of meta"),
+    *("'aten::_local_scalar_dense'", "aten::equal"),
+)
+"""What PyTorch says where the value of a tensor without values is needed, or two devices meet."""
+
+
+def leave_captured(seen: Observations, live: Live) -> NoReturn:
+    """Write capture.json, answer the parent's requests for traces where it has any, and end."""
+    _write(seen.folder / "capture.json", capture_to_json(live.capture))
+    if seen.spec.serve is not None:
+        from zerofit.scripts.capture.child.serve import serve
+
+        _flush()
+        reader, writer = seen.spec.serve
+        with os.fdopen(reader, encoding="utf-8") as asked, os.fdopen(writer, "w", encoding="utf-8") as told:
+            serve(live, asked, told)
+    _leave()
+
+
+def leave_failed(
+    seen: Observations,
+    kind: str,
+    message: str,
+    *,
+    where: str = "",
+    error: BaseException | None = None,
+) -> NoReturn:
+    """Write failure.json and end.
+
+    Args:
+        seen: the capture.
+        kind: "exited", "raised", "stdin", "needs-values" or "unsupported".
+        message: what happened.
+        where: file and line of the script.
+        error: what was raised; "needs-values" tells by it how much the weights take.
+    """
+    detail = "".join(traceback.format_exception(error)) if error is not None else ""
+    message = " ".join(message.split())
+    document: dict[str, Any] = {"kind": kind, "message": message, "where": where, "detail": detail}
+    if kind == "needs-values" and error is not None:
+        document["weight_bytes"] = unloaded_bytes(error)
+    _write(seen.folder / "failure.json", json.dumps(document, indent=1) + "\n")
+    _leave()
+
+
+def leave_for(seen: Observations, error: BaseException | None) -> NoReturn:
+    """End a capture whose script came to its end before training, or raised an error."""
+    if seen.on_failure is not None:
+        finish, seen.on_failure = seen.on_failure, None
+        try:
+            finish(error)
+        except Exception as another:
+            error = another
+    if error is None:
+        leave_failed(seen, "exited", f"the script ended {_how_far(seen)}")
+    where = place_in_script(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename and not where:
+        where = f"{os.path.basename(error.filename)}:{error.lineno}"
+    if isinstance(error, SystemExit):
+        code = 0 if error.code is None else error.code
+        said = f"exit code {code}" if isinstance(code, int) else f'"{_first_line(str(code))}"'
+        leave_failed(seen, "exited", f"the script called sys.exit ({said}) {_how_far(seen)}", where=where)
+    said = f"{type(error).__name__}: {_first_line(str(error))}".rstrip(": ")
+    kind = "needs-values" if needs_values(seen, error) else "raised"
+    leave_failed(seen, kind, said, where=where, error=error)
+
+
+def mark_met_meta(error: BaseException) -> None:
+    """Note that an error came out of the call of a model without weights."""
+    with contextlib.suppress(AttributeError):  # a class of errors may allow no more attributes
+        setattr(error, _MET_META, True)
+
+
+def needs_values(seen: Observations, error: BaseException) -> bool:
+    """True if something failed only because weights are not loaded."""
+    if seen.spec.weights != "meta":
+        return False
+    return any(
+        getattr(one, _MET_META, False) or any(part in str(one).lower() for part in _META)
+        for one in chain_of(error)
+    )
+
+
+def _how_far(seen: Observations) -> str:
+    """Return in words how near to training the script came."""
+    if seen.trainers:
+        return "before its Trainer trained"
+    if seen.models:
+        return "before the model it prepared was trained"
+    if seen.accelerators:
+        return "before its Accelerator prepared a model"
+    used = [name for name in ("accelerate", "transformers") if name in sys.modules]
+    if used:
+        return f"without making an Accelerator or a Trainer, though it imports {' and '.join(used)}"
+    return "without importing accelerate or transformers"
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:300] if lines else ""
+
+
+def place_in_script(frames: types.TracebackType | types.FrameType | None) -> str:
+    """Return file and line of the innermost frame that is code of the user's: "train.py:118"; "" without one.
+
+    Args:
+        frames: a traceback, or the frame to look from outwards.
+    """
+    if frames is None:
+        return ""
+    if isinstance(frames, types.TracebackType):
+        steps = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(frames)][::-1]
+    else:
+        steps = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(frames)]
+    return next((f"{os.path.basename(name)}:{line}" for name, line in steps if is_own_code(name)), "")
+
+
+def is_own_code(filename: str) -> bool:
+    """True if a file of code is the user's: neither installed, nor Python's, nor zerofit's."""
+    return not filename.startswith(("<", _ZEROFIT)) and not any(part in filename for part in _INSTALLED)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole: the parent sees all of it or nothing."""
+    unfinished = path.with_suffix(".tmp")
+    unfinished.touch(mode=0o600)
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def _flush() -> None:
+    """Write out what the script printed; what it put in a stream's place may know of no flush()."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _leave() -> NoReturn:
+    """End at once: no finally, no exit handler, no saving of the script's runs."""
+    _flush()
+    for child in multiprocessing.active_children():
+        child.terminate()
+    os._exit(0)

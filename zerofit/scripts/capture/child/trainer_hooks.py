@@ -1,0 +1,112 @@
+"""Hooks on transformers' Trainer and TrainingArguments: they run here, up to a Trainer's first forward."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from zerofit.scripts.capture.child.outcome import is_own_code, leave_failed, place_in_script
+from zerofit.scripts.capture.child.record import finish
+from zerofit.scripts.on_import import around, when_imported
+
+if TYPE_CHECKING:
+    from zerofit.scripts.capture.child.observations import Observations
+
+_PUT_ASIDE: dict[str, Any] = {
+    **dict.fromkeys(("tf32", "deepspeed", "parallelism_config")),
+    "fsdp": [],
+    "torch_compile": False,
+}
+"""Fields of TrainingArguments that need a GPU, or start an engine, and what they are in a capture.
+
+Precision is Accelerator's matter.
+"""
+
+_GENERATING = ("GRPO", "PPO", "RLOO", "OnlineDPO", "XPO", "NashMD", "GKD", "MiniLLM", "GOLD", "GFPO", "PAPO")
+"""How the names of TRL's trainers begin that train on what the model generates.
+
+Source: https://huggingface.co/docs/trl, Trainers.
+"""
+
+
+def install(seen: Observations) -> None:
+    """Set the hooks."""
+    when_imported("transformers.training_args", _run_here)
+    when_imported("transformers.trainer", lambda module: _watch_trainers(module.Trainer, seen))
+    when_imported(
+        "transformers.trainer_callback", lambda module: _begin_quietly(module.CallbackHandler, seen)
+    )
+
+
+def _run_here(module: Any) -> None:
+    """Let TrainingArguments for a GPU be made without one; what they said is kept beside them."""
+
+    @around(module.TrainingArguments, "__post_init__")
+    def post_init(original: Any, self: Any) -> None:
+        said = {}
+        for name, instead in _PUT_ASIDE.items():
+            value = getattr(self, name, instead)
+            if value and value != instead:
+                said[name] = value
+                setattr(self, name, instead)
+        self._zerofit_said = said
+        original(self)
+
+    module.is_torch_bf16_gpu_available = lambda: True
+
+
+def _watch_trainers(trainer_class: Any, seen: Observations) -> None:
+    def new(cls: Any, *_: Any, **__: Any) -> Any:
+        if _generates_to_train(cls):
+            leave_failed(
+                seen,
+                "unsupported",
+                f"{cls.__name__} trains on what the model generates, which can't be seen without its weights",
+                where=place_in_script(sys._getframe(1)),
+            )
+        made = object.__new__(cls)
+        seen.trainers.append(made)
+        return made
+
+    trainer_class.__new__ = new
+
+
+def _generates_to_train(trainer_class: Any) -> bool:
+    return hasattr(trainer_class, "_generate_and_score_completions") or any(
+        one.__module__.partition(".")[0] == "trl" and one.__name__.startswith(_GENERATING)
+        for one in trainer_class.__mro__
+    )
+
+
+def _begin_quietly(handler_class: Any, seen: Observations) -> None:
+    """Where training begins, drop all callbacks but the script's own, and wait for the first forward pass.
+
+    Should that not come to pass without weights, the capture ends with the first batch of the DataLoader.
+    """
+
+    @around(handler_class, "on_train_begin")
+    def on_train_begin(original: Any, self: Any, args: Any, state: Any, control: Any) -> Any:
+        trainer = next((one for one in seen.trainers if one.__dict__.get("callback_handler") is self), None)
+        if trainer is None or not seen.is_here:
+            return original(self, args, state, control)
+        self.callbacks = [one for one in self.callbacks if _is_own(one)]
+        args.eval_on_start = False
+
+        def end_here(error: BaseException | None) -> None:
+            why = f": {type(error).__name__}: {' '.join(str(error).split())[:200]}" if error else ""
+            seen.note(
+                "the Trainer's first forward pass was not reached, its batch is that of the DataLoader" + why
+            )
+            finish(seen, trainer.accelerator, trainer.model_wrapped, None)
+
+        seen.on_failure = end_here
+        return original(self, args, state, control)
+
+
+def _is_own(callback: Any) -> bool:
+    import inspect
+
+    try:
+        return is_own_code(inspect.getfile(type(callback)))
+    except (OSError, TypeError):
+        return False

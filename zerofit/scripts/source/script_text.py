@@ -1,0 +1,122 @@
+"""A script's bytes to text, text to a syntax tree, and pieces of the tree to the user's words."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+
+from zerofit.core.errors import Unreadable
+from zerofit.core.setting import Place
+from zerofit.scripts.facts import Sighting
+
+MAX_TEXT = 80
+"""Characters of the user's words that a finding shows."""
+_DECLARED = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+_BOM = b"\xef\xbb\xbf"
+
+
+def decode_script(data: bytes) -> str:
+    """Return a script's bytes as text, by the encoding that it declares, UTF-8 otherwise.
+
+    Raises:
+        Unreadable: the bytes are not in that encoding, or there is no such encoding.
+    """
+    declared = None
+    for line in data.removeprefix(_BOM).split(b"\n", 2)[:2]:
+        declared = declared or _DECLARED.match(line)
+    encoding = declared.group(1).decode("ascii", "replace") if declared else "utf-8"
+    if data.startswith(_BOM):
+        encoding = "utf-8-sig"
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        raise Unreadable(
+            f"the script holds the byte 0x{data[error.start]:02x}, which is not {encoding}",
+            "Python reads a script in the encoding that its first lines declare, UTF-8 without one",
+            "save the script as UTF-8",
+            before.count(b"\n") + 1,
+        ) from None
+    except (LookupError, UnicodeError, ValueError):
+        raise Unreadable(
+            f"the script declares the encoding {encoding}, which is no encoding of text",
+            "Python can't read the script either",
+            "save the script as UTF-8 and take the declaration out",
+        ) from None
+
+
+def parse(source: str) -> ast.Module:
+    """Return the syntax tree of a script.
+
+    Raises:
+        Unreadable: it is no Python of this version, or nothing that could be read.
+    """
+    if "\0" in source:
+        raise Unreadable(
+            "the script holds a NUL character",
+            "Python reads no script with it: the file is binary, or damaged",
+            "give the script's file",
+            source.count("\n", 0, source.index("\0")) + 1,
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(source.removeprefix("\ufeff"))
+    except SyntaxError as error:
+        raise _broken_syntax(error) from None
+    except (RecursionError, MemoryError):
+        raise too_deep() from None
+    except (ValueError, UnicodeError) as error:
+        raise Unreadable(f"the script is no Python: {error}", "nothing can run it", "mend it") from None
+
+
+def _broken_syntax(error: SyntaxError) -> Unreadable:
+    line, column = error.lineno or 1, max(1, error.offset or 1)
+    if "too many nested" in (error.msg or ""):
+        return too_deep(line)
+    return Unreadable(
+        f"the script is no valid Python: {error.msg}",
+        "it can't run, or needs a newer Python than the one that runs zerofit",
+        "mend the syntax, or run zerofit with the Python that the script is for",
+        line,
+        column,
+    )
+
+
+def too_deep(line: int = 1) -> Unreadable:
+    """Return that a script is nested deeper than can be followed."""
+    return Unreadable(
+        "the script's expressions or blocks are nested too deep",
+        "they can't be followed, by Python's own parser or here",
+        "check the configuration without the script",
+        line,
+    )
+
+
+class ScriptText:
+    """A script's text, to quote from."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.name = name
+        self._lines = re.split("\r\n|\r|\n", text.removeprefix("\ufeff"))
+
+    def quote(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
+        """Return the words of a node on one line, long ones cut."""
+        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+        lines = [line.encode("utf-8", "replace") for line in self._lines[first : last + 1]]
+        lines[-1] = lines[-1][: node.end_col_offset]
+        lines[0] = lines[0][node.col_offset :]
+        words = " ".join(line.decode("utf-8", "replace").strip() for line in lines)
+        words = re.sub(r"([(\[{]) ", r"\1", re.sub(r",? ([)\]}])", r"\1", re.sub(r"\s+", " ", words)))
+        return words if len(words) <= MAX_TEXT else f"{words[: MAX_TEXT - 3]}..."
+
+    def column(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
+        """Return the column of a node, from 1, in characters."""
+        line = self._lines[node.lineno - 1] if node.lineno <= len(self._lines) else ""
+        return len(line.encode("utf-8", "replace")[: node.col_offset].decode("utf-8", "replace")) + 1
+
+    def sight(self, node: ast.expr | ast.stmt | ast.keyword) -> Sighting:
+        """Return a node's words and place."""
+        place = Place(file=self.name, line=node.lineno, column=self.column(node))
+        return Sighting(text=self.quote(node), place=place)

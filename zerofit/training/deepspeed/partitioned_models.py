@@ -1,0 +1,72 @@
+"""Keeps models right whose size and values ZeRO-3 hides from the script and from transformers.
+
+Under stage 3 a parameter's own shape is (0,). A script's `if len(tokenizer) > embeddings.weight.shape[0]`
+holds whatever the size is; transformers then makes new embeddings, even of the same size, and the random
+numbers that it draws for them shift every later one: the order of the samples too.
+
+Where a checkpoint has values for both embeddings and output layer though the configuration ties them (T5
+v1.1, flan-T5, mT5), transformers compares them, and ties only what is equal. Two empty placeholders are, and
+the model would lose its output layer without a word (transformers/modeling_utils.py, tie_weights, 5.23).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.strategy import ZeroStage
+from zerofit.core.upstream.transformers import compare_tied_by
+from zerofit.scripts.capture.child.model_record import class_path
+from zerofit.training.wrapping import wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
+
+
+def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook resize_token_embeddings, and the comparison of tied weights."""
+    captured = settings.captured_model
+
+    def resize(
+        original: Any,
+        self: Any,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        embeddings = self.get_input_embeddings()
+        shape = getattr(embeddings.weight, "ds_shape", None)
+        if shape is not None and new_num_tokens is not None:
+            multiple = pad_to_multiple_of or 1
+            is_captured = captured is not None and captured.class_path == class_path(type(self))
+            rows = captured.facts.vocab_size if captured is not None and is_captured else None
+            if shape[0] == -(-new_num_tokens // multiple) * multiple:
+                return embeddings
+            if shape[0] == rows:
+                changes.add(
+                    f"token embeddings stay at {shape[0]} rows; the script asks for {new_num_tokens}, as"
+                    " ZeRO-3 hides their size"
+                )
+                return embeddings
+        return original(self, new_num_tokens, pad_to_multiple_of, **kwargs)
+
+    def are_equal(original: Callable[[Any, Any], bool], first: Any, second: Any) -> bool:
+        if first is second or not (hasattr(first, "ds_id") and hasattr(second, "ds_id")):
+            return original(first, second)
+        from deepspeed.runtime.zero import GatheredParameters
+
+        with GatheredParameters([first, second]):
+            is_equal = original(first, second)
+        if not is_equal:
+            changes.add(
+                "the output layer keeps weights of its own: the checkpoint has other values for it than "
+                "for the embeddings, which ZeRO-3 hides from transformers"
+            )
+        return is_equal
+
+    if settings.strategy.zero_stage is ZeroStage.PARAMETERS:
+        wrap(module.PreTrainedModel, "resize_token_embeddings", resize)
+        compare_tied_by(module, are_equal)

@@ -1,0 +1,143 @@
+"""All hooks of the training process, in their order: what makes an unmodified script train as a plan says."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.upstream.deepspeed import wait_for_every_gather
+from zerofit.generation.ranks.meeting import watch
+from zerofit.scripts.on_import import when_imported
+from zerofit.training import (
+    accelerate_hooks,
+    backward,
+    changed_model,
+    clipping,
+    compiled_model,
+    generate_hooks,
+    grouped_batches,
+    optimizer_swap,
+    quantized_loading,
+)
+from zerofit.training.deepspeed import deepspeed_step, join_prepare, partitioned_models, skipped_steps
+from zerofit.training.micro_batches import hooks as micro_batches
+from zerofit.training.settings import settings_of
+from zerofit.training.trainer import trainer_hooks, trainer_loss, trainer_optimizer
+from zerofit.training.wrapping import wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from zerofit.core.plan import Plan
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One thing that is done to a class or a module of another library."""
+
+    name: str
+    install: Callable[[Any, AppliedSettings, Changes], None]
+    """Takes the class or the module, what to set, and where to note it; does nothing where the plan needs
+    nothing."""
+    why_here: str
+    """What its place in the list is for."""
+
+
+ACCELERATOR_HOOKS = (
+    Hook("changed model", changed_model.install, "first: all others see the model that trains"),
+    Hook("step before saving", deepspeed_step.install, "on other methods than prepare()"),
+    Hook("clipping", clipping.install, "around the step that may be skipped: only a step is clipped for"),
+    Hook("skipped steps", skipped_steps.install, "around the scaler's own step, which says if it skipped"),
+    Hook("clipping by torch", clipping.install_watch, "on the constructor alone"),
+    Hook("grouped batches", grouped_batches.install, "before accelerate shards the batches over the ranks"),
+    Hook("backward", backward.install, "around accelerate's, but inside what is said at the first backward"),
+    Hook("joined prepare", join_prepare.install, "model and optimizer are together for all that follow"),
+    Hook("optimizer", optimizer_swap.install, "the plan's stands in the script's place before it is checked"),
+    Hook("optimizer check", optimizer_swap.install_check, "looks at the optimizer that really trains"),
+    Hook("micro-batches", micro_batches.install, "around what accelerate wraps the model in"),
+    Hook("compiled model", compiled_model.install, "right around accelerate, which compiles"),
+    Hook("kept accumulation", accelerate_hooks.install_kept_accumulation, "on a property alone"),
+    Hook("window weights", accelerate_hooks.install_window_weights, "closest to the step and the clipping"),
+    Hook("required accumulate", accelerate_hooks.install_required_accumulate, "right around what accelerate itself runs"),
+    Hook("DeepSpeed's set-up", accelerate_hooks.install_prepare, "right around accelerate's prepare()"),
+    Hook("arguments", accelerate_hooks.install_arguments, "right around accelerate's constructor"),
+)
+"""Hooks of Accelerator. Of a method that several wrap, the first in the list is the outermost: it is called
+first, and sees what the script gave."""
+
+TRAINER_HOOKS = (
+    Hook("optimizer", trainer_optimizer.install, "remembers the script's before train() sets DeepSpeed up"),
+    Hook("loss", trainer_loss.install, "on compute_loss() alone"),
+    Hook("arguments", trainer_hooks.install, "right around train(), which reads the arguments again"),
+    Hook("changed model", changed_model.install_in_trainer, "on the constructor alone"),
+)
+"""Hooks of transformers' Trainer, the outermost first."""
+
+
+def _install_waiting_gathers(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    if settings.uses_deepspeed and settings.on_cpu:
+        wait_for_every_gather(module)
+
+
+def _install_generate(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    if settings.plan.topology.world_size > 1:
+        generate_hooks.install(module, changes, limit_s=settings.plan.generate_limit_s)
+
+
+def _install_accelerator(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    install_all(ACCELERATOR_HOOKS, module.Accelerator, settings, changes)
+
+
+def _install_trainer(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    if settings.on_cpu:
+        # `use_cpu`, which the check for a GPU asks for beside bf16, would switch DeepSpeed off.
+        module.is_torch_bf16_gpu_available = lambda: True
+    trainer_hooks.install_arguments(module.TrainingArguments, settings, changes)
+
+    @functools.cache
+    def hook_trainer() -> None:
+        when_imported(
+            "transformers.trainer", lambda found: install_all(TRAINER_HOOKS, found.Trainer, settings, changes)
+        )
+
+    def post_init(original: Any, self: Any) -> None:
+        # Not before: while transformers.trainer imports transformers.training_args it has no Trainer yet.
+        hook_trainer()
+        original(self)
+
+    wrap(module.TrainingArguments, "__post_init__", post_init)
+
+
+MODULE_HOOKS = (
+    Hook("accelerate.state", accelerate_hooks.install_gloo, "before an Accelerator asks for its ranks"),
+    Hook("deepspeed.runtime.zero.partition_parameters", _install_waiting_gathers, "before a model is made"),
+    Hook("torch.nn.utils", clipping.install_in_torch, "before the script imports clip_grad_norm_ from it"),
+    Hook("transformers.modeling_utils", partitioned_models.install, "before a model is loaded"),
+    Hook("transformers.modeling_utils", quantized_loading.install, "before a model is loaded"),
+    Hook("transformers.generation.utils", _install_generate, "before a model is made"),
+    Hook("accelerate.accelerator", _install_accelerator, "before an Accelerator is made"),
+    Hook("transformers.training_args", _install_trainer, "before TrainingArguments are made"),
+)
+"""What is done as soon as the script imports a module, by its name."""
+
+
+def install(plan: Plan, changes: Changes) -> None:
+    """Set the hooks that make the script train as the plan says."""
+    settings = settings_of(plan)
+    if plan.topology.world_size > 1 and plan.generate_limit_s:
+        watch()
+    for hook in MODULE_HOOKS:
+
+        def act(module: Any, hook: Hook = hook) -> None:
+            hook.install(module, settings, changes)
+
+        when_imported(hook.name, act)
+
+
+def install_all(hooks: Sequence[Hook], target: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Install hooks so that the first of them becomes the outermost."""
+    for hook in reversed(hooks):
+        hook.install(target, settings, changes)

@@ -1,0 +1,223 @@
+"""Hooks Accelerator so that the models that it prepares run in micro-batches."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from zerofit.training.micro_batches.pending_backward import PendingBackward
+from zerofit.training.micro_batches.split_model import SplitModel
+from zerofit.training.micro_batches.splitter import Splitter
+from zerofit.training.wrapping import wrap, wrap_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
+
+_POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_PARTITIONED_GRADIENTS = 2
+"""The ZeRO stage from which each backward pass exchanges gradients (deepspeed/runtime/zero/stage_1_and_2.py,
+partition_gradients)."""
+_PARTITIONED_PARAMETERS = 3
+"""The ZeRO stage from which each forward pass gathers parameters from all ranks
+(https://www.deepspeed.ai/tutorials/zero/)."""
+
+
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook prepare() and its parts so that the models that they return run in micro-batches."""
+    micro_batch_size = settings.strategy.micro_batch_size
+    if micro_batch_size is None:
+        return
+
+    def split(accelerator: Any, prepared: Any) -> None:
+        if getattr(accelerator, "_zerofit_by_script", True) or not settings.trainer_accumulates:
+            for one in prepared if isinstance(prepared, (tuple, list)) else (prepared,):
+                _split_model(accelerator, one, micro_batch_size, changes)
+
+    def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        for one in args:
+            restore_forward(one)
+        self._zerofit_is_preparing = True
+        try:
+            prepared = original(self, *args, **kwargs)
+        finally:
+            self._zerofit_is_preparing = False
+        split(self, prepared)
+        return prepared
+
+    def prepare_model(
+        original: Any,
+        self: Any,
+        model: Any,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
+    ) -> Any:
+        # prepare() calls it too, and may go on to wrap what it returns.
+        if evaluation_mode or self.__dict__.get("_zerofit_is_preparing", False):
+            return original(self, model, device_placement, evaluation_mode)
+        restore_forward(model)
+        prepared = original(self, model, device_placement, evaluation_mode)
+        split(self, prepared)
+        return prepared
+
+    def free_memory(original: Any, self: Any, *objects: Any) -> Any:
+        self.__dict__.pop("_zerofit_waiting", None)
+        return original(self, *objects)
+
+    wrap(accelerator_class, "prepare", prepare)
+    wrap(accelerator_class, "prepare_model", prepare_model)
+    wrap(accelerator_class, "free_memory", free_memory)  # accelerate's clear() calls it, too
+    _settle_before_steps(accelerator_class)
+
+
+def _settle_before_steps(accelerator_class: Any) -> None:
+    """Take back what went backward early and was skipped, before gradients are unscaled or used.
+
+    Under DeepSpeed the engine's own step does so (deepspeed_step.py).
+    """
+
+    def step(self: Any, _: Any, original: Any, closure: Any = None) -> Any:
+        if self.sync_gradients:
+            settle(self)
+        return original(closure)
+
+    def prepare_optimizer(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = original(self, *args, **kwargs)
+        # A script may call the step of its own optimizer, too.
+        if hasattr(prepared.optimizer, "register_step_pre_hook"):
+            prepared.optimizer.register_step_pre_hook(lambda *_: settle(self))
+        return prepared
+
+    def unscale_gradients(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        settle(self)
+        original(self, *args, **kwargs)
+
+    # The prepared optimizer's step begins with unscaling.
+    wrap_steps(accelerator_class, "_zerofit_settles", step)
+    wrap(accelerator_class, "prepare_optimizer", prepare_optimizer)
+    wrap(accelerator_class, "unscale_gradients", unscale_gradients)
+
+
+def settle(accelerator: Any, *, except_for: Any | None = None) -> None:
+    """Take back what went backward early for losses whose backward never came; see PendingBackward.settle.
+
+    Args:
+        accelerator: whose models may run in micro-batches; None does nothing.
+        except_for: a loss whose backward is about to come.
+    """
+    waiting = getattr(accelerator, "_zerofit_waiting", None)
+    if waiting is not None:
+        waiting.settle(except_for=except_for)
+
+
+def _split_model(accelerator: Any, prepared: Any, micro_batch_size: int, changes: Changes) -> None:
+    import torch
+
+    if not isinstance(prepared, torch.nn.Module):
+        return
+    if not hasattr(accelerator, "_zerofit_waiting"):
+        accelerator._zerofit_waiting = PendingBackward()
+    if any(parameter.requires_grad for parameter in prepared.parameters()):
+        stage = _stage(accelerator)
+        model = SplitModel(
+            prepared,
+            no_sync=_no_sync(accelerator, prepared),
+            agreed=_agreed(accelerator) if stage >= _PARTITIONED_GRADIENTS else None,
+            runs_alone=stage < _PARTITIONED_PARAMETERS,
+            may_run_early="FSDP" not in str(accelerator.distributed_type),
+        )
+        splitter = Splitter(
+            model, micro_batch_size=micro_batch_size, changes=changes, waiting=accelerator._zerofit_waiting
+        )
+        replace_forward(prepared, splitter)
+
+
+def replace_forward(model: Any, splitter: Splitter) -> None:
+    """Put a splitter in the place of a model's forward.
+
+    It is a method of the model: a copy of the model (for a moving average of its weights) has one of its own,
+    which runs the copy, unsplit.
+
+    Args:
+        model: as Accelerator.prepare() returned it, without a splitter.
+        splitter: made for it.
+    """
+    original = model.forward
+    is_own = "forward" in model.__dict__
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is model:
+            return splitter.forward(*args, **kwargs)
+        return _of_copy(original, self)(*args, **kwargs)
+
+    def restore(owner: Any) -> None:
+        if is_own:
+            owner.forward = original if owner is model else _of_copy(original, owner)
+        else:
+            del owner.forward
+
+    replacement = functools.wraps(getattr(original, "__func__", original))(forward)
+    # Trainer reads the names of the batch's columns from the signature.
+    signature = inspect.signature(original)
+    own = [] if "self" in signature.parameters else [inspect.Parameter("self", _POSITIONAL)]
+    parameters = [*own, *signature.parameters.values()]
+    replacement.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    replacement._zerofit_splits = True  # type: ignore[attr-defined]
+    replacement._zerofit_restore = (replacement, restore)  # type: ignore[attr-defined]
+    model.forward = MethodType(replacement, model)
+
+
+def restore_forward(model: Any) -> None:
+    """Give a model its own forward back, which another Accelerator or an earlier prepare() has replaced."""
+    forward = getattr(model, "__dict__", {}).get("forward")
+    replacement, restore = getattr(forward, "_zerofit_restore", (None, None))
+    # What wraps a function takes over its attributes, and is not ours to take away.
+    if restore is not None and getattr(forward, "__func__", None) is replacement:
+        restore(model)
+
+
+def _of_copy(original: Any, copied: Any) -> Callable[..., Any]:
+    """Return the forward of a copy of the model: what the original had in its place."""
+    function = getattr(original, "__func__", None)
+    return MethodType(function, copied) if function is not None else MethodType(type(copied).forward, copied)
+
+
+def _no_sync(accelerator: Any, model: Any) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what keeps DistributedDataParallel from exchanging gradients; others don't, or always do."""
+    if "MULTI_" in str(accelerator.distributed_type):
+        return lambda: accelerator.no_sync(model)
+    return contextlib.nullcontext
+
+
+def _stage(accelerator: Any) -> int:
+    """Return the ZeRO stage that several ranks train with; FSDP, which partitions all, as the highest."""
+    kind = str(accelerator.distributed_type)
+    if accelerator.num_processes == 1:
+        return 0
+    if "FSDP" in kind:
+        return _PARTITIONED_PARAMETERS
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    return int(plugin.zero_stage) if plugin is not None and "DEEPSPEED" in kind else 0
+
+
+def _agreed(accelerator: Any) -> Callable[[list[int]], list[int]]:
+    """Return how ranks agree, where each piece has collective operations.
+
+    They do in each training forward pass: a rank that runs one with gradients by itself waits for the others,
+    at stage 2 too, where it would not in the script's own way.
+    """
+
+    def agreed(numbers: list[int]) -> list[int]:
+        import torch
+
+        largest = torch.tensor(numbers, device=accelerator.device)
+        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+        return [int(number) for number in largest.tolist()]
+
+    return agreed

@@ -1,0 +1,339 @@
+"""Checks that a forward pass can be split: all samples' outputs must follow from those of micro-batches."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, flat, name_of
+from zerofit.training.micro_batches.pieces import Inputs, taken
+from zerofit.training.micro_batches.weights import TORCHS_OWN, normalized, weightings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from zerofit.training.micro_batches.trees import Path
+
+_TOLERANCE_FP32 = 1e-4
+"""Relative. ASSUMPTION: kernels for other batch sizes sum in another order, on GPUs in TF32."""
+_TOLERANCE_HALF = 2e-2
+"""Relative, where weights or autocast are of 16 bits: two to three of bf16's 8 significant bits.
+ASSUMPTION."""
+_NOISE = 10.0
+"""A weighting whose error is beyond this many times the best one's is dropped. ASSUMPTION."""
+_NOISE_FLOOR = 1e-6
+"""Relative error that all weightings may have, of fp32's 6e-8 and some sums."""
+
+_SPREAD = 10.0
+"""Standard deviation of the last layer's outputs. ASSUMPTION: losses of tens differ by tens of percent, and
+no format overflows."""
+
+_TO_COMPARE = 2
+"""Micro-batches after which a model's buffers are compared: what one of them fills once is no state."""
+
+HeldWeightings = dict["Path", tuple[str, ...]]
+"""The weightings that hold for each scalar output, the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halves:
+    """The samples to check with: all of them against two halves."""
+
+    whole: Inputs
+    first: Inputs
+    second: Inputs
+    sizes: tuple[int, int]
+    tells: bool
+    """True if two halves can tell anything; of one sample they can't."""
+
+
+def halves_of(inputs: Inputs, *, size: int, at_most: int, can_split: bool, model: Any) -> Halves:
+    """Return the samples that tell most: those with the fewest labels against those with the most."""
+    if not can_split or size == 1:
+        return Halves(whole=inputs, first=inputs, second=inputs, sizes=(size, size), tells=False)
+    alone = [(taken(inputs, slice(row, row + 1), of=size), 1) for row in range(size)]
+    counted = {name: one for name, one in weightings(alone, model).items() if len(set(one)) > 1}
+    rows = sorted(range(size), key=lambda row: [weights[row] for weights in counted.values()])
+    labelled = [row for row in rows if all(one[row] for name, one in counted.items() if TORCHS_OWN in name)]
+    rows = labelled if len(labelled) > 1 else rows  # a sum of nothing and a mean of nothing tell little
+    half = min(at_most, len(rows) // 2)
+    low, high = sorted(rows[:half]), sorted(rows[-half:])
+    return Halves(
+        whole=taken(inputs, low + high, of=size),
+        first=taken(inputs, low, of=size),
+        second=taken(inputs, high, of=size),
+        sizes=(half, half),
+        tells=True,
+    )
+
+
+def check_separable(
+    halves: Halves,
+    call: Callable[[Inputs], Any],
+    *,
+    model: Any,
+    is_half: bool,
+    agreed: Callable[[list[int]], list[int]],
+) -> HeldWeightings | None:
+    """Return how the scalar outputs are to be weighted.
+
+    Four forward passes run, on every rank; the model must be in evaluation mode, without gradients.
+
+    Returns:
+        None where these samples don't tell: the loss is NaN.
+    """
+    last_layer = _LastLayer()
+    with last_layer.watched(model):
+        _called(call, halves.first)
+    with last_layer.sharpened():
+        whole, *parts = [
+            flat(_called(call, inputs)) for inputs in (halves.whole, halves.first, halves.second)
+        ]
+    pieces = [(halves.first, halves.sizes[0]), (halves.second, halves.sizes[1])]
+    weights = weightings(pieces, model)
+    tolerance = _TOLERANCE_HALF if is_half else _TOLERANCE_FP32
+    names, scalars = list(weights), _scalars(whole)
+    errors = {
+        path: [_error(whole[path], [part[path] for part in parts], weights[name]) for name in names]
+        for path in scalars
+    }
+    complaint = _complaint(whole, parts, halves.sizes, tolerance) if halves.tells else None
+    is_wrong = [
+        halves.tells and not (error <= tolerance and error <= _NOISE * min(errors[path]) + _NOISE_FLOOR)
+        for path in scalars
+        for error in errors[path]
+    ]
+    does_not_tell = not halves.tells or any(not _is_finite(whole[path]) for path in scalars)
+    flags = agreed([*map(int, is_wrong), int(complaint is not None), int(not does_not_tell)])
+    if complaint is not None or flags[-2]:
+        raise not_separable(complaint or "another rank's outputs differ")
+    if not flags[-1]:
+        return None
+    found = {}
+    for place, path in enumerate(scalars):
+        ours = flags[place * len(names) : (place + 1) * len(names)]
+        found[path] = tuple(name for name, wrong in zip(names, ours, strict=True) if not wrong)
+        if not found[path]:
+            raise not_separable(_scalar_complaint(path, whole, parts))
+    return found
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """Switch dropout off inside, and every module back to what it was.
+
+    Not by eval(): that of some models does more (loralib's layers merge their weights), and train() in turn
+    would undo what the script has set for single modules.
+    """
+    import torch
+
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in before:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def not_separable(
+    found: str, *, why: str = "the loss of all samples would not be the sum of the losses of their parts"
+) -> UserError:
+    """Return the refusal of a model whose forward pass can't be split."""
+    return UserError(
+        "forward-not-separable",
+        "the model's forward pass can't be split into micro-batches",
+        found=found,
+        why=why,
+        fix="plan with the script's own batch size (--micro-batch-size), or give the script a smaller one",
+    )
+
+
+def _called(call: Callable[[Inputs], Any], inputs: Inputs) -> Any:
+    """Return the outputs for some of the samples; a model that fails on them is one that can't be split."""
+    import torch
+
+    try:
+        return call(inputs)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise not_separable(
+            f"{type(error).__name__}: {lines[0]}", why="the model fails on a part of the batch's samples"
+        ) from error
+
+
+def _scalars(whole: dict[Path, Any]) -> list[Path]:
+    import torch
+
+    return [
+        path
+        for path, leaf in whole.items()
+        if torch.is_tensor(leaf) and leaf.dim() == 0 and leaf.is_floating_point()
+    ]
+
+
+def _is_finite(scalar: Any) -> bool:
+    return bool(scalar.isfinite())
+
+
+def _error(whole: Any, parts: list[Any], weights: tuple[float, ...]) -> float:
+    """Return the relative error of the weighted parts; 0 where there is nothing to compare."""
+    if not _is_finite(whole):
+        return 0.0
+    joined = sum(float(part) * weight for part, weight in zip(parts, weights, strict=True) if weight)
+    if joined != joined:
+        return float("inf")
+    scale = max(abs(float(value)) for value in (whole, *parts) if _is_finite(value))
+    return abs(joined - float(whole)) / max(scale, 1e-6)
+
+
+def _complaint(
+    whole: dict[Path, Any], parts: list[dict[Path, Any]], sizes: tuple[int, int], tolerance: float
+) -> str | None:
+    """Return what is wrong with the tensors that have a batch dimension; None if nothing is."""
+    import torch
+
+    joiner = Joiner(sizes, lambda _: normalized(sizes, sizes))
+    for path, leaf in whole.items():
+        if not torch.is_tensor(leaf) or leaf.dim() == 0 or any(path not in part for part in parts):
+            continue
+        try:
+            joined = joiner.join(path, [part[path] for part in parts])
+        except NotJoinableError:
+            continue  # refused when the script looks at it
+        if joined.shape != leaf.shape:
+            shapes = f"{tuple(leaf.shape)} for {sum(sizes)} samples, {tuple(joined.shape)} from two halves"
+            return f"{name_of(path)} has shape {shapes}"
+        if leaf.is_floating_point() and leaf.isfinite().all():
+            distance = float((joined - leaf).double().norm() / leaf.double().norm().clamp_min(1e-12))
+            if distance > 10 * tolerance:
+                return f"{name_of(path)} of {sum(sizes)} samples differs by {distance:.1g} from two halves'"
+    return None
+
+
+def _scalar_complaint(path: Path, whole: dict[Path, Any], parts: list[dict[Path, Any]]) -> str:
+    values = " and ".join(f"{float(part[path]):.6g}" for part in parts)
+    return f"{name_of(path)} is {float(whole[path]):.6g}, and {values} for its two halves"
+
+
+class _LastLayer:
+    """The layer with parameters that ran last, and the spread of its outputs.
+
+    A fresh model gives every token nearly the same loss, log(vocabulary size), and a mean by samples can't be
+    told from a mean by tokens. With larger outputs of its last layer the losses differ from sample to sample.
+    """
+
+    def __init__(self) -> None:
+        self._layer: Any = None
+        self._factor = 1.0
+
+    @contextlib.contextmanager
+    def watched(self, model: Any) -> Iterator[None]:
+        """Note inside which layer runs last; torch.compile must be off, or the hooks would be compiled."""
+
+        def note(layer: Any, _: Any, output: Any) -> None:
+            spread = _spread_of(output)
+            if spread > 0:
+                self._layer, self._factor = layer, _SPREAD / spread
+
+        with _hooked(_layers(model), note):
+            yield
+
+    @contextlib.contextmanager
+    def sharpened(self) -> Iterator[None]:
+        """Multiply its outputs inside by what gives them a large spread, the same for every call."""
+        factor = self._factor
+        layers = [] if self._layer is None else [self._layer]
+        with _hooked(layers, lambda layer, _, output: output * factor):
+            yield
+
+
+def _layers(model: Any) -> list[Any]:
+    return [one for one in model.modules() if any(True for _ in one.parameters(recurse=False))]
+
+
+def _spread_of(output: Any) -> float:
+    import torch
+
+    if not torch.is_tensor(output) or not output.is_floating_point() or output.numel() < 2:
+        return 0.0
+    spread = float(output.float().std())
+    return spread if spread == spread and spread != float("inf") else 0.0
+
+
+@contextlib.contextmanager
+def _hooked(layers: list[Any], hook: Callable[..., Any]) -> Iterator[None]:
+    handles = [layer.register_forward_hook(hook) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def refuse_batch_norm(model: Any) -> None:
+    """Refuse layers that compute over all samples of a batch together."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    mixing = [
+        f"{name} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.training
+    ]
+    if mixing:
+        more = f" and {len(mixing) - 1} more" if len(mixing) > 1 else ""
+        raise not_separable(
+            f"{mixing[0]}{more}", why="batch normalization takes mean and variance over the whole micro-batch"
+        )
+
+
+class Buffers:
+    """Watches whether training passes change a model's buffers: moving averages, counters.
+
+    They would change once for each micro-batch, and again when it runs a second time.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._before: dict[str, tuple[Any, int]] = {}
+        self._num_looks = 0
+
+    def look(self) -> None:
+        """Compare after the second micro-batch with what the first one left; call it after each."""
+        if self._num_looks == _TO_COMPARE:
+            return
+        self._num_looks += 1
+        now = {name: (one, _version(one)) for name, one in self._model.named_buffers()}
+        if self._num_looks == _TO_COMPARE:
+            changed = [name for name, one in now.items() if _is_changed(self._before.get(name), one)]
+            self._before = {}
+            if changed:
+                more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+                raise not_separable(
+                    f"the buffer {changed[0]}{more} changes in each forward pass",
+                    why="it would change once for each micro-batch, not once for the whole batch",
+                )
+        else:
+            self._before = now
+
+
+def _version(buffer: Any) -> int:
+    """Return what torch raises whenever a tensor is changed in place."""
+    return 0 if buffer.is_inference() else int(buffer._version)
+
+
+def _is_changed(before: tuple[Any, int] | None, now: tuple[Any, int]) -> bool:
+    """True if a buffer has other values: written in place, or another tensor in its place."""
+    import torch
+
+    if before is None:
+        return False
+    if before[0] is now[0]:
+        return before[1] != now[1]
+    return before[0].shape != now[0].shape or not torch.equal(before[0], now[0])
