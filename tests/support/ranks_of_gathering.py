@@ -288,7 +288,7 @@ def choices():
     """All ranks decide alike, by the rank that has least."""
     model = engine_of(llama(), trains=False, dtype="bf16", threshold=40).module
     another = engine_of(tied_gpt2(), trains=False, dtype="bf16").module
-    cost = gathering.gather_cost(model)
+    added = gathering.missing_bytes(model)
     elements = sum(each.ds_numel for each in model.parameters() if not gathering.is_available(each))
     huge = 2**50 * torch.distributed.get_rank()  # rank 1 alone has no room
     needed = working_bytes(model, num_sequences=4, num_prompt_tokens=16, max_new_tokens=16)
@@ -301,11 +301,11 @@ def choices():
         "auto, again": gathering.will_gather(model, Gather.AUTO, needed_bytes=needed),
     }
     with gathering.gathered_once(model):
-        inside = gathering.gather_cost(model).added_bytes
+        inside = gathering.missing_bytes(model)
     return {
         **answers,
-        "bytes": cost.added_bytes == 2 * elements > 0,
-        "free": cost.free_bytes > 2**20,
+        "bytes": added == 2 * elements > 0,
+        "free": gathering.free_bytes() > 2**20,
         "nothing inside": inside == 0,
     }
 

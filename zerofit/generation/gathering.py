@@ -7,7 +7,6 @@ DeepSpeed's own records, such as the order of modules that it prefetches by, are
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
@@ -36,18 +35,9 @@ _said: set[str] = set()
 """What this process has said of gathering; a loop that generates at each step says it once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatherCost:
-    """What gathering a model's weights takes on this rank, and what is there."""
-
-    added_bytes: int
-    """Of the weights that are not whole here now."""
-    free_bytes: int
-
-
-def gather_cost(model: Module) -> GatherCost:
+def missing_bytes(model: Module) -> int:
     """Return what gathering all weights of a partitioned model takes on this rank now."""
-    return GatherCost(added_bytes=sum(map(gathered_bytes, _missing(model))), free_bytes=free_bytes())
+    return sum(map(gathered_bytes, _missing(model)))
 
 
 def will_gather(model: Module, gather: Gather, *, needed_bytes: int) -> bool:
@@ -64,13 +54,13 @@ def will_gather(model: Module, gather: Gather, *, needed_bytes: int) -> bool:
         return False
     if any(offload.zenflow for offload in _offloads(model)):
         return _refuse_zenflow(gather)
-    cost = gather_cost(model)
+    added = missing_bytes(model)
     passing = max((sum(map(gathered_bytes, bucket)) for bucket in _buckets(_missing(model))), default=0)
-    taken = cost.added_bytes + passing + needed_bytes
-    taken, free = _worst(taken + int(taken * _RESERVE), cost.free_bytes)
+    taken = added + passing + needed_bytes
+    taken, free = _worst(taken + int(taken * _RESERVE), free_bytes())
     fits = taken <= free
     whole = sum(map(gathered_bytes, partitioned_parameters(model)))  # one model's, whatever is gathered now
-    said = _sentence(gather, fits=fits, added=cost.added_bytes, taken=taken, free=free)
+    said = _sentence(gather, fits=fits, added=added, taken=taken, free=free)
     _say(said, once=f"{gather} {fits} {whole}")
     return fits or gather is Gather.ALWAYS
 
@@ -122,7 +112,7 @@ def _say(line: str, *, once: str) -> None:
 
 
 def is_available(parameter: Parameter) -> bool:
-    """Return whether this rank holds the whole parameter now."""
+    """True if this rank holds the whole parameter now."""
     status = getattr(parameter, "ds_status", None)
     return status is None or status.name == "AVAILABLE"
 
@@ -244,11 +234,7 @@ def _buckets(parameters: Iterable[Parameter]) -> Iterator[list[Parameter]]:
 
 
 def has_hooks(model: Module) -> bool:
-    """Return whether ZeRO's hooks are on a model, which gather its weights and release them.
-
-    Args:
-        model: a module whose parameters ZeRO-3 partitions.
-    """
+    """True if ZeRO's hooks are on a model, which gather its weights and release them."""
     return bool(_offloads(model))
 
 

@@ -43,13 +43,18 @@ class ModelKind:
     is_partitioned: bool
     """Whether ZeRO-3 partitioned its weights, so that each rank holds a part of them now."""
     is_encoder_decoder: bool
-    takes_mask: bool
-    """Whether prompts of different lengths can be in one batch."""
+    inputs: frozenset[str]
+    """Names of what it takes."""
     positions: Positions
     device: torch.device
     """Where it takes its inputs."""
     autocast_dtype: Any
     """What DeepSpeed's torch_autocast computes in; None without."""
+
+    @property
+    def takes_mask(self) -> bool:
+        """Prompts of different lengths can be in one batch."""
+        return "attention_mask" in self.inputs
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context that DeepSpeed's engine puts around the forward pass."""
@@ -74,7 +79,7 @@ def read_kind(wrapped: Any) -> ModelKind:
     from zerofit.generation.gathering import is_available
 
     generator = unwrapped(wrapped)
-    model = _transformers_model(generator)
+    model = generator.get_base_model() if hasattr(generator, "get_base_model") else generator
     _check_distribution(model)
     parameters = _zero3_parameters(generator)
     return ModelKind(
@@ -84,16 +89,11 @@ def read_kind(wrapped: Any) -> ModelKind:
         # Not while the script itself has gathered them all.
         is_partitioned=not all(map(is_available, parameters)),
         is_encoder_decoder=bool(model.config.is_encoder_decoder),
-        takes_mask="attention_mask" in inspect.signature(model.forward).parameters,
+        inputs=frozenset(inspect.signature(model.forward).parameters),
         positions=positions_of(model.config, num_virtual=_num_virtual_tokens(generator)),
         device=_device(model),
         autocast_dtype=_autocast_dtype(model),
     )
-
-
-def inputs_of(model: Any) -> frozenset[str]:
-    """Return the names of what a model of transformers takes."""
-    return frozenset(inspect.signature(model.forward).parameters)
 
 
 def unwrapped(wrapped: Any) -> Any:
@@ -107,7 +107,8 @@ def unwrapped(wrapped: Any) -> Any:
     model = wrapped
     for layer in _layers(wrapped):
         model = layer
-    if not isinstance(model, torch.nn.Module) or not callable(getattr(model, "generate", None)):
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not isinstance(model, torch.nn.Module) or getattr(inner, "generation_config", None) is None:
         is_trainer = isinstance(getattr(wrapped, "model", None), torch.nn.Module)
         load = "load it with AutoModelForCausalLM or AutoModelForSeq2SeqLM"
         raise UserError(
@@ -142,19 +143,6 @@ def _is_engine(model: Any) -> bool:
 
     engines = sys.modules.get("deepspeed.runtime.engine")  # nothing is an engine before this is imported
     return engines is not None and isinstance(model, engines.DeepSpeedEngine)
-
-
-def _transformers_model(generator: Any) -> Any:
-    inner = generator.get_base_model() if hasattr(generator, "get_base_model") else generator
-    if not hasattr(inner, "config") or not hasattr(inner, "generation_config"):
-        raise UserError(
-            "generate-not-a-model",
-            "this can't generate",
-            found=type(inner).__name__,
-            why="it has no configuration as models of transformers do",
-            fix="pass the model of transformers in it",
-        )
-    return inner
 
 
 def _check_distribution(model: Any) -> None:

@@ -81,7 +81,8 @@ def _random_states() -> Callable[[], None]:
     python, cpu = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     of_numpy = numpy.random.get_state() if numpy is not None else None
-    accelerators = [(module, module.get_rng_state_all()) for module in _accelerators()]
+    modules = [getattr(torch, name) for name in _ACCELERATORS if hasattr(torch, name)]
+    accelerators = [(each, each.get_rng_state_all()) for each in modules if each.is_initialized()]
 
     def put_back() -> None:
         random.setstate(python)
@@ -92,14 +93,6 @@ def _random_states() -> Callable[[], None]:
             module.set_rng_state_all(states)
 
     return put_back
-
-
-def _accelerators() -> list[Any]:
-    """Return the modules of torch whose devices this process uses."""
-    import torch
-
-    modules = [getattr(torch, name, None) for name in _ACCELERATORS]
-    return [module for module in modules if module is not None and module.is_initialized()]
 
 
 def seed_sampling(seed: int, device: Any) -> None:

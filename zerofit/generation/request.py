@@ -16,7 +16,7 @@ from zerofit.generation.call_settings import CallSettings, read_settings
 from zerofit.generation.gathering import each_whole
 from zerofit.generation.generation_job import Gather
 from zerofit.generation.lockstep import check_assistant
-from zerofit.generation.model_kind import ModelKind, inputs_of, read_kind
+from zerofit.generation.model_kind import ModelKind, read_kind
 from zerofit.generation.prompts import Tokens, check_lengths, check_tokens, lengths_of, read_prompts
 from zerofit.generation.ranks.ranks import Ranks
 
@@ -92,7 +92,7 @@ def read_request(
         )
         batch_size = _batch_size(options.batch_size)
         check_assistant(call, batch_size=batch_size)
-        found = read_prompts(prompts, options.tokenizer, taken=inputs_of(kind.model))
+        found = read_prompts(prompts, options.tokenizer, taken=kind.inputs)
         num_known = getattr(kind.model.get_input_embeddings(), "num_embeddings", None)
         check_tokens(found, num_known=num_known)
         lengths = lengths_of(options.max_new_tokens, call.max_new_tokens, num_prompts=len(found))

@@ -46,7 +46,7 @@ def main_place() -> str:
 
 
 def is_handled_by_main_thread(error: BaseException) -> bool:
-    """Return whether the main thread is in an `except` or `finally` that this error has led to."""
+    """True if the main thread is in an `except` or `finally` that this error has led to."""
     current: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
     handled = current[1] if isinstance(current, tuple) else current  # a tuple before Python 3.12
     while handled is not None and handled is not error:

@@ -83,16 +83,11 @@ def check_free(out: Path) -> None:
 
 
 def check_claim(out: Path, *, fingerprint: str, resume: bool) -> None:
-    """Check that a run could claim the folder of its parts; nothing is written.
-
-    Args:
-        out: the file that gets all results at the end.
-        fingerprint: of all that decides about the results.
-        resume: whether unfinished results of the same fingerprint are continued.
+    """Check that claim() could succeed; nothing is written.
 
     Raises:
-        UserError: something is at `out`, or the folder is another's, not to be continued, or claimed.
-        OSError: it can't be read.
+        UserError: as claim's.
+        OSError: the folder can't be read.
     """
     _check(out, fingerprint=fingerprint, resume=resume)
     folder = parts_folder(out)
@@ -114,7 +109,7 @@ def claim(out: Path, *, fingerprint: str, resume: bool, batch_size: int | None =
         process, however that ends.
 
     Raises:
-        UserError: as check_claim's.
+        UserError: something is at `out`, or the folder is another's, not to be continued, or claimed.
         OSError: it can't be written.
     """
     folder = parts_folder(out)
@@ -144,16 +139,12 @@ class PartFiles:
     Rank 0 opens first, the others after it has.
 
     Args:
-        out: the file that gets all results at the end.
-        fingerprint: of all that decides about the results: model, prompts, settings.
-        rank: this one, of world_size.
-        world_size: ranks that write.
-        resume: whether unfinished results of the same fingerprint are continued.
-        batch_size: prompts in one call, noted beside the results.
+        out: the file that gets all results at the end; this, fingerprint, resume and batch_size as claim()
+            has them.
+        rank: this one, of world_size ranks that write.
 
     Raises:
-        UserError: something is at `out`; the unfinished results there are not of this fingerprint, not to
-            be continued, or being written; the folder can't be written, or isn't seen by this rank.
+        UserError: as claim's; the folder can't be written, or isn't seen by this rank.
     """
 
     def __init__(

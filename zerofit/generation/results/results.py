@@ -60,14 +60,17 @@ class Results:
         parts = self._parts if self._ranks.rank == 0 else None
         if parts is not None:
             own += [from_document(parts.done[index]) for index in sorted(self._done)]
-        num_prompts, describe = len(self._request.prompts), self._request.options.describe
-        self._ranks.agreed(lambda: parts and parts.assemble(num_prompts, describe=describe))
+        self._ranks.agreed(lambda: self._assemble(parts))
         shared = self._ranks.share_all(own)
         everything = sorted((each for part in shared for each in part), key=lambda one: one.index)
         begin = self._request.own.start
         return [
             replace(each, index=each.index - begin) for each in everything if each.index in self._request.own
         ]
+
+    def _assemble(self, parts: PartFiles | None) -> None:
+        if parts is not None:
+            parts.assemble(len(self._request.prompts), describe=self._request.options.describe)
 
 
 @contextmanager

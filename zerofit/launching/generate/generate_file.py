@@ -115,7 +115,7 @@ def generate_file(
         dry_run: whether to write and start nothing.
         tell: called with each line about what is done; prints on standard error, if left out.
         tell_plan: called with the plan, also where nothing fits.
-        **settings: of transformers' GenerationConfig, such as max_new_tokens, do_sample, temperature, num_beams;
+        **settings: of transformers' GenerationConfig, such as max_new_tokens, temperature, num_beams;
             they come before generation_config, and that before the model's own.
 
     Raises:
