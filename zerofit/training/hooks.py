@@ -61,7 +61,7 @@ ACCELERATOR_HOOKS = (
     Hook("compiled model", compiled_model.install, "right around accelerate, which compiles"),
     Hook("kept accumulation", accelerate_hooks.install_kept_accumulation, "on a property alone"),
     Hook("window weights", accelerate_hooks.install_window_weights, "closest to the step and the clipping"),
-    Hook("required accumulate", accelerate_hooks.install_required_accumulate, "right around what accelerate itself runs"),
+    Hook("required accumulate", accelerate_hooks.install_required_accumulate, "right around accelerate"),
     Hook("DeepSpeed's set-up", accelerate_hooks.install_prepare, "right around accelerate's prepare()"),
     Hook("arguments", accelerate_hooks.install_arguments, "right around accelerate's constructor"),
 )

@@ -119,9 +119,9 @@ def test_what_is_changed_is_said() -> None:
     plan = settings(micro_batch_size=4, trainer_accumulates=True, optimizer=OptimizerName.ADAMW)
     apply(arguments, plan, changes)
     assert changes.lines == (
-        "TrainingArguments.optim is adamw_torch_fused; the script says sgd",
         "TrainingArguments.per_device_train_batch_size is 4; the script says 8",
         "TrainingArguments.gradient_accumulation_steps is 2; the script says 1",
+        "TrainingArguments.optim is adamw_torch_fused; the script says sgd",
         "TrainingArguments.auto_find_batch_size is False; the script says True, which would change the "
         "global batch",
         "the learning rate of 0.1 is the script's, for sgd; at the same rate adamw_torch_fused takes steps "
