@@ -22,7 +22,7 @@ _WINGS: dict[str, frozenset[str]] = {
     "models": frozenset({"core"}),
     "generation": frozenset({"core", "machine"}),
     "scripts": frozenset({"core", "machine", "data", "models"}),
-    "checking": frozenset({"core", "configs", "scripts"}),
+    "checking": frozenset({"core", "machine", "configs", "scripts"}),
     "planning": frozenset({"core", "machine", "configs", "models", "generation", "scripts", "checking"}),
     "training": frozenset(
         {"core", "machine", "configs", "data", "models", "generation", "scripts", "checking"}

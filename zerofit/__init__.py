@@ -17,6 +17,7 @@ _ON_DEMAND = {
     "apply_strategy": "zerofit.training.apply_strategy",
     "check": "zerofit.checking.check_run",
     "generate": "zerofit.generation.generate",
+    "generate_file": "zerofit.launching.generate.generate_file",
     "launch": "zerofit.launching.launch",
     "plan": "zerofit.planning.plan",
     "trainer": "zerofit.training.script_api",

@@ -17,6 +17,7 @@ from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.core.command import Route
+from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,7 +54,7 @@ def check(
         num_processes: ranks on all nodes together.
         on_cpu: the run is on the CPU.
         machine: the node that will run it, to check against its GPUs.
-        versions: the releases that will run; of a package without one, the newest that is known here counts.
+        versions: the releases that will run; those that are installed where it is None.
         capture: what the script was seen to train, which overrules what its source shows.
         stdin: returns what the target "-" stands for; standard input where it is None.
         overlay: texts to read in place of files, by the files' real paths.
@@ -64,6 +65,7 @@ def check(
     Raises:
         ExceptionGroup: of one UserError for each target that can't be checked.
     """
+    versions = versions or probe_versions()
     read = read_targets(
         [os.fspath(target) for target in targets],
         schemas=load_schemas(versions),

@@ -18,7 +18,6 @@ from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError, nearest
-from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import check_capture_limit
 from zerofit.scripts.capture.with_progress import captured
 from zerofit.scripts.capture_summary import capture_lines
@@ -108,7 +107,6 @@ def check(
         num_processes=num_processes,
         on_cpu=on_cpu,
         machine=machine,
-        versions=probe_versions(),
         stdin=cache(sys.stdin.buffer.read),
     )
     if captures:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.options import rendezvous_options, run_dir_option
+from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.inference.request import DTYPES
 
 if TYPE_CHECKING:
-    from zerofit.planning.inference.inference_plan import InferencePlan
+    pass
 
 _POSITIVE = Number(int, least=1)
 _AT_LEAST_0, _PART = Number(float, least=0), Number(float, least=0, most=1)
@@ -110,23 +111,12 @@ def generate(dry_run: bool, **flags: Any) -> int:
     """
     from zerofit.launching.generate.generate_file import generate_file
 
-    generated = generate_file(
-        **flags,
-        dry_run=dry_run,
-        tell=lambda line: click.echo(f"zerofit: {line}", err=True),
-        tell_plan=_show,
-    )
+    generated = generate_file(**flags, dry_run=dry_run, observer=Console())
     if dry_run:
         for path, text in generated.files.items():
             click.echo(f"# {path}\n{_begin_of(text) if path.suffix == '.jsonl' else text}")
         click.echo(generated.command)
     return generated.exit_code
-
-
-def _show(plan: InferencePlan) -> None:
-    from zerofit.cli.output.generate_plan import generate_plan
-
-    click.echo(f"{generate_plan(plan)}\n", err=True)
 
 
 def _begin_of(text: str) -> str:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
+from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import Origin
 from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from zerofit.configs.write.command import Rendezvous
     from zerofit.core.facts import ModelFacts
     from zerofit.launching.generate.prompts import Prompt
@@ -48,10 +46,6 @@ class GeneratedFile:
     """0: all is done; 1: a rank failed; 128 + N: signal N ended it."""
 
 
-def _to_stderr(line: str) -> None:
-    print(f"zerofit: {line}", file=sys.stderr)
-
-
 def generate_file(
     model: str,
     prompts: str,
@@ -78,8 +72,7 @@ def generate_file(
     trust_remote_code: bool = False,
     run_dir: Path = Path("zerofit-runs"),
     dry_run: bool = False,
-    tell: Callable[[str], None] = _to_stderr,
-    tell_plan: Callable[[InferencePlan], None] = lambda _: None,
+    observer: Observer = SILENT,
     **settings: Any,
 ) -> GeneratedFile:
     """Write a completion for each prompt of a file, with what this machine has.
@@ -113,8 +106,7 @@ def generate_file(
         trust_remote_code: whether to run Python code that comes with the model.
         run_dir: folder of all run folders.
         dry_run: whether to write and start nothing.
-        tell: called with each line about what is done; prints on standard error, if left out.
-        tell_plan: called with the plan, also where nothing fits.
+        observer: is told of what is done, and shown the plan, also where nothing fits; silent by default.
         **settings: of transformers' GenerationConfig, such as max_new_tokens, temperature, num_beams;
             they come before generation_config, and that before the model's own.
 
@@ -122,7 +114,6 @@ def generate_file(
         UserError: something of this is wrong, or nothing fits; nothing was started.
     """
     # Only here: they bring much code, which --help does not need.
-    from zerofit.core.observer import SILENT
     from zerofit.launching.generate import model as models
     from zerofit.launching.generate import output
     from zerofit.launching.generate import prompts as prompt_files
@@ -154,7 +145,7 @@ def generate_file(
     _check_nodes(request, out)
     given = given_settings(settings, file=generation_config)
     output.check_out(out)
-    check_libraries(SILENT)
+    check_libraries(observer)
     lines = prompt_files.read_prompts_file(prompts)
     folder = models.find_model(model)
     tokenizer_folder = models.find_tokenizer(tokenizer, model=folder, model_text=model)
@@ -174,10 +165,10 @@ def generate_file(
     )
     if lines.num_blank:
         are = "line is" if lines.num_blank == 1 else "lines are"
-        tell(f"--prompts {prompts}: {lines.num_blank} blank {are} left out")
-    plan = _plan(facts, found, whole, nodes, request, out=out, tell_plan=tell_plan)
+        observer.say(f"--prompts {prompts}: {lines.num_blank} blank {are} left out")
+    plan = _plan(facts, found, whole, nodes, request, out=out, observer=observer)
     if chat_template and not chat and all(isinstance(line.prompt, str) for line in lines.lines):
-        tell(f"--chat-template {chat_template} changes nothing: no prompt is a chat without --chat")
+        observer.say(f"--chat-template {chat_template} changes nothing: no prompt is a chat without --chat")
     run = GenerationRun(
         model=folder,
         tokenizer=tokenizer_folder,
@@ -190,10 +181,10 @@ def generate_file(
         out=out,
         rendezvous=_rendezvous(nodes, plan),
     )
-    tell(f"generation: {whole.line(seed=seed)}")
+    observer.say(f"generation: {whole.line(seed=seed)}")
     if num_done := run.count_done():
-        tell(f"{num_done} of {len(found)} prompts are done already")
-    return _start(run, run_dir, dry_run=dry_run, tell=tell)
+        observer.say(f"{num_done} of {len(found)} prompts are done already")
+    return _start(run, run_dir, dry_run=dry_run, observer=observer)
 
 
 def _check_nodes(request: InferenceRequest, out: str) -> None:
@@ -239,7 +230,7 @@ def _plan(
     request: InferenceRequest,
     *,
     out: str,
-    tell_plan: Callable[[InferencePlan], None],
+    observer: Observer,
 ) -> InferencePlan:
     """Return the plan, if it fits.
 
@@ -252,6 +243,7 @@ def _plan(
     from zerofit.machine.this_node import probe_machine
     from zerofit.machine.versions import probe_versions
     from zerofit.planning.inference.plan_inference import plan_inference
+    from zerofit.planning.inference.plan_table import inference_table
     from zerofit.planning.inference.request import InferenceWorkload
     from zerofit.planning.plan import DOES_NOT_FIT
 
@@ -272,7 +264,7 @@ def _plan(
     )
     if drawn is not None:
         plan = _drawn_before(plan, parts_folder(Path(out)))
-    tell_plan(plan)
+    observer.show(f"{inference_table(plan)}\n")
     if not plan.fits:
         raise UserError(
             "nothing-fits",
@@ -311,7 +303,7 @@ def _rendezvous(nodes: Nodes, plan: InferencePlan) -> Rendezvous:
     return replace(found, gpu_ids=first_gpu(nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-def _start(run: GenerationRun, run_dir: Path, *, dry_run: bool, tell: Callable[[str], None]) -> GeneratedFile:
+def _start(run: GenerationRun, run_dir: Path, *, dry_run: bool, observer: Observer) -> GeneratedFile:
     """Write the run folder, start the ranks and wait for their end; with dry_run, say what that would be."""
     from zerofit.launching.generate import output
     from zerofit.launching.run_folder import new_run_folder, run_folder, write_file
@@ -326,15 +318,15 @@ def _start(run: GenerationRun, run_dir: Path, *, dry_run: bool, tell: Callable[[
         return ended
     for path, text in files.items():
         write_file(path, text, executable=path == folder.command)
-    tell(f"run folder {folder.path}")
-    tell(f"command: {ended.command}")
+    observer.say(f"run folder {folder.path}")
+    observer.say(f"command: {ended.command}")
     with output.stdout_is_stderr():
         verdict = start(launch, folder)
     if verdict.cause:
-        tell(f"{verdict.cause}; its log and record are in {folder.path}")
+        observer.say(f"{verdict.cause}; its log and record are in {folder.path}")
         is_named = run.out != output.STDOUT
         if kept := output.kept_words(results, num_prompts=len(run.prompts), is_named=is_named):
-            tell(kept)
+            observer.say(kept)
     elif run.out == output.STDOUT:
         output.copy_to_stdout(results)
     return replace(ended, exit_code=verdict.exit_code)

@@ -23,7 +23,7 @@ _LEAST_SHOWN = 2**27
 """Terms below an eighth of a GiB would be shown as 0.0 or 0.1."""
 
 
-def generate_plan(plan: InferencePlan) -> str:
+def inference_table(plan: InferencePlan) -> str:
     """Return what `zerofit generate` says about where and how it will run."""
     return "\n".join([*_head(plan), "", *_rows(plan), "", *_foot(plan)])
 

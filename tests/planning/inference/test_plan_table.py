@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inference_facts import GPU_24, GPU_80, machine, plan, workload
 
-from zerofit.cli.output.generate_plan import generate_plan
 from zerofit.core.strategy import ZeroStage
 from zerofit.generation.generation_job import Gather
+from zerofit.planning.inference.plan_table import inference_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,4 +36,4 @@ _CASES: dict[str, dict[str, Any]] = {
 def test_table(name: str, golden: Callable[[str, str], None]) -> None:
     case = dict(_CASES[name])
     found = plan(case.pop("name"), case.pop("node"), **case)
-    golden(generate_plan(found) + "\n", f"generate_plan/{name}.txt")
+    golden(inference_table(found) + "\n", f"generate_plan/{name}.txt")
