@@ -328,7 +328,7 @@ def test_passes_that_the_loop_counts_itself_are_no_accumulation_of_its_accelerat
     plan = plan_launch("--micro-batch-size", "2", capture=by_hand).plan
     assert plan.strategy.gradient_accumulation_steps == 16
     settings = settings_of(plan)
-    assert settings.gradient_accumulation_steps == 4
+    assert settings.strategy.gradient_accumulation_steps == 4
     check_batch(settings, batch_size=8, accumulation=1, num_ranks=2)
 
 
