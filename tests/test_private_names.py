@@ -14,14 +14,14 @@ _PYTHON |= {"_start_method"}
 _TORCH = {"_C", "_autograd", "_call_impl", "_cdata", "_current_autograd_node", "_get_default_store"}
 _TORCH |= {"_DDPSink", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"}
 _TORCH |= {"_get_sequence_nr", "_sequence_nr", "_last_lr", "_wrapped_by_lr_sched", "_schedulers", "_metadata"}
-_TORCH |= {"_open_zipfile_writer_file", "_orig_mod", "_overloadpacket", "_schema", "_local_scalar_dense"}
+_TORCH |= {"_orig_mod", "_overloadpacket", "_schema", "_local_scalar_dense"}
 _OPERATORS = {"_fused_rms_norm", "_log_softmax_backward_data", "_softmax_backward_data", "_unsafe_view"}
 _OPERATORS |= {"_reshape_alias", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention"}
 _OPERATORS |= {"_scaled_dot_product_efficient_attention"}
 _SAVED_BY_AUTOGRAD = "_saved_"
 _OTHERS = {"_apply_liger_kernel_to_instance", "_generate_and_score_completions"}  # liger-kernel, trl
 _IN_FILES = {"_name_or_path", "_inner_training_loop"}  # of a model's config.json, and of a capture
-_ENDINGS = {"_data_files", "_full_eval", "_in_forward", "_with_warmup"}  # of longer names
+_ENDINGS = {"_data_files", "_full_eval", "_in_forward"}  # of longer names
 _KNOWN = _PYTHON | _TORCH | _OPERATORS | _OTHERS | _IN_FILES | _ENDINGS
 
 

@@ -53,7 +53,9 @@ ACCELERATOR_HOOKS = (
     Hook("skipped steps", skipped_steps.install, "around the scaler's own step, which says if it skipped"),
     Hook("clipping by torch", clipping.install_watch, "on the constructor alone"),
     Hook("grouped batches", grouped_batches.install, "before accelerate shards the batches over the ranks"),
-    Hook("backward", backward.install, "around accelerate's; grouped batches, around it, only says what it did"),
+    Hook(
+        "backward", backward.install, "around accelerate's; grouped batches around it only say what they did"
+    ),
     Hook("joined prepare", join_prepare.install, "model and optimizer are together for all that follow"),
     Hook("optimizer", optimizer_swap.install, "the plan's stands in the script's place before it is checked"),
     Hook("optimizer check", optimizer_swap.install_check, "looks at the optimizer that really trains"),
