@@ -36,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in _settings():
         del os.environ[name]
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # Another ninja than the environment's takes what this one has built for out of date, and builds it anew.
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(time, "tzset"):
@@ -177,8 +179,7 @@ for name in sys.argv[1:]:
 
 
 def _build(*builders: str) -> None:
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # ninja
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PATH": path}
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
     subprocess.run(
         [sys.executable, "-c", _BUILD, *builders], env=environment, capture_output=True, check=True
     )
