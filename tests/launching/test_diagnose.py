@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from zerofit.core.rank_record import RankRecord
-from zerofit.launching.diagnose import RankFailure, Verdict, judge
+from zerofit.launching.diagnose import RankFailure, RunEnd, judge
 
 _TERM, _KILL, _SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
 
@@ -183,4 +183,4 @@ def test_verdict(case: _Case, exit_code: int, cause: str | None) -> None:
         records={record.rank: record for record in case.records},
         oom_kills=case.oom_kills,
     )
-    assert verdict == Verdict(exit_code=exit_code, cause=cause)
+    assert verdict == RunEnd(exit_code=exit_code, cause=cause)

@@ -35,7 +35,7 @@ class RankFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RunEnd:
     """How a run ended."""
 
     exit_code: int
@@ -51,7 +51,7 @@ def judge(
     failures: Mapping[int, RankFailure],
     records: Mapping[int, RankRecord],
     oom_kills: int | None,
-) -> Verdict:
+) -> RunEnd:
     """Return how the run ended.
 
     Args:
@@ -62,9 +62,9 @@ def judge(
         oom_kills: processes that the kernel killed for want of memory meanwhile; None where unknown.
     """
     if stopped_by is not None:
-        return Verdict(exit_code=128 + stopped_by, cause=f"stopped by {stopped_by.name}")
+        return RunEnd(exit_code=128 + stopped_by, cause=f"stopped by {stopped_by.name}")
     if launcher_code == 0:
-        return Verdict(exit_code=0, cause=None)
+        return RunEnd(exit_code=0, cause=None)
     if not failures:
         return _launcher_failed(launcher_code)
 
@@ -75,9 +75,9 @@ def judge(
     rank = min(failures, key=cause_first)
     code = failures[rank].exit_code
     if code < 0:
-        return Verdict(exit_code=128 - code, cause=_killed(rank, -code, oom_kills))
+        return RunEnd(exit_code=128 - code, cause=_killed(rank, -code, oom_kills))
     record = records.get(rank)
-    return Verdict(exit_code=code, cause=f"rank {rank} exited with {code}{_error_said(record)}")
+    return RunEnd(exit_code=code, cause=f"rank {rank} exited with {code}{_error_said(record)}")
 
 
 def _error_said(record: RankRecord | None) -> str:
@@ -107,10 +107,10 @@ def _killed(rank: int, number: int, oom_kills: int | None) -> str:
     return f"{text}; the kernel's out-of-memory counter has not moved, so somebody else sent it"
 
 
-def _launcher_failed(code: int) -> Verdict:
+def _launcher_failed(code: int) -> RunEnd:
     if code < 0:
-        return Verdict(exit_code=128 - code, cause=f"accelerate launch was killed by {_signal_name(-code)}")
-    return Verdict(exit_code=code, cause="accelerate launch failed before it started the script")
+        return RunEnd(exit_code=128 - code, cause=f"accelerate launch was killed by {_signal_name(-code)}")
+    return RunEnd(exit_code=code, cause="accelerate launch failed before it started the script")
 
 
 def _signal_name(number: int) -> str:

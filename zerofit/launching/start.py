@@ -22,7 +22,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.plan import Plan, plan_to_json
 from zerofit.core.rank_record import RankRecord, read_record
 from zerofit.core.strategy import Engine
-from zerofit.launching.diagnose import RankFailure, Verdict, judge
+from zerofit.launching.diagnose import RankFailure, RunEnd, judge
 from zerofit.launching.run_folder import RunFolder, new_run_folder, write_file
 from zerofit.launching.watch import run_watched
 from zerofit.machine.cgroup import count_oom_kills
@@ -122,7 +122,7 @@ def _name_of(target: tuple[str, ...]) -> str:
     return target[1] if target[0] == "-m" else target[0]
 
 
-def start(launch: Launch, folder: RunFolder) -> Verdict:
+def start(launch: Launch, folder: RunFolder) -> RunEnd:
     """Run the launch to its end, write run.json, and return how it ended."""
     started_at = datetime.now(UTC)
     oom_kills = count_oom_kills()
@@ -174,7 +174,7 @@ def _run_document(
     launch: Launch,
     folder: RunFolder,
     started_at: datetime,
-    verdict: Verdict,
+    verdict: RunEnd,
     failures: dict[int, RankFailure],
     records: dict[int, RankRecord],
 ) -> dict[str, object]:
