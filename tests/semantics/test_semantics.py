@@ -56,9 +56,13 @@ WAYS = {
         num_processes=2, flags=("--zero-stage", "3", *NO_OFFLOAD, *SMALLER), zero_stage=3, is_captured=True
     ),
 }
-DEFAULT = {("loop_by_hand", "ZeRO-3, uneven micro-batch"), ("trainer_lora", "captured, micro-batch")}
-"""What runs each time: a loop on the real engine, and a Trainer from capture to training."""
-SLOW = {("plain_loop", "ZeRO-2, micro-batch"), ("accumulating_loop", "checkpointing")}
+DEFAULT = {("loop_by_hand", "ZeRO-3, uneven micro-batch")}
+"""What runs each time: a loop on the real engine. tests/launching has Trainers from capture to training."""
+SLOW = {
+    ("plain_loop", "ZeRO-2, micro-batch"),
+    ("accumulating_loop", "checkpointing"),
+    ("trainer_lora", "captured, micro-batch"),
+}
 """What `make test-all` runs too: each kind of loop once, each way of applying a plan once."""
 NOT_TOGETHER = {
     ("loop_by_hand", "checkpointing"): "its model is none of transformers",
