@@ -155,7 +155,7 @@ def launch_run(
     else:
         folder = prepare_run(to_launch, runs=run_dir, at=now)
     _tell(to_launch, observer)
-    command = launch_command(to_launch, folder)
+    command, files = launch_command(to_launch, folder), launch_files(to_launch, folder)
     exit_code, cause = None, None
     if not dry_run:
         observer.say(f"run folder {folder.path}")
@@ -166,7 +166,7 @@ def launch_run(
         plan=plan,
         folder=folder.path,
         command=command,
-        files=launch_files(to_launch, folder),
+        files=files,
         exit_code=exit_code,
         cause=cause,
     )

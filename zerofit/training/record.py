@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from zerofit.core.atomic_file import write_whole
 from zerofit.core.rank_record import RankRecord, record_file
 from zerofit.training.deepspeed.skipped_steps import of_this_process
 
@@ -34,12 +34,8 @@ def write_record(
         num_scaled_steps=steps.num_steps if is_scaled else None,
         num_skipped_steps=steps.num_skipped if is_scaled else None,
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    target = record_file(folder, rank)
-    partial = target.with_suffix(".tmp")
-    partial.touch(mode=0o600)  # an error's text may hold what the script's arguments held
-    partial.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, target)
+    text = json.dumps(asdict(record), indent=2) + "\n"
+    write_whole(record_file(folder, rank), text, mode=0o600)  # an error may hold what arguments held
 
 
 def _peak_host_bytes() -> int:

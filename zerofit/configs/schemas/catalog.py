@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Schemas, Section, ValueKind
@@ -26,6 +27,7 @@ NAMES = ("deepspeed", "accelerate", "accelerate_launch", "training_arguments")
 _OF_SECTION = ("on_unknown", "drops_auto", "keys", "params_of")
 
 
+@cache
 def load_schemas(versions: Versions | None = None) -> Schemas:
     """Return every schema of the catalog.
 

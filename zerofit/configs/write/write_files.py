@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,16 +66,10 @@ def write_bytes(path: Path, content: bytes, *, flag: str) -> None:
     Raises:
         UserError: the folder can't be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        os.replace(partial, path)
+        write_whole(path, content)
     except OSError as error:
         raise not_writable(f"{error.strerror}: {path}", flag=flag) from None
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def not_writable(found: str, *, flag: str) -> UserError:
