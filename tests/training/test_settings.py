@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from accelerators import settings
 
 from zerofit.core.errors import UserError
+from zerofit.core.plan import Origin, Reason
 from zerofit.training.settings import check_batch
 
 
@@ -47,8 +49,8 @@ def test_numbers_that_keep_the_scripts_step(b: int, a: int, n: int, wanted: dict
             1,
             {"m": 8},
             "micro-batch-too-large",
-            "4 samples on each rank, and --micro-batch-size 8",
-            "give --micro-batch-size 4 or less, or the script a larger batch size",
+            "4 samples on each rank, and micro-batches of 8 in the plan",
+            "plan again with the script as it is now, or give the script a larger batch size",
         ),
         (
             4,
@@ -86,6 +88,20 @@ def test_numbers_that_would_change_it_are_refused(
     with pytest.raises(UserError) as refused:
         check(b, a, n, wanted)
     assert (refused.value.rule, refused.value.found, refused.value.fix) == (rule, found, fix)
+
+
+def test_a_flag_is_named_where_it_was_typed() -> None:
+    chosen = settings(micro_batch_size=8)
+    typed = Reason(field="micro_batch_size", value="8", origin=Origin.FLAG, why="")
+    with pytest.raises(UserError) as refused:
+        check_batch(
+            replace(chosen, plan=replace(chosen.plan, reasons=(typed,))),
+            batch_size=4,
+            accumulation=1,
+            num_ranks=1,
+        )
+    assert refused.value.found == "4 samples on each rank, and --micro-batch-size 8"
+    assert refused.value.fix == "give --micro-batch-size 4 or less, or give the script a larger batch size"
 
 
 @pytest.mark.parametrize(

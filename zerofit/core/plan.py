@@ -129,6 +129,10 @@ class Plan:
         """Return whether nobody asked for the value that this Strategy field has."""
         return any(reason.field == field and reason.origin is Origin.DEFAULT for reason in self.reasons)
 
+    def is_from_flag(self, field: str) -> bool:
+        """True if the user typed this field of the strategy on the command line."""
+        return any(reason.field == field and reason.origin is Origin.FLAG for reason in self.reasons)
+
 
 def plan_to_json(plan: Plan) -> str:
     """Return the plan as the text of a plan file."""

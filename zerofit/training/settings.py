@@ -94,7 +94,7 @@ def check_batch(
         return
     if micro_batch_size > batch_size:
         raise micro_batch_too_large(
-            micro_batch_size,
+            settings,
             batch_size,
             why="zerofit splits the script's batches, and can't put several of them together",
         )
@@ -146,12 +146,19 @@ def _times(batch_size: int, accumulation: int) -> str:
     return str(batch_size) if accumulation == 1 else f"{batch_size} x {accumulation}"
 
 
-def micro_batch_too_large(micro_batch_size: int, batch_size: int, *, why: str) -> UserError:
+def micro_batch_too_large(settings: AppliedSettings, batch_size: int, *, why: str) -> UserError:
     """Return the refusal of a micro-batch that is larger than the script's batch."""
+    micro_batch_size = settings.strategy.micro_batch_size
+    if settings.plan.is_from_flag("micro_batch_size"):
+        found = f"--micro-batch-size {micro_batch_size}"
+        fix = f"give --micro-batch-size {batch_size} or less"
+    else:
+        found = f"micro-batches of {micro_batch_size} in the plan"
+        fix = "plan again with the script as it is now"
     return UserError(
         "micro-batch-too-large",
         "a micro-batch is a part of the script's batch",
-        found=f"{batch_size} samples on each rank, and --micro-batch-size {micro_batch_size}",
+        found=f"{batch_size} samples on each rank, and {found}",
         why=why,
-        fix=f"give --micro-batch-size {batch_size} or less, or the script a larger batch size",
+        fix=f"{fix}, or give the script a larger batch size",
     )

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from accelerators import quiet, settings
 from trainer_training import PIECES, SPLIT, Trained, causal_model, train_in
+from transformers import TrainingArguments
 
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.transformers import enable_checkpointing, is_checkpointing
+from zerofit.training.script_api import planned_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 FP32_TOLERANCE = 1e-5
 """Relative. Sums over a batch are rounded in another order."""
@@ -114,6 +118,18 @@ def test_batches_that_would_take_other_samples_at_an_epochs_end_are_refused(
         train({"micro_batch_size": 2}, (10, 1), arguments=dropping)
     assert refused.value.rule == "epochs-differ"
     assert "24 samples in steps of 10 on 1 rank, with dataloader_drop_last=True" in str(refused.value)
+
+
+def test_arguments_that_nothing_trains_with_are_left_alone(
+    train: Callable[..., Trained], tmp_path: Path
+) -> None:
+    """sentence-transformers makes default TrainingArguments for its model card, with batches of 8."""
+    plan = {"micro_batch_size": 16, "trainer_accumulates": False}
+    arguments_class = planned_arguments(TrainingArguments, settings(**plan), quiet())
+    assert arguments_class(output_dir=str(tmp_path), use_cpu=True).per_device_train_batch_size == 8
+    with pytest.raises(UserError) as refused:
+        train(plan, (8, 1))  # a Trainer takes these
+    assert refused.value.rule == "micro-batch-too-large"
 
 
 def test_checkpointing_that_the_script_switched_on_in_the_model_is_switched_off(

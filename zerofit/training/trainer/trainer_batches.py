@@ -49,7 +49,7 @@ def batches_under(settings: AppliedSettings, script: Batches, *, world_size: int
         return _batches_of(samples, script, micro_batch_size)
     if micro_batch_size > script.batch_size:
         raise micro_batch_too_large(
-            micro_batch_size,
+            settings,
             script.batch_size,
             why="several of the script's batches, put together, would be padded and masked in another way",
         )

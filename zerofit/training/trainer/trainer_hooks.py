@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,15 @@ if TYPE_CHECKING:
 
 
 def install_arguments(arguments_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook TrainingArguments, or a subclass, so that its objects are made as the plan says."""
+    """Hook TrainingArguments, or a subclass, so that its objects are made as the plan says.
+
+    Arguments that the plan can't be applied to stay as they are: a library may make some that nothing trains
+    with, such as sentence-transformers' model card. Trainer's own hook refuses them where they are used.
+    """
 
     def post_init(original: Any, self: Any) -> None:
-        trainer_fields.apply(self, settings, changes)
+        with contextlib.suppress(UserError):
+            trainer_fields.apply(self, settings, changes)
         own_sections = _take_deepspeed(self, settings, changes)
         original(self)
         if own_sections:
