@@ -8,6 +8,8 @@ from zerofit.core.allocation_log import Event, TraceRequest
 from zerofit.models.trace.batches import make_batch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zerofit.models.trace.raw import RawLog
 
 PLAIN = TraceRequest(sequence_length=61, is_padded=False)
@@ -16,15 +18,23 @@ SAMPLES = 3
 
 def counted(model: Any, num_micro_batches: int) -> tuple[int, int]:
     """Return the most bytes that were allocated at once, and those left at the end, as the allocator says."""
+
+    def micro_batch() -> None:
+        batch = make_batch(model, SAMPLES, PLAIN)
+        outputs = model(**batch)
+        outputs.loss.backward()
+
+    return counted_in(micro_batch, model, num_micro_batches)
+
+
+def counted_in(micro_batch: Callable[[], None], model: Any, num_micro_batches: int = 1) -> tuple[int, int]:
+    """Return the same of any function that runs a model forward and backward."""
     from torch.profiler import ProfilerActivity, profile
 
     for _ in range(2):  # the second time, what is made once is there
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             for _ in range(num_micro_batches):
-                batch = make_batch(model, SAMPLES, PLAIN)
-                outputs = model(**batch)
-                outputs.loss.backward()
-                del batch, outputs
+                micro_batch()
         model.zero_grad(set_to_none=True)
     events = profiler.profiler.kineto_results.events()
     changes = sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]")

@@ -185,6 +185,8 @@ class Trace:
     request: TraceRequest
     logs: tuple[AllocationLog, ...]
     """By falling least_micro_batch_size; the last one's is 1."""
+    notes: tuple[str, ...] = ()
+    """What of the training it leaves out, one sentence each."""
 
     def log_for(self, micro_batch_size: int) -> AllocationLog:
         """Return the log that holds for this many samples."""

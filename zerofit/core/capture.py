@@ -205,6 +205,8 @@ class Capture:
     """None where samples have no tokens."""
     micro_batch_size: int | None
     """Samples on one rank in one forward pass, as the script says; None where no tensor shows it."""
+    rows_per_sample: int = 1
+    """Rows of the model's batch to a sample of the DataLoader's: 2 where a collator makes a pair of each."""
     gradient_accumulation_steps: int
     """Forward passes in one optimizer step, as Accelerator or TrainingArguments have it."""
     splits_batches: bool = False

@@ -110,7 +110,9 @@ def _notes(capture: Capture, script: Script) -> Iterator[str]:
         yield f"the script itself counts {steps} forward passes to a step of its optimizer"
     if capture.other_weight_bytes:
         size = format_bytes(capture.other_weight_bytes)
-        yield f"other models of the script are counted with their weights alone, {size} on each GPU"
+        own_loss = "compute_loss" in capture.trainer_overrides
+        how = "as its compute_loss() calls them" if own_loss else "with their weights alone"
+        yield f"other models of the script are counted {how}, {size} of weights on each GPU"
     elif capture.num_models > 1:
         yield f"of the {capture.num_models} models of the script only {capture.model.name} is counted"
     if script.micro_batch_size is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from zerofit.core.allocation_log import Trace
@@ -56,7 +57,7 @@ class Planner:
             notes: what was assumed of it.
         """
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
-        return solve(
+        answer = solve(
             problem,
             estimator_of=lambda one: self._estimator(one, rates),
             quick_estimator_of=None
@@ -66,6 +67,8 @@ class Planner:
             is_fast=self._is_fast,
             notes=(*notes, *self._subject.notes, *self._unchecked(problem)),
         )
+        left_out = dict.fromkeys(note for trace in self._made.values() for note in trace.notes)
+        return replace(answer, notes=(*answer.notes, *left_out))
 
     def _unchecked(self, problem: Problem) -> tuple[str, ...]:
         """Return what of the request names parts of the model, which closed forms do not know."""

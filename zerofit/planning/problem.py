@@ -109,6 +109,11 @@ class Problem:
         return self.script.capture.other_weight_bytes if self.script is not None else 0
 
     @property
+    def rows_per_sample(self) -> int:
+        """Rows of the model's batch to a sample."""
+        return self.script.capture.rows_per_sample if self.script is not None else 1
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of an element of the narrowest weights, as the script makes them."""
         return self.script.weight_bytes if self.script is not None else 4

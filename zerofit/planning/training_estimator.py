@@ -273,7 +273,8 @@ def _tokens(problem: Problem, strategy: Strategy) -> int:
         return 0
     samples = (strategy.micro_batch_size or 1) * (strategy.gradient_accumulation_steps or 1)
     target = (workload.target_length or workload.sequence_length) if problem.model.num_decoder_layers else 0
-    return samples * problem.topology.data_parallel_size * (workload.sequence_length + target)
+    rows = samples * problem.rows_per_sample * problem.topology.data_parallel_size
+    return rows * (workload.sequence_length + target)
 
 
 OTHER_DEVICES = (8, 0)

@@ -147,6 +147,8 @@ def _batch(capture: Capture) -> str:
     if capture.micro_batch_size is None:
         return f"not known, accumulation of {capture.passes_per_step}"
     words = batch_words(capture)
+    if capture.rows_per_sample > 1:
+        words += f", {capture.rows_per_sample * capture.micro_batch_size} rows at the model"
     return f"{words}, split over all ranks (split_batches)" if capture.splits_batches else words
 
 

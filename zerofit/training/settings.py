@@ -45,6 +45,18 @@ class AppliedSettings:
         return self.plan.is_default("precision")
 
     @property
+    def most_rows(self) -> int | None:
+        """Rows of a model's batch in one forward pass at most; None leaves the script's batches whole."""
+        size, capture = self.strategy.micro_batch_size, self.plan.capture
+        if size is None or capture is None:
+            return size
+        ranks = self.plan.topology.data_parallel_size
+        is_own = size * capture.passes_per_step * ranks == capture.global_batch_size(ranks)
+        if is_own and self.global_batch_size is None and not self.plan.is_from_flag("micro_batch_size"):
+            return None
+        return size * capture.rows_per_sample
+
+    @property
     def captured_model(self) -> CapturedModel | None:
         """The model that the script was about to train; None where it was not captured."""
         return self.plan.capture.model if self.plan.capture is not None else None

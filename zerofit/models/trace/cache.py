@@ -88,13 +88,14 @@ def _version(package: str) -> str | None:
 def _adapter() -> Any:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(tuple[AllocationLog, ...])
+    return TypeAdapter(tuple[tuple[AllocationLog, ...], tuple[str, ...]])
 
 
 def read_trace(path: Path, request: TraceRequest) -> Trace | None:
     """Return the trace in a file, or None where there is none or it can't be read."""
     try:
-        return Trace(request=request, logs=_adapter().validate_json(zlib.decompress(path.read_bytes())))
+        logs, notes = _adapter().validate_json(zlib.decompress(path.read_bytes()))
+        return Trace(request=request, logs=logs, notes=notes)
     except (OSError, zlib.error, ValueError):  # pydantic's errors are such
         return None
 
@@ -105,7 +106,7 @@ def write_trace(path: Path, trace: Trace) -> None:
     A folder that can't be written to keeps none.
     """
     try:
-        write_whole(path, zlib.compress(_adapter().dump_json(trace.logs), 3))
+        write_whole(path, zlib.compress(_adapter().dump_json((trace.logs, trace.notes)), 3))
         _prune(path.parent, _MOST_BYTES)
     except OSError:
         return

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from zerofit.models.trace.layers import Stack
     from zerofit.models.trace.raw import RawLog
     from zerofit.models.trace.run import Feed
+    from zerofit.models.trace.script_loss import ScriptLoss
 
 _ZEROFIT = Path(__file__).parents[2]
 _STARTS = (2, 4, 8, 16, 32)
@@ -116,6 +117,7 @@ def trace_made(
     *,
     name: str,
     attention: str | None = None,
+    loss: ScriptLoss | None = None,
     all_layers: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> Trace:
@@ -127,6 +129,7 @@ def trace_made(
         request: what decides the log.
         name: of the model, for a message.
         attention: the implementation in use, where the request leaves it to the model.
+        loss: computes the loss, where the model alone does not.
         all_layers: whether no layer may be left out and replicated.
         on_progress: told what is being run.
 
@@ -139,7 +142,7 @@ def trace_made(
     flash = flash_package(replace(request, attention=request.attention or attention))
     with _quiet(), flash, FakeTensorMode(allow_non_fake_inputs=True):
         try:
-            tracing = _Tracing(make_model(), request, on_progress or (lambda _: None), feed)
+            tracing = _Tracing(make_model(), request, on_progress or (lambda _: None), feed, loss)
             return tracing.trace(all_layers=all_layers)
         except UserError:
             raise
@@ -229,6 +232,7 @@ class _Tracing:
     request: TraceRequest
     say: Callable[[str], None]
     feed: Feed = collated
+    loss: ScriptLoss | None = None
     skeleton: Skeleton = field(init=False)
     stacks: tuple[Stack, ...] = ()
     runs: dict[tuple[int, tuple[int, ...]], RawLog[int]] = field(default_factory=dict)
@@ -293,7 +297,7 @@ class _Tracing:
             self.say(f"micro-batch {samples}{few}")
             with shortened(self.model, self.stacks, more):
                 self.runs[key] = run_micro_batch(
-                    self.model, self.skeleton, samples, self.request, feed=self.feed
+                    self.model, self.skeleton, samples, self.request, feed=self.feed, loss=self.loss
                 )
         return self.runs[key]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
@@ -19,10 +18,11 @@ from zerofit.models.trace.packed import packed_as, packs_in_4_bit
 from zerofit.models.trace.prepare import as_requested
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from zerofit.core.allocation_log import Trace, TraceRequest
     from zerofit.models.trace.run import Batch
+    from zerofit.models.trace.script_loss import ScriptLoss
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 """Where torch.nn.Module keeps the hooks that its __call__ runs."""
@@ -36,6 +36,7 @@ def trace_live(
     has_tokens: bool = True,
     has_samples: bool = True,
     micro_batch_size: int | None = None,
+    loss: ScriptLoss | None = None,
     all_layers: bool = False,
     on_progress: Callable[[str], None] | None = None,
 ) -> Trace:
@@ -52,6 +53,7 @@ def trace_live(
         has_tokens: whether the samples have lengths, so that the request's take the place of the batch's own.
         has_samples: whether a batch can be made of another size; else it stands for one sample as it is.
         micro_batch_size: samples that the script says a batch has; None where it does not.
+        loss: computes the loss of such a batch, where the model alone does not.
         all_layers: whether no layer may be left out and replicated.
         on_progress: told what is being run.
 
@@ -68,12 +70,20 @@ def trace_live(
         has_samples=has_samples,
         micro_batch_size=micro_batch_size,
     )
+
+    def make_model() -> Any:
+        prepared = prepare_live(model, request)
+        if loss is not None:
+            loss.bind(prepared, copy_without_values)
+        return prepared
+
     return trace_made(
-        partial(prepare_live, model, request),
+        make_model,
         batch.feed,
         request,
         name=type(model).__name__,
         attention=attention_of(config) or None,
+        loss=loss,
         all_layers=all_layers,
         on_progress=on_progress,
     )
@@ -115,18 +125,27 @@ def prepare_live(model: Any, request: TraceRequest) -> Any:
     return copied
 
 
-def copy_without_values(model: Any, request: TraceRequest) -> Any:
+def copy_without_values(
+    model: Any, request: TraceRequest | None = None, *, known: Mapping[int, Any] | None = None
+) -> Any:
     """Return a model's copy on fake CPU tensors, without what zerofit has hung on it.
 
     Weights in the format that most of them have take the request's. Others, such as norms that are kept in
     fp32, keep theirs as long as the request asks for no other format than the model's own.
+
+    Args:
+        model: to copy.
+        request: None keeps all formats.
+        known: what stands for objects in it already, by their ids.
     """
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = dict(known or {})
     own = main_dtype(one for one in model.parameters() if one.dtype.is_floating_point)
     adapters = tuple(f".{name}." for name in getattr(model, "peft_config", None) or ())
     for name, parameter in model.named_parameters():
         is_adapter = any(adapter in f"{name}." for adapter in adapters)
-        dtype = _dtype_of(parameter.dtype, own, request, is_adapter=is_adapter)
+        dtype = parameter.dtype
+        if request is not None:
+            dtype = _dtype_of(dtype, own, request, is_adapter=is_adapter)
         memo[id(parameter)] = _fake_parameter(parameter, dtype)
     for module in model.modules():
         for _, tensor in named_tensors([*vars(module).values()]):  # buffers, and tensors that are neither

@@ -29,8 +29,10 @@ class LiveBatch:
     """What one forward pass was given, and how its dimensions go with samples and lengths."""
 
     given: Batch
-    num_samples: int | None
-    """Samples that it has; None where no dimension goes with the samples."""
+    num_rows: int | None
+    """Its rows; None where no dimension goes with the samples."""
+    rows_per_sample: int
+    """Rows that each sample is."""
     length: int | None
     """Tokens of its samples, padding included; None where it has none."""
     target_length: int | None
@@ -65,7 +67,7 @@ class LiveBatch:
 
     def _first(self, name: str, tensor: Any, samples: int, request: TraceRequest) -> int:
         shape: tuple[int, ...] = tuple(tensor.shape)
-        size, present = shape[0], self.num_samples
+        size, present, samples = shape[0], self.num_rows, samples * self.rows_per_sample
         if present is None:
             return size
         if size == present:
@@ -121,8 +123,8 @@ def live_batch(
     tensors = {name.rpartition(".")[2]: tensor for name, tensor in named_tensors(given)}
     packed = next((name for name in tensors if _PACKED.match(name)), None)
     tokens = _tokens(tensors) if has_tokens else None
-    num_samples = int(tokens.shape[0]) if tokens is not None else _most_frequent_first(tensors)
-    if packed is None and tokens is not None and num_samples == 1 < (micro_batch_size or 1):
+    num_rows = int(tokens.shape[0]) if tokens is not None else _most_frequent_first(tensors)
+    if packed is None and tokens is not None and num_rows == 1 < (micro_batch_size or 1):
         packed = f"{micro_batch_size} samples in one row of {tokens.shape[-1]} tokens"
     if packed is not None:
         raise _packed(packed)
@@ -130,10 +132,18 @@ def live_batch(
     target = targets[0] if targets else None
     return LiveBatch(
         given=given,
-        num_samples=num_samples if has_samples else None,
+        num_rows=num_rows if has_samples else None,
+        rows_per_sample=rows_per_sample(num_rows, micro_batch_size),
         length=int(tokens.shape[-1]) if tokens is not None else None,
         target_length=int(target.shape[-1]) if target is not None and target.dim() > 1 else None,
     )
+
+
+def rows_per_sample(num_rows: int | None, micro_batch_size: int | None) -> int:
+    """Return the rows that a collator made of each sample; 1 where the numbers do not show it."""
+    if num_rows is None or micro_batch_size is None or num_rows % micro_batch_size:
+        return 1
+    return max(1, num_rows // micro_batch_size)
 
 
 def _tokens(tensors: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -158,3 +158,19 @@ def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(holder, name, original)
+
+
+def autocast(request: TraceRequest) -> Any:
+    """Return the context in which a forward pass runs."""
+    import torch
+
+    if request.autocast is None:
+        return nullcontext()
+    return torch.autocast("cpu", dtype=torch_dtype(request.autocast))
+
+
+def upcast(outputs: Any) -> Any:
+    """Return outputs in fp32 (accelerate/utils/operations.py, convert_outputs_to_fp32)."""
+    from accelerate.utils.operations import convert_to_fp32
+
+    return convert_to_fp32(outputs)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_INDEXED_BY_MASKS = ("index.Tensor", "index_put.default", "index_put_.default", "_index_put_impl_.default")
+"""Operators whose second argument holds indices, some of which may be masks."""
+
+
 class Recorder:
     """Watches one micro-batch.
 
@@ -116,10 +120,11 @@ class Recorder:
             self.log.kinds[index] = kind
 
     def know_inputs(self, batch: dict[str, Any]) -> None:
-        """Remember which tensors are the attention mask and the labels."""
-        for name, known in (("attention_mask", self._from_mask), ("labels", self._from_labels)):
-            index = self.index_of(batch[name]) if name in batch else None
-            if index is not None:
+        """Remember which tensors are the attention mask, and which are labels or say what of them counts."""
+        for name, tensor in batch.items():
+            known = self._from_mask if name == "attention_mask" else self._from_labels
+            index = self.index_of(tensor)
+            if index is not None and name.endswith(("labels", "mask")):
                 known.add(index)
 
     def gradient_ready(self, parameter: int, gradient: Any) -> None:
@@ -198,6 +203,8 @@ class Recorder:
             # the others needs less.
             function, kwargs = self._torch.ops.aten.new_empty.default, {"dtype": self._torch.int64}
             args = (args[0], [args[0].numel(), args[0].dim()])
+        if function.__name__ in _INDEXED_BY_MASKS:
+            args = (args[0], self._by_numbers(args[1]), *args[2:])
         is_sum = self._is_engine_sum(function, args)
         place = self._place()
         out = function(*args, **kwargs)
@@ -216,6 +223,19 @@ class Recorder:
         if self._as_on_cuda:
             self._take_scratch(function, args, operator, place)
         return out
+
+    def _by_numbers(self, indices: Any) -> Any:
+        """Return the indices with masks of unknown values as what nonzero() makes of them, as kernels do.
+
+        Source: aten/src/ATen/native/IndexingUtils.h, expandTensors.
+        """
+        found: list[Any] = []
+        for one in indices:
+            if one is not None and one.dtype is self._torch.bool and self._is_unknown(one):
+                found += self.call(self._torch.ops.aten.nonzero.default, (one,), {}).unbind(1)
+            else:
+                found.append(one)
+        return found
 
     def _take_scratch(self, function: Any, args: tuple[Any, ...], operator: int, place: int) -> None:
         taken = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.allocation_log import Event, TensorKind
@@ -12,7 +12,7 @@ from zerofit.models.changes.quantization import torch_dtype
 from zerofit.models.trace.batches import make_batch
 from zerofit.models.trace.cuda_like import cuda_like
 from zerofit.models.trace.nested import map_tensors, named_tensors
-from zerofit.models.trace.prepare import as_if_eager
+from zerofit.models.trace.prepare import as_if_eager, autocast, upcast
 from zerofit.models.trace.raw import leaves
 from zerofit.models.trace.recorder import Recorder, watching
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.allocation_log import TraceRequest
     from zerofit.models.trace.raw import RawLog, Skeleton
+    from zerofit.models.trace.script_loss import ScriptLoss
 
     Batch = tuple[tuple[Any, ...], dict[str, Any]]
     """What a model is called with: the positional arguments, and those by name."""
@@ -40,6 +41,7 @@ def run_micro_batch(
     request: TraceRequest,
     *,
     feed: Feed = collated,
+    loss: ScriptLoss | None = None,
     as_on_cuda: bool = True,
 ) -> RawLog[int]:
     """Return the log of one micro-batch, after which the model holds no gradients.
@@ -50,43 +52,56 @@ def run_micro_batch(
         samples: the micro-batch size.
         request: what decides the log.
         feed: makes the batch.
+        loss: computes the loss, where the model alone does not.
         as_on_cuda: whether CUDA kernels stand in for the CPU's.
     """
     recorder = Recorder(is_padded=request.is_padded, as_on_cuda=as_on_cuda)
-    for tensor in (*model.parameters(), *model.buffers()):
-        recorder.ignore(tensor)
+    for module in (model, *(loss.others if loss else ())):
+        for tensor in (*module.parameters(), *module.buffers()):
+            recorder.ignore(tensor)
     with ExitStack() as stack:
         stack.enter_context(hooked(model, skeleton, recorder))
         stack.enter_context(as_if_eager(request.compute_capability))
         stack.enter_context(watching(recorder))
         if as_on_cuda:
             stack.enter_context(cuda_like(request))
-        forward_and_backward(model, samples, request, recorder, feed=feed)
+        forward_and_backward(model, samples, request, recorder, feed=feed, loss=loss)
         recorder.close()
         model.zero_grad(set_to_none=True)
     return recorder.log
 
 
 def forward_and_backward(
-    model: Any, samples: int, request: TraceRequest, recorder: Recorder, *, feed: Feed = collated
+    model: Any,
+    samples: int,
+    request: TraceRequest,
+    recorder: Recorder,
+    *,
+    feed: Feed = collated,
+    loss: ScriptLoss | None = None,
 ) -> None:
     """Run one micro-batch; the recorder's modes are on and the model is hooked."""
     batch = feed(model, samples, request)
     recorder.know_inputs({name.rpartition(".")[2]: tensor for name, tensor in named_tensors(batch)})
     given = _in_format_of_weights(batch, request)
     recorder.phase = TensorKind.ACTIVATION
-    with _autocast(request):
-        outputs = model(*given[0], **given[1])
-    if request.autocast is not None:
-        outputs = _upcast(outputs)
-    loss = _loss(outputs)
-    _tag_outputs(outputs, recorder)
-    if not request.keeps_outputs:
-        outputs = None
+    outputs = None
+    if loss is not None:
+        with loss.autocast(model, request):
+            value = loss.function(model, given)
+    else:
+        with autocast(request):
+            outputs = model(*given[0], **given[1])
+        if request.autocast is not None:
+            outputs = upcast(outputs)
+        value = _loss(outputs)
+        _tag_outputs(outputs, recorder)
+        if not request.keeps_outputs:
+            outputs = None
     recorder.log.note(Event.FORWARD_ENDS, 0)
     recorder.phase = TensorKind.ACTIVATION_GRADIENT
-    _backward(loss)
-    del batch, given, outputs, loss
+    _backward(value)
+    del batch, given, outputs, value
 
 
 def _tag_outputs(outputs: Any, recorder: Recorder) -> None:
@@ -116,21 +131,6 @@ def _in_format_of_weights(batch: Batch, request: TraceRequest) -> Batch:
         batch, lambda _, tensor: tensor.to(dtype) if tensor.dtype.is_floating_point else tensor
     )
     return cast
-
-
-def _autocast(request: TraceRequest) -> Any:
-    import torch
-
-    if request.autocast is None:
-        return nullcontext()
-    return torch.autocast("cpu", dtype=torch_dtype(request.autocast))
-
-
-def _upcast(outputs: Any) -> Any:
-    """Return the outputs in fp32 (accelerate/utils/operations.py, convert_outputs_to_fp32)."""
-    from accelerate.utils.operations import convert_to_fp32
-
-    return convert_to_fp32(outputs)
 
 
 def _loss(outputs: Any) -> Any:

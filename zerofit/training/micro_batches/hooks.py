@@ -31,14 +31,14 @@ _PARTITIONED_PARAMETERS = 3
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Hook prepare() and its parts so that the models that they return run in micro-batches."""
-    micro_batch_size = settings.strategy.micro_batch_size
-    if micro_batch_size is None:
+    most_rows = settings.most_rows
+    if most_rows is None:
         return
 
     def split(accelerator: Any, prepared: Any) -> None:
         if getattr(accelerator, "_zerofit_by_script", True) or not settings.trainer_accumulates:
             for one in prepared if isinstance(prepared, (tuple, list)) else (prepared,):
-                _split_model(accelerator, one, micro_batch_size, changes)
+                _split_model(accelerator, one, most_rows, changes)
 
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         for one in args:
@@ -116,7 +116,7 @@ def settle(accelerator: Any, *, except_for: Any | None = None) -> None:
         waiting.settle(except_for=except_for)
 
 
-def _split_model(accelerator: Any, prepared: Any, micro_batch_size: int, changes: Changes) -> None:
+def _split_model(accelerator: Any, prepared: Any, most_rows: int, changes: Changes) -> None:
     import torch
 
     if not isinstance(prepared, torch.nn.Module):
@@ -133,7 +133,7 @@ def _split_model(accelerator: Any, prepared: Any, micro_batch_size: int, changes
             may_run_early="FSDP" not in str(accelerator.distributed_type),
         )
         splitter = Splitter(
-            model, micro_batch_size=micro_batch_size, changes=changes, waiting=accelerator._zerofit_waiting
+            model, micro_batch_size=most_rows, changes=changes, waiting=accelerator._zerofit_waiting
         )
         replace_forward(prepared, splitter)
 

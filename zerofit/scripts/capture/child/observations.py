@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zerofit.core.capture import Capture
+    from zerofit.models.trace.script_loss import ScriptLoss
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,3 +90,9 @@ class Live:
     batch: tuple[tuple[Any, ...], dict[str, Any]]
     """Arguments of the first forward pass in training: positional ones and those by name."""
     capture: Capture
+    loss: ScriptLoss | None = None
+    """The Trainer's, where it is not the model's own."""
+    inputs: Any = None
+    """What its compute_loss() is given: a batch of the DataLoader."""
+    note: str = ""
+    """Why the loss can't be traced; filled in where it was tried."""

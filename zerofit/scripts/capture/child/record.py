@@ -13,6 +13,8 @@ from zerofit.core.capture import Capture
 from zerofit.core.command import Route
 from zerofit.core.upstream.accelerate import prepared_models, prepared_optimizers, prepared_schedulers
 from zerofit.core.upstream.transformers import COUNTS_ITEMS, TRAINER_LOOP
+from zerofit.models.trace.live_batch import rows_per_sample
+from zerofit.models.trace.script_loss import ScriptLoss
 from zerofit.scripts.capture.child import batches as reading
 from zerofit.scripts.capture.child.loss_division import passes_num_items
 from zerofit.scripts.capture.child.model_record import base_of, captured_model, class_path, other_weight_bytes
@@ -59,7 +61,9 @@ def finish(seen: Observations, accelerator: Any, model: Any, batch: Arguments | 
         seen.is_ending = True
         found = _found(seen, accelerator, model, batch, frame)
         capture = _capture(seen, found)
-        leave_captured(seen, Live(model=found.model, batch=found.batch, capture=capture))
+        loss = _script_loss(found)
+        live = Live(model=found.model, batch=found.batch, capture=capture, loss=loss, inputs=found.inputs)
+        leave_captured(seen, live)
     except BaseException as error:  # the script must not go on: what catches it there would train
         _leave_broken(seen, error)
 
@@ -89,6 +93,8 @@ class _Found:
     """The same, before its batches were read."""
     batch: Arguments
     """Of the first forward pass."""
+    inputs: Any
+    """The DataLoader's first batch; None where none was read."""
     more: list[Any]
     """The batches behind it."""
     frame: FrameType
@@ -112,9 +118,21 @@ def _found(
         loader=loader,
         captured_loader=own_loader,
         batch=batch if batch is not None else _as_arguments(read[0] if read else {}),
+        inputs=read[0] if read else None,
         more=read[1:],
         frame=frame,
     )
+
+
+def _script_loss(found: _Found) -> ScriptLoss | None:
+    """Return the Trainer's loss where it is more than what its model returns."""
+    trainer = found.trainer
+    if trainer is None or found.inputs is None:
+        return None
+    is_own = "compute_loss" in _overrides(trainer)
+    if not is_own and trainer.label_smoother is None and trainer.compute_loss_func is None:
+        return None
+    return ScriptLoss(trainer=trainer, model=found.model)
 
 
 def _as_arguments(batch: Any) -> Arguments:
@@ -150,6 +168,8 @@ def _capture(seen: Observations, found: _Found) -> Capture:
     }
     if trainer is not None:
         scheduled.add(id(getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)))
+    rows = reading.num_samples(given) or len(batches[0].lengths) or None
+    micro_batch_size, rows_of_one = _micro_batch(arguments, found.captured_loader, rows)
     return Capture(
         target=seen.target,
         route=Route.ACCELERATE if trainer is None else Route.TRAINER,
@@ -167,7 +187,8 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         loader=found.captured_loader,
         batches=batches,
         lengths=reading.captured_lengths(found.loader, batches, most=_positive(arguments.get("max_length"))),
-        micro_batch_size=_micro_batch(arguments, found.captured_loader, reading.num_samples(given)),
+        micro_batch_size=micro_batch_size,
+        rows_per_sample=rows_of_one,
         gradient_accumulation_steps=int(
             arguments.get("gradient_accumulation_steps") or accelerator.gradient_accumulation_steps
         ),
@@ -221,18 +242,19 @@ def _positive(number: Any) -> int | None:
     return number if isinstance(number, int) and number > 0 else None
 
 
-def _micro_batch(arguments: dict[str, Any], loader: Any, given: int | None) -> int | None:
-    """Return the samples of one forward pass: what the arguments say, else what it is given.
+def _micro_batch(arguments: dict[str, Any], loader: Any, rows: int | None) -> tuple[int | None, int]:
+    """Return the samples of one forward pass, and the rows that each of them is in the model's batch.
 
-    A dataset smaller than a batch gives fewer than the script asks for.
+    What the arguments or the DataLoader say counts before what the model is given: a dataset smaller than a
+    batch gives fewer, and a collator may make several rows of a sample.
     """
-    if "per_device_train_batch_size" in arguments:
-        return int(arguments["per_device_train_batch_size"])
-    said = loader.batch_size if loader is not None else None
-    if given is None or said is None:
-        return given if said is None else said
-    is_short = loader.num_samples is not None and loader.num_samples < said
-    return int(said) if is_short else given
+    said = arguments.get("per_device_train_batch_size") or (loader.batch_size if loader is not None else None)
+    if said is None or rows is None:
+        return rows if said is None else said, 1
+    if (each := rows_per_sample(rows, said)) > 1:
+        return said, each
+    is_short = loader is not None and loader.num_samples is not None and loader.num_samples < said
+    return (said if is_short or "per_device_train_batch_size" in arguments else rows), 1
 
 
 def _seed(seen: Observations, arguments: dict[str, Any]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -54,14 +55,22 @@ def _trace(live: Live, fields: dict[str, Any]) -> Trace:
     from pydantic import TypeAdapter
 
     capture = live.capture
-    return trace_live(
-        live.model,
-        live.batch,
-        TypeAdapter(TraceRequest).validate_json(json.dumps(fields)),
-        has_tokens=capture.lengths is not None,
-        has_samples=capture.micro_batch_size is not None,
-        micro_batch_size=capture.micro_batch_size,
-    )
+    request = TypeAdapter(TraceRequest).validate_json(json.dumps(fields))
+    known = {
+        "has_tokens": capture.lengths is not None,
+        "has_samples": capture.micro_batch_size is not None,
+        "micro_batch_size": capture.micro_batch_size,
+    }
+    if live.loss is not None:
+        try:
+            return trace_live(live.model, ((live.inputs,), {}), request, loss=live.loss, **known)
+        except Exception as error:  # of the script's own loss, which may need values
+            said = error.found if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            name = type(live.loss.trainer).__name__
+            live.note = f"what {name}.compute_loss() holds beside the model is not counted: {said[:200]}"
+            live.loss = None
+    trace = trace_live(live.model, live.batch, request, **known)
+    return replace(trace, notes=(live.note,) if live.note else ())
 
 
 def _unexpected(error: Exception) -> dict[str, str]:
