@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from accelerators import settings
+from captures import LOOP
 
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Origin, Reason
@@ -102,6 +103,20 @@ def test_a_flag_is_named_where_it_was_typed() -> None:
         )
     assert refused.value.found == "4 samples on each rank, and --micro-batch-size 8"
     assert refused.value.fix == "give --micro-batch-size 4 or less, or give the script a larger batch size"
+
+
+@pytest.mark.parametrize(
+    ("m", "origin", "rows"),
+    [(8, Origin.PLANNER, None), (8, Origin.FLAG, 16), (4, Origin.PLANNER, 8), (None, Origin.PLANNER, None)],
+)
+def test_what_the_plan_leaves_whole_is_not_split_and_rows_are_not_samples(
+    m: int | None, origin: Origin, rows: int | None
+) -> None:
+    """A batch of 8 samples is one of 16 rows at the model, where a collator makes pairs."""
+    wanted = settings(micro_batch_size=m)
+    pairs = replace(LOOP, micro_batch_size=8, gradient_accumulation_steps=1, rows_per_sample=2)
+    chosen = (Reason(field="micro_batch_size", value="", origin=origin, why=""),)
+    assert replace(wanted, plan=replace(wanted.plan, capture=pairs, reasons=chosen)).most_rows == rows
 
 
 @pytest.mark.parametrize(

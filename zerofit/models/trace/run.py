@@ -87,8 +87,7 @@ def forward_and_backward(
     recorder.phase = TensorKind.ACTIVATION
     outputs = None
     if loss is not None:
-        with loss.autocast(model, request):
-            value = loss.function(model, given)
+        value = loss.compute(model, given[0][0], request)
     else:
         with autocast(request):
             outputs = model(*given[0], **given[1])

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from zerofit.core.allocation_log import TraceRequest
-    from zerofit.models.trace.run import Batch
 
 
 @dataclass(slots=True)
@@ -30,8 +29,8 @@ class ScriptLoss:
     """Of the Trainer, unwrapped: the one that trains."""
     others: tuple[Any, ...] = ()
     """Copies of the modules that the Trainer holds beside it; filled in by bind()."""
-    function: Callable[[Any, Batch], Any] | None = None
-    """Returns the loss of a model on a batch; filled in by bind()."""
+    stand_in: Any = None
+    """The Trainer's copy that holds copies of its models; filled in by bind()."""
 
     def bind(self, model: Any, copied: Callable[..., Any]) -> None:
         """Make the loss one of a copy of the model.
@@ -40,26 +39,24 @@ class ScriptLoss:
             model: the copy.
             copied: copies another module without its values; known= is what stands for objects in it, by id.
         """
-        stand_in = copy.copy(self.trainer)
+        self.stand_in = copy.copy(self.trainer)
         others = []
         for name, value in vars(self.trainer).items():
             if name in ("model", "model_wrapped"):
-                setattr(stand_in, name, model)
+                setattr(self.stand_in, name, model)
             elif hasattr(value, "named_parameters"):
                 other = copied(value, known={id(self.model): model})
-                setattr(stand_in, name, other)
+                setattr(self.stand_in, name, other)
                 others.append(other)
         self.others = tuple(others)
-        self.function = lambda model, batch: stand_in.compute_loss(model, batch[0][0])
 
-    @contextmanager
-    def autocast(self, model: Any, request: TraceRequest) -> Iterator[None]:
-        """Let every model run under autocast, with outputs in fp32, as accelerate prepares them."""
+    def compute(self, model: Any, inputs: Any, request: TraceRequest) -> Any:
+        """Return the loss; under autocast every model runs as accelerate prepares it, with outputs in fp32."""
         prepared = [one for one in self.others if all(inner is not model for inner in one.modules())]
         with ExitStack() as stack:
             for one in (model, *prepared) if request.autocast is not None else ():
                 stack.enter_context(_autocasting(one, request))
-            yield
+            return self.stand_in.compute_loss(model, inputs)
 
 
 @contextmanager

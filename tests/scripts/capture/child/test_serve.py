@@ -21,6 +21,7 @@ from zerofit.core.facts import ModelFacts
 from zerofit.core.strategy import Lora, Precision
 from zerofit.models.trace.cache import read_trace
 from zerofit.models.trace.live import trace_live
+from zerofit.models.trace.script_loss import ScriptLoss
 from zerofit.scripts.capture.child.observations import Live
 from zerofit.scripts.capture.child.serve import serve
 
@@ -114,6 +115,40 @@ def test_each_request_is_answered_by_a_file_until_nobody_asks(
         assert read_trace(path, request) == trace_live(net, _GIVEN, request, has_tokens=False)
     asker.close()
     assert not asker.thread.is_alive()
+
+
+class _Own:
+    """A Trainer's compute_loss() with a module beside the model."""
+
+    def __init__(self, net: nn.Module, *, fails: bool) -> None:
+        self.model = net
+        self.teacher = nn.Linear(3, 2)
+        self.fails = fails
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        if self.fails:
+            raise RuntimeError("needs values")
+        return (model(inputs) - self.teacher(inputs)).mean()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_trainers_own_loss_is_traced_and_left_out_with_a_note_where_that_fails(
+    net: nn.Module, tmp_path: Path, fails: bool
+) -> None:
+    own = ScriptLoss(trainer=_Own(net, fails=fails), model=net)
+    asker = _Asker(dataclasses.replace(_live(net), loss=own, inputs=_GIVEN[0][0]))
+    for name in ("1.trace", "2.trace"):
+        assert asker.ask(_line(_REQUEST, tmp_path / name)) == {"ok": True}
+        trace = read_trace(tmp_path / name, _REQUEST)
+        alone = trace_live(net, _GIVEN, _REQUEST, has_tokens=False)
+        note = (
+            "what _Own.compute_loss() holds beside the model is not counted: Sequential: RuntimeError: needs "
+            "values"
+        )
+        assert trace is not None
+        assert trace.notes == ((note,) if fails else ())
+        assert (trace.logs == alone.logs) == fails
+    asker.close()
 
 
 def test_what_can_not_be_traced_is_an_answer_too(asker: _Asker, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from zerofit.core.command import Route
+from zerofit.scripts.capture_summary import capture_lines
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,14 @@ def test_a_subclass_is_told_with_what_it_overrides(captured_in_forks: Any) -> No
     # Six samples can't fill a batch of the eight that the script says.
     assert (capture.micro_batch_size, capture.batches[0].tensors[0].shape) == (8, (6, 9))
     assert not capture.model.passes_num_items
+
+
+def test_samples_are_the_loaders_and_rows_the_models(captured_in_forks: Any) -> None:
+    capture = captured_in_forks("preferences").capture
+    assert (capture.micro_batch_size, capture.rows_per_sample) == (4, 2)
+    assert capture.batches[0].tensors[0].shape == (8, 9)
+    assert capture.other_weight_bytes == 2 * capture.model.facts.num_parameters
+    assert "  batch on each rank  4 x 1, 8 rows at the model" in capture_lines(capture, is_kept=False)
 
 
 def test_a_trainer_that_does_not_reach_its_model_is_captured_by_its_data(captured_in_forks: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -56,20 +57,23 @@ def _trace(live: Live, fields: dict[str, Any]) -> Trace:
 
     capture = live.capture
     request = TypeAdapter(TraceRequest).validate_json(json.dumps(fields))
-    known = {
-        "has_tokens": capture.lengths is not None,
-        "has_samples": capture.micro_batch_size is not None,
-        "micro_batch_size": capture.micro_batch_size,
-    }
+    traced = partial(
+        trace_live,
+        live.model,
+        request=request,
+        has_tokens=capture.lengths is not None,
+        has_samples=capture.micro_batch_size is not None,
+        micro_batch_size=capture.micro_batch_size,
+    )
     if live.loss is not None:
         try:
-            return trace_live(live.model, ((live.inputs,), {}), request, loss=live.loss, **known)
+            return traced(((live.inputs,), {}), loss=live.loss)
         except Exception as error:  # of the script's own loss, which may need values
             said = error.found if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             name = type(live.loss.trainer).__name__
             live.note = f"what {name}.compute_loss() holds beside the model is not counted: {said[:200]}"
             live.loss = None
-    trace = trace_live(live.model, live.batch, request, **known)
+    trace = traced(live.batch)
     return replace(trace, notes=(live.note,) if live.note else ())
 
 
