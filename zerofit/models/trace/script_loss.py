@@ -51,7 +51,7 @@ class ScriptLoss:
         self.others = tuple(others)
 
     def compute(self, model: Any, inputs: Any, request: TraceRequest) -> Any:
-        """Return the loss; under autocast every model runs as accelerate prepares it, with outputs in fp32."""
+        """Return the loss; under autocast each model runs as accelerate prepares it, with outputs in fp32."""
         prepared = [one for one in self.others if all(inner is not model for inner in one.modules())]
         with ExitStack() as stack:
             for one in (model, *prepared) if request.autocast is not None else ():
