@@ -56,6 +56,19 @@ def test_the_global_batch_is_the_scripts_own(captured: Capture, expected: int | 
     assert captured_problem(captured).workload.global_batch_size == expected
 
 
+@pytest.mark.parametrize(
+    ("captured", "found"),
+    [
+        (capture(asks_for_cpu=True), "Accelerator(cpu=True)"),
+        (trainer(asks_for_cpu=True), "TrainingArguments.use_cpu=True"),
+    ],
+)
+def test_a_script_for_the_cpu_is_not_planned_for_gpus(captured: Capture, found: str) -> None:
+    with pytest.raises(UserError) as caught:
+        captured_problem(captured)
+    assert (caught.value.rule, caught.value.found) == ("script-asks-for-cpu", found)
+
+
 def test_another_global_batch_is_refused_where_the_script_makes_it() -> None:
     with pytest.raises(UserError) as caught:
         captured_problem(request=Request(global_batch_size=128))

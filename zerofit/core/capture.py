@@ -219,7 +219,10 @@ class Capture:
     mixed_precision: str = "no"
     """As Accelerator has it: "no", "fp16", "bf16" or "fp8"."""
     names_precision: bool = False
-    """ACCELERATE: whether the script itself gives Accelerator its mixed_precision, be it "no"."""
+    """Whether the script itself gives Accelerator its mixed_precision, be it "no", or TrainingArguments bf16
+    or fp16, be it False."""
+    asks_for_cpu: bool = False
+    """Whether the script says that it is to run on the CPU: Accelerator(cpu=True), or use_cpu."""
     max_grad_norm: float | None = None
     """TRAINER: the norm that gradients are clipped to; None elsewhere, where the loop decides."""
     seed: int | None = None

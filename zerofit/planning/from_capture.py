@@ -71,6 +71,8 @@ def problem_from_capture(
         UserError: a flag asks for what can't be applied to the script, or for another global batch than it
             has, or its batch does not divide over the ranks.
     """
+    if capture.asks_for_cpu and not topology.on_cpu:
+        raise _runs_on_cpu(capture)
     script = script_of(capture, topology, request)
     constraints_of(capture, topology=topology).check(request)
     workload, notes = _workload(capture, _global_batch_size(capture, script, request, topology))
@@ -89,6 +91,17 @@ def problem_from_capture(
         expandable_segments=expandable_segments,
         script=script,
         notes=(*notes, *_notes(capture, script)),
+    )
+
+
+def _runs_on_cpu(capture: Capture) -> UserError:
+    is_trainer = capture.route is Route.TRAINER
+    return UserError(
+        "script-asks-for-cpu",
+        "the script says that it runs on the CPU",
+        found="TrainingArguments.use_cpu=True" if is_trainer else "Accelerator(cpu=True)",
+        why="it would leave the GPUs that are planned for alone",
+        fix="leave that out of the script or its arguments, or launch with --cpu",
     )
 
 
@@ -111,8 +124,8 @@ def _notes(capture: Capture, script: Script) -> Iterator[str]:
     if capture.other_weight_bytes:
         size = format_bytes(capture.other_weight_bytes)
         own_loss = "compute_loss" in capture.trainer_overrides
-        how = "as its compute_loss() calls them" if own_loss else "with their weights alone"
-        yield f"other models of the script are counted {how}, {size} of weights on each GPU"
+        how = "as its compute_loss() calls them, with weights of" if own_loss else "with their weights alone,"
+        yield f"other models of the script are counted {how} {size} on each GPU"
     elif capture.num_models > 1:
         yield f"of the {capture.num_models} models of the script only {capture.model.name} is counted"
     if script.micro_batch_size is None:

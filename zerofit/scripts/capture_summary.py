@@ -114,7 +114,7 @@ def _loop(capture: Capture) -> str:
 
 
 def _precision(capture: Capture) -> str:
-    if capture.mixed_precision != "no" or capture.route is Route.TRAINER:
+    if capture.mixed_precision != "no":
         return capture.mixed_precision
     return "no, as it says" if capture.names_precision else "none named"
 

@@ -56,6 +56,8 @@ def install_arguments(accelerator_class: Any, settings: AppliedSettings, changes
                     changes.add(
                         "DeepSpeed is configured as the plan says; the script brings a DeepSpeedPlugin"
                     )
+            if settings.uses_deepspeed and settings.on_cpu and arguments.pop("cpu", False):
+                changes.add("the ranks run on the CPU as the plan says; cpu=True would switch DeepSpeed off")
         original(**arguments)
         set_number_formats(settings, changes)
 

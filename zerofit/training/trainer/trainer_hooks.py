@@ -29,6 +29,9 @@ def install_arguments(arguments_class: Any, settings: AppliedSettings, changes: 
     def post_init(original: Any, self: Any) -> None:
         with contextlib.suppress(UserError):
             trainer_fields.apply(self, settings, changes)
+        if settings.uses_deepspeed and settings.on_cpu and self.use_cpu:
+            self.use_cpu = False
+            changes.add("the ranks run on the CPU as the plan says; use_cpu=True would switch DeepSpeed off")
         own_sections = _take_deepspeed(self, settings, changes)
         original(self)
         if own_sections:

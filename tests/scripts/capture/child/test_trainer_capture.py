@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from transformers import TrainingArguments
 
 from zerofit.core.command import Route
+from zerofit.core.strategy import Precision
+from zerofit.scripts.capture.child.trainer_hooks import given_by_user
 from zerofit.scripts.capture_summary import capture_lines
 
 
@@ -84,6 +87,33 @@ def test_a_subclass_is_told_with_what_it_overrides(captured_in_forks: Any) -> No
     # Six samples can't fill a batch of the eight that the script says.
     assert (capture.micro_batch_size, capture.batches[0].tensors[0].shape) == (8, (6, 9))
     assert not capture.model.passes_num_items
+
+
+def test_fp32_and_the_cpu_are_the_scripts_choice_where_it_names_them(
+    left: Any, captured_in_forks: Any
+) -> None:
+    capture = captured_in_forks("on_cpu").capture
+    assert (capture.asks_for_cpu, capture.names_precision, capture.precision) == (True, True, Precision.FP32)
+    silent = captured_in_forks("preferences").capture
+    assert (silent.asks_for_cpu, silent.names_precision, silent.precision) == (False, False, None)
+    assert (left.capture.names_precision, left.capture.precision) == (True, Precision.BF16)
+
+
+@pytest.mark.parametrize(
+    ("command_line", "named"),
+    [
+        (["train.py", "--bf16", "False"], {"bf16"}),
+        (["train.py", "--no_fp16"], {"fp16"}),
+        (["train.py"], set()),
+    ],
+)
+def test_of_a_parser_that_gives_all_fields_the_command_line_counts(
+    command_line: list[str], named: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", command_line)
+    everything = {field.name: None for field in fields(TrainingArguments) if field.init}
+    assert given_by_user(TrainingArguments, everything) == named
+    assert given_by_user(TrainingArguments, {"output_dir": "out", "bf16": False}) == {"output_dir", "bf16"}
 
 
 def test_samples_are_the_loaders_and_rows_the_models(captured_in_forks: Any) -> None:

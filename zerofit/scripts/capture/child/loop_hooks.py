@@ -188,10 +188,12 @@ def _watch_init(accelerator_class: Any, seen: Observations) -> None:
         for name in _FOR_SEVERAL:
             if arguments.pop(name, None) is not None:
                 seen.note(f"the script brings a {name}, which is left out of the capture")
+        asks_for_cpu = bool(arguments.get("cpu"))
         arguments.pop("dynamo_backend", None)
         arguments.pop("dynamo_plugin", None)
         original(**arguments)
         self._zerofit_names_precision = own is not None
+        self._zerofit_asks_for_cpu = asks_for_cpu
         if said in _NOT_HERE:
             self._zerofit_precision_said = said
         seen.accelerators.append(self)

@@ -196,7 +196,8 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         accumulates=seen.accumulates,
         accumulates_by_hand=manual,
         mixed_precision=str(accelerator.mixed_precision),
-        names_precision=trainer is None and getattr(accelerator, "_zerofit_names_precision", False),
+        names_precision=_names_precision(accelerator, trainer),
+        asks_for_cpu=bool(arguments.get("use_cpu") or getattr(accelerator, "_zerofit_asks_for_cpu", False)),
         max_grad_norm=arguments.get("max_grad_norm"),
         seed=_seed(seen, arguments),
         num_models=max(1, len({id(one) for one in prepared_models(accelerator)})),
@@ -225,6 +226,13 @@ def _arguments(trainer: Any) -> dict[str, Any]:
     said = {**trainer.args.to_dict(), **getattr(trainer.args, "_zerofit_said", {})}
     values = {name: value if isinstance(value, dict) else plain(value) for name, value in said.items()}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _names_precision(accelerator: Any, trainer: Any) -> bool:
+    """True if the script itself says its mixed precision, be it none."""
+    if trainer is None:
+        return getattr(accelerator, "_zerofit_names_precision", False)
+    return not {"bf16", "fp16"}.isdisjoint(getattr(trainer.args, "_zerofit_given", ()))
 
 
 def _passes(seen: Observations, trainer: Any, model: Any, batch: Arguments) -> bool:

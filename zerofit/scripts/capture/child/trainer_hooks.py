@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from zerofit.scripts.capture.child.outcome import is_own_code, leave_failed, place_in_script
@@ -52,7 +53,21 @@ def _run_here(module: Any) -> None:
         self._zerofit_said = said
         original(self)
 
+    def new(cls: Any, *_: Any, **given: Any) -> Any:
+        made = object.__new__(cls)
+        made._zerofit_given = given_by_user(cls, given)
+        return made
+
+    module.TrainingArguments.__new__ = new
     module.is_torch_bf16_gpu_available = lambda: True
+
+
+def given_by_user(arguments_class: Any, given: dict[str, Any]) -> frozenset[str]:
+    """Return the fields that a script gives; a parser gives all of them, so that its command line counts."""
+    if not {field.name for field in fields(arguments_class) if field.init} <= given.keys():
+        return frozenset(given)
+    flags = (word[2:].partition("=")[0].replace("-", "_") for word in sys.argv if word.startswith("--"))
+    return frozenset(flag.removeprefix("no_") for flag in flags)
 
 
 def _watch_trainers(trainer_class: Any, seen: Observations) -> None:
