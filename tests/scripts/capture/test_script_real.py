@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from zerofit.scripts.capture.capture import capture_script
 
 _CONFIG = {
@@ -27,7 +29,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 with open("attempts.txt", "a") as attempts:
     attempts.write("x")
 model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(sys.argv[1]))
-print("attempts", open("attempts.txt").read(), "sum", model.lm_head.weight.sum().item())
+LOOK
+print("attempts", open("attempts.txt").read())
 data = torch.utils.data.DataLoader([torch.tensor([1, 2, 3])] * 8, batch_size=2)
 accelerator = Accelerator(cpu=True)
 model, optimizer, data = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), data)
@@ -37,10 +40,17 @@ for batch in data:
 """
 
 
-def test_a_script_that_looks_at_its_weights_is_captured_with_them(tmp_path: Path) -> None:
+_LOOKS = {
+    "at a value": "model.lm_head.weight.sum().item()",
+    "in a library of its own words": "if model.lm_head.weight.is_meta: raise ValueError('wrong storage')",
+}
+
+
+@pytest.mark.parametrize("look", _LOOKS.values(), ids=_LOOKS)
+def test_a_script_that_looks_at_its_weights_is_captured_with_them(tmp_path: Path, look: str) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(_CONFIG))
-    (tmp_path / "train.py").write_text(_SCRIPT)
+    (tmp_path / "train.py").write_text(_SCRIPT.replace("LOOK", look))
     with capture_script(
         ("train.py", "model"),
         environment={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
@@ -50,7 +60,7 @@ def test_a_script_that_looks_at_its_weights_is_captured_with_them(tmp_path: Path
         on_progress=lambda _: None,
     ) as script:
         assert script._child is not None
-        assert "attempts x sum " in script._child.output
-        assert script.capture.stopped_at == "train.py:16"
+        assert "attempts x" in script._child.output
+        assert script.capture.stopped_at == "train.py:17"
         assert script.capture.micro_batch_size == 2
     assert not (tmp_path / "attempts.txt").exists()

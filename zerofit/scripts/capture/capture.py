@@ -154,12 +154,10 @@ class CapturedScript:
         free_bytes = free_host_bytes()
         until = time.monotonic() + self.limit_s
         result = self._attempt("meta", until)
-        if isinstance(result, Failure) and result.kind is FailureKind.NEEDS_VALUES:
-            needed = result.weight_bytes
-            if needed is not None and needed * _LOADING_TIMES <= free_bytes:
-                self._end_child()
-                self._folder.begin_anew(ended_ns=self._ended())
-                result = self._attempt("real", until)
+        if isinstance(result, Failure) and _may_need_weights(result, free_bytes):
+            self._end_child()
+            self._folder.begin_anew(ended_ns=self._ended())
+            result = self._attempt("real", until)
         if isinstance(result, Failure):
             output = "" if self._child is None else self._child.output
             self.close()
@@ -199,6 +197,15 @@ class CapturedScript:
         assert self._folder is not None
         self._child = Child(self.run, folder=self._folder, weights=weights, command=self.command)
         return self._child.wait(until, self.on_progress)
+
+
+def _may_need_weights(failure: Failure, free_bytes: int) -> bool:
+    """Return True if a script may have failed for want of weights, and host memory has room for them."""
+    needed = failure.weight_bytes
+    if needed is None or needed * _LOADING_TIMES > free_bytes:
+        return False
+    # Any error that is raised while weights are missing may come of it: a library's own message need not say.
+    return failure.kind is FailureKind.NEEDS_VALUES or (failure.kind is FailureKind.RAISED and needed > 0)
 
 
 def _told(capture: Capture) -> Capture:

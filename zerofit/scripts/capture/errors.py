@@ -51,7 +51,7 @@ class Failure:
     where: str = ""
     """File and line of the script; "" where unknown."""
     weight_bytes: int | None = None
-    """NEEDS_VALUES: what the weights take in host memory; None where unknown."""
+    """RAISED and NEEDS_VALUES: what weights that were not loaded take in host memory; None where unknown."""
     weights: str = "meta"
     """What the attempt did with weights: "meta" or "real"."""
 

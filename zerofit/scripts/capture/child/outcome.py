@@ -45,6 +45,10 @@ def leave_captured(seen: Observations, live: Live) -> NoReturn:
     _leave()
 
 
+_OF_THE_SCRIPT = (ImportError, NameError, SyntaxError, FileNotFoundError)
+"""Errors that are the same with weights."""
+
+
 def leave_failed(
     seen: Observations,
     kind: str,
@@ -60,12 +64,12 @@ def leave_failed(
         kind: "exited", "raised", "stdin", "needs-values" or "unsupported".
         message: what happened.
         where: file and line of the script.
-        error: what was raised; "needs-values" tells by it how much the weights take.
+        error: what was raised; how much the weights take that are not loaded is told with it.
     """
     detail = "".join(traceback.format_exception(error)) if error is not None else ""
     message = " ".join(message.split())
     document: dict[str, Any] = {"kind": kind, "message": message, "where": where, "detail": detail}
-    if kind == "needs-values" and error is not None:
+    if seen.spec.weights == "meta" and isinstance(error, Exception) and not isinstance(error, _OF_THE_SCRIPT):
         document["weight_bytes"] = unloaded_bytes(error)
     _write(seen.folder / "failure.json", json.dumps(document, indent=1) + "\n")
     _leave()
