@@ -171,3 +171,13 @@ def test_trackers_send_nothing_and_keep_the_configuration(captured_in_forks: Any
     capture = captured_in_forks("tracked").capture
     assert (capture.micro_batch_size, capture.batches[0].tensors[0].shape) == (3, (3, 4))
     assert capture.optimizer.groups[0].settings["lr"] == 0.5
+
+
+def test_a_script_that_asks_for_gpus_sees_one_that_stands_in(captured_in_forks: Any) -> None:
+    left = captured_in_forks("asks_for_gpus")
+    assert left.exit_code == 0, left.output
+    assert (left.capture.micro_batch_size, left.capture.optimizer.class_path) == (
+        4,
+        "torch.optim.adamw.AdamW",
+    )
+    assert "the script asks how many GPUs there are, and was told 1" in left.capture.notes

@@ -58,7 +58,8 @@ def _spec_in(folder: Path) -> CaptureSpec:
 def _install(seen: Observations) -> None:
     """Set the hooks that watch a script, keep it quiet, and stop it where training would begin."""
     sys.stdin = _NoInput(seen)
-    when_imported("torch", gpu_stand_in.install)
+    when_imported("torch", lambda module: gpu_stand_in.install(module, seen.note))
+    when_imported("safetensors", gpu_stand_in.install_for_safetensors)
     when_imported("torch", lambda module: _note_seed(module, seen))
     when_imported("accelerate.state", skip_data_parallel_wrapping)
     quiet_saving.install(seen)
