@@ -64,7 +64,7 @@ def _head(answer: Answer) -> Iterator[str]:
     per_gpu = f"{format_bytes(problem.device_bytes)} of {format_bytes(problem.card_bytes)} to be used"
     yield f"on {machine_words(answer)}: {per_gpu} on each, {format_bytes(problem.host_bytes)} of host memory"
     if answer.is_fast:
-        yield "--fast: from closed forms, not from a trace of the model; the numbers are rougher"
+        yield "estimated by closed forms, not by a trace of the model; the numbers are rougher"
 
 
 def answer_html(answer: Answer) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from zerofit.core.allocation_log import Trace
+from zerofit.core.errors import UserError
 from zerofit.machine.gpu_catalog import load_gpus
 from zerofit.machine.library_versions import check_libraries_of_traces
 from zerofit.machine.rates import catalog_rates, probe_rates
@@ -15,12 +16,15 @@ from zerofit.planning.solve import solve
 from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
 
 if TYPE_CHECKING:
-    from zerofit.core.allocation_log import TraceRequest
+    from zerofit.core.allocation_log import AllocationLog, TraceRequest
     from zerofit.core.observer import Observer
     from zerofit.core.rates import Rates
     from zerofit.planning.answer import Answer
     from zerofit.planning.problem import Problem
     from zerofit.planning.subject import Subject
+
+_NOT_TRACED = ("trace-broken", "trace-failed", "trace-not-affine", "trace-unknown-inputs")
+"""Errors of models that can't be traced, and may still be estimated by their dimensions."""
 
 
 class Planner:
@@ -57,18 +61,29 @@ class Planner:
             notes: what was assumed of it.
         """
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
-        answer = solve(
-            problem,
-            estimator_of=lambda one: self._estimator(one, rates),
-            quick_estimator_of=None
-            if self._is_fast
-            else lambda one: ClosedFormEstimator(one, trace=self._closed_form, rates=rates),
-            gpus=tuple(gpu.spec for gpu in load_gpus()),
-            is_fast=self._is_fast,
-            notes=(*notes, *self._subject.notes, *self._unchecked(problem)),
-        )
+        notes = (*notes, *self._subject.notes, *self._unchecked(problem))
+        try:
+            answer = self._solve(problem, rates, notes, is_fast=self._is_fast)
+        except UserError as error:
+            if error.rule not in _NOT_TRACED or not problem.model.num_layers:
+                raise
+            why = f"the model can't be traced ({error.found}): its dimensions are gone by, as with --fast"
+            answer = self._solve(problem, rates, (*notes, why), is_fast=True)
         left_out = dict.fromkeys(note for trace in self._made.values() for note in trace.notes)
         return replace(answer, notes=(*answer.notes, *left_out))
+
+    def _solve(self, problem: Problem, rates: Rates, notes: tuple[str, ...], *, is_fast: bool) -> Answer:
+        def closed_form(one: Problem) -> ClosedFormEstimator:
+            return ClosedFormEstimator(one, trace=self._closed_form, rates=rates)
+
+        return solve(
+            problem,
+            estimator_of=closed_form if is_fast else lambda one: self._estimator(one, rates),
+            quick_estimator_of=None if is_fast else closed_form,
+            gpus=tuple(gpu.spec for gpu in load_gpus()),
+            is_fast=is_fast,
+            notes=notes,
+        )
 
     def _unchecked(self, problem: Problem) -> tuple[str, ...]:
         """Return what of the request names parts of the model, which closed forms do not know."""
@@ -84,8 +99,6 @@ class Planner:
         return (f"{' and '.join(said)} is in the model: --fast does not look, and a plan without it does",)
 
     def _estimator(self, problem: Problem, rates: Rates) -> TrainingEstimator:
-        if self._is_fast:
-            return ClosedFormEstimator(problem, trace=self._closed_form, rates=rates)
         kept = KeptEstimates(problem, self._subject.identity)
         self._kept.append(kept)
         return TrainingEstimator(problem, trace=self._traced, rates=rates, devices=kept.estimates)
@@ -94,6 +107,8 @@ class Planner:
         key = request, True
         if key not in self._made:
             log = closed_form_log(self._subject.facts, request)
+            if self._subject.capture is not None:
+                log = _with_rows(log, self._subject.capture.rows_per_sample)
             self._made[key] = Trace(request=request, logs=(log,))
         return self._made[key]
 
@@ -104,3 +119,22 @@ class Planner:
             with self._observer.task(f"tracing {self._subject.name} {kind}") as tell:
                 self._made[key] = self._subject.trace(request, on_progress=tell)
         return self._made[key]
+
+
+def _with_rows(log: AllocationLog, rows_per_sample: int) -> AllocationLog:
+    """Return the log of samples that are several rows each."""
+    storages, costs = log.storages, log.costs
+    return replace(
+        log,
+        storages=replace(
+            storages, bytes_per_sample=tuple(one * rows_per_sample for one in storages.bytes_per_sample)
+        ),
+        costs=tuple(
+            replace(
+                one,
+                flops_per_sample=one.flops_per_sample * rows_per_sample,
+                bytes_per_sample=one.bytes_per_sample * rows_per_sample,
+            )
+            for one in costs
+        ),
+    )

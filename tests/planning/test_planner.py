@@ -1,0 +1,67 @@
+"""A model that can't be traced is estimated by its dimensions, and the plan says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from captured_scripts import capture, captured_problem
+
+from zerofit.core.capture import Capture
+from zerofit.core.errors import UserError
+from zerofit.core.observer import Observer
+from zerofit.core.request import Request
+from zerofit.planning.planner import Planner
+
+
+@dataclass
+class Untraceable:
+    """A captured script whose model can't be traced."""
+
+    capture: Capture
+    rule: str = "trace-broken"
+
+    name = "made"
+    notes = ()
+    identity = "made"
+
+    @property
+    def facts(self) -> Any:
+        return self.capture.model.facts
+
+    def trace(self, request: Any, *, on_progress: Any) -> Any:
+        raise UserError(self.rule, "no trace", found="sparse tensors", why="", fix="")
+
+
+def _answer(captured: Capture, *, request: Request | None = None, **fields: Any) -> Any:
+    with Planner(Untraceable(captured, **fields), is_fast=False, observer=Observer()) as planner:
+        return planner.answer(captured_problem(captured, request=request), is_here=False)
+
+
+def test_closed_forms_take_the_place_of_a_trace_that_fails() -> None:
+    answer = _answer(capture())
+    assert answer.is_fast
+    assert answer.found.chosen.estimate.device.uncertainty == 0.2
+    assert answer.notes[0] == (
+        "the model can't be traced (sparse tensors): its dimensions are gone by, as with --fast"
+    )
+
+
+def test_what_the_user_can_mend_is_an_error_still() -> None:
+    with pytest.raises(UserError, match="trace-packed-batch"):
+        _answer(capture(), rule="trace-packed-batch")
+
+
+def test_closed_forms_count_the_rows_of_a_sample() -> None:
+    one, two = (
+        _answer(replace(capture(), rows_per_sample=rows), request=Request(micro_batch_size=8)).found.chosen
+        for rows in (1, 2)
+    )
+    assert two.estimate.tokens_per_step == 2 * one.estimate.tokens_per_step
+    assert _activations(two) == pytest.approx(2 * _activations(one), rel=0.05)
+
+
+def _activations(chosen: Any) -> int:
+    terms = [term for phase in chosen.estimate.device.phases for term in phase.terms]
+    return max(term.num_bytes for term in terms if term.name == "activations")
