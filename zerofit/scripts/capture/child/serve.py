@@ -69,9 +69,11 @@ def _trace(live: Live, fields: dict[str, Any]) -> Trace:
         try:
             return traced(((live.inputs,), {}), loss=live.loss)
         except Exception as error:  # of the script's own loss, which may need values
-            said = error.found if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            said = f"{type(error).__name__}: {error}"
+            if isinstance(error, UserError):
+                said = f"{error.summary}: {error.found}"
             name = type(live.loss.trainer).__name__
-            live.note = f"what {name}.compute_loss() holds beside the model is not counted: {said[:200]}"
+            live.note = f"what {name}.compute_loss() holds beside the model is not counted: {said[:300]}"
             live.loss = None
     trace = traced(live.batch)
     return replace(trace, notes=(live.note,) if live.note else ())
