@@ -14,7 +14,7 @@ from gpu_truth.errors import (
 )
 from gpu_truth.fits import Fits, fits_of_cases
 from gpu_truth.results import Case, CaseResult
-from kept_cases import measurement
+from kept_cases import measurement, result_of
 
 from zerofit.core.strategy import Strategy
 from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
@@ -59,13 +59,7 @@ def _on_cpu(key: str, *, counted: TensorBytes, predicted: TensorBytes) -> CaseRe
 
 
 def _result(case: Case, measured: TrialMeasurement, predicted: TrialPrediction) -> CaseResult:
-    return CaseResult(
-        case=case,
-        outcome=TrialOutcome(state=TrialState.DONE, measured=measured),
-        predicted=predicted,
-        took_s=1.0,
-        date="2026-01-01T00:00:00+00:00",
-    )
+    return result_of(case, TrialOutcome(state=TrialState.DONE, measured=measured), predicted)
 
 
 def test_an_error_is_above_zero_where_too_much_was_predicted() -> None:

@@ -26,7 +26,7 @@ from gpu_truth.results import (
 )
 from gpu_truth.store import open_store
 from gpu_truth.table import full_table, short_table
-from kept_cases import CPU, measurement
+from kept_cases import CPU, DATE, measurement
 from pydantic import TypeAdapter
 
 from zerofit.core.errors import UserError
@@ -34,7 +34,6 @@ from zerofit.core.facts import Machine, Versions
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
 from zerofit.measuring.results import TensorBytes, TrialOutcome, TrialPrediction, TrialState
 
-DATE = "2026-01-01T00:00:00+00:00"
 VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
 H200 = replace(CPU, device="NVIDIA H200", compute_capability=(9, 0), driver="580.1")
 DONE = TrialOutcome(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_truth.cases import ACCURACY_ON_CPU
 from gpu_truth.machine import find_machine, record_of
-from gpu_truth.results import CaseResult, MachineRecord, Section
+from gpu_truth.results import Case, CaseResult, MachineRecord, Section
 from gpu_truth.store import open_store
 
 from zerofit.machine.versions import probe_versions
@@ -15,6 +15,7 @@ from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcom
 if TYPE_CHECKING:
     from pathlib import Path
 
+DATE = "2026-01-01T00:00:00+00:00"
 CPU = MachineRecord(
     device="CPU",
     memory_bytes=2**30,
@@ -55,17 +56,16 @@ def measurement(step_time_s: float = 1.0, **fields: Any) -> TrialMeasurement:
     return TrialMeasurement(**{**ordinary, **fields})
 
 
+def result_of(case: Case, outcome: TrialOutcome, predicted: TrialPrediction | None = None) -> CaseResult:
+    """Return the result of a case that took a second."""
+    return CaseResult(case=case, outcome=outcome, predicted=predicted, took_s=1.0, date=DATE)
+
+
 def keep_as_done(folder: Path, keys: set[str], outcome: TrialOutcome = SKIPPED) -> None:
     """Write results in which some of the cases have been measured."""
     machine = record_of(find_machine(on_cpu=True))
     store = open_store(folder / "cpu.json", machine, probe_versions())
     for case in ACCURACY_ON_CPU:
         if case.key in keys:
-            result = CaseResult(
-                case=case,
-                outcome=outcome,
-                predicted=TrialPrediction(parts=PARTS),
-                took_s=1.0,
-                date="2026-01-01T00:00:00+00:00",
-            )
+            result = result_of(case, outcome, TrialPrediction(parts=PARTS))
             store.keep_case(Section.ACCURACY, result)
