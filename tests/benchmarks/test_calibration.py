@@ -20,6 +20,7 @@ from gpu_truth.results import (
     Results,
     results_to_json,
 )
+from kept_cases import measurement
 
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Versions
@@ -28,7 +29,7 @@ from zerofit.core.strategy import Strategy
 from zerofit.core.units import GIB, MIB
 from zerofit.machine.gpu_catalog import find_gpu, load_gpus, read_gpus
 from zerofit.machine.rates import catalog_rates, read_rates
-from zerofit.measuring.results import TrialMeasurement, TrialOutcome, TrialState
+from zerofit.measuring.results import TrialOutcome, TrialState
 from zerofit.planning.estimate.device_memory.non_torch_memory import context_term, cublas_workspace_bytes
 
 _CATALOG = Path(__file__).parents[2] / "zerofit" / "catalog"
@@ -46,19 +47,7 @@ _CONTEXT = ContextMeasured(
 
 
 def _case(beside_torch_mib: int, *, calibrates: bool = True) -> CaseResult:
-    measured = TrialMeasurement(
-        process_bytes=1,
-        process_peak_bytes=1,
-        reserved_bytes=10 * GIB,
-        device_bytes=10 * GIB + beside_torch_mib * MIB,
-        step_times_s=(1.0,),
-        step_time_s=1.0,
-        tokens_per_s=1.0,
-        losses=(),
-        counted=None,
-        num_trained_parameters=1,
-        num_threads=1,
-    )
+    measured = measurement(reserved_bytes=10 * GIB, device_bytes=10 * GIB + beside_torch_mib * MIB, losses=())
     case = Case(
         key=f"made-{beside_torch_mib}",
         group="made",

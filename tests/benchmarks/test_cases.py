@@ -1,4 +1,4 @@
-"""The cases of accuracy: enough of each kind, in order, and each one the tool's own rules allow."""
+"""The cases of accuracy and of many ranks: enough of each kind, and the tool's own rules allow each one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from gpu_truth.cases import ACCURACY, ACCURACY_ON_CPU
 from gpu_truth.ladder import LADDER, LADDER_ON_CPU
 from gpu_truth.predictions import Circumstances, predict
+from gpu_truth.rank_cases import RANKS, RANKS_ON_CPU
 from gpu_truth.results import Case
 
 from zerofit.checking.engine import check
@@ -16,7 +17,7 @@ from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.core.facts import Machine
 from zerofit.core.plan import Topology
-from zerofit.core.strategy import OptimizerName, Precision
+from zerofit.core.strategy import OffloadDevice, OptimizerName, Precision
 from zerofit.machine.gpu_catalog import find_gpu
 from zerofit.machine.rates import catalog_rates
 from zerofit.machine.versions import probe_versions
@@ -53,6 +54,31 @@ def test_every_family_format_optimizer_and_change_is_there(found: tuple[Case, ..
     assert {one.attention for one in strategies} == {"eager", "sdpa"}
 
 
+@pytest.mark.parametrize("cases", [RANKS, RANKS_ON_CPU])
+def test_every_stage_and_number_of_ranks_is_covered_with_offload_and_without(cases: tuple[Case, ...]) -> None:
+    assert len({one.key for one in cases}) == len(cases)
+    assert {one.num_ranks for one in cases} >= {2, 4, 8, 64}
+    assert {one.strategy.zero_stage.value for one in cases} == {1, 2, 3}
+    assert {one.strategy.optimizer_offload for one in cases} == {OffloadDevice.NONE, OffloadDevice.CPU}
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "numbers"),
+    [
+        (1, "", {2, 4, 8, 64}),
+        (1, "offload-optimizer", {4}),
+        (2, "", {2, 4, 8, 64}),
+        (2, "offload-optimizer", {4, 8}),
+        (3, "", {2, 8, 64}),
+        (3, "offload-optimizer", {8}),
+        (3, "offload-param", {4, 8, 64}),
+    ],
+)
+def test_the_numbers_of_ranks_of_each_stage_and_offload(stage: int, offload: str, numbers: set[int]) -> None:
+    group = f"zero-{stage} {offload}".strip()
+    assert {one.num_ranks for one in RANKS if one.group == group} == numbers
+
+
 @pytest.mark.parametrize(
     "one", [*ACCURACY, *ACCURACY_ON_CPU, *LADDER, *LADDER_ON_CPU], ids=lambda one: one.key
 )
@@ -61,6 +87,12 @@ def test_no_rule_of_the_tool_forbids_a_case(one: Case) -> None:
         one.strategy, topology=Topology(on_cpu=one not in ACCURACY), versions=probe_versions()
     )
     assert [str(found) for found in check(situation, rules=ALL_RULES).of(Severity.ERROR)] == []
+
+
+@pytest.mark.parametrize("one", [*RANKS, *RANKS_ON_CPU], ids=lambda one: one.key)
+def test_no_rule_forbids_a_case_of_many_ranks(one: Case) -> None:
+    situation = situation_of_strategy(one.strategy, topology=Topology(world_size=one.num_ranks))
+    assert check(situation, rules=ALL_RULES).of(Severity.ERROR) == ()
 
 
 @pytest.mark.parametrize("one", [ACCURACY_ON_CPU[0], ACCURACY_ON_CPU[-1]], ids=lambda one: one.key)

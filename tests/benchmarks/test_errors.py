@@ -14,6 +14,7 @@ from gpu_truth.errors import (
 )
 from gpu_truth.fits import Fits, fits_of_cases
 from gpu_truth.results import Case, CaseResult
+from kept_cases import measurement, result_of
 
 from zerofit.core.strategy import Strategy
 from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
@@ -39,54 +40,26 @@ def _on_gpu(
     key: str, *, measured: int, predicted: int, group: str = "bert", calibrates: bool = False
 ) -> CaseResult:
     """Return a result whose allocated, reserved and device memory are all off by the same."""
-    sizes = TrialMeasurement(
-        process_bytes=1,
-        process_peak_bytes=1,
-        allocated_bytes=measured,
-        reserved_bytes=measured,
-        device_bytes=measured,
-        step_times_s=(0.5,),
-        step_time_s=0.5,
-        tokens_per_s=1.0,
-        losses=(1.0,),
-        counted=None,
-        num_trained_parameters=1,
-        num_threads=1,
-    )
-    return CaseResult(
-        case=_case(key, group=group, calibrates=calibrates),
-        outcome=TrialOutcome(state=TrialState.DONE, measured=sizes),
-        predicted=TrialPrediction(
+    sizes = {"allocated_bytes": measured, "reserved_bytes": measured, "device_bytes": measured}
+    return _result(
+        _case(key, group=group, calibrates=calibrates),
+        measurement(0.5, **sizes),
+        TrialPrediction(
             parts=_parts(1),
             allocated_bytes=predicted,
             reserved_bytes=predicted,
             device_bytes=predicted,
             step_time_s=0.25,
         ),
-        took_s=1.0,
-        date="2026-01-01T00:00:00+00:00",
     )
 
 
 def _on_cpu(key: str, *, counted: TensorBytes, predicted: TensorBytes) -> CaseResult:
-    sizes = TrialMeasurement(
-        process_bytes=1,
-        process_peak_bytes=1,
-        step_times_s=(0.5,),
-        step_time_s=0.5,
-        tokens_per_s=1.0,
-        losses=(1.0,),
-        counted=counted,
-        num_trained_parameters=1,
-        num_threads=1,
-    )
-    return CaseResult(
-        case=_case(key),
-        outcome=TrialOutcome(state=TrialState.DONE, measured=sizes),
-        predicted=TrialPrediction(parts=predicted),
-        took_s=1.0,
-        date="2026-01-01T00:00:00+00:00",
-    )
+    return _result(_case(key), measurement(0.5, counted=counted), TrialPrediction(parts=predicted))
+
+
+def _result(case: Case, measured: TrialMeasurement, predicted: TrialPrediction) -> CaseResult:
+    return result_of(case, TrialOutcome(state=TrialState.DONE, measured=measured), predicted)
 
 
 def test_an_error_is_above_zero_where_too_much_was_predicted() -> None:
@@ -122,16 +95,8 @@ def test_statistics_are_of_sizes_without_signs_by_group_and_in_all() -> None:
 
 def test_what_did_not_run_or_has_no_prediction_has_no_error() -> None:
     done = _on_gpu("a", measured=100, predicted=110)
-    not_done = CaseResult(
-        case=_case("b"),
-        outcome=TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="full"),
-        predicted=done.predicted,
-        took_s=1.0,
-        date=done.date,
-    )
-    unpredicted = CaseResult(
-        case=_case("c"), outcome=done.outcome, predicted=None, took_s=1.0, date=done.date
-    )
+    full = TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="full")
+    not_done, unpredicted = replace(done, outcome=full), replace(done, predicted=None)
     assert case_errors([not_done, unpredicted]) == ()
 
 

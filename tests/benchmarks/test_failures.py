@@ -13,7 +13,6 @@ from gpu_truth.failures import failure_lines, find_failures
 from gpu_truth.harness import measure_all
 from gpu_truth.order import Order
 from gpu_truth.results import (
-    CaseResult,
     Results,
     Section,
     SectionFailure,
@@ -21,12 +20,11 @@ from gpu_truth.results import (
     results_to_json,
 )
 from gpu_truth.table import short_table
-from kept_cases import CPU
+from kept_cases import CPU, DATE, result_of
 
 from zerofit.core.facts import Versions
 from zerofit.measuring.results import TrialOutcome, TrialState
 
-DATE = "2026-01-01T00:00:00+00:00"
 EMPTY = Results(machine=CPU, versions=Versions(python="3.12.0", zerofit="0.1.0"), date=DATE)
 FAILED, KILLED = TrialState.FAILED, TrialState.KILLED
 FULL, SLOW = TrialState.OUT_OF_MEMORY, TrialState.TOO_SLOW
@@ -38,13 +36,7 @@ def _results(*states: TrialState) -> Results:
     return replace(
         EMPTY,
         accuracy=tuple(
-            CaseResult(
-                case=case,
-                outcome=TrialOutcome(state=state, reason=f"why of {number}"),
-                predicted=None,
-                took_s=1.0,
-                date=DATE,
-            )
+            result_of(case, TrialOutcome(state=state, reason=f"why of {number}"))
             for number, (case, state) in enumerate(zip(ACCURACY_ON_CPU, states, strict=False))
         ),
     )

@@ -14,6 +14,7 @@ from gpu_truth.regret import QUESTIONS_ON_CPU, Means, measure_question, run_regr
 from gpu_truth.results import RegretResult, Rule
 from gpu_truth.usual import PLAIN, PRESET, TRAINER, usual_strategies
 from gpu_truth.verdict import NUM_REPEATS, is_whole, kept, ratio, verdict
+from kept_cases import SMALL
 
 from zerofit.core.facts import Machine, Versions
 from zerofit.core.plan import Topology
@@ -45,16 +46,6 @@ HOST = Machine(
     nvme_bytes=2**40,
 )
 H100 = replace(HOST, gpus=(find_gpu("H100"),))
-SMALL = {
-    "model_type": "bert",
-    "architectures": ["BertForSequenceClassification"],
-    "vocab_size": 500,
-    "hidden_size": 64,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-}
 NONE, CPU = OffloadDevice.NONE, OffloadDevice.CPU
 TIGHT = 60 * MIB
 """Takes SMALL with checkpointing and micro-batches of 4, and not 32 samples at once."""

@@ -15,26 +15,17 @@ from gpu_truth.regret import Means, measure_question, run_regret
 from gpu_truth.results import RegretResult
 from gpu_truth.usual import PLAIN, usual_strategies
 from gpu_truth.verdict import is_whole
+from kept_cases import SMALL, measurement
 
 from zerofit.core.facts import Machine, Versions
 from zerofit.core.strategy import Strategy
 from zerofit.core.units import GIB
 from zerofit.machine.rates import catalog_rates
-from zerofit.measuring.results import TrialMeasurement, TrialOutcome, TrialState
+from zerofit.measuring.results import TrialOutcome, TrialState
 
 VERSIONS = Versions(python="3.12.3", zerofit="0", torch="2.11.0")
 """Without DeepSpeed, which leaves the grid to what runs without it."""
 HOST = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=8 * GIB, host_memory_available_bytes=8 * GIB)
-SMALL = {
-    "model_type": "bert",
-    "architectures": ["BertForSequenceClassification"],
-    "vocab_size": 500,
-    "hidden_size": 64,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-}
 LONG_S = 500.0
 QUESTION = Question(
     key="made",
@@ -66,17 +57,7 @@ def small(tmp_path: Path) -> Question:
 
 
 def _done(step_time_s: float) -> TrialOutcome:
-    measured = TrialMeasurement(
-        process_bytes=1,
-        process_peak_bytes=1,
-        step_times_s=(step_time_s,),
-        step_time_s=step_time_s,
-        tokens_per_s=32 / step_time_s,
-        losses=(),
-        counted=None,
-        num_trained_parameters=1,
-        num_threads=1,
-    )
+    measured = measurement(step_time_s, tokens_per_s=32 / step_time_s, losses=())
     return TrialOutcome(state=TrialState.DONE, measured=measured)
 
 

@@ -26,29 +26,22 @@ from gpu_truth.results import (
 )
 from gpu_truth.store import open_store
 from gpu_truth.table import full_table, short_table
-from kept_cases import CPU
+from kept_cases import CPU, DATE, measurement
 from pydantic import TypeAdapter
 
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Machine, Versions
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
-from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
+from zerofit.measuring.results import TensorBytes, TrialOutcome, TrialPrediction, TrialState
 
-DATE = "2026-01-01T00:00:00+00:00"
 VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
 H200 = replace(CPU, device="NVIDIA H200", compute_capability=(9, 0), driver="580.1")
 DONE = TrialOutcome(
     state=TrialState.DONE,
-    measured=TrialMeasurement(
-        process_bytes=1,
-        process_peak_bytes=1,
+    measured=measurement(
+        0.625,
         step_times_s=(0.5, 0.75),
-        step_time_s=0.625,
-        tokens_per_s=1.0,
-        losses=(1.0,),
         counted=TensorBytes(weights=2**30, gradients=2**29, optimizer_states=0, activations=None),
-        num_trained_parameters=1,
-        num_threads=1,
     ),
 )
 CASES = (case("gpt2", (8, 512), "bf16"), case("vit-base", (16, 1), calibrates=True))

@@ -17,11 +17,12 @@ from gpu_truth.cases import ACCURACY_ON_CPU
 from gpu_truth.predictions import PENDING, Circumstances, Predictions
 from gpu_truth.results import Case, CaseResult
 from gpu_truth.runner import Pace, run_cases, run_specs, spec_of
+from kept_cases import measurement
 
 from zerofit.core.facts import Machine
 from zerofit.core.strategy import Precision, Strategy
 from zerofit.machine.versions import probe_versions
-from zerofit.measuring.results import TrialMeasurement, TrialState
+from zerofit.measuring.results import TrialState
 
 HOST = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=2**34, host_memory_available_bytes=2**34)
 TINY = {
@@ -214,7 +215,7 @@ def test_a_case_is_expected_to_take_what_the_others_took_beside_its_own_steps() 
     assert one.num_steps == 2
     pace = Pace()
     assert pace.expected_s(one, None) == pytest.approx(5.0)
-    pace.learn(one, _measured(step_time_s=2.0), took_s=3.0 + (3 + 2) * 2.0)
+    pace.learn(one, measurement(2.0), took_s=3.0 + (3 + 2) * 2.0)
     assert pace.expected_s(one, None) == pytest.approx(3.0 + 5 * 2.0)
     assert pace.expected_s(one, 4.0) == pytest.approx(3.0 + 5 * 4.0)
     assert pace.expected_s(replace(one, group="another"), None) == pytest.approx(3.0)
@@ -243,17 +244,3 @@ def _ends(process: psutil.Process, *, within_s: float) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-def _measured(step_time_s: float) -> TrialMeasurement:
-    return TrialMeasurement(
-        process_bytes=1,
-        process_peak_bytes=1,
-        step_times_s=(step_time_s,),
-        step_time_s=step_time_s,
-        tokens_per_s=1.0,
-        losses=(1.0,),
-        counted=None,
-        num_trained_parameters=1,
-        num_threads=1,
-    )

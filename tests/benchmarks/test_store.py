@@ -7,20 +7,16 @@ from pathlib import Path
 
 import pytest
 from gpu_truth.cases import case
-from gpu_truth.results import CaseResult, MachineRecord, Section
+from gpu_truth.results import MachineRecord, Section
 from gpu_truth.store import open_store
-from kept_cases import CPU
+from kept_cases import CPU, result_of
 
 from zerofit.core.facts import Versions
 from zerofit.measuring.results import TrialOutcome, TrialState
 
 VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
-RESULT = CaseResult(
-    case=case("gpt2", (8, 512), "bf16"),
-    outcome=TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="it was full"),
-    predicted=None,
-    took_s=2.5,
-    date="2026-01-01T00:00:00+00:00",
+RESULT = result_of(
+    case("gpt2", (8, 512), "bf16"), TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="it was full")
 )
 
 

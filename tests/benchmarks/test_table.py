@@ -5,11 +5,12 @@ from __future__ import annotations
 from gpu_truth.ladder import LADDER
 from gpu_truth.results import MachineRecord, Results
 from gpu_truth.table import short_table
+from kept_cases import measurement
 
 from zerofit.core.facts import Versions
 from zerofit.core.units import GIB
 from zerofit.measuring.ladder import Ladder, Published, RungResult
-from zerofit.measuring.results import TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
+from zerofit.measuring.results import TrialOutcome, TrialPrediction, TrialState
 
 VERSIONS = Versions(python="3.12.0", zerofit="0.1.0", torch="2.11.0")
 GPU = MachineRecord(
@@ -24,20 +25,13 @@ GPU = MachineRecord(
 
 
 def _rung(index: int, *, step_time_s: float, device_used: int | None, published: Published) -> RungResult:
-    measured = TrialMeasurement(
-        process_bytes=1,
-        process_peak_bytes=1,
+    measured = measurement(
+        step_time_s,
         allocated_bytes=10 * GIB,
         reserved_bytes=12 * GIB,
         device_bytes=13 * GIB,
         device_used_bytes=device_used,
-        step_times_s=(step_time_s,),
-        step_time_s=step_time_s,
-        tokens_per_s=1.0,
         losses=(),
-        counted=None,
-        num_trained_parameters=1,
-        num_threads=1,
     )
     return RungResult(
         name=LADDER[index].key,

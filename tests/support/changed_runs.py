@@ -27,14 +27,7 @@ def untrained(folder: Path) -> str:
 def facts_of(
     launch: Callable[..., Run], folder: Path, route: str, *flags: str
 ) -> tuple[Run, list[dict[str, Any]]]:
-    """Return the finished run, and the facts that each of its ranks wrote.
-
-    Args:
-        launch: the fixture.
-        folder: where the checkpoint goes.
-        route: the script's first argument.
-        flags: zerofit's.
-    """
+    """Return the finished run, and the facts that each of its ranks wrote."""
     base = untrained(folder / "base")
     run = launch("--no-capture", *flags, str(SCRIPTS / "changed.py"), route, base).check()
     files = sorted(run.folder.glob("facts*.json"))

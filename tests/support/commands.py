@@ -104,12 +104,7 @@ def targets() -> dict[str, str]:
 
 
 def made(target: str, *variables: str) -> tuple[Command, ...]:
-    """Return what `make TARGET` would run, once the environment is set up.
-
-    Args:
-        target: the target.
-        variables: NAME=VALUE, as the user gives them.
-    """
+    """Return what `make TARGET` would run, once the environment is set up."""
     installed = f"{BIN.removesuffix('/bin')}/.installed"
     environment = f"VENV={BIN.removesuffix('/bin')}"
     dry = subprocess.run(

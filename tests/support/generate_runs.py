@@ -62,12 +62,7 @@ def kill_when(moment: Callable[[], bool], folder: Path, *arguments: str) -> None
 
 @contextmanager
 def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Start `zerofit generate --cpu`, which writes what it says into the file "stderr"; kill all of it after.
-
-    Args:
-        folder: where it runs.
-        arguments: of the verb.
-    """
+    """Start `zerofit generate --cpu`, whose stderr goes into the file "stderr"; kill all of it after."""
     with (folder / "stderr").open("w") as said:
         process = subprocess.Popen(
             generate_command(*arguments),

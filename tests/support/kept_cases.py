@@ -1,20 +1,21 @@
-"""A made machine, and results in which cases count as measured: a run goes on with the others alone."""
+"""A made machine, model, measurement and results for the tests of benchmarks/."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_truth.cases import ACCURACY_ON_CPU
 from gpu_truth.machine import find_machine, record_of
-from gpu_truth.results import CaseResult, MachineRecord, Section
+from gpu_truth.results import Case, CaseResult, MachineRecord, Section
 from gpu_truth.store import open_store
 
 from zerofit.machine.versions import probe_versions
-from zerofit.measuring.results import TensorBytes, TrialOutcome, TrialPrediction, TrialState
+from zerofit.measuring.results import TensorBytes, TrialMeasurement, TrialOutcome, TrialPrediction, TrialState
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+DATE = "2026-01-01T00:00:00+00:00"
 CPU = MachineRecord(
     device="CPU",
     memory_bytes=2**30,
@@ -25,7 +26,39 @@ CPU = MachineRecord(
     host_memory_bytes=2**30,
 )
 SKIPPED = TrialOutcome(state=TrialState.OUT_OF_MEMORY, reason="taken as done")
+SMALL = {
+    "model_type": "bert",
+    "architectures": ["BertForSequenceClassification"],
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+"""The config.json of a small classifier."""
 PARTS = TensorBytes(weights=1, gradients=1, optimizer_states=1, activations=1)
+
+
+def measurement(step_time_s: float = 1.0, **fields: Any) -> TrialMeasurement:
+    """Return a measurement of one step; fields are those of TrialMeasurement."""
+    ordinary: dict[str, Any] = {
+        "process_bytes": 1,
+        "process_peak_bytes": 1,
+        "step_times_s": (step_time_s,),
+        "step_time_s": step_time_s,
+        "tokens_per_s": 1.0,
+        "losses": (1.0,),
+        "counted": None,
+        "num_trained_parameters": 1,
+        "num_threads": 1,
+    }
+    return TrialMeasurement(**{**ordinary, **fields})
+
+
+def result_of(case: Case, outcome: TrialOutcome, predicted: TrialPrediction | None = None) -> CaseResult:
+    """Return the result of a case that took a second."""
+    return CaseResult(case=case, outcome=outcome, predicted=predicted, took_s=1.0, date=DATE)
 
 
 def keep_as_done(folder: Path, keys: set[str], outcome: TrialOutcome = SKIPPED) -> None:
@@ -34,11 +67,5 @@ def keep_as_done(folder: Path, keys: set[str], outcome: TrialOutcome = SKIPPED) 
     store = open_store(folder / "cpu.json", machine, probe_versions())
     for case in ACCURACY_ON_CPU:
         if case.key in keys:
-            result = CaseResult(
-                case=case,
-                outcome=outcome,
-                predicted=TrialPrediction(parts=PARTS),
-                took_s=1.0,
-                date="2026-01-01T00:00:00+00:00",
-            )
+            result = result_of(case, outcome, TrialPrediction(parts=PARTS))
             store.keep_case(Section.ACCURACY, result)

@@ -176,12 +176,7 @@ class Case:
 
 
 def make_case(number: int, *, world_size: int) -> Case:
-    """Return a case.
-
-    Args:
-        number: its place in the row of cases for this number of ranks, from 0.
-        world_size: ranks that generate.
-    """
+    """Return a case."""
     draw = random.Random(f"{SEED}-{world_size}-{number}")
     family = list(Family)[number % len(Family)]
     search = draw.choices(list(Search), weights=(5, 3, 2))[0]

@@ -37,14 +37,7 @@ def files_in(folder: Path, name: str = "one") -> TrialFiles:
 def spec_in(
     folder: Path, rungs: str = "baseline", *, config: dict[str, Any] = BERT, **fields: Any
 ) -> TrialSpec:
-    """Return the spec of a small model on the CPU, 4 samples of 16 tokens, with some fields changed.
-
-    Args:
-        folder: takes the model's config and the process's files.
-        rungs: as a user names them, each on top of those before it; the last one is run.
-        config: of the model.
-        fields: of the TrialSpec, in place of those here.
-    """
+    """Return the spec of a small model on the CPU, 4 samples of 16 tokens, with some fields changed."""
     (folder / "config.json").write_text(json.dumps(config))
     base = baseline(batch_size=4, sequence_length=16, attention="eager")
     run = climb(parse_rungs(rungs), base, is_cumulative=True)[-1].run

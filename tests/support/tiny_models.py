@@ -19,13 +19,7 @@ _DROPOUT = 0.1
 
 
 def make_model(family: Family, *, is_tied: bool, weight_seed: int) -> PreTrainedModel:
-    """Return a model in fp32 on the CPU, in evaluation mode.
-
-    Args:
-        family: its architecture.
-        is_tied: whether its head is the embedding's own parameter.
-        weight_seed: what its weights are drawn with.
-    """
+    """Return a model in fp32 on the CPU, in evaluation mode."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from records import Tolerance, Training, differences, read_training
+from runs import RUN_TIMEOUT_S, environment
 
 HERE = Path(__file__).parents[1] / "semantics"
-RUN_TIMEOUT_S = 285
 _TRAINER = [
     *("--per_device_train_batch_size=4", "--gradient_accumulation_steps=2", "--per_device_eval_batch_size=4"),
     *("--num_train_epochs=2", "--learning_rate=2e-3", "--warmup_steps=2", "--eval_strategy=epoch"),
@@ -83,20 +82,16 @@ def _run(
 ) -> Ended:
     folder.mkdir(parents=True, exist_ok=True)
     output = "--output_dir" if script.startswith("trainer") else "--output-dir"
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     done = subprocess.run(
         (*launcher, str(HERE / "scripts" / f"{script}.py"), output, "out", *ARGUMENTS[script], *arguments),
         cwd=folder,
-        env={
-            **os.environ,
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "PATH": path,
-            "PYTHONPATH": str(HERE / "recorder"),
-            "RECORD_TRAINING": str(folder / "record"),
+        env=environment(
+            OMP_NUM_THREADS="1",
+            OMP_WAIT_POLICY="PASSIVE",
+            PYTHONPATH=str(HERE / "recorder"),
+            RECORD_TRAINING=str(folder / "record"),
             **more,
-        },
+        ),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

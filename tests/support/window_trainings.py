@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 STEPS = 4
 """Batches in a window. Of 6 batches of 3 samples and one of 1 come windows of 12 and, in 3 batches, of 7."""
-
-
 SAMPLES, BATCH_SIZE, RATE = 19, 3, 0.5
-
-
 SAME = 1e-5
 """Relative, in fp32."""
 

@@ -22,12 +22,6 @@ def save_data(folder: Path, *, num_train: int = 96, num_validation: int = 16, se
     The tasks: text.txt for language models, pairs.csv (two sentences and whether they share a word),
     entities.json (tokens and their tags), answers.json (as SQuAD has them), summaries.json,
     translations.json, endings.csv (as SWAG has them), turns.json (prompt and completion).
-
-    Args:
-        folder: where to write; it need not exist.
-        num_train: samples of each training file.
-        num_validation: samples of each validation file.
-        seed: of the text.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for split, number, add in (("train", num_train, 1), ("validation", num_validation, 2)):

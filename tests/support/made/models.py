@@ -14,14 +14,7 @@ KINDS = ("bert", "gpt2", "llama", "t5")
 
 
 def save_model(kind: str, folder: Path, *, dropout: float = 0.0, seed: int = 0) -> Path:
-    """Write a model of this kind, with its tokenizer, into a folder, and return it.
-
-    Args:
-        kind: one of KINDS.
-        folder: where to write; it need not exist.
-        dropout: of every layer that has any.
-        seed: of the weights.
-    """
+    """Write a model of this kind, with its tokenizer, into a folder, and return it."""
     import torch
 
     torch.manual_seed(seed)

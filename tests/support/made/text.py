@@ -11,13 +11,7 @@ WORDS = tuple(beginning + ending for beginning in _BEGINNINGS for ending in _END
 
 
 def sentence(chance: random.Random, *, least: int = 4, most: int = 24) -> str:
-    """Return words and a full stop.
-
-    Args:
-        chance: where the choice comes from.
-        least: fewest words.
-        most: most words; the lengths in between are all as likely.
-    """
+    """Return words and a full stop."""
     words = chance.choices(WORDS, k=chance.randint(least, most))
     return f"{words[0].capitalize()} {' '.join(words[1:])}."
 

@@ -73,10 +73,6 @@ def make_workbench(folder: Path, *, seed: int = 0) -> Path:
 
     A script that runs in it and loads "bert-base-cased", "nyu-mll/glue" or the metric "accuracy" finds the
     folder of that name before it would ask the hub.
-
-    Args:
-        folder: where to write; it need not exist.
-        seed: of weights and text.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for kind in KINDS:
