@@ -38,7 +38,6 @@ def make_batches(prompts: Sequence[tuple[int, int]], *, batch_size: int) -> tupl
 
     Args:
         prompts: tokens and max_new_tokens of each, of all ranks.
-        batch_size: prompts in one call at most.
     """
     places = sorted(range(len(prompts)), key=lambda index: (-prompts[index][1], -prompts[index][0], index))
     groups = [
@@ -67,8 +66,6 @@ def make_steps(
     with each: batches of different max_new_tokens share a step only where none outgrows the model by that.
 
     Args:
-        batches: all of them, as make_batches orders them; each fits the model by itself.
-        world_size: ranks that generate.
         max_positions: tokens of prompt and completion together that the model has positions for; None where
             there is no limit.
         may_differ: whether batches of different max_new_tokens may share a step at all; not with a cache of a

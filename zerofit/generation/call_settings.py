@@ -75,10 +75,7 @@ def read_settings(model: Any, tokenizer: Any, *, given: Any, settings: Mapping[s
     """Return how a model generates, by the order of transformers: settings, those given, the model's own.
 
     Args:
-        model: of transformers; its own settings are not changed.
-        tokenizer: None without.
         given: a GenerationConfig, a mapping, or the path of a file or a folder with one; None without.
-        settings: single ones, and further arguments of generate().
 
     Raises:
         UserError: there is no such setting, it has no meaning here, or transformers does not take it.
@@ -118,12 +115,7 @@ def read_settings(model: Any, tokenizer: Any, *, given: Any, settings: Mapping[s
 
 
 def settings_disagree(settings: Mapping[str, Any], error: Exception) -> UserError:
-    """Return the error of settings that transformers refuses.
-
-    Args:
-        settings: what was given, by name.
-        error: what transformers raised.
-    """
+    """Return the error of settings that transformers refuses."""
     said = (f"{name}={value!r}" for name, value in settings.items() if value is not None)
     return UserError(
         "generate-settings-disagree",
@@ -159,12 +151,7 @@ def _whole_config(model: Any, given: Any) -> Any:
 
 
 def _update(config: Any, settings: Mapping[str, Any]) -> None:
-    """Put settings into a GenerationConfig.
-
-    Raises:
-        UserError: transformers has no such setting.
-        ValueError: they contradict each other.
-    """
+    """Put settings into a GenerationConfig."""
     from transformers import GenerationConfig
 
     for name, value in config.update(**settings).items():

@@ -44,10 +44,7 @@ def working_bytes(model: Module, *, num_sequences: int, num_prompt_tokens: int, 
     """Return what one call of generate takes beside the weights, on its rank: an estimate, rather too high.
 
     Args:
-        model: of transformers.
         num_sequences: rows of the batch, times beams or returned sequences.
-        num_prompt_tokens: of the longest prompt.
-        max_new_tokens: of each sequence.
     """
     config = model.config.get_text_config(decoder=True)
     itemsize = int(model.dtype.itemsize)

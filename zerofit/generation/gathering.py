@@ -46,8 +46,6 @@ def will_gather(model: Module, gather: Gather, *, needed_bytes: int) -> bool:
     A collective over all ranks, but for Gather.NEVER.
 
     Args:
-        model: a module whose parameters ZeRO-3 partitions.
-        gather: what the user asked for, the same on every rank.
         needed_bytes: what the call takes beside the weights on this rank.
     """
     if gather is Gather.NEVER:
@@ -174,9 +172,6 @@ def layer_by_layer(model: Module) -> Iterator[None]:
     backward pass would need, where none follows: it caches what to release by the order of modules in
     training.
     Source: deepspeed/runtime/zero/partitioned_param_coordinator.py, __params_to_release.
-
-    Args:
-        model: a module whose parameters ZeRO-3 partitions.
     """
     every = partitioned_parameters(model)
     partitioned = [each for each in every if each.ds_status.name == "NOT_AVAILABLE"]

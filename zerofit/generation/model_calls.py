@@ -70,9 +70,6 @@ class ModelCaller:
         """Check the settings as model.generate does, which then makes no token.
 
         An encoder makes its pass: under ZeRO-3 all ranks do this together.
-
-        Raises:
-            UserError: transformers does not take the settings.
         """
         if "custom_generate" in self.settings.objects:
             return

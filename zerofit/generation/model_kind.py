@@ -72,9 +72,6 @@ def read_kind(wrapped: Any) -> ModelKind:
     Args:
         wrapped: a model of transformers or peft, as it is or wrapped by DistributedDataParallel, DeepSpeed,
             accelerate or torch.compile.
-
-    Raises:
-        UserError: it can't generate, or its weights are distributed in a way that this does not serve.
     """
     from zerofit.generation.gathering import is_available
 
@@ -97,11 +94,7 @@ def read_kind(wrapped: Any) -> ModelKind:
 
 
 def unwrapped(wrapped: Any) -> Any:
-    """Return what generates in a script's model: a model of transformers, or peft's around one.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return what generates in a script's model: a model of transformers, or peft's around one."""
     import torch
 
     model = wrapped
@@ -196,7 +189,6 @@ def positions_of(whole: Any, *, num_virtual: int = 0) -> Positions:
     """Return how many tokens a model may see.
 
     Args:
-        whole: transformers' config of it.
         num_virtual: tokens that an adapter puts in front of each prompt.
     """
     config = whole.get_text_config(decoder=True)

@@ -19,12 +19,7 @@ _MISSING = object()
 
 @contextmanager
 def untouched(generator: Any, model: Any) -> Iterator[None]:
-    """Evaluate inside, without checkpointing and gradients; put all back at the end, also after errors.
-
-    Args:
-        generator: what generate() is called of.
-        model: the model of transformers in it.
-    """
+    """Evaluate inside, without checkpointing and gradients; put all back at the end, also after errors."""
     import torch
 
     with ExitStack() as undo:
@@ -99,10 +94,6 @@ def seed_sampling(seed: int, device: Any) -> None:
     """Seed what the tokens of one model are drawn with, and no other device.
 
     torch.manual_seed() would seed all, also those that this process begins to use later.
-
-    Args:
-        seed: of the next draws.
-        device: of the logits.
     """
     import torch
 

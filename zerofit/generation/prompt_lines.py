@@ -57,17 +57,7 @@ class PromptLines:
 
 
 def read_prompt_lines(data: bytes, *, name: str, form: PromptFormat) -> PromptLines:
-    """Return the prompts of a file, a line each; blank lines hold none.
-
-    Args:
-        data: the file's content; a byte order mark of UTF-8 is left out.
-        name: the file's name, for the message.
-        form: how it holds its prompts.
-
-    Raises:
-        UserError: it holds no prompt, is no text, or has lines that are no prompts: the first of them are
-            all named.
-    """
+    """Return the prompts of a file, a line each; blank lines hold none."""
     try:
         text = data.decode("utf-8").removeprefix(_BOM)
     except UnicodeDecodeError as error:
@@ -131,11 +121,7 @@ def _no_number(word: str) -> Any:
 
 
 def _prompt_of(fields: dict[str, Any]) -> str | Chat:
-    """Return the prompt of an object.
-
-    Raises:
-        ValueError: it has none, or more than one, or what can't be written into a result.
-    """
+    """Return the prompt of an object."""
     given = [name for name in (_PROMPT, _MESSAGES) if name in fields]
     if not given:
         raise ValueError(_without_prompt(fields))

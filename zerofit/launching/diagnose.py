@@ -56,9 +56,6 @@ def judge(
 
     Args:
         launcher_code: exit code of the launch command, negative for a signal.
-        stopped_by: the signal that zerofit was sent, if any.
-        failures: of the ranks that failed.
-        records: what the ranks themselves left.
         oom_kills: processes that the kernel killed for want of memory meanwhile; None where unknown.
     """
     if stopped_by is not None:

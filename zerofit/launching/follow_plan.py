@@ -30,13 +30,6 @@ def follow_plan(launch: LaunchRequest, observer: Observer) -> tuple[Request, Cap
 
     A plan for the target with other arguments is followed where the script is seen to make the same batches
     of the same model.
-
-    Args:
-        launch: with a plan that was made from a capture.
-        observer: is told where the plan was made for something else.
-
-    Raises:
-        UserError: the target trains something else, or a flag can't be applied to it.
     """
     plan = launch.request.plan
     assert plan is not None

@@ -136,8 +136,6 @@ def launch_run(
     """Do what `launch` does, from values in place of settings.
 
     Args:
-        target: the script or `-m module`, and its arguments.
-        is_checked, generate_limit_s, run_dir, dry_run, observer: as for `launch`.
         asked: the other arguments of `launch_request`.
     """
     is_module = target[0] == "-m"
@@ -188,14 +186,7 @@ def launch_request(
     """Return a launch of this node, with the ranks that nodes, hostfile and GPUs make.
 
     Args:
-        target: the script or `-m module`, and its arguments.
-        model, request, gpus, captures, capture_limit_s, plan_file: the fields of the request.
-        nodes: what was said of the nodes.
-        hostfile: DeepSpeed's list of nodes.
         rank_for_each_gpu: True for torchrun's `--nproc-per-node gpu`.
-
-    Raises:
-        UserError: the nodes or the GPUs can't be what was said.
     """
     on_cpu = asks_for_cpu(request)
     machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)

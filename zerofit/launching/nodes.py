@@ -42,11 +42,7 @@ class Nodes:
 
     @property
     def gpu_indices(self) -> tuple[int, ...] | None:
-        """The GPUs of this node to use; None for all.
-
-        Raises:
-            UserError: the list is not of whole numbers.
-        """
+        """The GPUs of this node to use; None for all."""
         if self.gpu_ids in (None, "all"):
             return None
         try:
@@ -62,11 +58,7 @@ class Nodes:
 
     @property
     def world_size(self) -> int | None:
-        """Ranks on all nodes together, however it was said; None where nothing was said.
-
-        Raises:
-            UserError: it was said in two ways that do not agree.
-        """
+        """Ranks on all nodes together, however it was said; None where nothing was said."""
         if self.ranks_per_node is None:
             return self.num_processes
         world_size = self.ranks_per_node * (self.num_nodes or 1)
@@ -94,10 +86,6 @@ def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
     """Return the nodes with what a DeepSpeed hostfile says; flags win over the file.
 
     The same command is meant to be started on every node: this one finds its own line by its name.
-
-    Args:
-        nodes: what the flags say.
-        path: a file with one line `HOST slots=N` a node.
 
     Raises:
         UserError: the file can't be read, or names no node, or not this one.

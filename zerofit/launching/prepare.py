@@ -38,10 +38,6 @@ _NO_GPUS = (
 def prepare_launch(launch: LaunchRequest, observer: Observer) -> Launch:
     """Return the plan, the script and where its ranks meet.
 
-    Args:
-        launch: what was asked for.
-        observer: is told of captures and plans.
-
     Raises:
         UserError: flags contradict each other, the script can't be captured, no plan can be made, nothing
             fits, or it can't be run here.

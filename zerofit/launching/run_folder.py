@@ -62,11 +62,7 @@ def run_folder(runs: Path, *, target: str, at: datetime, attempt: int = 1) -> Ru
 
 
 def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
-    """Make the folder of a run, for its owner only; where the name is taken, a number is put behind it.
-
-    Raises:
-        UserError: the folder can't be made.
-    """
+    """Make the folder of a run, for its owner only; where the name is taken, a number is put behind it."""
     attempt = 1
     while True:
         folder = run_folder(runs, target=target, at=at, attempt=attempt)
@@ -83,16 +79,7 @@ def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
 
 
 def write_file(path: Path, text: str, *, executable: bool = False) -> None:
-    """Write a file of a run folder, for its owner only: a script's arguments may hold tokens.
-
-    Args:
-        path: where it goes.
-        text: what goes in.
-        executable: whether it can be run.
-
-    Raises:
-        UserError: the file can't be written.
-    """
+    """Write a file of a run folder, for its owner only: a script's arguments may hold tokens."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700 if executable else 0o600)
         with open(file, "w", encoding="utf-8") as stream:

@@ -102,16 +102,7 @@ def _arguments(launch: Launch, folder: RunFolder) -> tuple[str, ...]:
 
 
 def prepare_run(launch: Launch, *, runs: Path, at: datetime) -> RunFolder:
-    """Make the run folder and write its files.
-
-    Args:
-        launch: what is to be run.
-        runs: folder of all run folders.
-        at: the time that the folder is named after.
-
-    Raises:
-        UserError: the folder can't be written.
-    """
+    """Make the run folder and write its files."""
     folder = new_run_folder(runs, target=_name_of(launch.target), at=at)
     for path, text in launch_files(launch, folder).items():
         write_file(path, text, executable=path == folder.command)

@@ -52,8 +52,6 @@ def run_watched(
     gets what is sent by `kill`. It can still read from the terminal.
 
     Args:
-        command: the program and its arguments.
-        environment: what to set beside this process's own environment.
         stop_grace_s: how long the command may take to end after the first signal.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

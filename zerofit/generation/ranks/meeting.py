@@ -63,8 +63,6 @@ def meet(name: str, *, line: str, limit_s: float) -> None:
     made, so that a script that catches it may try again.
 
     Args:
-        name: the call that all ranks must make, such as "model.generate".
-        line: where it stands in the user's script.
         limit_s: how long to wait for the other ranks, from now; 0 does not wait and does not watch.
 
     Raises:
@@ -118,11 +116,6 @@ class RankMeetings:
 
     Args:
         store: of torch.distributed; a connection of its own, which waits for no other use of the store.
-        rank: this one, of world_size.
-        world_size: ranks of the process group.
-        place: says where this rank's script stands.
-        answers_within_s: how long to wait for where the others stand.
-        left_to_another_s: how long to leave an error to another rank that has raised it first.
     """
 
     def __init__(
@@ -149,11 +142,7 @@ class RankMeetings:
         return self._numbers.total() > 0
 
     def meet(self, name: str, *, line: str, limit_s: float) -> None:
-        """Wait until all ranks have come to this call.
-
-        Raises:
-            UserError: a rank has not come in this time, or has ended its script.
-        """
+        """Wait until all ranks have come to this call."""
         number = self._numbers[name] + 1
         wanted = number * self._world_size  # the count of all calls of this name on all ranks
         self._meeting = f"{name} {number}"

@@ -106,8 +106,6 @@ class Progress:
     """How far each rank is, in the store of torch.distributed: waiting here has no NCCL time-out.
 
     Args:
-        ranks: all of them.
-        name: the same on every rank, and new.
         limit_s: how long a rank may be silent before the others give it up; 0 never does.
     """
 
@@ -136,9 +134,6 @@ class Progress:
 
     def wait_for_all(self, name: str) -> None:
         """Return when every rank has come here.
-
-        Args:
-            name: of this place, the same on every rank.
 
         Raises:
             UserError: a rank has failed, or has been silent for longer than the limit.

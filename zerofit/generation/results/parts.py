@@ -54,11 +54,7 @@ def kept_batch_size(out: Path) -> int | None:
 
 
 def check_free(out: Path) -> None:
-    """Check that there is nothing at the place of the results.
-
-    Raises:
-        UserError: there is.
-    """
+    """Check that there is nothing at the place of the results."""
     if not os.path.lexists(out):
         return
     whole = parts_folder(out) / _WHOLE
@@ -83,12 +79,7 @@ def check_free(out: Path) -> None:
 
 
 def check_claim(out: Path, *, fingerprint: str, resume: bool) -> None:
-    """Check that claim() could succeed; nothing is written.
-
-    Raises:
-        UserError: as claim's.
-        OSError: the folder can't be read.
-    """
+    """Check that claim() could succeed; nothing is written."""
     _check(out, fingerprint=fingerprint, resume=resume)
     folder = parts_folder(out)
     with contextlib.suppress(FileNotFoundError), (folder / _JOB).open("rb") as file:
@@ -99,9 +90,6 @@ def claim(out: Path, *, fingerprint: str, resume: bool, batch_size: int | None =
     """Make or take over the folder of a run's parts.
 
     Args:
-        out: the file that gets all results at the end.
-        fingerprint: of all that decides about the results.
-        resume: whether unfinished results of the same fingerprint are continued.
         batch_size: prompts in one call, noted for a later run: when tokens are drawn, it decides about them.
 
     Returns:
@@ -109,7 +97,6 @@ def claim(out: Path, *, fingerprint: str, resume: bool, batch_size: int | None =
         process, however that ends.
 
     Raises:
-        UserError: something is at `out`, or the folder is another's, not to be continued, or claimed.
         OSError: it can't be written.
     """
     folder = parts_folder(out)
@@ -137,11 +124,6 @@ class PartFiles:
     """One rank's file among the unfinished results of a run; a context manager.
 
     Rank 0 opens first, the others after it has.
-
-    Args:
-        out: the file that gets all results at the end; this, fingerprint, resume and batch_size as claim()
-            has them.
-        rank: this one, of world_size ranks that write.
 
     Raises:
         UserError: as claim's; the folder can't be written, or isn't seen by this rank.
@@ -187,11 +169,7 @@ class PartFiles:
         return {index: json.loads(line) for index, line in _lines_of(earlier).items()}
 
     def check_ranks(self) -> None:
-        """Check on rank 0 that it sees the files of all ranks, once all have opened theirs.
-
-        Raises:
-            UserError: it does not.
-        """
+        """Check on rank 0 that it sees the files of all ranks, once all have opened theirs."""
         files = _part_files(self.folder)
         for rank in range(self._world_size):
             if (self._start, rank) not in files:
@@ -222,7 +200,6 @@ class PartFiles:
         On rank 0 only, when all ranks have written theirs.
 
         Args:
-            num_prompts: all of them.
             describe: returns what OUT gets of a document; None for the documents as they are.
 
         Raises:

@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 
 class Results:
-    """One rank's results, and those that an earlier run left on disk.
-
-    Args:
-        ranks: all of them.
-        request: what they generate.
-        parts: where results go; None where they are kept in memory alone.
-        done: prompts whose results an earlier run left.
-    """
+    """One rank's results, and those that an earlier run left on disk."""
 
     def __init__(
         self, ranks: Ranks, request: GenerationRequest, parts: PartFiles | None, done: frozenset[int]
@@ -40,11 +33,7 @@ class Results:
         return self._done.issuperset(indices)
 
     def keep(self, found: Sequence[Generated]) -> None:
-        """Keep what this rank has generated; it is on disk when this returns.
-
-        Raises:
-            UserError: it can't be written.
-        """
+        """Keep what this rank has generated; it is on disk when this returns."""
         new = [each for each in found if each.index not in self._done]
         if self._parts is not None and new:
             self._parts.write([to_document(each) for each in new])
@@ -75,11 +64,7 @@ class Results:
 
 @contextmanager
 def open_results(ranks: Ranks, request: GenerationRequest) -> Iterator[Results]:
-    """Hold the results of all ranks open; all of them enter this.
-
-    Raises:
-        UserError: on every rank: the results can't be written to the request's file.
-    """
+    """Hold the results of all ranks open; all of them enter this."""
     out = request.options.out
     if out is None:
         yield Results(ranks, request, None, frozenset())

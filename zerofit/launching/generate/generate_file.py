@@ -232,11 +232,7 @@ def _plan(
     out: str,
     observer: Observer,
 ) -> InferencePlan:
-    """Return the plan, if it fits.
-
-    Raises:
-        UserError: nothing fits.
-    """
+    """Return the plan, if it fits."""
     from zerofit.generation.results.parts import parts_folder
     from zerofit.launching.checks import check_nvme_path
     from zerofit.launching.generate.output import drawn_batch_size

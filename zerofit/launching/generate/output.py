@@ -23,14 +23,7 @@ _READER_HAS_GONE = 141
 
 
 def check_out(out: str) -> None:
-    """Check early that results can be written to --out.
-
-    Args:
-        out: the file, or "-".
-
-    Raises:
-        UserError: something is there, or the folder is not, or can't be written.
-    """
+    """Check early that results can be written to --out."""
     if out == STDOUT:
         return
     path = Path(out)
@@ -67,8 +60,6 @@ def kept_words(out: Path, *, num_prompts: int, is_named: bool) -> str:
     """Return what is left of a run that ended before its end, and how to go on; empty where nothing is.
 
     Args:
-        out: the file that its ranks write.
-        num_prompts: all of them.
         is_named: whether the command line names this file.
     """
     if out.exists():
@@ -94,11 +85,7 @@ def stdout_is_stderr() -> Iterator[None]:
 
 
 def copy_to_stdout(path: Path) -> None:
-    """Write a file's content to standard output.
-
-    Raises:
-        UserError: what reads it has gone, or the disk behind it is full.
-    """
+    """Write a file's content to standard output."""
     try:
         with path.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)

@@ -89,10 +89,6 @@ def given_settings(flags: Mapping[str, Any], *, file: Path | None) -> GivenSetti
 
     Args:
         flags: by the names of GenerationConfig's fields; None where nothing was said.
-        file: what --generation-config names.
-
-    Raises:
-        UserError: the file is no JSON object, or two flags contradict each other.
     """
     by_flag = {name: value for name, value in flags.items() if value is not None}
     drawing = [name for name in _SAMPLING if name in by_flag]
@@ -114,12 +110,6 @@ def given_settings(flags: Mapping[str, Any], *, file: Path | None) -> GivenSetti
 
 def whole_settings(given: GivenSettings, *, folder: Path, config: Any, tokenizer: Any) -> GenerationSettings:
     """Return how completions are made: what was given, filled with the model's own settings.
-
-    Args:
-        given: by flags and file.
-        folder: the model's, which may hold a generation_config.json.
-        config: transformers' config of the model.
-        tokenizer: the one that goes with it.
 
     Raises:
         UserError: transformers does not take them, or they have no meaning here.
