@@ -130,11 +130,7 @@ def test_training_goes_on_after_a_call_in_inference_mode(slow_ranks: dict[str, l
         ),
         ("other_settings_on_each_rank", "generate-ranks-differ", "1 on rank 0, and 2 on rank 1"),
         ("out_on_rank_0_alone", "generate-ranks-differ", "/results.jsonl on rank 0, and None on rank 1"),
-        (
-            "an_assistant_in_parts",
-            "generate-out-of-step",
-            None,
-        ),
+        ("an_assistant_in_parts", "generate-out-of-step", None),
         ("weights_of_one_rank_each", "generate-in-a-sub-group", None),
         ("weights_of_fsdp", "generate-not-under-fsdp", None),
         ("gathered_under_zenflow", "gather-under-zenflow", None),

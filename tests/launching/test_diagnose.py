@@ -102,25 +102,13 @@ class _Case:
             id="a lost connection is a consequence",
         ),
         pytest.param(
-            _Case(
-                {0: 1, 1: 1},
-                (
-                    _peer_lost(0),
-                    _record(1, error="OutOfMemoryError", message="CUDA"),
-                ),
-            ),
+            _Case({0: 1, 1: 1}, (_peer_lost(0), _record(1, error="OutOfMemoryError", message="CUDA"))),
             1,
             "rank 1 exited with 1: OutOfMemoryError",
             id="an error of its own before a lost connection",
         ),
         pytest.param(
-            _Case(
-                {0: 1, 1: 1},
-                (
-                    _peer_lost(0),
-                    _peer_lost(1),
-                ),
-            ),
+            _Case({0: 1, 1: 1}, (_peer_lost(0), _peer_lost(1))),
             1,
             "rank 0 exited with 1: RuntimeError",
             id="all lost one another: the first",

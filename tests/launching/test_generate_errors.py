@@ -97,7 +97,7 @@ WITH_TOKENIZER = {
         f"  why:   the model has {NUM_POSITIONS} positions, and fails or writes nonsense beyond them; one at "
         "least is for the completion\n"
         f"  fix:   shorten them to {NUM_POSITIONS - 1} tokens, or leave them out\n",
-    ),
+    )
 }
 """What is refused before there is a plan."""
 
@@ -110,7 +110,7 @@ PLANNED = {
         "  why:   a file would get results of two kinds\n"
         "  fix:   write the results to another file, or, if you don't need the unfinished ones: "
         "rm -r {folder}/begun.jsonl.parts\n",
-    ),
+    )
 }
 """What is refused when the plan has been shown, and before the model is loaded."""
 

@@ -37,8 +37,7 @@ def test_ranks_said_twice_must_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu_ids", "indices"),
-    [(None, None), ("all", None), ("0", (0,)), ("0,2", (0, 2)), ("3, 1", (3, 1))],
+    ("gpu_ids", "indices"), [(None, None), ("all", None), ("0", (0,)), ("0,2", (0, 2)), ("3, 1", (3, 1))]
 )
 def test_gpu_indices(gpu_ids: str | None, indices: tuple[int, ...] | None) -> None:
     assert Nodes(gpu_ids=gpu_ids).gpu_indices == indices

@@ -161,12 +161,7 @@ def launch_run(
         ended = start(to_launch, folder)
         exit_code, cause = ended.exit_code, ended.cause
     return LaunchedRun(
-        plan=plan,
-        folder=folder.path,
-        command=command,
-        files=files,
-        exit_code=exit_code,
-        cause=cause,
+        plan=plan, folder=folder.path, command=command, files=files, exit_code=exit_code, cause=cause
     )
 
 

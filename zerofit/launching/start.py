@@ -53,9 +53,7 @@ def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
     files = {
         folder.plan: plan_to_json(plan),
         folder.accelerate: accelerate_yaml(
-            strategy,
-            topology=plan.topology,
-            deepspeed_file=str(folder.deepspeed) if deepspeed else None,
+            strategy, topology=plan.topology, deepspeed_file=str(folder.deepspeed) if deepspeed else None
         ),
         folder.command: _command_script(launch, folder),
     }

@@ -188,10 +188,7 @@ def test_ranks_meet_whoever_is_first_and_as_often_as_they_call(
             [call(limit_s=0.4), nothing],
             frozenset({1}),
             [
-                error(
-                    "train.py:83 on rank 0 alone; rank 1 does not answer",
-                    waited="; rank 0 waited 0.4 s",
-                ),
+                error("train.py:83 on rank 0 alone; rank 1 does not answer", waited="; rank 0 waited 0.4 s"),
                 None,
             ],
             id="the other can't answer",

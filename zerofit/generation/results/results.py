@@ -117,9 +117,7 @@ def from_document(document: dict[str, Any]) -> Generated:
     """Return the result that to_document() wrote."""
     completions = tuple(
         Completion(
-            tokens=tuple(each["tokens"]),
-            text=each["text"],
-            finish_reason=FinishReason(each["finish_reason"]),
+            tokens=tuple(each["tokens"]), text=each["text"], finish_reason=FinishReason(each["finish_reason"])
         )
         for each in document["completions"]
     )
