@@ -40,18 +40,18 @@ _NOT_SERVED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSettings:
-    """What every call of model.generate gets beside its prompts."""
+    """Arguments of every model.generate() call beside its prompts."""
 
     config: Any
     """GenerationConfig, whole: nothing is left to the model's own, nor to max_new_tokens, which differs."""
     objects: dict[str, Any]
     """Further arguments, such as logits_processor."""
     criteria: tuple[Any, ...]
-    """What ends a completion beside its length, its time and the end-of-sequence tokens."""
+    """Stopping criteria beside length, time and end-of-sequence tokens."""
     pad_token: int
     eos_tokens: frozenset[int]
     max_new_tokens: int | None
-    """What the settings themselves say; None where they say nothing."""
+    """As the settings have it; None if they don't."""
 
     @property
     def num_sequences(self) -> int:
@@ -65,14 +65,14 @@ class CallSettings:
 
     @property
     def has_fixed_cache(self) -> bool:
-        """Whether the cache has its size from the beginning, so that no pass may follow the last token."""
+        """True if the cache has a fixed size, so that no forward pass may follow the last token."""
         from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
 
         return self.config.cache_implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS
 
 
 def read_settings(model: Any, tokenizer: Any, *, given: Any, settings: Mapping[str, Any]) -> CallSettings:
-    """Return how a model generates, by the order of transformers: settings, those given, the model's own.
+    """Return the settings of all calls; `settings` win over `given`, and that over the model's own.
 
     Args:
         given: a GenerationConfig, a mapping, or the path of a file or a folder with one; None without.

@@ -94,7 +94,7 @@ def check_experts(model: Any, *, found_at: str = "") -> None:
 
 
 def check_assistant(settings: CallSettings, *, batch_size: int) -> None:
-    """Check that tokens can be proposed by an assistant, where one is asked for."""
+    """Check that assisted generation, if it is on, has a batch of one and a whole assistant."""
     assistant = settings.objects.get("assistant_model")
     config = settings.config
     is_assisted = assistant is not None or config.prompt_lookup_num_tokens or config.assistant_early_exit
@@ -117,7 +117,7 @@ def check_assistant(settings: CallSettings, *, batch_size: int) -> None:
 
 
 def _unlike(settings: CallSettings, model: Any) -> str | None:
-    """Return what makes other passes on one rank than on another."""
+    """Return the setting or model with which ranks make different forward passes; None without."""
     from transformers import GenerationMixin
 
     for name in OUT_OF_STEP:

@@ -1,4 +1,4 @@
-"""What a rank of `zerofit generate` runs, as `python -m zerofit.generation.program JOB`."""
+"""The program of each rank of `zerofit generate`: `python -m zerofit.generation.program JOB`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FIXES = {
     "generate-ranks-differ": "give the same flags and files on every node",
     "generate-unknown-token": "leave out --tokenizer, or name the model's own",
 }
-"""What to do, in flags, where zerofit.generate names arguments, and the command line can't find it before."""
+"""Fixes by flags, for errors of zerofit.generate() whose own fix names its arguments."""
 _CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 """c10/core/impl/alloc_cpu.cpp: torch raises a bare RuntimeError."""
 _SAID = "zerofit/generate/said-by-rank-0"
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def explained(job: GenerationJob, *, is_loading: bool = False) -> Iterator[None]:
-    """Say what to do in the words of the command line, and once: what all ranks raise, rank 0 says."""
+    """Word errors for the command line; where all ranks raise the same one, rank 0 alone prints it."""
     import torch
 
     try:
@@ -204,7 +204,7 @@ def _run(job: GenerationJob) -> None:
 
 
 def result_of(fields: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    """Return what the results say of a prompt: all that its own line says, then its completions."""
+    """Return a line of the results: all fields of the prompt's line, then its completions."""
     completions = [
         {name: completion[name] for name in ("text", "finish_reason", "num_new_tokens")}
         for completion in document["completions"]

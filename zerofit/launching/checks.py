@@ -1,4 +1,4 @@
-"""What a launch refuses: flags that contradict each other or would be ignored, an unusable NVMe folder."""
+"""Checks of a launch: contradicting or ignored flags, an unusable NVMe folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_nvme_path(plan: Plan) -> None:
 
 
 def no_micro_batch(launch: LaunchRequest, *, found: str) -> UserError:
-    """Return what is said where a global batch has no micro-batch to be made of."""
+    """Return the error of a global batch without a micro-batch."""
     return UserError(
         "global-batch-needs-micro-batch",
         "the global batch needs the script's micro-batch",

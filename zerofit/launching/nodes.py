@@ -23,7 +23,7 @@ _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """What the command line says about nodes; None where it says nothing."""
+    """Flags about nodes; None for those that are not given."""
 
     num_nodes: int | None = None
     """Machines that take part."""
@@ -150,7 +150,7 @@ def _bad_hostfile(path: Path, found: str, why: str) -> UserError:
 
 
 def find_rendezvous(nodes: Nodes, topology: Topology) -> Rendezvous:
-    """Return where the ranks meet: on one node at a port that is free, on several at the one named.
+    """Return the rendezvous: on one node at a free port, on several at the address and port given.
 
     Raises:
         UserError: on several nodes, something that each must know was not said.

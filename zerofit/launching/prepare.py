@@ -1,4 +1,4 @@
-"""What is launched: a request captured, planned, and refused where it can't run."""
+"""From a launch request to a plan: capture, plan, and refuse what can't run."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
 
@@ -36,7 +37,7 @@ class RunFolder:
 
     @property
     def command(self) -> Path:
-        """What was run, as a shell script; run again, it writes into this same folder."""
+        """The command as a shell script; run again, it writes into this same folder."""
         return self.path / "command.sh"
 
     @property
@@ -46,7 +47,7 @@ class RunFolder:
 
     @property
     def launch_result(self) -> Path:
-        """What `accelerate launch` itself saw of its children."""
+        """Exit codes of the ranks, as `accelerate launch` saw them."""
         return self.path / "launch.json"
 
     @property
@@ -76,6 +77,12 @@ def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
             raise _not_writable(f"{error.strerror}: {error.filename}") from None
         else:
             return folder
+
+
+def fill_run_folder(folder: RunFolder, files: Mapping[Path, str]) -> None:
+    """Write the files that a run needs before its start."""
+    for path, text in files.items():
+        write_file(path, text, executable=path == folder.command)
 
 
 def write_file(path: Path, text: str, *, executable: bool = False) -> None:

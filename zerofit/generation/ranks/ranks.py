@@ -38,7 +38,7 @@ class Ranks:
 
     @property
     def are_many(self) -> bool:
-        """Whether there is another rank."""
+        """True if there is another rank."""
         return self.size > 1
 
     def share(self, value: T) -> list[T]:
@@ -65,7 +65,7 @@ class Ranks:
         return [pickle.loads(whole) for whole in gathered]
 
     def agreed(self, work: Callable[[], T]) -> T:
-        """Return what this rank's work gives, or raise on every rank where that of one fails.
+        """Return the result of this rank's work; raise on every rank if it fails on one.
 
         Args:
             work: without collectives; all ranks call this.
@@ -121,14 +121,14 @@ class Progress:
         self._count = 0
 
     def go_on(self) -> None:
-        """Say that this rank goes on; cheap enough for every token."""
+        """Report that this rank is still generating; cheap enough for every token."""
         if time.monotonic() - self._said_at > _SAYS_EVERY_S:
             self._said_at = time.monotonic()
             self._count += 1
             self._store.set(self._key("goes-on", self._ranks.rank), str(self._count))
 
     def fail(self, error: BaseException) -> None:
-        """Say that this rank generates no more."""
+        """Report that this rank has failed."""
         with suppress(RuntimeError):  # the store has gone with rank 0; the error matters more
             self._decide(self._failure(error))
 
@@ -175,7 +175,7 @@ class Progress:
             raise error
 
     def _decide(self, verdict: str) -> str:
-        """Return what all ranks take for the end: the first verdict that one has given."""
+        """Return the verdict that holds for all ranks: the first that one has given."""
         return str(self._store.compare_set(self._verdict_key, "", verdict).decode())
 
     def _failure(self, error: BaseException) -> str:
@@ -198,7 +198,7 @@ def all_ranks_store() -> Any:
 
 
 def _told(error: Exception | None) -> dict[str, Any] | None:
-    """Return what the other ranks get of an error."""
+    """Return an error in the form in which it is sent to the other ranks."""
     if isinstance(error, UserError):
         names = ("rule", "summary", "found", "why", "fix", "see", "exit_code")
         return {name: getattr(error, name) for name in names}

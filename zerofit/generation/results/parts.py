@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Document = Mapping[str, Any]
-"""What is kept of one prompt; its place among all is its "index"."""
+"""The results of one prompt as JSON; its place among all prompts is its "index"."""
 
 _VERSION = 1
 """Of the files in the folder; rises when an older zerofit could not read them."""
 _JOB, _WHOLE = "job.json", "whole.jsonl"
 _PART = re.compile(r"start(\d+)-rank(\d+)\.jsonl")
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
-"""What link(2) answers on file systems that have no hard links."""
+"""Errors of link(2) on file systems that have no hard links."""
 _MOST_NAMED = 5
 """ASSUMPTION: so many prompts show which are missing; more would hide what to do."""
 
@@ -113,7 +113,6 @@ def claim(out: Path, *, fingerprint: str, resume: bool, batch_size: int | None =
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{json.dumps(job)}\n".encode(), 0)
             os.fsync(lock)
-            _sync_folder(folder)
     except BaseException:
         os.close(lock)
         raise
@@ -152,7 +151,6 @@ class PartFiles:
             self._path = self.folder / f"start{self._start}-rank{rank}.jsonl"
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
             self._held.append(self._file)
-            _sync_folder(self.folder)
         except OSError as error:
             while self._held:
                 os.close(self._held.pop())
@@ -247,7 +245,6 @@ class PartFiles:
             if os.path.lexists(self.out):
                 raise FileExistsError from None
             whole.rename(self.out)
-        _sync_folder(self.out.parent)
 
     def _not_shared(self, rank: int) -> UserError:
         return UserError(
@@ -345,7 +342,7 @@ def _lock(lock: int, folder: Path, *, how: int) -> None:
 
 
 def _read_job(folder: Path) -> dict[str, Any]:
-    """Return what a job file says; nothing where there is none of ours."""
+    """Return the content of the job file; an empty dict if there is none of ours."""
     try:
         document = json.loads((folder / _JOB).read_text(encoding="utf-8", errors="replace"))
     except (FileNotFoundError, ValueError):
@@ -383,16 +380,6 @@ def _remove_parts(folder: Path) -> None:
         for path in (*_part_files(folder).values(), folder / _WHOLE, folder / _JOB):
             path.unlink(missing_ok=True)
         folder.rmdir()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write the names of a folder's files to the disk, where its file system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _line(document: Document) -> bytes:

@@ -1,4 +1,4 @@
-"""What the ranks have generated: in memory, and on disk as it comes; merged when all have ended."""
+"""Results of all ranks: in memory, and on disk as they come; merged when all ranks have ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Results:
         self._found: list[Generated] = []
 
     def has_all(self, indices: Iterable[int]) -> bool:
-        """Return whether an earlier run left the results of all these prompts."""
+        """True if an earlier run left the results of all these prompts."""
         return self._done.issuperset(indices)
 
     def keep(self, found: Sequence[Generated]) -> None:
@@ -97,7 +97,7 @@ def open_results(ranks: Ranks, request: GenerationRequest) -> Iterator[Results]:
 
 
 def to_document(result: Generated) -> Document:
-    """Return what is written of a result."""
+    """Return a result as the JSON document that is written."""
     return {
         "index": result.index,
         "num_prompt_tokens": result.num_prompt_tokens,

@@ -121,7 +121,7 @@ def generating_facts(text: str, folder: Path, *, trust_remote_code: bool) -> tup
 
 
 def generating_positions(facts: ModelFacts, config: Any) -> Positions:
-    """Return how many tokens a model may see, as the ranks read it."""
+    """Return a model's numbers of positions, as the ranks will read them."""
     from zerofit.generation.model_kind import positions_of
 
     positions, most = positions_of(config), facts.max_sequence_length
@@ -180,7 +180,7 @@ def _check_shards(index: Path, text: str) -> None:
 
 
 def _check_whole(file: Path) -> None:
-    """Check that a file with weights is what it should be, as long as its header says; no weight is read."""
+    """Check that a file of weights is as long as its header says; no weight is read."""
     with file.open("rb") as stream:
         begin = stream.read(len(_LFS))
     if begin == _LFS:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 _READER_HAS_GONE = 141
-"""What a shell says of a process that SIGPIPE ended."""
+"""A shell's exit code for a process that SIGPIPE ended."""
 
 
 def check_out(out: str) -> None:
@@ -57,7 +57,7 @@ def drawn_batch_size(out: str) -> int | None:
 
 
 def kept_words(out: Path, *, num_prompts: int, is_named: bool) -> str:
-    """Return what is left of a run that ended before its end, and how to go on; empty where nothing is.
+    """Return a line about the results that an interrupted run left, and how to go on; empty without any.
 
     Args:
         is_named: whether the command line names this file.
