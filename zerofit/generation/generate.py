@@ -102,9 +102,9 @@ def generate_with(model: Any, prompts: Iterable[Any], options: GenerationOptions
         except BaseException as error:
             beat.fail(error)
             raise
-        beat.wait_for_all("generated")
+        beat.wait_for_all()
         generated = results.finish()
-    beat.end("generated")
+    beat.end()
     return generated
 
 
