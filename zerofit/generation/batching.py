@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,10 +27,6 @@ class PromptBatch:
     """Of its longest prompt: the length that the others are padded to."""
     max_new_tokens: int
     """Of each of its prompts."""
-
-
-RankSteps: TypeAlias = "tuple[tuple[PromptBatch | None, ...], ...]"
-"""Of each step, the batch of each rank; None where a rank has nothing left to do."""
 
 
 def make_batches(prompts: Sequence[tuple[int, int]], *, batch_size: int) -> tuple[PromptBatch, ...]:
@@ -59,8 +55,8 @@ def make_batches(prompts: Sequence[tuple[int, int]], *, batch_size: int) -> tupl
 
 def make_steps(
     batches: Sequence[PromptBatch], *, world_size: int, max_positions: int | None, may_differ: bool = True
-) -> RankSteps:
-    """Return the steps in which some ranks generate all batches, in their order.
+) -> tuple[tuple[PromptBatch | None, ...], ...]:
+    """Return each step's batch of each rank, in order; None where a rank has nothing left to do.
 
     Under ZeRO-3 a rank that has ended goes on with empty passes until the last one has, and its cache grows
     with each: batches of different max_new_tokens share a step only where none outgrows the model by that.
