@@ -70,10 +70,7 @@ def test_the_cache_holds_what_is_counted_for_each_token(family: str) -> None:
     cached = num_cached(model)
     assert cached == cache_elements(config.get_text_config(decoder=True)) * NUM_SEQUENCES * num_seen
     needed = working_bytes(
-        model,
-        num_sequences=NUM_SEQUENCES,
-        num_prompt_tokens=NUM_PROMPT_TOKENS,
-        max_new_tokens=NUM_NEW_TOKENS,
+        model, num_sequences=NUM_SEQUENCES, num_prompt_tokens=NUM_PROMPT_TOKENS, max_new_tokens=NUM_NEW_TOKENS
     )
     assert needed > 4 * cached
 

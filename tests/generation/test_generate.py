@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,44 +20,80 @@ from zerofit.core.errors import UserError
 from zerofit.generation.generation_job import FinishReason
 
 _RANKS = Path(__file__).parents[1] / "support" / "ranks_of_generate.py"
-_AS_ALONE = ("data_parallel", "zero2", "zero3", "zero3_gathered", "zero3_gathered_by_the_script")
-_OTHER_CASES = (
-    "zero3_weights_meanwhile",
-    "zero3_encoder_decoder",
-    "zero3_sampling",
-    "zero3_without_cache",
-    "own_prompts",
-    "other_prompts_on_each_rank",
-    "other_settings_on_each_rank",
-    "out_on_rank_0_alone",
-    "an_empty_prompt_on_rank_1",
-    "an_assistant_in_step",
-    "prompt_lookup_in_step",
-    "an_assistant_in_parts",
-    "weights_of_one_rank_each",
-    "weights_of_fsdp",
-    "gathered_under_zenflow",
-    "called_on_rank_0_alone",
-    "guidance_in_step",
-    "experts_apart",
-    "a_bad_temperature",
-    "a_bad_word",
-    "a_prefix_that_allows_nothing",
-    "a_criterion_without_an_answer",
-    "scores_that_are_no_numbers",
-    "a_function_that_fails_in_step",
-    "a_rank_that_fails_alone",
-    "a_rank_that_is_silent",
-    "shared_in_pieces",
-    "written",
-)
+_SPARSE_ENDS = list(range(0, 64, 3))
+"""End-of-sequence tokens with which completions end early."""
+
+
+def _alone(*prompts: Any, family: Family = Family.GPT2, **settings: Any) -> Any:
+    """Return the tokens of the plain model in one process."""
+    return tokens(model(family), *prompts, **settings)
+
+
+_AS_ALONE: dict[str, tuple[Family, dict[str, Any]]] = {
+    "data_parallel": (Family.GPT2, {}),
+    "zero2": (Family.GPT2, {}),
+    "zero3": (Family.GPT2, {}),
+    "zero3_gathered": (Family.GPT2, {}),
+    "zero3_gathered_by_the_script": (Family.GPT2, {}),
+    "zero3_encoder_decoder": (Family.T5, {"num_beams": 2, "num_return_sequences": 2}),
+    "zero3_sampling": (Family.GPT2, {"do_sample": True, "top_k": 0, "seed": 5}),
+    "zero3_without_cache": (Family.GPT2, {"eos_token_id": _SPARSE_ENDS}),
+    "prompt_lookup_in_step": (Family.GPT2, {"eos_token_id": _SPARSE_ENDS}),
+}
+"""Cases in which both ranks get the tokens of one process with these settings."""
+_ANSWERS: dict[str, Callable[[], list[Any]]] = {
+    # While tokens are chosen, all weights are whole only where they were gathered.
+    "zero3_weights_meanwhile": lambda: [{"always": [True], "never": [False]}] * 2,
+    "own_prompts": lambda: [[], _alone()],
+    "a_bad_temperature": lambda: ["generate-settings-disagree"] * 2,
+    # What fails between two passes leaves no rank waiting, and the next call is as it should be.
+    "a_bad_word": lambda: [["ValueError", _alone(PROMPTS[:1])], ["UserError", _alone(PROMPTS[:1])]],
+    "a_prefix_that_allows_nothing": lambda: [
+        ["ValueError", _alone(PROMPTS[:1])],
+        ["UserError", _alone(PROMPTS[:1])],
+    ],
+    "a_criterion_without_an_answer": lambda: [
+        ["TypeError", _alone(PROMPTS[:1], family=Family.T5)],
+        ["UserError", _alone(PROMPTS[:1], family=Family.T5)],
+    ],
+    "a_function_that_fails_in_step": lambda: [
+        ["RuntimeError: of the script", _alone(PROMPTS[:1])],
+        ["UserError: RuntimeError: of the script", _alone(PROMPTS[:1])],
+    ],
+    "a_rank_that_fails_alone": lambda: [
+        "UserError: RuntimeError: of the script",
+        "RuntimeError: of the script",
+    ],
+    "shared_in_pieces": lambda: [[[], [1] * 5]] * 2,
+    # Four batches, two in a step: the second start, at another stage, makes the last three prompts.
+    "written": lambda: [["of-the-test", False, True, [7], _alone()]] * 2,
+}
+"""What the other cases give on each rank."""
+_OUT_OF_STEP = "generate-out-of-step"
+_PARTITIONED = "and weights that ZeRO-3 partitions over the ranks"
+_ERRORS = {
+    "other_prompts_on_each_rank": ("generate-prompts-differ", "7 on rank 0, 6 on rank 1, and not the same"),
+    "other_settings_on_each_rank": ("generate-ranks-differ", "1 on rank 0, and 2 on rank 1"),
+    "out_on_rank_0_alone": ("generate-ranks-differ", "/results.jsonl on rank 0, and None on rank 1"),
+    "an_assistant_in_parts": (_OUT_OF_STEP, None),
+    "weights_of_one_rank_each": ("generate-in-a-sub-group", None),
+    "weights_of_fsdp": ("generate-not-under-fsdp", None),
+    "gathered_under_zenflow": ("gather-under-zenflow", None),
+    "scores_that_are_no_numbers": ("generate-nothing-to-draw", None),
+    "an_empty_prompt_on_rank_1": ("generate-empty-prompt", None),
+    "an_assistant_in_step": (_OUT_OF_STEP, f"assistant_early_exit, {_PARTITIONED}"),
+    "guidance_in_step": (_OUT_OF_STEP, f"guidance_scale, {_PARTITIONED}"),
+    "experts_apart": ("generate-experts-apart", f"transformer.h.0.experts, {_PARTITIONED}"),
+}
+"""Rule, and what was found, of the cases that end with an error on both ranks."""
+_OTHER_ERRORS = ("called_on_rank_0_alone", "a_rank_that_is_silent")
 _SLOW_CASES = ("zero3_in_bf16_autocast", "in_inference_mode", "a_rank_that_is_slow")
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> dict[str, list[Any]]:
     """What each case gave on each of two ranks."""
-    return _run(tmp_path_factory.mktemp("ranks"), *_AS_ALONE, *_OTHER_CASES)
+    return _run(tmp_path_factory.mktemp("ranks"), *_AS_ALONE, *_ANSWERS, *_ERRORS, *_OTHER_ERRORS)
 
 
 @pytest.fixture(scope="module")
@@ -75,39 +112,15 @@ def _run(folder: Path, *cases: str) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("case", _AS_ALONE)
-def test_every_rank_gets_the_tokens_of_the_plain_model(case: str, ranks: dict[str, list[Any]]) -> None:
-    alone = tokens(model())
+def test_every_rank_gets_the_tokens_of_one_process(case: str, ranks: dict[str, list[Any]]) -> None:
+    family, settings = _AS_ALONE[case]
+    alone = _alone(family=family, **settings)
     assert ranks[case] == [alone, alone]
 
 
-@pytest.mark.parametrize(
-    ("case", "family", "settings"),
-    [
-        ("zero3_encoder_decoder", Family.T5, {"num_beams": 2, "num_return_sequences": 2}),
-        ("zero3_sampling", Family.GPT2, {"do_sample": True, "top_k": 0, "seed": 5}),
-        ("zero3_without_cache", Family.GPT2, {"eos_token_id": list(range(0, 64, 3))}),
-    ],
-)
-def test_settings_give_the_same_tokens_on_two_ranks_as_on_one(
-    case: str, family: Family, settings: dict[str, Any], ranks: dict[str, list[Any]]
-) -> None:
-    alone = tokens(model(family), **settings)
-    assert ranks[case] == [alone, alone]
-
-
-def test_while_tokens_are_chosen_all_weights_are_whole_only_where_they_were_gathered(
-    ranks: dict[str, list[Any]],
-) -> None:
-    assert ranks["zero3_weights_meanwhile"] == [{"always": [True], "never": [False]}] * 2
-
-
-def test_prompt_lookup_in_step_gives_the_tokens_of_the_plain_model(ranks: dict[str, list[Any]]) -> None:
-    alone = tokens(model(), eos_token_id=list(range(0, 64, 3)))
-    assert ranks["prompt_lookup_in_step"] == [alone, alone]
-
-
-def test_each_rank_gets_the_results_of_its_own_prompts(ranks: dict[str, list[Any]]) -> None:
-    assert ranks["own_prompts"] == [[], tokens(model())]
+@pytest.mark.parametrize("case", _ANSWERS)
+def test_each_rank_gets_what_is_its_own(case: str, ranks: dict[str, list[Any]]) -> None:
+    assert ranks[case] == _ANSWERS[case]()
 
 
 @pytest.mark.evidence
@@ -120,46 +133,9 @@ def test_training_goes_on_after_a_call_in_inference_mode(slow_ranks: dict[str, l
     assert slow_ranks["in_inference_mode"] == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("case", "rule", "found"),
-    [
-        (
-            "other_prompts_on_each_rank",
-            "generate-prompts-differ",
-            "7 on rank 0, 6 on rank 1, and not the same",
-        ),
-        ("other_settings_on_each_rank", "generate-ranks-differ", "1 on rank 0, and 2 on rank 1"),
-        ("out_on_rank_0_alone", "generate-ranks-differ", "/results.jsonl on rank 0, and None on rank 1"),
-        (
-            "an_assistant_in_parts",
-            "generate-out-of-step",
-            None,
-        ),
-        ("weights_of_one_rank_each", "generate-in-a-sub-group", None),
-        ("weights_of_fsdp", "generate-not-under-fsdp", None),
-        ("gathered_under_zenflow", "gather-under-zenflow", None),
-        ("scores_that_are_no_numbers", "generate-nothing-to-draw", None),
-        ("an_empty_prompt_on_rank_1", "generate-empty-prompt", None),
-        (
-            "an_assistant_in_step",
-            "generate-out-of-step",
-            "assistant_early_exit, and weights that ZeRO-3 partitions over the ranks",
-        ),
-        (
-            "guidance_in_step",
-            "generate-out-of-step",
-            "guidance_scale, and weights that ZeRO-3 partitions over the ranks",
-        ),
-        (
-            "experts_apart",
-            "generate-experts-apart",
-            "transformer.h.0.experts, and weights that ZeRO-3 partitions over the ranks",
-        ),
-    ],
-)
-def test_every_rank_gets_the_error(
-    case: str, rule: str, found: str | None, ranks: dict[str, list[Any]]
-) -> None:
+@pytest.mark.parametrize("case", _ERRORS)
+def test_every_rank_gets_the_error(case: str, ranks: dict[str, list[Any]]) -> None:
+    rule, found = _ERRORS[case]
     assert [answer[0] for answer in ranks[case]] == [rule, rule]
     assert found is None or [answer[1] for answer in ranks[case]] == [found, found]
 
@@ -169,30 +145,9 @@ def test_the_rank_with_an_empty_prompt_is_named_on_the_others(ranks: dict[str, l
     assert found == ["prompt 1 has no tokens (on rank 1)", "prompt 1 has no tokens"]
 
 
-def test_settings_that_transformers_refuses_fail_on_ranks_without_prompts_too(
-    ranks: dict[str, list[Any]],
-) -> None:
-    assert ranks["a_bad_temperature"] == ["generate-settings-disagree"] * 2
-
-
 def test_a_call_on_one_rank_alone_ends_with_the_error(ranks: dict[str, list[Any]]) -> None:
     (rule, _), other = ranks["called_on_rank_0_alone"]
     assert (rule, other) == ("generate-not-on-all-ranks", ["not called", ""])
-
-
-def test_what_fails_between_two_passes_leaves_no_rank_waiting(ranks: dict[str, list[Any]]) -> None:
-    after = tokens(model(), PROMPTS[:1])
-    assert ranks["a_prefix_that_allows_nothing"] == [["ValueError", after], ["UserError", after]]
-    assert ranks["a_bad_word"] == [["ValueError", after], ["UserError", after]]
-    after = tokens(model(Family.T5), PROMPTS[:1])
-    assert ranks["a_criterion_without_an_answer"] == [["TypeError", after], ["UserError", after]]
-
-
-def test_a_function_of_the_script_that_fails_leaves_no_rank_waiting(ranks: dict[str, list[Any]]) -> None:
-    (of_first, after), (of_second, after_second) = ranks["a_function_that_fails_in_step"]
-    assert of_first == "RuntimeError: of the script"
-    assert of_second == "UserError: RuntimeError: of the script"
-    assert after == after_second == tokens(model(), PROMPTS[:1])
 
 
 @pytest.mark.evidence
@@ -203,26 +158,9 @@ def test_a_rank_whose_calls_take_longer_than_the_limit_is_waited_for(
     assert slow_ranks["a_rank_that_is_slow"] == [alone, alone]
 
 
-def test_a_rank_that_fails_alone_fails_on_the_others(ranks: dict[str, list[Any]]) -> None:
-    assert ranks["a_rank_that_fails_alone"] == [
-        "UserError: RuntimeError: of the script",
-        "RuntimeError: of the script",
-    ]
-
-
 def test_a_rank_that_is_silent_is_given_up(ranks: dict[str, list[Any]]) -> None:
     rules = [rule for rule, _ in ranks["a_rank_that_is_silent"]]
     assert rules == ["generate-rank-silent", "generate-failed-on-a-rank"]
-
-
-def test_what_is_shared_in_pieces_is_put_together(ranks: dict[str, list[Any]]) -> None:
-    assert ranks["shared_in_pieces"] == [[[], [1] * 5]] * 2
-
-
-def test_unfinished_results_are_continued_at_another_stage(ranks: dict[str, list[Any]]) -> None:
-    alone = tokens(model())
-    # Four batches, two in a step: the second start makes the last three prompts.
-    assert ranks["written"] == [["of-the-test", False, True, [7], alone]] * 2
 
 
 def _vocabulary_model() -> Any:

@@ -77,12 +77,7 @@ _THETA = {"rope_theta": 10000.0, "original_max_position_embeddings": 16}
     ("name", "settings", "encoder", "decoder"),
     [
         ("GPT2", {"n_positions": 64, "n_layer": 1, "n_embd": 8, "n_head": 1}, None, 64),
-        (
-            "Bloom",
-            {"hidden_size": 8, "n_layer": 1, "n_head": 1},
-            None,
-            None,
-        ),
+        ("Bloom", {"hidden_size": 8, "n_layer": 1, "n_head": 1}, None, None),
         (
             "Bart",
             {"max_position_embeddings": 32, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1},

@@ -107,12 +107,7 @@ def test_what_is_said_in_arguments_is_said_in_flags() -> None:
 
 @pytest.mark.parametrize(
     ("rank", "rule", "ends_with"),
-    [
-        (0, "of-all", UserError),
-        (1, "of-all", SystemExit),
-        (0, "of-one", UserError),
-        (1, "of-one", UserError),
-    ],
+    [(0, "of-all", UserError), (1, "of-all", SystemExit), (0, "of-one", UserError), (1, "of-one", UserError)],
 )
 def test_what_all_ranks_raise_rank_0_says_for_them(
     rank: int, rule: str, ends_with: type[UserError | SystemExit]

@@ -63,10 +63,7 @@ def test_blank_lines_are_counted_and_the_end_of_the_last_line_is_none() -> None:
             f'{{"messages": {_CHAT}, "tools": [{{}}]}}',
             'line 1: "tools" beside "messages": what a template gets is "messages" alone',
         ),
-        (
-            '{"messages": [{"role": "user", "content": null}]}',
-            'line 1: message 1 has null as "content"',
-        ),
+        ('{"messages": [{"role": "user", "content": null}]}', 'line 1: message 1 has null as "content"'),
         ("7", "line 1: a number, not a string or an object"),
         ("null", "line 1: null, not a string or an object"),
         ('["p"]', "line 1: a list, not a string or an object"),

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import importlib.metadata
-import os
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from random_cases import Case, Prompt, few_that_show_all, make_cases
 from references import Expected, read_expected
-from runs_of_ranks import HERE, results_of, run_cases
+from runs_of_ranks import results_of, run_cases
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 _CASES = {world_size: make_cases(world_size, 100) for world_size in (2, 4)}
 _FEW = few_that_show_all(_CASES[2])
@@ -31,9 +27,9 @@ def few(built_ops: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def all_cases(built_ops: None) -> Path:
-    """All cases, in a cache by what they depend on: what ran before with the same files is not run again."""
-    folder = _cache() / _fingerprint()
+def all_cases(built_ops: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases, run on 2 and on 4 ranks."""
+    folder = tmp_path_factory.mktemp("all")
     for world_size, cases in _CASES.items():
         run_cases(cases, folder / str(world_size))
     return folder
@@ -126,24 +122,3 @@ def _differences(case: Case, rank: int, found: list[dict[str, Any]], expected: E
 
 def _reason(tokens: Sequence[int], special: dict[str, int]) -> str:
     return "stop" if tokens[-1] == special.get("eos_token_id") else "length"
-
-
-def _cache() -> Path:
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "zerofit-evidence" / "random-cases"
-
-
-@cache
-def _fingerprint() -> str:
-    """Of the versions, and of all code that a case runs."""
-    package = HERE.parents[1] / "zerofit"
-    files = [
-        *HERE.glob("*.py"),
-        *(package / "generation").rglob("*.py"),
-        *package.glob("gener*.py"),
-        package / "errors.py",
-    ]
-    libraries = ("accelerate", "deepspeed", "torch", "transformers")
-    words = [importlib.metadata.version(name) for name in libraries]
-    words += [path.read_text() for path in sorted(files)]
-    return hashlib.sha256("".join(words).encode()).hexdigest()[:16]

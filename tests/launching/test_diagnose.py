@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from zerofit.launching.diagnose import RankFailure, RunEnd, judge
 _TERM, _KILL, _SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
 
 
-def _record(rank: int, *, error: str | None = None, message: str | None = None, code: int = 1) -> RankRecord:
+def _record(rank: int, *, error: str, message: str, code: int = 1) -> RankRecord:
     return RankRecord(
         rank=rank,
         exit_code=code,
@@ -41,137 +42,88 @@ class _Case:
     """When a rank's failure was seen; all at once where this says nothing."""
 
 
-@pytest.mark.parametrize(
-    ("case", "exit_code", "cause"),
-    [
-        pytest.param(_Case({}, launcher_code=0), 0, None, id="all well"),
-        pytest.param(
-            _Case({0: 7}, (_record(0, error="SystemExit", message="7", code=7),)),
-            7,
-            "rank 0 exited with 7",
-            id="the script exits 7",
-        ),
-        pytest.param(_Case({0: 7}), 7, "rank 0 exited with 7", id="os._exit leaves no record"),
-        pytest.param(
-            _Case({0: 1}, (_record(0, error="ValueError", message="x"),)),
-            1,
-            "rank 0 exited with 1: ValueError",
-            id="an exception",
-        ),
-        pytest.param(
-            _Case(
-                {0: 2, 1: _TERM}, (_record(0, error="UserError", message="error[x]: y\n  found: z", code=2),)
-            ),
-            2,
-            "rank 0 exited with 2: error[x]: y",
-            id="an error of zerofit's own",
-        ),
-        pytest.param(
-            _Case({1: _KILL}), 137, "rank 1 was killed by signal 9 (SIGKILL)", id="killed, no counter"
-        ),
-        pytest.param(
-            _Case({1: _KILL}, oom_kills=1),
-            137,
-            "rank 1 was killed by signal 9 (SIGKILL): probably because the host ran out of memory",
-            id="killed by the kernel",
-        ),
-        pytest.param(
-            _Case({1: _KILL}, oom_kills=0),
-            137,
-            "rank 1 was killed by signal 9 (SIGKILL); the kernel's out-of-memory counter has not moved, so "
-            "somebody else sent it",
-            id="killed by somebody",
-        ),
-        pytest.param(
-            _Case({0: _SEGV}, oom_kills=1),
-            139,
-            "rank 0 was killed by signal 11 (SIGSEGV)",
-            id="a crash is no want of memory",
-        ),
-        pytest.param(_Case({0: -35}), 163, "rank 0 was killed by signal 35", id="a real-time signal"),
-        pytest.param(
-            _Case({0: _TERM, 1: 7}, (_record(1, error="SystemExit", message="7", code=7),)),
-            7,
-            "rank 1 exited with 7",
-            id="the others are stopped by the launcher",
-        ),
-        pytest.param(
-            _Case({0: 1, 1: _KILL}, (_peer_lost(0),)),
-            137,
-            "rank 1 was killed by signal 9 (SIGKILL)",
-            id="a lost connection is a consequence",
-        ),
-        pytest.param(
-            _Case(
-                {0: 1, 1: 1},
-                (
-                    _peer_lost(0),
-                    _record(1, error="OutOfMemoryError", message="CUDA"),
-                ),
-            ),
-            1,
-            "rank 1 exited with 1: OutOfMemoryError",
-            id="an error of its own before a lost connection",
-        ),
-        pytest.param(
-            _Case(
-                {0: 1, 1: 1},
-                (
-                    _peer_lost(0),
-                    _peer_lost(1),
-                ),
-            ),
-            1,
-            "rank 0 exited with 1: RuntimeError",
-            id="all lost one another: the first",
-        ),
-        pytest.param(
-            _Case({0: _KILL, 1: _SEGV}, seen_at={0: 1002, 1: 1001}),
-            139,
-            "rank 1 was killed by signal 11 (SIGSEGV)",
-            id="of two equals the one that failed first",
-        ),
-        pytest.param(
-            _Case({0: 1, 1: _KILL}, (_peer_lost(0),), seen_at={0: 1001, 1: 1002}),
-            137,
-            "rank 1 was killed by signal 9 (SIGKILL)",
-            id="a lost connection is a consequence even where it is seen first",
-        ),
-        pytest.param(
-            _Case({0: 3, 1: 1}, (_record(1, error="KeyError", message="'a'"),)),
-            1,
-            "rank 1 exited with 1: KeyError",
-            id="a rank with a record before one without",
-        ),
-        pytest.param(
-            _Case({0: _TERM, 1: _TERM}),
-            143,
-            "rank 0 was killed by signal 15 (SIGTERM)",
-            id="somebody stopped the ranks",
-        ),
-        pytest.param(
-            _Case({}, launcher_code=1),
-            1,
-            "accelerate launch failed before it started the script",
-            id="the launcher itself",
-        ),
-        pytest.param(
-            _Case({}, launcher_code=_KILL),
-            137,
-            "accelerate launch was killed by signal 9 (SIGKILL)",
-            id="launcher killed",
-        ),
-        pytest.param(
-            _Case({0: _TERM}, stopped_by=signal.SIGTERM, launcher_code=1),
-            143,
-            "stopped by SIGTERM",
-            id="we were told to stop",
-        ),
-        pytest.param(
-            _Case({}, stopped_by=signal.SIGINT, launcher_code=130), 130, "stopped by SIGINT", id="Ctrl-C"
-        ),
-    ],
-)
+_KILLED_1 = "rank 1 was killed by signal 9 (SIGKILL)"
+_EXITS_7: dict[str, Any] = {"error": "SystemExit", "message": "7", "code": 7}
+
+CASES = {
+    "all well": (_Case({}, launcher_code=0), 0, None),
+    "the script exits 7": (_Case({0: 7}, (_record(0, **_EXITS_7),)), 7, "rank 0 exited with 7"),
+    "os._exit leaves no record": (_Case({0: 7}), 7, "rank 0 exited with 7"),
+    "an exception": (
+        _Case({0: 1}, (_record(0, error="ValueError", message="x"),)),
+        1,
+        "rank 0 exited with 1: ValueError",
+    ),
+    "an error of zerofit's own": (
+        _Case({0: 2, 1: _TERM}, (_record(0, error="UserError", message="error[x]: y\n  found: z", code=2),)),
+        2,
+        "rank 0 exited with 2: error[x]: y",
+    ),
+    "killed, no counter": (_Case({1: _KILL}), 137, _KILLED_1),
+    "killed by the kernel": (
+        _Case({1: _KILL}, oom_kills=1),
+        137,
+        f"{_KILLED_1}: probably because the host ran out of memory",
+    ),
+    "killed by somebody": (
+        _Case({1: _KILL}, oom_kills=0),
+        137,
+        f"{_KILLED_1}; the kernel's out-of-memory counter has not moved, so somebody else sent it",
+    ),
+    "a crash is no want of memory": (
+        _Case({0: _SEGV}, oom_kills=1),
+        139,
+        "rank 0 was killed by signal 11 (SIGSEGV)",
+    ),
+    "a real-time signal": (_Case({0: -35}), 163, "rank 0 was killed by signal 35"),
+    "the others are stopped by the launcher": (
+        _Case({0: _TERM, 1: 7}, (_record(1, **_EXITS_7),)),
+        7,
+        "rank 1 exited with 7",
+    ),
+    "a lost connection is a consequence": (_Case({0: 1, 1: _KILL}, (_peer_lost(0),)), 137, _KILLED_1),
+    "an error of its own before a lost connection": (
+        _Case({0: 1, 1: 1}, (_peer_lost(0), _record(1, error="OutOfMemoryError", message="CUDA"))),
+        1,
+        "rank 1 exited with 1: OutOfMemoryError",
+    ),
+    "all lost one another: the first": (
+        _Case({0: 1, 1: 1}, (_peer_lost(0), _peer_lost(1))),
+        1,
+        "rank 0 exited with 1: RuntimeError",
+    ),
+    "of two equals the one that failed first": (
+        _Case({0: _KILL, 1: _SEGV}, seen_at={0: 1002, 1: 1001}),
+        139,
+        "rank 1 was killed by signal 11 (SIGSEGV)",
+    ),
+    "a lost connection is a consequence even where it is seen first": (
+        _Case({0: 1, 1: _KILL}, (_peer_lost(0),), seen_at={0: 1001, 1: 1002}),
+        137,
+        _KILLED_1,
+    ),
+    "a rank with a record before one without": (
+        _Case({0: 3, 1: 1}, (_record(1, error="KeyError", message="'a'"),)),
+        1,
+        "rank 1 exited with 1: KeyError",
+    ),
+    "somebody stopped the ranks": (
+        _Case({0: _TERM, 1: _TERM}),
+        143,
+        "rank 0 was killed by signal 15 (SIGTERM)",
+    ),
+    "the launcher itself": (_Case({}), 1, "accelerate launch failed before it started the script"),
+    "launcher killed": (
+        _Case({}, launcher_code=_KILL),
+        137,
+        "accelerate launch was killed by signal 9 (SIGKILL)",
+    ),
+    "we were told to stop": (_Case({0: _TERM}, stopped_by=signal.SIGTERM), 143, "stopped by SIGTERM"),
+    "Ctrl-C": (_Case({}, stopped_by=signal.SIGINT, launcher_code=130), 130, "stopped by SIGINT"),
+}
+
+
+@pytest.mark.parametrize(("case", "exit_code", "cause"), CASES.values(), ids=CASES)
 def test_verdict(case: _Case, exit_code: int, cause: str | None) -> None:
     verdict = judge(
         launcher_code=case.launcher_code,

@@ -1,16 +1,17 @@
-"""Training goes on after zerofit.generate, in the middle of an epoch, with the same losses as without it."""
+"""Training goes on after zerofit.generate in the middle of an epoch, with the same losses as without it."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from runs import SCRIPTS, run_command
+from runs import ROOT, SCRIPTS, Run, run_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
@@ -21,6 +22,12 @@ PLAIN = "accelerate 2 plain"
 """Samples by model.generate(), as scripts do it."""
 NUM_CALLS = {"accelerate": 2, "trainer": 4}
 """Of generation on the way: in a loop; in a callback and at each evaluation."""
+
+_SMALL = (
+    "--output-dir=out --max-train-files=12 --max-train-steps=4 --generate-steps=2 --max-new-tokens=6 "
+    "--vocab-size=512 --sequence-length=32 --hidden-size=64"
+)
+_PROMPTS = ["import ", "def __init__(self", "class ", "    return self.", "for key, value in "]
 
 Seen = dict[str, Any]
 
@@ -77,3 +84,19 @@ def test_losses_would_tell(few: dict[str, list[Seen]]) -> None:
     with_it, without = few[PLAIN], few["accelerate 2 nothing"]
     assert with_it[0]["losses"][:3] == without[0]["losses"][:3]
     assert with_it[0]["losses"][3:] != without[0]["losses"][3:]
+
+
+def test_five_prompts_over_two_ranks_between_the_steps(launch: Callable[..., Run], data_dir: Path) -> None:
+    script = str(ROOT / "examples" / "generate.py")
+    run = launch(
+        "--num-processes", "2", "--zero-stage", "3", script, f"--data-dir={data_dir}", *_SMALL.split()
+    ).check()
+    steps = re.findall(r"^step (\d) (loss|wrote) (.*)$", run.stdout, re.MULTILINE)
+    assert [(int(step), what) for step, what, _ in steps] == [
+        (1, "loss"), (2, "loss"), *[(2, "wrote")] * 5, (3, "loss"), (4, "loss"), *[(4, "wrote")] * 5,
+    ]  # fmt: skip
+    losses = [float(text) for _, what, text in steps if what == "loss"]
+    assert losses[-1] < losses[0]
+    written = [text[1:] for _, what, text in steps if what == "wrote"]
+    assert all(text.startswith(prompt) for text, prompt in zip(written, _PROMPTS * 2, strict=True))
+    assert "error[" not in run.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,8 +38,7 @@ def test_ranks_said_twice_must_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu_ids", "indices"),
-    [(None, None), ("all", None), ("0", (0,)), ("0,2", (0, 2)), ("3, 1", (3, 1))],
+    ("gpu_ids", "indices"), [(None, None), ("all", None), ("0", (0,)), ("0,2", (0, 2)), ("3, 1", (3, 1))]
 )
 def test_gpu_indices(gpu_ids: str | None, indices: tuple[int, ...] | None) -> None:
     assert Nodes(gpu_ids=gpu_ids).gpu_indices == indices
@@ -170,49 +170,22 @@ def test_on_several_nodes_the_port_is_tried_on_the_first_only() -> None:
     assert error.value.found == f"--main-process-port {port}"
 
 
+_AT_NODE_0 = {"main_process_ip": "node0"}
+
+
 @pytest.mark.parametrize(
-    ("nodes", "topology", "rule", "found"),
+    ("said", "num_nodes", "rule", "found"),
     [
-        (
-            Nodes(),
-            _TWO_NODES,
-            "node-unknown",
-            "--num-machines 2 without --machine-rank and --main-process-ip",
-        ),
-        (Nodes(machine_rank=0), _TWO_NODES, "node-unknown", "--num-machines 2 without --main-process-ip"),
-        (
-            Nodes(main_process_ip="node0"),
-            _TWO_NODES,
-            "node-unknown",
-            "--num-machines 2 without --machine-rank",
-        ),
-        (
-            Nodes(machine_rank=2, main_process_ip="node0"),
-            _TWO_NODES,
-            "node-out-of-range",
-            "--machine-rank 2 with --num-machines 2",
-        ),
-        (
-            Nodes(machine_rank=0, main_process_ip="node0", main_process_port=0),
-            _TWO_NODES,
-            "port-taken",
-            "--main-process-port 0",
-        ),
-        (
-            Nodes(machine_rank=1, main_process_ip="node0", main_process_port=0),
-            _TWO_NODES,
-            "port-taken",
-            "--main-process-port 0",
-        ),
-        (
-            Nodes(machine_rank=1),
-            Topology(world_size=2),
-            "node-out-of-range",
-            "--machine-rank 1 with --num-machines 1",
-        ),
+        ({}, 2, "node-unknown", "--num-machines 2 without --machine-rank and --main-process-ip"),
+        ({"machine_rank": 0}, 2, "node-unknown", "--num-machines 2 without --main-process-ip"),
+        (_AT_NODE_0, 2, "node-unknown", "--num-machines 2 without --machine-rank"),
+        ({**_AT_NODE_0, "machine_rank": 2}, 2, "node-out-of-range", "--machine-rank 2 with --num-machines 2"),
+        ({**_AT_NODE_0, "machine_rank": 0, "main_process_port": 0}, 2, "port-taken", "--main-process-port 0"),
+        ({**_AT_NODE_0, "machine_rank": 1, "main_process_port": 0}, 2, "port-taken", "--main-process-port 0"),
+        ({"machine_rank": 1}, 1, "node-out-of-range", "--machine-rank 1 with --num-machines 1"),
     ],
 )
-def test_what_each_node_must_know(nodes: Nodes, topology: Topology, rule: str, found: str) -> None:
+def test_what_each_node_must_know(said: dict[str, Any], num_nodes: int, rule: str, found: str) -> None:
     with pytest.raises(UserError) as error:
-        find_rendezvous(nodes, topology)
+        find_rendezvous(Nodes(**said), Topology(num_nodes=num_nodes, world_size=2 * num_nodes))
     assert (error.value.rule, error.value.found) == (rule, found)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zerofit.core.errors import UserError
-from zerofit.launching.run_folder import RunFolder, new_run_folder, run_folder, write_file
+from zerofit.launching.run_folder import new_run_folder, run_folder, write_file
 
 _AT = datetime(2026, 3, 1, 14, 5, 9)
 
@@ -26,18 +26,6 @@ _AT = datetime(2026, 3, 1, 14, 5, 9)
 def test_folder_is_named_after_time_and_target(tmp_path: Path, target: str, name: str) -> None:
     assert run_folder(tmp_path, target=target, at=_AT).path == tmp_path / name
     assert list(tmp_path.iterdir()) == []
-
-
-def test_files_of_a_run(tmp_path: Path) -> None:
-    folder = RunFolder(path=tmp_path)
-    places = (
-        *(folder.plan, folder.deepspeed, folder.accelerate, folder.command),
-        *(folder.ranks, folder.launch_result, folder.run),
-    )
-    assert [str(place.relative_to(tmp_path)) for place in places] == [
-        *("plan.json", "ds_config.json", "accelerate.yaml", "command.sh"),
-        *("ranks", "launch.json", "run.json"),
-    ]
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
@@ -84,11 +72,3 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         write_file(tmp_path, "{}\n")
     assert (error.value.rule, error.value.found) == ("run-folder-not-writable", f"Is a directory: {tmp_path}")
-
-
-def test_what_a_run_leaves_is_for_its_owner_only(tmp_path: Path) -> None:
-    folder = new_run_folder(tmp_path / "runs", target="train.py", at=_AT)
-    write_file(folder.plan, "{}\n")
-    write_file(folder.command, "#!/bin/sh\n", executable=True)
-    modes = [path.stat().st_mode & 0o777 for path in (folder.path, folder.plan, folder.command)]
-    assert modes == [0o700, 0o600, 0o700]

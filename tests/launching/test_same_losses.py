@@ -90,9 +90,7 @@ def _cases(cases: Iterable[str], *, slow: set[str], default: str | None = None) 
 @pytest.mark.parametrize(
     "case",
     _cases(
-        CASES,
-        default="z2, accumulating",
-        slow={"one process, accumulating", "data parallel", "z2-offload"},
+        CASES, default="z2, accumulating", slow={"one process, accumulating", "data parallel", "z2-offload"}
     ),
 )
 def test_an_accelerate_script_has_the_losses_of_plain_accelerate(

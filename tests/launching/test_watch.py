@@ -70,19 +70,17 @@ def _left(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize(
     ("script", "exit_code"),
-    [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", -9), ("kill -TERM $$", -15), ("exit 255", 255)],
+    [
+        *(("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", -9), ("kill -TERM $$", -15), ("exit 255", 255)),
+        ('[ "$FROM_USER$FROM_WATCH" = yesyes ]', 0),  # the user's environment with what is given on top
+    ],
 )
-def test_the_exit_code_passes_through(tmp_path: Path, script: str, exit_code: int) -> None:
-    with _watching(tmp_path, "sh", "-c", script) as process:
-        assert _result(process) == [exit_code, None]
-
-
-def test_the_environment_is_the_users_with_the_given_on_top(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_exit_code_passes_through(
+    tmp_path: Path, script: str, exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FROM_USER", "yes")
-    with _watching(tmp_path, "sh", "-c", '[ "$FROM_USER$FROM_WATCH" = yesyes ]') as process:
-        assert _result(process) == [0, None]
+    with _watching(tmp_path, "sh", "-c", script) as process:
+        assert _result(process) == [exit_code, None]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -98,28 +96,21 @@ def test_a_signal_is_passed_on_and_the_command_may_end_as_it_likes(
     assert _left(tmp_path) == []
 
 
-def test_a_second_signal_kills_what_ignores_the_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("grace", [(), ("1.5",)])
+def test_a_second_signal_or_the_end_of_its_grace_kills_what_ignores_the_first(
+    tmp_path: Path, grace: tuple[str, ...]
+) -> None:
     script = f"trap '' TERM; {_STARTED} while :; do sleep 0.05; done"
-    with _watching(tmp_path, "sh", "-c", script) as process:
+    with _watching(tmp_path, *grace, "sh", "-c", script) as process:
         _wait_for_start(process)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.8)  # sooner, the second would be taken for the same request
         assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
+        if not grace:
+            process.send_signal(signal.SIGTERM)
         at = time.monotonic()
         assert _result(process) == [-9, "SIGTERM"]
         assert time.monotonic() - at < 30  # of the 35 s that the first one grants
-    assert _left(tmp_path) == []
-
-
-def test_what_ignores_a_signal_is_killed_once_its_grace_is_over(tmp_path: Path) -> None:
-    script = f"trap '' TERM; {_STARTED} while :; do sleep 0.05; done"
-    with _watching(tmp_path, "1.5", "sh", "-c", script) as process:
-        _wait_for_start(process)
-        process.send_signal(signal.SIGTERM)
-        time.sleep(0.8)
-        assert process.poll() is None
-        assert _result(process) == [-9, "SIGTERM"]
     assert _left(tmp_path) == []
 
 

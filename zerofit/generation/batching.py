@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,16 +29,11 @@ class PromptBatch:
     """Of each of its prompts."""
 
 
-RankSteps: TypeAlias = "tuple[tuple[PromptBatch | None, ...], ...]"
-"""Of each step, the batch of each rank; None where a rank has nothing left to do."""
-
-
 def make_batches(prompts: Sequence[tuple[int, int]], *, batch_size: int) -> tuple[PromptBatch, ...]:
     """Return the batches of all prompts, those that take longest first; of like length, to pad little.
 
     Args:
         prompts: tokens and max_new_tokens of each, of all ranks.
-        batch_size: prompts in one call at most.
     """
     places = sorted(range(len(prompts)), key=lambda index: (-prompts[index][1], -prompts[index][0], index))
     groups = [
@@ -60,15 +55,13 @@ def make_batches(prompts: Sequence[tuple[int, int]], *, batch_size: int) -> tupl
 
 def make_steps(
     batches: Sequence[PromptBatch], *, world_size: int, max_positions: int | None, may_differ: bool = True
-) -> RankSteps:
-    """Return the steps in which some ranks generate all batches, in their order.
+) -> tuple[tuple[PromptBatch | None, ...], ...]:
+    """Return each step's batch of each rank, in order; None where a rank has nothing left to do.
 
     Under ZeRO-3 a rank that has ended goes on with empty passes until the last one has, and its cache grows
     with each: batches of different max_new_tokens share a step only where none outgrows the model by that.
 
     Args:
-        batches: all of them, as make_batches orders them; each fits the model by itself.
-        world_size: ranks that generate.
         max_positions: tokens of prompt and completion together that the model has positions for; None where
             there is no limit.
         may_differ: whether batches of different max_new_tokens may share a step at all; not with a cache of a

@@ -40,18 +40,18 @@ _NOT_SERVED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSettings:
-    """What every call of model.generate gets beside its prompts."""
+    """Arguments of every model.generate() call beside its prompts."""
 
     config: Any
     """GenerationConfig, whole: nothing is left to the model's own, nor to max_new_tokens, which differs."""
     objects: dict[str, Any]
     """Further arguments, such as logits_processor."""
     criteria: tuple[Any, ...]
-    """What ends a completion beside its length, its time and the end-of-sequence tokens."""
+    """Stopping criteria beside length, time and end-of-sequence tokens."""
     pad_token: int
     eos_tokens: frozenset[int]
     max_new_tokens: int | None
-    """What the settings themselves say; None where they say nothing."""
+    """As the settings have it; None if they don't."""
 
     @property
     def num_sequences(self) -> int:
@@ -65,20 +65,17 @@ class CallSettings:
 
     @property
     def has_fixed_cache(self) -> bool:
-        """Whether the cache has its size from the beginning, so that no pass may follow the last token."""
+        """True if the cache has a fixed size, so that no forward pass may follow the last token."""
         from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS
 
         return self.config.cache_implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS
 
 
 def read_settings(model: Any, tokenizer: Any, *, given: Any, settings: Mapping[str, Any]) -> CallSettings:
-    """Return how a model generates, by the order of transformers: settings, those given, the model's own.
+    """Return the settings of all calls; `settings` win over `given`, and that over the model's own.
 
     Args:
-        model: of transformers; its own settings are not changed.
-        tokenizer: None without.
         given: a GenerationConfig, a mapping, or the path of a file or a folder with one; None without.
-        settings: single ones, and further arguments of generate().
 
     Raises:
         UserError: there is no such setting, it has no meaning here, or transformers does not take it.
@@ -118,12 +115,7 @@ def read_settings(model: Any, tokenizer: Any, *, given: Any, settings: Mapping[s
 
 
 def settings_disagree(settings: Mapping[str, Any], error: Exception) -> UserError:
-    """Return the error of settings that transformers refuses.
-
-    Args:
-        settings: what was given, by name.
-        error: what transformers raised.
-    """
+    """Return the error of settings that transformers refuses."""
     said = (f"{name}={value!r}" for name, value in settings.items() if value is not None)
     return UserError(
         "generate-settings-disagree",
@@ -159,12 +151,7 @@ def _whole_config(model: Any, given: Any) -> Any:
 
 
 def _update(config: Any, settings: Mapping[str, Any]) -> None:
-    """Put settings into a GenerationConfig.
-
-    Raises:
-        UserError: transformers has no such setting.
-        ValueError: they contradict each other.
-    """
+    """Put settings into a GenerationConfig."""
     from transformers import GenerationConfig
 
     for name, value in config.update(**settings).items():

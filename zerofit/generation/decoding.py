@@ -14,10 +14,6 @@ class StopRecorder:
     """A stopping criterion of transformers that asks others, and notes where each sequence ended first.
 
     The tokens behind the end can look like others, so that it is seen while they are generated.
-
-    Args:
-        criteria: the others; end-of-sequence tokens and lengths are not among them.
-        go_on: called after each token.
     """
 
     def __init__(self, criteria: Sequence[Any], *, go_on: Callable[[], None]) -> None:

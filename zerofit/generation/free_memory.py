@@ -22,7 +22,7 @@ _BLOCK_COPIES = 8
 
 
 def free_bytes() -> int:
-    """Return what this rank can still allocate: on its GPU; on the CPU, its share of the host."""
+    """Return the bytes that this rank can still allocate: on its GPU; on the CPU, its share of the host."""
     import torch
     from deepspeed.accelerator import get_accelerator
 
@@ -41,13 +41,10 @@ def free_bytes() -> int:
 
 
 def working_bytes(model: Module, *, num_sequences: int, num_prompt_tokens: int, max_new_tokens: int) -> int:
-    """Return what one call of generate takes beside the weights, on its rank: an estimate, rather too high.
+    """Estimate the bytes of one generate() call on one rank beside the weights, rather too high.
 
     Args:
-        model: of transformers.
         num_sequences: rows of the batch, times beams or returned sequences.
-        num_prompt_tokens: of the longest prompt.
-        max_new_tokens: of each sequence.
     """
     config = model.config.get_text_config(decoder=True)
     itemsize = int(model.dtype.itemsize)

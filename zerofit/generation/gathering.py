@@ -32,22 +32,20 @@ _HOLDER = -1
 """Stands for a module that is in use, whose weights DeepSpeed does not release; its own count from 0 on.
 Source: deepspeed (0.19.8), runtime/zero/partitioned_param_coordinator.py, __release_param."""
 _said: set[str] = set()
-"""What this process has said of gathering; a loop that generates at each step says it once."""
+"""Messages that this process has printed: a loop that generates at each step prints each once."""
 
 
 def missing_bytes(model: Module) -> int:
-    """Return what gathering all weights of a partitioned model takes on this rank now."""
+    """Return the bytes that gathering all weights of a partitioned model takes on this rank now."""
     return sum(map(gathered_bytes, _missing(model)))
 
 
 def will_gather(model: Module, gather: Gather, *, needed_bytes: int) -> bool:
-    """Decide whether a call gathers the weights first, alike on all ranks; rank 0 says so, or why not.
+    """True if a call gathers the weights first; the same on all ranks. Rank 0 prints the decision.
 
     A collective over all ranks, but for Gather.NEVER.
 
     Args:
-        model: a module whose parameters ZeRO-3 partitions.
-        gather: what the user asked for, the same on every rank.
         needed_bytes: what the call takes beside the weights on this rank.
     """
     if gather is Gather.NEVER:
@@ -133,7 +131,7 @@ def _missing(model: Module) -> list[Parameter]:
 
 
 def gathered_bytes(parameter: Parameter) -> int:
-    """Return what a partitioned parameter takes when whole: each rank's shard, the last one's padding too."""
+    """Return the bytes of a partitioned parameter when whole: each rank's shard with its padding."""
     shard = parameter.ds_tensor
     is_quantized = hasattr(shard, "ds_quant_scale")
     dtype = parameter.dtype if is_quantized else shard.dtype
@@ -174,9 +172,6 @@ def layer_by_layer(model: Module) -> Iterator[None]:
     backward pass would need, where none follows: it caches what to release by the order of modules in
     training.
     Source: deepspeed/runtime/zero/partitioned_param_coordinator.py, __params_to_release.
-
-    Args:
-        model: a module whose parameters ZeRO-3 partitions.
     """
     every = partitioned_parameters(model)
     partitioned = [each for each in every if each.ds_status.name == "NOT_AVAILABLE"]
@@ -264,7 +259,7 @@ def _held_by(function: Any, *, depth: int) -> Iterator[Any]:
 
 
 def _end_prefetches(offload: Any) -> None:
-    """Let weights arrive that the last forward pass asked for and did not use, and release them.
+    """Wait for the weights that the last forward pass prefetched and did not use, and release them.
 
     DeepSpeed does so when the whole model's next pass begins. An encoder's comes before that: what is still
     noted as on its way by then, and was released since, can't be asked for again ("already in registry").

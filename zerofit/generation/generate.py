@@ -63,8 +63,9 @@ def generate(
         seed: of sampling; completions don't depend on the number of ranks.
         out: a JSONL file that gets all completions, which are kept on disk as they come; None for none.
         resume: whether unfinished results of the same call, with the same weights, at `out` are continued.
-        limit_s: how long to wait for a rank that does not come to this call, or that makes no token where
-            ranks run apart; 0 is without end. Ranks in step wait for each other by the backend's own limit.
+        limit_s: how long to wait for a rank that does not come to this call, or, where ranks run apart, while
+            none of them makes a token; 0 is without end. Ranks in step wait for each other by the backend's
+            own limit.
         progress: called after each step on each rank with the prompts that are done, and all of them.
         **settings: of transformers' GenerationConfig, and logits_processor, stopping_criteria and the like.
 
@@ -102,9 +103,9 @@ def generate_with(model: Any, prompts: Iterable[Any], options: GenerationOptions
         except BaseException as error:
             beat.fail(error)
             raise
-        beat.wait_for_all("generated")
+        beat.wait_for_all()
         generated = results.finish()
-    beat.end("generated")
+    beat.end()
     return generated
 
 

@@ -65,7 +65,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationJob:
-    """What to generate with what, as every rank reads it."""
+    """The model, prompts and settings of a run, as every rank reads them."""
 
     model: str
     """Folder of the model, or its name in the hub's cache."""

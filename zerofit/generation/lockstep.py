@@ -45,15 +45,7 @@ def goes_out_of_step(name: str, value: Any) -> bool:
 
 
 def settings_in_step(settings: CallSettings, model: Any) -> CallSettings:
-    """Return settings with which ranks make the same forward passes, whatever their prompts.
-
-    Args:
-        settings: of the calls, which stay as they are.
-        model: of transformers, whose weights ZeRO-3 partitions.
-
-    Raises:
-        UserError: a setting makes passes of its own, or the model runs other parts for other tokens.
-    """
+    """Return settings with which ranks make the same forward passes, whatever their prompts."""
     named = _unlike(settings, model)
     if named is not None:
         raise UserError(
@@ -84,11 +76,7 @@ def check_experts(model: Any, *, found_at: str = "") -> None:
     """Check that ZeRO-3 gathers a model's experts together, where it has separate ones.
 
     Args:
-        model: whose weights ZeRO-3 partitions.
         found_at: the script's line with ": ", where the error is to name it.
-
-    Raises:
-        UserError: it gathers them one by one.
     """
     experts = _experts_apart(model)
     if experts is None:
@@ -106,11 +94,7 @@ def check_experts(model: Any, *, found_at: str = "") -> None:
 
 
 def check_assistant(settings: CallSettings, *, batch_size: int) -> None:
-    """Check that tokens can be proposed by an assistant, where one is asked for.
-
-    Raises:
-        UserError: transformers can't in batches, or ZeRO-3 partitions the assistant.
-    """
+    """Check that assisted generation, if it is on, has a batch of one and a whole assistant."""
     assistant = settings.objects.get("assistant_model")
     config = settings.config
     is_assisted = assistant is not None or config.prompt_lookup_num_tokens or config.assistant_early_exit
@@ -133,7 +117,7 @@ def check_assistant(settings: CallSettings, *, batch_size: int) -> None:
 
 
 def _unlike(settings: CallSettings, model: Any) -> str | None:
-    """Return what makes other passes on one rank than on another."""
+    """Return the setting or model with which ranks make different forward passes; None without."""
     from transformers import GenerationMixin
 
     for name in OUT_OF_STEP:

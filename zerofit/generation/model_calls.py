@@ -24,7 +24,7 @@ class ModelCaller:
     request: GenerationRequest
     settings: CallSettings
     in_step: bool
-    """Whether each rank takes part in every pass of the others: ZeRO-3, unless the weights are gathered."""
+    """True if each rank takes part in all forward passes of the others: ZeRO-3 without gathered weights."""
     go_on: Callable[[], None]
     """Called after each token."""
 
@@ -49,7 +49,7 @@ class ModelCaller:
             objects["custom_generate"] = loop
         seed_sampling(_batch_seed(self.request.options.seed, batch.number), self.request.kind.device)
         found = self._call(ids, mask, self._config(batch.max_new_tokens), **objects)
-        self.go_on()  # a generation of the script's own may have asked no criterion
+        self.go_on()  # the script's own loop may not have called a criterion
 
         def results() -> list[Generated]:
             loop.check()
@@ -70,9 +70,6 @@ class ModelCaller:
         """Check the settings as model.generate does, which then makes no token.
 
         An encoder makes its pass: under ZeRO-3 all ranks do this together.
-
-        Raises:
-            UserError: transformers does not take the settings.
         """
         if "custom_generate" in self.settings.objects:
             return

@@ -1,4 +1,4 @@
-"""What a model that is to generate is: under its wrappers, where its weights are, how far it can count."""
+"""ModelKind: the model under its wrappers, where its weights are, and how many positions it has."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class ModelKind:
     """A model as generation needs to know it."""
 
     generator: Any
-    """What generate() is called of: a model of transformers, or peft's around one."""
+    """The object whose generate() is called: a transformers model, or peft's wrapper of one."""
     model: Any
     """The model of transformers itself."""
     is_zero3: bool
-    """Whether ZeRO-3's hooks stand around its forward passes: with one rank too, whose weights may be on the
+    """True if ZeRO-3's hooks run around its forward passes: with one rank too, whose weights may be on the
     CPU or on NVMe."""
     is_partitioned: bool
-    """Whether ZeRO-3 partitioned its weights, so that each rank holds a part of them now."""
+    """True if each rank now holds a part of the weights only (ZeRO-3)."""
     is_encoder_decoder: bool
     inputs: frozenset[str]
     """Names of what it takes."""
@@ -49,7 +49,7 @@ class ModelKind:
     device: torch.device
     """Where it takes its inputs."""
     autocast_dtype: Any
-    """What DeepSpeed's torch_autocast computes in; None without."""
+    """The dtype of DeepSpeed's torch_autocast; None without."""
 
     @property
     def takes_mask(self) -> bool:
@@ -67,14 +67,11 @@ class ModelKind:
 
 
 def read_kind(wrapped: Any) -> ModelKind:
-    """Return what a script's model is.
+    """Return the kind of a script's model.
 
     Args:
         wrapped: a model of transformers or peft, as it is or wrapped by DistributedDataParallel, DeepSpeed,
             accelerate or torch.compile.
-
-    Raises:
-        UserError: it can't generate, or its weights are distributed in a way that this does not serve.
     """
     from zerofit.generation.gathering import is_available
 
@@ -97,11 +94,7 @@ def read_kind(wrapped: Any) -> ModelKind:
 
 
 def unwrapped(wrapped: Any) -> Any:
-    """Return what generates in a script's model: a model of transformers, or peft's around one.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the model without its wrappers: a transformers model, or peft's wrapper of one."""
     import torch
 
     model = wrapped
@@ -122,7 +115,7 @@ def unwrapped(wrapped: Any) -> Any:
 
 
 def _layers(wrapped: Any) -> Iterator[Any]:
-    """Yield what stands in a wrapper, and what stands in that, to the innermost."""
+    """Yield the modules inside a model's wrappers, from the outermost to the innermost."""
     from torch.nn import DataParallel
     from torch.nn.parallel import DistributedDataParallel
 
@@ -193,10 +186,9 @@ def _check_group(parameter: Any) -> None:
 
 
 def positions_of(whole: Any, *, num_virtual: int = 0) -> Positions:
-    """Return how many tokens a model may see.
+    """Return a model's numbers of positions.
 
     Args:
-        whole: transformers' config of it.
         num_virtual: tokens that an adapter puts in front of each prompt.
     """
     config = whole.get_text_config(decoder=True)
@@ -213,7 +205,7 @@ def positions_of(whole: Any, *, num_virtual: int = 0) -> Positions:
 
 
 def _extended(config: Any, limit: int | None) -> int | None:
-    """Return how far rotary positions go that are stretched beyond those the model was made for."""
+    """Return the limit with RoPE scaling; None if scaling is dynamic, so that there is no limit."""
     rope = getattr(config, "rope_parameters", None) or {}
     if limit is None:
         return None
@@ -252,7 +244,7 @@ def _device(model: Any) -> torch.device:
 
 
 def _autocast_dtype(model: Any) -> Any:
-    """Return what weights come in under DeepSpeed's torch_autocast, which only the engine puts around."""
+    """Return the dtype of DeepSpeed's torch_autocast, a context that only the engine enters."""
     import sys
 
     engine_autocast = sys.modules.get("deepspeed.runtime.torch_autocast")

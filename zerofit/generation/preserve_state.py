@@ -11,7 +11,7 @@ from typing import Any
 from zerofit.core.upstream.transformers import KEPT_BY_GENERATE
 
 _FLAGS = ("training", "gradient_checkpointing")
-"""What layers of transformers compute and cache by, each in its own attribute."""
+"""Attributes of transformers' layers that decide how they compute and cache."""
 _ACCELERATORS = ("cuda", "xpu", "npu")
 """Modules of torch that keep random states as torch.cuda does, of each device of the process."""
 _MISSING = object()
@@ -19,12 +19,7 @@ _MISSING = object()
 
 @contextmanager
 def untouched(generator: Any, model: Any) -> Iterator[None]:
-    """Evaluate inside, without checkpointing and gradients; put all back at the end, also after errors.
-
-    Args:
-        generator: what generate() is called of.
-        model: the model of transformers in it.
-    """
+    """Evaluate inside, without checkpointing and gradients; put all back at the end, also after errors."""
     import torch
 
     with ExitStack() as undo:
@@ -58,7 +53,7 @@ def _flags_of(generator: Any) -> Callable[[], None]:
 
 
 def _attributes_of(module: Any) -> Callable[[], None]:
-    """Return what puts back what generate() sets on a model, and the model's settings for it."""
+    """Return a function that restores the attributes that generate() sets on a model, and its settings."""
     names = ("generation_config", "prepare_inputs_for_generation", *KEPT_BY_GENERATE)
     before = {name: module.__dict__.get(name, _MISSING) for name in names}
     use_cache = getattr(module.config, "use_cache", _MISSING)
@@ -99,10 +94,6 @@ def seed_sampling(seed: int, device: Any) -> None:
     """Seed what the tokens of one model are drawn with, and no other device.
 
     torch.manual_seed() would seed all, also those that this process begins to use later.
-
-    Args:
-        seed: of the next draws.
-        device: of the logits.
     """
     import torch
 

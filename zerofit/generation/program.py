@@ -1,4 +1,4 @@
-"""What a rank of `zerofit generate` runs, as `python -m zerofit.generation.program JOB`."""
+"""The program of each rank of `zerofit generate`: `python -m zerofit.generation.program JOB`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FIXES = {
     "generate-ranks-differ": "give the same flags and files on every node",
     "generate-unknown-token": "leave out --tokenizer, or name the model's own",
 }
-"""What to do, in flags, where zerofit.generate names arguments, and the command line can't find it before."""
+"""Fixes by flags, for errors of zerofit.generate() whose own fix names its arguments."""
 _CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 """c10/core/impl/alloc_cpu.cpp: torch raises a bare RuntimeError."""
 _SAID = "zerofit/generate/said-by-rank-0"
@@ -44,14 +44,7 @@ _REFRESHES_PER_S = 2
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Generate what a job says, with all ranks.
-
-    Args:
-        arguments: the job's file.
-
-    Raises:
-        UserError: it can't be done; what is done is kept, and a later run goes on from there.
-    """
+    """Generate what a job says, with all ranks."""
     (job_file,) = arguments
     job = job_from_json(Path(job_file).read_text(encoding="utf-8"))
     with joined_ranks(job), explained(job):
@@ -60,12 +53,7 @@ def main(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def explained(job: GenerationJob, *, is_loading: bool = False) -> Iterator[None]:
-    """Say what to do in the words of the command line, and once: what all ranks raise, rank 0 says.
-
-    Raises:
-        UserError: memory has run out, or what was raised, in those words.
-        SystemExit: rank 0 says it.
-    """
+    """Word errors for the command line; where all ranks raise the same one, rank 0 alone prints it."""
     import torch
 
     try:
@@ -134,13 +122,7 @@ def _let_first_say() -> None:
 
 
 def summary(made: Sequence[Generated], *, num_prompts: int, took_s: float) -> str:
-    """Return the last line: how much was generated, and how fast.
-
-    Args:
-        made: results of this run.
-        num_prompts: all of them, those that were done before with them.
-        took_s: to generate them, without loading the model.
-    """
+    """Return the last line: how much was generated, and how fast."""
     num_tokens = sum(len(completion.tokens) for result in made for completion in result.completions)
     of_all = "" if len(made) == num_prompts else f" (of {num_prompts}; the others were done before)"
     prompts = f"{len(made)} prompt{'s' if len(made) != 1 else ''}{of_all}"
@@ -155,9 +137,7 @@ def shown_progress(
     """Show on standard error how many prompts are done: a bar on a terminal, else a line now and then.
 
     Args:
-        is_shown: whether this rank shows it.
         num_done: prompts that an earlier run has done: they say nothing about the time that the others take.
-        every_s: seconds between lines where there is no bar.
     """
     if is_shown and sys.stderr.isatty():
         from rich.console import Console
@@ -224,12 +204,7 @@ def _run(job: GenerationJob) -> None:
 
 
 def result_of(fields: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
-    """Return what the results say of a prompt: all that its own line says, then its completions.
-
-    Args:
-        fields: of the line that the prompt came from.
-        document: what zerofit.generate keeps of its completions.
-    """
+    """Return a line of the results: all fields of the prompt's line, then its completions."""
     completions = [
         {name: completion[name] for name in ("text", "finish_reason", "num_new_tokens")}
         for completion in document["completions"]

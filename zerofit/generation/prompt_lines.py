@@ -16,7 +16,7 @@ COMPLETIONS = "completions"
 """The field of a result that no prompt may have."""
 _PROMPT, _MESSAGES = "prompt", "messages"
 _OF_TEMPLATES = ("tools", "documents", "chat_template_kwargs")
-"""What chat templates may be given beside messages (transformers, apply_chat_template), and these are not."""
+"""Further arguments of chat templates (transformers, apply_chat_template), which are refused."""
 _BOM = "\ufeff"
 _NAMED = 8
 """Fields of an object that a finding names at most."""
@@ -24,7 +24,7 @@ _SHOWN_FINDINGS = 5
 """Things, and lines of each, that an error names; how many more there are, it says."""
 
 Chat = list[dict[str, Any]]
-"""What a conversation says so far, as chat templates take it: {"role", "content"} each."""
+"""Messages of a conversation, as chat templates take them: {"role", "content"} each."""
 
 
 class PromptFormat(Enum):
@@ -44,7 +44,7 @@ class PromptLine:
     """Of the line in its file, from 1."""
     prompt: str | Chat
     fields: dict[str, Any]
-    """What the line says in all, the prompt with it: it stands in the result too."""
+    """All fields of the line, the prompt included: the result has them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +57,7 @@ class PromptLines:
 
 
 def read_prompt_lines(data: bytes, *, name: str, form: PromptFormat) -> PromptLines:
-    """Return the prompts of a file, a line each; blank lines hold none.
-
-    Args:
-        data: the file's content; a byte order mark of UTF-8 is left out.
-        name: the file's name, for the message.
-        form: how it holds its prompts.
-
-    Raises:
-        UserError: it holds no prompt, is no text, or has lines that are no prompts: the first of them are
-            all named.
-    """
+    """Return the prompts of a file, a line each; blank lines hold none."""
     try:
         text = data.decode("utf-8").removeprefix(_BOM)
     except UnicodeDecodeError as error:
@@ -131,11 +121,7 @@ def _no_number(word: str) -> Any:
 
 
 def _prompt_of(fields: dict[str, Any]) -> str | Chat:
-    """Return the prompt of an object.
-
-    Raises:
-        ValueError: it has none, or more than one, or what can't be written into a result.
-    """
+    """Return the prompt of an object."""
     given = [name for name in (_PROMPT, _MESSAGES) if name in fields]
     if not given:
         raise ValueError(_without_prompt(fields))

@@ -34,11 +34,7 @@ def read_prompts(prompts: Any, tokenizer: Any, *, taken: Collection[str] = ()) -
     Args:
         prompts: texts, chats, token ids, or batches with "input_ids" and "attention_mask", whose rows are
             prompts.
-        tokenizer: of transformers; None where all prompts are tokens already.
         taken: names of what the model takes; others in a batch, such as a row's number, mean nothing to it.
-
-    Raises:
-        UserError: a prompt is none of these, or has no tokens; there is no tokenizer.
     """
     if isinstance(prompts, str):
         raise _not_prompts(f"one text, {_short(prompts)}", "pass a list: [prompt]")
@@ -62,11 +58,7 @@ def check_tokens(prompts: Iterable[Tokens], *, num_known: int | None) -> None:
     """Check that a model knows every token of its prompts.
 
     Args:
-        prompts: the tokens of each.
         num_known: tokens that the model has embeddings for; None where that can't be told.
-
-    Raises:
-        UserError: it does not.
     """
     for index, tokens in enumerate(prompts):
         least, largest = min(tokens), max(tokens)
@@ -89,10 +81,6 @@ def lengths_of(
     Args:
         given: for all prompts, or one for each; None for what the settings say.
         of_settings: for all prompts; None where they say nothing.
-        num_prompts: on this rank.
-
-    Raises:
-        UserError: nothing says it, it is no whole number of at least 1, or not one for each prompt.
     """
     wanted: Any = of_settings if given is None else given
     if wanted is None:
@@ -131,13 +119,7 @@ def check_lengths(
     go on, and the model, which has never seen them, writes nonsense. So both are errors.
 
     Args:
-        prompts: the tokens of each.
-        lengths: new tokens of each.
-        positions: what the model has.
         is_encoder_decoder: whether prompt and completion are counted apart.
-
-    Raises:
-        UserError: it does not.
     """
     for index, (tokens, length) in enumerate(zip(prompts, lengths, strict=True)):
         most = positions.num_prompt_tokens
@@ -155,13 +137,7 @@ def check_lengths(
 
 
 def room_for_new(num_prompt_tokens: int, positions: Positions, *, is_encoder_decoder: bool) -> int | None:
-    """Return the new tokens that a model has positions for; None where nothing limits them.
-
-    Args:
-        num_prompt_tokens: of the prompt.
-        positions: what the model has.
-        is_encoder_decoder: whether prompt and completion are counted apart.
-    """
+    """Return the new tokens that a model has positions for; None where nothing limits them."""
     before = 1 if is_encoder_decoder else num_prompt_tokens  # the decoder's start token
     return None if positions.num_tokens is None else positions.num_tokens - before
 

@@ -1,4 +1,4 @@
-"""What all ranks generate together: the prompts and settings of each, held against those of the others."""
+"""GenerationRequest: prompts and settings of all ranks, checked to be alike."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class GenerationRequest:
 def read_request(
     ranks: Ranks, wrapped: Any, prompts: Iterable[Any], options: GenerationOptions
 ) -> GenerationRequest:
-    """Return what the ranks generate together.
+    """Return the request of all ranks.
 
     Raises:
         UserError: on every rank: something is wrong on one, or their arguments differ.
@@ -96,7 +96,7 @@ def read_request(
         num_known = getattr(kind.model.get_input_embeddings(), "num_embeddings", None)
         check_tokens(found, num_known=num_known)
         lengths = lengths_of(options.max_new_tokens, call.max_new_tokens, num_prompts=len(found))
-        # Tokens that prompt lookup drafts stand behind the last one that is wanted.
+        # Prompt lookup drafts tokens beyond the last one that is wanted.
         positions = kind.positions.less(call.config.prompt_lookup_num_tokens or 0)
         check_lengths(found, lengths, positions, is_encoder_decoder=kind.is_encoder_decoder)
         return GenerationRequest(
@@ -129,7 +129,7 @@ def _together(ranks: Ranks, mine: GenerationRequest) -> GenerationRequest:
     }
     if not options.per_rank:
         alike["prompts"] = _of_prompts(mine.prompts, ())
-        alike["max_new_tokens"] = _said(mine.max_new_tokens)
+        alike["max_new_tokens"] = _describe_lengths(mine.max_new_tokens)
     told, num_prompts = ranks.share(alike), ranks.share(len(mine.prompts))
     ranks.agreed(lambda: _check_alike(told, num_prompts=num_prompts))
     if not options.per_rank:
@@ -205,8 +205,8 @@ def _of_prompts(prompts: Iterable[Tokens], lengths: Iterable[int]) -> str:
     return digest.hexdigest()
 
 
-def _said(lengths: Sequence[int]) -> str:
-    """Return lengths in words that differ where they do."""
+def _describe_lengths(lengths: Sequence[int]) -> str:
+    """Return a text that differs if the lengths do."""
     if len(set(lengths)) <= 1:
         return str(lengths[0]) if lengths else "none"
     return f"{min(lengths)} to {max(lengths)} (sha256 {_of_prompts((), lengths)[:12]})"

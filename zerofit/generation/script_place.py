@@ -1,4 +1,4 @@
-"""Where a thread stands in the user's script: "train.py:83", not where it is inside the libraries."""
+"""The line of the user's script that a thread executes, such as "train.py:83", whatever library it is in."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _NOWHERE = "a line that can't be told"
 
 
 def script_line() -> str:
-    """Return where the caller stands in the user's script, such as "train.py:83".
+    """Return the line of the user's script that called this, such as "train.py:83".
 
-    Where that is in a function other than main(), the line that called it stands behind it.
+    In a function other than main(), the line that called it is added.
     """
     return _line_of(_script_frames(sys._getframe(1)) or _script_frames(_main_frame()))
 
 
 def main_place() -> str:
-    """Return where the main thread stands in the user's script, with the code that stands there."""
+    """Return the main thread's line of the user's script, with its code."""
     frames = _script_frames(_main_frame())
     line = _line_of(frames)
     if not frames:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What zerofit sends on to this process (zerofit/launching/watch.py)."""
+"""Signals that zerofit sends on to this process (zerofit/launching/watch.py)."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _launch(arguments: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return how each rank failed that did: its exit code, negative for a signal, and when that was seen."""
+    """Return the failures by rank: exit code, negative for a signal, and the time at which it was seen."""
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

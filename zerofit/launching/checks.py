@@ -1,4 +1,4 @@
-"""What a launch refuses: flags that contradict each other or would be ignored, an unusable NVMe folder."""
+"""Checks of a launch: contradicting or ignored flags, an unusable NVMe folder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_nvme_path(plan: Plan) -> None:
-    """Check that the folder for NVMe offload, if there is one, can be written.
-
-    Raises:
-        UserError: it can't.
-    """
+    """Check that the folder for NVMe offload, if there is one, can be written."""
     folder = plan.strategy.nvme_path
     if not plan.strategy.uses_nvme or folder is None:
         return
@@ -40,7 +36,7 @@ def check_nvme_path(plan: Plan) -> None:
 
 
 def no_micro_batch(launch: LaunchRequest, *, found: str) -> UserError:
-    """Return what is said where a global batch has no micro-batch to be made of."""
+    """Return the error of a global batch without a micro-batch."""
     return UserError(
         "global-batch-needs-micro-batch",
         "the global batch needs the script's micro-batch",
@@ -51,11 +47,7 @@ def no_micro_batch(launch: LaunchRequest, *, found: str) -> UserError:
 
 
 def check_flags(launch: LaunchRequest) -> None:
-    """Check that the flags belong together, and that none of them would be ignored.
-
-    Raises:
-        UserError: one would be, or the run can't be planned or started from them.
-    """
+    """Check that the flags belong together, and that none of them would be ignored."""
     _check_gpus(launch)
     _check_planning_flags(launch)
     _check_plan_file(launch)

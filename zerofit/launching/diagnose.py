@@ -52,13 +52,10 @@ def judge(
     records: Mapping[int, RankRecord],
     oom_kills: int | None,
 ) -> RunEnd:
-    """Return how the run ended.
+    """Return the run's exit code and cause.
 
     Args:
         launcher_code: exit code of the launch command, negative for a signal.
-        stopped_by: the signal that zerofit was sent, if any.
-        failures: of the ranks that failed.
-        records: what the ranks themselves left.
         oom_kills: processes that the kernel killed for want of memory meanwhile; None where unknown.
     """
     if stopped_by is not None:
@@ -90,7 +87,7 @@ def _error_said(record: RankRecord | None) -> str:
 
 
 def _likely_consequence(code: int, record: RankRecord | None) -> int:
-    """Return how likely a rank's end is only the consequence of another's; 0 is a cause of its own."""
+    """Rank failures by how likely they are a consequence of another's: 0 is a cause of its own."""
     if code == -signal.SIGTERM:
         return 3
     if record is not None and record.error_message and any(t in record.error_message for t in _PEER_LOST):

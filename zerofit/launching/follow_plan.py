@@ -26,17 +26,10 @@ _OF_SCRIPT = (Origin.SCRIPT, Origin.PLANNER)
 
 
 def follow_plan(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture | None]:
-    """Return the request, and what the plan file's script was seen to train; None where nobody looked.
+    """Return the request, and the capture that belongs to it; None without a capture.
 
     A plan for the target with other arguments is followed where the script is seen to make the same batches
     of the same model.
-
-    Args:
-        launch: with a plan that was made from a capture.
-        observer: is told where the plan was made for something else.
-
-    Raises:
-        UserError: the target trains something else, or a flag can't be applied to it.
     """
     plan = launch.request.plan
     assert plan is not None

@@ -19,8 +19,8 @@ from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
 from zerofit.launching.nodes import Nodes, with_hostfile
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.request import LaunchRequest
-from zerofit.launching.run_folder import run_folder
-from zerofit.launching.start import Launch, launch_command, launch_files, prepare_run, start
+from zerofit.launching.run_folder import fill_run_folder, new_run_folder, run_folder
+from zerofit.launching.start import Launch, launch_command, launch_files, start
 from zerofit.machine.library_versions import check_libraries, check_libraries_of
 from zerofit.machine.this_node import probe_machine
 from zerofit.planning.applied_table import applied_rows, applied_table
@@ -48,7 +48,7 @@ class LaunchedRun:
     command: str
     """The `accelerate launch` command, for a shell."""
     files: Mapping[Path, str] = field(repr=False)
-    """What the run folder holds before the start, by path."""
+    """Text of the files that the run folder gets before the start, by path."""
     exit_code: int | None
     """The script's own, or 128 + the number of the signal that ended it; None after a dry run."""
     cause: str | None
@@ -131,31 +131,27 @@ def launch_run(
     run_dir: Path,
     dry_run: bool,
     observer: Observer,
-    **asked: Any,
+    **request_arguments: Any,
 ) -> LaunchedRun:
     """Do what `launch` does, from values in place of settings.
 
     Args:
-        target: the script or `-m module`, and its arguments.
-        is_checked, generate_limit_s, run_dir, dry_run, observer: as for `launch`.
-        asked: the other arguments of `launch_request`.
+        request_arguments: the other arguments of `launch_request`.
     """
     is_module = target[0] == "-m"
     script, arguments = (target[1], target[2:]) if is_module else (target[0], target[1:])
     check_script(script, module=is_module)
     check_libraries(observer)
-    to_launch = prepare_launch(launch_request(target, **asked), observer)
+    to_launch = prepare_launch(launch_request(target, **request_arguments), observer)
     plan = replace(to_launch.plan, is_checked=is_checked, generate_limit_s=generate_limit_s)
     to_launch = replace(to_launch, plan=plan)
     check_libraries_of(plan.strategy)
     _check_rules(to_launch, script=None if is_module else script, arguments=arguments, observer=observer)
-    now = datetime.now()
-    if dry_run:
-        folder = run_folder(run_dir, target=script, at=now)
-    else:
-        folder = prepare_run(to_launch, runs=run_dir, at=now)
-    _tell(to_launch, observer)
+    folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())
     command, files = launch_command(to_launch, folder), launch_files(to_launch, folder)
+    if not dry_run:
+        fill_run_folder(folder, files)
+    _tell(to_launch, observer)
     exit_code, cause = None, None
     if not dry_run:
         observer.say(f"run folder {folder.path}")
@@ -163,12 +159,7 @@ def launch_run(
         ended = start(to_launch, folder)
         exit_code, cause = ended.exit_code, ended.cause
     return LaunchedRun(
-        plan=plan,
-        folder=folder.path,
-        command=command,
-        files=files,
-        exit_code=exit_code,
-        cause=cause,
+        plan=plan, folder=folder.path, command=command, files=files, exit_code=exit_code, cause=cause
     )
 
 
@@ -188,14 +179,7 @@ def launch_request(
     """Return a launch of this node, with the ranks that nodes, hostfile and GPUs make.
 
     Args:
-        target: the script or `-m module`, and its arguments.
-        model, request, gpus, captures, capture_limit_s, plan_file: the fields of the request.
-        nodes: what was said of the nodes.
-        hostfile: DeepSpeed's list of nodes.
         rank_for_each_gpu: True for torchrun's `--nproc-per-node gpu`.
-
-    Raises:
-        UserError: the nodes or the GPUs can't be what was said.
     """
     on_cpu = asks_for_cpu(request)
     machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)

@@ -23,7 +23,7 @@ _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """What the command line says about nodes; None where it says nothing."""
+    """Flags about nodes; None for those that are not given."""
 
     num_nodes: int | None = None
     """Machines that take part."""
@@ -42,11 +42,7 @@ class Nodes:
 
     @property
     def gpu_indices(self) -> tuple[int, ...] | None:
-        """The GPUs of this node to use; None for all.
-
-        Raises:
-            UserError: the list is not of whole numbers.
-        """
+        """The GPUs of this node to use; None for all."""
         if self.gpu_ids in (None, "all"):
             return None
         try:
@@ -62,11 +58,7 @@ class Nodes:
 
     @property
     def world_size(self) -> int | None:
-        """Ranks on all nodes together, however it was said; None where nothing was said.
-
-        Raises:
-            UserError: it was said in two ways that do not agree.
-        """
+        """Ranks on all nodes together, however it was said; None where nothing was said."""
         if self.ranks_per_node is None:
             return self.num_processes
         world_size = self.ranks_per_node * (self.num_nodes or 1)
@@ -94,10 +86,6 @@ def with_hostfile(nodes: Nodes, path: Path) -> Nodes:
     """Return the nodes with what a DeepSpeed hostfile says; flags win over the file.
 
     The same command is meant to be started on every node: this one finds its own line by its name.
-
-    Args:
-        nodes: what the flags say.
-        path: a file with one line `HOST slots=N` a node.
 
     Raises:
         UserError: the file can't be read, or names no node, or not this one.
@@ -162,7 +150,7 @@ def _bad_hostfile(path: Path, found: str, why: str) -> UserError:
 
 
 def find_rendezvous(nodes: Nodes, topology: Topology) -> Rendezvous:
-    """Return where the ranks meet: on one node at a port that is free, on several at the one named.
+    """Return the rendezvous: on one node at a free port, on several at the address and port given.
 
     Raises:
         UserError: on several nodes, something that each must know was not said.

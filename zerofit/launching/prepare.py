@@ -1,4 +1,4 @@
-"""What is launched: a request captured, planned, and refused where it can't run."""
+"""From a launch request to a plan: capture, plan, and refuse what can't run."""
 
 from __future__ import annotations
 
@@ -37,10 +37,6 @@ _NO_GPUS = (
 
 def prepare_launch(launch: LaunchRequest, observer: Observer) -> Launch:
     """Return the plan, the script and where its ranks meet.
-
-    Args:
-        launch: what was asked for.
-        observer: is told of captures and plans.
 
     Raises:
         UserError: flags contradict each other, the script can't be captured, no plan can be made, nothing

@@ -1,4 +1,4 @@
-"""LaunchRequest: what a launch is asked for, and on which node."""
+"""LaunchRequest: a script, its flags, and this node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LaunchRequest:
     gpus: str | None
     """GPUs of another machine that is rehearsed on the CPU."""
     captures: bool
-    """Whether the script may be run to see what it trains."""
+    """True if the script may be run to see what it trains."""
     capture_limit_s: float
     """How long the script may take to come to its training."""
     plan_file: Path | None
@@ -42,23 +42,23 @@ class LaunchRequest:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the ranks run on the CPU."""
+        """True if the ranks run on the CPU."""
         return asks_for_cpu(self.request) or not self.machine.gpus
 
     @property
     def brings_a_strategy(self) -> bool:
-        """Whether a preset or a plan file says what runs."""
+        """True if a preset or a plan file gives the strategy."""
         return self.request.preset is not None or self.request.plan is not None
 
     @property
     def plans_for_script(self) -> bool:
-        """Whether a plan is made from what the script is seen to train."""
+        """True if a plan is made from a capture of the script."""
         is_open = self.model.model is None and self.captures and not self.brings_a_strategy
         return is_open and (not self.on_cpu or self.gpus is not None)
 
     @property
     def makes_a_plan(self) -> bool:
-        """Whether a plan is made: from the script, or from --model."""
+        """True if a plan is made: from the script, or from --model."""
         return self.model.model is not None or self.plans_for_script
 
     @property
@@ -72,19 +72,19 @@ class LaunchRequest:
 
     @property
     def lacks_micro_batch(self) -> bool:
-        """Whether there is a global batch to make, and no micro-batch to make it of."""
+        """True if a global batch is given, and no micro-batch."""
         request = self.request
         planned = request.plan.strategy.micro_batch_size if request.plan else None
         return request.global_batch_size is not None and not (request.micro_batch_size or planned)
 
     @property
     def has_plan_of_other_run(self) -> bool:
-        """Whether the plan file was made from another script than the target, or other arguments."""
+        """True if the plan file was made from another script than the target, or other arguments."""
         capture = self.request.plan.capture if self.request.plan is not None else None
         return capture is not None and masked(capture.target) != masked(self.target)
 
     @property
     def may_capture(self) -> bool:
-        """Whether the script is run to look at it."""
+        """True if the script is captured."""
         needs = self.plans_for_script or self.lacks_micro_batch or self.has_plan_of_other_run
         return self.captures and self.model.model is None and needs

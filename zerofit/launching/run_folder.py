@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
 
@@ -36,7 +37,7 @@ class RunFolder:
 
     @property
     def command(self) -> Path:
-        """What was run, as a shell script; run again, it writes into this same folder."""
+        """The command as a shell script; run again, it writes into this same folder."""
         return self.path / "command.sh"
 
     @property
@@ -46,7 +47,7 @@ class RunFolder:
 
     @property
     def launch_result(self) -> Path:
-        """What `accelerate launch` itself saw of its children."""
+        """Exit codes of the ranks, as `accelerate launch` saw them."""
         return self.path / "launch.json"
 
     @property
@@ -62,11 +63,7 @@ def run_folder(runs: Path, *, target: str, at: datetime, attempt: int = 1) -> Ru
 
 
 def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
-    """Make the folder of a run, for its owner only; where the name is taken, a number is put behind it.
-
-    Raises:
-        UserError: the folder can't be made.
-    """
+    """Make the folder of a run, for its owner only; where the name is taken, a number is put behind it."""
     attempt = 1
     while True:
         folder = run_folder(runs, target=target, at=at, attempt=attempt)
@@ -82,17 +79,14 @@ def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
             return folder
 
 
+def fill_run_folder(folder: RunFolder, files: Mapping[Path, str]) -> None:
+    """Write the files that a run needs before its start."""
+    for path, text in files.items():
+        write_file(path, text, executable=path == folder.command)
+
+
 def write_file(path: Path, text: str, *, executable: bool = False) -> None:
-    """Write a file of a run folder, for its owner only: a script's arguments may hold tokens.
-
-    Args:
-        path: where it goes.
-        text: what goes in.
-        executable: whether it can be run.
-
-    Raises:
-        UserError: the file can't be written.
-    """
+    """Write a file of a run folder, for its owner only: a script's arguments may hold tokens."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700 if executable else 0o600)
         with open(file, "w", encoding="utf-8") as stream:

@@ -23,7 +23,7 @@ from zerofit.core.plan import Plan, plan_to_json
 from zerofit.core.rank_record import RankRecord, read_record
 from zerofit.core.strategy import Engine
 from zerofit.launching.diagnose import RankFailure, RunEnd, judge
-from zerofit.launching.run_folder import RunFolder, new_run_folder, write_file
+from zerofit.launching.run_folder import RunFolder, write_file
 from zerofit.launching.watch import run_watched
 from zerofit.machine.cgroup import count_oom_kills
 
@@ -36,7 +36,7 @@ RUN_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What is to be run."""
+    """A plan, a script, and the ranks' rendezvous."""
 
     plan: Plan
     target: tuple[str, ...]
@@ -53,9 +53,7 @@ def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
     files = {
         folder.plan: plan_to_json(plan),
         folder.accelerate: accelerate_yaml(
-            strategy,
-            topology=plan.topology,
-            deepspeed_file=str(folder.deepspeed) if deepspeed else None,
+            strategy, topology=plan.topology, deepspeed_file=str(folder.deepspeed) if deepspeed else None
         ),
         folder.command: _command_script(launch, folder),
     }
@@ -99,27 +97,6 @@ def _arguments(launch: Launch, folder: RunFolder) -> tuple[str, ...]:
         rendezvous=launch.rendezvous,
         target=(*runner, *launch.target),
     )
-
-
-def prepare_run(launch: Launch, *, runs: Path, at: datetime) -> RunFolder:
-    """Make the run folder and write its files.
-
-    Args:
-        launch: what is to be run.
-        runs: folder of all run folders.
-        at: the time that the folder is named after.
-
-    Raises:
-        UserError: the folder can't be written.
-    """
-    folder = new_run_folder(runs, target=_name_of(launch.target), at=at)
-    for path, text in launch_files(launch, folder).items():
-        write_file(path, text, executable=path == folder.command)
-    return folder
-
-
-def _name_of(target: tuple[str, ...]) -> str:
-    return target[1] if target[0] == "-m" else target[0]
 
 
 def start(launch: Launch, folder: RunFolder) -> RunEnd:

@@ -26,7 +26,7 @@ _STOP_GRACE_S = 35.0
 _SAME_REQUEST_S = 0.5
 """Signals this close together are one request: GNU timeout sends its own twice. ASSUMPTION."""
 _DRAIN_S = 3.0
-"""What copies the ranks' output ends with them; it gets this long to write the last lines. ASSUMPTION."""
+"""Processes that copy the ranks' output get this long to write the last lines. ASSUMPTION."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,6 @@ def run_watched(
     gets what is sent by `kill`. It can still read from the terminal.
 
     Args:
-        command: the program and its arguments.
-        environment: what to set beside this process's own environment.
         stop_grace_s: how long the command may take to end after the first signal.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

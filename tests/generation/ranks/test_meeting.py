@@ -154,105 +154,66 @@ def test_ranks_meet_whoever_is_first_and_as_often_as_they_call(
     assert min(left) - began >= 0.3
 
 
-@pytest.mark.parametrize(
-    ("acts", "silent", "told"),
-    [
-        pytest.param(
-            [call(limit_s=0.4), nothing],
-            frozenset(),
-            [
-                error(
-                    "train.py:83 on rank 0 alone; rank 1 is at train.py:91: forward()",
-                    waited="; rank 0 waited 0.4 s",
-                ),
-                None,
-            ],
-            id="one of two comes",
-        ),
-        pytest.param(
-            [nothing, call(limit_s=0.4), nothing, nothing],
-            frozenset(),
-            [
-                None,
-                error(
-                    "train.py:83 on rank 1 alone; rank 0 is at train.py:90: forward(); rank 2 is at "
-                    "train.py:92: forward(); rank 3 is at train.py:93: forward()",
-                    waited="; rank 1 waited 0.4 s",
-                ),
-                None,
-                None,
-            ],
-            id="one of four comes",
-        ),
-        pytest.param(
-            [call(limit_s=0.4), nothing],
-            frozenset({1}),
-            [
-                error(
-                    "train.py:83 on rank 0 alone; rank 1 does not answer",
-                    waited="; rank 0 waited 0.4 s",
-                ),
-                None,
-            ],
-            id="the other can't answer",
-        ),
-        pytest.param(
-            [call(limit_s=0.4), call("zerofit.generate", after_s=0.2, limit_s=0.9)],
-            frozenset(),
-            [
-                error(
-                    "train.py:83 on rank 0 alone; rank 1 is at train.py:91: forward()",
-                    waited="; rank 0 waited 0.4 s",
-                ),
-                error(
-                    "train.py:83 on rank 1 alone; rank 0 is at train.py:90: forward()",
-                    waited="; rank 1 waited 0.9 s",
-                    name="zerofit.generate",
-                ),
-            ],
-            id="two calls of different names do not meet",
-        ),
-        pytest.param(
-            [call(), ends(0)],
-            frozenset(),
-            [error("train.py:83 on rank 0 alone; the script of rank 1 has ended"), None],
-            id="a script that has ended is not waited for",
-        ),
-        pytest.param(
-            [call(), ends(0), ends(0), nothing],
-            frozenset(),
-            [
-                error(
-                    "train.py:83 on rank 0 alone; the scripts of ranks 1-2 have ended; rank 3 is at "
-                    "train.py:93: forward()"
-                ),
-                None,
-                None,
-                None,
-            ],
-            id="several scripts have ended",
-        ),
-        pytest.param(
-            [call(limit_s=0.4), ends(1)],
-            frozenset(),
-            [
-                error(
-                    "train.py:83 on rank 0 alone; rank 1 is at train.py:91: forward()",
-                    waited="; rank 0 waited 0.4 s",
-                ),
-                None,
-            ],
-            id="a rank that failed speaks for itself",
-        ),
-    ],
-)
+def alone(rank: int, others: str, *, waited_s: float | None = None, name: str = "model.generate") -> str:
+    """Return the whole error of a rank that came alone."""
+    waited = "" if waited_s is None else f"; rank {rank} waited {waited_s} s"
+    return error(f"train.py:83 on rank {rank} alone; {others}", waited=waited, name=name)
+
+
+IN_VAIN = {
+    "one of two comes": (
+        [call(limit_s=0.4), nothing],
+        [alone(0, "rank 1 is at train.py:91: forward()", waited_s=0.4), None],
+    ),
+    "one of four comes": (
+        [nothing, call(limit_s=0.4), nothing, nothing],
+        [
+            None,
+            alone(
+                1,
+                "rank 0 is at train.py:90: forward(); rank 2 is at train.py:92: forward(); rank 3 is at "
+                "train.py:93: forward()",
+                waited_s=0.4,
+            ),
+            None,
+            None,
+        ],
+    ),
+    "two calls of different names do not meet": (
+        [call(limit_s=0.4), call("zerofit.generate", after_s=0.2, limit_s=0.9)],
+        [
+            alone(0, "rank 1 is at train.py:91: forward()", waited_s=0.4),
+            alone(1, "rank 0 is at train.py:90: forward()", waited_s=0.9, name="zerofit.generate"),
+        ],
+    ),
+    "a script that has ended is not waited for": (
+        [call(), ends(0)],
+        [alone(0, "the script of rank 1 has ended"), None],
+    ),
+    "several scripts have ended": (
+        [call(), ends(0), ends(0), nothing],
+        [
+            alone(0, "the scripts of ranks 1-2 have ended; rank 3 is at train.py:93: forward()"),
+            *[None] * 3,
+        ],
+    ),
+    "a rank that failed speaks for itself": (
+        [call(limit_s=0.4), ends(1)],
+        [alone(0, "rank 1 is at train.py:91: forward()", waited_s=0.4), None],
+    ),
+}
+
+
+@pytest.mark.parametrize(("acts", "told"), IN_VAIN.values(), ids=IN_VAIN)
 def test_who_waits_in_vain_is_told_where_the_others_stand(
-    acts: Sequence[Callable[[RankMeetings], None]],
-    silent: frozenset[int],
-    told: list[str | None],
-    ranks: Callable[..., Ranks],
+    acts: Sequence[Callable[[RankMeetings], None]], told: list[str | None], ranks: Callable[..., Ranks]
 ) -> None:
-    assert ranks(len(acts), silent=silent).run(acts) == told
+    assert ranks(len(acts)).run(acts) == told
+
+
+def test_a_rank_that_can_not_answer_is_named(ranks: Callable[..., Ranks]) -> None:
+    here = ranks(2, silent=frozenset({1}))
+    assert here.run([call(limit_s=0.4), nothing])[0] == alone(0, "rank 1 does not answer", waited_s=0.4)
 
 
 def test_of_several_that_wait_all_are_named(ranks: Callable[..., Ranks]) -> None:

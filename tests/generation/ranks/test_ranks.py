@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,7 +33,7 @@ def _progress(rank: int, limit_s: float) -> Progress:
 def test_a_failure_is_heard_while_another_rank_is_at_work(store: HashStore) -> None:
     _progress(1, 60).fail(RuntimeError("of the script"))
     with pytest.raises(UserError) as error:
-        _progress(2, 60).wait_for_all("done")
+        _progress(2, 60).wait_for_all()
     assert (error.value.summary, error.value.found) == (
         "rank 1 failed, so that the results are not complete",
         "RuntimeError: of the script",
@@ -40,24 +43,23 @@ def test_a_failure_is_heard_while_another_rank_is_at_work(store: HashStore) -> N
 def test_what_one_rank_decides_counts_for_all(store: HashStore) -> None:
     # It came, and gave the others up: who comes later must not go on alone.
     with pytest.raises(UserError) as error:
-        _progress(2, 0.1).wait_for_all("done")
+        _progress(2, 0.1).wait_for_all()
     assert error.value.rule == "generate-rank-silent"
     _progress(1, 60).fail(RuntimeError("of later"))
     for rank in (0, 1):
         with pytest.raises(UserError) as error:
-            _progress(rank, 60).wait_for_all("done")
+            _progress(rank, 60).wait_for_all()
         assert error.value.summary == "rank 2 failed, so that the results are not complete"
 
 
-def test_a_silent_rank_is_given_up_while_another_is_at_work(store: HashStore) -> None:
-    class AtWork(Progress):
-        def _last_said(self, rank: int) -> bytes:
-            self.looks = getattr(self, "looks", 0) + 1
-            return str(self.looks).encode() if rank == 0 else b""
-
+def test_a_rank_is_given_up_when_none_makes_a_token_any_more(store: HashStore) -> None:
+    at_work, waits = _progress(0, 60), _progress(2, 1)
+    threading.Timer(0.7, at_work.go_on).start()
+    began = time.monotonic()
     with pytest.raises(UserError) as error:
-        AtWork(Ranks(rank=2, size=3), name="call", limit_s=0.2).wait_for_all("done")
-    assert (error.value.rule, error.value.summary[:6]) == ("generate-rank-silent", "rank 1")
+        waits.wait_for_all()
+    assert (error.value.rule, error.value.summary[:6]) == ("generate-rank-silent", "rank 0")
+    assert time.monotonic() - began > 1.6
 
 
 def test_nothing_is_left_in_the_store(store: HashStore) -> None:
@@ -65,9 +67,8 @@ def test_nothing_is_left_in_the_store(store: HashStore) -> None:
     before = store.num_keys()
     for each in ranks:
         each.go_on()
-        store.set(each._key("done", 2), "1") if each is ranks[2] else store.set(each._key("done", 0), "1")
-    store.set(ranks[0]._key("done", 1), "1")
-    ranks[2].wait_for_all("done")
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(Progress.wait_for_all, ranks))
     for each in ranks:
-        each.end("done")
+        each.end()
     assert store.num_keys() == before

@@ -7,6 +7,7 @@ the optimizer's steps, and the sum of the weights; or the error that ended it.
 import contextlib
 import copy
 import gc
+import inspect
 import json
 import math
 import sys
@@ -120,7 +121,7 @@ def skips_batches(loop):
         loop.step()
 
 
-def backward_of_both(loop, first, second):
+def _backward_of_both(loop, first, second):
     if isinstance(loop.model, torch.nn.parallel.DistributedDataParallel):
         # It reduces the gradients of the first backward pass alone.
         loop.accelerator.backward(first + second)
@@ -183,14 +184,14 @@ def two_losses(loop):
     for inputs, targets in loop.prepare().loader:
         first = loop.loss((inputs, targets))
         second = loop.loss((-inputs, targets))
-        backward_of_both(loop, first, second)
+        _backward_of_both(loop, first, second)
         loop.step()
 
 
 def two_losses_of_one_forward(loop):
     for inputs, targets in loop.prepare().loader:
         outputs = loop.model(inputs)
-        backward_of_both(loop, (outputs - targets).square().mean(), outputs.square().mean())
+        _backward_of_both(loop, (outputs - targets).square().mean(), outputs.square().mean())
         loop.step()
 
 
@@ -216,7 +217,7 @@ def torch_clips(loop):
         loop.step()
 
 
-def trains(loop):
+def _trains(loop):
     for batch in loop.loader:
         loop.accelerator.backward(loop.loss(batch))
         loop.step()
@@ -227,20 +228,20 @@ def prepares_the_model_first(loop):
     loop.optimizer = loop.accelerator.prepare(loop.optimizer)
     loop.loader = loop.accelerator.prepare(loop.loader)
     loop.scheduler = loop.accelerator.prepare(loop.scheduler)
-    trains(loop)
+    _trains(loop)
 
 
 def prepares_the_optimizer_first(loop):
     loop.optimizer, loop.scheduler = loop.accelerator.prepare(loop.optimizer, loop.scheduler)
     loop.loader, loop.model = loop.accelerator.prepare(loop.loader, loop.model)
-    trains(loop)
+    _trains(loop)
 
 
 def prepares_the_rest_later(loop):
     loop.model, loop.optimizer = loop.accelerator.prepare(loop.model, loop.optimizer)
     loop.scheduler = loop.accelerator.prepare(loop.scheduler)
     loop.loader = loop.accelerator.prepare(loop.loader)
-    trains(loop)
+    _trains(loop)
 
 
 def prepares_by_kind(loop):
@@ -248,7 +249,7 @@ def prepares_by_kind(loop):
     loop.optimizer = loop.accelerator.prepare_optimizer(loop.optimizer)
     loop.loader = loop.accelerator.prepare_data_loader(loop.loader)
     loop.scheduler = loop.accelerator.prepare_scheduler(loop.scheduler)
-    trains(loop)
+    _trains(loop)
 
 
 def makes_the_scheduler_last(loop):
@@ -256,7 +257,7 @@ def makes_the_scheduler_last(loop):
         loop.model, loop.optimizer, loop.loader
     )
     loop.scheduler = LambdaLR(loop.optimizer, lambda step: 1 / (1 + step / 8))
-    trains(loop)
+    _trains(loop)
 
 
 def triggers_the_exchange(loop):
@@ -273,7 +274,7 @@ def triggers_the_exchange(loop):
 def empty_group(loop):
     loop.make_optimizer([{"params": [], "weight_decay": 0.0}, {"params": list(loop.model.parameters())}])
     loop.prepare()
-    trains(loop)
+    _trains(loop)
 
 
 def empty_group_and_own_scheduler(loop):
@@ -281,7 +282,7 @@ def empty_group_and_own_scheduler(loop):
     loop.model, loop.optimizer, loop.loader = loop.accelerator.prepare(
         loop.model, loop.optimizer, loop.loader
     )
-    trains(loop)
+    _trains(loop)
 
 
 def learns_from_a_teacher(loop):
@@ -325,47 +326,11 @@ def makes_the_optimizer_late(loop):
     loop.optimizer, loop.loader, loop.scheduler = loop.accelerator.prepare(
         loop.optimizer, loop.loader, loop.scheduler
     )
-    trains(loop)
+    _trains(loop)
 
 
 LOOPS = {
-    function.__name__: function
-    for function in (
-        plain,
-        accumulate,
-        accumulate_and_clip,
-        by_hand,
-        by_hand_and_clip,
-        leaves_a_rest_that_goes_on,
-        leaves_a_rest_that_is_dropped,
-        zeroes_before,
-        saves_within,
-        evaluates_before_the_step,
-        forwards_before_the_step,
-        skips_batches,
-        skips_a_loss_of_the_model,
-        skips_steps_without_a_norm,
-        calls_backward_itself,
-        calls_backward_itself_and_clips,
-        two_losses,
-        two_losses_of_one_forward,
-        clips,
-        clips_once,
-        torch_clips,
-        prepares_the_model_first,
-        prepares_the_optimizer_first,
-        prepares_the_rest_later,
-        prepares_by_kind,
-        makes_the_scheduler_last,
-        triggers_the_exchange,
-        empty_group,
-        empty_group_and_own_scheduler,
-        learns_from_a_teacher,
-        steps_its_own_optimizer,
-        clips_each_pass,
-        clips_by_value,
-        makes_the_optimizer_late,
-    )
+    name: each for name, each in [*globals().items()] if inspect.isfunction(each) and not name.startswith("_")
 }
 shown = {}
 for name in sys.argv[2:] or LOOPS:

@@ -63,8 +63,6 @@ def meet(name: str, *, line: str, limit_s: float) -> None:
     made, so that a script that catches it may try again.
 
     Args:
-        name: the call that all ranks must make, such as "model.generate".
-        line: where it stands in the user's script.
         limit_s: how long to wait for the other ranks, from now; 0 does not wait and does not watch.
 
     Raises:
@@ -118,11 +116,6 @@ class RankMeetings:
 
     Args:
         store: of torch.distributed; a connection of its own, which waits for no other use of the store.
-        rank: this one, of world_size.
-        world_size: ranks of the process group.
-        place: says where this rank's script stands.
-        answers_within_s: how long to wait for where the others stand.
-        left_to_another_s: how long to leave an error to another rank that has raised it first.
     """
 
     def __init__(
@@ -149,11 +142,7 @@ class RankMeetings:
         return self._numbers.total() > 0
 
     def meet(self, name: str, *, line: str, limit_s: float) -> None:
-        """Wait until all ranks have come to this call.
-
-        Raises:
-            UserError: a rank has not come in this time, or has ended its script.
-        """
+        """Wait until all ranks have come to this call."""
         number = self._numbers[name] + 1
         wanted = number * self._world_size  # the count of all calls of this name on all ranks
         self._meeting = f"{name} {number}"
@@ -174,7 +163,7 @@ class RankMeetings:
             self._meeting = None
 
     def answer(self) -> None:
-        """Say where this rank stands, if a rank has asked since the last time."""
+        """Write this rank's place in the script to the store, if a rank has newly asked for it."""
         question = self._count("question")
         if question > self._answered:
             self._answered = question
@@ -221,19 +210,19 @@ class RankMeetings:
         answers = self._ask(others)
         came = sorted({self._rank, *(rank for rank in answers if answers[rank][1] == self._meeting)})
         places = {rank: answers[rank][0] if rank in answers else None for rank in others if rank not in came}
-        which = f"{_ranks_said(came)} alone" if len(came) == 1 else _ranks_said(came)
+        which = f"{_name_ranks(came)} alone" if len(came) == 1 else _name_ranks(came)
         why, fix, see = _ADVICE[name == _OURS]
         return UserError(
             "generate-not-on-all-ranks",
             f"{name}() was not called on all ranks",
             found=f"{line} on {which}; {'; '.join(_standing(ended, places))}",
-            why=why if ended else f"{why}; {_ranks_said(came)} waited {limit_s:g} s",
+            why=why if ended else f"{why}; {_name_ranks(came)} waited {limit_s:g} s",
             fix=fix,
             see=see,
         )
 
     def _ask(self, ranks: Iterable[int]) -> dict[int, tuple[str, str | None]]:
-        """Return where ranks stand, and the meeting in which each waits, of those that answer."""
+        """Return the place of each rank that answers, and the meeting it waits in."""
         question = self._store.add("question", 1)
         until = time.monotonic() + self._answers_within_s
         silent = set(ranks)
@@ -360,7 +349,7 @@ def _own_store(source: Any, *, number: int) -> Any:
     return PrefixStore(f"zerofit-meetings-{number}", own)
 
 
-def _ranks_said(ranks: Iterable[int]) -> str:
+def _name_ranks(ranks: Iterable[int]) -> str:
     """Return "rank 3", or "ranks 0-2, 5"."""
     runs: list[list[int]] = []
     for rank in ranks:
@@ -376,12 +365,12 @@ def _standing(ended: list[int], places: Mapping[int, str | None]) -> Iterator[st
     """Yield where the missing ranks are, those of one place together."""
     if ended:
         are = "scripts of {} have" if len(ended) > 1 else "script of {} has"
-        yield f"the {are.format(_ranks_said(ended))} ended"
+        yield f"the {are.format(_name_ranks(ended))} ended"
     for place in dict.fromkeys(places.values()):
         ranks = [rank for rank in places if places[rank] == place]
         are, answer = ("are", "do") if len(ranks) > 1 else ("is", "does")
         yield (
-            f"{_ranks_said(ranks)} {answer} not answer"
+            f"{_name_ranks(ranks)} {answer} not answer"
             if place is None
-            else f"{_ranks_said(ranks)} {are} at {place}"
+            else f"{_name_ranks(ranks)} {are} at {place}"
         )

@@ -6,7 +6,6 @@ import math
 import pickle
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,9 +23,9 @@ _LEAST_BYTES = MIB // 16
 _ALL_CAME = "all"
 _LOOKS_EVERY_S = 0.05
 _LOOKS_AFTER_A_PART = 0.02
-"""Of the time that it has waited, so that the store of many ranks is not asked for nothing."""
-_SAYS_EVERY_S = 1.0
-"""How often a rank says that it goes on: far more often than the shortest sensible limit."""
+"""Of the time that it has waited, so that many ranks don't keep the store busy."""
+_REPORTS_EVERY_S = 1.0
+"""How often a rank reports a new token: far more often than the shortest sensible limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class Ranks:
 
     @property
     def are_many(self) -> bool:
-        """Whether there is another rank."""
+        """True if there is another rank."""
         return self.size > 1
 
     def share(self, value: T) -> list[T]:
@@ -65,7 +64,7 @@ class Ranks:
         return [pickle.loads(whole) for whole in gathered]
 
     def agreed(self, work: Callable[[], T]) -> T:
-        """Return what this rank's work gives, or raise on every rank where that of one fails.
+        """Return the result of this rank's work; raise on every rank if it fails on one.
 
         Args:
             work: without collectives; all ranks call this.
@@ -103,96 +102,78 @@ def say(line: str) -> None:
 
 
 class Progress:
-    """How far each rank is, in the store of torch.distributed: waiting here has no NCCL time-out.
+    """The end of each rank's share, in the store of torch.distributed: waiting here has no NCCL time-out.
 
     Args:
-        ranks: all of them.
         name: the same on every rank, and new.
-        limit_s: how long a rank may be silent before the others give it up; 0 never does.
+        limit_s: how long no rank may make a token before those that have not ended are given up; 0 is never.
     """
 
     def __init__(self, ranks: Ranks, *, name: str, limit_s: float) -> None:
-        from torch.distributed import HashStore
+        from torch.distributed import HashStore, PrefixStore
 
         self._ranks = ranks
-        self._store = all_ranks_store() if ranks.are_many else HashStore()
-        self._prefix = f"zerofit/generate/{name}"
-        self._verdict_key = f"{self._prefix}/verdict"
+        self._store = PrefixStore(
+            f"zerofit/generate/{name}", all_ranks_store() if ranks.are_many else HashStore()
+        )
+        self._ended = [f"ended/{rank}" for rank in range(ranks.size)]
         self._limit_s = limit_s if limit_s > 0 else math.inf
-        self._said_at = 0.0
-        self._count = 0
+        self._reported_at = 0.0
 
     def go_on(self) -> None:
-        """Say that this rank goes on; cheap enough for every token."""
-        if time.monotonic() - self._said_at > _SAYS_EVERY_S:
-            self._said_at = time.monotonic()
-            self._count += 1
-            self._store.set(self._key("goes-on", self._ranks.rank), str(self._count))
+        """Report that this rank is still generating; cheap enough for every token."""
+        if time.monotonic() - self._reported_at > _REPORTS_EVERY_S:
+            self._reported_at = time.monotonic()
+            self._store.add("tokens", 1)
 
     def fail(self, error: BaseException) -> None:
-        """Say that this rank generates no more."""
+        """Report that this rank has failed."""
         with suppress(RuntimeError):  # the store has gone with rank 0; the error matters more
             self._decide(self._failure(error))
 
-    def wait_for_all(self, name: str) -> None:
-        """Return when every rank has come here.
-
-        Args:
-            name: of this place, the same on every rank.
+    def wait_for_all(self) -> None:
+        """Return when every rank has ended its share.
 
         Raises:
-            UserError: a rank has failed, or has been silent for longer than the limit.
+            UserError: a rank has failed, or none has made a token for longer than the limit.
         """
-        begin = time.monotonic()
-        places = [self._key(name, rank) for rank in range(self._ranks.size)]
-        self._store.set(places[self._ranks.rank], "1")
-        heard = dict.fromkeys(range(self._ranks.size), (b"", begin))
-        in_turn = deque(range(self._ranks.size))
-        # Some requests a look, however many ranks there are: each of them looks.
-        while not self._store.check(places) and not self._store.check([self._verdict_key]):
-            rank = in_turn[0]
-            if self._store.check([places[rank]]):
-                in_turn.popleft()
-                continue
-            said, now = self._last_said(rank), time.monotonic()
-            if said != heard[rank][0]:
-                heard[rank] = (said, now)
-            elif now - heard[rank][1] > self._limit_s:
-                self._give_up(_silent(rank, self._limit_s))
+        self._store.set(self._ended[self._ranks.rank], "1")
+        begin = heard_at = time.monotonic()
+        heard = -1
+        while not self._store.check(self._ended) and not self._store.check(["verdict"]):
+            now, num_reports = time.monotonic(), self._store.add("tokens", 0)
+            if num_reports != heard:
+                heard, heard_at = num_reports, now
+            elif now - heard_at > self._limit_s:
+                silent = (rank for rank, ended in enumerate(self._ended) if not self._store.check([ended]))
+                self._give_up(next(silent, self._ranks.rank))
                 break
-            in_turn.rotate(-1)
             time.sleep(min(max(_LOOKS_EVERY_S, _LOOKS_AFTER_A_PART * (now - begin)), 1.0))
         verdict = self._decide(_ALL_CAME)
         if verdict != _ALL_CAME:
             raise _failed(*verdict.split(" ", 1))
 
-    def end(self, name: str) -> None:
-        """Take what this rank has said out of the store, when all have come from wait_for_all()."""
-        for what in (name, "goes-on"):
-            self._store.delete_key(self._key(what, self._ranks.rank))
+    def end(self) -> None:
+        """Remove this rank's keys from the store, when all have come from wait_for_all()."""
+        self._store.delete_key(self._ended[self._ranks.rank])
         if self._ranks.rank == 0:
-            self._store.delete_key(self._verdict_key)
+            self._store.delete_key("verdict")
+            self._store.delete_key("tokens")
 
-    def _give_up(self, error: UserError) -> None:
-        """Raise an error, unless another rank has decided otherwise meanwhile."""
+    def _give_up(self, rank: int) -> None:
+        """Raise the error of a silent rank, unless another rank has decided otherwise meanwhile."""
+        error = _silent(rank, self._limit_s)
         failure = self._failure(error)
         if self._decide(failure) == failure:
             raise error
 
     def _decide(self, verdict: str) -> str:
-        """Return what all ranks take for the end: the first verdict that one has given."""
-        return str(self._store.compare_set(self._verdict_key, "", verdict).decode())
+        """Return the verdict that holds for all ranks: the first that one has given."""
+        return str(self._store.compare_set("verdict", "", verdict).decode())
 
     def _failure(self, error: BaseException) -> str:
-        said = error.summary if isinstance(error, UserError) else error
-        return f"{self._ranks.rank} {type(error).__name__}: {said}"
-
-    def _last_said(self, rank: int) -> bytes:
-        key = self._key("goes-on", rank)
-        return bytes(self._store.get(key)) if self._store.check([key]) else b""
-
-    def _key(self, what: str, rank: int) -> str:
-        return f"{self._prefix}/{what}/{rank}"
+        text = error.summary if isinstance(error, UserError) else error
+        return f"{self._ranks.rank} {type(error).__name__}: {text}"
 
 
 def all_ranks_store() -> Any:
@@ -203,7 +184,7 @@ def all_ranks_store() -> Any:
 
 
 def _told(error: Exception | None) -> dict[str, Any] | None:
-    """Return what the other ranks get of an error."""
+    """Return an error in the form in which it is sent to the other ranks."""
     if isinstance(error, UserError):
         names = ("rule", "summary", "found", "why", "fix", "see", "exit_code")
         return {name: getattr(error, name) for name in names}

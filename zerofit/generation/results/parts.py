@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Document = Mapping[str, Any]
-"""What is kept of one prompt; its place among all is its "index"."""
+"""The results of one prompt as JSON; its place among all prompts is its "index"."""
 
 _VERSION = 1
 """Of the files in the folder; rises when an older zerofit could not read them."""
 _JOB, _WHOLE = "job.json", "whole.jsonl"
 _PART = re.compile(r"start(\d+)-rank(\d+)\.jsonl")
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
-"""What link(2) answers on file systems that have no hard links."""
+"""Errors of link(2) on file systems that have no hard links."""
 _MOST_NAMED = 5
 """ASSUMPTION: so many prompts show which are missing; more would hide what to do."""
 
@@ -54,11 +54,7 @@ def kept_batch_size(out: Path) -> int | None:
 
 
 def check_free(out: Path) -> None:
-    """Check that there is nothing at the place of the results.
-
-    Raises:
-        UserError: there is.
-    """
+    """Check that there is nothing at the place of the results."""
     if not os.path.lexists(out):
         return
     whole = parts_folder(out) / _WHOLE
@@ -83,12 +79,7 @@ def check_free(out: Path) -> None:
 
 
 def check_claim(out: Path, *, fingerprint: str, resume: bool) -> None:
-    """Check that claim() could succeed; nothing is written.
-
-    Raises:
-        UserError: as claim's.
-        OSError: the folder can't be read.
-    """
+    """Check that claim() could succeed; nothing is written."""
     _check(out, fingerprint=fingerprint, resume=resume)
     folder = parts_folder(out)
     with contextlib.suppress(FileNotFoundError), (folder / _JOB).open("rb") as file:
@@ -99,9 +90,6 @@ def claim(out: Path, *, fingerprint: str, resume: bool, batch_size: int | None =
     """Make or take over the folder of a run's parts.
 
     Args:
-        out: the file that gets all results at the end.
-        fingerprint: of all that decides about the results.
-        resume: whether unfinished results of the same fingerprint are continued.
         batch_size: prompts in one call, noted for a later run: when tokens are drawn, it decides about them.
 
     Returns:
@@ -109,7 +97,6 @@ def claim(out: Path, *, fingerprint: str, resume: bool, batch_size: int | None =
         process, however that ends.
 
     Raises:
-        UserError: something is at `out`, or the folder is another's, not to be continued, or claimed.
         OSError: it can't be written.
     """
     folder = parts_folder(out)
@@ -126,7 +113,6 @@ def claim(out: Path, *, fingerprint: str, resume: bool, batch_size: int | None =
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{json.dumps(job)}\n".encode(), 0)
             os.fsync(lock)
-            _sync_folder(folder)
     except BaseException:
         os.close(lock)
         raise
@@ -137,11 +123,6 @@ class PartFiles:
     """One rank's file among the unfinished results of a run; a context manager.
 
     Rank 0 opens first, the others after it has.
-
-    Args:
-        out: the file that gets all results at the end; this, fingerprint, resume and batch_size as claim()
-            has them.
-        rank: this one, of world_size ranks that write.
 
     Raises:
         UserError: as claim's; the folder can't be written, or isn't seen by this rank.
@@ -170,7 +151,6 @@ class PartFiles:
             self._path = self.folder / f"start{self._start}-rank{rank}.jsonl"
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
             self._held.append(self._file)
-            _sync_folder(self.folder)
         except OSError as error:
             while self._held:
                 os.close(self._held.pop())
@@ -187,11 +167,7 @@ class PartFiles:
         return {index: json.loads(line) for index, line in _lines_of(earlier).items()}
 
     def check_ranks(self) -> None:
-        """Check on rank 0 that it sees the files of all ranks, once all have opened theirs.
-
-        Raises:
-            UserError: it does not.
-        """
+        """Check on rank 0 that it sees the files of all ranks, once all have opened theirs."""
         files = _part_files(self.folder)
         for rank in range(self._world_size):
             if (self._start, rank) not in files:
@@ -222,7 +198,6 @@ class PartFiles:
         On rank 0 only, when all ranks have written theirs.
 
         Args:
-            num_prompts: all of them.
             describe: returns what OUT gets of a document; None for the documents as they are.
 
         Raises:
@@ -270,7 +245,6 @@ class PartFiles:
             if os.path.lexists(self.out):
                 raise FileExistsError from None
             whole.rename(self.out)
-        _sync_folder(self.out.parent)
 
     def _not_shared(self, rank: int) -> UserError:
         return UserError(
@@ -368,7 +342,7 @@ def _lock(lock: int, folder: Path, *, how: int) -> None:
 
 
 def _read_job(folder: Path) -> dict[str, Any]:
-    """Return what a job file says; nothing where there is none of ours."""
+    """Return the content of the job file; an empty dict if there is none of ours."""
     try:
         document = json.loads((folder / _JOB).read_text(encoding="utf-8", errors="replace"))
     except (FileNotFoundError, ValueError):
@@ -406,16 +380,6 @@ def _remove_parts(folder: Path) -> None:
         for path in (*_part_files(folder).values(), folder / _WHOLE, folder / _JOB):
             path.unlink(missing_ok=True)
         folder.rmdir()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write the names of a folder's files to the disk, where its file system can."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _line(document: Document) -> bytes:

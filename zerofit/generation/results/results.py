@@ -1,4 +1,4 @@
-"""What the ranks have generated: in memory, and on disk as it comes; merged when all have ended."""
+"""Results of all ranks: in memory, and on disk as they come; merged when all ranks have ended."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 
 class Results:
-    """One rank's results, and those that an earlier run left on disk.
-
-    Args:
-        ranks: all of them.
-        request: what they generate.
-        parts: where results go; None where they are kept in memory alone.
-        done: prompts whose results an earlier run left.
-    """
+    """One rank's results, and those that an earlier run left on disk."""
 
     def __init__(
         self, ranks: Ranks, request: GenerationRequest, parts: PartFiles | None, done: frozenset[int]
@@ -36,15 +29,11 @@ class Results:
         self._found: list[Generated] = []
 
     def has_all(self, indices: Iterable[int]) -> bool:
-        """Return whether an earlier run left the results of all these prompts."""
+        """True if an earlier run left the results of all these prompts."""
         return self._done.issuperset(indices)
 
     def keep(self, found: Sequence[Generated]) -> None:
-        """Keep what this rank has generated; it is on disk when this returns.
-
-        Raises:
-            UserError: it can't be written.
-        """
+        """Keep what this rank has generated; it is on disk when this returns."""
         new = [each for each in found if each.index not in self._done]
         if self._parts is not None and new:
             self._parts.write([to_document(each) for each in new])
@@ -75,11 +64,7 @@ class Results:
 
 @contextmanager
 def open_results(ranks: Ranks, request: GenerationRequest) -> Iterator[Results]:
-    """Hold the results of all ranks open; all of them enter this.
-
-    Raises:
-        UserError: on every rank: the results can't be written to the request's file.
-    """
+    """Hold the results of all ranks open; all of them enter this."""
     out = request.options.out
     if out is None:
         yield Results(ranks, request, None, frozenset())
@@ -112,7 +97,7 @@ def open_results(ranks: Ranks, request: GenerationRequest) -> Iterator[Results]:
 
 
 def to_document(result: Generated) -> Document:
-    """Return what is written of a result."""
+    """Return a result as the JSON document that is written."""
     return {
         "index": result.index,
         "num_prompt_tokens": result.num_prompt_tokens,
@@ -132,9 +117,7 @@ def from_document(document: dict[str, Any]) -> Generated:
     """Return the result that to_document() wrote."""
     completions = tuple(
         Completion(
-            tokens=tuple(each["tokens"]),
-            text=each["text"],
-            finish_reason=FinishReason(each["finish_reason"]),
+            tokens=tuple(each["tokens"]), text=each["text"], finish_reason=FinishReason(each["finish_reason"])
         )
         for each in document["completions"]
     )

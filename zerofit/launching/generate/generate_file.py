@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from zerofit.planning.inference.request import InferenceRequest
 
 _TARGET = "generate"
-"""What run folders of this verb are named after."""
+"""Run folders of `zerofit generate` are named after this."""
 _MUST_SAY = {"zero_stage": "--zero-stage", "param_offload": "--param-offload", "batch_size": "--batch-size"}
 _MUST_SAY |= {"precision": "--dtype"}
-"""What each of several nodes must be told: each plans for itself."""
+"""Flags that each of several nodes needs, as each plans for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,9 @@ class GeneratedFile:
     """The file with the completions, which is there if the exit code is 0."""
     run_folder: Path
     files: dict[Path, str]
-    """What the run folder got before the start, by path."""
+    """Text of the files that the run folder got before the start, by path."""
     command: str
-    """What started the ranks, as a line for a shell."""
+    """The command that started the ranks, for a shell."""
     exit_code: int = 0
     """0: all is done; 1: a rank failed; 128 + N: signal N ended it."""
 
@@ -232,11 +232,7 @@ def _plan(
     out: str,
     observer: Observer,
 ) -> InferencePlan:
-    """Return the plan, if it fits.
-
-    Raises:
-        UserError: nothing fits.
-    """
+    """Return the plan, if it fits."""
     from zerofit.generation.results.parts import parts_folder
     from zerofit.launching.checks import check_nvme_path
     from zerofit.launching.generate.output import drawn_batch_size
@@ -293,7 +289,7 @@ def _drawn_before(plan: InferencePlan, parts: Path) -> InferencePlan:
 
 
 def _rendezvous(nodes: Nodes, plan: InferencePlan) -> Rendezvous:
-    """Return where the ranks meet, and on which of this node's GPUs they are."""
+    """Return the rendezvous, with the GPUs of this node that the ranks use."""
     from zerofit.configs.write.command import first_gpu, is_on_one_of_many_gpus
     from zerofit.launching.nodes import find_rendezvous
 
@@ -306,7 +302,7 @@ def _rendezvous(nodes: Nodes, plan: InferencePlan) -> Rendezvous:
 def _start(run: GenerationRun, run_dir: Path, *, dry_run: bool, observer: Observer) -> GeneratedFile:
     """Write the run folder, start the ranks and wait for their end; with dry_run, say what that would be."""
     from zerofit.launching.generate import output
-    from zerofit.launching.run_folder import new_run_folder, run_folder, write_file
+    from zerofit.launching.run_folder import fill_run_folder, new_run_folder, run_folder
     from zerofit.launching.start import launch_command, start
 
     folder = (run_folder if dry_run else new_run_folder)(run_dir, target=_TARGET, at=datetime.now())
@@ -316,8 +312,7 @@ def _start(run: GenerationRun, run_dir: Path, *, dry_run: bool, observer: Observ
     )
     if dry_run:
         return ended
-    for path, text in files.items():
-        write_file(path, text, executable=path == folder.command)
+    fill_run_folder(folder, files)
     observer.say(f"run folder {folder.path}")
     observer.say(f"command: {ended.command}")
     with output.stdout_is_stderr():

@@ -35,9 +35,6 @@ def find_model(text: str) -> Path:
 
     Args:
         text: the folder, or the id of a model in the hub's cache.
-
-    Raises:
-        UserError: there is no such model here, or its config or weights are missing or not whole.
     """
     located = locate_config(text)
     if located.origin in (ModelOrigin.FOLDER, ModelOrigin.FILE):
@@ -53,11 +50,6 @@ def find_tokenizer(text: str | None, *, model: Path, model_text: str) -> Path:
 
     Args:
         text: what --tokenizer names; None takes the model's own.
-        model: the model's folder.
-        model_text: what --model names.
-
-    Raises:
-        UserError: there is none.
     """
     folder = tokenizer_folder(text if text is not None else str(model))
     if folder is not None:
@@ -75,12 +67,7 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None, trust_remote_cod
     """Return transformers' tokenizer.
 
     Args:
-        folder: where it is.
         chat_template: a file with the template to use in place of its own; None for that.
-        trust_remote_code: whether its own Python code may run.
-
-    Raises:
-        UserError: it can't be loaded, or the template can't be read.
     """
     from transformers import AutoTokenizer
 
@@ -114,11 +101,6 @@ def load_tokenizer(folder: Path, *, chat_template: Path | None, trust_remote_cod
 def generating_facts(text: str, folder: Path, *, trust_remote_code: bool) -> tuple[ModelFacts, Any]:
     """Return a model's facts and transformers' config of it.
 
-    Args:
-        text: what --model names.
-        folder: where it is.
-        trust_remote_code: whether its own Python code may run.
-
     Raises:
         UserError: it has no head that writes text.
     """
@@ -139,12 +121,7 @@ def generating_facts(text: str, folder: Path, *, trust_remote_code: bool) -> tup
 
 
 def generating_positions(facts: ModelFacts, config: Any) -> Positions:
-    """Return how many tokens a model may see, as the ranks read it.
-
-    Args:
-        facts: of the model.
-        config: transformers' config of it.
-    """
+    """Return a model's numbers of positions, as the ranks will read them."""
     from zerofit.generation.model_kind import positions_of
 
     positions, most = positions_of(config), facts.max_sequence_length
@@ -203,7 +180,7 @@ def _check_shards(index: Path, text: str) -> None:
 
 
 def _check_whole(file: Path) -> None:
-    """Check that a file with weights is what it should be, as long as its header says; no weight is read."""
+    """Check that a file of weights is as long as its header says; no weight is read."""
     with file.open("rb") as stream:
         begin = stream.read(len(_LFS))
     if begin == _LFS:

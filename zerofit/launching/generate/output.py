@@ -19,18 +19,11 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 _READER_HAS_GONE = 141
-"""What a shell says of a process that SIGPIPE ended."""
+"""A shell's exit code for a process that SIGPIPE ended."""
 
 
 def check_out(out: str) -> None:
-    """Check early that results can be written to --out.
-
-    Args:
-        out: the file, or "-".
-
-    Raises:
-        UserError: something is there, or the folder is not, or can't be written.
-    """
+    """Check early that results can be written to --out."""
     if out == STDOUT:
         return
     path = Path(out)
@@ -64,11 +57,9 @@ def drawn_batch_size(out: str) -> int | None:
 
 
 def kept_words(out: Path, *, num_prompts: int, is_named: bool) -> str:
-    """Return what is left of a run that ended before its end, and how to go on; empty where nothing is.
+    """Return a line about the results that an interrupted run left, and how to go on; empty without any.
 
     Args:
-        out: the file that its ranks write.
-        num_prompts: all of them.
         is_named: whether the command line names this file.
     """
     if out.exists():
@@ -94,11 +85,7 @@ def stdout_is_stderr() -> Iterator[None]:
 
 
 def copy_to_stdout(path: Path) -> None:
-    """Write a file's content to standard output.
-
-    Raises:
-        UserError: what reads it has gone, or the disk behind it is full.
-    """
+    """Write a file's content to standard output."""
     try:
         with path.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)

@@ -42,11 +42,7 @@ class Prompt:
 
 
 def read_prompts_file(name: str) -> PromptLines:
-    """Return the prompts of a file, or of standard input for "-".
-
-    Raises:
-        UserError: it can't be read, or has lines that are no prompts.
-    """
+    """Return the prompts of a file, or of standard input for "-"."""
     if name == STDIN:
         if sys.stdin is None:  # closed by the shell: <&-
             raise _unreadable(
@@ -91,8 +87,6 @@ def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> 
     """Return the prompts as tokens.
 
     Args:
-        lines: the prompts.
-        tokenizer: of transformers.
         as_chat: whether a plain prompt is what a user says in a chat.
 
     Raises:
@@ -132,17 +126,7 @@ def tokenized(lines: Sequence[PromptLine], tokenizer: Any, *, as_chat: bool) -> 
 def check_lengths(
     prompts: Sequence[Prompt], *, max_new_tokens: int, positions: Positions, has_encoder: bool
 ) -> None:
-    """Check that the model has positions for each prompt and its completion, as the ranks will.
-
-    Args:
-        prompts: all of them.
-        max_new_tokens: tokens that a completion may have.
-        positions: of the model.
-        has_encoder: whether an encoder reads the prompt, so that the decoder sees the completion alone.
-
-    Raises:
-        UserError: it has not.
-    """
+    """Check that the model has positions for each prompt and its completion, as the ranks will."""
     has = positions.num_prompt_tokens if has_encoder else positions.num_tokens
     most = has if has_encoder or has is None else has - 1
     long = [prompt for prompt in prompts if most is not None and len(prompt.tokens) > most]

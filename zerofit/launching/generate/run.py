@@ -32,7 +32,7 @@ _DECIDING = frozenset({".json", ".safetensors", ".bin", ".model", ".txt", ".py",
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for the fingerprint to be computed once
 class GenerationRun:
-    """What is to be generated, with what, and where to."""
+    """A run: model, prompts, settings, plan and output."""
 
     model: Path
     tokenizer: Path
@@ -61,7 +61,7 @@ class GenerationRun:
         return digest.hexdigest()
 
     def count_done(self) -> int:
-        """Return how many prompts an earlier run of the same kind has done; nothing is written.
+        """Return the number of prompts that an earlier run of the same job has done; nothing is written.
 
         Raises:
             UserError: unfinished results of another kind are there, or another run is writing them.
@@ -98,12 +98,12 @@ class GenerationRun:
         return files
 
     def launch(self, folder: RunFolder) -> Launch:
-        """Return what starts the ranks."""
+        """Return the launch of the ranks."""
         target = ("-m", _PROGRAM, str(_job_file(folder)))
         return Launch(plan=self.plan.as_plan(), target=target, rendezvous=self.rendezvous)
 
     def job(self, folder: RunFolder) -> GenerationJob:
-        """Return what the ranks are told."""
+        """Return the job file's content."""
         is_deepspeed = self.plan.strategy.engine is Engine.DEEPSPEED
         return GenerationJob(
             model=str(self.model),
@@ -148,6 +148,6 @@ def _prompt_line(prompt: Prompt) -> str:
 
 
 def _stamp(folder: Path) -> list[Any]:
-    """Return what tells whether a folder's files are still the same, without reading gigabytes."""
+    """Return a stamp that changes with a folder's files, without reading gigabytes."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in _DECIDING)
     return [str(folder), [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]]

@@ -27,12 +27,12 @@ _FIXES = {
     "max_length": 'write "max_new_tokens" in its place, or leave it out and give --max-new-tokens',
     "min_length": 'write "min_length": 0 into a file for --generation-config, and "min_new_tokens" there',
 }
-"""What to do in place of settings that have no meaning here."""
+"""Fixes for settings that have no meaning here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenSettings:
-    """What flags and file say, by the names of GenerationConfig's fields; flags first."""
+    """Settings of flags and file, by the names of GenerationConfig's fields; flags win."""
 
     values: dict[str, Any]
     places: dict[str, str]
@@ -59,12 +59,12 @@ class GenerationSettings:
     call: CallSettings
     """As the ranks will read them."""
     given: dict[str, Any]
-    """What flags and file say, and whether tokens are drawn; without max_new_tokens."""
+    """Settings of flags and file, and do_sample; without max_new_tokens."""
     whole: dict[str, Any]
     """With what the model's own settings fill in."""
     max_new_tokens: int
     max_new_tokens_by: str
-    """What says so, in words."""
+    """The flag or file that sets it, in words."""
 
     @property
     def samples(self) -> bool:
@@ -85,14 +85,10 @@ class GenerationSettings:
 
 
 def given_settings(flags: Mapping[str, Any], *, file: Path | None) -> GivenSettings:
-    """Return what the flags and the file say, the flags first.
+    """Return the settings of flags and file; flags win.
 
     Args:
         flags: by the names of GenerationConfig's fields; None where nothing was said.
-        file: what --generation-config names.
-
-    Raises:
-        UserError: the file is no JSON object, or two flags contradict each other.
     """
     by_flag = {name: value for name, value in flags.items() if value is not None}
     drawing = [name for name in _SAMPLING if name in by_flag]
@@ -113,13 +109,7 @@ def given_settings(flags: Mapping[str, Any], *, file: Path | None) -> GivenSetti
 
 
 def whole_settings(given: GivenSettings, *, folder: Path, config: Any, tokenizer: Any) -> GenerationSettings:
-    """Return how completions are made: what was given, filled with the model's own settings.
-
-    Args:
-        given: by flags and file.
-        folder: the model's, which may hold a generation_config.json.
-        config: transformers' config of the model.
-        tokenizer: the one that goes with it.
+    """Return the given settings, filled with the model's own.
 
     Raises:
         UserError: transformers does not take them, or they have no meaning here.
@@ -193,7 +183,7 @@ def _own_settings(folder: Path, config: Any) -> tuple[Any, str]:
 def _call_settings(
     given: GivenSettings, own: Any, own_place: str, *, config: Any, tokenizer: Any
 ) -> CallSettings:
-    """Return how the ranks will read the settings, and let transformers judge them."""
+    """Return the settings as the ranks will read them, checked by transformers."""
     from zerofit.generation.call_settings import read_settings
 
     # All that is read of a model: it is not there yet.
