@@ -56,6 +56,18 @@ _DS = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.GRADIENTS}
         pytest.param(_plan(), LOOP, [], id="nothing"),
         pytest.param(_plan(), None, [], id="nothing, not captured"),
         pytest.param(
+            _plan(reasons=[("engine", Origin.PLANNER, "it fits")]),
+            replace(LOOP, engine="FSDP"),
+            [("engine", "FSDP", "DDP", "it fits")],
+            id="an engine of the script's own goes",
+        ),
+        pytest.param(
+            _plan(**_DS, reasons=[("zero_stage", Origin.FLAG, "--zero-stage says so")]),
+            replace(TRAINER, engine="DeepSpeed ZeRO-3"),
+            [("engine", "DeepSpeed ZeRO-3", "DeepSpeed ZeRO-2", "--zero-stage says so")],
+            id="a stage of the script's own goes",
+        ),
+        pytest.param(
             _plan(**_BATCH, global_batch=32, reasons=[_FITS]),
             LOOP,
             [("batch on each rank", "8 x 2", "2 x 8", "the largest that fits; global batch 32 as before")],

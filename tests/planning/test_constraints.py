@@ -48,6 +48,7 @@ _MIXED = "bn of the model compute over all samples of a batch"
 _OWN_STEP = ("training_step", "_inner_training_loop")
 _ONE_OPTIMIZER = "DeepSpeed's engine steps one optimizer, and the script"
 _NOT_PREPARED = "DeepSpeed's engine has to step the optimizer, and the script's does not go through prepare()"
+_NOT_PARTITIONED = (ZeroStage.NOTHING, ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS)
 _CAPTURED_MODEL = "sentence_transformers.SentenceTransformer.SentenceTransformer"
 
 
@@ -129,8 +130,32 @@ def _steps_with(*optimizers: Any) -> Capture:
         (
             capture(model_is_quantized=True),
             "zero_stage",
-            (ZeroStage.NOTHING, ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS),
+            _NOT_PARTITIONED,
             "of a quantized base at stage 3 nothing was measured on GPUs",
+        ),
+        (
+            capture(model_has_scalars=True),
+            "zero_stage",
+            _NOT_PARTITIONED,
+            "stage 3 can't partition a parameter without dimensions (deepspeed, partition_parameters.py)",
+        ),
+        (
+            capture(unprepared_models=("CLIPTextModel",)),
+            "zero_stage",
+            _NOT_PARTITIONED,
+            "at stage 3 from_pretrained() takes the weights of CLIPTextModel apart, and nothing prepares it",
+        ),
+        (
+            capture(uses_local_sgd=True),
+            "engine",
+            (Engine.NATIVE,),
+            "accelerate's LocalSGD runs without DeepSpeed alone",
+        ),
+        (
+            capture(model_adapters=("PREFIX_TUNING",)),
+            "gradient_checkpointing",
+            (False,),
+            "prefix tuning keeps its prefix in the cache, which gradient checkpointing drops",
         ),
         (
             capture(model_is_quantized=True),

@@ -114,6 +114,8 @@ class CapturedModel:
     """transformers' attn_implementation in use."""
     mixes_samples: tuple[str, ...] = ()
     """Modules that compute over the samples of a batch together, such as BatchNorm: their names."""
+    has_scalars: bool = False
+    """Whether any of its parameters has no dimension, such as a learnt scale of logits."""
     passes_num_items: bool = False
     """Whether its loss is divided by num_items_in_batch where it is given that number."""
 
@@ -221,6 +223,8 @@ class Capture:
     names_precision: bool = False
     """Whether the script itself gives Accelerator its mixed_precision, be it "no", or TrainingArguments bf16
     or fp16, be it False."""
+    engine: str = ""
+    """What the script itself asks for beside plain PyTorch: "DeepSpeed ZeRO-2", "FSDP"; empty for nothing."""
     asks_for_cpu: bool = False
     """Whether the script says that it is to run on the CPU: Accelerator(cpu=True), or use_cpu."""
     max_grad_norm: float | None = None
@@ -228,6 +232,11 @@ class Capture:
     seed: int | None = None
     num_models: int = 1
     """Models that went through prepare() on one Accelerator."""
+    unprepared_models: tuple[str, ...] = ()
+    """Classes of the models that from_pretrained() made after the Accelerator, beside the trained one, and
+    that nothing prepares."""
+    uses_local_sgd: bool = False
+    """ACCELERATE: whether the script trains inside accelerate's LocalSGD."""
     other_weight_bytes: int = 0
     """Parameters that the script holds beside the trained model's, such as a teacher's or an encoder's; in
     the formats that it made them."""

@@ -112,6 +112,10 @@ def constraints_of(capture: Capture, *, topology: Topology) -> Constraints:
     )
 
 
+_PREFIX = "PREFIX_TUNING"
+"""Of peft's kinds of adapters."""
+
+
 def micro_batch_of(capture: Capture, topology: Topology) -> int | None:
     """Return the samples of one forward pass of the script as it stands, on one rank.
 
@@ -161,6 +165,9 @@ def _of_checkpointing(capture: Capture) -> Iterator[Pin]:
     model, field = capture.model, "gradient_checkpointing"
     if model.checkpoints:
         yield Pin(field=field, values=(True,), why="the script has switched it on", is_habit=True)
+    elif _PREFIX in model.adapters:
+        why = "prefix tuning keeps its prefix in the cache, which gradient checkpointing drops"
+        yield Pin(field=field, values=(False,), why=why)
     elif not model.can_checkpoint:
         name = model.class_path.rpartition(".")[2]
         yield Pin(field=field, values=(False,), why=f"{name} has no gradient checkpointing of transformers")
@@ -169,7 +176,9 @@ def _of_checkpointing(capture: Capture) -> Iterator[Pin]:
 def _of_engine(capture: Capture) -> Iterator[Pin]:
     prepared = [one for one in capture.optimizers if one.is_prepared]
     why = ""
-    if capture.num_models > 1:
+    if capture.uses_local_sgd:
+        why = "accelerate's LocalSGD runs without DeepSpeed alone"
+    elif capture.num_models > 1:
         why = f"accelerate takes one model under DeepSpeed, and the script prepares {capture.num_models}"
     elif len(prepared) > 1:
         why = f"DeepSpeed's engine steps one optimizer, and the script prepares {len(prepared)}"
@@ -280,15 +289,23 @@ def _of_model(capture: Capture) -> Iterator[Pin]:
     if model.is_transformers and not model.can_checkpoint:
         why = f"{name} has no gradient checkpointing of transformers"
         yield _unchanged("checkpoint_every", why)
-    if model.is_quantized:
+    if why := _why_not_partitioned(capture):
         stages = tuple(stage for stage in ZeroStage if stage is not ZeroStage.PARAMETERS)
-        yield Pin(
-            field="zero_stage",
-            values=stages,
-            why="of a quantized base at stage 3 nothing was measured on GPUs",
-        )
-        why = "parameters are offloaded at stage 3 alone, where no quantized base was measured on GPUs"
-        yield Pin(field="param_offload", values=(OffloadDevice.NONE,), why=why)
+        yield Pin(field="zero_stage", values=stages, why=why)
+        yield Pin(field="param_offload", values=(OffloadDevice.NONE,), why=f"it needs stage 3, and {why}")
+
+
+def _why_not_partitioned(capture: Capture) -> str:
+    """Return why stage 3 can't be taken; empty where it can."""
+    model = capture.model
+    if model.is_quantized:
+        return "of a quantized base at stage 3 nothing was measured on GPUs"
+    if model.has_scalars:
+        return "stage 3 can't partition a parameter without dimensions (deepspeed, partition_parameters.py)"
+    if capture.unprepared_models:
+        names = listed(capture.unprepared_models)
+        return f"at stage 3 from_pretrained() takes the weights of {names} apart, and nothing prepares it"
+    return ""
 
 
 def _of_data(capture: Capture) -> Iterator[Pin]:

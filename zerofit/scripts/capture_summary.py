@@ -94,6 +94,8 @@ def _pairs(capture: Capture) -> Iterator[tuple[str, str]]:
         shares = f"half up to {lengths.p50}, 90% up to {lengths.p90}, longest {lengths.longest}"
         yield "tokens", f"{shares} ({of})"
     yield "mixed precision", _precision(capture)
+    if capture.engine:
+        yield "engine", f"{capture.engine}, in whose place the plan's comes"
 
 
 def _taken(capture: Capture, *, is_kept: bool) -> Iterator[tuple[str, str]]:

@@ -32,6 +32,7 @@ def install(seen: Observations) -> None:
     when_imported("torch.optim.optimizer", lambda module: _remember(module.Optimizer, seen.all_optimizers))
     when_imported("torch.optim.lr_scheduler", lambda module: _watch_schedulers(module, seen))
     when_imported("torch.utils.data.dataloader", lambda module: _watch_loaders(module.DataLoader, seen))
+    when_imported("accelerate.local_sgd", lambda module: _watch_local_sgd(module.LocalSGD, seen))
     when_imported("accelerate.accelerator", lambda module: _watch_accelerator(module.Accelerator, seen))
 
 
@@ -57,6 +58,16 @@ def _watch_loaders(loader: Any, seen: Observations) -> None:
     def iterate(original: Any, self: Any) -> Any:
         seen.loader = self
         return original(self)
+
+
+def _watch_local_sgd(context: Any, seen: Observations) -> None:
+    signature = inspect.signature(context.__init__)
+
+    @around(context, "__init__")
+    def init(original: Any, *args: Any, **kwargs: Any) -> None:
+        # On one process, as here, it switches itself off.
+        seen.uses_local_sgd |= bool(signature.bind(*args, **kwargs).arguments.get("enabled", True))
+        original(*args, **kwargs)
 
 
 def _watch_calls(module_class: Any, seen: Observations) -> None:
@@ -185,18 +196,30 @@ def _watch_init(accelerator_class: Any, seen: Observations) -> None:
         said = str(own or os.environ.get("ACCELERATE_MIXED_PRECISION", "no"))
         if said in _NOT_HERE:
             arguments["mixed_precision"] = "no"
+        engine = ""
         for name in _FOR_SEVERAL:
-            if arguments.pop(name, None) is not None:
+            plugin = arguments.pop(name, None)
+            if plugin is not None:
                 seen.note(f"the script brings a {name}, which is left out of the capture")
+                engine = engine or _engine_of(name, plugin)
         asks_for_cpu = bool(arguments.get("cpu"))
         arguments.pop("dynamo_backend", None)
         arguments.pop("dynamo_plugin", None)
         original(**arguments)
         self._zerofit_names_precision = own is not None
         self._zerofit_asks_for_cpu = asks_for_cpu
+        self._zerofit_engine = engine
         if said in _NOT_HERE:
             self._zerofit_precision_said = said
         seen.accelerators.append(self)
+
+
+def _engine_of(name: str, plugin: Any) -> str:
+    """Return what an argument of Accelerator asks for, in words; "" for none that trains by itself."""
+    if name.startswith("deepspeed"):
+        plugins = plugin.values() if isinstance(plugin, dict) else [plugin]
+        return f"DeepSpeed ZeRO-{next(iter(plugins)).zero_stage}"
+    return {"fsdp_plugin": "FSDP", "megatron_lm_plugin": "Megatron-LM"}.get(name, "")
 
 
 def _reached_backward(seen: Observations, accelerator: Any) -> NoReturn:

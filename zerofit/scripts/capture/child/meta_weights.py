@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.capture.child.observations import Observations
 
 LOADED = "_zerofit_loaded"
-"""Marks a model that from_pretrained made."""
+"""Marks a model that from_pretrained made; True after an Accelerator, where stage 3 partitions its weights."""
 _PLACES = ("device_map", "max_memory", "offload_folder", "offload_state_dict", "offload_buffers")
 """Arguments of from_pretrained that say where weights go."""
 _TAKEN_AS_FP32 = "the weights are taken to be float32: neither config.json nor a file here says"
@@ -90,7 +90,7 @@ def _load_nothing(module: Any, seen: Observations) -> None:
         for place in _PLACES:
             kwargs.pop(place, None)
         made = original(cls, *args, **kwargs)
-        setattr(made[0] if isinstance(made, tuple) else made, LOADED, True)
+        setattr(made[0] if isinstance(made, tuple) else made, LOADED, bool(seen.accelerators))
         return made
 
     model_class.from_pretrained = classmethod(from_pretrained)

@@ -17,7 +17,7 @@ from zerofit.models.trace.live import main_dtype
 from zerofit.scripts.capture.child.meta_weights import LOADED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def captured_model(
@@ -50,6 +50,7 @@ def captured_model(
         checkpoints=is_transformers and is_checkpointing(base),
         attention=attention_of(base.config) if is_transformers else "",
         mixes_samples=mixing_modules(model, base),
+        has_scalars=any(not one.dim() for one in model.parameters()),
         passes_num_items=passes_num_items,
     )
 
@@ -196,6 +197,16 @@ def outermost(is_wanted: Callable[[Any], bool]) -> Any:
     found = [module for module in _living_modules() if is_wanted(module)]
     inner = {id(part) for module in found for part in list(module.modules())[1:]}
     return next((module for module in found if id(module) not in inner), None)
+
+
+def unprepared_models(model: Any, prepared: Iterable[Any]) -> tuple[str, ...]:
+    """Return the classes of the models that from_pretrained made beside those that are prepared or train.
+
+    Those of before the Accelerator are left out: stage 3 does not partition them.
+    """
+    known = {id(one) for top in (model, *prepared) for one in top.modules()}
+    others = (one for one in _living_modules() if getattr(one, LOADED, False) and id(one) not in known)
+    return tuple(sorted(type(one).__name__ for one in others))
 
 
 def other_weight_bytes(model: Any) -> int:

@@ -48,6 +48,7 @@ class Observations:
     loader: Any = None
     """The DataLoader that was iterated last."""
     accumulates: bool = False
+    uses_local_sgd: bool = False
     evaluated: set[int] = field(default_factory=set)
     """Ids of the modules on which the script called eval()."""
     default_seed: int | None = None

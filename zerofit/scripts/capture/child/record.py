@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from zerofit.core.capture import Capture
@@ -17,7 +19,13 @@ from zerofit.models.trace.live_batch import rows_per_sample
 from zerofit.models.trace.script_loss import ScriptLoss
 from zerofit.scripts.capture.child import batches as reading
 from zerofit.scripts.capture.child.loss_division import passes_num_items
-from zerofit.scripts.capture.child.model_record import base_of, captured_model, class_path, other_weight_bytes
+from zerofit.scripts.capture.child.model_record import (
+    base_of,
+    captured_model,
+    class_path,
+    other_weight_bytes,
+    unprepared_models,
+)
 from zerofit.scripts.capture.child.observations import Live
 from zerofit.scripts.capture.child.outcome import leave_captured, leave_failed, needs_values, place_in_script
 from zerofit.scripts.capture.child.script_source import called_methods, manual_accumulation, own_sources
@@ -197,10 +205,15 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         accumulates_by_hand=manual,
         mixed_precision=str(accelerator.mixed_precision),
         names_precision=_names_precision(accelerator, trainer),
+        engine=_engine(arguments) or getattr(accelerator, "_zerofit_engine", ""),
         asks_for_cpu=bool(arguments.get("use_cpu") or getattr(accelerator, "_zerofit_asks_for_cpu", False)),
         max_grad_norm=arguments.get("max_grad_norm"),
         seed=_seed(seen, arguments),
         num_models=max(1, len({id(one) for one in prepared_models(accelerator)})),
+        unprepared_models=()
+        if trainer is not None
+        else unprepared_models(model, prepared_models(accelerator)),
+        uses_local_sgd=seen.uses_local_sgd,
         other_weight_bytes=other_weight_bytes(model),
         trainer_class=class_path(type(trainer)) if trainer is not None else "",
         trainer_arguments=arguments,
@@ -226,6 +239,21 @@ def _arguments(trainer: Any) -> dict[str, Any]:
     said = {**trainer.args.to_dict(), **getattr(trainer.args, "_zerofit_said", {})}
     values = {name: value if isinstance(value, dict) else plain(value) for name, value in said.items()}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _engine(arguments: dict[str, Any]) -> str:
+    """Return what TrainingArguments ask for in the place of plain PyTorch; empty for nothing."""
+    if arguments.get("fsdp"):
+        return "FSDP"
+    config = arguments.get("deepspeed")
+    if not config:
+        return ""
+    if not isinstance(config, dict):
+        try:
+            config = json.loads(Path(str(config)).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return "DeepSpeed"
+    return f"DeepSpeed ZeRO-{(config.get('zero_optimization') or {}).get('stage', 0)}"
 
 
 def _names_precision(accelerator: Any, trainer: Any) -> bool:
