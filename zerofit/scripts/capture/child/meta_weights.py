@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.capture.child.observations import Observations
 
 LOADED = "_zerofit_loaded"
-"""Marks a model that from_pretrained made; True after an Accelerator, where stage 3 partitions its weights."""
+"""Marks a model that from_pretrained made; True after an Accelerator, where stage 3 takes its weights."""
 _PLACES = ("device_map", "max_memory", "offload_folder", "offload_state_dict", "offload_buffers")
 """Arguments of from_pretrained that say where weights go."""
 _TAKEN_AS_FP32 = "the weights are taken to be float32: neither config.json nor a file here says"
