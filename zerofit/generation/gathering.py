@@ -31,7 +31,7 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management"""
 _HOLDER = -1
 """Stands for a module that is in use, whose weights DeepSpeed does not release; its own count from 0 on.
 Source: deepspeed (0.19.8), runtime/zero/partitioned_param_coordinator.py, __release_param."""
-_said: set[str] = set()
+_printed: set[str] = set()
 """Messages that this process has printed: a loop that generates at each step prints each once."""
 
 
@@ -58,8 +58,8 @@ def will_gather(model: Module, gather: Gather, *, needed_bytes: int) -> bool:
     taken, free = _worst(taken + int(taken * _RESERVE), free_bytes())
     fits = taken <= free
     whole = sum(map(gathered_bytes, partitioned_parameters(model)))  # one model's, whatever is gathered now
-    said = _sentence(gather, fits=fits, added=added, taken=taken, free=free)
-    _say(said, once=f"{gather} {fits} {whole}")
+    sentence = _sentence(gather, fits=fits, added=added, taken=taken, free=free)
+    _print_once(sentence, once=f"{gather} {fits} {whole}")
     return fits or gather is Gather.ALWAYS
 
 
@@ -73,7 +73,7 @@ def _refuse_zenflow(gather: Gather) -> bool:
             why=why,
             fix="leave gather at auto, or take zenflow out of zero_optimization",
         )
-    _say(f"weights come layer by layer for each token: {why}", once="zenflow")
+    _print_once(f"weights come layer by layer for each token: {why}", once="zenflow")
     return False
 
 
@@ -103,10 +103,10 @@ def _sentence(gather: Gather, *, fits: bool, added: int, taken: int, free: int) 
     return f"weights come layer by layer for each token, as {weights} would be too much: {room}"
 
 
-def _say(line: str, *, once: str) -> None:
-    if once not in _said:
+def _print_once(line: str, *, once: str) -> None:
+    if once not in _printed:
         say(line)
-    _said.add(once)
+    _printed.add(once)
 
 
 def is_available(parameter: Parameter) -> bool:

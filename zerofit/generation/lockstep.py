@@ -46,7 +46,7 @@ def goes_out_of_step(name: str, value: Any) -> bool:
 
 def settings_in_step(settings: CallSettings, model: Any) -> CallSettings:
     """Return settings with which ranks make the same forward passes, whatever their prompts."""
-    named = _unlike(settings, model)
+    named = _differing_passes(settings, model)
     if named is not None:
         raise UserError(
             "generate-out-of-step",
@@ -116,7 +116,7 @@ def check_assistant(settings: CallSettings, *, batch_size: int) -> None:
         )
 
 
-def _unlike(settings: CallSettings, model: Any) -> str | None:
+def _differing_passes(settings: CallSettings, model: Any) -> str | None:
     """Return the setting or model with which ranks make different forward passes; None without."""
     from transformers import GenerationMixin
 

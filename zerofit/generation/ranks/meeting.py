@@ -215,7 +215,7 @@ class RankMeetings:
         return UserError(
             "generate-not-on-all-ranks",
             f"{name}() was not called on all ranks",
-            found=f"{line} on {which}; {'; '.join(_standing(ended, places))}",
+            found=f"{line} on {which}; {'; '.join(_describe_places(ended, places))}",
             why=why if ended else f"{why}; {_name_ranks(came)} waited {limit_s:g} s",
             fix=fix,
             see=see,
@@ -361,7 +361,7 @@ def _name_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if sum(map(len, runs)) > 1 else ''} {said}"
 
 
-def _standing(ended: list[int], places: Mapping[int, str | None]) -> Iterator[str]:
+def _describe_places(ended: list[int], places: Mapping[int, str | None]) -> Iterator[str]:
     """Yield where the missing ranks are, those of one place together."""
     if ended:
         are = "scripts of {} have" if len(ended) > 1 else "script of {} has"

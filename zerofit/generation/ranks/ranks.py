@@ -77,7 +77,7 @@ class Ranks:
             result = work()
         except Exception as raised:
             error = raised
-        for rank, each in enumerate(self.share(_told(error))):
+        for rank, each in enumerate(self.share(_message_of(error))):
             if each is not None:
                 raised_here = error or _raised_by(rank, each)
                 if isinstance(raised_here, UserError):
@@ -183,7 +183,7 @@ def all_ranks_store() -> Any:
     return _get_default_store()
 
 
-def _told(error: Exception | None) -> dict[str, Any] | None:
+def _message_of(error: Exception | None) -> dict[str, Any] | None:
     """Return an error in the form in which it is sent to the other ranks."""
     if isinstance(error, UserError):
         names = ("rule", "summary", "found", "why", "fix", "see", "exit_code")
@@ -191,10 +191,10 @@ def _told(error: Exception | None) -> dict[str, Any] | None:
     return None if error is None else {"text": f"{type(error).__name__}: {error}"}
 
 
-def _raised_by(rank: int, told: dict[str, Any]) -> UserError:
-    if "text" in told:
-        return _failed(rank, told["text"])
-    return UserError(**{**told, "found": f"{told['found']} (on rank {rank})"})
+def _raised_by(rank: int, message: dict[str, Any]) -> UserError:
+    if "text" in message:
+        return _failed(rank, message["text"])
+    return UserError(**{**message, "found": f"{message['found']} (on rank {rank})"})
 
 
 def _failed(rank: int | str, text: str) -> UserError:
