@@ -153,7 +153,9 @@ def test_a_rung_over_its_limit_is_out_of_memory_and_one_below_it_runs(
     spec = spec_in(tmp_path, config=_LARGER, memory_limit_bytes=limit_bytes)
     outcome = run_trial(spec, files_in(tmp_path), limit_s=200)
     assert outcome.state is state, outcome
-    assert ("DefaultCPUAllocator: can't allocate memory" in outcome.reason) == (outcome.measured is None)
+    # Which of the two meets the limit first depends on the CPU's kernels: PyTorch's allocator or oneDNN's.
+    signs = ("DefaultCPUAllocator: can't allocate memory", "could not create a primitive")
+    assert any(sign in outcome.reason for sign in signs) == (outcome.measured is None)
 
 
 def _tensor() -> None:

@@ -208,8 +208,12 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return taken
 
 
+_ROUNDING = 1e-5
+"""Relative, of gradients whose sums are in another order; measured: up to 2.6e-6 on a Xeon with AVX-512."""
+
+
 def assert_equal(
-    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], within: float = 1e-6
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], within: float = _ROUNDING
 ) -> None:
     """Compare gradients, relative to the largest of all."""
     assert found.keys() == expected.keys()
