@@ -190,13 +190,6 @@ IN_VAIN = {
         [call(), ends(0)],
         [alone(0, "the script of rank 1 has ended"), None],
     ),
-    "several scripts have ended": (
-        [call(), ends(0), ends(0), nothing],
-        [
-            alone(0, "the scripts of ranks 1-2 have ended; rank 3 is at train.py:93: forward()"),
-            *[None] * 3,
-        ],
-    ),
     "a rank that failed speaks for itself": (
         [call(limit_s=0.4), ends(1)],
         [alone(0, "rank 1 is at train.py:91: forward()", waited_s=0.4), None],
@@ -209,6 +202,15 @@ def test_who_waits_in_vain_is_told_where_the_others_stand(
     acts: Sequence[Callable[[RankMeetings], None]], told: list[str | None], ranks: Callable[..., Ranks]
 ) -> None:
     assert ranks(len(acts)).run(acts) == told
+
+
+def test_scripts_that_had_ended_before_are_named_together(ranks: Callable[..., Ranks]) -> None:
+    here = ranks(4)
+    assert here.run([nothing, ends(0), ends(0), nothing]) == [None] * 4
+    assert here.run([call(), nothing, nothing, nothing]) == [
+        alone(0, "the scripts of ranks 1-2 have ended; rank 3 is at train.py:93: forward()"),
+        *[None] * 3,
+    ]
 
 
 def test_a_rank_that_can_not_answer_is_named(ranks: Callable[..., Ranks]) -> None:
