@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from zerofit.core.errors import UserError, format_message, nearest
@@ -58,3 +61,20 @@ def test_nearest_word(word: str, near: str | None) -> None:
 
 def test_nearest_of_no_words_is_none() -> None:
     assert nearest("word", iter(())) is None
+
+
+ROOT = Path(__file__).parents[2] / "zerofit"
+
+
+@pytest.mark.parametrize("folder", ["models/changes", "models/trace", "training"])
+def test_what_a_strategy_does_is_not_reported_as_a_flag(folder: str) -> None:
+    """A strategy may come from the planner, a plan file or a script's own lines: nobody typed its flags."""
+    flags = [
+        f"{path.relative_to(ROOT)}:{text.lineno}: {text.value}"
+        for path in (ROOT / folder).rglob("*.py")
+        for keyword in ast.walk(ast.parse(path.read_text()))
+        if isinstance(keyword, ast.keyword) and keyword.arg == "found"
+        for text in ast.walk(keyword.value)
+        if isinstance(text, ast.Constant) and "--" in str(text.value)
+    ]
+    assert flags == []

@@ -42,7 +42,7 @@ def test_an_attention_that_is_not_installed_ends_the_run_with_what_is(launch: Ca
     )
     assert run.exit_code == 2
     assert "error[attention-not-available]" in run.stderr
-    assert "  fix:   give eager or sdpa or flex_attention, or leave --attention out" in run.stderr
+    assert "  fix:   give eager or sdpa or flex_attention, or keep the model's own" in run.stderr
 
 
 def _losses(run: Run) -> list[float]:

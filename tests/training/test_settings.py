@@ -59,9 +59,8 @@ def test_numbers_that_keep_the_scripts_step(b: int, a: int, n: int, wanted: dict
             1,
             {"m": 2, "A": 2},
             "accumulation-differs-from-script",
-            "--micro-batch-size 2 with --gradient-accumulation-steps 2, and 4 x 2 samples on each rank in a "
-            "step of the script",
-            "leave out --gradient-accumulation-steps, or --micro-batch-size to set the script's own",
+            "micro-batches of 2, accumulated 2 times, and 4 x 2 samples on each rank in a step of the script",
+            "give the micro-batch alone, or the accumulation alone in place of the script's own",
         ),
         (
             4,
@@ -69,8 +68,9 @@ def test_numbers_that_keep_the_scripts_step(b: int, a: int, n: int, wanted: dict
             2,
             {"G": 16},
             "global-batch-differs",
-            "--global-batch-size 16, and 4 samples on each of 2 ranks in the script, which makes 8",
-            "give --global-batch-size 8, or the script a batch size of 8, or the script an accumulation of 2",
+            "global batch 16, and 4 samples on each of 2 ranks in the script, which makes 8",
+            "take a global batch of 8, or a batch size of 8 in the script, or an accumulation of 2 in the "
+            "script",
         ),
         (
             4,
@@ -78,8 +78,8 @@ def test_numbers_that_keep_the_scripts_step(b: int, a: int, n: int, wanted: dict
             1,
             {"G": 6, "m": 2},
             "global-batch-differs",
-            "--global-batch-size 6, and 4 x 2 samples on each of 1 rank in the script, which makes 8",
-            "give --global-batch-size 8, or the script a batch size of 3",
+            "global batch 6, and 4 x 2 samples on each of 1 rank in the script, which makes 8",
+            "take a global batch of 8, or a batch size of 3 in the script",
         ),
     ],
 )

@@ -256,7 +256,7 @@ def _check_no_average(model: Any) -> None:
         raise UserError(
             "lora-average-made-before",
             "a moving average was made before the adapters",
-            found=f"--lora, and AveragedModel of {type(model).__name__} before prepare()",
+            found=f"LoRA, and AveragedModel of {type(model).__name__} before prepare()",
             why="it has other parameters than the model that trains, and can't follow it",
             fix="make it of what accelerator.prepare() returns",
         )

@@ -181,9 +181,9 @@ def _not_taken_over(optimizer: Any, switch: str, name: OptimizerName) -> UserErr
     return UserError(
         "optimizer-switch-not-taken-over",
         f"{name} can't do what the script's optimizer is set to do",
-        found=f"{type(optimizer).__name__}({switch}=True), and --optimizer {name}",
+        found=f"{type(optimizer).__name__}({switch}=True), and {name} to take its place",
         why=f"another optimizer has no {switch}, and without it the script would train otherwise",
-        fix=f"leave out --optimizer, or take {switch} out of the script",
+        fix=f"keep the script's optimizer, or take {switch} out of the script",
     )
 
 

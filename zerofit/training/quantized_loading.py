@@ -89,9 +89,9 @@ def _not_partitioned() -> UserError:
     return UserError(
         "quantized-base-not-partitioned",
         "a quantized base does not go with ZeRO-3",
-        found="--quantize nf4 and --zero-stage 3",
+        found="weights in nf4, and ZeRO-3",
         why="transformers leaves zero.Init out for quantized weights and loads all of them on every rank, so "
         "that a model which needs stage 3 would not fit while it is loaded",
-        fix="use --zero-stage 2 or less, or leave --quantize out",
+        fix="use ZeRO-2 or less, or train without quantized weights",
         see="https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1249",
     )

@@ -116,11 +116,11 @@ def check_batch(
         raise UserError(
             "accumulation-differs-from-script",
             "these micro-batches do not make the script's step",
-            found=f"--micro-batch-size {micro_batch_size} with --gradient-accumulation-steps {asked}, and "
+            found=f"micro-batches of {micro_batch_size}, accumulated {asked} times, and "
             f"{_times(batch_size, accumulation)} samples on each rank in a step of the script",
             why=f"split so, a step of the script is {pieces} micro-batches, and zerofit never changes a "
             "global batch by itself",
-            fix="leave out --gradient-accumulation-steps, or --micro-batch-size to set the script's own",
+            fix="give the micro-batch alone, or the accumulation alone in place of the script's own",
         )
 
 
@@ -135,7 +135,7 @@ def _check_global_batch(
     raise UserError(
         "global-batch-differs",
         "the script does not make the global batch that was asked for",
-        found=f"--global-batch-size {asked}, and {_times(batch_size, accumulation)} samples on each of "
+        found=f"global batch {asked}, and {_times(batch_size, accumulation)} samples on each of "
         f"{ranks} in the script, which makes {own}",
         why="zerofit splits the script's batches, and never changes a global batch by itself",
         fix=_batch_fix(asked, batch_size=batch_size, accumulation=accumulation, num_ranks=num_ranks),
@@ -144,14 +144,14 @@ def _check_global_batch(
 
 def _batch_fix(asked: int | None, *, batch_size: int, accumulation: int, num_ranks: int) -> str:
     """Return which of the script's numbers makes the global batch that was asked for."""
-    ways = [f"give --global-batch-size {batch_size * accumulation * num_ranks}"]
+    ways = [f"a global batch of {batch_size * accumulation * num_ranks}"]
     size, rest = divmod(asked or 0, accumulation * num_ranks)
     if size and not rest:
-        ways.append(f"the script a batch size of {size}")
+        ways.append(f"a batch size of {size} in the script")
     steps, rest = divmod(asked or 0, batch_size * num_ranks)
     if steps and not rest:
-        ways.append(f"the script an accumulation of {steps}")
-    return ", or ".join(ways)
+        ways.append(f"an accumulation of {steps} in the script")
+    return f"take {', or '.join(ways)}"
 
 
 def _times(batch_size: int, accumulation: int) -> str:

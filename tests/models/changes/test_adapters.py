@@ -184,7 +184,7 @@ def test_modules_that_are_not_there_are_refused() -> None:
 def test_one_of_several_modules_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError) as refused:
         adapt(LlamaForCausalLM(LLAMA), Lora(target_modules=("q_proj", "nothing")))
-    assert "--lora-targets nothing," in refused.value.found
+    assert "the target modules nothing," in refused.value.found
 
 
 def test_modules_that_are_all_frozen_are_named_so() -> None:

@@ -66,20 +66,20 @@ def test_a_module_without_transformers_is_noted() -> None:
         (
             llama,
             "flash_attention_2",
-            "--attention flash_attention_2, and LlamaForCausalLM with sdpa",
-            "give eager or sdpa or flex_attention, or leave --attention out",
+            "attention flash_attention_2, and LlamaForCausalLM with sdpa",
+            "give eager or sdpa or flex_attention, or keep the model's own",
         ),
         (
             llama,
             "spda",
-            "--attention spda, and LlamaForCausalLM with sdpa",
-            "give eager or sdpa or flex_attention, or leave --attention out",
+            "attention spda, and LlamaForCausalLM with sdpa",
+            "give eager or sdpa or flex_attention, or keep the model's own",
         ),
         (
             xlnet,
             "sdpa",
-            "--attention sdpa, and XLNetLMHeadModel with eager",
-            "give eager, or leave --attention out",
+            "attention sdpa, and XLNetLMHeadModel with eager",
+            "give eager, or keep the model's own",
         ),
     ],
 )

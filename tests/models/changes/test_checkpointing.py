@@ -174,7 +174,7 @@ def test_a_model_whose_blocks_have_no_switch_is_refused_some_of_them() -> None:
         set_checkpointing(model, wanted=True, every=2)
     assert str(refused.value).splitlines()[:2] == [
         "error[checkpointing-all-or-nothing]: this model recomputes all of its blocks or none",
-        "  found: --checkpoint-every 2, and OwnCheckpointing",
+        "  found: gradient checkpointing of every 2 blocks, and OwnCheckpointing",
     ]
     assert not is_checkpointing(model)
 

@@ -91,7 +91,7 @@ def test_a_tied_parameter_goes_by_each_of_its_names() -> None:
             gpt2,
             "all-but-head",
             "error[freeze-leaves-nothing]: nothing would be left to train\n"
-            "  found: --freeze all-but-head, and GPT2LMHeadModel\n"
+            "  found: freezing of all-but-head, and GPT2LMHeadModel\n"
             "  why:   its head lm_head.weight is tied to transformer.wte.weight: one parameter, which is a "
             "part of the base model\n"
             "  fix:   freeze less, such as embeddings+1",
@@ -100,7 +100,7 @@ def test_a_tied_parameter_goes_by_each_of_its_names() -> None:
             lambda: bert(BertModel),
             "all-but-head",
             "error[freeze-leaves-nothing]: nothing would be left to train\n"
-            "  found: --freeze all-but-head, and BertModel\n"
+            "  found: freezing of all-but-head, and BertModel\n"
             "  why:   BertModel has no head: all of it is the base model\n"
             "  fix:   freeze less, such as embeddings+1",
         ),
@@ -108,7 +108,7 @@ def test_a_tied_parameter_goes_by_each_of_its_names() -> None:
             gpt2,
             "transformer.h",
             "error[freeze-matches-nothing]: no parameter has such a name\n"
-            "  found: --freeze 'transformer.h', and GPT2LMHeadModel\n"
+            "  found: freezing of 'transformer.h', and GPT2LMHeadModel\n"
             "  why:   its parameters are transformer.wte.*, transformer.wpe.*, transformer.h.*, "
             "transformer.ln_f.*, lm_head.*\n"
             "  fix:   give 'transformer.h.*', or one of the words embeddings, embeddings+N, blocks, "
@@ -118,7 +118,7 @@ def test_a_tied_parameter_goes_by_each_of_its_names() -> None:
             gpt2,
             "embeddings+3",
             "error[freeze-too-many-blocks]: the model has fewer blocks than are to be frozen\n"
-            "  found: --freeze embeddings+3, and GPT2LMHeadModel with 2 blocks\n"
+            "  found: freezing of embeddings+3, and GPT2LMHeadModel with 2 blocks\n"
             "  why:   the number says how many blocks of each stack are frozen, counted from the input\n"
             "  fix:   give embeddings+2 or less, or all-but-head",
         ),

@@ -50,20 +50,20 @@ def _refusal(model: Any) -> tuple[str, str]:
 
 
 def test_without_the_package_it_is_refused() -> None:
-    found = "--liger, and no package liger_kernel in this environment"
+    found = "Liger's kernels, and no package liger_kernel in this environment"
     assert _refusal(llama()) == ("liger-not-installed", found)
 
 
 @pytest.mark.usefixtures("stub")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of a process without a GPU")
 def test_without_a_gpu_it_is_refused() -> None:
-    assert _refusal(llama()) == ("liger-needs-gpu", "--liger, and no GPU in this process")
+    assert _refusal(llama()) == ("liger-needs-gpu", "Liger's kernels, and no GPU in this process")
 
 
 @pytest.mark.usefixtures("stub", "_gpu")
 def test_a_family_without_kernels_is_refused() -> None:
     model = BertForMaskedLM(BertConfig(vocab_size=32, **_SIZES))
-    found = "--liger, and BertForMaskedLM of the family bert"
+    found = "Liger's kernels, and BertForMaskedLM of the family bert"
     assert _refusal(model) == ("liger-family-unknown", found)
 
 

@@ -86,9 +86,7 @@ def test_another_global_batch_is_refused(
     assert refused.value.rule == rule
 
 
-@pytest.mark.parametrize(
-    ("asked", "fix"), [(65, "--global-batch-size 64 or 66"), (1, "--global-batch-size 2")]
-)
+@pytest.mark.parametrize(("asked", "fix"), [(65, "a global batch of 64 or 66"), (1, "a global batch of 2")])
 @pytest.mark.parametrize("accumulates", [True, False])
 def test_a_global_batch_that_does_not_divide_over_the_ranks_is_refused(
     accumulates: bool, asked: int, fix: str
@@ -99,7 +97,7 @@ def test_a_global_batch_that_does_not_divide_over_the_ranks_is_refused(
             Batches(batch_size=8, gradient_accumulation_steps=1),
             world_size=2,
         )
-    assert (refused.value.rule, refused.value.fix) == ("global-batch-not-divisible", f"give {fix}")
+    assert (refused.value.rule, refused.value.fix) == ("global-batch-not-divisible", f"ask for {fix}")
 
 
 def test_the_message_names_both_sides() -> None:

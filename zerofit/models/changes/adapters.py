@@ -71,9 +71,7 @@ def adapt(
 
     _check_unadapted(model)
     _check_heads(model, head_modules(model))
-    _check_there(
-        model, lora.modules_to_save, flag="--lora-modules-to-save", rule="lora-modules-to-save-unknown"
-    )
+    _check_there(model, lora.modules_to_save, what="modules to save", rule="lora-modules-to-save-unknown")
     config = lora_config(model, lora, quantization=quantization, has_values=has_values)
     try:
         with _own_random_numbers(model) if has_values else nullcontext(), warnings.catch_warnings():
@@ -87,8 +85,8 @@ def adapt(
                 "lora-targets-frozen",
                 "every module that would get an adapter is frozen",
                 found=f"{found}, and {len(frozen)} frozen modules such as {frozen[0]}",
-                why="modules that --freeze or the script froze before get no adapters",
-                fix="leave out --freeze, which adapters do by themselves, or freeze less",
+                why="modules that were frozen before get no adapters",
+                fix="freeze nothing, as adapters do it by themselves, or freeze less",
             ) from error
         raise UserError(
             "lora-targets-unknown",
@@ -194,7 +192,7 @@ def _check_heads(model: Any, heads: tuple[str, ...]) -> None:
         raise UserError(
             "lora-bare-parameter",
             "a parameter that stands in no module would neither train nor be saved",
-            found=f"--lora, and {type(model).__name__} with {', '.join(bare)} beside its base",
+            found=f"LoRA, and {type(model).__name__} with {', '.join(bare)} beside its base",
             why="peft trains adapters and whole modules, and saves no other parameters",
             fix="put it in a torch.nn.Module of its own, whose forward() uses it, or freeze it",
         )
@@ -208,14 +206,14 @@ def _check_heads(model: Any, heads: tuple[str, ...]) -> None:
             raise UserError(
                 "lora-head-name-taken",
                 "the head has the name of modules in the base",
-                found=f"--lora, and {type(model).__name__} with its head {name} and {alike[0]}",
+                found=f"LoRA, and {type(model).__name__} with its head {name} and {alike[0]}",
                 why=f"peft finds what trains whole by the end of its name: {len(alike)} modules of the base "
                 "would train whole along with the head",
                 fix="give the head a name of its own in the class, such as self.head",
             )
 
 
-def _check_there(model: Any, wanted: Iterable[str], *, flag: str, rule: str) -> None:
+def _check_there(model: Any, wanted: Iterable[str], *, what: str, rule: str) -> None:
     """Check that the model has each module that a user names; peft is silent about those it does not find.
 
     Raises:
@@ -229,7 +227,7 @@ def _check_there(model: Any, wanted: Iterable[str], *, flag: str, rule: str) -> 
         raise UserError(
             rule,
             "no module has such a name",
-            found=f"{flag} {','.join(lost)}, and {type(model).__name__}",
+            found=f"LoRA with the {what} {','.join(lost)}, and {type(model).__name__}",
             why="peft takes the modules that it finds, and says nothing of the others",
             fix=f"give {', '.join(near)}" if near else "give names that model.named_modules() has",
         )
@@ -294,9 +292,9 @@ def _check_unadapted(model: Any) -> None:
         raise UserError(
             "lora-adapted-already",
             "the model has adapters already",
-            found=f"--lora, and {type(model).__name__} with adapters of the script's own",
+            found=f"LoRA, and {type(model).__name__} with adapters of the script's own",
             why="a second set would train on top of the first",
-            fix="leave --lora out, or take the adapters out of the script",
+            fix="train without LoRA of zerofit's, or take the adapters out of the script",
         )
 
 
@@ -304,7 +302,7 @@ def _targets(model: Any, lora: Lora, *, is_quantized: bool) -> list[str] | str:
     if lora.target_modules == (ALL_LINEAR,):
         return _all_linear(model)
     if lora.target_modules:
-        _check_there(model, lora.target_modules, flag="--lora-targets", rule="lora-targets-unknown")
+        _check_there(model, lora.target_modules, what="target modules", rule="lora-targets-unknown")
         return list(lora.target_modules)
     table = None if is_quantized else _of_family(model)
     return table or _all_linear(model)

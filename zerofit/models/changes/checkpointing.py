@@ -70,9 +70,9 @@ def check_every(model: Any, every: int) -> None:
     raise UserError(
         "checkpointing-all-or-nothing",
         "this model recomputes all of its blocks or none",
-        found=f"--checkpoint-every {every}, and {type(model).__name__}",
+        found=f"gradient checkpointing of every {every} blocks, and {type(model).__name__}",
         why="its blocks have no switch of their own (transformers' GradientCheckpointingLayer)",
-        fix="leave --checkpoint-every out",
+        fix="recompute all blocks, or none",
         see=SEE,
     )
 

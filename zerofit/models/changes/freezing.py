@@ -78,7 +78,7 @@ def _check_names(model: Any, pattern: str, names: tuple[str, ...], prefix: str |
         raise UserError(
             "freeze-too-many-blocks",
             "the model has fewer blocks than are to be frozen",
-            found=f"--freeze {pattern}, and {type(model).__name__} with {num_blocks} blocks",
+            found=f"freezing of {pattern}, and {type(model).__name__} with {num_blocks} blocks",
             why="the number says how many blocks of each stack are frozen, counted from the input",
             fix=f"give embeddings+{num_blocks} or less, or {ALL_BUT_HEAD}",
         )
@@ -86,7 +86,7 @@ def _check_names(model: Any, pattern: str, names: tuple[str, ...], prefix: str |
         raise UserError(
             "freeze-matches-nothing",
             "no parameter has such a name",
-            found=f"--freeze {pattern!r}, and {type(model).__name__}",
+            found=f"freezing of {pattern!r}, and {type(model).__name__}",
             why=f"its parameters are {', '.join(_modules(names))}",
             fix=f"give {_near(pattern, names)}",
         )
@@ -134,7 +134,7 @@ def _nothing_trains(
     return UserError(
         "freeze-leaves-nothing",
         "nothing would be left to train",
-        found=f"--freeze {said}, and {name}",
+        found=f"freezing of {said}, and {name}",
         why=why,
         fix=fix,
     )

@@ -56,9 +56,9 @@ def _set_in(part: Any, name: str) -> None:
         raise UserError(
             "attention-not-available",
             f"this model can't take {name} as its attention",
-            found=f"--attention {name}, and {type(part).__name__} with {own}",
+            found=f"attention {name}, and {type(part).__name__} with {own}",
             why=" ".join(str(error).split()),
-            fix=f"give {' or '.join(available(part))}, or leave --attention out",
+            fix=f"give {' or '.join(available(part))}, or keep the model's own",
             see=SEE,
         ) from error
 

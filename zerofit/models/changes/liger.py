@@ -38,9 +38,9 @@ def use_liger(model: Any) -> tuple[str, ...]:
             raise UserError(
                 "liger-family-unknown",
                 "Liger has no kernels for this family of models",
-                found=f"--liger, and {type(part).__name__} of the family {part.config.model_type}",
+                found=f"Liger's kernels, and {type(part).__name__} of the family {part.config.model_type}",
                 why=f"liger-kernel knows {', '.join(sorted(families))}",
-                fix="leave --liger out",
+                fix="train without Liger's kernels",
                 see=SEE,
             )
         kernels._apply_liger_kernel_to_instance(model=part)
@@ -59,17 +59,17 @@ def check_liger() -> None:
         raise UserError(
             "liger-not-installed",
             "liger-kernel is not installed",
-            found="--liger, and no package liger_kernel in this environment",
+            found="Liger's kernels, and no package liger_kernel in this environment",
             why="its kernels take the place of transformers' modules",
-            fix="pip install liger-kernel, or leave --liger out",
+            fix="pip install liger-kernel, or train without Liger's kernels",
             see=SEE,
         )
     if not torch.cuda.is_available():
         raise UserError(
             "liger-needs-gpu",
             "Liger's kernels run on a GPU only",
-            found="--liger, and no GPU in this process",
+            found="Liger's kernels, and no GPU in this process",
             why="they are written in Triton, which compiles for GPUs",
-            fix="leave --liger out",
+            fix="train without Liger's kernels",
             see=SEE,
         )

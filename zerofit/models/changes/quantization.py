@@ -107,7 +107,7 @@ def check_quantized(model: Any, *, has_adapters: bool) -> None:
         raise UserError(
             "quantization-needs-lora",
             "quantized weights do not train",
-            found="--quantize nf4 without --lora",
+            found="weights in nf4 without LoRA",
             why="a step is smaller than what 4 bits can hold, so that adapters train in their place",
             fix="add --lora",
         )
@@ -115,7 +115,7 @@ def check_quantized(model: Any, *, has_adapters: bool) -> None:
         raise UserError(
             "quantization-without-checkpoint",
             "the base is not quantized",
-            found=f"--quantize nf4, and {type(model).__name__} with whole weights",
+            found=f"weights in nf4, and {type(model).__name__} with whole weights",
             why="weights are quantized while from_pretrained() reads them; a model made from a configuration "
             "reads none, and without training it is no base for adapters",
             fix="load the model with from_pretrained() under `zerofit launch`; elsewhere give it "
@@ -129,7 +129,7 @@ def check_quantized(model: Any, *, has_adapters: bool) -> None:
         raise UserError(
             "quantized-head",
             "the head is quantized, and is to train",
-            found=f"--quantize nf4, and {type(model).__name__} with {', '.join(packed)} in 4 bit",
+            found=f"weights in nf4, and {type(model).__name__} with {', '.join(packed)} in 4 bit",
             why="a head that is new with the task trains whole, and 4 bits take no steps",
             fix=f"load it with BitsAndBytesConfig(...{_heads_said(model)})",
             see=SEE,

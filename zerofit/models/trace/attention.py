@@ -250,18 +250,18 @@ def _check_flash(request: TraceRequest) -> None:
         raise UserError(
             "flash-attention-needs-newer-gpu",
             "the GPU is too old for this attention",
-            found=f"--attention {request.attention}, compute capability "
+            found=f"attention {request.attention}, compute capability "
             f"{'.'.join(map(str, request.compute_capability))}",
             why=f"its kernels are made for {'.'.join(map(str, least))} and later",
-            fix="leave --attention out: PyTorch takes the best kernel that it has for the GPU",
+            fix="keep sdpa: PyTorch takes the best kernel that it has for the GPU",
         )
     if request.weights is Precision.FP32 and request.autocast is None:
         raise UserError(
             "flash-attention-needs-16-bit",
             "this attention takes no fp32",
-            found=f"--attention {request.attention}, fp32 without autocast",
+            found=f"attention {request.attention}, fp32 without autocast",
             why="flash-attn has kernels for fp16 and bf16 alone",
-            fix="train in bf16 or fp16, or leave --attention out",
+            fix="train in bf16 or fp16, or keep sdpa",
         )
 
 

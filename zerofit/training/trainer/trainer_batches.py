@@ -75,9 +75,9 @@ def _not_divisible(asked: int, world_size: int) -> UserError:
     return UserError(
         "global-batch-not-divisible",
         "the global batch does not divide over the ranks",
-        found=f"--global-batch-size {asked}, and {world_size} ranks",
+        found=f"a global batch of {asked}, and {world_size} ranks",
         why="each rank takes the same number of samples in each optimizer step",
-        fix=f"give --global-batch-size {nearest}",
+        fix=f"ask for a global batch of {nearest}",
     )
 
 
