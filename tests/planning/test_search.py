@@ -94,6 +94,9 @@ class _Dice:
         need, _, lacks_host = self.need(strategy)
         return need <= self.limit and not lacks_host
 
+    def has_room(self, strategy: Strategy) -> bool:
+        return self.need(strategy)[0] * 1.1 <= self.limit
+
     def estimate(self, strategy: Strategy) -> EstimatedStrategy:
         self.estimated.add(strategy)
         need, seconds, lacks_host = self.need(strategy)
@@ -113,7 +116,12 @@ def _exhaustive(strategies: tuple[Strategy, ...], estimator: Estimator) -> Strat
     times = {one: estimator.seconds(one) or 0.0 for one in fitting if tier(one) == lowest}
     fastest = min(times.values(), default=0.0)
     near = [one for one, seconds in times.items() if seconds <= fastest * (1 + SAME_TIME)]
-    return min(near, key=simplicity, default=None)
+    best = min(near, key=simplicity, default=None)
+    if best is None or estimator.has_room(best):
+        return best
+    roomy = {one: s for one, s in times.items() if s <= times[best] * 1.15 and estimator.has_room(one)}
+    near = [one for one, s in roomy.items() if s <= min(roomy.values()) * (1 + SAME_TIME)]
+    return min(near, key=simplicity, default=best)
 
 
 @pytest.mark.parametrize("seed", range(50))

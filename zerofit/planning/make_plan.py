@@ -88,6 +88,8 @@ def why_it_loses(
         return f"takes {ratio:.1f} times as long"
     if ratio >= 1.005:
         return f"{ratio - 1:.0%} slower"
+    if _is_close(loser, problem) and not _is_close(chosen, problem):
+        return f"{1 - ratio:.0%} less time, but may not fit" if ratio <= 0.995 else "as fast, but may not fit"
     if _tier(loser, problem) == OFFLOADED > _tier(chosen, problem):
         return f"{1 - ratio:.0%} less time by the estimate; offload comes where nothing on the GPUs fits"
     if _tier(loser, problem) > _tier(chosen, problem):
@@ -95,6 +97,10 @@ def why_it_loses(
     if ratio > 0.995:
         return "no faster, and less simple"
     return f"{1 - ratio:.0%} less time, within the estimate's error, and less simple"
+
+
+def _is_close(one: EstimatedStrategy, problem: Problem) -> bool:
+    return problem.is_close(one.estimate.device, one.estimate.host)
 
 
 def _tier(one: EstimatedStrategy, problem: Problem) -> int:
@@ -173,6 +179,8 @@ def _why_first(head: EstimatedStrategy, found: TrainingResult) -> str:
         return "the simplest that fits"
     if all(one.seconds >= ours.seconds for one in times if one):
         return "the fastest that fits"
+    if any(one.seconds * (1 + SAME_TIME) < ours.seconds for one in times if one):
+        return "it surely fits, where what is faster may not, or changes more"
     return f"the simplest of those that fit within {SAME_TIME:.0%} of the fastest"
 
 

@@ -91,7 +91,7 @@ def memory(estimate: MemoryEstimate) -> str:
 
 def fit_words(estimate: Estimate, problem: Problem) -> str:
     """Return how surely a strategy fits: "fits closely" where its uncertainty goes beyond GPU or host."""
-    return "fits closely" if problem.is_close(estimate) else "fits"
+    return "fits closely" if problem.is_close(estimate.device, estimate.host) else "fits"
 
 
 def seconds(number: float) -> str:

@@ -1,8 +1,11 @@
 """search: candidates to the one that comes first among those that fit, and the best of every other kind.
 
 The answer is that of an exhaustive search: of what fits, the lowest tier; of that, what is at most SAME_TIME
-slower than the fastest; of that, the simplest. Bounds that are never above what a strategy needs leave most
-candidates out, and few of the others have to be estimated before it is certain which one that is.
+slower than the fastest; of that, the simplest. Where the uncertainty of this one reaches beyond GPU or host,
+the same is asked of those that surely fit and take at most ROOM_TIME longer.
+
+Bounds that are never above what a strategy needs leave most candidates out, and few of the others have to be
+estimated before it is certain which one that is.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ SAME_TIME = 0.1
 """Estimated times that differ by no more than this share are not told apart: 20 published steps
 took 12 % more or less than estimated in the median (see UNCERTAINTY in step_time.py), so that a lead of a
 tenth may be none."""
+ROOM_TIME = 0.15
+"""ASSUMPTION: share of its time for which a user would rather not risk running out of memory."""
 OFFLOADED = 1
 """The tier of what rests outside the GPU: its times hang on the host's memory, links and cores, and are the
 least certain, so that it comes where nothing that stays on the GPUs fits."""
@@ -176,6 +181,9 @@ class Estimator(Protocol[C_co]):
     def fits(self, strategy: Strategy) -> bool:
         """Return True if machine and disks have all that it needs."""
 
+    def has_room(self, strategy: Strategy) -> bool:
+        """Return True if what fits would fit at the upper end of its uncertainty too."""
+
     def estimate(self, strategy: Strategy) -> C_co:
         """Return the strategy with all that it needs."""
 
@@ -251,15 +259,33 @@ class _Hunt(Generic[C]):
 
     def best(self, strategies: Iterable[Strategy]) -> C | None:
         """Return the best that fits: of the lowest tier, the simplest that nothing there clearly beats."""
-        by_tier: dict[int, list[tuple[float, Strategy]]] = {}
+        by_tier: dict[int, list[Strategy]] = {}
         for one in sorted(strategies, key=simplicity):
-            by_tier.setdefault(self._tiers[one], []).append((self._seconds[one], one))
+            by_tier.setdefault(self._tiers[one], []).append(one)
         for _, alike in sorted(by_tier.items()):
-            for seconds, one in alike:
-                faster = (other for time, other in alike if time * (1 + self._same_time) < seconds)
-                if not any(map(self._gets_through, faster)) and self._gets_through(one):
-                    return self.look(one)
+            best = self._simplest_of_the_fastest(alike, self._gets_through)
+            if best is None:
+                continue
+            if not self._has_room(best):
+                most = self._seconds[best] * (1 + ROOM_TIME)
+                quick = [one for one in alike if self._seconds[one] <= most]
+                best = self._simplest_of_the_fastest(quick, self._has_room) or best
+            return self.look(best)
         return None
+
+    def _simplest_of_the_fastest(
+        self, alike: Sequence[Strategy], is_able: Callable[[Strategy], bool]
+    ) -> Strategy | None:
+        """Return the first, of those in the order of simplicity, that none that is able clearly beats."""
+        times = self._seconds
+        for one in alike:
+            faster = (other for other in alike if times[other] * (1 + self._same_time) < times[one])
+            if not any(map(is_able, faster)) and is_able(one):
+                return one
+        return None
+
+    def _has_room(self, strategy: Strategy) -> bool:
+        return self._gets_through(strategy) and self._estimator.has_room(strategy)
 
     def _gets_through(self, strategy: Strategy) -> bool:
         if strategy not in self._fits:

@@ -68,7 +68,9 @@ def suggestions(
             return None  # the global batch does not divide over these ranks
 
     return tuple(
-        Suggestion(change=change, best=best, is_close=changed.is_close(best.estimate))
+        Suggestion(
+            change=change, best=best, is_close=changed.is_close(best.estimate.device, best.estimate.host)
+        )
         for change, changed, best in first_that_help(sorts, solved)
     )
 

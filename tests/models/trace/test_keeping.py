@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from zerofit.core.allocation_log import TraceRequest
+from zerofit.core.allocation_log import TensorKind, TraceRequest
 from zerofit.core.strategy import Lora, Precision
 from zerofit.models.trace.cuda_like import old_softmaxes, zero3_linear
+from zerofit.models.trace.entry import describe
+from zerofit.models.trace.prepare import prepare_model
+from zerofit.models.trace.run import run_micro_batch
 
 _LOW = TraceRequest(sequence_length=16, is_padded=False, weights=Precision.BF16)
 _ADAPTED = replace(_LOW, lora=Lora(rank=4, target_modules=("q_proj", "v_proj")))
@@ -84,3 +87,23 @@ def test_with_an_old_pytorch_each_eager_layer_keeps_its_scores_twice(
     )
     # ViT: 16 patches and a class token, 4 heads, 2 layers, 3 samples. The loss's logits are held anyway.
     assert old - modern == 2 * 3 * 4 * 17 * 17 * 4
+
+
+@pytest.mark.parametrize("keeps_outputs", [True, False])
+def test_what_the_graph_holds_past_the_backward_pass_lives_as_long_as_the_outputs(
+    keeps_outputs: bool, make_tiny: Any
+) -> None:
+    """A loop that holds `outputs` holds the cache of keys and values, and what a Function's context keeps."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    config, build = make_tiny("llama", 2)
+    request = TraceRequest(sequence_length=16, is_padded=False, keeps_outputs=keeps_outputs)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = prepare_model(build, config, request)
+        model.config.use_cache = True
+        log = run_micro_batch(model, describe(model), 3, request)
+    held = sum(size for size, kind in zip(log.num_bytes, log.kinds, strict=True) if kind is TensorKind.OUTPUT)
+    width = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
+    cached = 2 * 2 * 3 * 16 * width * 4  # keys and values in two layers, fp32
+    logits = 3 * 16 * config.vocab_size * 4
+    assert held == pytest.approx(logits + (cached if keeps_outputs else 0), rel=0.01)

@@ -119,6 +119,16 @@ class Recorder:
         if index is not None:
             self.log.kinds[index] = kind
 
+    def retag_what_outlives_the_backward_pass(self) -> None:
+        """Take activations that still live for outputs: the graph of the loss holds them on.
+
+        The backward pass frees what autograd saved, and not what a torch.autograd.Function of a model's own
+        keeps as an attribute of its context.
+        """
+        for _, index in self._live.values():
+            if self.log.kinds[index] is TensorKind.ACTIVATION:
+                self.log.kinds[index] = TensorKind.OUTPUT
+
     def know_inputs(self, batch: dict[str, Any]) -> None:
         """Remember which tensors are the attention mask, and which are labels or say what of them counts."""
         for name, tensor in batch.items():

@@ -100,6 +100,8 @@ def forward_and_backward(
     recorder.log.note(Event.FORWARD_ENDS, 0)
     recorder.phase = TensorKind.ACTIVATION_GRADIENT
     _backward(value)
+    if request.keeps_outputs:
+        recorder.retag_what_outlives_the_backward_pass()
     del batch, given, outputs, value
 
 

@@ -128,6 +128,10 @@ class InferenceEstimator:
         has_choice = self._problem.request.batch_size is None and candidate.batch_size > 1
         return candidate.fits and not (has_choice and self._problem.is_close(candidate))
 
+    def has_room(self, strategy: Strategy) -> bool:
+        """Return True: a batch that may not fit is refused by fits(), but for those that leave no choice."""
+        return True
+
     def estimate(self, strategy: Strategy) -> InferenceCandidate:
         """Return the strategy with its estimates, and what of them does not fit."""
         if strategy not in self._estimated:
