@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 import zerofit
+from zerofit.core.facts import Versions
 from zerofit.core.observer import Observer
 from zerofit.core.plan import Plan, plan_from_json, plan_to_json
 from zerofit.core.strategy import Precision, ZeroStage
+from zerofit.planning.make_problem import source_of, weights_of
+from zerofit.planning.settings import settings_of
 
 _MODEL: dict[str, Any] = {
     "model": "gpt2",
@@ -83,3 +86,23 @@ def test_what_is_wrong_is_named(settings: dict[str, Any], rule: str, fix: str | 
         zerofit.plan(**{**_MODEL, **settings})
     assert error.value.rule == rule
     assert fix is None or error.value.fix == fix
+
+
+def test_a_named_model_is_loaded_in_the_checkpoints_format_unless_said_otherwise() -> None:
+    """Llama-3.2-1B whole on a card of 24 GB: it fits as transformers 5 loads it, and not in fp32."""
+    settings = {"model": "llama-3.2-1b", "sequence_length": 512, "global_batch_size": 4, "gpus": "1xRTX4090"}
+    settings |= {"engine": "native", "gradient_checkpointing": False, "micro_batch_size": 4}
+    as_stored = zerofit.plan(**settings)
+    assert as_stored.fits
+    assert any("weights load in bfloat16" in note for note in as_stored.answer.notes)
+    assert as_stored.estimate is not None
+    assert 14 < as_stored.estimate.device.peak_bytes / 2**30 < 18
+    in_fp32 = zerofit.plan(**settings, dtype="fp32", optimizer="adamw", is_fast=True)
+    assert not in_fp32.fits
+
+
+@pytest.mark.parametrize(("transformers", "dtype"), [("5.23.0", Precision.BF16), ("4.57.1", Precision.FP32)])
+def test_transformers_before_5_loads_weights_in_fp32(transformers: str, dtype: Precision) -> None:
+    flags, _, _ = settings_of({"model": "llama-3.2-1b", "sequence_length": 512})
+    versions = Versions(python="3", zerofit="0", transformers=transformers)
+    assert weights_of(flags, source_of(flags).facts, versions)[0] is dtype

@@ -10,9 +10,8 @@ import click
 from zerofit.cli.options import rendezvous_options, run_dir_option
 from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
-from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage
+from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage
 from zerofit.generation.generation_job import Gather
-from zerofit.planning.inference.request import DTYPES
 
 if TYPE_CHECKING:
     pass

@@ -9,6 +9,7 @@ import click
 from zerofit.cli.parameters import Number, ParamType, Verb, Word
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.request import FLAGS
+from zerofit.core.strategy import DTYPES, Precision
 from zerofit.core.units import parse_bytes
 from zerofit.models.task import Task
 from zerofit.planning.inputs import DEFAULTS, Loop, MachineFlags, ModelFlags
@@ -103,6 +104,12 @@ _MODEL_OPTIONS = (
         "--loop",
         type=Word("loop", {loop.value: loop for loop in Loop}),
         help="Whose training loop runs; as the script shows it, else plain, which needs more.",
+    ),
+    click.option(
+        "--dtype",
+        type=Word("dtype", {precision.value: precision for precision in Precision} | DTYPES),
+        metavar="[fp32|fp16|bf16]",
+        help="Format that the script loads the weights in; the checkpoint's, if left out.",
     ),
     click.option(
         "--trust-remote-code", is_flag=True, help="Let the model's own Python code run, where it has any."

@@ -60,6 +60,10 @@ class OptimizerName(StrEnum):
     SGD = "sgd"
 
 
+DTYPES = {"float32": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
+"""Formats by torch's names."""
+
+
 class Quantization(StrEnum):
     """The format in which frozen weights of linear layers rest between their uses."""
 

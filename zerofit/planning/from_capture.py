@@ -10,7 +10,7 @@ from zerofit.core.capture import DECODER_TOKENS
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Workload
-from zerofit.core.strategy import OptimizerName, Precision
+from zerofit.core.strategy import DTYPES, OptimizerName, Precision
 from zerofit.core.units import format_bytes
 from zerofit.planning.constraints import constraints_of, micro_batch_of
 from zerofit.planning.estimate.device_memory.optimizers import OneState, Stepper
@@ -46,7 +46,6 @@ _BITSANDBYTES = {
 """bitsandbytes' families: what each is in (8 bit, paged)."""
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Of an element; packed and 8-bit weights take 1 at the most."""
-_FORMATS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 _PAD_MULTIPLES = (128, 64, 32, 16, 8)
 """ASSUMPTION: what collators round lengths up to (pad_to_multiple_of), where they do."""
 
@@ -150,7 +149,7 @@ def script_of(capture: Capture, topology: Topology, request: Request) -> Script:
         optimizer=stepper,
         optimizer_id=optimizer_of_class(capture.optimizer.class_path) if capture.optimizer else None,
         optimizer_note=note,
-        weights=_FORMATS.get(model.weight_dtype, Precision.FP32),
+        weights=DTYPES.get(model.weight_dtype, Precision.FP32),
         weight_bytes=0
         if model.is_quantized
         else min(_BYTES.get(name, 1) for name in dtypes or {model.weight_dtype}),

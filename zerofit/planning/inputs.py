@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from zerofit.core.errors import UserError
+from zerofit.core.strategy import Precision
 from zerofit.models.task import Task
 from zerofit.planning.problem import DEFAULT_RESERVE, Allow, Reserve
 
@@ -32,6 +33,8 @@ class ModelFlags:
     """None where it was not said."""
     loop: Loop | None
     """None where it was not said."""
+    dtype: Precision | None
+    """Format in which the weights are loaded; None for the checkpoint's."""
     trust_remote_code: bool
     allow: frozenset[Allow]
     reserve: Reserve
@@ -69,6 +72,7 @@ _ONLY_PLANNING = {
     "task": "--task",
     "is_padded": "--padded",
     "loop": "--loop",
+    "dtype": "--dtype",
     "trust_remote_code": "--trust-remote-code",
     "allow": "--allow",
     "reserve": "--reserve",

@@ -9,6 +9,8 @@ from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Workload
 from zerofit.core.plan import Topology
+from zerofit.core.strategy import DTYPES, Precision
+from zerofit.core.supported import release_of
 from zerofit.machine.machine_spec import SpecifiedMachine, machine_of_spec
 from zerofit.machine.this_node import probe_machine
 from zerofit.models.dimensions import check_sequence_length
@@ -163,6 +165,7 @@ def problem_of(
             gradient_accumulation_steps=None,
             data_parallel_size=topology.data_parallel_size,
         )
+    loaded_in, note = weights_of(flags, source.facts, versions)
     return Problem(
         model=source.facts,
         machine=machine,
@@ -174,6 +177,25 @@ def problem_of(
         reserve=flags.reserve,
         makes_model_first=makes_model_first(script),
         expandable_segments=flags.expandable_segments,
+        loaded_in=loaded_in,
+        notes=(note,) if note else (),
+    )
+
+
+def weights_of(flags: ModelFlags, facts: ModelFacts, versions: Versions) -> tuple[Precision, str]:
+    """Return the format in which a script loads its weights where it names none, and a note of it.
+
+    from_pretrained() takes the checkpoint's format from transformers 5 on, and fp32 before
+    (modeling_utils.py, dtype="auto").
+    """
+    if flags.dtype is not None:
+        return flags.dtype, ""
+    stored = DTYPES.get(facts.checkpoint_dtype, Precision.FP32)
+    if stored is Precision.FP32 or release_of(versions.transformers or "5") < (5,):
+        return Precision.FP32, ""
+    return stored, (
+        f"weights load in {facts.checkpoint_dtype}, as the checkpoint is and transformers 5 takes it: say "
+        "--dtype fp32 for a script that loads them so"
     )
 
 
@@ -221,6 +243,7 @@ _OF_A_MODEL = {
     "task": "--task",
     "is_padded": "--padded or --no-padded",
     "loop": "--loop",
+    "dtype": "--dtype",
     "trust_remote_code": "--trust-remote-code",
 }
 """Flags that say of a model what a script that was captured shows by itself."""

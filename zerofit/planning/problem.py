@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.core.capture import Capture
-    from zerofit.core.estimates import Estimate
+    from zerofit.core.estimates import MemoryEstimate
     from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
     from zerofit.core.plan import Topology
     from zerofit.core.request import Request
@@ -90,6 +90,8 @@ class Problem:
     """True if the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
     script: Script | None = None
     """What will run, where a script was captured; None for a model that was named."""
+    loaded_in: Precision = Precision.FP32
+    """Format in which a model that was named is loaded."""
     notes: tuple[str, ...] = ()
     """What was assumed of it, one sentence each."""
 
@@ -114,9 +116,16 @@ class Problem:
         return self.script.capture.rows_per_sample if self.script is not None else 1
 
     @property
+    def weights(self) -> Precision:
+        """Format of the weights as the script makes them."""
+        return self.script.weights if self.script is not None else self.loaded_in
+
+    @property
     def weight_bytes(self) -> int:
-        """Bytes of an element of the narrowest weights, as the script makes them."""
-        return self.script.weight_bytes if self.script is not None else 4
+        """Bytes of an element of the narrowest of them."""
+        if self.script is not None:
+            return self.script.weight_bytes
+        return 4 if self.loaded_in is Precision.FP32 else 2
 
     @property
     def card_bytes(self) -> int:
@@ -138,9 +147,8 @@ class Problem:
         """Host memory of one node that a plan may take."""
         return self.machine.host_memory_available_bytes
 
-    def is_close(self, estimate: Estimate) -> bool:
-        """Return True if an estimate's uncertainty reaches beyond the GPU or the host's memory."""
-        device, host = estimate.device, estimate.host
+    def is_close(self, device: MemoryEstimate, host: MemoryEstimate) -> bool:
+        """Return True if the uncertainty of an estimate reaches beyond the GPU or the host's memory."""
         return (
             device.peak_bytes * (1 + device.uncertainty) > self.card_bytes
             or host.peak_bytes * (1 + host.uncertainty) > self.host_bytes

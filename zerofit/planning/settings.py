@@ -36,6 +36,7 @@ _ENUMS: dict[str, type[Enum]] = {
     "quantization": Quantization,
     "task": Task,
     "loop": Loop,
+    "dtype": Precision,
 }
 _UNSAID = {"says_qlora", "elsewhere", "plan"}
 """Fields of Request that are no setting of the user's own."""

@@ -145,6 +145,11 @@ class TrainingEstimator:
         """Return True if a run gets through, on each GPU and on each host."""
         return self.fits_host(strategy) and self._within(strategy) is not None
 
+    def has_room(self, strategy: Strategy) -> bool:
+        """Return True if what fits would fit at the upper end of its uncertainty too."""
+        device = self._within(strategy)
+        return device is not None and not self._problem.is_close(device, self._host(strategy))
+
     def estimate(self, strategy: Strategy) -> EstimatedStrategy:
         """Return the strategy with its estimates, and what of them does not fit."""
         problem = self._problem
@@ -242,16 +247,20 @@ class TrainingEstimator:
 
 def _request_for(strategy: Strategy, problem: Problem) -> TraceRequest:
     workload, gpu, script = problem.workload, problem.smallest_gpu, problem.script
-    if script is None:
-        return trace_request_for(strategy, workload, gpu)
     return trace_request_for(
         strategy,
         workload,
         gpu,
-        own_weights=script.weights,
-        has_adapters=bool(script.capture.model.adapters),
+        own_weights=_own_weights(strategy, problem),
+        has_adapters=script is not None and bool(script.capture.model.adapters),
         has_frozen=problem.model.num_trainable_parameters < problem.model.num_parameters,
     )
+
+
+def _own_weights(strategy: Strategy, problem: Problem) -> Precision:
+    """Return the format of the weights outside of DeepSpeed; a gradient scaler takes none in fp16."""
+    is_scaled = problem.script is None and strategy.precision is Precision.FP16
+    return Precision.FP32 if is_scaled else problem.weights
 
 
 def _lines(tape: Tape) -> Lines:

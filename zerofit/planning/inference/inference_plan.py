@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from zerofit.core.estimates import Estimate
 from zerofit.core.facts import Workload
 from zerofit.core.plan import Plan, Rejected, Topology
-from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage
+from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage
 from zerofit.planning.inference.memory import surely_bytes
-from zerofit.planning.inference.request import DTYPES
 from zerofit.planning.problem import DEFAULT_RESERVE
 from zerofit.planning.search import Candidate
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.plan import Origin, Reason
-from zerofit.core.strategy import OffloadDevice, Precision, ZeroStage, show
+from zerofit.core.strategy import DTYPES, OffloadDevice, Precision, ZeroStage, show
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.inference.estimator import MAX_BATCH, InferenceEstimator
 from zerofit.planning.inference.inference_plan import InferencePlan, InferenceProblem, duration, layout_words
-from zerofit.planning.inference.request import DTYPES, FLAGS, check_request
+from zerofit.planning.inference.request import FLAGS, check_request
 from zerofit.planning.search import kind_of, search
 from zerofit.planning.suggestions import GPUS_OF_A_NODE, first_that_help, with_more_host_memory
 

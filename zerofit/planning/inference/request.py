@@ -19,7 +19,6 @@ from zerofit.planning.ranks import check_ranks
 if TYPE_CHECKING:
     from zerofit.core.facts import Machine, Versions
 
-DTYPES = {"float32": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
 """Precisions by their names in torch."""
 FLAGS = {
     "zero_stage": "--zero-stage",
