@@ -1,13 +1,14 @@
 """Predict every published measurement of published_cases.toml.
 
-Prints each case with its prediction and error, then median and worst by source, and writes the table to
-measured/published.json where all cases were run. Needs no GPU: the numbers to compare with are others'.
+Prints each case with its prediction and error, then the errors by source and by kind of training, and writes
+them to measured/published.json where all cases were run. It needs no GPU: others had one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import tomllib
@@ -15,10 +16,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zerofit.core.allocation_log import Packing
 from zerofit.core.estimates import Holder, MemoryEstimate
 from zerofit.core.facts import Versions, Workload
 from zerofit.core.plan import Topology
-from zerofit.core.strategy import Buckets, Engine, Lora, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.core.strategy import (
+    Buckets,
+    Engine,
+    Lora,
+    OptimizerName,
+    Precision,
+    Quantization,
+    Strategy,
+    ZeroStage,
+)
 from zerofit.core.units import GIB, MIB
 from zerofit.machine.gpu_catalog import find_gpu
 from zerofit.models.find import probe_model
@@ -44,6 +55,8 @@ _HOLDERS = {
     "reserved": (Holder.TENSORS, Holder.CACHE),
     "device": (Holder.TENSORS, Holder.CACHE, Holder.OUTSIDE),
 }
+_FORMATS = ("adapters", "saved_modules")
+"""Formats of what trains, where they are not as zerofit makes them."""
 _CACHE = default_cache_folder(os.environ, Path.home())
 _OLD_TORCH = (*(f"1.{minor}." for minor in range(10)), "1.10")
 """Versions whose softmax keeps its input."""
@@ -62,6 +75,10 @@ class Case:
     measured_bytes: int | None
     """None where the run was out of memory."""
     predicted_bytes: int
+    uncertainty: float
+    """Stated with the prediction, relative."""
+    kind: str
+    """Of training: "full", "LoRA", "QLoRA", with " under ZeRO" behind it."""
     gpu_bytes: int
     """What a process can take of the GPU."""
     is_g: bool
@@ -118,6 +135,8 @@ def predict(source: str, row: dict[str, Any]) -> Case:
     if "weights" in row:  # a loop of its own, which loads the weights so and casts where it says
         autocast = Precision(row["autocast"]) if "autocast" in row else None
         request = replace(request, weights=Precision(row["weights"]), autocast=autocast)
+    request = replace(request, **{name: Precision(row[name]) for name in _FORMATS if name in row})
+    request = replace(request, packing=Packing(**row.get("packing", {})))
     if row.get("torch", "").startswith(_OLD_TORCH):
         request = replace(request, softmax_saves_input=True)
     trace = trace_model(model, request, cache_folder=_CACHE)
@@ -135,6 +154,8 @@ def predict(source: str, row: dict[str, Any]) -> Case:
         not_known=row.get("not_known", ""),
         measured_bytes=round(row["measured"] * _UNITS[row["unit"]]) if "measured" in row else None,
         predicted_bytes=_peak(memory, row["metric"]),
+        uncertainty=memory.uncertainty,
+        kind=_kind(strategy),
         gpu_bytes=gpu.usable_bytes,
         is_g=row["unit"] == "G",
         doubts=tuple(row.get("doubts", ())),
@@ -160,8 +181,14 @@ def _strategy(row: dict[str, Any]) -> Strategy:
         )
         if lora
         else None,
+        quantization=Quantization(row["quantization"]) if "quantization" in row else None,
         buckets=_DEEPSPEED_BUCKETS if stage else Buckets(),
     )
+
+
+def _kind(strategy: Strategy) -> str:
+    kind = "QLoRA" if strategy.quantization else "LoRA" if strategy.lora else "full"
+    return kind if strategy.engine is Engine.NATIVE else f"{kind} under ZeRO"
 
 
 def _peak(memory: MemoryEstimate, metric: str) -> int:
@@ -184,33 +211,38 @@ def _row(case: Case) -> dict[str, Any]:
         "id": case.name,
         "source": case.source,
         "not_known": case.not_known,
+        "kind": case.kind,
         "measured_bytes": case.measured_bytes,
         "predicted_bytes": case.predicted_bytes,
         "error": None if case.error is None else round(case.error, 4),
+        "uncertainty": round(case.uncertainty, 4),
         "doubts": case.doubts,
     }
 
 
-def _worst(errors: list[float]) -> float:
-    return max(errors, key=abs)
-
-
 def _summary(cases: list[Case]) -> dict[str, Any]:
-    groups: dict[str, list[float]] = {}
+    groups: dict[str, list[Case]] = {}
     for case in cases:
         if case.error is not None:
-            which = "what is known" if not case.not_known else "what is not known"
-            groups.setdefault(f"{case.source}: {which}", []).append(case.error)
-            groups.setdefault(f"all: {which}", []).append(case.error)
-    return {
-        name: {
-            "cases": len(errors),
-            "median_absolute_error": round(statistics.median(map(abs, errors)), 4),
-            "worst_error": round(_worst(errors), 4),
-            "share_within_8_percent": round(sum(abs(error) <= 0.08 for error in errors) / len(errors), 3),
-        }
-        for name, errors in groups.items()
+            state = "known" if not case.not_known else "not known"
+            for name in (f"{case.source}", f"all {case.kind}", "all"):
+                groups.setdefault(f"{name}: what is {state}", []).append(case)
+    return {name: _errors_of(groups[name]) for name in sorted(groups)}
+
+
+def _errors_of(cases: list[Case]) -> dict[str, Any]:
+    """Return how far predictions are off, as shares; absolute but for worst and bias."""
+    errors = sorted((case.error for case in cases if case.error is not None), key=abs)
+    within = [abs(case.error) <= case.uncertainty for case in cases if case.error is not None]
+    numbers = {
+        "median": statistics.median(map(abs, errors)),
+        "90th_percentile": abs(errors[math.ceil(0.9 * len(errors)) - 1]),
+        "95th_percentile": abs(errors[math.ceil(0.95 * len(errors)) - 1]),
+        "worst": errors[-1],
+        "bias": statistics.mean(errors),
+        "share_within_uncertainty": sum(within) / len(within),
     }
+    return {"cases": len(errors), **{name: round(number, 4) for name, number in numbers.items()}}
 
 
 if __name__ == "__main__":

@@ -6,7 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zerofit.checking.pages.measured_pages import evidence_page, optimizer_page, versions_page
+from zerofit.checking.pages.measured_pages import (
+    evidence_page,
+    optimizer_page,
+    predictions_page,
+    versions_page,
+)
 from zerofit.checking.pages.rule_pages import rules_reference
 from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.write.write_files import write_files
@@ -29,6 +34,9 @@ def reference_pages(root: Path) -> dict[Path, str]:
             json.loads((measured / "optimizers.json").read_text("utf-8"))
         ),
         folder / "versions.md": versions_page(_smoke_results(root / "tests" / "versions" / "measured")),
+        folder / "predictions.md": predictions_page(
+            json.loads((root / "benchmarks" / "measured" / "published.json").read_text("utf-8"))
+        ),
         folder / "evidence.md": evidence_page(json.loads((measured / "rules.json").read_text("utf-8"))),
     }
 

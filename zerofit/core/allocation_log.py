@@ -141,6 +141,19 @@ class AllocationLog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How linear layers with weights of 4 bits are made; the defaults are transformers' with bitsandbytes."""
+
+    two_levels: bool = True
+    """Whether the scales are quantized again."""
+    with_head: bool = False
+    """Whether the head of a language model is packed too."""
+    saves_inputs: bool = False
+    """Whether each layer keeps its input for the backward pass, as bitsandbytes up to 0.43.0 did
+    (autograd/_functions.py, MatMul4Bit; 0.43.3 does not)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
     """All that decides a log, beside the model's configuration, its task and the versions."""
 
@@ -154,6 +167,9 @@ class TraceRequest:
     """Format of the weights in the forward pass, adapters left out."""
     adapters: Precision = Precision.FP32
     """Format of LoRA's adapters: fp32 as peft makes them, or the weights' where DeepSpeed casts all."""
+    saved_modules: Precision = Precision.FP32
+    """Format of modules that train whole beside adapters: fp32 as zerofit makes them, or the weights' as peft
+    leaves them."""
     autocast: Precision | None = None
     """Format of torch.autocast; None without it."""
     gradient_checkpointing: bool = False
@@ -168,6 +184,8 @@ class TraceRequest:
     lora: Lora | None = None
     quantization: Quantization | None = None
     """Format of the frozen weights of linear layers."""
+    packing: Packing = Packing()
+    """How the quantized layers are made."""
     keeps_outputs: bool = True
     """Whether the loop holds the outputs through the backward pass, as a plain `outputs = model(**batch)`
     does; transformers' Trainer lets go of them once it has the loss."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from allocator_counts import PLAIN, SAMPLES, composed, counted
 
-from zerofit.core.allocation_log import TraceRequest
+from zerofit.core.allocation_log import Packing, TraceRequest
 from zerofit.core.facts import ModelFacts
 from zerofit.core.strategy import Lora, Precision, Quantization
 from zerofit.models.changes.adapters import adapt
@@ -98,7 +98,7 @@ def test_the_closed_form_of_a_matrix_in_4_bits_is_what_its_layer_holds_but_for_i
     from torch import nn
 
     with torch.device("meta"):
-        layer = packed_like(nn.Linear(4096, 11008, bias=False))
+        layer = packed_like(nn.Linear(4096, 11008, bias=False), Packing())
     held = sum(one.nbytes for one in (*layer.parameters(), *layer.buffers()))
 
     facts = ModelFacts(

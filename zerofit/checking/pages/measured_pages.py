@@ -9,6 +9,7 @@ from zerofit.checking.rules.optimizer.table import OPTIMIZERS, OptimizerAnswer, 
 from zerofit.core.command import Route
 from zerofit.core.strategy import OffloadDevice, ZeroStage
 from zerofit.core.supported import PYTHON, SUPPORTED
+from zerofit.core.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +49,61 @@ def _optimizers_alike() -> dict[tuple[OptimizerRow, ...], list[str]]:
         rows = (verdict(optimizer, **{**_DEFAULT, **placed}) for placed in _PLACEMENTS.values())
         alike[tuple(rows)].append(optimizer)
     return alike
+
+
+_PREDICTIONS_HEAD = """\
+<!-- Written by `make docs` from benchmarks/measured/published.json, which `make bench-published` writes. -->
+# Predictions of published runs
+
+Peaks of GPU memory that others measured and published, and what this version predicts of them. Nothing was
+fitted to them; versions and conventions are what each source states. Errors are relative, positive where too
+much was predicted; ± is the uncertainty that is stated with each prediction.
+"""
+_ERRORS = {
+    "median": "median",
+    "90th percentile": "90th_percentile",
+    "95th percentile": "95th_percentile",
+    "worst": "worst",
+    "bias": "bias",
+    "inside ±": "share_within_uncertainty",
+}
+
+
+def predictions_page(measured: Mapping[str, Any]) -> str:
+    """Return the page.
+
+    Args:
+        measured: what benchmarks/published.py wrote: a summary by source and kind, and every case.
+    """
+    signed = ("worst", "bias")
+    rows = [
+        f"| {name} | {group['cases']} | "
+        + " | ".join(f"{group[key]:{'+' if key in signed else ''}.1%}" for key in _ERRORS.values())
+        + " |"
+        for name, group in measured["summary"].items()
+    ]
+    cases = [
+        f"| {case['id']} | {case['kind']} | {case['measured_bytes'] / GIB:.2f} | "
+        f"{case['predicted_bytes'] / GIB:.2f} | {case['error']:+.1%} | {case['uncertainty']:.0%} | "
+        f"{case['not_known'] or '-'} |"
+        for case in measured["cases"]
+        if case["error"] is not None
+    ]
+    return "\n".join(
+        [
+            _PREDICTIONS_HEAD,
+            f"| of | cases | {' | '.join(_ERRORS)} |",
+            "|---" * (len(_ERRORS) + 2) + "|",
+            *rows,
+            "",
+            "The last column says what a source does not state: lengths, batches, versions, what was read.",
+            "",
+            "| case | training | measured, GiB | predicted, GiB | error | ± | not known |",
+            "|---|---|---|---|---|---|---|",
+            *cases,
+            "",
+        ]
+    )
 
 
 _EVIDENCE_HEAD = """\

@@ -48,6 +48,7 @@ def adapt(
     *,
     quantization: Quantization | None = None,
     adapters: Precision = Precision.FP32,
+    saved_modules: Precision = Precision.FP32,
     has_values: bool = True,
 ) -> Any:
     """Return a model with LoRA adapters, which alone train, with a new head where its task has one.
@@ -59,6 +60,7 @@ def adapt(
         lora: rank, scale, dropout and modules.
         quantization: format of the base, which decides the modules where lora names none.
         adapters: FP32 as they train best; another leaves them in the format of the weights beside them.
+        saved_modules: likewise, of modules that train whole.
         has_values: False on tensors without values, on which nothing is drawn.
 
     Returns:
@@ -95,7 +97,7 @@ def adapt(
             why=str(error).splitlines()[0],
             fix="name the modules that get an adapter with --lora-targets",
         ) from error
-    if adapters is Precision.FP32:
+    if adapters is saved_modules is Precision.FP32:
         _train_in_fp32(adapted)
     return adapted
 

@@ -9,9 +9,12 @@ Source: bitsandbytes 0.50.2, functional.py (quantize_4bit, quantize_blockwise).
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerofit.core.upstream.transformers import kept_in_fp32
+
+if TYPE_CHECKING:
+    from zerofit.core.allocation_log import Packing
 
 PER_BYTE = 2
 """Weights in a byte."""
@@ -21,11 +24,12 @@ _VALUES, _SCALE_VALUES = 16, 256
 """Numbers that 4 bits and 8 bits stand for, kept in fp32."""
 
 
-def pack_linear_layers(model: Any) -> None:
+def pack_linear_layers(model: Any, packing: Packing) -> None:
     """Put packed layers in the place of those that transformers would quantize as it loads the model.
 
     Args:
         model: one of transformers on fake tensors; it is changed.
+        packing: how they are made.
     """
     from torch import nn
     from transformers.pytorch_utils import Conv1D
@@ -34,11 +38,12 @@ def pack_linear_layers(model: Any) -> None:
 
     from zerofit.models.changes.adapters import head_modules
 
-    kept = HfQuantizer.get_modules_to_not_convert(model, None, kept_in_fp32(model))
-    kept += head_modules(model)
+    kept = [*(kept_in_fp32(model) or ())]
+    if not packing.with_head:
+        kept = [*HfQuantizer.get_modules_to_not_convert(model, None, kept), *head_modules(model)]
     for name, module in [*model.named_modules()]:
         if (type(module) is nn.Linear or isinstance(module, Conv1D)) and should_convert_module(name, kept):
-            model.set_submodule(name, packed_like(module))
+            model.set_submodule(name, packed_like(module, packing))
 
 
 def packs_in_4_bit(module: Any) -> bool:
@@ -48,13 +53,19 @@ def packs_in_4_bit(module: Any) -> bool:
     )
 
 
-def packed_like(module: Any) -> Any:
+def packed_like(module: Any, packing: Packing) -> Any:
     """Return a packed layer in the place of torch's Linear or of transformers' Conv1D."""
     from transformers.pytorch_utils import Conv1D
 
     shape = tuple(module.weight.shape)
     is_turned = isinstance(module, Conv1D)
-    return _layer_class()(shape[::-1] if is_turned else shape, module.bias, module.weight.dtype)
+    return _layer_class()(
+        shape[::-1] if is_turned else shape,
+        module.bias,
+        module.weight.dtype,
+        has_two_levels=packing.two_levels,
+        saves_inputs=packing.saves_inputs,
+    )
 
 
 def packed_as(layer: Any, bias: Any) -> Any:
@@ -82,12 +93,19 @@ def _layer_class() -> Any:
         """
 
         def __init__(
-            self, shape: tuple[int, int], bias: Any, dtype: Any, *, has_two_levels: bool = True
+            self,
+            shape: tuple[int, int],
+            bias: Any,
+            dtype: Any,
+            *,
+            has_two_levels: bool,
+            saves_inputs: bool = False,
         ) -> None:
             nn.Module.__init__(self)
             self.out_features, self.in_features = shape
             self.computes_in = dtype
             self.clones = False
+            self.saves_inputs = saves_inputs
             num_elements = shape[0] * shape[1]
             num_scales = -(-num_elements // BLOCK)
             packed = torch.empty((-(-num_elements // PER_BYTE), 1), dtype=torch.uint8)
@@ -107,7 +125,8 @@ def _layer_class() -> Any:
             given = inputs.to(self.computes_in or inputs.dtype)
             bias = self.bias if self.bias is None else self.bias.to(given.dtype)
             shape = (self.out_features, self.in_features)
-            output = _product().apply(given, self.weight, self.scales, bias, shape)
+            product = _product(saves_inputs=self.saves_inputs)
+            output = product.apply(given, self.weight, self.scales, bias, shape)
             output = output.to(inputs.dtype)
             return output.clone() if self.clones else output
 
@@ -115,7 +134,7 @@ def _layer_class() -> Any:
 
 
 @cache
-def _product() -> Any:
+def _product(*, saves_inputs: bool) -> Any:
     import torch
 
     class Product(torch.autograd.Function):  # type: ignore[misc]
@@ -128,6 +147,7 @@ def _product() -> Any:
         @staticmethod
         def forward(ctx: Any, given: Any, packed: Any, scales: Any, bias: Any, shape: Any) -> Any:
             ctx.packed, ctx.scales, ctx.shape = packed, scales, shape
+            ctx.kept = given if saves_inputs else None
             return torch.nn.functional.linear(given, _unpacked(packed, scales, shape, given.dtype), bias)
 
         @staticmethod

@@ -48,7 +48,7 @@ def prepare_model(build: Callable[..., Any], config: Any, request: TraceRequest)
 def as_requested(model: Any, request: TraceRequest) -> Any:
     """Return a model quantized, frozen, adapted and checkpointed as the request has it, in training mode."""
     if request.quantization is not None:
-        pack_linear_layers(model)
+        pack_linear_layers(model, request.packing)
     freeze(model, request.freeze)
     if request.lora is not None:
         with _without_bitsandbytes(), replaceable_parameters():
@@ -57,6 +57,7 @@ def as_requested(model: Any, request: TraceRequest) -> Any:
                 request.lora,
                 quantization=request.quantization,
                 adapters=request.adapters,
+                saved_modules=request.saved_modules,
                 has_values=False,
             )
     if request.quantization is not None:
