@@ -74,6 +74,8 @@ def _steps_with(*optimizers: Any) -> Capture:
             "bn1, bn2, bn3 and 2 more of the model compute over all samples of a batch",
         ),
         (trainer(model_mixes_samples=("bn",)), _STEPS, (2,), _MIXED),
+        (capture(whole_because="it draws"), _BATCH, (8,), "it draws"),
+        (trainer(whole_because="it draws", model_passes_num_items=False), _BATCH, (8,), "it draws"),
         (capture(accumulates_by_hand=4, model_mixes_samples=("bn",)), _STEPS, (8,), _MIXED),
         (_trl("train.MyTrainer", _OWN_STEP[:1]), _BATCH, (8,), "MyTrainer has its own training_step"),
         (_trl("trl.trainer.sft_trainer.SFTTrainer"), _BATCH, _DIVISORS, _SPLIT),

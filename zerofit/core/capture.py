@@ -211,6 +211,9 @@ class Capture:
     """Rows of the model's batch to a sample of the DataLoader's: 2 where a collator makes a pair of each."""
     gradient_accumulation_steps: int
     """Forward passes in one optimizer step, as Accelerator or TrainingArguments have it."""
+    whole_because: str = ""
+    """Why the forward pass can't be run in parts, as what it was given and what it does show; empty where
+    nothing does."""
     splits_batches: bool = False
     """Whether the DataLoader's batch is that of all ranks together (split_batches)."""
     accumulates: bool = False

@@ -138,12 +138,13 @@ def micro_batch_of(capture: Capture, topology: Topology) -> int | None:
 
 def _of_batches(capture: Capture, topology: Topology) -> Iterator[Pin]:
     size, steps = micro_batch_of(capture, topology), capture.passes_per_step
-    whole = _why_whole(capture)
+    accumulates = capture.trainer_accumulates(topology.data_parallel_size)
+    whole = _why_whole(capture) or ("" if accumulates else capture.whole_because)
     if size is None or whole:
         why = whole or "nothing shows how many samples the script's batches have"
         yield Pin(field="micro_batch_size", values=(size,), why=why)
         yield Pin(field="gradient_accumulation_steps", values=(None if size is None else steps,), why=why)
-    elif not capture.trainer_accumulates(topology.data_parallel_size):
+    elif not accumulates:
         divisors = [number for number in range(size, 0, -1) if size % number == 0]
         why = f"the script's batches of {size} samples are split in equal parts inside the forward pass"
         yield Pin(field="micro_batch_size", values=tuple(divisors), why=why)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from zerofit.training.micro_batches.trees import leaves
+from zerofit.models.trees import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from zerofit.training.micro_batches.trees import Path
+    from zerofit.models.trees import Path
 
 
 class NotJoinableError(Exception):

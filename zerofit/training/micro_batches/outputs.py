@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
+from zerofit.models.trees import leaves, replaced
 from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, handed_out
 from zerofit.training.micro_batches.lazy_outputs import is_model_output, lazy_output
 from zerofit.training.micro_batches.passes import Token
 from zerofit.training.micro_batches.random_state import unchanged_random_state
 from zerofit.training.micro_batches.separability import not_separable
-from zerofit.training.micro_batches.trees import leaves, replaced
 from zerofit.training.micro_batches.weights import normalized
 
 if TYPE_CHECKING:
+    from zerofit.models.trees import Path
     from zerofit.training.micro_batches.passes import SplitPass
     from zerofit.training.micro_batches.pending_backward import PendingBackward
-    from zerofit.training.micro_batches.trees import Path
 
 
 class Outputs:

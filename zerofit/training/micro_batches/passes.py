@@ -11,10 +11,10 @@ from zerofit.training.micro_batches.joiner import flat, gradient_term
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from zerofit.training.micro_batches.pieces import Inputs
+    from zerofit.models.pieces import Inputs
+    from zerofit.models.trees import Path
     from zerofit.training.micro_batches.random_state import AutocastState, RandomState
     from zerofit.training.micro_batches.split_model import SplitModel
-    from zerofit.training.micro_batches.trees import Path
 
 Gradients = dict["Path", Any]
 """Of the script's loss with respect to the outputs that it used."""

@@ -14,8 +14,8 @@ from zerofit.training.micro_batches.random_state import unchanged_random_state
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from zerofit.models.trees import Path
     from zerofit.training.micro_batches.passes import Gradients
-    from zerofit.training.micro_batches.trees import Path
 
 
 class _State(Enum):

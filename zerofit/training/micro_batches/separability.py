@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
+from zerofit.models.pieces import Inputs, taken
 from zerofit.training.micro_batches.joiner import Joiner, NotJoinableError, flat, name_of
-from zerofit.training.micro_batches.pieces import Inputs, taken
 from zerofit.training.micro_batches.weights import TORCHS_OWN, normalized, weightings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zerofit.training.micro_batches.trees import Path
+    from zerofit.models.trees import Path
 
 _TOLERANCE_FP32 = 1e-4
 """Relative. ASSUMPTION: kernels for other batch sizes sum in another order, on GPUs in TF32."""

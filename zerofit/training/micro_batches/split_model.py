@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from zerofit.training.micro_batches.pieces import Inputs
-    from zerofit.training.micro_batches.trees import Path
+    from zerofit.models.pieces import Inputs
+    from zerofit.models.trees import Path
 
 _WRAPPERS = frozenset(
     {"DistributedDataParallel", "DeepSpeedEngine", "FullyShardedDataParallel", "DataParallel"}

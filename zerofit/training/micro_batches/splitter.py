@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from zerofit.models.pieces import Inputs, batch_of, taken
 from zerofit.training.micro_batches.joiner import flat
 from zerofit.training.micro_batches.outputs import Outputs
 from zerofit.training.micro_batches.passes import Early, Piece, SplitPass, Witness
-from zerofit.training.micro_batches.pieces import Inputs, batch_of, taken
 from zerofit.training.micro_batches.random_state import AutocastState, RandomState, unchanged_random_state
 from zerofit.training.micro_batches.separability import (
     Buffers,
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from zerofit.models.pieces import SampleBatch
+    from zerofit.models.trees import Path
     from zerofit.training.changes import Changes
     from zerofit.training.micro_batches.pending_backward import PendingBackward
-    from zerofit.training.micro_batches.pieces import SampleBatch
     from zerofit.training.micro_batches.separability import HeldWeightings
     from zerofit.training.micro_batches.split_model import SplitModel
-    from zerofit.training.micro_batches.trees import Path
     from zerofit.training.micro_batches.weights import Weights
 
 _MAX_CHECKS = 4

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from zerofit.training.micro_batches.trees import leaves
+from zerofit.models.trees import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerofit.training.micro_batches.pieces import Inputs
+    from zerofit.models.pieces import Inputs
 
 Weights = tuple[float, ...]
 """One for each piece."""

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.upstream.transformers import COUNTS_ITEMS, loss_shifts_labels
-from zerofit.training.micro_batches.pieces import Inputs, batch_of, taken
+from zerofit.models.pieces import Inputs, batch_of, taken
 from zerofit.training.micro_batches.random_state import devices_of, unchanged_random_state
 from zerofit.training.micro_batches.separability import evaluation_mode
 from zerofit.training.wrapping import wrap

@@ -87,13 +87,29 @@ def test_settings_are_as_the_script_says_though_there_is_no_gpu(left: Any) -> No
 def test_parts_that_were_not_prepared_together_are_found(captured_in_forks: Any) -> None:
     capture = captured_in_forks("separate").capture
     assert (capture.model.class_path, capture.model.is_transformers) == ("__main__.Net", False)
-    assert capture.model.mixes_samples == ("norm",)
+    assert (capture.model.mixes_samples, capture.whole_because) == (("norm",), "")
     assert [(one.class_path, one.is_prepared) for one in capture.optimizers] == [
         ("torch.optim.sgd.SGD", False)
     ]
     assert [(one.num_steps, one.is_prepared) for one in capture.schedulers] == [(10, False)]
     assert (capture.loader.batch_size, capture.micro_batch_size, capture.lengths) == (5, 5, None)
     assert [one.shape for one in capture.batches[0].tensors] == [(5, 6)]
+
+
+@pytest.mark.parametrize(
+    ("script", "because"),
+    [
+        (
+            "diffuses",
+            "the forward pass of Diffusion draws random numbers (randint, randn_like), and others in parts",
+        ),
+        ("encodes", "in what Linear is given, an argument has a gradient of its own"),
+    ],
+)
+def test_why_a_forward_pass_can_not_run_in_parts_is_seen(
+    script: str, because: str, captured_in_forks: Any
+) -> None:
+    assert captured_in_forks(script).capture.whole_because == because
 
 
 def test_a_model_that_is_called_in_parts_is_captured_at_backward(captured_in_forks: Any) -> None:

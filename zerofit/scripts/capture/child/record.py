@@ -15,10 +15,11 @@ from zerofit.core.capture import Capture
 from zerofit.core.command import Route
 from zerofit.core.upstream.accelerate import prepared_models, prepared_optimizers, prepared_schedulers
 from zerofit.core.upstream.transformers import COUNTS_ITEMS, TRAINER_LOOP
+from zerofit.models.pieces import Inputs, batch_of
 from zerofit.models.trace.live_batch import rows_per_sample
 from zerofit.models.trace.script_loss import ScriptLoss
 from zerofit.scripts.capture.child import batches as reading
-from zerofit.scripts.capture.child.loss_division import passes_num_items
+from zerofit.scripts.capture.child.forward_on_meta import forward_on_meta
 from zerofit.scripts.capture.child.model_record import (
     base_of,
     captured_model,
@@ -166,7 +167,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
     arguments = _arguments(trainer)
     sources = own_sources()
     calls = called_methods(sources)
-    passes = _passes(seen, trainer, model, found.batch)
+    shown = forward_on_meta(model, found.batch)
     manual = manual_accumulation(seen, sources, found.frame) if trainer is None else None
     prepared = {
         id(getattr(one, "optimizer", one)) for each in seen.accelerators for one in prepared_optimizers(each)
@@ -184,7 +185,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         stopped_at=place_in_script(found.frame),
         model=captured_model(
             model,
-            passes_num_items=passes,
+            passes_num_items=_passes(seen, trainer, shown.passes_num_items),
             quantized=seen.quantized,
             shows_loading=seen.spec.weights == "meta",
         ),
@@ -200,6 +201,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         gradient_accumulation_steps=int(
             arguments.get("gradient_accumulation_steps") or accelerator.gradient_accumulation_steps
         ),
+        whole_because=_why_whole(found, shown.draws),
         splits_batches=bool(accelerator.split_batches),
         accumulates=seen.accumulates,
         accumulates_by_hand=manual,
@@ -263,12 +265,20 @@ def _names_precision(accelerator: Any, trainer: Any) -> bool:
     return not {"bf16", "fp16"}.isdisjoint(getattr(trainer.args, "_zerofit_given", ()))
 
 
-def _passes(seen: Observations, trainer: Any, model: Any, batch: Arguments) -> bool:
+def _why_whole(found: _Found, draws: tuple[str, ...]) -> str:
+    """Return why the forward pass can't be run in parts; empty where nothing shows it."""
+    name = class_path(type(base_of(found.model))).rpartition(".")[2]
+    if draws:
+        return f"the forward pass of {name} draws random numbers ({', '.join(draws)}), and others in parts"
+    because = batch_of(Inputs(args=found.batch[0], kwargs=found.batch[1])).whole_because
+    return f"in what {name} is given, {because}" if because else ""
+
+
+def _passes(seen: Observations, trainer: Any, answer: bool | None) -> bool:
     """True if the loss that is trained on is divided by num_items_in_batch."""
     if trainer is not None and (trainer.label_smoother is not None or trainer.compute_loss_func is not None):
         seen.note("the loss is made outside of the model: it is not asked whether the model scales it")
         return False
-    answer = passes_num_items(model, batch)
     if answer is None:
         seen.note("whether the model divides its loss by num_items_in_batch was not found: taken not to")
     return bool(answer)

@@ -1,9 +1,13 @@
-"""True if a model divides its loss by num_items_in_batch: asked of autograd, on tensors without values."""
+"""What one forward pass on tensors without values shows: a loss by num_items_in_batch, random numbers."""
 
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -11,19 +15,34 @@ from zerofit.core.upstream.transformers import attention_of, set_attention_of
 from zerofit.scripts.capture.child.model_record import base_of
 
 _GIVEN = "num_items_in_batch"
+_DRAWS = re.compile(r"\b(randn?(_like)?|randint|randperm|bernoulli|multinomial|normal_|uniform_)\b")
+"""Words in the source of a module whose forward pass may draw random numbers."""
+_SWITCHED = ("dropout", "attention")
+"""In names of operators that draw in training alone, for each sample by itself."""
 
 
-def passes_num_items(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> bool | None:
-    """True if the loss depends on num_items_in_batch; None where the model can't be run on meta.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOnMeta:
+    """What was seen of a forward pass in evaluation mode."""
 
-    Many classes take any keyword and drop this one: BertForTokenClassification of transformers 5.23 does. So
-    the model is run once on the meta device, with a number that takes a gradient: only a loss that was made
-    with it gives it one.
+    passes_num_items: bool | None
+    """True if the loss depends on num_items_in_batch; None where the model can't be run on meta."""
+    draws: tuple[str, ...] = ()
+    """Operators that drew random numbers, such as "randn_like"."""
+
+
+def forward_on_meta(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> ForwardOnMeta:
+    """Return what a forward pass on the meta device shows.
+
+    Many classes take any keyword and drop num_items_in_batch: BertForTokenClassification of transformers
+    5.23 does. So the model is given a number that takes a gradient: only a loss that was made with it gives
+    it one. A model that neither takes this number nor names random functions in its source is not run.
     """
     import torch
 
-    if not _takes_it(model):
-        return False
+    takes_number = _takes_it(model)
+    if not takes_number and not _may_draw(model):
+        return ForwardOnMeta(passes_num_items=False)
     # In evaluation nothing is recomputed, which PyTorch can't do on meta; the loss is made in the same way.
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -35,7 +54,7 @@ def passes_num_items(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) 
         # Products of expert weights have a kernel on meta in bfloat16 only (torch/_meta_registrations.py).
         for dtype in (None, torch.bfloat16):
             try:
-                return _depends(model, batch, dtype)
+                return _run(model, batch, dtype, takes_number=takes_number)
             except Exception:  # another type, or no answer: any model may need any value
                 continue
     finally:
@@ -43,10 +62,12 @@ def passes_num_items(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]]) 
             module.training = True
         if attention:
             set_attention_of(config, attention)
-    return None
+    return ForwardOnMeta(passes_num_items=None if takes_number else False)
 
 
-def _depends(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]], dtype: Any) -> bool:
+def _run(
+    model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]], dtype: Any, *, takes_number: bool
+) -> ForwardOnMeta:
     import torch
     from torch.func import functional_call
 
@@ -54,13 +75,21 @@ def _depends(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]], dtype: A
     tensors = (*model.named_parameters(), *model.named_buffers())
     weights = {name: _on_meta(tensor, dtype) for name, tensor in tensors}
     number = torch.ones((), device="meta", requires_grad=True)
+    given = {_GIVEN: number} if takes_number else {}
+    draws: dict[str, None] = {}
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.device("meta"))
-        stack.enter_context(_answering())
+        stack.enter_context(_answering(draws))
         # PyTorch knows no autocast for meta, and raises where a model asks.
         stack.enter_context(patch.object(torch, "is_autocast_enabled", lambda *_: False))
-        outputs = functional_call(model, weights, args, {**kwargs, _GIVEN: number})
+        outputs = functional_call(model, weights, args, {**kwargs, **given})
+    return ForwardOnMeta(passes_num_items=takes_number and _depends(outputs, number), draws=tuple(draws))
+
+
+def _depends(outputs: Any, number: Any) -> bool:
+    import torch
+
     loss = outputs["loss"] if hasattr(outputs, "keys") else outputs[0]
     if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
         return False
@@ -68,13 +97,22 @@ def _depends(model: Any, batch: tuple[tuple[Any, ...], dict[str, Any]], dtype: A
     return gradient is not None
 
 
-def _answering() -> Any:
-    """Return a mode in which a model that looks at a value is told one: checks of masks and of padding do."""
+def _answering(draws: dict[str, None]) -> Any:
+    """Return a mode in which a model that looks at a value is told one: checks of masks and of padding do.
+
+    Args:
+        draws: takes the names of operators that draw random numbers.
+    """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Answering(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = str(function.overloadpacket.__name__)
+            if torch.Tag.nondeterministic_seeded in function.tags and not any(
+                part in name for part in _SWITCHED
+            ):
+                draws[name] = None
             if function is torch.ops.aten._local_scalar_dense.default:
                 return False if args[0].dtype is torch.bool else 1
             if function is torch.ops.aten.equal.default:
@@ -82,6 +120,22 @@ def _answering() -> Any:
             return function(*args, **(kwargs or {}))
 
     return Answering()
+
+
+def _may_draw(model: Any) -> bool:
+    """True if a module of the model is of a class whose file names a random function."""
+    modules = {type(module).__module__ for module in model.modules()}
+    files = {
+        getattr(sys.modules.get(name), "__file__", None) for name in modules if not name.startswith("torch.")
+    }
+    return any(_DRAWS.search(_text(file)) for file in files if file)
+
+
+def _text(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _takes_it(model: Any) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import BatchEncoding, BatchFeature
 
-from zerofit.training.micro_batches.pieces import Inputs, SampleBatch, batch_of, taken
+from zerofit.models.pieces import Inputs, SampleBatch, batch_of, taken
 
 
 def _inputs(*args: Any, **kwargs: Any) -> Inputs:

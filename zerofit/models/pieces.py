@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerofit.training.micro_batches.trees import leaves, mapping_like, sequence_like
+from zerofit.models.trees import leaves, mapping_like, sequence_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

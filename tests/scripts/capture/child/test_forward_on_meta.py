@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zerofit.scripts.capture.child.loss_division import passes_num_items
+from zerofit.scripts.capture.child.forward_on_meta import forward_on_meta
 
 _SMALL = {
     "hidden_size": 16,
@@ -90,7 +90,7 @@ def test_what_is_found_is_what_the_values_say(name: str) -> None:
     batch = _batch(name)
     assert _divides(model, copy.deepcopy(batch)) is _MODELS[name]
     model.train()
-    assert passes_num_items(model, ((), batch)) is _MODELS[name]
+    assert forward_on_meta(model, ((), batch)).passes_num_items is _MODELS[name]
     assert all(module.training for module in model.modules())
     assert not any(one.is_meta for one in model.parameters())
 
@@ -100,13 +100,13 @@ def test_gradients_that_begin_inside_the_model_are_no_sign_of_it() -> None:
 
     model = transformers.BertForTokenClassification(transformers.BertConfig(**_SMALL))
     model.enable_input_require_grads()  # as peft needs it for checkpointing
-    assert passes_num_items(model, ((), _batch("BertForTokenClassification"))) is False
+    assert forward_on_meta(model, ((), _batch("BertForTokenClassification"))).passes_num_items is False
 
 
 def test_a_model_that_takes_no_such_number_does_not_use_it() -> None:
     import torch
 
-    assert passes_num_items(torch.nn.Linear(2, 2), ((torch.ones(1, 2),), {})) is False
+    assert forward_on_meta(torch.nn.Linear(2, 2), ((torch.ones(1, 2),), {})).passes_num_items is False
 
 
 def test_a_model_that_needs_values_is_left_open() -> None:
@@ -116,4 +116,4 @@ def test_a_model_that_needs_values_is_left_open() -> None:
         def forward(self, ids: Any, **kwargs: Any) -> Any:
             return {"loss": torch.unique(ids).float().sum()}
 
-    assert passes_num_items(Counting(), ((torch.ones(3),), {})) is None
+    assert forward_on_meta(Counting(), ((torch.ones(3),), {})).passes_num_items is None
