@@ -135,7 +135,8 @@ def predict(source: str, row: dict[str, Any]) -> Case:
     if "weights" in row:  # a loop of its own, which loads the weights so and casts where it says
         autocast = Precision(row["autocast"]) if "autocast" in row else None
         request = replace(request, weights=Precision(row["weights"]), autocast=autocast)
-    request = replace(request, **{name: Precision(row[name]) for name in _FORMATS if name in row})
+    formats: dict[str, Any] = {name: Precision(row[name]) for name in _FORMATS if name in row}
+    request = replace(request, **formats)
     request = replace(request, packing=Packing(**row.get("packing", {})))
     if row.get("torch", "").startswith(_OLD_TORCH):
         request = replace(request, softmax_saves_input=True)

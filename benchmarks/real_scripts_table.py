@@ -154,4 +154,106 @@ _TRL = (
         has_trainer=True,
     ),
 )
-SCRIPTS = (*_TRANSFORMERS, *_ACCELERATE, *_TRL)
+_PREFERENCES = (
+    "--output_dir OUT --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --num_train_epochs 1 "
+    "--learning_rate 1e-3 --logging_steps 1 --report_to none --save_strategy no --disable_tqdm true "
+    "--max_length 48 --bf16 false --eval_strategy no --gradient_checkpointing false"
+)
+
+
+def _trl(name: str, dataset: str, arguments: str = "", *, file: str = "", model: str = "llama") -> Script:
+    return Script(
+        name=f"trl_{name}",
+        file=file or f"trl/trl/scripts/{name}.py",
+        arguments=f"--model_name_or_path models/{model} --dataset_name {dataset} "
+        f"--dataset_test_split validation {_PREFERENCES} {arguments}".strip(),
+        has_trainer=True,
+    )
+
+
+def _experimental(name: str, dataset: str, arguments: str = "") -> Script:
+    return _trl(name, dataset, arguments, file=f"trl/examples/scripts/{name}.py")
+
+
+_TRL_MORE = (
+    _trl("dpo", "preferences"),
+    _trl("dpo_lora", "preferences", "--use_peft --lora_r 4 --lora_dropout 0", file="trl/trl/scripts/dpo.py"),
+    _trl("dpo_ipo", "preferences", "--loss_type ipo", file="trl/trl/scripts/dpo.py"),
+    _trl("reward", "preferences"),
+    _trl("kto", "judged"),
+    _trl("sft_packed", "turns", "--packing true --eval_packing false", file="trl/trl/scripts/sft.py"),
+    _trl("sft_assistant", "turns", "--completion_only_loss true", file="trl/trl/scripts/sft.py"),
+    _trl("sft_dft", "turns", "--loss_type dft", file="trl/trl/scripts/sft.py"),
+    _trl("sft_gpt2", "turns", file="trl/trl/scripts/sft.py", model="gpt2"),
+    _experimental("orpo", "preferences"),
+    _experimental("cpo", "preferences"),
+    _experimental("simpo", "preferences", "--loss_type simpo --cpo_alpha 0"),
+    _experimental("prm", "steps"),
+)
+_ALPACA = (
+    "--base_model models/llama --data_path instructions --output_dir OUT --batch_size 4 --num_epochs 1 "
+    "--learning_rate 1e-3 --cutoff_len 48 --val_set_size 4 --eval_step 1000 --save_step 1000"
+)
+
+
+def _peft(name: str, arguments: str) -> Script:
+    return Script(
+        name=f"peft_{name}",
+        file=f"peft/examples/{name}_finetuning/{name}_finetuning.py",
+        arguments=f"{_ALPACA} {arguments}",
+        has_trainer=True,
+    )
+
+
+_SEEDED = "--seed 1 --dtype float32 --device_map cpu"
+_PEFT = (
+    _peft("olora", f"{_SEEDED} --lora_r 4 --lora_dropout 0"),
+    _peft("hira", f"{_SEEDED} --hira_r 4 --hira_dropout 0"),
+    _peft("shira", f"{_SEEDED} --shira_r 4"),
+    _peft("waveft", f"{_SEEDED} --waveft_n_frequency 16"),
+    _peft("glora", f"{_SEEDED} --glora_r 4"),
+    _peft("dora", "--device cpu --lora_r 4 --lora_dropout 0 --use_dora"),
+    _peft("randlora", "--device cpu --rank 4 --randlora_dropout 0"),
+    _peft("road", "--device cpu"),
+    _peft("gralora", "--device cpu --gralora_r 4 --gralora_k 2 --gralora_dropout 0"),
+    _peft("lily", "--device cpu --lily_r 4"),
+    _peft("delora", "--device cpu --rank 4 --module_dropout 0"),
+    _peft("deft", "--device cpu --rank 4 --deft_dropout 0"),
+    _peft("peanut", "--device cpu --peanut_r 4"),
+    Script(
+        name="peft_miss",
+        file="peft/examples/miss_finetuning/miss_finetuning.py",
+        arguments="--base_model_name_or_path models/llama --data_path instructions --dataset_split train "
+        "--dataset_field instruction output --bits fp32 --miss_r 4 --output_dir OUT "
+        "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --num_train_epochs 1 "
+        "--learning_rate 1e-3 --logging_steps 1 --report_to none --save_strategy no --disable_tqdm true "
+        "--max_length 48 --bf16 false --gradient_checkpointing false",
+        has_trainer=True,
+    ),
+)
+
+
+def _by_feature(name: str, arguments: str = "") -> Script:
+    return Script(name=name, file=f"accelerate/by_feature/{name}.py", arguments=arguments, micro_batch_size=4)
+
+
+_ACCELERATE_MORE = (
+    _by_feature("automatic_gradient_accumulation"),
+    _by_feature("cross_validation", "--num_folds 2"),
+    _by_feature("ddp_comm_hook"),
+    _by_feature("local_sgd", "--gradient_accumulation_steps 2"),
+    _by_feature("profiler", "--output_trace_dir OUT"),
+    _by_feature("tracking", "--project_dir OUT"),
+)
+_OTHERS = (
+    Script(
+        name="fastchat",
+        file="fastchat/fastchat/train/train.py",
+        arguments="--model_name_or_path models/llama --data_path data/chats_train.json --bf16 False "
+        "--output_dir OUT --num_train_epochs 1 --per_device_train_batch_size 4 "
+        "--gradient_accumulation_steps 2 --save_strategy no --learning_rate 1e-3 --logging_steps 1 "
+        "--model_max_length 64 --report_to none",
+        has_trainer=True,
+    ),
+)
+SCRIPTS = (*_TRANSFORMERS, *_ACCELERATE, *_TRL, *_TRL_MORE, *_PEFT, *_ACCELERATE_MORE, *_OTHERS)

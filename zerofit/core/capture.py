@@ -255,6 +255,8 @@ class Capture:
     """Whether its source calls generate(), or its Trainer predicts with it."""
     saves: bool = False
     """Whether its source saves, or its Trainer does."""
+    told_gpus: str = ""
+    """The GPUs that the script was told of, where it asked for their number or kind; else empty."""
     notes: tuple[str, ...] = ()
     """What was left out or assumed on the way, one sentence each."""
     wall_time_s: float = 0.0

@@ -42,7 +42,9 @@ def follow_plan(launch: LaunchRequest, observer: Observer) -> tuple[Request, Cap
             return replace(launch.request, plan=_without_script(plan)), None
         without = "give --no-capture, to follow the plan file as it is"
         limit_s = launch.capture_limit_s
-        with captured(launch.target, limit_s=limit_s, instead=without, observer=observer) as run:
+        with captured(
+            launch.target, limit_s=limit_s, gpus=plan.machine.gpus, instead=without, observer=observer
+        ) as run:
             _check_same(launch, capture, run.capture)
             capture = run.capture
     request = replace(launch.request, plan=_on_these_ranks(launch, plan, capture))

@@ -89,7 +89,13 @@ def _plan_for_script(
 
     check_model_flags(launch.model)
     without = f"{INSTEAD}, or let the flags alone say how it runs: `--no-capture`"
-    with captured(launch.target, limit_s=launch.capture_limit_s, instead=without, observer=observer) as run:
+    with captured(
+        launch.target,
+        limit_s=launch.capture_limit_s,
+        gpus=specified.machine.gpus,
+        instead=without,
+        observer=observer,
+    ) as run:
         subject = CapturedRun(flags=launch.model, script=run)
         observer.show("\n".join(subject.lines))
         return _plan_for(subject, launch, specified, observer), run.capture
@@ -135,7 +141,13 @@ def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Reques
     if not launch.captures:
         raise no_micro_batch(launch, found="--no-capture")
     without = "give --micro-batch-size, for which nothing has to be looked at"
-    with captured(launch.target, limit_s=launch.capture_limit_s, instead=without, observer=observer) as run:
+    with captured(
+        launch.target,
+        limit_s=launch.capture_limit_s,
+        gpus=launch.machine.gpus,
+        instead=without,
+        observer=observer,
+    ) as run:
         capture = run.capture
         observer.show("\n".join(capture_lines(capture, is_kept=run.is_kept)))
     bare = replace(launch.request, global_batch_size=None)

@@ -27,6 +27,7 @@ from zerofit.scripts.target import check_script
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from zerofit.core.facts import GpuSpec
     from zerofit.machine.machine_spec import SpecifiedMachine
     from zerofit.planning.answer import Answer
     from zerofit.planning.inputs import ModelFlags
@@ -145,7 +146,13 @@ def plan_on_machines(
     """
     answers, versions = [], probe_versions()
     with (
-        _subject(target, flags, limit_s=capture_limit_s, observer=observer) as subject,
+        _subject(
+            target,
+            flags,
+            limit_s=capture_limit_s,
+            gpus=machines[0].machine.gpus if machines else (),
+            observer=observer,
+        ) as subject,
         Planner(subject, is_fast=flags.is_fast, observer=observer) as planner,
     ):
         for specified in machines:
@@ -181,7 +188,12 @@ def check_plannable(
 
 @contextmanager
 def _subject(
-    target: tuple[str, ...] | None, flags: ModelFlags, *, limit_s: float, observer: Observer
+    target: tuple[str, ...] | None,
+    flags: ModelFlags,
+    *,
+    limit_s: float,
+    gpus: tuple[GpuSpec, ...],
+    observer: Observer,
 ) -> Iterator[Subject]:
     """Yield what is planned for; a captured script stays at hand for as long as the context."""
     if target is None:
@@ -189,7 +201,7 @@ def _subject(
         return
     check_model_flags(flags)
     without = f"{INSTEAD}, without a script"
-    with captured(target, limit_s=limit_s, instead=without, observer=observer) as script:
+    with captured(target, limit_s=limit_s, gpus=gpus, instead=without, observer=observer) as script:
         yield CapturedRun(flags=flags, script=script)
 
 

@@ -21,7 +21,8 @@ def save_data(folder: Path, *, num_train: int = 96, num_validation: int = 16, se
 
     The tasks: text.txt for language models, pairs.csv (two sentences and whether they share a word),
     entities.json (tokens and their tags), answers.json (as SQuAD has them), summaries.json,
-    translations.json, endings.csv (as SWAG has them), turns.json (prompt and completion).
+    translations.json, endings.csv (as SWAG has them), turns.json (prompt and completion), preferences.json,
+    judged.json, steps.json (as TRL has them), instructions.json (as Alpaca has them), chats.json (FastChat).
     """
     folder.mkdir(parents=True, exist_ok=True)
     for split, number, add in (("train", num_train, 1), ("validation", num_validation, 2)):
@@ -90,6 +91,30 @@ def _turn(chance: random.Random, index: int) -> dict[str, Any]:
     return {"prompt": sentence(chance, most=10), "completion": " " + sentence(chance, most=20)}
 
 
+def _preference(chance: random.Random, index: int) -> dict[str, Any]:
+    chosen, rejected = (" " + sentence(chance, most=20) for _ in range(2))
+    return {"prompt": sentence(chance, most=10), "chosen": chosen, "rejected": rejected}
+
+
+def _judged(chance: random.Random, index: int) -> dict[str, Any]:
+    return {**_turn(chance, index), "label": index % 2 == 0}
+
+
+def _steps(chance: random.Random, index: int) -> dict[str, Any]:
+    completions = [sentence(chance, most=8) for _ in range(chance.randint(2, 4))]
+    labels = [chance.random() < 0.5 for _ in completions]
+    return {"prompt": sentence(chance, most=10), "completions": completions, "labels": labels}
+
+
+def _instruction(chance: random.Random, index: int) -> dict[str, Any]:
+    return {"instruction": sentence(chance, most=10), "input": "", "output": sentence(chance, most=20)}
+
+
+def _chat(chance: random.Random, index: int) -> dict[str, Any]:
+    turns = [{"from": who, "value": sentence(chance, most=12)} for who in ("human", "gpt") * 2]
+    return {"id": str(index), "conversations": turns}
+
+
 def _write_csv(path: Path, rows: list[Mapping[str, Any]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
@@ -99,6 +124,10 @@ def _write_csv(path: Path, rows: list[Mapping[str, Any]]) -> None:
 
 def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _write_list(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    path.write_text(json.dumps(list(rows)), encoding="utf-8")
 
 
 def _write_squad(path: Path, rows: list[Mapping[str, Any]]) -> None:
@@ -113,4 +142,9 @@ _TASKS: dict[str, tuple[Callable[[random.Random, int], dict[str, Any]], Callable
     "translations.json": (_translation, _write_lines),
     "endings.csv": (_endings, _write_csv),
     "turns.json": (_turn, _write_lines),
+    "preferences.json": (_preference, _write_lines),
+    "judged.json": (_judged, _write_lines),
+    "steps.json": (_steps, _write_lines),
+    "instructions.json": (_instruction, _write_lines),
+    "chats.json": (_chat, _write_list),
 }

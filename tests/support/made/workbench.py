@@ -83,11 +83,12 @@ def make_workbench(folder: Path, *, seed: int = 0) -> Path:
     mrpc = folder / "nyu-mll" / "glue" / "mrpc"
     mrpc.mkdir(parents=True)
     (mrpc.parent / "README.md").write_text(_GLUE_README, encoding="utf-8")
-    turns = folder / "turns"
-    turns.mkdir()
     for split in ("train", "validation"):
         shutil.copy(data / f"pairs_{split}.csv", mrpc / f"{split}.csv")
-        shutil.copy(data / f"turns_{split}.json", turns / f"{split}.json")
+    for name in ("turns", "preferences", "judged", "steps", "instructions"):
+        (folder / name).mkdir()
+        for split in ("train", "validation"):
+            shutil.copy(data / f"{name}_{split}.json", folder / name / f"{split}.json")
     for name, parts in _METRICS.items():
         _write_metric(folder, name, *parts)
     _write_sentence_data(folder / "nltk_data" / "tokenizers")

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.allocation_log import TraceRequest
     from zerofit.core.capture import Capture
+    from zerofit.core.facts import GpuSpec
 
 _ZEROFIT = Path(__file__).parents[2]
 _CAPTURING = ("core/capture.py", "scripts/run_target.py", "scripts/capture/**/*.py")
@@ -52,6 +54,14 @@ class ScriptRun:
     environment: Mapping[str, str]
     """The user's variables."""
     cwd: Path
+    gpus: tuple[GpuSpec, ...] = ()
+    """Of the node that is planned for, which the script's own code is told of; none: one that stands in."""
+
+    @property
+    def gpu_words(self) -> str:
+        """The GPUs as a capture says what its script was told: "8 x NVIDIA H100 80GB HBM3"."""
+        counts = Counter(gpu.name for gpu in self.gpus)
+        return ", ".join(f"{count} x {name}" for name, count in counts.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +86,8 @@ def load(cache_folder: Path, run: ScriptRun) -> tuple[Capture, str] | None:
             return None
         if document["environment"] != _environment_stamp(run.environment, stamps):
             return None
-        return capture_from_json(document["capture"], name="cache"), document["key"]
+        capture = capture_from_json(document["capture"], name="cache")
+        return None if capture.told_gpus not in ("", run.gpu_words) else (capture, document["key"])
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
 
@@ -108,7 +119,7 @@ def store(
     read = (read | named) - before.stamps.keys() - changed - changed_folders
     stamps = before.stamps | {path: _stamp(Path(path)) for path in read}
     environment = _environment_stamp(run.environment, stamps)
-    key = _digest([_identity(run), environment, stamps])
+    key = _digest([_identity(run), environment, stamps, capture.told_gpus])
     if cache_folder is not None and is_steady and None not in stamps.values():
         decided = {"key": key, "stamps": stamps, "environment": environment}
         document = {**decided, "capture": capture_to_json(capture)}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zerofit.core.allocation_log import Trace, TraceRequest
+    from zerofit.core.facts import GpuSpec
 
 _COMMAND = (sys.executable, "-m", "zerofit.scripts.capture.child")
 _TRACE_LIMIT_S = 600.0
@@ -38,6 +39,7 @@ def capture_script(
     limit_s: float,
     cache_folder: Path | None,
     on_progress: Callable[[str], None],
+    gpus: tuple[GpuSpec, ...] = (),
     on_start: Callable[[bool], None] = lambda _: None,
     instead: str = INSTEAD,
     command: Sequence[str] = _COMMAND,
@@ -57,6 +59,7 @@ def capture_script(
         limit_s: how long it may take to come to its training.
         cache_folder: zerofit's (see cache_folder.cache_folder); None keeps nothing.
         on_progress: told what the script last printed.
+        gpus: of the node that is planned for; the script's own code is told of them.
         on_start: told that the script is run, and whether it is for the model of a capture from the cache.
         instead: what an error says that the user can do in the place of a capture.
         command: what captures; takes a folder and the target.
@@ -66,7 +69,7 @@ def capture_script(
     """
     found = {} if cache_folder is None else clear_leftovers(cache_folder)
     captured = CapturedScript(
-        run=ScriptRun(target=target, environment=environment, cwd=cwd),
+        run=ScriptRun(target=target, environment=environment, cwd=cwd, gpus=gpus),
         limit_s=limit_s,
         cache_folder=cache_folder,
         on_progress=on_progress,

@@ -18,6 +18,7 @@ from zerofit.machine.cgroup import count_oom_kills, memory_limits
 from zerofit.machine.port import free_port
 from zerofit.machine.this_node import read_meminfo
 from zerofit.models.trace.cache import read_trace
+from zerofit.scripts.capture import nvidia_smi
 from zerofit.scripts.capture.environment import script_environment
 from zerofit.scripts.capture.errors import (
     Failure,
@@ -87,9 +88,19 @@ class Child:
             home=Path(run.environment.get("HOME") or Path.home()),
         )
         named["caches"].append(str(folder.temporary))
-        spec = {"weights": weights, "num_batches": _NUM_BATCHES, "serve": [its_reader, its_writer], **named}
+        gpus = [
+            {
+                "name": one.name,
+                "memory_bytes": one.memory_bytes,
+                "capability": one.compute_capability or (8, 0),
+            }
+            for one in run.gpus
+        ]
+        pipes = [its_reader, its_writer]
+        spec = {"weights": weights, "num_batches": _NUM_BATCHES, "gpus": gpus, "serve": pipes, **named}
         for name in (CAPTURE, FAILURE, REFUSED):
             (folder.path / name).unlink(missing_ok=True)
+        tools = nvidia_smi.install(folder.path) if gpus else None
         (folder.path / SPEC).write_text(json.dumps(spec), encoding="utf-8")
         (folder.path / "trackers").mkdir(exist_ok=True)
         try:
@@ -101,6 +112,7 @@ class Child:
                     temporary=folder.temporary,
                     port=free_port(0),
                     is_offline=weights == "real",
+                    tools=tools,
                 ),
                 cwd=run.cwd,
                 log=folder.path / LOG,

@@ -14,13 +14,19 @@ from zerofit.scripts.target import script_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from zerofit.core.facts import GpuSpec
     from zerofit.core.observer import Observer
     from zerofit.scripts.capture.capture import CapturedScript
 
 
 @contextmanager
 def captured(
-    target: tuple[str, ...], *, limit_s: float, instead: str, observer: Observer
+    target: tuple[str, ...],
+    *,
+    limit_s: float,
+    instead: str,
+    observer: Observer,
+    gpus: tuple[GpuSpec, ...] = (),
 ) -> Iterator[CapturedScript]:
     """Run a script up to where its training would begin, and hold what it made for as long as the context.
 
@@ -29,6 +35,7 @@ def captured(
         limit_s: how long it may take.
         instead: which flags of the verb do without, as the end of a sentence.
         observer: is told that the script runs, and what it left.
+        gpus: of the node that is planned for; the script's own code is told of them.
 
     Raises:
         UserError: it does not come to a training; the message says what does without.
@@ -44,6 +51,7 @@ def captured(
             limit_s=limit_s,
             cache_folder=cache_folder(os.environ, Path.home()),
             instead=instead,
+            gpus=gpus,
             **_callbacks(script_words(target), running, observer),
         )
     with script:

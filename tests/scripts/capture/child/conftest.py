@@ -98,7 +98,14 @@ def _prepare(place: Path) -> Path:
         (place / name / "config.json").write_text(json.dumps(config))
     folder = place / "captured"
     folder.mkdir()
-    spec = {"weights": "meta", "num_batches": 4, "serve": None, "roots": [str(place)], "caches": []}
+    spec = {
+        "weights": "meta",
+        "num_batches": 4,
+        "gpus": [],
+        "serve": None,
+        "roots": [str(place)],
+        "caches": [],
+    }
     (folder / "spec.json").write_text(json.dumps(spec))
     return folder
 

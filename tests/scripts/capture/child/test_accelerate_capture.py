@@ -165,7 +165,10 @@ def test_a_student_in_a_loss_is_the_model_and_no_frozen_teacher(captured_in_fork
     # 4 x 4 of the encoder and 4 x 2 of the teacher, in fp32.
     assert capture.other_weight_bytes == 4 * (4 * 4 + 4 * 2)
     assert (capture.gradient_accumulation_steps, capture.accumulates_by_hand) == (1, 4)
-    assert capture.notes == ("the script brings a parallelism_config, which is left out of the capture",)
+    assert capture.notes == (
+        "the script asks for the GPUs of its node, and was told 1 x a GPU that stands in for yours",
+        "the script brings a parallelism_config, which is left out of the capture",
+    )
     assert left.output.splitlines()[:2] == ["a GPU that stands in for yours 80", "[80, 80] 0.0"]
 
 
@@ -205,4 +208,5 @@ def test_a_script_that_asks_for_gpus_sees_one_that_stands_in(captured_in_forks: 
         4,
         "torch.optim.adamw.AdamW",
     )
-    assert "the script asks how many GPUs there are, and was told 1" in left.capture.notes
+    told = "1 x a GPU that stands in for yours"
+    assert f"the script asks for the GPUs of its node, and was told {told}" in left.capture.notes

@@ -52,13 +52,14 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 def _spec_in(folder: Path) -> CaptureSpec:
     document = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
-    return CaptureSpec(**{name: document[name] for name in ("weights", "num_batches", "serve")})
+    return CaptureSpec(**{name: document[name] for name in ("weights", "num_batches", "gpus", "serve")})
 
 
 def _install(seen: Observations) -> None:
     """Set the hooks that watch a script, keep it quiet, and stop it where training would begin."""
     sys.stdin = _NoInput(seen)
-    when_imported("torch", lambda module: gpu_stand_in.install(module, seen.note))
+    when_imported("torch", lambda module: gpu_stand_in.install(module, seen))
+    when_imported("pynvml", lambda module: gpu_stand_in.install_for_nvml(module, seen))
     when_imported("safetensors", gpu_stand_in.install_for_safetensors)
     when_imported("torch", lambda module: _note_seed(module, seen))
     when_imported("accelerate.state", skip_data_parallel_wrapping)

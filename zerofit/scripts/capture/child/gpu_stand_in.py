@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from zerofit.scripts.capture.child.outcome import is_own_code
+from zerofit.scripts.capture.nvidia_smi import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
+
+    from zerofit.scripts.capture.child.observations import Observations
 
 _DOES_NOTHING = (
     *("set_device", "synchronize", "empty_cache", "ipc_collect", "set_per_process_memory_fraction"),
@@ -24,17 +28,25 @@ _COUNTS_BYTES = (
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
     *("memory_cached", "max_memory_cached"),
 )
-_NAME = "a GPU that stands in for yours"
 _CAPABILITY = (8, 0)
-"""ASSUMPTION: Ampere or later, so that a script that asks chooses bf16."""
-_TOTAL_BYTES = 80 * 2**30
-"""ASSUMPTION: of an A100 with 80 GB, as the 108 multiprocessors are; a script prints them before it trains.
+"""ASSUMPTION: Ampere or later, so that what asks chooses bf16."""
+_BESIDE = {"multi_processor_count": 108, "warp_size": 32, "is_integrated": 0, "is_multi_gpu_board": 0}
+"""ASSUMPTION: multiprocessors of an A100, whatever is planned for; scripts print them and go on.
 
 Source: https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf
 """
 
 
-def install(torch: ModuleType, note: Callable[[str], None]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gpu:
+    """What is told of one GPU; by itself of one that stands in, like an A100 with 80 GB."""
+
+    name: str = "a GPU that stands in for yours"
+    memory_bytes: int = 80 * 2**30
+    capability: tuple[int, int] = _CAPABILITY
+
+
+def install(torch: ModuleType, seen: Observations) -> None:
     """Send every tensor that the script puts on a GPU to the CPU; the script may name "cuda" outright."""
     from torch.overrides import TorchFunctionMode
 
@@ -52,7 +64,7 @@ def install(torch: ModuleType, note: Callable[[str], None]) -> None:
             return function(*args, **kwargs)
 
     OneDevice().__enter__()
-    _stand_in_for_gpu(torch, note)
+    _stand_in_for_gpu(torch, seen)
 
 
 def _moved(torch: Any, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -82,7 +94,7 @@ def _stand_in(torch: Any, device: Any) -> Any:
     return device if kind in ("cpu", "meta") else torch.device("cpu")
 
 
-def _stand_in_for_gpu(torch: Any, note: Callable[[str], None]) -> None:
+def _stand_in_for_gpu(torch: Any, seen: Observations) -> None:
     """Let calls that only choose a GPU, wait for it or ask of what kind it is work."""
     if torch.cuda.is_available():
         return
@@ -90,44 +102,119 @@ def _stand_in_for_gpu(torch: Any, note: Callable[[str], None]) -> None:
         setattr(torch.cuda, name, lambda *_, **__: None)
     for name in _COUNTS_BYTES:
         setattr(torch.cuda, name, lambda *_, **__: 0)
-    properties = SimpleNamespace(
-        name=_NAME,
-        major=_CAPABILITY[0],
-        minor=_CAPABILITY[1],
-        total_memory=_TOTAL_BYTES,
-        multi_processor_count=108,
-        warp_size=32,
-        is_integrated=0,
-        is_multi_gpu_board=0,
-    )
-    _answer_the_script(torch, note)
+    _answer_the_script(torch, seen)
     _stand_in_for_objects(torch)
     _load_on_cpu(torch)
     torch.cuda.current_device = lambda: 0
-    torch.cuda.is_bf16_supported = lambda *_, **__: True
-    torch.cuda.get_device_capability = lambda *_, **__: _CAPABILITY
-    torch.cuda.get_device_name = lambda *_, **__: _NAME
-    torch.cuda.get_device_properties = lambda *_, **__: properties
-    torch.cuda.mem_get_info = lambda *_, **__: (_TOTAL_BYTES, _TOTAL_BYTES)
     torch.cuda.memory_stats = lambda *_, **__: Counter()
     torch.cuda.memory_summary = lambda *_, **__: ""
     torch.cuda.utilization = lambda *_, **__: 0
 
 
-def _answer_the_script(torch: Any, note: Callable[[str], None]) -> None:
-    """Let the script's own code see one GPU; libraries see none, and choose the CPU for what they make."""
+def _answer_the_script(torch: Any, seen: Observations) -> None:
+    """Let the script's own code see the GPUs that are planned for; libraries see none, or one that stands in.
+
+    Libraries choose the CPU for what they make; what they ask of a GPU's kind is the same for every plan.
+    """
     is_available, device_count = torch.cuda.is_available, torch.cuda.device_count
+
+    def is_asked() -> bool:
+        if not is_own_code(sys._getframe(2).f_code.co_filename):
+            return False
+        _note_told(seen)
+        return True
+
+    def gpu_for(device: Any) -> _Gpu:
+        if not is_own_code(sys._getframe(2).f_code.co_filename):
+            return _Gpu()
+        _note_told(seen)
+        return _gpu_at(seen, device)
 
     def has_gpu() -> bool:
         return is_own_code(sys._getframe(1).f_code.co_filename) or is_available()
 
     def num_gpus() -> int:
-        if not is_own_code(sys._getframe(1).f_code.co_filename):
-            return int(device_count())
-        note("the script asks how many GPUs there are, and was told 1")
-        return 1
+        return len(_gpus_of(seen)) if is_asked() else int(device_count())
+
+    def capability(device: Any = None) -> tuple[int, int]:
+        return gpu_for(device).capability
+
+    def name(device: Any = None) -> str:
+        return gpu_for(device).name
+
+    def properties(device: Any = None) -> SimpleNamespace:
+        gpu = gpu_for(device)
+        major, minor = gpu.capability
+        total = gpu.memory_bytes
+        return SimpleNamespace(**_BESIDE, name=gpu.name, major=major, minor=minor, total_memory=total)
+
+    def memory(device: Any = None) -> tuple[int, int]:
+        gpu = gpu_for(device)
+        return gpu.memory_bytes, gpu.memory_bytes
+
+    def has_bf16(*_: Any, **__: Any) -> bool:
+        return gpu_for(None).capability >= _CAPABILITY
 
     torch.cuda.is_available, torch.cuda.device_count = has_gpu, num_gpus
+    torch.cuda.get_device_capability, torch.cuda.get_device_name = capability, name
+    torch.cuda.get_device_properties, torch.cuda.mem_get_info = properties, memory
+    torch.cuda.is_bf16_supported = has_bf16
+
+
+def _gpus_of(seen: Observations) -> tuple[_Gpu, ...]:
+    planned = tuple(
+        _Gpu(name=one["name"], memory_bytes=one["memory_bytes"], capability=tuple(one["capability"]))
+        for one in seen.spec.gpus
+    )
+    return planned or (_Gpu(),)
+
+
+def _gpu_at(seen: Observations, device: Any) -> _Gpu:
+    """Return the GPU that a number, a name such as "cuda:1" or a torch.device says; the first without."""
+    gpus = _gpus_of(seen)
+    number = str(getattr(device, "index", device) or 0).rpartition(":")[2]
+    return gpus[min(int(number), len(gpus) - 1)] if number.isdigit() else gpus[0]
+
+
+def _note_told(seen: Observations) -> None:
+    if not seen.told_gpus:
+        counts = Counter(gpu.name for gpu in _gpus_of(seen))
+        seen.told_gpus = ", ".join(f"{count} x {name}" for name, count in counts.items())
+        seen.note(f"the script asks for the GPUs of its node, and was told {seen.told_gpus}")
+
+
+def told(seen: Observations) -> str:
+    """Return the GPUs that the script was told of; empty where it has not asked."""
+    if (seen.folder / ASKED).exists():
+        _note_told(seen)
+    return seen.told_gpus
+
+
+def install_for_nvml(pynvml: ModuleType, seen: Observations) -> None:
+    """Answer what the script asks the driver, as where the plan will run."""
+
+    def answered(name: str, answer: Callable[..., Any]) -> None:
+        original = getattr(pynvml, name, None)
+
+        def answering(*args: Any, **kwargs: Any) -> Any:
+            if not is_own_code(sys._getframe(1).f_code.co_filename):
+                return original(*args, **kwargs) if original is not None else None
+            _note_told(seen)
+            return answer(*args)
+
+        setattr(pynvml, name, answering)
+
+    def memory(gpu: _Gpu) -> SimpleNamespace:
+        return SimpleNamespace(total=gpu.memory_bytes, free=gpu.memory_bytes, used=0)
+
+    for name in ("nvmlInit", "nvmlInit_v2", "nvmlShutdown"):
+        answered(name, lambda *_: None)
+    answered("nvmlDeviceGetCount", lambda: len(_gpus_of(seen)))
+    answered("nvmlDeviceGetHandleByIndex", lambda number: _gpu_at(seen, number))
+    answered("nvmlDeviceGetName", lambda gpu: gpu.name)
+    answered("nvmlDeviceGetMemoryInfo", memory)
+    answered("nvmlDeviceGetCudaComputeCapability", lambda gpu: gpu.capability)
+    answered("nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=0, memory=0))
 
 
 class _Idle:

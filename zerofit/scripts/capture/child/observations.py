@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from zerofit.core.capture import Capture
@@ -24,6 +24,8 @@ class CaptureSpec:
     """"meta": no model of transformers gets weights; "real": all are loaded and initialised as ever."""
     num_batches: int
     """Batches of which the shapes are recorded."""
+    gpus: Sequence[Mapping[str, Any]] = ()
+    """Name, memory_bytes and capability of each GPU that the script is to see; none: one that stands in."""
     serve: Sequence[int] | None = None
     """File descriptors for reading requests and writing answers; None ends after the capture."""
 
@@ -39,6 +41,8 @@ class Observations:
     pid: int = field(default_factory=os.getpid)
     """Of the process that captures: what it forks runs on unhindered."""
     started: float = field(default_factory=time.monotonic)
+    told_gpus: str = ""
+    """The GPUs, once the script has asked for their number or kind."""
     accelerators: list[Any] = field(default_factory=list)
     trainers: list[Any] = field(default_factory=list)
     models: list[tuple[Any, Any]] = field(default_factory=list)
