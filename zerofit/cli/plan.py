@@ -29,7 +29,7 @@ from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.make_problem import machine_of
 from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machines
-from zerofit.planning.plan_table import machine_words, plan_table
+from zerofit.planning.plan_table import as_it_is_lines, machine_words, plan_table
 from zerofit.scripts.target import check_script
 
 if TYPE_CHECKING:
@@ -179,7 +179,8 @@ def _check_output(output: Path, target: tuple[str, ...] | None) -> None:
 def _text(subject: Subject, answers: list[Answer], *, as_json: bool, why: bool, is_comparison: bool) -> str:
     if as_json:
         return plan_json(answers, subject.capture)
-    parts = ["\n".join(subject.lines)] if subject.lines else []
+    first = [] if is_comparison else as_it_is_lines(answers[0])
+    parts = ["\n".join(lines) for lines in (first, subject.lines) if lines]
     parts += [plan_comparison(answers) if is_comparison else plan_table(answers[0])]
     if subject.capture is not None and not is_comparison and answers[0].fits:
         parts += [applied_table(applied_rows(answers[0].plan))]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import shlex
+import textwrap
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,15 +25,19 @@ from zerofit.planning.plan_words import (
     time,
     workload_words,
 )
+from zerofit.planning.search import SAME_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zerofit.core.estimates import MemoryEstimate, PhaseMemory
+    from zerofit.core.request import Request
     from zerofit.planning.answer import Answer
     from zerofit.planning.search import EstimatedStrategy
 
 _BAR = 20
+_SHOWN_BYTES = 2**27
+"""A smaller term is left out where terms are listed."""
 _AT_LEAST = "too large: weights, gradients, states and context of its smallest variant"
 _HEADER = ("", "strategy", "batch", "GPU memory", "GiB", "host GiB", "step", "tokens/s", "verdict")
 
@@ -129,7 +135,7 @@ def _peak(answer: Answer) -> Iterator[str]:
     device = answer.head.estimate.device
     peak = device.peak
     terms = sorted(peak.terms, key=lambda term: -term.num_bytes)
-    words = [f"{term.name} {gib(term.num_bytes)}" for term in terms if term.num_bytes >= 2**27]
+    words = [f"{term.name} {gib(term.num_bytes)}" for term in terms if term.num_bytes >= _SHOWN_BYTES]
     allocated = gib(peak.held_by(Holder.TENSORS))
     yield f"most in {peak.phase.value}: {', '.join(words)} GiB; tensors alone {allocated} GiB"
     yield f"±: {device.uncertainty_source}"
@@ -152,6 +158,72 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
         strategy = label(suggestion.best.strategy, answer.problem.topology)
         line = f"  {suggestion.change}: {strategy}, {memory(estimate.device)} GiB on each GPU"
         yield f"{line}, closely" if suggestion.is_close else line
+        if suggestion.change.startswith("--") and problem.request.typed[0]:
+            yield f"    {command_with(suggestion.change, problem.request)}"
+
+
+def command_with(flags: str, request: Request) -> str:
+    """Return the command that was typed, with more flags of zerofit's."""
+    own, of_script = request.typed
+    return shlex.join((*own, *flags.split(), *of_script))
+
+
+def as_it_is_lines(answer: Answer) -> list[str]:
+    """Return whether the script fits as it is, and what is chosen in its place; empty without a script."""
+    own, problem = answer.as_it_is, answer.problem
+    if own is None:
+        return []
+    device, chosen = own.estimate.device, answer.found.chosen
+    where = " on each GPU" if problem.topology.world_size > 1 else ""
+    said = f"your script as it is: {_in_gib(device)} of {format_bytes(problem.card_bytes)}{where}, "
+    if device.peak_bytes > problem.card_bytes:
+        said += "does not fit"
+    elif not own.fits:
+        free = format_bytes(problem.card_bytes - problem.device_bytes)
+        is_device = device.peak_bytes > problem.device_bytes
+        said += f"does not fit beside the {free} to be kept free" if is_device else own.shortage
+    else:
+        said += fit_words(own.estimate, problem)
+    if chosen is not None and chosen.strategy == own.strategy:
+        said += "; nothing is changed"
+    elif chosen is not None and own.fits:
+        said += f"; changed: {_gain(chosen, own)}"
+    lines = [said, *_terms_lines(device)]
+    if chosen is not None and chosen.strategy != own.strategy:
+        runs = f"{label(chosen.strategy, problem.topology)}, batch {batch(chosen.strategy)}"
+        lines.append(f"runs with {runs}: {_in_gib(chosen.estimate.device)}")
+    if answer.in_16_bits is not None and chosen is not None:
+        lines += _hint(answer.in_16_bits, chosen)
+    return lines
+
+
+def _in_gib(estimate: MemoryEstimate) -> str:
+    return f"{format_bytes(estimate.peak_bytes)} ±{estimate.uncertainty:.0%}"
+
+
+def _gain(other: EstimatedStrategy, own: EstimatedStrategy) -> str:
+    ratio = _speedup(other, own)
+    return f"about {ratio:.1f} x faster" if ratio is not None and ratio > 1.05 else "as the flags say"
+
+
+def _speedup(other: EstimatedStrategy, own: EstimatedStrategy) -> float | None:
+    time, own_time = other.estimate.step_time, own.estimate.step_time
+    return own_time.seconds / time.seconds if time is not None and own_time is not None else None
+
+
+def _hint(other: EstimatedStrategy, chosen: EstimatedStrategy) -> Iterator[str]:
+    ratio, precision = _speedup(other, chosen), other.strategy.precision
+    if ratio is not None and precision is not None and ratio > 1 + SAME_TIME:
+        yield f"hint: --mixed-precision {precision.value} is about {ratio:.1f} x faster and rounds more;"
+        yield "      --fastest takes it"
+
+
+def _terms_lines(device: MemoryEstimate) -> Iterator[str]:
+    """Yield the terms of a peak, the largest first, at 80 columns."""
+    terms = sorted(device.peak.terms, key=lambda term: -term.num_bytes)
+    words = [f"{term.name} {gib(term.num_bytes)}" for term in terms if term.num_bytes >= _SHOWN_BYTES]
+    text = f"in {device.peak.phase.value}: {', '.join(words)} GiB"
+    yield from textwrap.wrap(text, 80, initial_indent="  ", subsequent_indent="    ")
 
 
 def _largest(where: str, estimate: MemoryEstimate) -> str:
