@@ -130,6 +130,7 @@ _RENDEZVOUS_OPTIONS = (
 no_check_option = click.option(
     "--no-check", is_flag=True, help="Go on where the rules of `zerofit check` say that it can't work."
 )
+wide_option = click.option("--wide", is_flag=True, help="Tables with all columns, wider than the terminal.")
 run_dir_option = click.option(
     "--run-dir",
     type=click.Path(path_type=Path),

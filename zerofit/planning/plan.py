@@ -16,7 +16,7 @@ from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import CAPTURE_LIMIT_S, Loop, check_capture_limit
 from zerofit.planning.make_problem import check_model_flags, check_named, machine_of, no_gpus_here, source_of
 from zerofit.planning.plan_from_flags import topology_of
-from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, plan_table
+from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
 from zerofit.planning.planner import Planner
 from zerofit.planning.settings import settings_of
 from zerofit.planning.subject import CapturedRun, NamedModel
@@ -274,9 +274,13 @@ def plan_to_run(
     with Planner(subject, is_fast=is_fast, observer=observer) as planner:
         answer = planner.answer(problem, is_here=is_here, notes=specified.assumptions)
     for note in answer.notes:
-        observer.say(f"assumed: {note}")
-    observer.show("\n".join([*as_it_is_lines(answer), plan_table(answer)]))
-    if not answer.fits:
+        observer.detail(f"zerofit: assumed: {note}")
+    table = plan_table(answer, width=observer.width)
+    if answer.fits:
+        observer.show("\n".join(decision_lines(answer)))
+        observer.detail(table)
+    else:
+        observer.show("\n".join([*as_it_is_lines(answer), table]))
         instead = "leave out --model" if subject.capture is None else "give --no-capture"
         raise UserError(
             "nothing-fits",
