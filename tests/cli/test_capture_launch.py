@@ -99,7 +99,6 @@ def test_flags_are_what_the_plan_keeps_to(plan_launch: Any, capsys: pytest.Captu
     assert [line.split("  ")[0] for line in told[3:]] == [
         "batch on each rank",
         "engine",
-        "precision",
         "gradient checkpointing",
     ]
     assert told[3].endswith("--micro-batch-size says so; global batch 32 as before")
@@ -214,7 +213,9 @@ def test_a_global_batch_that_only_the_script_can_make_is_refused(
 
 
 def test_gpus_of_another_machine_are_planned_for_and_rehearsed_on_the_cpu(plan_launch: Any) -> None:
-    to_launch = plan_launch("--cpu", "--gpus", "4xA100-40G", "--zero-stage", "2", machine=_LAPTOP)
+    to_launch = plan_launch(
+        "--cpu", "--gpus", "4xA100-40G", "--zero-stage", "2", "--fastest", machine=_LAPTOP
+    )
     plan = to_launch.plan
     assert (plan.topology.world_size, plan.topology.on_cpu) == (4, True)
     assert (plan.machine.gpus, plan.workload.global_batch_size) == ((), 64)
@@ -230,7 +231,7 @@ def test_gpus_of_another_machine_are_planned_for_and_rehearsed_on_the_cpu(plan_l
 
 
 def test_fp16_is_rehearsed_in_fp32(plan_launch: Any) -> None:
-    plan = plan_launch("--cpu", "--gpus", "2xV100-32G", machine=_LAPTOP).plan
+    plan = plan_launch("--cpu", "--gpus", "2xV100-32G", "--fastest", machine=_LAPTOP).plan
     reasons = [reason.why for reason in plan.reasons if reason.field == "precision"]
     assert plan.strategy.precision is Precision.FP32
     assert reasons == ["CPU ranks have no fp16, which the plan for the GPUs takes"]
@@ -334,8 +335,8 @@ def test_passes_that_the_loop_counts_itself_are_no_accumulation_of_its_accelerat
 
 def test_a_script_that_says_no_mixed_precision_gets_none_unless_a_flag_says_so(plan_launch: Any) -> None:
     says_no = replace(LOOP, names_precision=True)
-    assert plan_launch().plan.strategy.precision is Precision.BF16
-    plan = plan_launch(capture=says_no).plan
+    assert plan_launch("--fastest").plan.strategy.precision is Precision.BF16
+    plan = plan_launch("--fastest", capture=says_no).plan
     assert plan.strategy.precision is Precision.FP32
     assert "precision" not in {row.what for row in applied_rows(plan)}
     plan = plan_launch("--mixed-precision", "bf16", capture=says_no).plan

@@ -87,6 +87,20 @@ def test_text(
     assert run_zerofit(*verb, "-h", cwd=tmp_path, environment={"COLUMNS": "80"}).stdout == finished.stdout
 
 
+def test_the_help_of_launch_is_one_screen_of_groups_and_all_flags_are_under_another(
+    run_zerofit: _RunZerofit, golden: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    narrow = {"COLUMNS": "80"}
+    lines = run_zerofit("launch", "--help", cwd=tmp_path, environment=narrow).stdout.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    groups = ["Strategy:", "Batch:", "Precision:", "Model changes:", "Machine:", "Nodes:", "Run:"]
+    assert [line for line in lines if line in groups] == groups
+    finished = run_zerofit("launch", "--help-all", cwd=tmp_path, environment=narrow)
+    assert finished.returncode == 0
+    golden(finished.stdout, "help/launch-all.txt")
+
+
 def test_without_a_verb_the_help_goes_to_stderr(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
     finished = run_zerofit(cwd=tmp_path)
     assert (finished.returncode, finished.stdout) == (2, "")

@@ -41,6 +41,7 @@ def folder(tmp_path: Path) -> Path:
         ("why", (*_BERT, *_A100, "--why", "--fix", "zero-stage=2"), 0),
         ("nothing-fits", (*_LARGE, *_SMALL), 1),
         ("allowed", (*_LARGE, "--gpus", "1xA100-40G", "--host-ram", "16G", "--allow", "lora"), 0),
+        ("wide", (*_BERT, *_A100, "--wide"), 0),
         ("compare", (*_BERT, "--compare", "4xA100-40G,1xT4"), 0),
     ],
 )
@@ -54,6 +55,8 @@ def test_text(
 ) -> None:
     finished = _plan(run_zerofit, folder, "--fast", *flags)
     golden(finished.stdout, f"planned/{name}.txt")
+    if name in ("fits", "compare"):
+        assert max(map(len, finished.stdout.splitlines())) <= 80
     assert finished.returncode == exit_code
     assert list(folder.iterdir()) == []
 

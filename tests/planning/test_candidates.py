@@ -163,11 +163,12 @@ def test_every_flag_of_a_strategy_can_be_fixed() -> None:
         ({Allow.ADAFACTOR}, {0, 1, 2, 3}),
         ({Allow.FREEZE}, {0, 1, 2, 4, 5}),
         ({Allow.LORA}, {0, 1, 2, 6}),
+        ({Allow.QLORA}, {0, 1, 2, 7}),
     ],
 )
 def test_only_what_is_allowed_changes_the_training(allow: set[Allow], expected: set[int]) -> None:
     found = candidates(problem(allow=frozenset(allow))).strategies
-    assert {tier(one) for one in found} == expected
+    assert {int(tier(one)) for one in found} == expected
 
 
 def test_a_rule_drops_what_it_forbids_and_is_named() -> None:
@@ -227,9 +228,11 @@ def test_from_the_simplest_strategy_on() -> None:
         (Strategy(freeze=("*",)), 4),
         (Strategy(freeze=FROZEN_LAYERS), 5),
         (Strategy(lora=Lora()), 6),
+        (replace(_ZERO2, lora=Lora(), optimizer_offload=_CPU), 6.5),
+        (Strategy(lora=Lora(), quantization=Quantization.NF4), 7),
     ],
 )
-def test_how_much_of_the_training_changes(strategy: Strategy, expected: int) -> None:
+def test_how_much_of_the_training_changes(strategy: Strategy, expected: float) -> None:
     assert tier(strategy) == expected
 
 

@@ -82,11 +82,12 @@ def test_each_suggestion_fits_by_itself() -> None:
     changes = [suggestion.change for suggestion in answer.suggestions]
     assert not answer.fits
     assert changes == [
-        "4 x NVIDIA A100-SXM4-80GB in place of 1",
-        "1 x GPU of 48 (48.0 GiB) on each node",
+        "--allow lora",
+        "--allow qlora",
         "128.0 GiB of host memory on each node",
         "512.0 GiB free on NVMe disks of each node",
-        "--allow lora",
+        "4 x NVIDIA A100-SXM4-80GB in place of 1",
+        "1 x GPU of 48 (48.0 GiB) on each node",
     ]
     assert all(suggestion.best.fits for suggestion in answer.suggestions)
     smaller = replace(asked, machine=replace(asked.machine, gpus=(bigger[2],)))
@@ -112,7 +113,7 @@ def test_the_fewest_gpus_that_make_the_batch_and_fit_are_suggested(global_batch_
         for number in range(2, 9)
         if global_batch_size % number == 0 and best_of(ask(number), _estimator) is not None
     )
-    assert suggestions[0].change == f"{fewest} x NVIDIA A100-SXM4-80GB in place of 1"
+    assert f"{fewest} x NVIDIA A100-SXM4-80GB in place of 1" in [one.change for one in suggestions]
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def take_adapter_flags(flags: dict[str, Any], *, allow: frozenset[Allow]) -> dic
     for one in frozen:
         _check_frozen(one)
     given = [flag for name, flag in _SHAPE.items() if shape[name] is not None]
-    if given and not wants and Allow.LORA not in allow:
+    if given and not wants and not {Allow.LORA, Allow.QLORA} & allow:
         raise _no_adapters(given)
     _check_targets(shape["lora_targets"] or ())
     adapters = _lora_of(**shape)

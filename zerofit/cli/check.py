@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from functools import cache, partial
 from itertools import takewhile
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from zerofit.checking import check_run
-from zerofit.checking.rule import Severity
 from zerofit.checking.rules import ALL_RULES
 from zerofit.cli.capturing import capture_limit_option
-from zerofit.cli.output.console import Console
+from zerofit.cli.output.console import Console, coloured
 from zerofit.cli.parameters import CONTEXT, Number, Verb, Word
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError, nearest
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from zerofit.checking.targets import Targets
     from zerofit.core.capture import Capture
 
-_COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.ADVICE: "cyan"}
 _ROUTES = {route.value: route for route in Route}
 
 
@@ -184,17 +181,7 @@ def _output(report: Report, *, as_json: bool, as_sarif: bool) -> str:
         from zerofit.core.version import VERSION
 
         return sarif(verdict, files=files, rules=ALL_RULES, version=VERSION)
-    return _coloured(str(report))
-
-
-def _coloured(text: str) -> str:
-    """Return the text with each severity in colour, which click drops where stdout is no terminal."""
-    return re.sub(
-        rf"^({'|'.join(Severity)})(?=\[)",
-        lambda match: click.style(match[1], fg=_COLOURS[Severity(match[1])], bold=True),
-        text,
-        flags=re.MULTILINE,
-    )
+    return coloured(str(report))
 
 
 def _page(name: str) -> str:

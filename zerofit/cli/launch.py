@@ -8,15 +8,17 @@ from typing import Any
 import click
 
 from zerofit.cli.capturing import capture_limit_option
+from zerofit.cli.help_groups import GroupedVerb
 from zerofit.cli.options import (
     no_check_option,
     rendezvous_options,
     request_of,
     run_dir_option,
     strategy_options,
+    wide_option,
 )
 from zerofit.cli.output.console import Console
-from zerofit.cli.parameters import CONTEXT, Number, Verb
+from zerofit.cli.parameters import CONTEXT, Number
 from zerofit.cli.plan_options import model_options, take_model_flags
 from zerofit.core.plan import GENERATE_LIMIT_S
 from zerofit.launching.launch import launch_run
@@ -25,7 +27,7 @@ from zerofit.launching.nodes import Nodes
 _OF_NODES = tuple(name for name in Nodes.__dataclass_fields__ if name != "ranks_per_node")
 
 
-@click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
+@click.command(cls=GroupedVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
 @strategy_options
 @model_options
 @rendezvous_options
@@ -59,9 +61,14 @@ _OF_NODES = tuple(name for name in Nodes.__dataclass_fields__ if name != "ranks_
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Print what would be written and run, and train nothing; to plan, SCRIPT still runs up to its "
-    "training, but with --no-capture.",
+    help="Print the decision and the command, with --verbose the files too, and train nothing; to plan, "
+    "SCRIPT still runs up to its training, but with --no-capture.",
 )
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Say all: what was captured, the plan's table, the command."
+)
+@wide_option
 @click.argument("script")
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
 def launch(
@@ -71,6 +78,9 @@ def launch(
     run_dir: Path,
     no_check: bool,
     dry_run: bool,
+    quiet: bool,
+    verbose: bool,
+    wide: bool,
     generate_limit_s: int,
     **flags: Any,
 ) -> int:
@@ -90,10 +100,10 @@ def launch(
         generate_limit_s=generate_limit_s,
         run_dir=run_dir,
         dry_run=dry_run,
-        observer=Console(),
+        observer=Console(is_quiet=quiet, shows_details=verbose, is_wide=wide),
     )
     if run.exit_code is None:
-        for path, text in run.files.items():
+        for path, text in run.files.items() if verbose else ():
             click.echo(f"# {path}\n{text}")
         click.echo(run.command)
         return 0

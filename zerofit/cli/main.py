@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import click
 
+from zerofit.cli.output.console import coloured, wants_colour
 from zerofit.core.errors import EXIT_USAGE, UserError, nearest
 from zerofit.core.version import VERSION
 
@@ -69,7 +70,12 @@ def main() -> NoReturn:
     """Run the command line and exit with its code."""
     settings = {"debug": False}  # filled in by --debug, for what goes wrong after it was read
     try:
-        sys.exit(zerofit.main(prog_name="zerofit", standalone_mode=False, obj=settings) or 0)
+        sys.exit(
+            zerofit.main(
+                prog_name="zerofit", standalone_mode=False, obj=settings, color=wants_colour(os.environ)
+            )
+            or 0
+        )
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         sys.exit(EXIT_USAGE)
@@ -97,7 +103,7 @@ def _fail(*errors: UserError, debug: bool) -> NoReturn:
     if debug:
         raise  # the group of them all, which is being handled
     for error in errors:
-        click.echo(str(error), err=True)
+        click.echo(coloured(str(error)), err=True, color=wants_colour(os.environ))
     sys.exit(max(error.exit_code for error in errors))
 
 

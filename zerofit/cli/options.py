@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from zerofit.cli.adapter_options import ADAPTER_OPTIONS, take_adapter_flags
-from zerofit.cli.parameters import Number, Word
+from zerofit.cli.parameters import Number, Word, typed_words
 from zerofit.core.errors import UserError
 from zerofit.core.presets import PRESETS
 from zerofit.core.request import Request
@@ -130,6 +130,7 @@ _RENDEZVOUS_OPTIONS = (
 no_check_option = click.option(
     "--no-check", is_flag=True, help="Go on where the rules of `zerofit check` say that it can't work."
 )
+wide_option = click.option("--wide", is_flag=True, help="Tables with all columns, wider than the terminal.")
 run_dir_option = click.option(
     "--run-dir",
     type=click.Path(path_type=Path),
@@ -175,7 +176,7 @@ def request_of(*, plan_file: Path | None, allow: frozenset[Allow] = frozenset(),
     flags |= take_adapter_flags(flags, allow=allow)
     if flags["checkpoint_every"] is not None:
         flags["gradient_checkpointing"] = _checkpoints(flags["gradient_checkpointing"])
-    return Request(plan=plan_from_file(plan_file) if plan_file else None, **flags)
+    return Request(plan=plan_from_file(plan_file) if plan_file else None, typed=typed_words(), **flags)
 
 
 def _checkpoints(said: bool | None) -> bool:

@@ -16,6 +16,9 @@ CONTEXT = {
 }
 """click's context settings of every verb."""
 
+_TYPED = "zerofit: typed words"
+"""Where a context keeps the words of its command line."""
+
 if TYPE_CHECKING:
     from click import ParamType as ParamType
 else:
@@ -58,11 +61,28 @@ class Verb(click.Command):
     """A verb whose name stands in what is said of mistakes on its command line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        remember_typed(ctx, args)
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             error.ctx = ctx  # click leaves it out where a flag lacks its value
             raise
+
+
+def remember_typed(ctx: click.Context, args: list[str]) -> None:
+    """Keep a verb's command line as it was typed, for `typed_words`."""
+    ctx.meta.setdefault(_TYPED, tuple(args))
+
+
+def typed_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the command line of the verb that runs: up to the script, and from it on."""
+    ctx = click.get_current_context(silent=True)
+    if ctx is None:
+        return (), ()
+    words = ctx.meta[_TYPED]
+    script = tuple(one for one in (ctx.params.get("script"),) if one) + (ctx.params.get("script_args") or ())
+    split = len(words) - len(script)
+    return (*ctx.command_path.split(), *words[:split]), words[split:]
 
 
 class Number(ParamType[float | str]):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zerofit.cli.capturing import capture_limit_option
-from zerofit.cli.options import field_options, request_of
-from zerofit.cli.output.console import Console
+from zerofit.cli.options import field_options, request_of, wide_option
+from zerofit.cli.output.console import Console, coloured, terminal_width
 from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
@@ -26,10 +26,11 @@ from zerofit.configs.write.write_files import file_exists, write_files
 from zerofit.core.capture import masked
 from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json, plan_to_json
+from zerofit.core.text_table import wrapped
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.make_problem import machine_of
 from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machines
-from zerofit.planning.plan_table import machine_words, plan_table
+from zerofit.planning.plan_table import as_it_is_lines, machine_words, plan_table
 from zerofit.scripts.target import check_script
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 )
 @field_options
 @click.option("--why", is_flag=True, help="Every reason, every term of every phase, with formula and source.")
+@wide_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @click.option(
     "--output",
@@ -76,6 +78,7 @@ def plan(
     compare: str | None,
     why: bool,
     as_json: bool,
+    wide: bool,
     output: Path | None,
     force: bool,
     plot: Path | None,
@@ -123,7 +126,9 @@ def plan(
         from zerofit.cli.output.plan_plot import plan_plot
 
         draw_plot(plan_plot(answers[0]), plot)
-    click.echo(_text(subject, answers, as_json=as_json, why=why, is_comparison=compare is not None))
+    width = None if wide else terminal_width()
+    text = _text(subject, answers, as_json=as_json, why=why, is_comparison=compare is not None, width=width)
+    click.echo(text if as_json else coloured(text))
     if output is not None and not answers[0].fits:
         click.echo(f"zerofit: nothing fits, so {output} is not written", err=True)
     elif output is not None:
@@ -176,13 +181,22 @@ def _check_output(output: Path, target: tuple[str, ...] | None) -> None:
     raise file_exists(str(output), flag="--output FILE")
 
 
-def _text(subject: Subject, answers: list[Answer], *, as_json: bool, why: bool, is_comparison: bool) -> str:
+def _text(
+    subject: Subject,
+    answers: list[Answer],
+    *,
+    as_json: bool,
+    why: bool,
+    is_comparison: bool,
+    width: int | None,
+) -> str:
     if as_json:
         return plan_json(answers, subject.capture)
-    parts = ["\n".join(subject.lines)] if subject.lines else []
-    parts += [plan_comparison(answers) if is_comparison else plan_table(answers[0])]
+    first = [] if is_comparison else as_it_is_lines(answers[0])
+    parts = ["\n".join(wrapped(lines, width)) for lines in (first, subject.lines) if lines]
+    parts += [plan_comparison(answers, width=width) if is_comparison else plan_table(answers[0], width=width)]
     if subject.capture is not None and not is_comparison and answers[0].fits:
-        parts += [applied_table(applied_rows(answers[0].plan))]
+        parts += [applied_table(applied_rows(answers[0].plan), width=width)]
     if why:
         parts += [plan_why(answer) for answer in answers]
     return "\n\n".join(parts)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from zerofit.cli.parameters import Number, ParamType, Verb, Word
+from zerofit.cli.parameters import Number, ParamType, Verb, Word, remember_typed
 from zerofit.core.errors import UserError, nearest
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import DTYPES, Precision
@@ -137,6 +137,12 @@ _MODEL_OPTIONS = (
         is_flag=True,
         help="Closed forms in place of a trace: rough, and in half a second.",
     ),
+    click.option(
+        "--fastest",
+        "takes_fastest",
+        is_flag=True,
+        help="Take the fastest strategy, be it in 16 bits where SCRIPT names no precision.",
+    ),
 )
 
 _MACHINE_OPTIONS = (
@@ -185,6 +191,7 @@ class FixingVerb(Verb):
     """A verb that understands --fix NAME=VALUE as the flag of that name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        remember_typed(ctx, args)
         if not any(argument == "--fix" or argument.startswith("--fix=") for argument in args):
             return super().parse_args(ctx, args)
         own, of_script = self._split_at_the_script(ctx, args)

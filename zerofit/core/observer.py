@@ -18,6 +18,15 @@ class Observer:
     def show(self, text: str) -> None:
         """Take a text of several lines, such as what a script trains or the table of a plan."""
 
+    def detail(self, text: str) -> None:
+        """Take a text that only a user who wants all of it reads; shown like any other if not overridden."""
+        self.show(text)
+
+    @property
+    def width(self) -> int | None:
+        """Columns that a table may take; None for any number."""
+        return None
+
     def task(
         self, title: str, *, is_announced: bool = False
     ) -> AbstractContextManager[Callable[[str], None]]:

@@ -72,6 +72,8 @@ class Request:
     group_by_length: bool | None = None
     says_qlora: bool = field(default=False, compare=False)
     """Whether adapters and quantization were said as --qlora, which means the same."""
+    typed: tuple[tuple[str, ...], tuple[str, ...]] = field(default=((), ()), compare=False, repr=False)
+    """The command line up to the script, and from it on; empty where it came from none."""
     allowed_lora: Lora | None = None
     """How adapters look where the user allows them and does not ask for them."""
     global_batch_size: int | None = None

@@ -2,16 +2,72 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
-def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines, the columns aligned and the last one as long as it is."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+_GAP = 2
+_CUT = "…"
+_HANGING = 4
+_LEAST_LAST = 12
+"""Columns that the last cell keeps at least."""
+
+
+def table_lines(
+    rows: Sequence[Sequence[str]], *, width: int | None = None, leaves_out: Sequence[int] = ()
+) -> list[str]:
+    """Return rows of cells as lines, the columns aligned.
+
+    Args:
+        rows: the cells, as many in each row.
+        width: columns that a line may take; None for any, the last cell being as long as it is.
+        leaves_out: columns of cells that may be left out where the lines are too wide, the first one first.
+    """
+    kept = list(range(len(rows[0])))
+    for column in leaves_out:
+        if width is None or _width(rows, kept) <= width:
+            break
+        kept.remove(column)
+    widths = [max(len(row[column]) for row in rows) for column in kept]
+    if width is not None:
+        # The last cell is cut first, then the widest of the others.
+        over = max(0, sum(widths) + _GAP * (len(widths) - 1) - width)
+        cut = min(over, max(0, widths[-1] - _LEAST_LAST))
+        widths[-1] -= cut
+        widest = widths.index(max(widths[:-1], default=0))
+        widths[widest] -= over - cut
     return [
-        "  ".join((*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1])).rstrip()
+        (" " * _GAP)
+        .join(f"{_cut(row[column], size):<{size}}" for column, size in zip(kept, widths, strict=True))
+        .rstrip()
         for row in rows
     ]
+
+
+def wrapped(lines: Iterable[str], width: int | None, *, whole: str | None = None) -> Iterator[str]:
+    """Yield the lines, those that are too long as several.
+
+    Args:
+        lines: what is written.
+        width: columns that a line may take; None for any.
+        whole: how a line begins that is to stay in one piece; None for none.
+    """
+    for line in lines:
+        if width is None or (whole is not None and line.startswith(whole)):
+            yield line
+            continue
+        indent = " " * (len(line) - len(line.lstrip()) + _HANGING)
+        yield from textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+
+
+def _width(rows: Sequence[Sequence[str]], columns: Sequence[int]) -> int:
+    return sum(max(len(row[column]) for row in rows) for column in columns) + _GAP * (len(columns) - 1)
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else cell[: max(0, width - 1)] + _CUT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
     from zerofit.core.request import Request
 
+_SHOWN_ROWS = 6
+"""Changes that are listed before a script starts."""
 RUNS = Path("zerofit-runs")
 """Folder of all run folders, where no other is named."""
 
@@ -155,7 +158,7 @@ def launch_run(
     exit_code, cause = None, None
     if not dry_run:
         observer.say(f"run folder {folder.path}")
-        observer.say(f"command: {command}")
+        observer.detail(f"zerofit: command: {command}")
         ended = start(to_launch, folder)
         exit_code, cause = ended.exit_code, ended.cause
     return LaunchedRun(
@@ -213,15 +216,27 @@ def _check_rules(
     situation = situation_of_launch(plan, machine=plan.machine, targets=targets)
     if plan.capture is not None:
         situation = with_capture(situation, plan.capture)
-    stop_at_errors(situation, no_check=not plan.is_checked, say=observer.show)
+    stop_at_errors(situation, no_check=not plan.is_checked, say=partial(_tell_finding, observer))
+
+
+def _tell_finding(observer: Observer, text: str) -> None:
+    """Tell what a rule found: what it is at once, its reason and fix as details."""
+    first, _, rest = text.partition("\n")
+    observer.show(first)
+    observer.detail(rest)
 
 
 def _tell(to_launch: Launch, observer: Observer) -> None:
     """Tell the strategy, and every change to what the script says."""
     plan = to_launch.plan
-    for line in head_lines(plan):
-        observer.say(line)
-    observer.show(applied_table(applied_rows(plan)))
+    machine, strategy = head_lines(plan)
+    observer.detail(f"zerofit: {machine}")
+    observer.say(strategy)
+    rows = applied_rows(plan)
+    shown = rows if len(rows) <= _SHOWN_ROWS else rows[:_SHOWN_ROWS]
+    observer.show(applied_table(shown, width=observer.width))
+    if len(rows) > _SHOWN_ROWS:
+        observer.show(f"and {len(rows) - _SHOWN_ROWS} more, which plan.json in the run folder names")
     if is_on_one_of_many_gpus(plan):
         alone = f"one rank uses GPU {to_launch.rendezvous.gpu_ids} alone"
         observer.say(f"{alone}: with more in sight Trainer would spread over them all")

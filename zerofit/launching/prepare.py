@@ -97,7 +97,7 @@ def _plan_for_script(
         observer=observer,
     ) as run:
         subject = CapturedRun(flags=launch.model, script=run)
-        observer.show("\n".join(subject.lines))
+        observer.detail("\n".join(subject.lines))
         return _plan_for(subject, launch, specified, observer), run.capture
 
 
@@ -149,7 +149,7 @@ def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Reques
         observer=observer,
     ) as run:
         capture = run.capture
-        observer.show("\n".join(capture_lines(capture, is_kept=run.is_kept)))
+        observer.detail("\n".join(capture_lines(capture, is_kept=run.is_kept)))
     bare = replace(launch.request, global_batch_size=None)
     topology = choose(machine=launch.machine, versions=probe_versions(), request=bare).topology
     problem = captured_problem_of(  # refuses what can't be applied to the script

@@ -24,6 +24,10 @@ class Answer:
     """Of the choice, or of the nearest where nothing fits."""
     is_fast: bool
     """Whether closed forms stood in for traces."""
+    as_it_is: EstimatedStrategy | None = None
+    """What the script runs without zerofit; None where there is no script, or it brings an engine itself."""
+    in_16_bits: EstimatedStrategy | None = None
+    """The best in 16 bits, where the choice keeps the fp32 of a script that names no precision."""
     dropped: tuple[Dropped, ...] = ()
     """What compatibility rules forbade."""
     suggestions: tuple[Suggestion, ...] = ()

@@ -49,12 +49,16 @@ def applied_rows(plan: Plan) -> tuple[Row, ...]:
     )
 
 
-def applied_table(rows: tuple[Row, ...]) -> str:
-    """Return the rows as a table; one line that says so where nothing changes."""
+def applied_table(rows: tuple[Row, ...], *, width: int | None = None) -> str:
+    """Return the rows as a table; one line that says so where nothing changes.
+
+    Args:
+        width: columns that it may take; None for any.
+    """
     if not rows:
         return "runs as the script says, without any change"
     cells = [(row.what, row.script_says, row.runs, row.why) for row in rows]
-    return "\n".join(table_lines([_HEADER, *cells]))
+    return "\n".join(table_lines([_HEADER, *cells], width=width))
 
 
 def _batch(plan: Plan, capture: Capture | None) -> Iterator[Row]:

@@ -21,6 +21,7 @@ from zerofit.core.strategy import (
     OffloadDevice,
     OptimizerName,
     Precision,
+    Quantization,
     Strategy,
     ZeroStage,
 )
@@ -54,6 +55,8 @@ _AS_SAID: dict[str, Any] = {
 }
 """Values that no rule forbids unless the user gives them, so that each kind is checked once."""
 
+_Trained = tuple[tuple[str, ...], Lora | None, Quantization | None]
+"""What is frozen, the adapters, and the format of the weights beside them."""
 _NONE, _CPU, _NVME = OffloadDevice.NONE, OffloadDevice.CPU, OffloadDevice.NVME
 _KINDS: tuple[Kind, ...] = (
     (Engine.NATIVE, ZeroStage.NOTHING, _NONE, _NONE),
@@ -102,7 +105,8 @@ def candidates(problem: Problem) -> Candidates:
     dropped: list[Dropped] = []
     verdicts: dict[Strategy, tuple[Finding, ...]] = {}
     for strategy in _without_batches(problem):
-        checked = replace(strategy, **{name: value for name, value in _AS_SAID.items() if name not in said})
+        kept = {*said, "lora"} if strategy.quantization is not None else said  # they go together
+        checked = replace(strategy, **{name: value for name, value in _AS_SAID.items() if name not in kept})
         if checked not in verdicts:
             verdicts[checked] = _errors(checked, problem)
             if verdicts[checked]:
@@ -199,7 +203,8 @@ def _without_batches(problem: Problem) -> Iterator[Strategy]:
         path = fixed.nvme_path or (DEFAULT_NVME_PATH if uses_nvme else None)
         base = replace(base, **{**pinned, "nvme_path": path})
         deepspeed = engine is Engine.DEEPSPEED
-        for optimizer, checkpointing, buckets, (freeze, lora) in product(
+        for precision, optimizer, checkpointing, buckets, (freeze, lora, quantization) in product(
+            _precisions(problem, engine, base),
             _optimizers(problem, offloads=offloads),
             _checkpointing(problem),
             (Buckets(), SMALL_BUCKETS) if deepspeed else (Buckets(),),
@@ -207,11 +212,13 @@ def _without_batches(problem: Problem) -> Iterator[Strategy]:
         ):
             yield replace(
                 base,
+                precision=precision,
                 optimizer=optimizer,
                 gradient_checkpointing=checkpointing,
                 buckets=buckets,
                 freeze=freeze,
                 lora=lora,
+                quantization=quantization,
             )
 
 
@@ -252,6 +259,15 @@ def _checkpointing(problem: Problem) -> tuple[bool, ...]:
     return problem.constraints.among("gradient_checkpointing", (False, True))
 
 
+def _precisions(problem: Problem, engine: Engine, base: Strategy) -> tuple[Precision | None, ...]:
+    own, script = problem.own_precision, problem.script
+    if own is None or script is None or problem.request.precision is not None:
+        return (base.precision,)
+    if engine is Engine.DEEPSPEED and script.weights is not Precision.FP32:
+        return (script.weights,)  # in fp32 DeepSpeed refuses weights of another format (_check_params)
+    return tuple(dict.fromkeys((own, base.precision)))
+
+
 def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | None, ...]:
     fixed = problem.request.optimizer
     if fixed is not None:
@@ -265,18 +281,21 @@ def _optimizers(problem: Problem, *, offloads: bool) -> tuple[OptimizerName | No
     return problem.constraints.among("optimizer", choices)
 
 
-def _trained(problem: Problem) -> tuple[tuple[tuple[str, ...], Lora | None], ...]:
+def _trained(problem: Problem) -> tuple[_Trained, ...]:
     """Return the parts that may train: everything, and those that the user allows in place of it."""
     request = problem.request
-    choices = [(request.freeze or (), request.lora)]
+    choices: list[_Trained] = [(request.freeze or (), request.lora, request.quantization)]
     if request.freeze is not None or request.lora is not None:
         return tuple(choices)
     allow = problem.constraints.allow
     if Allow.FREEZE in problem.allow and problem.model.vocab_size:
-        choices += [(freeze, None) for freeze in FREEZES if allow("freeze", freeze)]
+        choices += [(freeze, None, None) for freeze in FREEZES if allow("freeze", freeze)]
     lora = request.allowed_lora or Lora()
     if Allow.LORA in problem.allow and allow("lora", lora):
-        choices.append(((), lora))
+        choices.append(((), lora, None))
+    quantizes = allow("lora", lora) and allow("quantization", Quantization.NF4)
+    if Allow.QLORA in problem.allow and quantizes:
+        choices.append(((), lora, Quantization.NF4))
     return tuple(choices)
 
 

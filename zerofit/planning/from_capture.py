@@ -59,6 +59,7 @@ def problem_from_capture(
     topology: Topology,
     allow: frozenset[Allow] = frozenset(),
     reserve: Reserve | None = None,
+    takes_fastest: bool = False,
     expandable_segments: bool = False,
 ) -> Problem:
     """Return the problem that a captured script poses on one machine.
@@ -86,6 +87,7 @@ def problem_from_capture(
         request=request,
         allow=allow - left_out.keys(),
         reserve=reserve or Reserve(share=DEFAULT_RESERVE),
+        takes_fastest=takes_fastest,
         makes_model_first=not capture.model.is_transformers,
         expandable_segments=expandable_segments,
         script=script,
@@ -108,7 +110,8 @@ def _why_left_out(allowed: Allow, script: Script) -> str:
     """Return why something that the user allows can't be done to a script; empty where it can."""
     if allowed is Allow.LENGTH:
         return "the length of its samples is the script's own to change"
-    pins = (pin for pin in script.constraints.pins if pin.field == allowed.value)
+    fields = ("lora", "quantization") if allowed is Allow.QLORA else (allowed.value,)
+    pins = (pin for pin in script.constraints.pins if pin.field in fields)
     return next((pin.why for pin in pins), "")
 
 

@@ -40,6 +40,7 @@ class ModelFlags:
     reserve: Reserve
     expandable_segments: bool
     is_fast: bool
+    takes_fastest: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,7 @@ DEFAULTS: dict[str, Any] = {
     "reserve": Reserve(share=DEFAULT_RESERVE),
     "expandable_segments": False,
     "is_fast": False,
+    "takes_fastest": False,
 }
 """What a flag of planning is where it is left out; None for the others."""
 CAPTURE_LIMIT_S = 600
@@ -78,6 +80,7 @@ _ONLY_PLANNING = {
     "reserve": "--reserve",
     "expandable_segments": "--expandable-segments",
     "is_fast": "--fast",
+    "takes_fastest": "--fastest",
 }
 """What does nothing where no plan is made, by the field of ModelFlags."""
 

@@ -18,7 +18,7 @@ from zerofit.planning.search import OFFLOADED, SAME_TIME, RuledOut, kind_of, tie
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from zerofit.core.strategy import Strategy
+    from zerofit.core.strategy import Precision, Strategy
     from zerofit.planning.problem import Problem
     from zerofit.planning.search import EstimatedStrategy, TrainingResult
 
@@ -103,8 +103,8 @@ def _is_close(one: EstimatedStrategy, problem: Problem) -> bool:
     return problem.is_close(one.estimate.device, one.estimate.host)
 
 
-def _tier(one: EstimatedStrategy, problem: Problem) -> int:
-    return tier(one.strategy, fixed=fields_said(problem.request))
+def _tier(one: EstimatedStrategy, problem: Problem) -> float:
+    return tier(one.strategy, fixed=fields_said(problem.request), own_precision=problem.own_precision)
 
 
 def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -> Iterator[Reason]:
@@ -123,7 +123,7 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
     if strategy.nvme_path == DEFAULT_NVME_PATH and request.nvme_path is None:
         yield _chosen(strategy, "nvme_path", "stands for a folder on the NVMe disk: --nvme-path names it")
     if request.precision is None and strategy.precision is not None and "precision" not in settled:
-        yield _chosen(strategy, "precision", why_precision(strategy.precision, problem.machine))
+        yield _chosen(strategy, "precision", _why_precision(strategy.precision, problem))
     if request.micro_batch_size is None and "micro_batch_size" not in settled:
         yield _chosen(strategy, "micro_batch_size", _why_micro_batch(head, found, problem))
     is_open = request.gradient_accumulation_steps is None and "gradient_accumulation_steps" not in settled
@@ -141,7 +141,11 @@ def _reasons(head: EstimatedStrategy, found: TrainingResult, problem: Problem) -
             strategy, "freeze", "nothing fits while every weight trains, and --allow freeze says so"
         )
     if strategy.lora is not None and request.lora is None:
-        yield _chosen(strategy, "lora", "nothing fits while every weight trains, and --allow lora says so")
+        allowed = "lora" if strategy.quantization is None else "qlora"
+        why = f"nothing fits while every weight trains, and --allow {allowed} says so"
+        yield _chosen(strategy, "lora", why)
+        if strategy.quantization is not None:
+            yield _chosen(strategy, "quantization", why)
     if strategy.buckets != Buckets():
         value = f"{strategy.buckets.reduce_bucket_size} elements"
         why = "the default buckets do not fit, or are no faster"
@@ -155,6 +159,14 @@ def _of_script(strategy: Strategy, problem: Problem) -> Iterator[Reason]:
             value = getattr(strategy, name)
             said = "as the script says" if value is None else show(value)
             yield Reason(field=name, value=said, origin=Origin.SCRIPT, why=pin.why)
+
+
+def _why_precision(precision: Precision, problem: Problem) -> str:
+    if problem.own_precision is None:
+        return why_precision(precision, problem.machine)
+    if precision is problem.own_precision:
+        return "the script names none, which is fp32"
+    return f"the script names none, and nothing fits in {problem.own_precision.value}"
 
 
 def _chosen(strategy: Strategy, field: str, why: str) -> Reason:
@@ -198,7 +210,7 @@ def _why_micro_batch(head: EstimatedStrategy, found: TrainingResult, problem: Pr
     size = head.strategy.micro_batch_size or 1
     larger = [one for one in found.variants if (one.strategy.micro_batch_size or 1) > size]
     script = problem.script
-    if not larger and script is not None and size == script.micro_batch_size and head.fits:
+    if script is not None and size == script.micro_batch_size and head.fits:
         return "the script's own batch, in one piece"
     if not larger:
         if head.strategy.gradient_accumulation_steps == 1:

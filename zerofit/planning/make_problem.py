@@ -233,6 +233,7 @@ def captured_problem_of(
         topology=topology,
         allow=flags.allow,
         reserve=flags.reserve,
+        takes_fastest=flags.takes_fastest,
         expandable_segments=flags.expandable_segments,
     )
 

@@ -16,7 +16,7 @@ from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import CAPTURE_LIMIT_S, Loop, check_capture_limit
 from zerofit.planning.make_problem import check_model_flags, check_named, machine_of, no_gpus_here, source_of
 from zerofit.planning.plan_from_flags import topology_of
-from zerofit.planning.plan_table import answer_html, plan_table
+from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
 from zerofit.planning.planner import Planner
 from zerofit.planning.settings import settings_of
 from zerofit.planning.subject import CapturedRun, NamedModel
@@ -59,7 +59,8 @@ class PlannedRun(Plan):
         return self.answer.fits
 
     def __str__(self) -> str:
-        return plan_table(self.answer)
+        first = as_it_is_lines(self.answer)
+        return "\n".join([*first, *([""] if first else []), plan_table(self.answer)])
 
     def _repr_html_(self) -> str:
         return answer_html(self.answer)
@@ -285,19 +286,29 @@ def plan_to_run(
     with Planner(subject, is_fast=is_fast, observer=observer) as planner:
         answer = planner.answer(problem, is_here=is_here, notes=specified.assumptions)
     for note in answer.notes:
-        observer.say(f"assumed: {note}")
-    observer.show(plan_table(answer))
-    if not answer.fits:
+        observer.detail(f"zerofit: assumed: {note}")
+    table = plan_table(answer, width=observer.width)
+    if answer.fits:
+        observer.show("\n".join(decision_lines(answer)))
+        observer.detail(table)
+    else:
+        observer.show("\n".join([*as_it_is_lines(answer), table]))
         instead = "leave out --model" if subject.capture is None else "give --no-capture"
         raise UserError(
             "nothing-fits",
             "no strategy fits",
             found=f"{subject.said} on {topology.world_size} GPUs: {answer.head.shortage}",
             why="zerofit does not start what will run out of memory",
-            fix=answer.suggestions[0].change if answer.suggestions else f"{instead} to go on without a plan",
+            fix=_fix(answer) or f"{instead} to go on without a plan",
             exit_code=DOES_NOT_FIT,
         )
     return answer.plan
+
+
+def _fix(answer: Answer) -> str:
+    change = answer.suggestions[0].change if answer.suggestions else ""
+    is_pasted = change.startswith("--") and answer.problem.request.typed[0]
+    return command_with(change, answer.problem.request) if is_pasted else change
 
 
 def _facts_of(script: str) -> ScriptFacts | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import html
+import shlex
+import textwrap
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.core.estimates import Holder
 from zerofit.core.facts import parameters
-from zerofit.core.text_table import table_lines
+from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import format_bytes
 from zerofit.planning.make_plan import why_it_loses
 from zerofit.planning.plan_words import (
@@ -23,27 +25,59 @@ from zerofit.planning.plan_words import (
     time,
     workload_words,
 )
+from zerofit.planning.search import SAME_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zerofit.core.estimates import MemoryEstimate, PhaseMemory
+    from zerofit.core.request import Request
     from zerofit.planning.answer import Answer
     from zerofit.planning.search import EstimatedStrategy
 
 _BAR = 20
+_BAR_NAME = "GPU memory"
+_SHOWN_BYTES = 2**27
+"""A smaller term is left out where terms are listed."""
 _AT_LEAST = "too large: weights, gradients, states and context of its smallest variant"
-_HEADER = ("", "strategy", "batch", "GPU memory", "GiB", "host GiB", "step", "tokens/s", "verdict")
+_COMMAND = "    "
+"""What a command to paste begins with."""
+_ALL_COLUMNS = 160
+"""Columns from which on verdicts and strategies are written out."""
+_LESS_IMPORTANT = (7, 5, 3, 6, 2)
+"""Columns that are left out where the terminal is narrow: tokens/s, host, bar, step, batch."""
+_SHORT = (
+    ("optimizer on cpu, weights on cpu", "all on cpu"),
+    ("optimizer on nvme, weights on nvme", "all on nvme"),
+    ("optimizer on", "states on"),
+    ("checkpointing", "ckpt"),
+    ("small buckets", "buckets"),
+)
+"""How a strategy is written in a narrow table."""
+_TOO_LARGE = "too large"
+_HEADER = ("", "strategy", "batch", _BAR_NAME, "GiB", "host GiB", "step", "tokens/s", "verdict")
 
 
-def plan_table(answer: Answer) -> str:
-    """Return what `zerofit plan` prints."""
-    lines = [*_head(answer), "", *table_lines(_cells(answer)), "", *_legend(answer)]
-    if answer.fits:
-        lines += ["", *_peak(answer)]
-    else:
-        lines += ["", *_nothing_fits(answer)]
-    return "\n".join(lines)
+def plan_table(answer: Answer, *, width: int | None = None) -> str:
+    """Return what `zerofit plan` prints.
+
+    Args:
+        width: columns that it may take; None for any.
+    """
+    is_short = width is not None and width < _ALL_COLUMNS
+    table = table_lines(_cells(answer, is_short=is_short), width=width, leaves_out=_LESS_IMPORTANT)
+    last = _peak(answer) if answer.fits else _nothing_fits(answer)
+    return "\n".join(
+        [
+            *wrapped(_head(answer), width),
+            "",
+            *table,
+            "",
+            *wrapped(_legend(answer, has_bar=_BAR_NAME in table[0]), width),
+            "",
+            *wrapped(last, width, whole=_COMMAND),
+        ]
+    )
 
 
 def machine_words(answer: Answer) -> str:
@@ -76,28 +110,50 @@ def answer_html(answer: Answer) -> str:
     def row(cells: Sequence[str], tag: str) -> str:
         return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
-    header, *rows = _cells(answer)
+    header, *rows = _cells(answer, is_short=False)
     table = "".join((row(header, "th"), *(row(cells, "td") for cells in rows)))
     last = _peak(answer) if answer.fits else _nothing_fits(answer)
     return f"{paragraph(_head(answer))}<table>{table}</table>{paragraph(_legend(answer))}{paragraph(last)}"
 
 
-def _cells(answer: Answer) -> list[list[str]]:
-    """Return the table's header and rows."""
+def _cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
+    """Return the table's header and rows; in few words where is_short."""
+    cells = _full_cells(answer, is_short=is_short)
+    if is_short:
+        for row in cells:
+            for long, short in _SHORT:
+                row[1] = row[1].replace(long, short)
+    return cells
+
+
+def _full_cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
     found = answer.found
-    rows = [list(_HEADER), _row(answer, answer.head, ">" if answer.fits else "?")]
-    rows += [_row(answer, judged, "") for judged in found.others]
+    rows = [list(_HEADER), _row(answer, answer.head, ">" if answer.fits else "?", is_short=is_short)]
+    rows += [_row(answer, judged, "", is_short=is_short) for judged in found.others]
     problem = answer.problem
     for one in found.ruled_out:
         least = f"at least {gib(one.least_bytes)}"
         name = kind_label(one.strategy, problem.topology)
-        rows.append(["", name, "-", ">" * _BAR, least, "-", "-", "-", _AT_LEAST])
+        rows.append(["", name, "-", ">" * _BAR, least, "-", "-", "-", _TOO_LARGE if is_short else _AT_LEAST])
     return rows
 
 
-def _row(answer: Answer, judged: EstimatedStrategy, mark: str) -> list[str]:
+def _short_verdict(answer: Answer, judged: EstimatedStrategy) -> str:
+    if not judged.fits:
+        on_gpu = judged.estimate.device.peak_bytes > answer.problem.device_bytes
+        return _TOO_LARGE if on_gpu else "too large for host"
+    verdict, chosen = fit_words(judged.estimate, answer.problem), answer.found.chosen
+    ratio = None if chosen is None else _speedup(chosen, judged)
+    if judged is answer.head or ratio is None:
+        return verdict
+    return f"{verdict}, {ratio:.1f} x time"
+
+
+def _row(answer: Answer, judged: EstimatedStrategy, mark: str, *, is_short: bool) -> list[str]:
     estimate, problem = judged.estimate, answer.problem
-    if judged.fits:
+    if is_short:
+        verdict = _short_verdict(answer, judged)
+    elif judged.fits:
         verdict = fit_words(estimate, problem)
         if judged is not answer.head:
             verdict += f", {why_it_loses(judged, answer.found.chosen, problem)}"
@@ -116,12 +172,13 @@ def _row(answer: Answer, judged: EstimatedStrategy, mark: str) -> list[str]:
     ]
 
 
-def _legend(answer: Answer) -> Iterator[str]:
+def _legend(answer: Answer, *, has_bar: bool = True) -> Iterator[str]:
     letters = ", ".join(f"{group.letter} {group.name}" for group in GROUPS)
     ranks = answer.problem.topology.world_size
     where = f"each of {ranks} GPUs" if ranks > 1 else "the GPU"
     yield f"batch: micro-batch x accumulation, on {where}"
-    yield f"bar:   {letters}; its end is {format_bytes(answer.problem.device_bytes)}"
+    if has_bar:
+        yield f"bar:   {letters}; its end is {format_bytes(answer.problem.device_bytes)}"
     yield "±:     a measurement is expected within it; where it reaches beyond GPU or host: fits closely"
 
 
@@ -129,7 +186,7 @@ def _peak(answer: Answer) -> Iterator[str]:
     device = answer.head.estimate.device
     peak = device.peak
     terms = sorted(peak.terms, key=lambda term: -term.num_bytes)
-    words = [f"{term.name} {gib(term.num_bytes)}" for term in terms if term.num_bytes >= 2**27]
+    words = [f"{term.name} {gib(term.num_bytes)}" for term in terms if term.num_bytes >= _SHOWN_BYTES]
     allocated = gib(peak.held_by(Holder.TENSORS))
     yield f"most in {peak.phase.value}: {', '.join(words)} GiB; tensors alone {allocated} GiB"
     yield f"±: {device.uncertainty_source}"
@@ -152,6 +209,88 @@ def _nothing_fits(answer: Answer) -> Iterator[str]:
         strategy = label(suggestion.best.strategy, answer.problem.topology)
         line = f"  {suggestion.change}: {strategy}, {memory(estimate.device)} GiB on each GPU"
         yield f"{line}, closely" if suggestion.is_close else line
+        if suggestion.change.startswith("--") and problem.request.typed[0]:
+            yield f"{_COMMAND}{command_with(suggestion.change, problem.request)}"
+
+
+def command_with(flags: str, request: Request) -> str:
+    """Return the command that was typed, with more flags of zerofit's."""
+    own, of_script = request.typed
+    return shlex.join((*own, *flags.split(), *of_script))
+
+
+def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
+    """Return whether the script fits as it is, and what is chosen in its place; empty without a script.
+
+    Args:
+        has_terms: True for the terms of what it needs.
+    """
+    own, problem = answer.as_it_is, answer.problem
+    if own is None:
+        return []
+    device, chosen = own.estimate.device, answer.found.chosen
+    where = " on each GPU" if problem.topology.world_size > 1 else ""
+    said = f"your script as it is: {_in_gib(device)} of {format_bytes(problem.card_bytes)}{where}, "
+    if device.peak_bytes > problem.card_bytes:
+        said += "does not fit"
+    elif not own.fits:
+        free = format_bytes(problem.card_bytes - problem.device_bytes)
+        is_device = device.peak_bytes > problem.device_bytes
+        said += f"does not fit beside the {free} to be kept free" if is_device else own.shortage
+    else:
+        said += fit_words(own.estimate, problem)
+    if chosen is not None and chosen.strategy == own.strategy:
+        said += "; nothing is changed"
+    elif chosen is not None and own.fits:
+        said += f"; changed: {_gain(chosen, own)}"
+    lines = [said, *(_terms_lines(device) if has_terms else ())]
+    if chosen is not None and chosen.strategy != own.strategy:
+        lines.append(_runs_with(chosen, answer))
+    if answer.in_16_bits is not None and chosen is not None:
+        lines += _hint(answer.in_16_bits, chosen)
+    return lines
+
+
+def decision_lines(answer: Answer) -> list[str]:
+    """Return the answer in a few lines, for a run that is started at once."""
+    chosen = answer.found.chosen
+    if chosen is None or answer.as_it_is is not None:
+        return as_it_is_lines(answer, has_terms=False)
+    return [_runs_with(chosen, answer)]
+
+
+def _runs_with(chosen: EstimatedStrategy, answer: Answer) -> str:
+    runs = f"{label(chosen.strategy, answer.problem.topology)}, batch {batch(chosen.strategy)}"
+    return f"runs with {runs}: {_in_gib(chosen.estimate.device)}"
+
+
+def _in_gib(estimate: MemoryEstimate) -> str:
+    return f"{format_bytes(estimate.peak_bytes)} ±{estimate.uncertainty:.0%}"
+
+
+def _gain(other: EstimatedStrategy, own: EstimatedStrategy) -> str:
+    ratio = _speedup(other, own)
+    return f"about {ratio:.1f} x faster" if ratio is not None and ratio > 1.05 else "as the flags say"
+
+
+def _speedup(other: EstimatedStrategy, own: EstimatedStrategy) -> float | None:
+    time, own_time = other.estimate.step_time, own.estimate.step_time
+    return own_time.seconds / time.seconds if time is not None and own_time is not None else None
+
+
+def _hint(other: EstimatedStrategy, chosen: EstimatedStrategy) -> Iterator[str]:
+    ratio, precision = _speedup(other, chosen), other.strategy.precision
+    if ratio is not None and precision is not None and ratio > 1 + SAME_TIME:
+        yield f"hint: --mixed-precision {precision.value} is about {ratio:.1f} x faster and rounds more;"
+        yield "      --fastest takes it"
+
+
+def _terms_lines(device: MemoryEstimate) -> Iterator[str]:
+    """Yield the terms of a peak, the largest first, at 80 columns."""
+    terms = sorted(device.peak.terms, key=lambda term: -term.num_bytes)
+    words = [f"{term.name} {gib(term.num_bytes)}" for term in terms if term.num_bytes >= _SHOWN_BYTES]
+    text = f"in {device.peak.phase.value}: {', '.join(words)} GiB"
+    yield from textwrap.wrap(text, 80, initial_indent="  ", subsequent_indent="    ")
 
 
 def _largest(where: str, estimate: MemoryEstimate) -> str:

@@ -35,6 +35,8 @@ class Allow(StrEnum):
     """Embeddings that do not train."""
     LORA = "lora"
     """Low-rank adapters in place of the weights."""
+    QLORA = "qlora"
+    """Such adapters beside weights in 4 bits."""
     LENGTH = "length"
     """A shorter maximum length."""
 
@@ -86,6 +88,8 @@ class Problem:
     reserve: Reserve = field(default_factory=lambda: Reserve(share=DEFAULT_RESERVE))
     makes_model_first: bool = False
     """True if the script makes its model before anything that says "ZeRO stage 3"."""
+    takes_fastest: bool = False
+    """True if the fastest is to be taken, in another number format than the script's too."""
     expandable_segments: bool = False
     """True if the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
     script: Script | None = None
@@ -99,6 +103,13 @@ class Problem:
     def constraints(self) -> Constraints:
         """What of a strategy the script leaves open."""
         return self.script.constraints if self.script is not None else Constraints()
+
+    @property
+    def own_precision(self) -> Precision | None:
+        """The format that a script computes in though it names none; None where any format may be taken."""
+        if self.script is None or self.takes_fastest or self.script.capture.precision is not None:
+            return None
+        return None if "precision" in self.constraints.settled() else Precision.FP32
 
     @property
     def own_optimizer(self) -> Stepper:

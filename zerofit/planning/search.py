@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from zerofit.core.freezing import FROZEN_LAYERS
-from zerofit.core.strategy import Buckets, Engine, OffloadDevice, OptimizerName, Strategy, ZeroStage
+from zerofit.core.strategy import (
+    Buckets,
+    Engine,
+    OffloadDevice,
+    OptimizerName,
+    Precision,
+    Strategy,
+    ZeroStage,
+)
 from zerofit.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -54,17 +62,27 @@ def kind_of(strategy: Strategy) -> Kind:
     return strategy.engine, strategy.zero_stage, strategy.optimizer_offload, strategy.param_offload
 
 
-def tier(strategy: Strategy, *, fixed: Collection[str] = ()) -> int:
+def tier(strategy: Strategy, *, fixed: Collection[str] = (), own_precision: Precision | None = None) -> float:
     """Return how far a strategy goes; a lower one always comes first.
 
     0: all stays on the GPUs. OFFLOADED: something does not; the mathematics stays. 2: optimizer states in
-    8 bit. 3: another optimizer. 4: frozen embeddings. 5: frozen layers. 6: adapters.
+    8 bit. 3: another optimizer. 4: frozen embeddings. 5: frozen layers. 6: adapters. 7: adapters beside a
+    quantized base. Half a step more: one of the steps from 2 on, offloaded. A quarter more: forward and
+    backward in another format than the script's.
 
     Args:
         fixed: names of the fields that the user chose, which are no change then.
+        own_precision: the script's format; None where any may be taken.
     """
+    is_kept = own_precision is None or "precision" in fixed or strategy.precision is own_precision
+    step = _step(strategy, fixed)
+    is_offloaded = strategy.offloads and step > OFFLOADED
+    return step + (0.5 if is_offloaded else 0.0) + (0.0 if is_kept else 0.25)
+
+
+def _step(strategy: Strategy, fixed: Collection[str]) -> int:
     if strategy.lora is not None and "lora" not in fixed:
-        return 6
+        return 6 if strategy.quantization is None else 7
     if strategy.freeze and "freeze" not in fixed:
         return 5 if strategy.freeze == FROZEN_LAYERS else 4
     if "optimizer" in fixed or strategy.optimizer in (None, OptimizerName.ADAMW, OptimizerName.PAGED_ADAMW):
@@ -193,8 +211,10 @@ def search(
     *,
     estimator: Estimator[C],
     device_bytes: int,
-    tier_of: Callable[[Strategy], int] = tier,
+    tier_of: Callable[[Strategy], float] = tier,
     same_time: float = SAME_TIME,
+    own: Strategy | None = None,
+    wins: Callable[[C, C], bool] = lambda _, __: True,
     compares: bool = True,
 ) -> SearchResult[C]:
     """Return the best strategy that fits, and the best of each other kind beside it.
@@ -202,10 +222,18 @@ def search(
     Args:
         tier_of: how far a strategy goes; a lower tier always comes first.
         same_time: share of time that a simpler strategy may lose to the fastest.
+        own: what the script runs by itself, which is chosen if it fits and nothing of its tier wins or fits
+            more safely; None where there is no script, or the fastest is to be taken.
+        wins: True if the first beats the second, the script's own, by more than the estimates' error.
         compares: True if to look at the other kinds too; without, only the choice is looked for.
     """
     hunt = _Hunt(strategies, estimator, device_bytes=device_bytes, tier_of=tier_of, same_time=same_time)
     chosen = hunt.best(hunt.fitting)
+    if own is not None and chosen is not None and tier_of(own) <= tier_of(chosen.strategy):
+        kept = hunt.look(own)
+        is_safe = estimator.has_room(own) or not estimator.has_room(chosen.strategy)
+        if kept.fits and is_safe and not wins(chosen, kept):
+            chosen = kept
     others: list[C] = []
     ruled_out: list[RuledOut] = []
     for kind in dict.fromkeys(map(kind_of, strategies)) if compares else ():
@@ -242,7 +270,7 @@ class _Hunt(Generic[C]):
         estimator: Estimator[C],
         *,
         device_bytes: int,
-        tier_of: Callable[[Strategy], int],
+        tier_of: Callable[[Strategy], float],
         same_time: float,
     ) -> None:
         self._estimator = estimator
@@ -259,7 +287,7 @@ class _Hunt(Generic[C]):
 
     def best(self, strategies: Iterable[Strategy]) -> C | None:
         """Return the best that fits: of the lowest tier, the simplest that nothing there clearly beats."""
-        by_tier: dict[int, list[Strategy]] = {}
+        by_tier: dict[float, list[Strategy]] = {}
         for one in sorted(strategies, key=simplicity):
             by_tier.setdefault(self._tiers[one], []).append(one)
         for _, alike in sorted(by_tier.items()):

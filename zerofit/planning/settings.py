@@ -38,7 +38,7 @@ _ENUMS: dict[str, type[Enum]] = {
     "loop": Loop,
     "dtype": Precision,
 }
-_UNSAID = {"says_qlora", "elsewhere", "plan"}
+_UNSAID = {"says_qlora", "elsewhere", "plan", "typed"}
 """Fields of Request that are no setting of the user's own."""
 _OF_MODEL = frozenset(ModelFlags.__dataclass_fields__)
 _OF_MACHINE = frozenset(MachineFlags.__dataclass_fields__)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from zerofit.planning.answer import Answer
-from zerofit.planning.candidates import DEFAULT_NVME_PATH, candidates
+from zerofit.planning.as_it_is import script_as_it_is, script_with_flags, wins
+from zerofit.planning.candidates import DEFAULT_NVME_PATH, candidates, default_precision
 from zerofit.planning.make_plan import plan_of
 from zerofit.planning.plan_from_flags import fields_said
 from zerofit.planning.problem import Allow
@@ -71,9 +73,12 @@ def solve(
             presolve=(lambda changed: best_of(changed, quick_estimator_of)) if quick_estimator_of else None,
             gpus=gpus,
         )
+    own = script_as_it_is(problem)
     return Answer(
         problem=problem,
         found=found,
+        as_it_is=None if own is None else estimator_of(problem).estimate(own),
+        in_16_bits=_in_16_bits(problem, found.chosen, estimator_of),
         plan=plan_of(found, problem),
         is_fast=is_fast,
         dropped=space.dropped,
@@ -90,6 +95,16 @@ def _findings(dropped: Sequence[Dropped]) -> tuple[Finding, ...]:
     return tuple(finding for finding in every if not common or finding.rule in common)
 
 
+def _in_16_bits(
+    problem: Problem, chosen: EstimatedStrategy | None, estimator_of: EstimatorOf
+) -> EstimatedStrategy | None:
+    is_kept = chosen is not None and chosen.strategy.precision is problem.own_precision is not None
+    if not is_kept or problem.request.precision is not None:
+        return None
+    request = replace(problem.request, precision=default_precision(problem))
+    return best_of(replace(problem, request=request), estimator_of)
+
+
 def best_of(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | None:
     """Return the strategy that would be chosen; None where nothing fits."""
     return _search(problem, candidates(problem).strategies, estimator_of, compares=False).chosen
@@ -98,10 +113,13 @@ def best_of(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | 
 def _search(
     problem: Problem, strategies: Sequence[Strategy], estimator_of: EstimatorOf, *, compares: bool
 ) -> TrainingResult:
+    own = script_with_flags(problem)
     return search(
         strategies,
         estimator=estimator_of(problem),
         device_bytes=problem.device_bytes,
-        tier_of=partial(tier, fixed=fields_said(problem.request)),
+        tier_of=partial(tier, fixed=fields_said(problem.request), own_precision=problem.own_precision),
+        own=own if own in strategies else None,
+        wins=wins,
         compares=compares,
     )

@@ -45,20 +45,21 @@ def suggestions(
     presolve: Callable[[Problem], EstimatedStrategy | None] | None,
     gpus: Sequence[GpuSpec],
 ) -> tuple[Suggestion, ...]:
-    """Return the smallest change of each sort that makes something fit.
+    """Return the smallest change of each sort that makes something fit: those that cost nothing first.
 
     Args:
         solve: the best strategy that fits, by a trace; None where none does.
         presolve: the same, quicker and less exact: what does not fit there is not solved. None for none.
     """
     sorts = (
-        _more_gpus(problem),
-        _bigger_gpus(problem, gpus),
+        _allowed(problem, Allow.ADAFACTOR),
+        _allowed(problem, Allow.LORA),
+        _allowed(problem, Allow.QLORA),
+        _shorter(problem),
         ((words, replace(problem, machine=one)) for words, one in with_more_host_memory(problem.machine)),
         _nvme_disks(problem),
-        _allowed(problem, Allow.ADAFACTOR),
-        _shorter(problem),
-        _allowed(problem, Allow.LORA),
+        _more_gpus(problem),
+        _bigger_gpus(problem, gpus),
     )
 
     def solved(changed: Problem) -> EstimatedStrategy | None:
@@ -144,7 +145,8 @@ def _nvme_disks(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 def _allowed(problem: Problem, what: Allow) -> Iterator[tuple[str, Problem]]:
     if what not in problem.allow:
-        yield f"--allow {what}", replace(problem, allow=problem.allow | {what})
+        words = ",".join(sorted({*problem.allow, what}))
+        yield f"--allow {words}", replace(problem, allow=problem.allow | {what})
 
 
 def _shorter(problem: Problem) -> Iterator[tuple[str, Problem]]:

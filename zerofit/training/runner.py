@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import logging
 import os
 import sys
 from pathlib import Path
@@ -27,9 +28,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_NOISY = "bitsandbytes.backends.cpu.ops"
+"""Warns "Failed to load CPU gemm_4bit" where bitsandbytes is imported on a CPU with AVX512.
+
+peft and accelerate import it for runs that use none of it (bitsandbytes 0.50).
+"""
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the target and return the process's exit code."""
     last_exit = LastExit()
+    logging.getLogger(_NOISY).setLevel(logging.ERROR)
     plan_file, *target = arguments
     rank = int(os.environ.get("RANK", "0"))
     folder = Path(plan_file).parent

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
 import time
 from contextlib import contextmanager
@@ -12,27 +14,93 @@ import click
 from zerofit.core.observer import Observer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
+_NARROW = 80
+"""Columns where no terminal says how many it has, as in a log."""
+_COLOURS = (
+    (r"^your script as it is:.*does not fit.*$", {"fg": "red", "bold": True}),
+    (r"^your script as it is:.*fits closely.*$", {"fg": "yellow", "bold": True}),
+    (r"^your script as it is:.*$", {"fg": "green", "bold": True}),
+    (r"^Nothing fits.*$", {"fg": "red", "bold": True}),
+    (r"^>  .*$", {"fg": "green", "bold": True}),
+    (r"^   .*  (?:too large|needs) .*$", {"dim": True}),
+    (r"^runs with .*$", {"bold": True}),
+    (r"^hint: .*$", {"fg": "cyan"}),
+    (r"^ok(?=: )", {"fg": "green", "bold": True}),
+    (r"^error(?=\[)", {"fg": "red", "bold": True}),
+    (r"^warning(?=\[)", {"fg": "yellow", "bold": True}),
+    (r"^advice(?=\[)", {"fg": "cyan", "bold": True}),
+)
+"""What has a colour in what zerofit prints: red does not work, yellow may not, green does."""
 _SHOWN = 60
 """Characters of a task's progress that are shown."""
 
 
+def coloured(text: str) -> str:
+    """Return a text with colours, which click drops where they are not wanted."""
+    return "\n".join(map(_coloured, text.split("\n")))
+
+
+def _coloured(line: str) -> str:
+    for pattern, style in _COLOURS:
+        if found := re.match(pattern, line):
+            return click.style(found[0], **style) + line[found.end() :]
+    return line
+
+
+def wants_colour(environ: Mapping[str, str]) -> bool | None:
+    """Return if colours are to be printed; None where it depends on whether the output is a terminal.
+
+    By https://no-color.org and https://force-color.org.
+    """
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return True
+    return False if environ.get("TERM") == "dumb" else None
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal, or those that COLUMNS says."""
+    return shutil.get_terminal_size((_NARROW, 24)).columns
+
+
 class Console(Observer):
-    """Tells everything on stderr."""
+    """Tells on stderr what a verb does.
+
+    Args:
+        is_quiet: True to tell nothing.
+        shows_details: True to tell details too.
+        is_wide: True to let tables be wider than the terminal.
+    """
+
+    def __init__(self, *, is_quiet: bool = False, shows_details: bool = True, is_wide: bool = False) -> None:
+        self._is_quiet, self._shows_details, self._is_wide = is_quiet, shows_details, is_wide
 
     def say(self, sentence: str) -> None:
         """Print a sentence."""
-        click.echo(f"zerofit: {sentence}", err=True)
+        self.show(f"zerofit: {sentence}")
 
     def show(self, text: str) -> None:
         """Print a text of several lines as it is."""
-        click.echo(text, err=True)
+        if not self._is_quiet:
+            click.echo(coloured(text), err=True)
+
+    def detail(self, text: str) -> None:
+        """Print a text where details are wanted."""
+        if self._shows_details:
+            self.show(text)
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal, unless tables may be wider."""
+        return None if self._is_wide else terminal_width()
 
     @contextmanager
     def task(self, title: str, *, is_announced: bool = False) -> Iterator[Callable[[str], None]]:
         """Show a spinner with seconds and progress on a terminal."""
-        if not sys.stderr.isatty():
+        if self._is_quiet or not sys.stderr.isatty():
             if is_announced:
                 self.say(f"{title} ...")
             yield lambda progress: None

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from zerofit.planning.answer import Answer
 
 _BAR = 20
+_LESS_IMPORTANT = (7, 3, 5, 2, 6)
+"""Columns that are left out where the terminal is narrow: tokens/s, bar, host, batch, step."""
 _HEADER = (
     "machine",
     "strategy",
@@ -28,13 +30,17 @@ _HEADER = (
 )
 
 
-def plan_comparison(answers: Sequence[Answer]) -> str:
-    """Return one row for each machine, in the order in which they were named."""
+def plan_comparison(answers: Sequence[Answer], *, width: int | None = None) -> str:
+    """Return one row for each machine, in the order in which they were named.
+
+    Args:
+        width: columns that the table may take; None for any.
+    """
     problem = answers[0].problem
     title = (
         f"{problem.model.name} ({parameters(problem.model)} parameters), {workload_words(problem.workload)}"
     )
-    lines = [title, "", *table_lines([_HEADER, *map(_row, answers)])]
+    lines = [title, "", *table_lines([_HEADER, *map(_row, answers)], width=width, leaves_out=_LESS_IMPORTANT)]
     lines += [
         f"{machine_words(answer)}: would fit with {answer.suggestions[0].change}"
         for answer in answers

@@ -1,0 +1,87 @@
+"""The help of a verb with many flags: those of everyday use in groups, and all of them under --help-all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from zerofit.cli.parameters import Verb
+
+_GROUPS = {
+    "Strategy": (
+        "preset",
+        "plan_file",
+        "zero_stage",
+        "optimizer_offload",
+        "param_offload",
+        "optimizer",
+        "allow",
+        "takes_fastest",
+    ),
+    "Batch": ("micro_batch_size", "global_batch_size"),
+    "Precision": ("precision", "tf32"),
+    "Model changes": ("gradient_checkpointing", "freeze", "lora", "qlora", "attention", "compile"),
+    "Machine": ("num_processes", "gpu_ids", "on_cpu", "gpus"),
+    "Nodes": ("num_nodes", "machine_rank", "main_process_ip", "hostfile"),
+    "Run": ("model", "no_capture", "no_check", "dry_run", "quiet", "verbose", "module"),
+}
+"""Parameters of everyday use, by group."""
+_LONGEST = 30
+"""Columns of a flag with its value; of a longer one the value's kind stands for the words that it can be."""
+_AROUND = 4
+"""Columns before a flag and between it and its text."""
+
+
+class GroupedVerb(Verb):
+    """A verb whose --help shows the flags of everyday use in groups, and --help-all every one."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params.append(
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=self._show_all,
+                help="Show every flag, each with its whole text, and exit.",
+            )
+        )
+
+    def _show_all(self, ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            formatter = ctx.make_formatter()
+            self.format_usage(ctx, formatter)
+            self.format_help_text(ctx, formatter)
+            super().format_options(ctx, formatter)
+            click.echo(formatter.getvalue().rstrip("\n"))
+            ctx.exit()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups."""
+        named = {one.name: one for one in self.params if isinstance(one, click.Option)}
+        for group, names in _GROUPS.items():
+            rows = [_row(named[name], ctx) for name in names if name in named]
+            with formatter.section(group):
+                room = formatter.width - max(len(flag) for flag, _ in rows) - _AROUND
+                formatter.write_dl([(flag, _fitting(text, room)) for flag, text in rows])
+        formatter.write_paragraph()
+        formatter.write_text("--help-all shows every flag, each with its whole text.")
+
+
+def _row(option: click.Option, ctx: click.Context) -> tuple[str, str]:
+    """Return a flag by its first name, and the first sentence of its help."""
+    metavar = "" if option.is_flag else f" {option.make_metavar(ctx)}"
+    flag = option.opts[0] if option.opts[0].startswith("--") else ", ".join(option.opts)
+    if len(flag + metavar) > _LONGEST:
+        metavar = f" {(option.type.name or 'value').upper()}"
+    text = (option.help or "").partition(";")[0]
+    return flag + metavar, text.rstrip(".")
+
+
+def _fitting(text: str, room: int) -> str:
+    """Return as many words as one line has room for."""
+    if len(text) <= room:
+        return text
+    return text[: room - 1].rpartition(" ")[0] + "…"
