@@ -16,7 +16,7 @@ _ROWS = (("", "name", "number", "reason"), (">", "a long name", "12", "because i
         (80, ">  a long name  12      because it is so for long reasons"),
         (50, ">  a long name  because it is so for long reasons"),
         (40, ">  a long name  because it is so for lo…"),
-        (22, ">  a lon…  because it…"),
+        (22, ">  a lo…  because it …"),
     ],
 )
 def test_the_least_important_column_goes_before_a_cell_is_cut(width: int | None, expected: str) -> None:

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from zerofit.machine.extensions import extensions_folders, find_build_locks, is_op_compiled
+from zerofit.machine.extensions import (
+    clear_abandoned_locks,
+    extensions_folders,
+    find_build_locks,
+    is_op_compiled,
+)
 from zerofit.machine.toolchain import BuildLock
 
 _PYTHON = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
@@ -66,6 +71,25 @@ def test_lock_is_held_while_a_process_has_it_open_and_stale_after(tmp_path: Path
     assert held == BuildLock(path=str(lock), age_s=held.age_s, is_held=True)
     assert stale == BuildLock(path=str(lock), age_s=stale.age_s, is_held=False)
     assert stale.age_s == pytest.approx(7200, abs=60)
+
+
+def test_a_launch_removes_what_a_killed_build_left_and_warns_of_what_it_is_not_sure_of(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "torch_extensions"
+    old, young, held = (folder / f"py311_cpu/{op}/lock" for op in ("cpu_adam", "cpu_adagrad", "async_io"))
+    for lock in (old, young, held):
+        _touch(lock)
+    for lock in (old, held):
+        os.utime(lock, (0, 0))
+    with held.open():
+        said = list(clear_abandoned_locks(environ={"XDG_CACHE_HOME": str(tmp_path)}, home=tmp_path))
+    assert said == [
+        f"no process here holds {young}; if none does on another node, this run waits for it for ever: "
+        f"rm {young}",
+        f"removed {old}, which a killed build left behind, and for which runs wait for ever",
+    ]
+    assert (old.exists(), young.exists(), held.exists()) == (False, True, True)
 
 
 def test_locks_are_found_in_a_folder_of_the_users_too(tmp_path: Path) -> None:

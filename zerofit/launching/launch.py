@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
@@ -17,11 +18,13 @@ from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.write.command import is_on_one_of_many_gpus
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
+from zerofit.core.strategy import Engine
 from zerofit.launching.nodes import Nodes, with_hostfile
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.request import LaunchRequest
 from zerofit.launching.run_folder import fill_run_folder, new_run_folder, run_folder
 from zerofit.launching.start import Launch, launch_command, launch_files, start
+from zerofit.machine.extensions import clear_abandoned_locks
 from zerofit.machine.library_versions import check_libraries, check_libraries_of
 from zerofit.machine.this_node import probe_machine
 from zerofit.planning.applied_table import applied_rows, applied_table
@@ -159,6 +162,9 @@ def launch_run(
     if not dry_run:
         observer.say(f"run folder {folder.path}")
         observer.detail(f"zerofit: command: {command}")
+        if plan.strategy.engine is Engine.DEEPSPEED:
+            for sentence in clear_abandoned_locks(environ=os.environ, home=Path.home()):
+                observer.say(sentence)
         ended = start(to_launch, folder)
         exit_code, cause = ended.exit_code, ended.cause
     return LaunchedRun(

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 from zerofit.machine.toolchain import BuildLock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+_ABANDONED_S = 1800
+"""ASSUMPTION: a build on another node with the same home, of 1 to 2 minutes, takes no longer than this."""
 
 
 def extensions_folders(
@@ -59,6 +62,27 @@ def find_build_locks(top: Path, *, proc: Path = Path("/proc")) -> tuple[BuildLoc
         )
         for lock in locks
     )
+
+
+def clear_abandoned_locks(*, environ: Mapping[str, str], home: Path) -> Iterator[str]:
+    """Remove the locks of builds that were killed, and yield a sentence for each that no process holds.
+
+    Args:
+        environ: the environment.
+        home: the user's home folder.
+    """
+    top, _ = extensions_folders(environ=environ, home=home, cuda_version=None)
+    for lock in find_build_locks(top):
+        if lock.is_held:
+            continue
+        if lock.age_s < _ABANDONED_S:
+            yield (
+                f"no process here holds {lock.path}; if none does on another node, this run waits for it for "
+                f"ever: rm {lock.path}"
+            )
+        else:
+            Path(lock.path).unlink(missing_ok=True)
+            yield f"removed {lock.path}, which a killed build left behind, and for which runs wait for ever"
 
 
 def _open_files(proc: Path) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _NARROW = 80
-"""Columns where no terminal says how many it has, as in a log."""
+"""Columns of a terminal that does not say how many it has."""
 _COLOURS = (
     (r"^your script as it is:.*does not fit.*$", {"fg": "red", "bold": True}),
     (r"^your script as it is:.*fits closely.*$", {"fg": "yellow", "bold": True}),
@@ -61,9 +62,11 @@ def wants_colour(environ: Mapping[str, str]) -> bool | None:
     return False if environ.get("TERM") == "dumb" else None
 
 
-def terminal_width() -> int:
-    """Return the columns of the terminal, or those that COLUMNS says."""
-    return shutil.get_terminal_size((_NARROW, 24)).columns
+def terminal_width() -> int | None:
+    """Return the columns of the terminal, or those that COLUMNS says; None without both, as in a log."""
+    if os.environ.get("COLUMNS") or sys.stdout.isatty() or sys.stderr.isatty():
+        return shutil.get_terminal_size((_NARROW, 24)).columns
+    return None
 
 
 class Console(Observer):
