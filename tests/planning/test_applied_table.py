@@ -333,7 +333,7 @@ _DS = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.GRADIENTS}
                     "gradient checkpointing",
                     "off",
                     "off, kept",
-                    "GPT2LMHeadModel has no gradient checkpointing of transformers",
+                    "GPT2LMHeadModel has no switch for gradient checkpointing",
                 )
             ],
             id="can't checkpoint",

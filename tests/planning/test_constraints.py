@@ -94,7 +94,7 @@ def _steps_with(*optimizers: Any) -> Capture:
             capture(model_can_checkpoint=False, model_class_path="train.MyNet"),
             "gradient_checkpointing",
             (False,),
-            "MyNet has no gradient checkpointing of transformers",
+            "MyNet has no switch for gradient checkpointing",
         ),
         (capture(model_checkpoints=True), "gradient_checkpointing", (True,), "the script has switched it on"),
         (
@@ -202,7 +202,7 @@ def _steps_with(*optimizers: Any) -> Capture:
             capture(model_can_checkpoint=False, model_class_path="train.MyNet"),
             "checkpoint_every",
             (1,),
-            "MyNet has no gradient checkpointing of transformers",
+            "MyNet has no switch for gradient checkpointing in each block",
         ),
         *(
             (captured, "group_by_length", (False,), why)

@@ -20,7 +20,7 @@ from zerofit.core.strategy import (
     Strategy,
     ZeroStage,
 )
-from zerofit.core.upstream.transformers import is_checkpointing
+from zerofit.core.upstream.checkpointing import is_checkpointing
 
 TOKENS = torch.arange(24).reshape(2, 12)
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

@@ -19,7 +19,7 @@ from transformers import (
 
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Lora, OptimizerName
-from zerofit.core.upstream.transformers import is_checkpointing
+from zerofit.core.upstream.checkpointing import is_checkpointing
 from zerofit.training import changed_model
 
 if TYPE_CHECKING:

@@ -107,7 +107,7 @@ class CapturedModel:
     loads_weights: bool = True
     """Whether from_pretrained() made it, or nothing shows how it was made."""
     can_checkpoint: bool = False
-    """Whether it has gradient checkpointing of transformers."""
+    """True if it has a switch for gradient checkpointing, as models of transformers and diffusers have."""
     checkpoints: bool = False
     """Whether the script has switched gradient checkpointing on."""
     attention: str = ""

@@ -171,7 +171,7 @@ def _of_checkpointing(capture: Capture) -> Iterator[Pin]:
         yield Pin(field=field, values=(False,), why=why)
     elif not model.can_checkpoint:
         name = model.class_path.rpartition(".")[2]
-        yield Pin(field=field, values=(False,), why=f"{name} has no gradient checkpointing of transformers")
+        yield Pin(field=field, values=(False,), why=f"{name} has no switch for gradient checkpointing")
 
 
 def _of_engine(capture: Capture) -> Iterator[Pin]:
@@ -287,8 +287,8 @@ def _of_model(capture: Capture) -> Iterator[Pin]:
     if not model.is_transformers:
         yield _unchanged("attention", "the script's model has its own attention")
         yield _unchanged("liger", f"Liger's kernels stand in for transformers' modules, and {name} has none")
-    if model.is_transformers and not model.can_checkpoint:
-        why = f"{name} has no gradient checkpointing of transformers"
+    if not (model.is_transformers and model.can_checkpoint):
+        why = f"{name} has no switch for gradient checkpointing in each block"
         yield _unchanged("checkpoint_every", why)
     if why := _why_not_partitioned(capture):
         stages = tuple(stage for stage in ZeroStage if stage is not ZeroStage.PARAMETERS)

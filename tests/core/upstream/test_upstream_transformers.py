@@ -8,13 +8,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+from zerofit.core.upstream.checkpointing import disable_checkpointing, enable_checkpointing, is_checkpointing
 from zerofit.core.upstream.transformers import (
     checkpoint_every,
     checkpointed_blocks,
-    disable_checkpointing,
-    enable_checkpointing,
     field_names,
-    is_checkpointing,
     leave_weights_unread,
     take_every_n_layers,
 )

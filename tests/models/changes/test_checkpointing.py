@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from zerofit.core.errors import UserError
-from zerofit.core.upstream.transformers import enable_checkpointing, is_checkpointing
+from zerofit.core.upstream.checkpointing import enable_checkpointing, is_checkpointing
 from zerofit.models.changes.checkpointing import set_checkpointing
 
 TOKENS = torch.arange(24).reshape(2, 12)
@@ -101,6 +101,29 @@ def test_checkpointing_keeps_less_and_every_second_block_in_between_with_the_sam
         for key, gradient in expected.items():
             torch.testing.assert_close(ours[key], gradient, rtol=1e-6, atol=1e-6)
     assert kept[1] < kept[2] < all_bytes
+
+
+def test_a_model_of_diffusers_checkpoints_by_its_own_switch_with_the_same_gradients() -> None:
+    diffusers = pytest.importorskip("diffusers", reason="it comes with the extra dev")
+
+    def unet() -> Any:
+        torch.manual_seed(0)
+        blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
+        model = diffusers.UNet2DModel(sample_size=8, block_out_channels=(8, 16), norm_num_groups=4, **blocks)
+        return torch.nn.ModuleDict({"unet": model})  # inside of a script's own
+
+    images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    models = unet(), unet()
+    assert set_checkpointing(models[1], wanted=True) == ("gradient checkpointing is on in UNet2DModel",)
+    for model in models:
+        model["unet"](images, timestep=3).sample.square().mean().backward()
+    assert [is_checkpointing(model["unet"]) for model in models] == [False, True]
+    for plain, ours in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(ours.grad, plain.grad)
+    assert set_checkpointing(models[1], wanted=False)[0].startswith("gradient checkpointing is off in UNet2D")
+    assert not is_checkpointing(models[1]["unet"])
+    with pytest.raises(UserError, match="checkpointing-all-or-nothing"):
+        set_checkpointing(models[1], wanted=True, every=2)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import nn
 from zerofit.core.allocation_log import Trace, TraceRequest
 from zerofit.core.errors import UserError
 from zerofit.core.strategy import Precision
-from zerofit.core.upstream.transformers import enable_checkpointing, is_checkpointing
+from zerofit.core.upstream.checkpointing import enable_checkpointing, is_checkpointing
 from zerofit.models.trace.entry import describe, trace_config
 from zerofit.models.trace.live import copy_without_values, prepare_live, trace_live
 from zerofit.models.trace.live_batch import live_batch

@@ -10,7 +10,7 @@ from trainer_training import PIECES, SPLIT, Trained, causal_model, train_in
 from transformers import TrainingArguments
 
 from zerofit.core.errors import UserError
-from zerofit.core.upstream.transformers import enable_checkpointing, is_checkpointing
+from zerofit.core.upstream.checkpointing import enable_checkpointing, is_checkpointing
 from zerofit.training.script_api import planned_arguments
 
 if TYPE_CHECKING:

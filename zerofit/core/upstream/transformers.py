@@ -209,28 +209,6 @@ def set_checkpointing_function(module: Any, function: Any) -> None:
     module._gradient_checkpointing_func = function
 
 
-def is_checkpointing(model: Any) -> bool:
-    """Return whether gradient checkpointing is on in a PreTrainedModel."""
-    name = "is_activation_checkpointing"  # from 5.23 on
-    return bool(getattr(model, name) if hasattr(model, name) else model.is_gradient_checkpointing)
-
-
-def enable_checkpointing(model: Any, *, use_reentrant: bool) -> None:
-    """Switch gradient checkpointing on in all blocks of a PreTrainedModel."""
-    if hasattr(model, "activation_checkpointing_enable"):  # from 5.23 on
-        model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
-    else:
-        model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-
-
-def disable_checkpointing(model: Any) -> None:
-    """Switch gradient checkpointing off in a PreTrainedModel."""
-    if hasattr(model, "activation_checkpointing_disable"):  # from 5.23 on
-        model.activation_checkpointing_disable()
-    else:
-        model.gradient_checkpointing_disable()
-
-
 def checkpointed_blocks(model: Any) -> tuple[Any, ...]:
     """Return the blocks of a model that recompute by a switch of their own, in their order."""
     from transformers.modeling_layers import GradientCheckpointingLayer

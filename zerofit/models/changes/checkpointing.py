@@ -6,17 +6,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
-from zerofit.core.upstream.transformers import (
-    checkpoint_every,
-    checkpointed_blocks,
-    checkpointing_function,
+from zerofit.core.upstream.checkpointing import (
+    can_checkpoint,
     disable_checkpointing,
     enable_checkpointing,
     is_checkpointing,
 )
+from zerofit.core.upstream.transformers import checkpoint_every, checkpointed_blocks, checkpointing_function
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SEE = "https://huggingface.co/docs/transformers/en/grad_checkpointing"
 
@@ -24,7 +23,7 @@ SEE = "https://huggingface.co/docs/transformers/en/grad_checkpointing"
 def set_checkpointing(
     model: Any, *, wanted: bool | None, every: int = 1, allow_reentrant: bool = True
 ) -> tuple[str, ...]:
-    """Switch gradient checkpointing of transformers on or off in a model, or in those that it is made of.
+    """Switch gradient checkpointing on or off in a model, or in those of transformers or diffusers in it.
 
     What is switched on here is not reentrant: that kind needs no inputs with gradients, so that adapters on
     a frozen model need nothing more. What the script switched on stays of its kind.
@@ -45,8 +44,7 @@ def set_checkpointing(
     """
     if wanted is None and every > 1:
         wanted = True
-    parts = tuple(transformers_parts(model))
-    able = [part for part in parts if part.supports_gradient_checkpointing]
+    able = checkpointing_parts(model)
     if wanted and not able:
         return (f"gradient checkpointing is not switched on: {type(model).__name__} has none",)
     notes = []
@@ -105,12 +103,26 @@ def _is_reentrant(part: Any) -> bool:
     return any(isinstance(one, partial) and one.keywords.get("use_reentrant", True) for one in functions)
 
 
+def checkpointing_parts(module: Any) -> tuple[Any, ...]:
+    """Return the outermost models of transformers and diffusers in a torch.nn.Module that can checkpoint."""
+    import transformers
+
+    parts = _outermost(
+        module, lambda one: isinstance(one, transformers.PreTrainedModel) or can_checkpoint(one)
+    )
+    return tuple(part for part in parts if can_checkpoint(part))
+
+
 def transformers_parts(module: Any) -> Iterator[Any]:
     """Yield the outermost models of transformers in a torch.nn.Module."""
     import transformers
 
-    if isinstance(module, transformers.PreTrainedModel):
+    return _outermost(module, lambda one: isinstance(one, transformers.PreTrainedModel))
+
+
+def _outermost(module: Any, is_part: Callable[[Any], bool]) -> Iterator[Any]:
+    if is_part(module):
         yield module
         return
     for child in module.children():
-        yield from transformers_parts(child)
+        yield from _outermost(child, is_part)

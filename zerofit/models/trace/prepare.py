@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.transformers import grouped_product_checks
 from zerofit.models.changes.adapters import adapt
-from zerofit.models.changes.checkpointing import set_checkpointing, transformers_parts
+from zerofit.models.changes.checkpointing import checkpointing_parts, set_checkpointing
 from zerofit.models.changes.freezing import freeze
 from zerofit.models.changes.quantization import torch_dtype
 from zerofit.models.trace.packed import mend_adapters, pack_linear_layers
@@ -88,13 +88,12 @@ def _without_bitsandbytes() -> Iterator[None]:
 
 def checkpoint(model: Any, request: TraceRequest) -> None:
     """Switch gradient checkpointing on as the training process does, without reentrance, or off."""
-    able = any(part.supports_gradient_checkpointing for part in transformers_parts(model))
-    if request.gradient_checkpointing and not able:
+    if request.gradient_checkpointing and not checkpointing_parts(model):
         raise UserError(
             "no-gradient-checkpointing",
             "this model has no gradient checkpointing",
             found=type(model).__name__,
-            why="its class says that it does not support it (supports_gradient_checkpointing)",
+            why="no model of transformers or diffusers in it says that it supports it",
             fix="leave gradient checkpointing off",
         )
     set_checkpointing(

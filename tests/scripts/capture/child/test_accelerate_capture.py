@@ -112,6 +112,13 @@ def test_why_a_forward_pass_can_not_run_in_parts_is_seen(
     assert captured_in_forks(script).capture.whole_because == because
 
 
+def test_a_model_of_diffusers_can_checkpoint(captured_in_forks: Any) -> None:
+    pytest.importorskip("diffusers", reason="it comes with the extra dev")
+    model = captured_in_forks("unet").capture.model
+    assert (model.name, model.is_transformers) == ("UNet2DModel", False)
+    assert (model.can_checkpoint, model.checkpoints) == (True, False)
+
+
 def test_a_model_that_is_called_in_parts_is_captured_at_backward(captured_in_forks: Any) -> None:
     left = captured_in_forks("in_parts")
     capture = left.capture

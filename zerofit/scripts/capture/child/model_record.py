@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.capture import CapturedModel, CapturedModule
 from zerofit.core.facts import ModelFacts
-from zerofit.core.upstream.transformers import attention_of, is_checkpointing, name_or_path_of
+from zerofit.core.upstream.checkpointing import can_checkpoint, is_checkpointing
+from zerofit.core.upstream.transformers import attention_of, name_or_path_of
 from zerofit.models.dimensions import IncompleteConfigError, facts_of
 from zerofit.models.source import ModelSizes
 from zerofit.models.task import Task, task_of
@@ -46,8 +47,8 @@ def captured_model(
         adapters=_adapters(model),
         is_quantized=bool(getattr(base, "is_quantized", False)) or (quantized and is_transformers),
         loads_weights=not shows_loading or hasattr(base, LOADED),
-        can_checkpoint=bool(getattr(base, "supports_gradient_checkpointing", False)) and is_transformers,
-        checkpoints=is_transformers and is_checkpointing(base),
+        can_checkpoint=can_checkpoint(base),
+        checkpoints=can_checkpoint(base) and is_checkpointing(base),
         attention=attention_of(base.config) if is_transformers else "",
         mixes_samples=mixing_modules(model, base),
         has_scalars=any(not one.dim() for one in model.parameters()),
