@@ -10,6 +10,7 @@ again.
 import argparse
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -81,7 +82,8 @@ def command(script: Script, way: str, *, scripts: Path, out: Path) -> list[str]:
     if way == "captured":
         return [sys.executable, __file__, "capture", str(out), *target]
     if not run.compared_with:
-        return [*_plain_launcher(run), *target, *_more_arguments(script, run)]
+        whole = ["--per_device_train_batch_size", str(run.whole_batch), "--gradient_accumulation_steps=1"]
+        return [*_plain_launcher(script, run), *target, *(whole if run.whole_batch else ())]
     return [
         *(sys.executable, "-m", "zerofit", "launch", "--cpu", "--gpus", f"{_GPU}:{run.num_processes}"),
         *("--num-processes", str(run.num_processes), "--mixed-precision", "no", *run.flags),
@@ -91,18 +93,27 @@ def command(script: Script, way: str, *, scripts: Path, out: Path) -> list[str]:
     ]
 
 
-def _plain_launcher(run: Way) -> list[str]:
+def _plain_launcher(script: Script, run: Way) -> list[str]:
     # `--cpu` would start one process alone; several see in the environment that they are on the CPU.
     ranks = "--multi_gpu" if run.num_processes > 1 else "--cpu"
     flags = f"{ranks} --num_processes={run.num_processes} --num_machines=1 --mixed_precision=no"
-    return [sys.executable, "-m", "accelerate.commands.launch", *flags.split(), "--dynamo_backend=no"]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", *flags.split(), "--dynamo_backend=no"]
+    return [*launcher, __file__, "gloo"] if run.num_processes > 1 and script.has_trainer else launcher
 
 
-def _more_arguments(script: Script, run: Way) -> list[str]:
-    if run.whole_batch:
-        return [f"--per_device_train_batch_size={run.whole_batch}", "--gradient_accumulation_steps=1"]
-    # transformers takes NCCL for several ranks, whatever the device, unless it is told.
-    return ["--ddp_backend", "gloo"] if run.num_processes > 1 and script.has_trainer else []
+def train_on_gloo(target: list[str]) -> None:
+    """Run a script whose Trainer takes gloo; by itself it takes NCCL for several ranks, on the CPU too."""
+    from transformers import TrainingArguments
+
+    original = TrainingArguments.__post_init__
+
+    def with_gloo(self: Any) -> None:
+        self.ddp_backend = self.ddp_backend or "gloo"
+        original(self)
+
+    TrainingArguments.__post_init__ = with_gloo
+    sys.argv, sys.path[0] = target, str(Path(target[0]).parent)
+    runpy.run_path(target[0], run_name="__main__")
 
 
 def run_script(script: Script, way: str, *, scripts: Path, folder: Path) -> dict[str, Any]:
@@ -268,4 +279,7 @@ def main() -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["capture"]:
         sys.exit(capture(Path(sys.argv[2]), tuple(sys.argv[3:])))
-    sys.exit(main())
+    if sys.argv[1:2] == ["gloo"]:
+        train_on_gloo(sys.argv[2:])
+    else:
+        sys.exit(main())

@@ -187,8 +187,7 @@ _TRL_MORE = (
     _trl("sft_gpt2", "turns", file="trl/trl/scripts/sft.py", model="gpt2"),
     _experimental("orpo", "preferences"),
     _experimental("cpo", "preferences"),
-    _experimental("simpo", "preferences", "--loss_type simpo --cpo_alpha 0"),
-    _experimental("prm", "steps"),
+    _trl("cpo_simpo", "preferences", "--loss_type simpo --cpo_alpha 0", file="trl/examples/scripts/cpo.py"),
 )
 _ALPACA = (
     "--base_model models/llama --data_path instructions --output_dir OUT --batch_size 4 --num_epochs 1 "

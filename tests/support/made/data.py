@@ -22,7 +22,7 @@ def save_data(folder: Path, *, num_train: int = 96, num_validation: int = 16, se
     The tasks: text.txt for language models, pairs.csv (two sentences and whether they share a word),
     entities.json (tokens and their tags), answers.json (as SQuAD has them), summaries.json,
     translations.json, endings.csv (as SWAG has them), turns.json (prompt and completion), preferences.json,
-    judged.json, steps.json (as TRL has them), instructions.json (as Alpaca has them), chats.json (FastChat).
+    judged.json (as TRL has them), instructions.json (as Alpaca has them), chats.json (FastChat).
     """
     folder.mkdir(parents=True, exist_ok=True)
     for split, number, add in (("train", num_train, 1), ("validation", num_validation, 2)):
@@ -100,12 +100,6 @@ def _judged(chance: random.Random, index: int) -> dict[str, Any]:
     return {**_turn(chance, index), "label": index % 2 == 0}
 
 
-def _steps(chance: random.Random, index: int) -> dict[str, Any]:
-    completions = [sentence(chance, most=8) for _ in range(chance.randint(2, 4))]
-    labels = [chance.random() < 0.5 for _ in completions]
-    return {"prompt": sentence(chance, most=10), "completions": completions, "labels": labels}
-
-
 def _instruction(chance: random.Random, index: int) -> dict[str, Any]:
     return {"instruction": sentence(chance, most=10), "input": "", "output": sentence(chance, most=20)}
 
@@ -144,7 +138,6 @@ _TASKS: dict[str, tuple[Callable[[random.Random, int], dict[str, Any]], Callable
     "turns.json": (_turn, _write_lines),
     "preferences.json": (_preference, _write_lines),
     "judged.json": (_judged, _write_lines),
-    "steps.json": (_steps, _write_lines),
     "instructions.json": (_instruction, _write_lines),
     "chats.json": (_chat, _write_list),
 }

@@ -85,7 +85,7 @@ def make_workbench(folder: Path, *, seed: int = 0) -> Path:
     (mrpc.parent / "README.md").write_text(_GLUE_README, encoding="utf-8")
     for split in ("train", "validation"):
         shutil.copy(data / f"pairs_{split}.csv", mrpc / f"{split}.csv")
-    for name in ("turns", "preferences", "judged", "steps", "instructions"):
+    for name in ("turns", "preferences", "judged", "instructions"):
         (folder / name).mkdir()
         for split in ("train", "validation"):
             shutil.copy(data / f"{name}_{split}.json", folder / name / f"{split}.json")
