@@ -13,6 +13,7 @@ from zerofit.core.observer import Observer
 from zerofit.core.plan import Plan, plan_from_json, plan_to_json
 from zerofit.core.strategy import Precision, ZeroStage
 from zerofit.planning.make_problem import source_of, weights_of
+from zerofit.planning.plan_words import rate
 from zerofit.planning.settings import settings_of
 
 _MODEL: dict[str, Any] = {
@@ -99,6 +100,23 @@ def test_a_named_model_is_loaded_in_the_checkpoints_format_unless_said_otherwise
     assert 14 < as_stored.estimate.device.peak_bytes / 2**30 < 18
     in_fp32 = zerofit.plan(**settings, dtype="fp32", optimizer="adamw", is_fast=True)
     assert not in_fp32.fits
+
+
+def test_a_speech_model_takes_the_decoders_longest_text_and_says_so() -> None:
+    plan = zerofit.plan(model="whisper-small", global_batch_size=16, gpus="1xRTX4090", is_fast=True)
+    assert (
+        "448 tokens of text in each sample, the most that the decoder takes, beside audio of 30 s: say "
+        in ("; ".join(plan.answer.notes))
+    )
+    assert "sequence 448" in str(plan)
+
+
+def test_what_has_no_tokens_is_counted_in_samples_a_second() -> None:
+    plan = zerofit.plan(model="vit-base", global_batch_size=64, gpus="4xRTX4090", is_fast=True)
+    assert "samples/s" in str(plan)
+    time = plan.estimate.step_time if plan.estimate is not None else None
+    assert time is not None
+    assert f"  {rate(64 / time.seconds)}  " in str(plan)
 
 
 @pytest.mark.parametrize(("transformers", "dtype"), [("5.23.0", Precision.BF16), ("4.57.1", Precision.FP32)])

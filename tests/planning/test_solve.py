@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planning_problems import A100, RATES, made_trace, model, problem
 
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
@@ -14,8 +16,9 @@ from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OffloadDevice, OptimizerName, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.planning.answer import Answer
+from zerofit.planning.candidates import candidates
 from zerofit.planning.problem import Allow, Problem
-from zerofit.planning.search import SAME_TIME, simplicity
+from zerofit.planning.search import SAME_TIME, simplicity, tier
 from zerofit.planning.solve import best_of, solve
 from zerofit.planning.suggestions import with_more_host_memory
 from zerofit.planning.training_estimator import ClosedFormEstimator
@@ -51,6 +54,34 @@ def test_a_plan_carries_reasons_losers_and_its_estimate() -> None:
     )
     assert all(rejected.why for rejected in plan.rejected)
     assert plan_from_json(plan_to_json(plan), name="plan.json") == plan
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_gpus=st.sampled_from([1, 2, 8]),
+    memory_gib=st.integers(min_value=4, max_value=40),
+    global_batch_size=st.sampled_from([16, 64, 512]),
+    sequence_length=st.sampled_from([256, 1024, 4096]),
+)
+def test_no_plan_may_overflow_where_another_surely_fits_in_15_percent_more_time(
+    num_gpus: int, memory_gib: int, global_batch_size: int, sequence_length: int
+) -> None:
+    asked = problem(
+        num_gpus=num_gpus,
+        memory_gib=memory_gib,
+        global_batch_size=global_batch_size,
+        sequence_length=sequence_length,
+    )
+    chosen, estimator = best_of(asked, _estimator), _estimator(asked)
+    if chosen is None or estimator.has_room(chosen.strategy):
+        return
+    most = 1.15 * (estimator.seconds(chosen.strategy) or 0)
+    others = (
+        one
+        for one in candidates(asked).strategies
+        if tier(one) == tier(chosen.strategy) and (estimator.seconds(one) or 0) <= most
+    )
+    assert not any(map(estimator.has_room, others))
 
 
 def test_what_the_user_fixed_is_said_to_be_the_users() -> None:

@@ -84,7 +84,7 @@ _MODEL_OPTIONS = (
         "--max-seq-length",
         "sequence_length",
         type=_POSITIVE,
-        help="Tokens of the longest sample.",
+        help="Tokens of the longest sample; of a speech model, of its text.",
     ),
     click.option(
         "--target-len",

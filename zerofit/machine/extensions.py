@@ -12,7 +12,7 @@ from zerofit.machine.toolchain import BuildLock
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_ABANDONED_S = 1800
+_ABANDONED_S = 600
 """ASSUMPTION: a build on another node with the same home, of 1 to 2 minutes, takes no longer than this."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.batch import split_global_batch
@@ -15,6 +16,7 @@ from zerofit.machine.machine_spec import SpecifiedMachine, machine_of_spec
 from zerofit.machine.this_node import probe_machine
 from zerofit.models.dimensions import check_sequence_length
 from zerofit.models.find import probe_model
+from zerofit.models.task import Task
 from zerofit.planning.inputs import Loop
 from zerofit.planning.problem import Problem
 from zerofit.scripts.facts import ModelConstructor
@@ -39,7 +41,7 @@ def source_of(flags: ModelFlags) -> ModelSource:
     source = probe_model(
         name, task=flags.task, trust_remote_code=flags.trust_remote_code, is_fast=flags.is_fast
     )
-    if source.facts.vocab_size and flags.sequence_length is None:
+    if source.facts.vocab_size and flags.sequence_length is None and source.task is not Task.SPEECH_SEQ2SEQ:
         raise _no_length(source.facts, name)
     check_sequence_length(source.facts, flags.sequence_length, flags.target_length)
     return source
@@ -61,6 +63,15 @@ def check_named(flags: ModelFlags) -> str:
         fix="name the script that trains it, or give --model with a folder, a config.json, a hub id or a "
         "name of the catalog",
     )
+
+
+def with_length_of_speech(flags: ModelFlags, source: ModelSource) -> tuple[ModelFlags, str]:
+    """Return the flags, for a speech model without a length with the longest text, and a note that says so."""
+    most = source.facts.max_sequence_length
+    if source.task is not Task.SPEECH_SEQ2SEQ or flags.sequence_length is not None or not most:
+        return flags, ""
+    note = f"{most} tokens of text in each sample, the most that the decoder takes, beside audio of 30 s"
+    return replace(flags, sequence_length=most), f"{note}: say --seq-len"
 
 
 def workload_of(flags: ModelFlags, request: Request, facts: ModelFacts) -> Workload:

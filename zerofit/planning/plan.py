@@ -14,7 +14,14 @@ from zerofit.core.plan import Plan, Topology
 from zerofit.core.request import Request
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import CAPTURE_LIMIT_S, Loop, check_capture_limit
-from zerofit.planning.make_problem import check_model_flags, check_named, machine_of, no_gpus_here, source_of
+from zerofit.planning.make_problem import (
+    check_model_flags,
+    check_named,
+    machine_of,
+    no_gpus_here,
+    source_of,
+    with_length_of_speech,
+)
 from zerofit.planning.plan_from_flags import topology_of
 from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
 from zerofit.planning.planner import Planner
@@ -198,7 +205,7 @@ def _subject(
 ) -> Iterator[Subject]:
     """Yield what is planned for; a captured script stays at hand for as long as the context."""
     if target is None:
-        yield NamedModel(flags=flags, source=source_of(flags))
+        yield named_model(flags)
         return
     check_model_flags(flags)
     without = f"{INSTEAD}, without a script"
@@ -219,7 +226,9 @@ def named_model(flags: ModelFlags, *, script: str | None = None) -> NamedModel:
     facts = None if script is None else _facts_of(script)
     if facts is not None and flags.loop is None and facts.route is Route.TRAINER:
         flags = replace(flags, loop=Loop.TRAINER)
-    return NamedModel(flags=flags, source=source_of(flags), script=facts)
+    source = source_of(flags)
+    flags, note = with_length_of_speech(flags, source)
+    return NamedModel(flags=flags, source=source, script=facts, length_note=note)
 
 
 def check_plans_alone(flags: ModelFlags, request: Request, *, on_cpu: bool, rehearses: bool) -> None:

@@ -21,7 +21,8 @@ from zerofit.planning.plan_words import (
     kind_label,
     label,
     memory,
-    rate,
+    rate_name,
+    throughput,
     time,
     workload_words,
 )
@@ -45,7 +46,7 @@ _COMMAND = "    "
 _ALL_COLUMNS = 160
 """Columns from which on verdicts and strategies are written out."""
 _LESS_IMPORTANT = (7, 5, 3, 6, 2)
-"""Columns that are left out where the terminal is narrow: tokens/s, host, bar, step, batch."""
+"""Columns that are left out where the terminal is narrow: the rate, host, bar, step, batch."""
 _SHORT = (
     ("optimizer on cpu, weights on cpu", "all on cpu"),
     ("optimizer on nvme, weights on nvme", "all on nvme"),
@@ -55,7 +56,8 @@ _SHORT = (
 )
 """How a strategy is written in a narrow table."""
 _TOO_LARGE = "too large"
-_HEADER = ("", "strategy", "batch", _BAR_NAME, "GiB", "host GiB", "step", "tokens/s", "verdict")
+_HEADER = ("", "strategy", "batch", _BAR_NAME, "GiB", "host GiB", "step", "", "verdict")
+"""All but the unit of the rate, which the model decides."""
 
 
 def plan_table(answer: Answer, *, width: int | None = None) -> str:
@@ -128,7 +130,8 @@ def _cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
 
 def _full_cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
     found = answer.found
-    rows = [list(_HEADER), _row(answer, answer.head, ">" if answer.fits else "?", is_short=is_short)]
+    header = [*_HEADER[:-2], rate_name(answer.head.estimate), _HEADER[-1]]
+    rows = [header, _row(answer, answer.head, ">" if answer.fits else "?", is_short=is_short)]
     rows += [_row(answer, judged, "", is_short=is_short) for judged in found.others]
     problem = answer.problem
     for one in found.ruled_out:
@@ -167,7 +170,7 @@ def _row(answer: Answer, judged: EstimatedStrategy, mark: str, *, is_short: bool
         memory(estimate.device),
         memory(estimate.host),
         time(estimate.step_time),
-        rate(estimate.tokens_per_s),
+        throughput(judged, problem.topology),
         verdict,
     ]
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from zerofit.core.facts import Workload
     from zerofit.core.plan import Topology
     from zerofit.planning.problem import Problem
+    from zerofit.planning.search import EstimatedStrategy
 
 
 OPTIMIZER_WORDS = {
@@ -107,12 +108,26 @@ def time(step_time: StepTime | None) -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """Return tokens a second: three digits, as no estimate is surer; "-" where they are not known."""
+    """Return a rate in three digits, as no estimate is surer; "-" where it is not known."""
     if not per_s:
         return "-"
     if per_s >= 1000:
         return f"{per_s / 1000:.3g}k" if per_s < 1e6 else f"{per_s / 1e6:.3g}M"
     return f"{per_s:.3g}"
+
+
+def rate_name(estimate: Estimate) -> str:
+    """Return the unit of `throughput`; images, and what else has no tokens, count as samples."""
+    return "tokens/s" if estimate.tokens_per_step else "samples/s"
+
+
+def throughput(judged: EstimatedStrategy, topology: Topology) -> str:
+    """Return the tokens or samples a second over all ranks; "-" where they are not known."""
+    estimate, strategy = judged.estimate, judged.strategy
+    if estimate.tokens_per_step or estimate.step_time is None or strategy.micro_batch_size is None:
+        return rate(estimate.tokens_per_s)
+    samples = strategy.micro_batch_size * (strategy.gradient_accumulation_steps or 1)
+    return rate(samples * topology.data_parallel_size / estimate.step_time.seconds)
 
 
 def workload_words(workload: Workload) -> str:

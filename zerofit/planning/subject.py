@@ -75,6 +75,8 @@ class NamedModel:
     source: ModelSource
     script: ScriptFacts | None = None
     """What the source of the script shows that will train it; None where there is none yet."""
+    length_note: str = ""
+    """What was assumed of the samples' length."""
 
     @property
     def name(self) -> str:
@@ -103,8 +105,9 @@ class NamedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Where a catalog entry differs from what is published."""
-        return (f"{self.source.name}: {self.source.note}",) if self.source.note else ()
+        """Where a catalog entry differs from what is published, and what length was assumed."""
+        of_catalog = f"{self.source.name}: {self.source.note}" if self.source.note else ""
+        return tuple(filter(None, (of_catalog, self.length_note)))
 
     @property
     def identity(self) -> str:

@@ -54,6 +54,11 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Gemma3ForCausalLM",
         {**_DECODER, "head_dim": 8, "sliding_window": 8, "sliding_window_pattern": 3},
     ),
+    "gemma2": (
+        "gemma2",
+        "Gemma2ForCausalLM",
+        {**_DECODER, "vocab_size": 2048, "head_dim": 8, "sliding_window": 8, "final_logit_softcapping": 30.0},
+    ),
     "t5": (
         "t5",
         "T5ForConditionalGeneration",

@@ -24,7 +24,7 @@ _SECOND = replace(_CHECKPOINTED, checkpoint_every=2)
 _LOW = replace(_PLAIN, weights=Precision.BF16)
 _ADAPTED = replace(_PLAIN, lora=Lora(rank=4, target_modules=("q_proj", "v_proj")))
 
-_FAST = [("bert", _PLAIN), ("llama", _SECOND), ("vit", _PLAIN)]
+_FAST = [("bert", _PLAIN), ("llama", _SECOND), ("vit", _PLAIN), ("gemma2", _LOW)]
 _REST = [
     *((name, _PLAIN) for name in ("gpt2", "llama", "mixtral", "t5", "whisper", "roberta", "gemma3", "bart")),
     *((name, _CHECKPOINTED) for name in ("bert", "gpt2", "llama", "t5", "mixtral")),

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 from zerofit.core.facts import parameters
 from zerofit.core.text_table import table_lines
 from zerofit.planning.plan_table import bar, machine_words
-from zerofit.planning.plan_words import batch, fit_words, gib, label, memory, rate, time, workload_words
+from zerofit.planning.plan_words import (
+    batch,
+    fit_words,
+    gib,
+    label,
+    memory,
+    rate_name,
+    throughput,
+    time,
+    workload_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,18 +26,8 @@ if TYPE_CHECKING:
 
 _BAR = 20
 _LESS_IMPORTANT = (7, 3, 5, 2, 6)
-"""Columns that are left out where the terminal is narrow: tokens/s, bar, host, batch, step."""
-_HEADER = (
-    "machine",
-    "strategy",
-    "batch",
-    "GPU memory",
-    "GiB",
-    "host GiB",
-    "step",
-    "tokens/s",
-    "verdict",
-)
+"""Columns that are left out where the terminal is narrow: the rate, bar, host, batch, step."""
+_HEADER = ("machine", "strategy", "batch", "GPU memory", "GiB", "host GiB", "step")
 
 
 def plan_comparison(answers: Sequence[Answer], *, width: int | None = None) -> str:
@@ -40,7 +40,9 @@ def plan_comparison(answers: Sequence[Answer], *, width: int | None = None) -> s
     title = (
         f"{problem.model.name} ({parameters(problem.model)} parameters), {workload_words(problem.workload)}"
     )
-    lines = [title, "", *table_lines([_HEADER, *map(_row, answers)], width=width, leaves_out=_LESS_IMPORTANT)]
+    header = (*_HEADER, rate_name(answers[0].head.estimate), "verdict")
+    rows = [header, *map(_row, answers)]
+    lines = [title, "", *table_lines(rows, width=width, leaves_out=_LESS_IMPORTANT)]
     lines += [
         f"{machine_words(answer)}: would fit with {answer.suggestions[0].change}"
         for answer in answers
@@ -60,6 +62,6 @@ def _row(answer: Answer) -> tuple[str, ...]:
         f"{memory(estimate.device)} of {gib(problem.device_bytes)}",
         f"{memory(estimate.host)} of {gib(problem.host_bytes)}",
         time(estimate.step_time),
-        rate(estimate.tokens_per_s),
+        throughput(judged, problem.topology),
         fit_words(estimate, problem) if judged.fits else judged.shortage,
     )
