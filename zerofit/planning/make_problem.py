@@ -66,7 +66,7 @@ def check_named(flags: ModelFlags) -> str:
 
 
 def with_length_of_speech(flags: ModelFlags, source: ModelSource) -> tuple[ModelFlags, str]:
-    """Return the flags, for a speech model without a length with the longest text, and a note that says so."""
+    """Return the flags, of a speech model with the longest text where none is said, and a note of it."""
     most = source.facts.max_sequence_length
     if source.task is not Task.SPEECH_SEQ2SEQ or flags.sequence_length is not None or not most:
         return flags, ""
