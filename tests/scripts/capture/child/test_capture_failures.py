@@ -39,6 +39,11 @@ _WITH_TORCH = {
         "the script trains Linear with neither an Accelerator nor a Trainer",
         "train.py:7",
     ),
+    "plain_ddp": (
+        "unsupported",
+        "the script trains DistributedDataParallel with neither an Accelerator nor a Trainer",
+        "train.py:9",
+    ),
     "generating": (
         "unsupported",
         "GRPOTrainer trains on what the model generates, which can't be seen without its weights",

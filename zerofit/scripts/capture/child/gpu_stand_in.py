@@ -105,6 +105,7 @@ def _stand_in_for_gpu(torch: Any, seen: Observations) -> None:
     _answer_the_script(torch, seen)
     _stand_in_for_objects(torch)
     _load_on_cpu(torch)
+    _wrap_on_cpu(torch)
     torch.cuda.current_device = lambda: 0
     torch.cuda.memory_stats = lambda *_, **__: Counter()
     torch.cuda.memory_summary = lambda *_, **__: ""
@@ -268,6 +269,18 @@ def _stand_in_for_objects(torch: Any) -> None:
             return own(_stand_in(torch, device))
 
     torch.Generator = Generator
+
+
+def _wrap_on_cpu(torch: Any) -> None:
+    """Let DistributedDataParallel take a model on the CPU though the script names its GPU."""
+    ddp = torch.nn.parallel.DistributedDataParallel
+    original = ddp.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, **kwargs: Any) -> None:
+        original(self, module, **kwargs)
+
+    ddp.__init__ = init
 
 
 def _load_on_cpu(torch: Any) -> None:
