@@ -277,7 +277,9 @@ def _wrap_on_cpu(torch: Any) -> None:
     original = ddp.__init__
 
     @functools.wraps(original)
-    def init(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, **kwargs: Any) -> None:
+    def init(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, **kwargs: Any
+    ) -> None:
         original(self, module, **kwargs)
 
     ddp.__init__ = init
