@@ -124,16 +124,16 @@ def test_what_does_without_a_capture(plan_launch: Any, flags: tuple[str, ...]) -
     assert plan_launch(*flags, capture=None).plan.capture is None
 
 
-def test_on_a_machine_without_gpus_a_launch_says_that_nothing_is_planned(
-    plan_launch: Any, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "flags", [(), ("--preset", "z2"), ("--no-capture", "--num-processes", "8"), ("--nproc-per-node", "gpu")]
+)
+def test_on_a_machine_without_gpus_nothing_is_launched_without_cpu(
+    plan_launch: Any, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
 ) -> None:
-    plan = plan_launch(machine=_LAPTOP, capture=None).plan
-    assert (plan.topology.on_cpu, plan.capture) == (True, None)
-    assert capsys.readouterr().err == (
-        "zerofit: no GPU is in sight: nothing is captured or planned, and the ranks run on the CPU as the "
-        "flags say; `--cpu --gpus SPEC` plans for the GPUs of another machine and rehearses that here\n"
-    )
-    plan_launch("--cpu", machine=_LAPTOP, capture=None)
+    with pytest.raises(UserError) as error:
+        plan_launch(*flags, machine=_LAPTOP, capture=None)
+    assert error.value.rule == "no-gpu"
+    assert plan_launch("--cpu", *flags, machine=_LAPTOP, capture=None).plan.topology.on_cpu
     assert capsys.readouterr().err == ""
 
 
@@ -153,7 +153,6 @@ def test_on_a_machine_without_gpus_a_launch_says_that_nothing_is_planned(
             "planning-flag-without-planning",
             "--seq-len with --no-capture",
         ),
-        (("--padded",), _LAPTOP, "planning-flag-without-planning", "--padded with no GPU in sight"),
         (
             ("--cpu", "--capture-limit", "9"),
             _NODE,
@@ -317,10 +316,7 @@ def test_a_plan_file_is_no_way_around_what_the_script_cannot_take(plan_launch: A
 def test_a_plan_for_gpus_is_not_started_on_a_cpu_by_chance(plan_launch: Any, plan_file: Path) -> None:
     with pytest.raises(UserError) as error:
         plan_launch("--plan", "p.json", machine=_LAPTOP, capture=None)
-    assert (error.value.rule, error.value.found) == (
-        "plan-for-gpus",
-        "--plan p.json, for 2 GPUs on each node",
-    )
+    assert error.value.rule == "no-gpu"
     assert plan_launch("--plan", "p.json", "--cpu", machine=_LAPTOP, capture=None).plan.topology.on_cpu
 
 

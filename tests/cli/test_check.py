@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from zerofit.checking.rules import ALL_RULES, DEEPSPEED_RULES
+
 _RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
 
 _FINDING = """\
@@ -248,3 +250,15 @@ def test_colour_stands_on_a_terminal_only(folder: Path) -> None:
     os.close(writer)
     assert os.read(reader, 100).startswith(b"\x1b[31m\x1b[1merror\x1b[0m[param-offload-needs-zero3]")
     os.close(reader)
+
+
+def test_a_file_for_fsdp_says_what_does_not_apply(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {fsdp_version: 2}\n"
+    )
+    finished = run_zerofit("check", "a.yaml", cwd=tmp_path)
+    num_deepspeed, num_others = len(DEEPSPEED_RULES), len(ALL_RULES) - len(DEEPSPEED_RULES)
+    assert finished.stdout == (
+        "not checked: fsdp_config of a.yaml, which zerofit has no rules for; with distributed_type=FSDP its "
+        f"{num_deepspeed} rules of DeepSpeed do not apply\n\nok: a.yaml: {num_others} rules hold\n"
+    )

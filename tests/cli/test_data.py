@@ -183,6 +183,7 @@ def test_words_are_said_to_be_no_tokens_and_nothing_is_recommended(
 ) -> None:
     finished = run_zerofit("data", "a.jsonl", "--count", "words", cwd=folder)
     assert finished.stdout.startswith("a.jsonl: words (not tokens) of the column text\n")
+    assert "recommended" not in finished.stdout
     assert finished.stdout.endswith(
         "These are words, not tokens: the shares are near to those of tokens, the lengths are not.\n"
         "Give --tokenizer for a maximum length and a recommendation.\n"

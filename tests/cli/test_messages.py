@@ -130,7 +130,7 @@ def test_a_port_that_is_taken_on_the_first_of_several_nodes(run_zerofit: _RunZer
 
 
 def test_flags_behind_the_script_are_its_own(run_zerofit: _RunZerofit, folder: Path) -> None:
-    line = "launch --dry-run --num-processes 1 train.py --num_processes 9 --zero-stag --help -m x"
+    line = "launch --cpu --dry-run --num-processes 1 train.py --num_processes 9 --zero-stag --help -m x"
     finished = run_zerofit(*line.split(), cwd=folder, environment=_NO_GPU)
     assert finished.returncode == 0
     assert finished.stdout.endswith("plan.json train.py --num_processes 9 --zero-stag --help -m x\n")
@@ -152,7 +152,7 @@ def test_flags_behind_the_script_are_its_own(run_zerofit: _RunZerofit, folder: P
 def test_what_a_flag_changes_in_the_script_is_said(
     run_zerofit: _RunZerofit, folder: Path, flags: str, rows: list[str]
 ) -> None:
-    finished = run_zerofit("launch", "--dry-run", *flags.split(), "train.py", cwd=folder, environment=_NO_GPU)
+    finished = run_zerofit("launch", "--cpu", "--dry-run", *flags.split(), "train.py", cwd=folder)
     said = [re.sub(r"  +", "  ", line) for line in finished.stderr.splitlines() if "  its own  " in line]
     default = "precision  its own  fp32, where it names none  the ranks run on the CPU"
     assert said == [*([rows[0]] if "batch" in flags else []), default, *([] if "batch" in flags else rows)]
@@ -161,9 +161,13 @@ def test_what_a_flag_changes_in_the_script_is_said(
 def test_dry_run_writes_nothing(run_zerofit: _RunZerofit, folder: Path) -> None:
     before = _tree(folder)
     finished = run_zerofit(
-        "launch", "--dry-run", "--preset", "z3", "train.py", cwd=folder, environment=_NO_GPU
+        *("launch", "--dry-run", "--gpus", "8xH100", "--preset", "z3", "train.py"),
+        cwd=folder,
+        environment=_NO_GPU,
     )
     assert finished.returncode == 0
+    assert "strategy: DeepSpeed ZeRO-3, bf16 on 8 GPU ranks\n" in finished.stderr
+    assert " --num_processes 8 " in finished.stdout
     assert _tree(folder) == before
 
 

@@ -255,6 +255,16 @@ def test_a_plot_is_drawn(run_zerofit: _RunZerofit, folder: Path) -> None:
     assert forced.returncode == 0, forced.stderr
 
 
+def test_a_plot_marks_the_choice_and_shows_what_is_too_large(run_zerofit: _RunZerofit, folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    flags = "--fast --model llama-3-8b --seq-len 512 --global-batch-size 8 --gpus 8xA100-40G --plot plan.svg"
+    assert _plan(run_zerofit, folder, *flags.split()).returncode == 0
+    words = re.findall(r"<!-- (.*) -->", (folder / "plan.svg").read_text())  # of each text that is drawn
+    assert (words.count("chosen"), words.count("at least")) == (1, 1)
+    assert "DDP" in words
+    assert "too large" in words
+
+
 def test_without_matplotlib_a_plot_is_refused(run_zerofit: _RunZerofit, folder: Path) -> None:
     (folder / "matplotlib").mkdir()
     (folder / "matplotlib" / "__init__.py").write_text("raise ImportError")

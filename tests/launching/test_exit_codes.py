@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from runs import SCRIPTS, Run, environment
+from runs import SCRIPTS, Run, environment, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,7 +126,7 @@ def test_a_record_that_cannot_be_written_does_not_change_the_exit_code(
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "(folder,) = Path('zerofit-runs').iterdir()\n"
+        "(folder,) = Path('zerofit-runs').glob('2*')\n"
         "(folder / 'run.json').mkdir()\n"
         "(folder / 'ranks').touch()\n"
         "sys.exit(7)\n"
@@ -138,3 +139,10 @@ def test_a_record_that_cannot_be_written_does_not_change_the_exit_code(
         f"zerofit: the record of the run can't be written: Is a directory: {run.run_folder}/run.json",
     ]
     assert run.stderr.splitlines()[-1].startswith("zerofit: rank 0 exited with 7;")
+
+
+def test_a_torch_that_cannot_use_the_gpus_starts_no_rank(tmp_path: Path) -> None:
+    agent = [sys.executable, "-m", "zerofit.launching.agent", str(tmp_path / "result.json"), "gpu", END]
+    run = run_command(agent, tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert "error[torch-without-gpus]: torch can't use the GPUs of this node\n  found: torch " in run.stderr

@@ -170,19 +170,26 @@ def test_on_several_nodes_the_port_is_tried_on_the_first_only() -> None:
     assert error.value.found == f"--main-process-port {port}"
 
 
+_TWO = {"num_nodes": 2}
 _AT_NODE_0 = {"main_process_ip": "node0"}
 
 
 @pytest.mark.parametrize(
     ("said", "num_nodes", "rule", "found"),
     [
-        ({}, 2, "node-unknown", "--num-machines 2 without --machine-rank and --main-process-ip"),
-        ({"machine_rank": 0}, 2, "node-unknown", "--num-machines 2 without --main-process-ip"),
-        (_AT_NODE_0, 2, "node-unknown", "--num-machines 2 without --machine-rank"),
-        ({**_AT_NODE_0, "machine_rank": 2}, 2, "node-out-of-range", "--machine-rank 2 with --num-machines 2"),
+        ({}, 4, "node-unknown", "a plan for 4 nodes without --machine-rank and --main-process-ip"),
+        (_TWO, 2, "node-unknown", "--num-machines 2 without --machine-rank and --main-process-ip"),
+        (_TWO | {"machine_rank": 0}, 2, "node-unknown", "--num-machines 2 without --main-process-ip"),
+        (_TWO | _AT_NODE_0, 2, "node-unknown", "--num-machines 2 without --machine-rank"),
+        (
+            _AT_NODE_0 | {"machine_rank": 2},
+            2,
+            "node-out-of-range",
+            "--machine-rank 2 with a plan for 2 nodes",
+        ),
         ({**_AT_NODE_0, "machine_rank": 0, "main_process_port": 0}, 2, "port-taken", "--main-process-port 0"),
         ({**_AT_NODE_0, "machine_rank": 1, "main_process_port": 0}, 2, "port-taken", "--main-process-port 0"),
-        ({"machine_rank": 1}, 1, "node-out-of-range", "--machine-rank 1 with --num-machines 1"),
+        ({"machine_rank": 1}, 1, "node-out-of-range", "--machine-rank 1 with one node"),
     ],
 )
 def test_what_each_node_must_know(said: dict[str, Any], num_nodes: int, rule: str, found: str) -> None:

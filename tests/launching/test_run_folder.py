@@ -72,3 +72,13 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         write_file(tmp_path, "{}\n")
     assert (error.value.rule, error.value.found) == ("run-folder-not-writable", f"Is a directory: {tmp_path}")
+
+
+def test_git_sees_nothing_of_a_folder_of_runs_that_is_new(tmp_path: Path) -> None:
+    runs, own = tmp_path / "zerofit-runs", tmp_path / "own"
+    for _ in range(2):
+        new_run_folder(runs, target="train.py", at=_AT)
+    assert (runs / ".gitignore").read_text() == "*\n"
+    own.mkdir()
+    new_run_folder(own, target="train.py", at=_AT)
+    assert not (own / ".gitignore").exists()

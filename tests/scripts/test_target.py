@@ -54,3 +54,18 @@ def test_what_python_could_not_run_is_refused(editable: Path, module: str) -> No
 def test_a_package_with_a_main_module_can_be_run(editable: Path) -> None:
     (editable / "__main__.py").touch()
     check_script("zerofit_example", module=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rule"),
+    [
+        ("train.ipynb", '{"cells": [], "metadata": {}}', "script-is-a-notebook"),
+        ("train.sh", "python train.py\n", "script-is-of-a-shell"),
+        ("train", "#!/usr/bin/env bash\npython train.py\n", "script-is-of-a-shell"),
+    ],
+)
+def test_what_is_no_python_script_is_refused(tmp_path: Path, name: str, text: str, rule: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as error:
+        check_script(str(tmp_path / name), module=False)
+    assert error.value.rule == rule

@@ -32,7 +32,7 @@ class Run:
     @property
     def run_folder(self) -> Path:
         """The one run folder that it left."""
-        (folder,) = (self.folder / "zerofit-runs").iterdir()
+        (folder,) = (self.folder / "zerofit-runs").glob("2*")
         return folder
 
     def record(self) -> dict[str, object]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerofit.checking.rule import Severity
-from zerofit.checking.rules import ALL_RULES
+from zerofit.checking.rules import ALL_RULES, DEEPSPEED_RULES
 from zerofit.checking.targets import is_mendable
+from zerofit.configs.document import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +54,10 @@ class Report:
         return 0 if self.ok else 1
 
     def __str__(self) -> str:
-        return findings_text(self.verdict, files=self.targets.files, num_rules=len(ALL_RULES))
+        other = _other_engine(self.targets)
+        num_rules = len(ALL_RULES) - (len(DEEPSPEED_RULES) if other else 0)
+        text = findings_text(self.verdict, files=self.targets.files, num_rules=num_rules)
+        return f"{other}\n\n{text}" if other else text
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
@@ -75,6 +79,23 @@ def findings_text(verdict: Verdict, *, files: Sequence[TargetFile], num_rules: i
         blocks.append("\n".join(unknown_lines(verdict)))
     blocks.append(_last_line(verdict, files, num_rules=num_rules))
     return "\n\n".join(blocks)
+
+
+_FOREIGN_ENGINES = ("FSDP", "MEGATRON_LM", "TPU", "XLA")
+"""Values of accelerate's distributed_type whose sections no rule looks at."""
+
+
+def _other_engine(targets: Targets) -> str | None:
+    """Return what is not checked of a run that accelerate's file gives to another engine than DeepSpeed."""
+    for file in targets.files:
+        kind = file.document.value("distributed_type") if file.document else None
+        if file.document and kind in _FOREIGN_ENGINES:
+            return (
+                f"not checked: {kind.lower()}_config of {file.name}, which zerofit has no rules for; "
+                f"with {say(file.document, 'distributed_type')} its {len(DEEPSPEED_RULES)} rules of "
+                "DeepSpeed do not apply"
+            )
+    return None
 
 
 def unknown_lines(verdict: Verdict) -> tuple[str, ...]:

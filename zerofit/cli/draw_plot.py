@@ -74,13 +74,27 @@ def draw_plot(plot: Plot, path: Path) -> None:
     figure = Figure(figsize=(max(6.0, 1.6 * len(plot.bars)), 5.0), layout="constrained")
     axes = figure.subplots()
     places = range(len(plot.bars))
+    bounds = [sum(bar.gib) if bar.is_bound else 0.0 for bar in plot.bars]
+    if any(bounds):
+        axes.bar(places, bounds, label="at least", color="white", edgecolor="gray", hatch="//")
     below = [0.0] * len(plot.bars)
     for index, group in enumerate(GROUPS):
-        heights = [bar.gib[index] for bar in plot.bars]
+        heights = [0.0 if bar.is_bound else bar.gib[index] for bar in plot.bars]
         axes.bar(places, heights, bottom=below, label=group.name, color=f"tab:{_COLOURS[group.letter]}")
         below = [low + height for low, height in zip(below, heights, strict=True)]
     errors = [bar.error_gib for bar in plot.bars]
-    axes.errorbar(places, below, yerr=errors, fmt="none", ecolor="black", capsize=4)
+    estimated = [place for place in places if not plot.bars[place].is_bound]
+    axes.errorbar(
+        estimated,
+        [below[place] for place in estimated],
+        yerr=[errors[place] for place in estimated],
+        fmt="none",
+        ecolor="black",
+        capsize=4,
+    )
+    for place, bar in enumerate(plot.bars):
+        top = (place, max(below[place] + errors[place], bounds[place]))
+        axes.annotate(bar.note, top, xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8)
     axes.axhline(plot.card_gib, color="black", label="GPU")
     axes.axhline(plot.usable_gib, color="black", linestyle="--", label="to be used")
     axes.set_xticks(places, [bar.label.replace(", ", "\n") for bar in plot.bars], fontsize=8)

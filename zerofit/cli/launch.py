@@ -40,7 +40,9 @@ _OF_NODES = tuple(name for name in Nodes.__dataclass_fields__ if name != "ranks_
 @click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
 @click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
 @click.option(
-    "--gpus", metavar="SPEC", help="With --cpu: plan for these GPUs, and rehearse their ranks on the CPU."
+    "--gpus",
+    metavar="SPEC",
+    help="Plan for these GPUs: with --dry-run to see what would run there, with --cpu to rehearse it here.",
 )
 @click.option(
     "--no-capture", is_flag=True, help="Go by the flags alone, and do not look at what SCRIPT trains."

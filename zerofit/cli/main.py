@@ -81,7 +81,8 @@ def main() -> NoReturn:
         sys.exit(EXIT_USAGE)
     except click.UsageError as error:
         _fail(usage_error(error), debug=settings["debug"])
-    except click.Abort:
+    except click.Abort:  # a run that has started takes Ctrl-C itself, and says how it ended
+        click.echo("zerofit: stopped by Ctrl-C; no training was started", err=True)
         sys.exit(130)
     except UserError as error:
         _fail(error, debug=settings["debug"])
@@ -168,6 +169,8 @@ def _unknown_verb(error: click.exceptions.NoSuchCommand, help_line: str) -> User
     verbs = group.list_commands(error.ctx) if isinstance(group, click.Group) and error.ctx else []
     near = nearest(error.command_name, verbs)
     path = error.ctx.command_path if error.ctx else "zerofit"
+    if error.command_name.endswith(".py"):
+        near = f"launch {error.command_name}"
     return UserError(
         "unknown-verb",
         f"there is no verb {error.command_name!r}",

@@ -1,7 +1,7 @@
 """Runs accelerate's own launch code and writes down how each child ended.
 
 `accelerate launch` turns every failure into exit code 1; called in this process, its exceptions still carry
-each rank's exit code and signal. Usage: python -m zerofit.launching.agent RESULT ARGUMENTS...
+each rank's exit code and signal. Usage: python -m zerofit.launching.agent RESULT cpu|gpu ARGUMENTS...
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from zerofit.core.atomic_file import write_whole
+from zerofit.core.errors import UserError
 from zerofit.machine.stopping import end_with_parent
 
 if TYPE_CHECKING:
@@ -30,14 +31,33 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def main(arguments: Sequence[str]) -> int:
     """Launch, write how the ranks failed as JSON, and return 0 where all ended well, else 1."""
-    result, *launch_arguments = arguments
+    result, device, *launch_arguments = arguments
     end_with_parent(None, by=signal.SIGTERM)  # no run outlives the zerofit that started it
     for number in _PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _pass_on)
+    if device == "gpu" and (error := _cuda_error()):
+        print(error, file=sys.stderr)
+        return error.exit_code
     failures = _launch(launch_arguments)
     write_whole(Path(result), json.dumps(failures) + "\n", mode=0o600)
     return 1 if failures else 0
+
+
+def _cuda_error() -> UserError | None:
+    """Return the error where torch would train on the CPU of a node whose driver lists GPUs."""
+    import torch
+
+    if torch.cuda.is_available():  # else warns, and says what the driver said
+        return None
+    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    return UserError(
+        "torch-without-gpus",
+        "torch can't use the GPUs of this node",
+        found=f"torch {torch.__version__}, built {build}; torch.cuda.is_available() is False",
+        why="the ranks would run on the CPU, many times slower, and nobody asked for that",
+        fix="`zerofit doctor` says what to install; or add --cpu to run on the CPU",
+    )
 
 
 def _launch(arguments: Sequence[str]) -> dict[str, dict[str, int]]:

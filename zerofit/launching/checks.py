@@ -6,11 +6,12 @@ import os
 from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError
-from zerofit.launching.request import NO_GPU
+from zerofit.machine.gpus import probe_driver, why_no_gpu
 from zerofit.planning.inputs import check_capture_limit, check_none_ignored
 from zerofit.scripts.target import put_before, script_of
 
 if TYPE_CHECKING:
+    from zerofit.core.facts import Machine
     from zerofit.core.plan import Plan
     from zerofit.launching.request import LaunchRequest
 
@@ -46,11 +47,34 @@ def no_micro_batch(launch: LaunchRequest, *, found: str) -> UserError:
     )
 
 
+_OR_ELSE = "; `--dry-run --gpus 8xH100` shows what would run on such a node"
+
+
+def check_gpu_is_here(machine: Machine, *, target: tuple[str, ...] = (), or_else: str = "") -> None:
+    """Check that a run without --cpu has a GPU.
+
+    Args:
+        target: the script and its arguments, where a --cpu may stand by mistake.
+        or_else: what else can be done without a GPU.
+    """
+    if machine.gpus:
+        return
+    found, fix = why_no_gpu(visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"), driver=probe_driver())
+    raise UserError(
+        "no-gpu",
+        "no GPU is visible on this node",
+        found=found,
+        why="the ranks would run on the CPU, many times slower, and nobody asked for that",
+        fix=put_before("--cpu", target) or f"{fix}; or add --cpu to run on the CPU{or_else}",
+    )
+
+
 def check_flags(launch: LaunchRequest) -> None:
     """Check that the flags belong together, and that none of them would be ignored."""
     _check_gpus(launch)
+    if not launch.on_cpu:
+        check_gpu_is_here(launch.machine, target=launch.target, or_else=_OR_ELSE)
     _check_planning_flags(launch)
-    _check_plan_file(launch)
     if launch.makes_a_plan:
         _check_one_plan_for_all_nodes(launch)
 
@@ -58,16 +82,16 @@ def check_flags(launch: LaunchRequest) -> None:
 def _check_gpus(launch: LaunchRequest) -> None:
     if launch.gpus is None:
         return
-    if not launch.request.on_cpu:
+    if not launch.request.on_cpu and not launch.dry_run:
         raise UserError(
             "gpus-without-cpu",
             "a launch is on the GPUs that are here",
             found=f"--gpus {launch.gpus} without --cpu",
             why="GPUs of another machine can be planned for, and their ranks rehearsed on the CPU",
             fix=put_before("--cpu", launch.target)
-            or "add --cpu for the rehearsal, or use `zerofit plan --gpus`",
+            or "add --cpu for the rehearsal, or --dry-run to see what would run there",
         )
-    if not launch.makes_a_plan or launch.brings_a_strategy:
+    if launch.on_cpu and (not launch.makes_a_plan or launch.brings_a_strategy):
         other = launch.why_unplanned
         raise UserError(
             "gpus-without-planning",
@@ -82,26 +106,16 @@ def _check_planning_flags(launch: LaunchRequest) -> None:
     """Refuse flags that only count where a plan is made, and a limit for a capture where there is none."""
     because = launch.why_unplanned
     if not launch.makes_a_plan:
-        gpus = {"--cpu": "add --gpus SPEC", NO_GPU: "add --cpu --gpus SPEC"}.get(because)
-        instead = f"{gpus}, the GPUs to plan for" if gpus else f"{because}, for a plan that is made here"
+        instead = (
+            "add --gpus SPEC, the GPUs to plan for"
+            if because == "--cpu"
+            else f"{because}, for a plan that is made here"
+        )
         check_none_ignored(launch.model, because=because, instead=instead)
     if not launch.may_capture:
         check_capture_limit(
             launch.capture_limit_s, because=because if launch.model.model is None else "--model"
         )
-
-
-def _check_plan_file(launch: LaunchRequest) -> None:
-    plan = launch.request.plan
-    if plan is None or plan.topology.on_cpu or not launch.on_cpu or launch.request.on_cpu:
-        return
-    raise UserError(
-        "plan-for-gpus",
-        "the plan is for GPUs, and there is none here",
-        found=f"--plan {launch.plan_file}, for {plan.topology.ranks_per_node} GPUs on each node",
-        why="its ranks would train on the CPU, many times slower, and nobody asked for that",
-        fix="start it on a node with GPUs, or add --cpu to rehearse it",
-    )
 
 
 def _check_one_plan_for_all_nodes(launch: LaunchRequest) -> None:

@@ -20,7 +20,7 @@ from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
 from zerofit.core.strategy import Engine
 from zerofit.launching.nodes import Nodes, with_hostfile
-from zerofit.launching.prepare import prepare_launch
+from zerofit.launching.prepare import prepare_launch, specified_machine
 from zerofit.launching.request import LaunchRequest
 from zerofit.launching.run_folder import fill_run_folder, new_run_folder, run_folder
 from zerofit.launching.start import Launch, launch_command, launch_files, start
@@ -87,7 +87,8 @@ def launch(
         arguments: the script's own.
         module: True where the script is a module, as with `python -m`.
         plan: a plan to follow, or the file that holds one; made from the script where it is left out.
-        gpus: with `on_cpu=True`, the GPUs to plan for and to rehearse on the CPU.
+        gpus: GPUs of another machine: with `on_cpu=True` to plan for and to rehearse on the CPU, with
+            `dry_run=True` to show what would run there.
         captures: False to go by the settings alone, without looking at what the script trains.
         capture_limit_s: how long the script may take to come to its training.
         is_checked: False to go on where compatibility rules say that it can't work.
@@ -148,7 +149,7 @@ def launch_run(
     script, arguments = (target[1], target[2:]) if is_module else (target[0], target[1:])
     check_script(script, module=is_module)
     check_libraries(observer)
-    to_launch = prepare_launch(launch_request(target, **request_arguments), observer)
+    to_launch = prepare_launch(launch_request(target, dry_run=dry_run, **request_arguments), observer)
     plan = replace(to_launch.plan, is_checked=is_checked, generate_limit_s=generate_limit_s)
     to_launch = replace(to_launch, plan=plan)
     check_libraries_of(plan.strategy)
@@ -184,14 +185,19 @@ def launch_request(
     capture_limit_s: float,
     plan_file: Path | None,
     rank_for_each_gpu: bool = False,
+    dry_run: bool = False,
 ) -> LaunchRequest:
     """Return a launch of this node, with the ranks that nodes, hostfile and GPUs make.
 
     Args:
         rank_for_each_gpu: True for torchrun's `--nproc-per-node gpu`.
+        dry_run: True if nothing is to be started: `gpus` may then be those of another machine.
     """
     on_cpu = asks_for_cpu(request)
-    machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)
+    if gpus is not None and dry_run and not on_cpu:
+        machine = specified_machine(gpus, num_nodes=nodes.num_nodes).machine
+    else:
+        machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)
     if rank_for_each_gpu:
         nodes = replace(nodes, ranks_per_node=1 if on_cpu else max(1, len(machine.gpus)))
     if hostfile is not None:
@@ -206,6 +212,7 @@ def launch_request(
         capture_limit_s=capture_limit_s,
         plan_file=plan_file,
         nodes=nodes,
+        dry_run=dry_run,
     )
 
 

@@ -156,7 +156,7 @@ def find_rendezvous(nodes: Nodes, topology: Topology) -> Rendezvous:
         UserError: on several nodes, something that each must know was not said.
     """
     if nodes.machine_rank is not None and nodes.machine_rank >= topology.num_nodes:
-        raise _no_such_node(nodes.machine_rank, topology)
+        raise _no_such_node(nodes, topology)
     if topology.num_nodes == 1:
         # Not 29500 first: two runs that start at the same time would both find it free.
         return Rendezvous(main_process_port=free_port(nodes.main_process_port or 0), gpu_ids=nodes.gpu_ids)
@@ -194,19 +194,26 @@ def _check_several_nodes(nodes: Nodes, topology: Topology) -> int:
         raise UserError(
             "node-unknown",
             "a run on several nodes needs to know which one this is",
-            found=f"--num-machines {topology.num_nodes} without {' and '.join(missing)}",
+            found=f"{_said_nodes(nodes, topology)} without {' and '.join(missing)}",
             why="the command is started on every node, and the ranks meet at node 0",
             fix="give both, or a --hostfile",
         )
     return nodes.machine_rank
 
 
-def _no_such_node(machine_rank: int, topology: Topology) -> UserError:
+def _said_nodes(nodes: Nodes, topology: Topology) -> str:
+    """Return the number of nodes as the user said it; where no flag did, the plan does."""
+    if nodes.num_nodes is not None:
+        return f"--num-machines {topology.num_nodes}"
+    return "one node" if topology.num_nodes == 1 else f"a plan for {topology.num_nodes} nodes"
+
+
+def _no_such_node(nodes: Nodes, topology: Topology) -> UserError:
     last = topology.num_nodes - 1
     return UserError(
         "node-out-of-range",
         "there is no such node",
-        found=f"--machine-rank {machine_rank} with --num-machines {topology.num_nodes}",
+        found=f"--machine-rank {nodes.machine_rank} with {_said_nodes(nodes, topology)}",
         why="nodes are counted from 0",
         fix=f"set --machine-rank to 0 up to {last}" if last else "set --num-machines to the number of nodes",
     )

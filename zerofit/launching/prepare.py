@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from zerofit.launching.request import LaunchRequest
     from zerofit.planning.subject import Subject
 
-_NO_GPUS = (
-    "no GPU is in sight: nothing is captured or planned, and the ranks run on the CPU as the flags "
-    "say; `--cpu --gpus SPEC` plans for the GPUs of another machine and rehearses that here"
-)
-
 
 def prepare_launch(launch: LaunchRequest, observer: Observer) -> Launch:
     """Return the plan, the script and where its ranks meet.
@@ -45,7 +40,8 @@ def prepare_launch(launch: LaunchRequest, observer: Observer) -> Launch:
     check_flags(launch)
     plan, capture = _plan(launch, observer)
     plan = replace(plan, capture=None if capture is None else for_plan(capture))
-    check_nvme_path(plan)
+    if not launch.is_elsewhere:
+        check_nvme_path(plan)
     rendezvous = find_rendezvous(launch.nodes, plan.topology)
     if is_on_one_of_many_gpus(plan):
         gpu_id = first_gpu(launch.nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -61,8 +57,6 @@ def _plan(launch: LaunchRequest, observer: Observer) -> tuple[Plan, Capture | No
     if launch.plans_for_script:
         return _plan_for_script(launch, specified, observer)
     request, capture = launch.request, None
-    if launch.captures and not launch.machine.gpus and not request.on_cpu and not launch.brings_a_strategy:
-        observer.say(_NO_GPUS)
     if request.plan is not None and request.plan.capture is not None:
         from zerofit.launching.follow_plan import follow_plan  # only where there is one: it brings much code
 
@@ -124,14 +118,19 @@ def _specified(launch: LaunchRequest) -> SpecifiedMachine:
     """Return the machine that is planned for."""
     if launch.gpus is None:
         return SpecifiedMachine(machine=launch.machine, assumptions=())
+    specified = specified_machine(launch.gpus, num_nodes=launch.request.num_nodes)
+    check_ranks_of(launch.request, specified.machine)
+    return specified
+
+
+def specified_machine(gpus: str, *, num_nodes: int | None) -> SpecifiedMachine:
+    """Return the machine that --gpus names."""
     from zerofit.planning.make_problem import machine_of
 
     flags = MachineFlags(
-        gpus=launch.gpus, host_ram=None, nvme=None, cpu_cores=None, network=None, host_bandwidth=None
+        gpus=gpus, host_ram=None, nvme=None, cpu_cores=None, network=None, host_bandwidth=None
     )
-    specified = machine_of(flags, num_nodes=launch.request.num_nodes or 1)
-    check_ranks_of(launch.request, specified.machine)
-    return specified
+    return machine_of(flags, num_nodes=num_nodes or 1)
 
 
 def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture]:

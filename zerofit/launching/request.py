@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from zerofit.launching.nodes import Nodes
 
 
-NO_GPU = "no GPU in sight"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
     """A script with what was said of how it runs, and this node."""
@@ -28,9 +25,9 @@ class LaunchRequest:
     request: Request
     model: ModelFlags
     machine: Machine
-    """This node."""
+    """This node; in a dry run the one that `gpus` names."""
     gpus: str | None
-    """GPUs of another machine that is rehearsed on the CPU."""
+    """GPUs of another machine that is planned for: rehearsed on the CPU, or shown by a dry run."""
     captures: bool
     """True if the script may be run to see what it trains."""
     capture_limit_s: float
@@ -39,11 +36,18 @@ class LaunchRequest:
     """Where the plan in `request` was read from."""
     nodes: Nodes
     """The nodes of the run, and the GPUs of this one."""
+    dry_run: bool
+    """True if nothing is to be started."""
 
     @property
     def on_cpu(self) -> bool:
         """True if the ranks run on the CPU."""
-        return asks_for_cpu(self.request) or not self.machine.gpus
+        return asks_for_cpu(self.request)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """True if a dry run shows what would run on another machine."""
+        return self.gpus is not None and self.dry_run and not self.on_cpu
 
     @property
     def brings_a_strategy(self) -> bool:
@@ -66,9 +70,7 @@ class LaunchRequest:
         """The flag because of which no plan is made."""
         if self.brings_a_strategy:
             return f"--preset {self.request.preset}" if self.request.preset else f"--plan {self.plan_file}"
-        if not self.captures:
-            return "--no-capture"
-        return "--cpu" if asks_for_cpu(self.request) else NO_GPU
+        return "--cpu" if self.captures else "--no-capture"
 
     @property
     def lacks_micro_batch(self) -> bool:

@@ -64,7 +64,7 @@ def run_folder(runs: Path, *, target: str, at: datetime, attempt: int = 1) -> Ru
 
 def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
     """Make the folder of a run, for its owner only; where the name is taken, a number is put behind it."""
-    attempt = 1
+    attempt, is_first = 1, not os.path.exists(runs)
     while True:
         folder = run_folder(runs, target=target, at=at, attempt=attempt)
         try:
@@ -76,6 +76,8 @@ def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
         except OSError as error:
             raise _not_writable(f"{error.strerror}: {error.filename}") from None
         else:
+            if is_first:  # git then shows nothing of the runs, and a folder that was there stays as it is
+                write_file(runs / ".gitignore", "*\n")
             return folder
 
 

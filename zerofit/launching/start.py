@@ -108,6 +108,7 @@ def start(launch: Launch, folder: RunFolder) -> RunEnd:
         "-m",
         "zerofit.launching.agent",
         str(folder.launch_result),
+        "cpu" if launch.plan.topology.on_cpu else "gpu",
         *_arguments(launch, folder),
     )
     # torch calls ninja by its bare name when it builds an op: pip's own must be found without an activated

@@ -149,13 +149,13 @@ def _no_gpus(toolchain: Toolchain) -> CheckupLine:
         return warning(
             "GPUs",
             f"none visible: CUDA_VISIBLE_DEVICES={toolchain.visible_devices!r} hides all {num_gpus}",
-            why="training runs on the CPU then",
+            why="`zerofit launch` starts nothing then without --cpu",
             fix="unset CUDA_VISIBLE_DEVICES, or name GPUs that nvidia-smi lists",
         )
     return warning(
         "GPUs",
         "none",
-        why="training runs on the CPU, which rehearses a run and is too slow for more",
+        why="`zerofit launch` starts nothing without --cpu, which only rehearses a run",
         fix="if the node has NVIDIA GPUs, make nvidia-smi list them: install the driver, or give them to the "
         "container (--gpus all)",
     )

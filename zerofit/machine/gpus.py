@@ -74,6 +74,23 @@ def probe_driver(*, nvml: Any = None) -> Driver | None:
         )
 
 
+def why_no_gpu(*, visible_devices: str | None, driver: Driver | None) -> tuple[str, str]:
+    """Return what was found where no GPU is visible, and what to do so that GPUs are.
+
+    Args:
+        visible_devices: CUDA_VISIBLE_DEVICES, or None where it is not set.
+        driver: what the NVIDIA driver says of itself; None where none answers.
+    """
+    if visible_devices is not None and _HIDING.fullmatch(visible_devices):
+        hidden = f"all {driver.num_gpus} GPUs" if driver and driver.num_gpus > 1 else "every GPU"
+        found = f"CUDA_VISIBLE_DEVICES={visible_devices!r}, which hides {hidden}"
+        return found, "unset CUDA_VISIBLE_DEVICES, or name GPUs that nvidia-smi lists"
+    found = (
+        f"NVIDIA driver {driver.version}, which lists no GPU" if driver else "no NVIDIA driver that answers"
+    )
+    return found, "make nvidia-smi list the GPUs: install the driver, or give them to the container or job"
+
+
 def visible_indices(visible_devices: str | None, uuids: tuple[str, ...]) -> tuple[int, ...]:
     """Return which GPUs CUDA_VISIBLE_DEVICES leaves visible, read as the CUDA driver reads it.
 

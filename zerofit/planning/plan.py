@@ -281,8 +281,7 @@ def plan_to_run(
     machine = specified.machine
     if not machine.gpus:
         raise no_gpus_here(
-            "`--cpu --gpus SPEC` plans for the GPUs of another machine and rehearses that here; or leave out "
-            "--model"
+            "say which GPUs the run will have, such as --gpus 8xA100-80G, or leave out --model"
         )
     ranks = Request(num_processes=request.num_processes, num_nodes=request.num_nodes)
     topology = topology_of(machine, ranks)
@@ -302,11 +301,12 @@ def plan_to_run(
         observer.detail(table)
     else:
         observer.show("\n".join([*as_it_is_lines(answer), table]))
+        gpus = "1 GPU" if topology.world_size == 1 else f"{topology.world_size} GPUs"
         instead = "leave out --model" if subject.capture is None else "give --no-capture"
         raise UserError(
             "nothing-fits",
             "no strategy fits",
-            found=f"{subject.said} on {topology.world_size} GPUs: {answer.head.shortage}",
+            found=f"{subject.said} on {gpus}: {answer.head.shortage}",
             why="zerofit does not start what will run out of memory",
             fix=_fix(answer) or f"{instead} to go on without a plan",
             exit_code=DOES_NOT_FIT,

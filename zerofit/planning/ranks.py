@@ -39,7 +39,7 @@ def check_ranks(
         raise UserError(
             "more-ranks-than-gpus",
             "there are fewer GPUs than ranks",
-            found=f"{said} on {num_nodes} x {num_gpus} GPUs",
+            found=f"{said} on {num_nodes} x {num_gpus} GPU{'' if most == 1 else 's'}",
             why="each rank needs a GPU of its own",
             fix=f"set --num-processes to at most {most}, or rehearse with --cpu"
             if can_rehearse

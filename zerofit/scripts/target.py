@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder
 from pathlib import Path
@@ -13,13 +14,14 @@ def check_script(script: str, *, module: bool) -> None:
     """Return when the script or module can be launched.
 
     Raises:
-        UserError: it is not there; the message names the nearest file.
+        UserError: it is not there, and the message names the nearest file; or it is no Python script.
     """
     if module:
         _check_module(script)
         return
     path = Path(script)
     if path.is_file():
+        _check_is_python(path)
         return
     folder = path.parent
     files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []
@@ -31,6 +33,31 @@ def check_script(script: str, *, module: bool) -> None:
         why="it is a folder" if path.is_dir() else f"no file of that name stands in {folder.resolve()}",
         fix=f"did you mean {folder / near}?" if near else "name the script's file, or use -m for a module",
     )
+
+
+_SHELL = re.compile(rb"#!\s*\S*/(env\s+)?(ba|da|k|z)?sh\b")
+
+
+def _check_is_python(path: Path) -> None:
+    """Check that a file is neither a notebook, whose JSON is valid Python, nor a script of a shell."""
+    if path.suffix == ".ipynb":
+        raise UserError(
+            "script-is-a-notebook",
+            "a notebook is no script",
+            found=str(path),
+            why="its file is JSON: Python runs it without an error, and nothing of it trains",
+            fix=f"`jupyter nbconvert --to script {path}` writes {path.with_suffix('.py')}: name that file",
+        )
+    with path.open("rb") as file:
+        is_shell = _SHELL.match(file.readline(200)) is not None
+    if is_shell or path.suffix in (".sh", ".bash", ".sbatch", ".slurm"):
+        raise UserError(
+            "script-is-of-a-shell",
+            "a shell script is no Python script",
+            found=str(path),
+            why="each rank runs the script with Python",
+            fix=f"name the Python script that {path.name} starts, and its arguments",
+        )
 
 
 def put_before(flag: str, target: tuple[str, ...] | None) -> str | None:

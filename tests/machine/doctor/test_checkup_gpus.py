@@ -27,7 +27,7 @@ _CUDA_12_6 = TorchBuild(cuda_version=(12, 6), cuda_error=None)
             (
                 "GPUs",
                 "none",
-                "training runs on the CPU, which rehearses a run and is too slow for more",
+                "`zerofit launch` starts nothing without --cpu, which only rehearses a run",
                 "if the node has NVIDIA GPUs, make nvidia-smi list them: install the driver, or give them to "
                 "the container (--gpus all)",
             ),
@@ -38,7 +38,7 @@ _CUDA_12_6 = TorchBuild(cuda_version=(12, 6), cuda_error=None)
             (
                 "GPUs",
                 "none visible: CUDA_VISIBLE_DEVICES='' hides all 2",
-                "training runs on the CPU then",
+                "`zerofit launch` starts nothing then without --cpu",
                 "unset CUDA_VISIBLE_DEVICES, or name GPUs that nvidia-smi lists",
             ),
             id="GPUs hidden",

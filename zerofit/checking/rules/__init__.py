@@ -38,4 +38,14 @@ ALL_RULES: tuple[Rule, ...] = (
 )
 """Every rule there is; nothing else decides what may be combined."""
 
-__all__ = ["ALL_RULES", "Rule"]
+DEEPSPEED_RULES: tuple[Rule, ...] = (
+    *deepspeed_section.RULES,
+    *values.RULES,
+    *readers.RULES,
+    *keys.RULES,
+    *switches.RULES,
+    *offload.RULES,
+)
+"""Those of them that only say something of a run under DeepSpeed."""
+
+__all__ = ["ALL_RULES", "DEEPSPEED_RULES", "Rule"]

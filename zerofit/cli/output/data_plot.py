@@ -71,6 +71,8 @@ def _draw_histogram(axes: Any, report: LengthReport) -> None:
         )
     axes.set_xlabel(f"{report.measured.unit.value} of a sample")
     axes.set_ylabel("samples")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
     axes.yaxis.set_major_formatter(lambda samples, _: f"{samples:,.0f}")
     axes.legend(fontsize=8, framealpha=1, loc="upper right")
 

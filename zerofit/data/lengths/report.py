@@ -145,7 +145,16 @@ def length_report(measured: MeasuredLengths, setup: BatchSetup, buckets: Simulat
         setup=setup,
         choice=choice,
         padding=padding,
-        cuts=tuple(_cut_rows(histogram, setup, buckets, max_length)),
+        cuts=tuple(
+            _cut_rows(
+                histogram,
+                setup,
+                buckets,
+                chosen=max_length,
+                # Of what are no tokens nothing is recommended: it is where the padding's table cuts.
+                chosen_name="recommended" if measured.unit is LengthUnit.TOKENS else "as above",
+            )
+        ),
         packed_rows=packed_rows(histogram, max_length),
         concatenated_rows=least_rows(histogram, max_length),
         buckets=buckets,
@@ -181,9 +190,15 @@ def _bucketed(histogram: LengthHistogram, padded: LengthHistogram) -> Cost:
 
 
 def _cut_rows(
-    histogram: LengthHistogram, setup: BatchSetup, buckets: SimulatedBuckets, chosen: int
+    histogram: LengthHistogram,
+    setup: BatchSetup,
+    buckets: SimulatedBuckets,
+    *,
+    chosen: int,
+    chosen_name: str,
 ) -> Iterator[CutRow]:
-    for max_length, names in sorted(_candidates(histogram, setup, chosen).items()):
+    candidates = _candidates(histogram, setup, chosen, chosen_name)
+    for max_length, names in sorted(candidates.items()):
         cut = histogram.cut_to(max_length)
         yield CutRow(
             max_length=max_length,
@@ -196,7 +211,9 @@ def _cut_rows(
         )
 
 
-def _candidates(histogram: LengthHistogram, setup: BatchSetup, chosen: int) -> dict[int, list[str]]:
+def _candidates(
+    histogram: LengthHistogram, setup: BatchSetup, chosen: int, chosen_name: str
+) -> dict[int, list[str]]:
     """Return maximum lengths worth looking at, each with what it is."""
     found: dict[int, list[str]] = {}
 
@@ -215,5 +232,5 @@ def _candidates(histogram: LengthHistogram, setup: BatchSetup, chosen: int) -> d
             add(power, f"2^{power.bit_length() - 1}")
         power *= 2
     add(histogram.longest, "longest")
-    add(chosen, "yours" if setup.max_length else "recommended")
+    add(chosen, "yours" if setup.max_length else chosen_name)
     return found

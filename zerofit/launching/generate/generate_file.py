@@ -234,7 +234,7 @@ def _plan(
 ) -> InferencePlan:
     """Return the plan, if it fits."""
     from zerofit.generation.results.parts import parts_folder
-    from zerofit.launching.checks import check_nvme_path
+    from zerofit.launching.checks import check_gpu_is_here, check_nvme_path
     from zerofit.launching.generate.output import drawn_batch_size
     from zerofit.machine.this_node import probe_machine
     from zerofit.machine.versions import probe_versions
@@ -245,9 +245,12 @@ def _plan(
 
     # Each batch has its own seed: tokens are drawn in the batches in which the first of them were.
     drawn = drawn_batch_size(out) if settings.samples and request.batch_size is None else None
+    machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=request.on_cpu)
+    if not request.on_cpu:
+        check_gpu_is_here(machine)
     plan = plan_inference(
         model=facts,
-        machine=probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=request.on_cpu),
+        machine=machine,
         versions=probe_versions(),
         workload=InferenceWorkload(
             num_prompts=len(prompts),
