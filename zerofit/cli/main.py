@@ -108,8 +108,7 @@ def _fail(*errors: UserError, debug: bool) -> NoReturn:
 
 
 _FOREIGN_FLAGS = {
-    "--use-deepspeed": "--engine deepspeed, --zero-stage or --preset choose it",
-    "--multi-gpu": "leave it out: --num-processes counts the GPUs, all of them where it is left out",
+    "--use-fsdp": "leave it out: ZeRO-3 shards what FULL_SHARD does, and --zero-stage 3 asks for it",
     "--config-file": "leave it out: zerofit writes accelerate's file; --preset or --plan say what is in it",
     "--deepspeed-config-file": "leave it out: zerofit writes the file; --preset or --plan say what is in it",
     "--standalone": "leave it out: on one node zerofit finds a free port",
