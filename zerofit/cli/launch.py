@@ -20,10 +20,11 @@ from zerofit.cli.options import (
     wide_option,
 )
 from zerofit.cli.output.console import Console
-from zerofit.cli.parameters import CONTEXT, Number, remember_typed
+from zerofit.cli.parameters import CONTEXT, Number, remember_typed, typed_words
 from zerofit.cli.plan_options import model_options, take_model_flags
 from zerofit.core.plan import GENERATE_LIMIT_S
 from zerofit.core.strategy import Engine
+from zerofit.launching.flags_behind import check_flags_behind
 from zerofit.launching.launch import launch_run
 from zerofit.launching.nodes import Nodes
 from zerofit.launching.other_launchers import read_line
@@ -80,6 +81,14 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     "ranks_per_node",
     type=Number(int, least=1, words=("gpu", "auto")),
     help="Ranks on each node, or gpu for one a GPU.",
+)
+@click.option("--config-file", metavar="FILE", help="A file of `accelerate config`.")
+@click.option(
+    "--deepspeed-config-file",
+    "--deepspeed",
+    "deepspeed_file",
+    metavar="FILE",
+    help="A JSON file of DeepSpeed.",
 )
 @click.option(
     "--use-deepspeed", is_flag=True, help="The same as --engine deepspeed, as accelerate writes it."
@@ -147,6 +156,7 @@ def launch(
     console = Console(is_quiet=quiet, shows_details=verbose, is_wide=wide)
     for sentence in click.get_current_context().meta.get(_LINE, ()):
         console.say(sentence)
+    check_flags_behind((script, *script_args), before=typed_words()[0], flags=_long_flags())
     run = launch_run(
         (*(("-m",) if module else ()), script, *script_args),
         **asked_of(flags),
@@ -166,6 +176,17 @@ def launch(
     return run.exit_code
 
 
+def _long_flags() -> dict[str, bool]:
+    """Return all flags of `zerofit launch` that begin with two hyphens; True for those with a value."""
+    options = [one for one in launch.params if isinstance(one, click.Option)]
+    return {
+        name: not one.is_flag
+        for one in options
+        for name in (*one.opts, *one.secondary_opts)
+        if name.startswith("--")
+    }
+
+
 def asked_of(flags: dict[str, Any]) -> dict[str, Any]:
     """Return what flags say of a launch, as the arguments of launch_request beside the script."""
     del flags["multi_gpu"]
@@ -182,6 +203,8 @@ def asked_of(flags: dict[str, Any]) -> dict[str, Any]:
         ),
         "rank_for_each_gpu": rank_for_each_gpu,
         "hostfile": flags.pop("hostfile"),
+        "config_file": flags.pop("config_file"),
+        "deepspeed_file": flags.pop("deepspeed_file"),
         "gpus": flags.pop("gpus"),
         "captures": not flags.pop("no_capture"),
         "capture_limit_s": flags.pop("capture_limit_s"),

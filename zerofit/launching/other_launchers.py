@@ -56,7 +56,8 @@ _LEFT_OUT_WORDS = """
     monitor_interval start_method event_log_handler log_dir redirects tee local_ranks_filter role quiet debug
     num_cpu_threads_per_process enable_cpu_affinity use_env no_local_rank launcher no_ssh no_ssh_check
     force_multi bind_cores_to_rank bind_core_list save_pid enable_each_rank_log log_level
-    main_training_function deepspeed_multinode_launcher zero3_init_flag zero3_save_16bit_model downcast_bf16 module
+    main_training_function deepspeed_multinode_launcher zero3_init_flag zero3_save_16bit_model
+    downcast_bf16 module
     """
 _LEFT_OUT = frozenset(_LEFT_OUT_WORDS.split())
 """Flags of the launcher's own work: how its processes meet and where they log. zerofit does both itself; and

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.facts import Machine
     from zerofit.core.request import Request
+    from zerofit.launching.config_files import ConfigFiles
     from zerofit.launching.nodes import Nodes
 
 
@@ -39,6 +40,8 @@ class LaunchRequest:
     """Where the plan in `request` was read from."""
     nodes: Nodes
     """The nodes of the run, and the GPUs of this one."""
+    config_files: ConfigFiles | None = None
+    """What the configuration files of the launch line say; None where there are none."""
 
     @property
     def on_cpu(self) -> bool:
