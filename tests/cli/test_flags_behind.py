@@ -50,7 +50,8 @@ def test_script_that_ignores_its_arguments_does_not_train(
     assert run.stderr == (
         "error[flag-behind-script]: a flag of zerofit's stands behind train.py, which does not know it\n"
         "  found: train.py ... --cpu, --dry-run, --zero_stage\n"
-        "  why:   words behind the script are its own, and its source names no --cpu, --dry-run, --zero_stage\n"
+        "  why:   words behind the script are its own, and its source names no "
+        "--cpu, --dry-run, --zero_stage\n"
         "  fix:   zerofit launch --cpu --dry-run --zero_stage 3 train.py --epochs 3 x\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
