@@ -1,7 +1,9 @@
-"""zerofit launch: the flags of a launch; zerofit.launching.launch does the work."""
+"""zerofit launch: the flags of a launch, its own or another launcher's; zerofit.launching does the work."""
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +20,81 @@ from zerofit.cli.options import (
     wide_option,
 )
 from zerofit.cli.output.console import Console
-from zerofit.cli.parameters import CONTEXT, Number
+from zerofit.cli.parameters import CONTEXT, Number, remember_typed, typed_words
 from zerofit.cli.plan_options import model_options, take_model_flags
 from zerofit.core.plan import GENERATE_LIMIT_S
+from zerofit.core.strategy import Engine
+from zerofit.launching.flags_behind import check_flags_behind
 from zerofit.launching.launch import launch_run
 from zerofit.launching.nodes import Nodes
+from zerofit.launching.other_launchers import read_line
 
 _OF_NODES = tuple(name for name in Nodes.__dataclass_fields__ if name != "ranks_per_node")
 
+_RANKS = ("num_processes", "ranks_per_node")
+_RANK_FLAGS = ("--num-processes", "--nproc-per-node", "--num-gpus")
 
-@click.command(cls=GroupedVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
+
+class LaunchVerb(GroupedVerb):
+    """`zerofit launch`, which also takes a whole launch line of another launcher in place of the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, list(args))
+        words = (ctx.params["script"], *ctx.params["script_args"])
+        line = None if ctx.params["module"] else read_line(words)
+        if line is None:
+            return rest
+        own = args[: len(args) - len(words)]
+        flags = list(line.words)
+        if any(ctx.params[name] is not None for name in _RANKS):  # what stands before the launcher wins
+            flags = _without(flags, _RANK_FLAGS)
+        words = (*flags, *own, *(("-m",) if line.is_module else ()), *line.target)
+        os.environ.update(line.environment)
+        ctx.params.clear()
+        remember_typed(ctx, list(words), again=True)
+        rest = super().parse_args(ctx, list(words))
+        ctx.meta[_LINE] = [f"the launch line is read as: zerofit launch {shlex.join(words)}"]
+        if line.left_out:
+            ctx.meta[_LINE].append(
+                f"without {', '.join(line.left_out)}: zerofit does by itself what that says"
+            )
+        return rest
+
+
+_LINE = "zerofit: a launch line of another launcher"
+"""Where a context keeps how such a line was read."""
+
+
+def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
+    """Return flags with their values, but for some."""
+    pairs = zip(words, ["", *words], strict=False)
+    return [word for word, before in pairs if word not in flags and before not in flags]
+
+
+@click.command(cls=LaunchVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
 @strategy_options
 @model_options
 @rendezvous_options
 @click.option(
     "--nproc-per-node",
+    "--num-gpus",
     "ranks_per_node",
     type=Number(int, least=1, words=("gpu", "auto")),
     help="Ranks on each node, or gpu for one a GPU.",
+)
+@click.option("--config-file", metavar="FILE", help="A file of `accelerate config`.")
+@click.option(
+    "--deepspeed-config-file",
+    "--deepspeed",
+    "deepspeed_file",
+    metavar="FILE",
+    help="A JSON file of DeepSpeed.",
+)
+@click.option(
+    "--use-deepspeed", is_flag=True, help="The same as --engine deepspeed, as accelerate writes it."
+)
+@click.option(
+    "--multi-gpu", is_flag=True, help="As accelerate writes it; all GPUs of the node are used anyway."
 )
 @click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
 @click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
@@ -92,9 +151,14 @@ def launch(
     really trains; flags say what the plan must keep to. --preset, --plan, --model or --no-capture do without,
     and so does --cpu.
 
-    Flags before SCRIPT are zerofit's, all behind it are the script's own. The exit code is the script's;
+    Flags before SCRIPT are zerofit's, all behind it are the script's own. In place of SCRIPT stands a whole
+    launch line too: zerofit launch accelerate launch train.py. The exit code is the script's;
     128 + N where signal N ended it.
     """
+    console = Console(is_quiet=quiet, shows_details=verbose, is_wide=wide)
+    for sentence in click.get_current_context().meta.get(_LINE, ()):
+        console.say(sentence)
+    check_flags_behind((script, *script_args), before=typed_words()[0], flags=_long_flags())
     run = launch_run(
         (*(("-m",) if module else ()), script, *script_args),
         **asked_of(flags),
@@ -102,7 +166,7 @@ def launch(
         generate_limit_s=generate_limit_s,
         run_dir=run_dir,
         dry_run=dry_run,
-        observer=Console(is_quiet=quiet, shows_details=verbose, is_wide=wide),
+        observer=console,
     )
     if run.exit_code is None:
         for path, text in run.files.items() if verbose else ():
@@ -114,8 +178,22 @@ def launch(
     return run.exit_code
 
 
+def _long_flags() -> dict[str, bool]:
+    """Return all flags of `zerofit launch` that begin with two hyphens; True for those with a value."""
+    options = [one for one in launch.params if isinstance(one, click.Option)]
+    return {
+        name: not one.is_flag
+        for one in options
+        for name in (*one.opts, *one.secondary_opts)
+        if name.startswith("--")
+    }
+
+
 def asked_of(flags: dict[str, Any]) -> dict[str, Any]:
     """Return what flags say of a launch, as the arguments of launch_request beside the script."""
+    del flags["multi_gpu"]
+    if flags.pop("use_deepspeed") and flags["engine"] is None:
+        flags["engine"] = Engine.DEEPSPEED
     ranks_per_node = flags.pop("ranks_per_node")
     rank_for_each_gpu = isinstance(ranks_per_node, str)  # torchrun's word for one rank a GPU
     model = take_model_flags(flags)
@@ -127,6 +205,8 @@ def asked_of(flags: dict[str, Any]) -> dict[str, Any]:
         ),
         "rank_for_each_gpu": rank_for_each_gpu,
         "hostfile": flags.pop("hostfile"),
+        "config_file": flags.pop("config_file"),
+        "deepspeed_file": flags.pop("deepspeed_file"),
         "gpus": flags.pop("gpus"),
         "captures": not flags.pop("no_capture"),
         "capture_limit_s": flags.pop("capture_limit_s"),

@@ -109,10 +109,7 @@ def _fail(*errors: UserError, debug: bool) -> NoReturn:
 
 
 _FOREIGN_FLAGS = {
-    "--use-deepspeed": "--engine deepspeed, --zero-stage or --preset choose it",
-    "--multi-gpu": "leave it out: --num-processes counts the GPUs, all of them where it is left out",
-    "--config-file": "leave it out: zerofit writes accelerate's file; --preset or --plan say what is in it",
-    "--deepspeed-config-file": "leave it out: zerofit writes the file; --preset or --plan say what is in it",
+    "--use-fsdp": "leave it out: ZeRO-3 shards what FULL_SHARD does, and --zero-stage 3 asks for it",
     "--standalone": "leave it out: on one node zerofit finds a free port",
     "--dynamo-backend": "--compile switches torch.compile on",
     "--rdzv-backend": "leave it out: on several nodes give --main-process-ip and --main-process-port",

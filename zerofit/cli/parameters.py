@@ -69,9 +69,10 @@ class Verb(click.Command):
             raise
 
 
-def remember_typed(ctx: click.Context, args: list[str]) -> None:
-    """Keep a verb's command line as it was typed, for `typed_words`."""
-    ctx.meta.setdefault(_TYPED, tuple(args))
+def remember_typed(ctx: click.Context, args: list[str], *, again: bool = False) -> None:
+    """Keep a verb's command line as it was typed, for `typed_words`; `again` where it was rewritten."""
+    if again or _TYPED not in ctx.meta:
+        ctx.meta[_TYPED] = tuple(args)
 
 
 def typed_words() -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -49,6 +49,10 @@ class LaunchCommand:
     """The script or module; None where the command line ends before it."""
     arguments: tuple[str, ...]
     """The script's own arguments."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that the command line sets before the launcher: VAR=value."""
+    runner: str | None = None
+    """The program before the launcher that runs the rest of the line in its own way, such as srun."""
 
     def find(self, *names: str) -> Flag | None:
         """Return the flag of one of these names that counts: the last one."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from zerofit.core.plan import Plan
     from zerofit.core.strategy import (
         Engine,
@@ -74,6 +76,8 @@ class Request:
     """Whether adapters and quantization were said as --qlora, which means the same."""
     typed: tuple[tuple[str, ...], tuple[str, ...]] = field(default=((), ()), compare=False, repr=False)
     """The command line up to the script, and from it on; empty where it came from none."""
+    said_by: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """File and line that say a field, where a configuration file does and no flag."""
     allowed_lora: Lora | None = None
     """How adapters look where the user allows them and does not ask for them."""
     global_batch_size: int | None = None

@@ -19,6 +19,7 @@ from zerofit.configs.write.command import is_on_one_of_many_gpus
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
 from zerofit.core.strategy import Engine
+from zerofit.launching.config_files import read_config_files, with_config_files
 from zerofit.launching.nodes import Nodes, with_hostfile
 from zerofit.launching.prepare import prepare_launch, specified_machine
 from zerofit.launching.request import LaunchRequest
@@ -149,7 +150,10 @@ def launch_run(
     script, arguments = (target[1], target[2:]) if is_module else (target[0], target[1:])
     check_script(script, module=is_module)
     check_libraries(observer)
-    to_launch = prepare_launch(launch_request(target, dry_run=dry_run, **request_arguments), observer)
+    request = launch_request(target, dry_run=dry_run, **request_arguments)
+    if request.config_files is not None:
+        observer.say(request.config_files.line)
+    to_launch = prepare_launch(request, observer)
     plan = replace(to_launch.plan, is_checked=is_checked, generate_limit_s=generate_limit_s)
     to_launch = replace(to_launch, plan=plan)
     check_libraries_of(plan.strategy)
@@ -186,13 +190,25 @@ def launch_request(
     plan_file: Path | None,
     rank_for_each_gpu: bool = False,
     dry_run: bool = False,
+    config_file: str | None = None,
+    deepspeed_file: str | None = None,
 ) -> LaunchRequest:
     """Return a launch of this node, with the ranks that nodes, hostfile and GPUs make.
 
     Args:
         rank_for_each_gpu: True for torchrun's `--nproc-per-node gpu`.
         dry_run: True if nothing is to be started: `gpus` may then be those of another machine.
+        config_file: of `accelerate config`; where none is named, the one in accelerate's cache, as
+            `accelerate launch` takes it, but for a plan that stands.
+        deepspeed_file: DeepSpeed's JSON.
     """
+    files = read_config_files(
+        config_file=config_file, deepspeed_file=deepspeed_file, takes_default=request.plan is None
+    )
+    if files is not None:
+        # Whether a strategy is planned shows once GPUs are counted; what nodes they are on does not wait.
+        _, nodes = with_config_files(files, request, nodes, is_planned=True)
+        request = replace(request, on_cpu=request.on_cpu or files.on_cpu)
     on_cpu = asks_for_cpu(request)
     if gpus is not None and dry_run and not on_cpu:
         machine = specified_machine(gpus, num_nodes=nodes.num_nodes).machine
@@ -202,7 +218,7 @@ def launch_request(
         nodes = replace(nodes, ranks_per_node=1 if on_cpu else max(1, len(machine.gpus)))
     if hostfile is not None:
         nodes = with_hostfile(nodes, hostfile)
-    return LaunchRequest(
+    launch = LaunchRequest(
         target=target,
         request=replace(request, num_processes=nodes.world_size, num_nodes=nodes.num_nodes),
         model=model,
@@ -213,7 +229,13 @@ def launch_request(
         plan_file=plan_file,
         nodes=nodes,
         dry_run=dry_run,
+        config_files=files,
     )
+    if files is None:
+        return launch
+    stands = launch.makes_a_plan or launch.brings_a_strategy
+    request, _ = with_config_files(files, launch.request, nodes, is_planned=stands)
+    return replace(launch, request=request)
 
 
 def _check_rules(

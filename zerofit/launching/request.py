@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from zerofit.core.facts import Machine
     from zerofit.core.request import Request
+    from zerofit.launching.config_files import ConfigFiles
     from zerofit.launching.nodes import Nodes
 
 
@@ -38,6 +39,8 @@ class LaunchRequest:
     """The nodes of the run, and the GPUs of this one."""
     dry_run: bool
     """True if nothing is to be started."""
+    config_files: ConfigFiles | None = None
+    """What the configuration files of the launch line say; None where there are none."""
 
     @property
     def on_cpu(self) -> bool:

@@ -246,6 +246,8 @@ def reasons_by_flag(request: Request) -> list[Reason]:
 
 
 def _flag(name: str, request: Request) -> str:
+    if name in request.said_by:
+        return request.said_by[name]
     if name == "gradient_checkpointing" and request.checkpoint_every is not None:
         return FLAGS["checkpoint_every"]
     if name in ("lora", "quantization") and request.says_qlora:

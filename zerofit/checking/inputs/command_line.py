@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerofit.configs.schema import ValueKind
@@ -137,8 +137,17 @@ def read_command(words: Sequence[str], *, launch_flags: Section) -> LaunchComman
         launch_flags: the flags of `accelerate launch`, as in Schemas.accelerate_launch.
     """
     rest = _without_wrappers(list(words))
-    if not rest:
+    command = _from_launcher(rest, launch_flags) if rest else None
+    if command is None:
         return None
+    before = list(words[: len(words) - len(rest)])
+    variables = tuple(word.partition("=")[::2] for word in before if _ASSIGNMENT.match(word))
+    runner = next((word for word in before if _program(word) in _RUNNERS), None)
+    return replace(command, environment=variables, runner=runner)
+
+
+def _from_launcher(rest: list[str], launch_flags: Section) -> LaunchCommand | None:
+    """Return a command that begins with its launcher, taken apart."""
     program = _program(rest[0])
     if program in ("accelerate", "zerofit"):
         launcher = Launcher.ACCELERATE if program == "accelerate" else Launcher.ZEROFIT

@@ -1,0 +1,57 @@
+"""Flags of zerofit's behind a script: refused where the script does not know them, before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zerofit.core.errors import UserError
+from zerofit.launching.flags_behind import check_flags_behind
+
+_FLAGS = {"--cpu": False, "--dry-run": False, "--zero-stage": True, "--gradient-checkpointing": False}
+_KNOWS = {
+    "its own parser": 'parser.add_argument("--dry-run", action="store_true")',
+    "with underscores": 'parser.add_argument("--dry_run")',
+    "an abbreviation": 'parser.add_argument("--dry-run-first")',
+    "click": "@click.command()\n@click.option('--dry-run')\ndef main(dry_run): ...",
+    "typer": "def main(dry_run: bool = False): ...",
+    "a dataclass": "class Arguments:\n    dry_run: bool = False",
+    "a module beside it": "from own_arguments import parser",
+    "passes them on": "import sys\nsubprocess.run(sys.argv[1:])",
+    "fire": "import fire\nfire.Fire(main)",
+}
+
+
+@pytest.mark.parametrize("source", _KNOWS.values(), ids=_KNOWS)
+def test_flag_that_the_script_knows_is_its_own(tmp_path: Path, source: str) -> None:
+    (tmp_path / "train.py").write_text(source)
+    (tmp_path / "own_arguments.py").write_text('parser.add_argument("--dry-run")')
+    check_flags_behind((str(tmp_path / "train.py"), "--dry-run"), before=("zerofit", "launch"), flags=_FLAGS)
+
+
+def test_field_of_training_arguments_is_the_scripts(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("arguments = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()")
+    check_flags_behind((str(script), "--gradient_checkpointing"), before=(), flags=_FLAGS)
+    with pytest.raises(UserError):
+        check_flags_behind((str(script), "--dry-run"), before=(), flags=_FLAGS)
+
+
+def test_script_that_ignores_its_arguments_does_not_train(
+    run_zerofit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("from accelerate import Accelerator\nopen('trained', 'w')\n")
+    line = "train.py --epochs 3 --cpu --dry-run --zero_stage 3 x"
+    run = run_zerofit("launch", *line.split(), cwd=tmp_path)
+    assert run.returncode == 2
+    assert run.stderr == (
+        "error[flag-behind-script]: a flag of zerofit's stands behind train.py, which does not know it\n"
+        "  found: train.py ... --cpu, --dry-run, --zero_stage\n"
+        "  why:   words behind the script are its own, and its source names no "
+        "--cpu, --dry-run, --zero_stage\n"
+        "  fix:   zerofit launch --cpu --dry-run --zero_stage 3 train.py --epochs 3 x\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

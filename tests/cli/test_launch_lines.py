@@ -1,0 +1,148 @@
+"""`zerofit launch` with another launcher's line, as a user types it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_RunZerofit = Callable[..., subprocess.CompletedProcess[str]]
+
+SCRIPT = """\
+import sys
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(torch.randn(16, 4), batch_size=2)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for batch in loader:
+    accelerator.backward(model(batch).pow(2).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+if accelerator.is_main_process:
+    print("trained on", accelerator.num_processes, accelerator.distributed_type.value, sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with a script that takes any arguments."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def test_line_of_accelerate_trains(run_zerofit: _RunZerofit, folder: Path) -> None:
+    line = "--cpu --engine native accelerate launch --multi_gpu --num_processes 2 train.py --lr 1"
+    run = run_zerofit("launch", *line.split(), cwd=folder)
+    assert run.returncode == 0, run.stderr
+    assert "trained on 2 MULTI_CPU ['--lr', '1']" in run.stdout
+    assert run.stderr.splitlines()[:2] == [
+        "zerofit: the launch line is read as: zerofit launch --num-processes 2 --cpu --engine native "
+        "train.py --lr 1",
+        "zerofit: without --multi_gpu: zerofit does by itself what that says",
+    ]
+
+
+def test_flags_before_the_line_win(run_zerofit: _RunZerofit, folder: Path) -> None:
+    line = "--cpu --dry-run --num-processes 1 torchrun --nproc_per_node=8 train.py"
+    run = run_zerofit("launch", *line.split(), cwd=folder)
+    assert run.returncode == 0, run.stderr
+    assert "--num_processes 1 " in run.stdout
+
+
+_ZERO3 = """\
+deepspeed_config:
+  gradient_clipping: 0.5
+  zero_stage: 3
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+num_processes: 2
+"""
+_DEEPSPEED = """\
+{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+ "bf16": {"enabled": "auto"},
+ "scheduler": {"type": "WarmupLR"}}
+"""
+
+
+def _said(run: subprocess.CompletedProcess[str]) -> list[str]:
+    assert run.returncode == 0, run.stderr
+    return [" ".join(line.split()) for line in run.stderr.splitlines()]
+
+
+def test_accelerate_file_is_followed_and_named(run_zerofit: _RunZerofit, folder: Path) -> None:
+    (folder / "acc.yaml").write_text(_ZERO3)
+    line = "--cpu --dry-run --config_file acc.yaml train.py"
+    assert _said(run_zerofit("launch", *line.split(), cwd=folder)) == [
+        "zerofit: acc.yaml says num_processes 2, engine deepspeed, zero_stage 3, precision bf16, "
+        "gradient_clipping 0.5",
+        "zerofit: strategy: DeepSpeed ZeRO-3, bf16 on 2 CPU ranks",
+        "script alone runs why",
+        "engine DDP DeepSpeed ZeRO-3 acc.yaml:3 says so",
+        "precision its own bf16 acc.yaml:5 says so",
+        "gradient clipping its own norm 0.5 acc.yaml:2 says so",
+    ]
+
+
+def test_default_file_of_accelerate_is_read(run_zerofit: _RunZerofit, folder: Path) -> None:
+    (folder / "accelerate").mkdir()
+    (folder / "accelerate" / "default_config.yaml").write_text(
+        "distributed_type: MULTI_CPU\nnum_processes: 2\n"
+    )
+    environment = {"HF_HOME": str(folder)}
+    line = ("launch", "--cpu", "--dry-run", "train.py")
+    said = _said(run_zerofit(*line, cwd=folder, environment=environment))
+    assert said[0].endswith("default_config.yaml says num_processes 2, engine native")
+    assert said[1] == "zerofit: strategy: PyTorch without DeepSpeed, fp32 on 2 CPU ranks"
+
+
+def test_deepspeed_file_is_followed_and_flags_win(run_zerofit: _RunZerofit, folder: Path) -> None:
+    (folder / "ds.json").write_text(_DEEPSPEED)
+    line = "--cpu --dry-run --num_processes 2 --zero_stage 1 --deepspeed ds.json train.py"
+    said = _said(run_zerofit("launch", *line.split(), cwd=folder))
+    assert said[0] == (
+        "zerofit: ds.json says engine deepspeed, zero_stage 2, optimizer_offload cpu; not taken: scheduler"
+    )
+    assert "engine DDP DeepSpeed ZeRO-1 --zero-stage says so" in said
+
+
+def test_plan_replaces_the_strategy_of_a_file(run_zerofit: _RunZerofit, folder: Path) -> None:
+    (folder / "acc.yaml").write_text(_ZERO3)
+    line = "--cpu --gpus 2xA100-40G --wide --dry-run accelerate launch --config_file acc.yaml train.py"
+    said = _said(run_zerofit("launch", *line.split(), cwd=folder))
+    assert any(one.startswith("engine DeepSpeed ZeRO-3 DDP the fastest that fits") for one in said), said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "distributed_type: FSDP\n",
+            """\
+error[fsdp-not-taken]: zerofit shards by ZeRO, not by FSDP
+  found: distributed_type: FSDP   (acc.yaml)
+  why:   ZeRO-3 shards what FULL_SHARD does, and ZeRO-2 what SHARD_GRAD_OP does
+  fix:   say ranks and precision by flags in place of acc.yaml; --zero-stage 3 asks for what FULL_SHARD does
+""",
+        ),
+        (
+            None,
+            """\
+error[config-file-missing]: there is no such configuration file
+  found: acc.yaml
+  why:   no file of that name stands where the launch is started
+  fix:   name a file that is there
+""",
+        ),
+    ],
+)
+def test_file_is_refused(run_zerofit: _RunZerofit, folder: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (folder / "acc.yaml").write_text(text)
+    run = run_zerofit("launch", "--cpu", "--config_file", "acc.yaml", "train.py", cwd=folder)
+    assert (run.returncode, run.stderr) == (2, message)

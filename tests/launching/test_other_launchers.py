@@ -1,0 +1,88 @@
+"""A launch line of another launcher behind `zerofit launch`: how it is read, and what is refused."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from zerofit.core.errors import UserError
+from zerofit.launching.other_launchers import read_line
+
+_READ = {
+    "accelerate launch train.py --lr 1": "train.py --lr 1",
+    "accelerate launch --num_processes 4 --mixed_precision=bf16 train.py": (
+        "--num-processes 4 --mixed-precision bf16 train.py"
+    ),
+    "accelerate launch --multi_gpu --mixed_precision no train.py": "train.py",
+    "accelerate launch --use_deepspeed --zero_stage 3 --offload_param_device cpu train.py": (
+        "--use-deepspeed --zero-stage 3 --offload-param-device cpu train.py"
+    ),
+    "accelerate launch --config_file acc.yaml -m pack.train": "--config-file acc.yaml -m pack.train",
+    "torchrun train.py": "--nproc-per-node 1 train.py",
+    "python -m torch.distributed.run --nnodes 2 --nproc_per_node=8 --rdzv_endpoint=h:29400 train.py": (
+        "--nnodes 2 --nproc-per-node 8 --main-process-ip h --main-process-port 29400 train.py"
+    ),
+    "deepspeed --num_gpus=2 --master_port 29501 train.py --deepspeed ds.json": (
+        "--num-gpus 2 --master-port 29501 train.py --deepspeed ds.json"
+    ),
+    "deepspeed --include localhost:1,3 train.py": "--gpu-ids 1,3 --nproc-per-node 2 train.py",
+    "deepspeed --module pack.train --x": "-m pack.train --x",
+    "python -u train.py": "train.py",
+    "python3 -m pack.train --x 1": "-m pack.train --x 1",
+}
+
+
+@pytest.mark.parametrize("line", _READ)
+def test_line_reads_as_flags_of_zerofit(line: str) -> None:
+    read = read_line(shlex.split(line))
+    assert read is not None
+    assert shlex.join([*read.words, *(["-m"] if read.is_module else []), *read.target]) == _READ[line]
+
+
+def test_variables_and_flags_without_use_are_kept_apart() -> None:
+    read = read_line(shlex.split("A=1 CUDA_VISIBLE_DEVICES=0,1 accelerate launch --multi_gpu train.py"))
+    assert read is not None
+    assert read.environment == (("A", "1"), ("CUDA_VISIBLE_DEVICES", "0,1"))
+    assert read.left_out == ("--multi_gpu",)
+
+
+@pytest.mark.parametrize("line", ["train.py --lr 1", "pack.train", "zerofit launch train.py"])
+def test_script_is_no_launch_line(line: str) -> None:
+    assert read_line(line.split()) is None
+
+
+_REFUSED = {
+    "accelerate launch --use_fsdp train.py": """\
+error[fsdp-not-taken]: zerofit shards by ZeRO, not by FSDP
+  found: --use_fsdp
+  why:   ZeRO-3 shards what FULL_SHARD does, and ZeRO-2 what SHARD_GRAD_OP does
+  fix:   leave out --use_fsdp and all --fsdp_ flags; --zero-stage 3 asks for what FULL_SHARD does""",
+    "accelerate launch --use_megatron_lm train.py": """\
+error[launcher-flag-not-taken]: a flag of accelerate launch can't be taken
+  found: --use_megatron_lm
+  why:   zerofit plans data parallelism and ZeRO, and no pipeline or tensor parallelism
+  fix:   leave it out, or start this run without zerofit""",
+    "srun -n 1 accelerate launch train.py": """\
+error[runner-behind-zerofit]: zerofit is started by srun, and does not start it
+  found: zerofit launch ... srun
+  why:   srun chooses where and in which environment the rest of its line runs
+  fix:   srun -n 1 zerofit launch accelerate launch train.py""",
+    "deepspeed --include worker-0@worker-1 train.py": """\
+error[launcher-flag-not-taken]: a flag of another launcher can't be taken
+  found: --include worker-0@worker-1
+  why:   zerofit is started on each node by itself, and reads nodes from a hostfile
+  fix:   give --hostfile FILE before the launcher, and leave this out""",
+    "torchrun --nproc_per_node 2": """\
+error[launcher-without-script]: the launch line names no script
+  found: torchrun --nproc_per_node 2
+  why:   its flags take all the words behind the launcher
+  fix:   name the script behind the flags, or write each flag with its value as --flag=value""",
+}
+
+
+@pytest.mark.parametrize("line", _REFUSED)
+def test_line_is_refused_with_its_reason(line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_line(shlex.split(line))
+    assert str(caught.value) == _REFUSED[line]

@@ -1,0 +1,216 @@
+"""Configuration files that a launch line names, accelerate's and DeepSpeed's, as a request of zerofit's."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from zerofit.checking.inputs.accelerate import DEEPSPEED_SECTION, IN_DEEPSPEED_FILE, whole_number
+from zerofit.checking.inputs.situations import situations
+from zerofit.checking.read_targets import read_targets
+from zerofit.configs.schemas.catalog import load_schemas
+from zerofit.core.errors import UserError
+from zerofit.core.strategy import Engine, OffloadDevice, Precision
+from zerofit.launching.other_launchers import fsdp_refused
+
+if TYPE_CHECKING:
+    from zerofit.checking.situation import RunSettings
+    from zerofit.checking.targets import Targets
+    from zerofit.configs.document import Document
+    from zerofit.core.request import Request
+    from zerofit.core.setting import Said
+    from zerofit.launching.nodes import Nodes
+
+_STRATEGY = ("engine", "zero_stage", "optimizer_offload", "param_offload", "nvme_path")
+"""What a plan of zerofit's chooses anew; precision, clipping and accumulation change a script's numbers."""
+_NODES = ("num_processes", "machine_rank", "main_process_port")
+_TAKEN = """
+    zero_optimization bf16 fp16 gradient_clipping gradient_accumulation_steps train_batch_size
+    train_micro_batch_size_per_gpu steps_per_print wall_clock_breakdown zero_force_ds_cpu_optimizer
+    zero_allow_untested_optimizer
+    """
+"""Keys of a DeepSpeed file that are taken, or that zerofit's own file has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFiles:
+    """What the configuration files of a launch line say."""
+
+    name: str
+    """The first of the files."""
+    fields: dict[str, Any]
+    """Values by field of Request."""
+    said_by: dict[str, str]
+    """File and line that say each field."""
+    nodes: dict[str, Any]
+    """Values by field of Nodes."""
+    on_cpu: bool
+    """True if the ranks run on the CPU."""
+    engine: str
+    """What runs the script with these files and without zerofit; empty for plain DDP."""
+    left_out: tuple[str, ...]
+    """Keys of a DeepSpeed file that are not taken."""
+
+    @property
+    def line(self) -> str:
+        """What is taken from the files, as a sentence."""
+        said = {
+            **{name: value for name, value in self.nodes.items() if name == "num_processes"},
+            **self.fields,
+        }
+        words = ", ".join(f"{name} {getattr(value, 'value', value)}" for name, value in said.items())
+        rest = f"; not taken: {', '.join(self.left_out)}" if self.left_out else ""
+        return f"{self.name} says {words or 'nothing that zerofit has a flag for'}{rest}"
+
+
+def read_config_files(
+    *, config_file: str | None, deepspeed_file: str | None, takes_default: bool
+) -> ConfigFiles | None:
+    """Return what the files say; None where there is none.
+
+    Args:
+        config_file: of `accelerate config`.
+        deepspeed_file: DeepSpeed's JSON.
+        takes_default: True to read the file in accelerate's cache where none is named.
+
+    Raises:
+        UserError: a file is not there, or can't be read; or it asks for FSDP.
+    """
+    if config_file is None and deepspeed_file is None and not takes_default:
+        return None
+    words = ["accelerate", "launch"]
+    words += [] if config_file is None else ["--config_file", config_file]
+    words += [] if deepspeed_file is None else ["--use_deepspeed", "--deepspeed_config_file", deepspeed_file]
+    targets = read_targets(words, schemas=load_schemas(), stdin=io.BytesIO().read)
+    _check_readable(targets, is_named=config_file is not None or deepspeed_file is not None)
+    situation = situations(targets)[0]
+    files = (situation.accelerate, situation.deepspeed)
+    documents = [one for one in files if one is not None]
+    if not documents:
+        return None
+    is_fsdp = situation.accelerate is not None and situation.accelerate.value("distributed_type") == "FSDP"
+    if is_fsdp and config_file is not None and deepspeed_file is None:
+        raise fsdp_refused(
+            f"distributed_type: FSDP   ({config_file})",
+            fix=f"say ranks and precision by flags in place of {config_file}",
+        )
+    said = {**_settings(situation.settings, documents[0]), **_numbers(*files)}
+    engine = said.get("engine")
+    return ConfigFiles(
+        name=documents[0].name,
+        fields={name: one.value for name, one in said.items()},
+        said_by={name: str(one.place or documents[0].name) for name, one in said.items()},
+        nodes=_nodes(situation.accelerate),
+        on_cpu=situation.accelerate is not None and situation.accelerate.value("use_cpu") is True,
+        engine="FSDP" if is_fsdp else _engine_words(said) if engine else "",
+        left_out=tuple(
+            entry.key
+            for entry in (situation.deepspeed.root.entries if situation.deepspeed else ())
+            if entry.key not in _TAKEN.split()
+        ),
+    )
+
+
+def with_config_files(
+    files: ConfigFiles, request: Request, nodes: Nodes, *, is_planned: bool
+) -> tuple[Request, Nodes]:
+    """Return a request and its nodes with what the files say where no flag does.
+
+    Args:
+        files: what they say.
+        request: what the flags say.
+        nodes: what the flags say of nodes.
+        is_planned: True if zerofit chooses the strategy, in place of that of the files.
+    """
+    taken = {
+        name: value
+        for name, value in files.fields.items()
+        if getattr(request, name) is None and not (is_planned and name in _STRATEGY)
+    }
+    if request.engine is Engine.NATIVE:
+        taken = {name: value for name, value in taken.items() if name not in _STRATEGY}
+    if nodes.ranks_per_node is not None or nodes.gpu_ids is not None:
+        own = {name: value for name, value in files.nodes.items() if name != "num_processes"}
+    else:
+        own = files.nodes
+    filled = {name: value for name, value in own.items() if getattr(nodes, name) is None}
+    said_by = {name: files.said_by[name] for name in taken}
+    request = replace(request, **taken, said_by=said_by, on_cpu=request.on_cpu or files.on_cpu)
+    return request, replace(nodes, **filled)
+
+
+def _check_readable(targets: Targets, *, is_named: bool) -> None:
+    for missing in targets.missing:
+        raise UserError(
+            "config-file-missing",
+            "there is no such configuration file",
+            found=missing.value if missing.place is None else f"{missing.text}   ({missing.place})",
+            why="no file of that name stands where the launch is started",
+            fix="name a file that is there",
+        )
+    for broken in targets.broken if is_named else ():
+        raise UserError(
+            "config-file-unreadable",
+            broken.error.problem,
+            found=f"{broken.name}:{broken.error.line}",
+            why=broken.error.why,
+            fix=broken.error.fix,
+        )
+
+
+def _settings(settings: RunSettings, file: Document) -> dict[str, Said[Any]]:
+    """Return strategy and precision, by field of Request; what stands in no file is left out."""
+    all_said: dict[str, Said[Any] | None] = {
+        "engine": settings.engine,
+        "zero_stage": settings.zero_stage,
+        "optimizer_offload": settings.optimizer_offload,
+        "param_offload": settings.param_offload,
+        "nvme_path": settings.optimizer_nvme_path or settings.param_nvme_path,
+        "precision": settings.precision,
+    }
+    nothing = (None, "none", OffloadDevice.NONE, Precision.FP32)
+    said = {name: one for name, one in all_said.items() if one is not None and one.value not in nothing}
+    if settings.engine is None or settings.engine.value is not Engine.DEEPSPEED:
+        said = {name: one for name, one in said.items() if name in ("engine", "precision")}
+        if file.value("distributed_type") not in ("MULTI_GPU", "MULTI_CPU", "NO"):
+            said.pop("engine", None)
+    return said
+
+
+def _numbers(accelerate: Document | None, deepspeed: Document | None) -> dict[str, Said[Any]]:
+    """Return accumulation and clipping, where a file has a number for them."""
+    numbers = {}
+    for name in ("gradient_accumulation_steps", "gradient_clipping"):
+        for document, path in (
+            (accelerate, (DEEPSPEED_SECTION, name)),
+            (deepspeed, IN_DEEPSPEED_FILE[name]),
+        ):
+            said = document.said(*path) if document is not None else None
+            if said is not None and isinstance(said.value, int | float) and said.value > 0:
+                numbers[name] = said
+    return numbers
+
+
+def _nodes(file: Document | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    nodes: dict[str, Any] = {name: whole_number(file.value(name)) for name in _NODES}
+    nodes["num_nodes"] = whole_number(file.value("num_machines"))
+    nodes["main_process_ip"] = file.value("main_process_ip")
+    nodes["gpu_ids"] = file.value("gpu_ids")
+    return {
+        name: value
+        for name, value in nodes.items()
+        if value is not None and not (name == "num_nodes" and value == 1) and value != "all"
+    }
+
+
+def _engine_words(said: dict[str, Said[Any]]) -> str:
+    """Return the engine and its offload, with the file: "DeepSpeed ZeRO-3, offload cpu (acc.yaml)"."""
+    if said["engine"].value is not Engine.DEEPSPEED:
+        return ""
+    stage = f" ZeRO-{said['zero_stage'].value.value}" if "zero_stage" in said else ""
+    offloads = {said[name].value.value for name in ("optimizer_offload", "param_offload") if name in said}
+    offload = f", offload to {' and '.join(sorted(offloads))}" if offloads else ""
+    return f"DeepSpeed{stage}{offload}"

@@ -1,0 +1,108 @@
+"""Flags of `zerofit launch` that stand behind the script, where the script itself does not know them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerofit.configs.schemas.catalog import load_schema
+from zerofit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_WORD = re.compile(r"[A-Za-z_][\w-]*")
+_PARSERS_OF_ANYTHING = frozenset(
+    {"argv", "hydra", "OmegaConf", "fire", "tyro", "jsonargparse", "LightningCLI"}
+)
+"""Names in a source that may take any flag: what it passes on, or makes of classes that stand elsewhere."""
+_WITH_TRAINING_ARGUMENTS = frozenset({"HfArgumentParser", "TrlParser"})
+
+
+def check_flags_behind(
+    target: tuple[str, ...], *, before: tuple[str, ...], flags: Mapping[str, bool]
+) -> None:
+    """Check that no flag of `zerofit launch` stands behind a script whose source does not name it.
+
+    A script that ignores its arguments would train where --dry-run stands behind it. Only the source is
+    looked at: the script's, and of the modules beside it that it imports.
+
+    Args:
+        target: the script and its arguments.
+        before: the words of the command line before the script.
+        flags: long names of the flags of `zerofit launch`, with hyphens, and True for those with a value.
+
+    Raises:
+        UserError: such a flag stands there; the fix is the whole command.
+    """
+    script, *arguments = target
+    behind = {word: word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
+    taken = [word for word, flag in behind.items() if flag in flags]
+    if not taken or not script.endswith(".py"):
+        return
+    names = set(_names(Path(script), seen=set()))
+    if names & _PARSERS_OF_ANYTHING:
+        return
+    if names & _WITH_TRAINING_ARGUMENTS:
+        names |= {key.name for key in load_schema("training_arguments").root.keys}
+    unknown = [word for word in taken if not _is_known(behind[word], names)]
+    if unknown:
+        raise _behind(unknown, target, before, valued={word for word in unknown if flags[behind[word]]})
+
+
+def _is_known(flag: str, names: set[str]) -> bool:
+    """Return True if a source names a flag, or one that it abbreviates, as argparse allows."""
+    plain = flag.lstrip("-").replace("-", "_")
+    return any(name.startswith((plain, f"no_{plain}")) or plain == f"no_{name}" for name in names)
+
+
+def _names(path: Path, *, seen: set[Path]) -> Iterator[str]:
+    """Yield each name in a script and in the modules beside it, and each word in their strings."""
+    if path in seen:
+        return
+    seen.add(path)
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # Python itself will say what is wrong
+        yield "argv"
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from (word.replace("-", "_") for word in _WORD.findall(node.value.replace("--", " ")))
+        for field in ("id", "attr", "arg", "name", "module"):
+            name = getattr(node, field, None)
+            if isinstance(name, str):
+                yield from name.split(".")
+        for module in _imported(node):
+            beside = path.parent.joinpath(*module.split(".")).with_suffix(".py")
+            if beside.is_file():
+                yield from _names(beside, seen=seen)
+
+
+def _imported(node: ast.AST) -> tuple[str, ...]:
+    if isinstance(node, ast.Import):
+        return tuple(alias.name for alias in node.names)
+    return (node.module,) if isinstance(node, ast.ImportFrom) and node.module else ()
+
+
+def _behind(
+    unknown: list[str], target: tuple[str, ...], before: tuple[str, ...], *, valued: set[str]
+) -> UserError:
+    script, *rest = target
+    moved = []
+    for word in unknown:
+        at = rest.index(word)
+        end = at + (2 if word in valued and "=" not in word else 1)
+        moved += rest[at:end]
+        del rest[at:end]
+    named = ", ".join(unknown)
+    return UserError(
+        "flag-behind-script",
+        f"a flag of zerofit's stands behind {script}, which does not know it",
+        found=f"{script} ... {named}",
+        why=f"words behind the script are its own, and its source names no {named}",
+        fix=shlex.join([*before, *moved, script, *rest]),
+    )

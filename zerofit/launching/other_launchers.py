@@ -1,0 +1,207 @@
+"""The command line of accelerate, torchrun, DeepSpeed's launcher or python, as flags of `zerofit launch`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.checking.inputs.command_line import read_command
+from zerofit.configs.schemas.catalog import load_schema
+from zerofit.core.command import Launcher
+from zerofit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerofit.core.command import Flag, LaunchCommand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLine:
+    """A launch line that begins with another launcher, read."""
+
+    words: tuple[str, ...]
+    """The flags as `zerofit launch` takes them."""
+    target: tuple[str, ...]
+    """The script or module, and its arguments."""
+    is_module: bool
+    """True if it is a module, as with python -m."""
+    environment: tuple[tuple[str, str], ...]
+    """Variables that the line sets."""
+    left_out: tuple[str, ...]
+    """Flags for which a launch by zerofit has no use, as the user wrote them."""
+
+
+_SAME_WORDS = """
+    num_processes num_machines machine_rank main_process_ip main_process_port gpu_ids config_file
+    deepspeed_config_file use_deepspeed zero_stage offload_optimizer_device offload_param_device
+    gradient_accumulation_steps gradient_clipping cpu
+    nnodes node_rank nproc_per_node master_addr master_port
+    hostfile num_gpus
+    """
+_SAME = frozenset(_SAME_WORDS.split())
+"""Flags that `zerofit launch` has too, with the same meaning; torchrun's and DeepSpeed's in the last line."""
+_RENAMED = {
+    "use_cpu": "--cpu",
+    "num_nodes": "--num-machines",
+    "num_accelerators": "--num-gpus",
+    "deepspeed_hostfile": "--hostfile",
+    "offload_optimizer_nvme_path": "--nvme-path",
+    "offload_param_nvme_path": "--nvme-path",
+}
+_LEFT_OUT_WORDS = """
+    multi_gpu same_network rdzv_backend rdzv_id rdzv_conf rdzv_endpoint standalone local_addr
+    monitor_interval start_method event_log_handler log_dir redirects tee local_ranks_filter role quiet debug
+    num_cpu_threads_per_process enable_cpu_affinity use_env no_local_rank launcher no_ssh no_ssh_check
+    force_multi bind_cores_to_rank bind_core_list save_pid enable_each_rank_log log_level
+    main_training_function deepspeed_multinode_launcher zero3_init_flag zero3_save_16bit_model
+    downcast_bf16 module
+    """
+_LEFT_OUT = frozenset(_LEFT_OUT_WORDS.split())
+"""Flags of the launcher's own work: how its processes meet and where they log. zerofit does both itself; and
+ZeRO-3 always loads in shards and saves whole weights."""
+_NO_COUNTERPART = {
+    "use_megatron_lm": "zerofit plans data parallelism and ZeRO, and no pipeline or tensor parallelism",
+    "tpu": "zerofit plans for NVIDIA GPUs",
+    "use_xpu": "zerofit plans for NVIDIA GPUs",
+    "no_python": "zerofit runs inside the Python process of each rank",
+    "run_path": "zerofit runs inside the Python process of each rank",
+    "autotuning": "a plan of zerofit's takes its place",
+    "exclude": "zerofit takes the GPUs of a node that --gpu-ids names",
+}
+"""Flags without which the command would mean something else, and why zerofit can't take them."""
+
+
+def read_line(words: Sequence[str]) -> ReadLine | None:
+    """Return a launch line of another launcher, read; None for a script or module with its arguments.
+
+    Raises:
+        UserError: it says something that zerofit can't do, or starts nothing.
+    """
+    command = read_command(words, launch_flags=load_schema("accelerate_launch").root)
+    if command is None or command.launcher is Launcher.ZEROFIT:
+        return None
+    line = " ".join(shlex.quote(word) for word in words)
+    if command.runner is not None:
+        raise _starts_by_runner(command.runner, words)
+    if command.script is None:
+        raise _starts_nothing(line)
+    flags: list[str] = []
+    left_out: list[str] = []
+    if command.launcher is Launcher.TORCHRUN and command.find("nproc_per_node") is None:
+        flags += ["--nproc-per-node", "1"]  # torch/distributed/run.py, its default
+    for flag in command.flags:
+        taken = _as_own(flag, command)
+        flags += taken
+        if not taken and flag.name not in ("module", "mixed_precision"):
+            left_out.append(flag.text)
+    is_module = command.find("module") is not None or _is_python_module(words, command)
+    return ReadLine(
+        words=tuple(flags),
+        target=(command.script, *command.arguments),
+        is_module=is_module,
+        environment=command.environment,
+        left_out=tuple(left_out),
+    )
+
+
+def _as_own(flag: Flag, command: LaunchCommand) -> list[str]:
+    """Return a flag as `zerofit launch` takes it; nothing for one that it has no use for."""
+    name, value = flag.name, flag.value
+    values = [] if value is None else [value]
+    if name in _SAME:
+        return [f"--{name.replace('_', '-')}", *values]
+    if name in _RENAMED:
+        return [_RENAMED[name], *values] if value != "none" else []
+    if name == "mixed_precision":
+        # A script that names its own wins over "no" as over none: accelerate and Trainer both read it so.
+        return ["--mixed-precision", *values] if value != "no" else []
+    if name == "dynamo_backend":
+        return ["--compile"] if value not in ("no", None) else []
+    if name == "rdzv_endpoint" and command.find("nnodes") is not None and value:
+        host, _, port = value.rpartition(":")
+        return ["--main-process-ip", host or port, *(["--main-process-port", port] if host else [])]
+    if name == "include" and value is not None:
+        return _included(flag)
+    if name == "max_restarts" and value == "0":
+        return []
+    if name in _LEFT_OUT:
+        return []
+    raise _refused(flag, command)
+
+
+def _included(flag: Flag) -> list[str]:
+    """Return DeepSpeed's --include localhost:0,1 as the GPUs of this node."""
+    host, colon, ids = (flag.value or "").partition(":")
+    if host != "localhost" or not colon or not re.fullmatch(r"\d+(,\d+)*", ids):
+        raise UserError(
+            "launcher-flag-not-taken",
+            "a flag of another launcher can't be taken",
+            found=flag.text,
+            why="zerofit is started on each node by itself, and reads nodes from a hostfile",
+            fix="give --hostfile FILE before the launcher, and leave this out",
+        )
+    return ["--gpu-ids", ids, "--nproc-per-node", str(len(ids.split(",")))]
+
+
+def _is_python_module(words: Sequence[str], command: LaunchCommand) -> bool:
+    """Return True for `python -m NAME ARGS`."""
+    behind = len(words) - len(command.arguments) - 1
+    return command.launcher is Launcher.PYTHON and behind > 0 and words[behind - 1] == "-m"
+
+
+def _refused(flag: Flag, command: LaunchCommand) -> UserError:
+    if flag.name == "use_fsdp" or flag.name.startswith("fsdp_"):
+        return fsdp_refused(flag.text, fix="leave out --use_fsdp and all --fsdp_ flags")
+    why = _NO_COUNTERPART.get(flag.name, "zerofit launch has no flag that does the same")
+    return UserError(
+        "launcher-flag-not-taken",
+        f"a flag of {command.launcher} can't be taken",
+        found=flag.text,
+        why=why,
+        fix="leave it out, or start this run without zerofit",
+    )
+
+
+def fsdp_refused(found: str, *, fix: str) -> UserError:
+    """Return the error of a launch that asks for FSDP.
+
+    Args:
+        found: what asks for it, as the user wrote it.
+        fix: how the user takes it back.
+    """
+    return UserError(
+        "fsdp-not-taken",
+        "zerofit shards by ZeRO, not by FSDP",
+        found=found,
+        why="ZeRO-3 shards what FULL_SHARD does, and ZeRO-2 what SHARD_GRAD_OP does",
+        fix=f"{fix}; --zero-stage 3 asks for what FULL_SHARD does",
+    )
+
+
+def _starts_by_runner(runner: str, words: Sequence[str]) -> UserError:
+    rest = list(words)
+    begin = next(
+        number
+        for number in range(rest.index(runner) + 1, len(rest))
+        if read_command(rest[number:], launch_flags=load_schema("accelerate_launch").root) is not None
+    )
+    return UserError(
+        "runner-behind-zerofit",
+        f"zerofit is started by {runner}, and does not start it",
+        found=f"zerofit launch ... {runner}",
+        why=f"{runner} chooses where and in which environment the rest of its line runs",
+        fix=shlex.join([*rest[:begin], "zerofit", "launch", *rest[begin:]]),
+    )
+
+
+def _starts_nothing(line: str) -> UserError:
+    return UserError(
+        "launcher-without-script",
+        "the launch line names no script",
+        found=line,
+        why="its flags take all the words behind the launcher",
+        fix="name the script behind the flags, or write each flag with its value as --flag=value",
+    )
