@@ -36,7 +36,9 @@ _NOT_STARTED = {
     "python3 -m pip install": "it installs wheels of a folder that the user brings",
     "export PYTHONPATH=": "it sets a variable of the user's shell",
     "zerofit launch [flags] train.py": "it is the form of the command, and no command",
-    "edit the image,": "kubectl needs a cluster; tests/test_presets_fresh.py reads the recipe",
+    "edit the image,": "it is what a user does by hand",
+    "kubectl ": "it needs a cluster; tests/test_presets_fresh.py reads the recipe",
+    "python launch/resources.py": "its output goes to a cluster; tests/starts/test_resources.py runs it",
     "sbatch ": "it needs Slurm; tests/test_presets_fresh.py parses the recipe",
 }
 """How commands begin that nothing here starts, and why."""
@@ -145,19 +147,25 @@ def test_a_recipe_starts_a_launch_with_flags_that_it_has(place: Path, command: C
     recipe, *arguments = command.words
     variables = dict(found.groups() for found in re.finditer(r"\b([A-Z_]+)=(\S+)", command.text))
     words = _launched_by(recipe, arguments, folder=place, environment=variables)
-    assert words[:2] == ["launch", "--preset"]
+    assert words[0] == "launch"
     _parse(words)
 
 
-def test_the_recipe_for_slurm_starts_a_launch_with_flags_that_it_has(place: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "strategy"), [([], "--preset z2 "), (["--plan", "plan.json"], "--plan plan.json ")]
+)
+def test_the_recipe_for_slurm_starts_a_launch_with_flags_that_it_has(
+    place: Path, arguments: list[str], strategy: str
+) -> None:
     of_slurm = {
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "node[0-1]",
         "SLURM_NNODES": "2",
         "SLURM_NODEID": "1",
     }
-    words = _launched_by("launch/slurm.sbatch", ["train.py"], folder=place, environment=of_slurm)
-    assert words[:2] == ["launch", "--preset"]
+    words = _launched_by("launch/slurm.sbatch", [*arguments, "train.py"], folder=place, environment=of_slurm)
+    assert strategy in " ".join(words)
+    assert ("--preset" in words) is not ("--plan" in words)
     _parse(words)
 
 
@@ -216,7 +224,6 @@ def _launched_by(
     """Return what a recipe starts zerofit with, where nothing of a cluster is there but its names."""
     programs = {
         "zerofit": 'printf "%s\\0" "$@" >words',
-        "nvidia-smi": "echo GPU 0",
         "scontrol": "echo node0",
         "srun": 'while [[ $1 == --* ]]; do shift; done; "$@"',
     }

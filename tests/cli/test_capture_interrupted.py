@@ -1,0 +1,39 @@
+"""Ctrl-C while a script is captured."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+from runs import environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_ctrl_c_while_the_script_is_looked_at_ends_with_a_sentence_and_no_child(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time\nopen('waits', 'w').close()\ntime.sleep(60)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "zerofit", "launch", "--dry-run", "--gpus", "1xH100", "train.py"],
+        cwd=tmp_path,
+        env=environment(XDG_CACHE_HOME=str(tmp_path / "cache")),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "waits").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (
+        130,
+        "zerofit: looking at what train.py trains, up to its first step ...\n\n"
+        "zerofit: stopped by Ctrl-C; no training was started\n",
+    )
+    assert psutil.wait_procs(children, timeout=10)[1] == []
