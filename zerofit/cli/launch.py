@@ -48,6 +48,8 @@ class LaunchVerb(GroupedVerb):
         flags = list(line.words)
         if any(ctx.params[name] is not None for name in _RANKS):  # what stands before the launcher wins
             flags = _without(flags, _RANK_FLAGS)
+        if ctx.params["on_cpu"]:
+            flags = _without(flags, ("--gpu-ids",))
         words = (*flags, *own, *(("-m",) if line.is_module else ()), *line.target)
         os.environ.update(line.environment)
         ctx.params.clear()
