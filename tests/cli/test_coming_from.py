@@ -85,6 +85,6 @@ def test_line_trains(
     run_zerofit: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, line: str
 ) -> None:
     arguments = _make_files(tmp_path, line)
-    run = _launch(run_zerofit, tmp_path, line)
+    run = _launch(run_zerofit, tmp_path, line, "--engine", "native")
     assert run.returncode == 0, run.stderr
     assert f"trained on 2 {list(arguments)}" in run.stdout
