@@ -151,8 +151,8 @@ def launch(
     really trains; flags say what the plan must keep to. --preset, --plan, --model or --no-capture do without,
     and so does --cpu.
 
-    Flags before SCRIPT are zerofit's, all behind it the script's. For SCRIPT may stand another launch line:
-    accelerate launch train.py. The exit code is the script's; 128 + N where signal N ended it.
+    Flags before SCRIPT are zerofit's, all behind it the script's. SCRIPT may be a whole launch line.
+    The exit code is the script's; 128 + N where signal N ended it.
     """
     console = Console(is_quiet=quiet, shows_details=verbose, is_wide=wide)
     for sentence in click.get_current_context().meta.get(_LINE, ()):
