@@ -243,3 +243,18 @@ def test_trainer_reads_its_file_and_finds_it_at_one_with_the_deepspeed_file(
         "stage": 3,
         "mismatches": [],
     }
+
+
+def test_files_of_accelerate_and_deepspeed_are_imported(run_zerofit: _RunZerofit, tmp_path: Path) -> None:
+    (tmp_path / "acc.yaml").write_text(
+        "deepspeed_config:\n  zero_stage: 3\n  offload_optimizer_device: cpu\ndistributed_type: DEEPSPEED\n"
+        "mixed_precision: fp16\nnum_processes: 4\n"
+    )
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}')
+    for source, flags, stage in (("acc.yaml", (), 3), ("ds.json", ("--num-processes", "4"), 1)):
+        run = _config(run_zerofit, tmp_path, "--from", source, "--output-dir", source[:3], *flags)
+        assert run.returncode == 0, run.stderr
+        written = json.loads((tmp_path / source[:3] / "ds_config.json").read_text())
+        assert written["zero_optimization"]["stage"] == stage
+        assert "num_processes: 4" in (tmp_path / source[:3] / "accelerate.yaml").read_text()
+    assert run.stderr.startswith("zerofit: ds.json says engine deepspeed, zero_stage 1, precision bf16")

@@ -36,6 +36,8 @@ from zerofit.core.command import Launcher
 from zerofit.core.plan import plan_lines
 from zerofit.core.request import FLAGS
 from zerofit.core.strategy import Engine
+from zerofit.launching.config_files import read_config_files, with_config_files
+from zerofit.launching.nodes import Nodes
 from zerofit.machine.machine_spec import SpecifiedMachine
 from zerofit.machine.port import DEFAULT_PORT
 from zerofit.machine.this_node import probe_machine
@@ -47,6 +49,7 @@ from zerofit.planning.ranks import check_ranks_of
 
 if TYPE_CHECKING:
     from zerofit.core.plan import Plan
+    from zerofit.core.request import Request
 
 
 @click.command(cls=Verb, context_settings=CONTEXT)
@@ -59,11 +62,16 @@ if TYPE_CHECKING:
     default=Path(),
     help="Folder for the files; the current one where it is left out.",
 )
+@click.option(
+    "--from", "source", metavar="FILE", help="Take what a file of accelerate (YAML) or DeepSpeed (JSON) says."
+)
 @click.option("--auto", is_flag=True, help='Write "auto" for what the script decides, instead of numbers.')
 @no_check_option
 @click.option("--force", is_flag=True, help="Write over files that differ.")
 @click.option("--dry-run", is_flag=True, help="Print what would be written, and write nothing.")
-def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: bool, **flags: Any) -> int:
+def config(
+    output_dir: Path, source: str | None, auto: bool, no_check: bool, force: bool, dry_run: bool, **flags: Any
+) -> int:
     """Write the files of a memory strategy.
 
     ds_config.json for DeepSpeed, accelerate.yaml and launch.sh for accelerate, training_args.json for
@@ -74,6 +82,8 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
     console = Console()
     model_flags, machine_flags = take_model_flags(flags), take_machine_flags(flags)
     request = request_of(elsewhere=True, allow=model_flags.allow, **flags)
+    if source is not None:
+        request = _imported(source, request, is_planned=model_flags.model is not None, console=console)
     if model_flags.model is None:
         check_none_ignored(
             model_flags, because="no --model", instead="name the model to plan for: --model MODEL"
@@ -115,6 +125,22 @@ def config(output_dir: Path, auto: bool, no_check: bool, force: bool, dry_run: b
     for path in files:
         click.echo(str(path))
     return 0
+
+
+def _imported(source: str, request: Request, *, is_planned: bool, console: Console) -> Request:
+    """Return the request with what a configuration file says where no flag does."""
+    is_deepspeed = source.endswith(".json")
+    files = read_config_files(
+        config_file=None if is_deepspeed else source,
+        deepspeed_file=source if is_deepspeed else None,
+        takes_default=False,
+    )
+    if files is None:
+        return request
+    console.say(files.line)
+    nodes = Nodes(num_nodes=request.num_nodes, num_processes=request.num_processes)
+    request, nodes = with_config_files(files, request, nodes, is_planned=is_planned)
+    return replace(request, num_nodes=nodes.num_nodes, num_processes=nodes.num_processes)
 
 
 def _files(plan: Plan, folder: Path, *, auto: bool) -> dict[Path, str]:

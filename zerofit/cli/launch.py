@@ -48,6 +48,8 @@ class LaunchVerb(GroupedVerb):
         flags = list(line.words)
         if any(ctx.params[name] is not None for name in _RANKS):  # what stands before the launcher wins
             flags = _without(flags, _RANK_FLAGS)
+        if ctx.params["on_cpu"]:
+            flags = _without(flags, ("--gpu-ids",))
         words = (*flags, *own, *(("-m",) if line.is_module else ()), *line.target)
         os.environ.update(line.environment)
         ctx.params.clear()
@@ -151,9 +153,8 @@ def launch(
     really trains; flags say what the plan must keep to. --preset, --plan, --model or --no-capture do without,
     and so does --cpu.
 
-    Flags before SCRIPT are zerofit's, all behind it are the script's own. In place of SCRIPT stands a whole
-    launch line too: zerofit launch accelerate launch train.py. The exit code is the script's;
-    128 + N where signal N ended it.
+    Flags before SCRIPT are zerofit's, all behind it the script's. SCRIPT may be a whole launch line.
+    The exit code is the script's; 128 + N where signal N ended it.
     """
     console = Console(is_quiet=quiet, shows_details=verbose, is_wide=wide)
     for sentence in click.get_current_context().meta.get(_LINE, ()):

@@ -134,6 +134,8 @@ def with_config_files(
         own = {name: value for name, value in files.nodes.items() if name != "num_processes"}
     else:
         own = files.nodes
+    if request.on_cpu:
+        own = {name: value for name, value in own.items() if name != "gpu_ids"}
     filled = {name: value for name, value in own.items() if getattr(nodes, name) is None}
     said_by = {name: files.said_by[name] for name in taken}
     request = replace(request, **taken, said_by=said_by, on_cpu=request.on_cpu or files.on_cpu)
