@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from zerofit.machine.extensions import extensions_folders, find_build_locks
+
 _GOLDEN = Path(__file__).parent / "golden"
 _UPDATE = "--update-golden"
 
@@ -179,6 +181,10 @@ for name in sys.argv[1:]:
 
 
 def _build(*builders: str) -> None:
+    top, _ = extensions_folders(environ=os.environ, home=Path.home(), cuda_version=None)
+    for lock in find_build_locks(top):
+        if not lock.is_held:  # of a test run that was killed: this one would wait for it for ever
+            Path(lock.path).unlink(missing_ok=True)
     environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
     subprocess.run(
         [sys.executable, "-c", _BUILD, *builders], env=environment, capture_output=True, check=True

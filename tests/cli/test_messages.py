@@ -130,6 +130,7 @@ def test_a_port_that_is_taken_on_the_first_of_several_nodes(run_zerofit: _RunZer
 
 
 def test_flags_behind_the_script_are_its_own(run_zerofit: _RunZerofit, folder: Path) -> None:
+    (folder / "train.py").write_text("import sys\nprint(sys.argv)\n", encoding="utf-8")
     line = "launch --cpu --dry-run --num-processes 1 train.py --num_processes 9 --zero-stag --help -m x"
     finished = run_zerofit(*line.split(), cwd=folder, environment=_NO_GPU)
     assert finished.returncode == 0

@@ -338,7 +338,7 @@ def test_a_plan_of_more_ranks_than_there_are_gpus_is_named_as_the_cause() -> Non
         _choose(_ONE_NEW, Request(plan=plan))
     assert str(error.value) == (
         "error[more-ranks-than-gpus]: there are fewer GPUs than ranks\n"
-        "  found: 8 ranks in the plan on 1 x 1 GPUs\n"
+        "  found: 8 ranks in the plan on 1 x 1 GPU\n"
         "  why:   each rank needs a GPU of its own\n"
         "  fix:   set --num-processes to at most 1, or rehearse with --cpu"
     )

@@ -35,6 +35,7 @@ _PROMISED = {
 _NOT_STARTED = {
     "python3 -m pip install": "it installs wheels of a folder that the user brings",
     "export PYTHONPATH=": "it sets a variable of the user's shell",
+    "pip install zerofit": "it is not published",
     "zerofit launch [flags] train.py": "it is the form of the command, and no command",
     "edit the image,": "it is what a user does by hand",
     "kubectl ": "it needs a cluster; tests/test_presets_fresh.py reads the recipe",
@@ -245,3 +246,12 @@ def _main(words: tuple[str, ...]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["zerofit", *words])
         main()
+
+
+def test_no_sentence_of_the_readmes_first_screen_is_longer_than_25_words() -> None:
+    screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:60])
+    prose = re.sub(r"(?s:```.*?(```|\Z))|!\[.*?\]\(.*?\)|^#.*$", "\n\n", screen, flags=re.MULTILINE)
+    prose = re.sub(r"\]\(.*?\)", "]", prose)
+    sentences = [one for one in re.split(r"(?<=[.:;])\s+|\n\n", prose) if one.strip()]
+    assert len(sentences) > 10
+    assert max(len(one.split()) for one in sentences) <= 25

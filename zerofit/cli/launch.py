@@ -150,11 +150,11 @@ def launch(
     """Train SCRIPT, unmodified, under the fastest memory strategy that fits, through `accelerate launch`.
 
     On GPUs the script first runs up to where its training would begin, so that the plan is for what it
-    really trains; flags say what the plan must keep to. --preset, --plan, --model or --no-capture do without,
-    and so does --cpu.
+    really trains; flags say what the plan must keep to. --preset, --plan, --model, --no-capture and --cpu
+    do without.
 
-    Flags before SCRIPT are zerofit's, all behind it the script's. SCRIPT may be a whole launch line.
-    The exit code is the script's; 128 + N where signal N ended it.
+    Flags before SCRIPT are zerofit's, all behind it the script's. SCRIPT may be a whole launch line. The
+    exit code is the script's, or 128 + its signal.
     """
     console = Console(is_quiet=quiet, shows_details=verbose, is_wide=wide)
     for sentence in click.get_current_context().meta.get(_LINE, ()):
