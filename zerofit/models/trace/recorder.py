@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 _INDEXED_BY_MASKS = ("index.Tensor", "index_put.default", "index_put_.default", "_index_put_impl_.default")
 """Operators whose second argument holds indices, some of which may be masks."""
+_INTO_ZEROS = {
+    "scatter_add.default": "scatter_add_",
+    "index_add.default": "index_add_",
+    "index_put.default": "index_put_",
+}
+"""Autograd's backward of gather, index_select and indexing adds into zeros that it has just made, but under
+fake tensors or a dispatch mode takes another tensor for the sum. Source:
+torch/csrc/autograd/FunctionsManual.cpp, gather_backward, index_select_backward_symint and index_backward."""
 
 
 class Recorder:
@@ -201,6 +209,8 @@ class Recorder:
     # ------------------------------------------------------------ operators
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator and note what it does."""
+        if self.is_in_engine and function.__name__ in _INTO_ZEROS and self._is_newborn(args[0]):
+            function = getattr(self._torch.ops.aten, _INTO_ZEROS[function.__name__]).default
         operator = self._operators.get(function)
         if operator is None:
             operator = self._operators[function] = len(self._operators)
@@ -233,6 +243,11 @@ class Recorder:
         if self._as_on_cuda:
             self._take_scratch(function, args, operator, place)
         return out
+
+    def _is_newborn(self, tensor: Any) -> bool:
+        """Return True if the last event is the birth of a tensor's storage."""
+        last = self.log.codes[-1:], self.log.arguments[-1:]
+        return last == ([Event.ALLOCATE], [self.index_of(tensor)])
 
     def _by_numbers(self, indices: Any) -> Any:
         """Return the indices with masks of unknown values as what nonzero() makes of them, as kernels do.
