@@ -53,6 +53,7 @@ class Recorder:
         self._last_module = -1
         self._from_mask: set[int] = set()
         self._from_labels: set[int] = set()
+        self._from_chance: set[int] = set()
         self._sum: tuple[int, int, int] | None = None
 
     # ------------------------------------------------------------ modules
@@ -238,6 +239,8 @@ class Recorder:
             born = index if index is not None else born
             if index is not None and not tensor.dtype.is_floating_point:
                 self._follow(index, args)
+            elif index is not None and function.__name__ == "rand.default":
+                self._from_chance.add(index)
         if is_sum and born is not None:
             self._expect_merge(args[0], outputs[0])
         if self._as_on_cuda:
@@ -306,9 +309,9 @@ class Recorder:
         return type(tensor).__name__ == "FakeTensor"
 
     def _follow(self, index: int, args: tuple[Any, ...]) -> None:
-        """Remember that an integer or boolean was made of the mask or the labels."""
+        """Remember that an integer or boolean was made of the mask, the labels or a random number."""
         sources = {self.index_of(one) for one in leaves(args) if isinstance(one, self._torch.Tensor)}
-        for known in (self._from_mask, self._from_labels):
+        for known in (self._from_mask, self._from_labels, self._from_chance):
             if sources & known:
                 known.add(index)
 
@@ -317,6 +320,8 @@ class Recorder:
         if tensor.dtype is not self._torch.bool:
             return 1.0 if tensor.dtype.is_floating_point else 1
         index = self.index_of(tensor)
+        if index in self._from_chance:
+            return False  # no layer is dropped (layerdrop): the most that a step holds
         if index not in self._from_mask:
             return True
         asks_for_padding = self.log.operator_names[self.log.operators[index]].startswith(
