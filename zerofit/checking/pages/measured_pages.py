@@ -300,8 +300,8 @@ to hold; each library's version is part of the estimate. Below is the peak of on
 KiB, as PyTorch's CPU allocator counted it with each set ([test](../../tests/versions/test_memory.py)); the
 trace made with the same set is within 3 % of it. What makes the differences:
 
-- **Grouped heads**: torch 2.8's fused attention for CPUs does not take fewer keys than queries, and the scores
-  are whole there. Plans are for GPUs, where it is fused with each set.
+- **Grouped heads**: torch 2.8's fused attention for CPUs takes no fewer keys than queries, and the scores are
+  whole there. Plans are for GPUs, where it is fused with each set.
 - **Gemma 2's attention**: transformers 5.0 takes PyTorch's, which caps no scores; 5.23 takes its own, which
   keeps the capped ones.
 - **T5 under checkpointing**: transformers 5.0 and torch 2.8 hold 7 % more; which of them, was not looked for.
