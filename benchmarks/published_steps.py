@@ -179,9 +179,13 @@ _CORES = "DeepSpeed, pull request 7474"
 https://github.com/deepspeedai/DeepSpeed/pull/7474"""
 _DISPATCH, _HOOK = "dispatch of an operator", "gather of a module"
 _FP32, _FP16, _BF16 = Precision.FP32, Precision.FP16, Precision.BF16
-_STAGE_3 = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.PARAMETERS}
-_STAGE_2 = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.GRADIENTS, "optimizer": OptimizerName.ADAMW}
-_ON_CPU = {**_STAGE_2, "optimizer_offload": OffloadDevice.CPU}
+_STAGE_3: dict[str, Any] = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.PARAMETERS}
+_STAGE_2: dict[str, Any] = {
+    "engine": Engine.DEEPSPEED,
+    "zero_stage": ZeroStage.GRADIENTS,
+    "optimizer": OptimizerName.ADAMW,
+}
+_ON_CPU: dict[str, Any] = {**_STAGE_2, "optimizer_offload": OffloadDevice.CPU}
 CASES = (
     _bert("bert vanilla", 57.82, 4, 1, _FP32),
     _bert("bert accumulation", 66.03, 1, 4, _FP32),

@@ -74,8 +74,8 @@ _STEPS_HEAD = """
 
 Times of an optimizer step that others published, predicted by closed forms (`make bench-published`). A step
 whose source alone decided a rate of [rates.toml](../../zerofit/catalog/rates.toml) is listed and not counted.
-That A100 and H100 keep 0.8 of their best shapes' rate is decided by two sources, Qwen and torchtitan; each of
-them alone would put it at 0.73, and times of matrix products a tenth higher.
+A model keeps 0.73 of the rate of the best shapes: on A100 as torchtitan's runs on H100 say, and on H100 as
+Qwen's on A100.
 """
 
 
@@ -311,6 +311,8 @@ trace made with the same set is within 3 % of it. What makes the differences:
   too. A trace drops none.
 - **Offload's host memory**: `pin_memory` is off by default in DeepSpeed 0.18.3, on in 0.19.8 (read in its
   code). zerofit writes it into every file; one without the key differs.
+- **Offload's time**: in DeepSpeed 0.18.3 the host waits for stage 3's gradients to come down in fp32, in
+  0.19.8 they come beside the backward pass (read in its code).
 """
 
 

@@ -10,6 +10,7 @@ from zerofit.core.allocation_log import CostKind, OperatorCost, Pass
 from zerofit.core.estimates import StepTime, TimeTerm
 from zerofit.core.rates import RateName, Unit
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, ZeroStage
+from zerofit.core.supported import release_of
 from zerofit.planning.estimate.device_memory.optimizers import COSTS, stepper_of
 from zerofit.planning.estimate.engines.native import BUCKET_BYTES
 from zerofit.planning.estimate.engines.zero_stages_0_to_2 import MESSAGE_ELEMENTS
@@ -393,9 +394,10 @@ def _transfers(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm:
         seconds = elements * (down + up) / rate
         return TimeTerm(name="offload transfers", seconds=seconds, formula=formula, source=_STAGE_12)
     # Each micro-batch's sum goes down and comes up again, the last one goes down in fp32; beside the backward
-    # pass, on a stream of their own, which pageable memory does not allow.
+    # pass, on a stream of their own, which pageable memory does not allow, nor older releases.
     gradients = elements * (4 + 2 * times * width) / rate
-    hidden = times * passes.backward_s if strategy.pin_memory else 0.0
+    waits = not strategy.pin_memory or release_of(setup.versions.deepspeed or "0.19.8") < (0, 19, 8)
+    hidden = 0.0 if waits else times * passes.backward_s
     # The stepped weights are narrowed into a new tensor, which is pageable.
     stay = strategy.param_offload is not OffloadDevice.NONE
     weights = 0.0 if stay else elements * width / speeds.pageable_bytes_per_s
