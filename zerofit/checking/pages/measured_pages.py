@@ -73,7 +73,7 @@ _STEPS_HEAD = """
 ## Times of steps
 
 Times of an optimizer step that others published, predicted by closed forms (`make bench-published`). A step
-whose source alone decided a rate of [rates.toml](../../zerofit/catalog/rates.toml) is listed and not counted.
+by which a rate of [rates.toml](../../zerofit/catalog/rates.toml) was chosen is listed and not counted.
 A model keeps 0.73 of the rate of the best shapes: on A100 as torchtitan's runs on H100 say, and on H100 as
 Qwen's on A100.
 """
@@ -289,7 +289,7 @@ def versions_page(measured: Mapping[str, Mapping[str, Any]]) -> str:
     ranges = [
         f"| {one.package} | `{one.specifier}` | {one.tested} |" for one in (PYTHON, *SUPPORTED.values())
     ]
-    return "\n".join([_VERSIONS_HEAD, *ranges, _SMOKE, *_table(measured), _MEMORY, *_peaks(measured), ""])
+    return "\n".join([_VERSIONS_HEAD, *ranges, _SMOKE, *_table(measured), *_peaks(measured), ""])
 
 
 _MEMORY = """
@@ -317,12 +317,14 @@ trace made with the same set is within 3 % of it. What makes the differences:
 
 
 def _peaks(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the table of peaks, by check and set."""
+    """Return what differs in memory, with the table of peaks by check and set; nothing where none is kept."""
     found = {
         name: {_check_name(row["check"]): row["peak_bytes"] for row in kept["checks"] if "peak_bytes" in row}
         for name, kept in measured.items()
     }
     checks = dict.fromkeys(check for peaks in found.values() for check in peaks)
+    if not checks:
+        return []
     rows = [
         ["", *found],
         ["---"] * (len(found) + 1),
@@ -334,7 +336,7 @@ def _peaks(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
             for check in checks
         ),
     ]
-    return [f"| {' | '.join(row)} |" for row in rows]
+    return [_MEMORY, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def _table(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:

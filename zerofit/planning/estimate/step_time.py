@@ -404,7 +404,7 @@ def _transfers(setup: Setup, speeds: Speeds, passes: PassTimes) -> TimeTerm:
     return TimeTerm(
         name="offload transfers",
         seconds=_beside(gradients, hidden) + weights,
-        formula=f"{4 + 2 * times * width:g} bytes of gradients beside the backward pass"
+        formula=f"{4 + 2 * times * width:g} bytes of gradients{'' if waits else ' beside the backward pass'}"
         + ("" if stay else f" + {width:g} bytes of weights / rate of pageable copies"),
         source="deepspeed/runtime/zero/stage3.py, partition_grads and "
         "_reassign_or_swap_out_partitioned_parameters (0.19.8); torch's copy_ between devices and formats",
