@@ -360,7 +360,7 @@ def test_modules_that_are_named_in_strings_are_there() -> None:
 
 
 def _is_there(name: str) -> bool:
-    """Return whether a dotted name is a module, or a name in one."""
+    """Return True if a dotted name is a module, or a name in one."""
     module, _, last = name.rpartition(".")
     path = _ROOT / Path(*name.split("."))
     if path.is_dir() or path.with_suffix(".py").is_file():

@@ -1,4 +1,4 @@
-"""Whether a script or module is there to run: asked of every finder, with nothing imported."""
+"""True if a script or module is there to run: asked of every finder, with nothing imported."""
 
 from __future__ import annotations
 

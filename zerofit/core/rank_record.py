@@ -24,7 +24,7 @@ class RankRecord:
     peak_gpu_reserved_bytes: int | None
     """Largest memory PyTorch's allocator held on the GPU; None without one."""
     changes: tuple[str, ...]
-    """What was changed in the script's settings, one sentence each."""
+    """Changes to the script's settings, one sentence each."""
     num_scaled_steps: int | None = None
     """Optimizer steps with fp16's loss scaling, skipped ones among them; None without."""
     num_skipped_steps: int | None = None

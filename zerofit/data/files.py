@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _SPLITS = "dataset_dict.json"
 _STATE = "state.json"
-"""What save_to_disk writes beside a DatasetDict's splits, and beside a dataset's arrow files."""
+"""Files that save_to_disk writes beside a DatasetDict's splits, and beside a dataset's arrow files."""
 
 
 def data_files(sources: Sequence[str], *, split: str | None) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:

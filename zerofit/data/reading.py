@@ -38,7 +38,7 @@ _SHOWN = 60
 _JSON_WHY = "a dataset in JSON holds one object a line, or one list of objects"
 _JSON_FIX = "mend that line, or store the dataset anew"
 _DAMAGE = (OSError, EOFError, ValueError, RecursionError, NotImplementedError, zlib.error)
-"""What gzip, json, pandas and pyarrow raise; most of their own errors are ValueErrors."""
+"""Errors of gzip, json, pandas and pyarrow; most of their own errors are ValueErrors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

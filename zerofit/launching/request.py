@@ -40,7 +40,7 @@ class LaunchRequest:
     dry_run: bool
     """True if nothing is to be started."""
     config_files: ConfigFiles | None = None
-    """What the configuration files of the launch line say; None where there are none."""
+    """The contents of the launch line's configuration files; None where there are none."""
 
     @property
     def on_cpu(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a script says, what runs in its place, and why: the changes that a plan makes, as rows."""
+"""The changes that a plan makes to a script's settings, as rows with reasons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HEADER = ("", "script alone", "runs", "why")
 _NONE = OffloadDevice.NONE
 _CPU_ADAM = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
-"""What accelerate maps to DeepSpeed's CPU Adam under offload (accelerate/utils/deepspeed.py,
+"""Optimizers that accelerate maps to DeepSpeed's CPU Adam under offload (accelerate/utils/deepspeed.py,
 map_pytorch_optim_to_deepspeed)."""
 
 
@@ -200,7 +200,7 @@ def _held(plan: Plan, capture: Capture | None) -> Iterator[Row]:
 
 
 OWN = "its own"
-"""What stands for a setting of a script that was not captured."""
+"""Shown for a setting of a script that was not captured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class Row:
     what: str
     """Its name, as a person reads it."""
     script_says: str
-    """What the script says, or what it comes to where nothing else is said."""
+    """The script's value, or the default where it sets none."""
     runs: str
     why: str
 

@@ -42,7 +42,7 @@ _SHOWN_BYTES = 2**27
 """A smaller term is left out where terms are listed."""
 _AT_LEAST = "too large: weights, gradients, states and context of its smallest variant"
 _COMMAND = "    "
-"""What a command to paste begins with."""
+"""Prefixes of a command to paste."""
 _ALL_COLUMNS = 160
 """Columns from which on verdicts and strategies are written out."""
 _LESS_IMPORTANT = (7, 5, 3, 6, 2)
@@ -223,7 +223,7 @@ def command_with(flags: str, request: Request) -> str:
 
 
 def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
-    """Return whether the script fits as it is, and what is chosen in its place; empty without a script.
+    """Return the verdict on the script as it is, and the choice in its place; empty without a script.
 
     Args:
         has_terms: True for the terms of what it needs.

@@ -43,7 +43,7 @@ class Hook:
     """Takes the class or the module, what to set, and where to note it; does nothing where the plan needs
     nothing."""
     why_here: str
-    """What its place in the list is for."""
+    """The reason for its place in the list."""
 
 
 ACCELERATOR_HOOKS = (
@@ -123,7 +123,7 @@ MODULE_HOOKS = (
     Hook("accelerate.accelerator", _install_accelerator, "before an Accelerator is made"),
     Hook("transformers.training_args", _install_trainer, "before TrainingArguments are made"),
 )
-"""What is done as soon as the script imports a module, by its name."""
+"""Hooks that run as soon as the script imports a module, by its name."""
 
 
 def install(plan: Plan, changes: Changes) -> None:

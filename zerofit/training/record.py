@@ -1,4 +1,4 @@
-"""What one rank leaves in the run folder when it ends: its exit, its error, its peaks."""
+"""The record that a rank writes when it ends: its exit, its error, its peaks."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class LastExit:
     """
 
     exit_code = 1
-    """What the process ends with; a failure until somebody knows better."""
+    """Exit code of the process; a failure until the script's own is known."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()

@@ -33,7 +33,7 @@ _COLOURS = (
     (r"^warning(?=\[)", {"fg": "yellow", "bold": True}),
     (r"^advice(?=\[)", {"fg": "cyan", "bold": True}),
 )
-"""What has a colour in what zerofit prints: red does not work, yellow may not, green does."""
+"""Colours of zerofit's output: red does not work, yellow may not, green does."""
 _SHOWN = 60
 """Characters of a task's progress that are shown."""
 

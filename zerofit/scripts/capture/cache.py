@@ -42,7 +42,7 @@ _MOST_FILES = 20_000
 _MOST_CHARACTERS = 200
 """Of what code names. ASSUMPTION: nobody writes a longer path into a script."""
 _MOST_CAPTURES = 200
-"""What the folder holds; the oldest go first. ASSUMPTION: a capture takes up to a MiB."""
+"""Capacity of the folder; the oldest go first. ASSUMPTION: a capture takes up to a MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class ScriptRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """What decides a capture, as it is when it begins."""
+    """The inputs that decide a capture, as they are when it begins."""
 
     stamps: dict[str, list[object] | None]
     started_ns: int
