@@ -60,7 +60,6 @@ _PURE = (
     "configs/write/accelerate.py",
     "configs/write/command.py",
     "configs/write/deepspeed.py",
-    "configs/write/presets.py",
     "configs/write/trainer.py",
     "checking/rules",
     "checking/inputs",

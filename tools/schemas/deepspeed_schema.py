@@ -11,8 +11,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
+from tools.schemas.deepspeed_raw_keys import INSTEAD_OF_REMOVED, RAW_KEYS
 from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Section, ValueKind
-from zerofit.configs.schemas.deepspeed_raw_keys import INSTEAD_OF_REMOVED, RAW_KEYS
 from zerofit.core.upstream.deepspeed import refused_keys
 
 if TYPE_CHECKING:
