@@ -12,6 +12,7 @@ from zerofit.core.capture import CAPTURE_VERSION, Capture
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Estimate
 from zerofit.core.facts import Machine, ModelFacts, Versions, Workload
+from zerofit.core.json_text import parse_json
 from zerofit.core.strategy import Strategy, describe_strategy
 from zerofit.core.units import format_bytes
 from zerofit.core.validation import STRICT, check_at_least
@@ -150,7 +151,7 @@ def plan_from_json(text: str, *, name: str) -> Plan:
         UserError: the text is no JSON, is cut off, has a field too many or too few, or is of another version.
     """
     try:
-        document = json.loads(text)
+        document = parse_json(text)
     except ValueError as error:
         raise _broken(name, f"{error}", "it is not whole JSON, as of a write that was cut short") from None
     version = document.get("version") if isinstance(document, dict) else None

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
+from zerofit.core.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -144,7 +145,7 @@ def _text_rows(file: DataFile, stream: Any) -> Iterator[dict[str, Any]]:
         return
     first = next((line for line in lines if not line.isspace()), "")
     if file.kind == ".json" and first.lstrip().startswith("["):
-        for number, row in enumerate(json.loads(first + lines.read()), 1):
+        for number, row in enumerate(parse_json(first + lines.read()), 1):
             if not isinstance(row, dict):
                 raise ValueError(f"entry {number} of the list is no object: {row!r:.{_SHOWN}}")
             yield row
@@ -158,7 +159,7 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         if line.isspace():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             problem = "" if isinstance(row, dict) else "no object"
         except json.JSONDecodeError as error:
             problem = error.msg[:1].lower() + error.msg[1:]
