@@ -72,7 +72,11 @@ def test_a_traceback_begins_in_the_script(launch: Callable[..., Run]) -> None:
 
 
 def test_the_run_folder_tells_all_but_secrets(launch: Callable[..., Run]) -> None:
-    run = launch("--num-processes", "2", END, "0", "0", HF_TOKEN="hf_secret", MY_KEY="key_secret").check()
+    secrets = ("--hub_token", "secret0", "--api-key=secret1")
+    run = launch(
+        "--num-processes", "2", END, "0", "0", *secrets, HF_TOKEN="hf_secret", MY_KEY="key_secret"
+    ).check()
+    assert "secret" not in run.stdout + run.stderr
     files = sorted(
         str(path.relative_to(run.run_folder)) for path in run.run_folder.rglob("*") if path.is_file()
     )
@@ -114,7 +118,7 @@ def test_the_command_file_says_what_was_run_and_where(launch: Callable[..., Run]
     assert shebang == "#!/bin/sh"
     assert comment.startswith("# What zerofit ran through `accelerate launch`.")
     assert folder == f"cd {shlex.quote(str(tmp_path))} || exit"
-    assert rest == [run.record()["command"]]
+    assert rest == [f'export PATH={Path(sys.executable).parent}:"$PATH"', run.record()["command"]]
     again = subprocess.run([command], cwd="/", env=environment(), capture_output=True, text=True, timeout=120)
     assert (again.returncode, again.stdout) == (0, run.stdout), again.stderr
 

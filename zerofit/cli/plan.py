@@ -23,9 +23,9 @@ from zerofit.cli.plan_options import (
     take_model_flags,
 )
 from zerofit.configs.write.write_files import file_exists, write_files
-from zerofit.core.capture import masked
 from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json, plan_to_json
+from zerofit.core.secrets import masked
 from zerofit.core.text_table import wrapped
 from zerofit.planning.applied_table import applied_rows, applied_table
 from zerofit.planning.make_problem import machine_of

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.facts import ModelFacts
+from zerofit.core.secrets import MASK, is_secret_name, masked
 from zerofit.core.strategy import Precision
 from zerofit.core.validation import STRICT
 
-_MASK = "***"
-_SECRET = re.compile(r"(?i)(token|key|secret|password)(?![a-z])")
-"""Endings of words in the names of secrets: "hub_token", not "tokenizer"."""
 CAPTURE_VERSION = 2
 """Raised whenever a capture of before can no longer be read as it was meant."""
 
@@ -371,23 +368,10 @@ def capture_to_json(capture: Capture) -> str:
 
 def _masked(capture: Capture) -> Capture:
     arguments = {
-        name: _MASK if isinstance(value, str) and _SECRET.search(name) else value
+        name: MASK if isinstance(value, str) and is_secret_name(name) else value
         for name, value in capture.trainer_arguments.items()
     }
     return dataclasses.replace(capture, target=masked(capture.target), trainer_arguments=arguments)
-
-
-def masked(target: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a script and its arguments without the values of those that are named like secrets."""
-    return tuple(_masked_word(last, word) for last, word in zip(("", *target), target, strict=False))
-
-
-def _masked_word(last: str, word: str) -> str:
-    name, joint, _ = word.partition("=")
-    if joint and _SECRET.search(name):
-        return f"{name}={_MASK}"
-    is_value = last.startswith("-") and "=" not in last and not word.startswith("--")
-    return _MASK if is_value and _SECRET.search(last) else word
 
 
 def capture_from_json(text: str, *, name: str) -> Capture:

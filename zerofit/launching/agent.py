@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -67,7 +68,8 @@ def _launch(arguments: Sequence[str]) -> dict[str, dict[str, int]]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
-        launch_command(launch_command_parser().parse_args(list(arguments)))
+        # Ranks write logs and errors of their own; torchrun would leave a folder in TMPDIR for each run.
+        launch_command(launch_command_parser().parse_args(["--log_dir", os.devnull, *arguments]))
     except ChildFailedError as failed:
         return {str(rank): _failure(one.exitcode, one.timestamp) for rank, one in failed.failures.items()}
     except subprocess.CalledProcessError as failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.core.capture import masked
+from zerofit.core.secrets import masked
 from zerofit.planning.inputs import ModelFlags
 from zerofit.planning.plan_from_flags import asks_for_cpu
 

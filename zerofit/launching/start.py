@@ -21,6 +21,7 @@ from zerofit.configs.write.deepspeed import deepspeed_json
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Plan, plan_to_json
 from zerofit.core.rank_record import RankRecord, read_record
+from zerofit.core.secrets import secret_variables
 from zerofit.core.strategy import Engine
 from zerofit.launching.diagnose import RankFailure, RunEnd, judge
 from zerofit.launching.run_folder import RunFolder, write_file
@@ -72,10 +73,13 @@ def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
 
 
 def _command_script(launch: Launch, folder: RunFolder) -> str:
+    secrets = secret_variables(launch.target)
     return (
         "#!/bin/sh\n"
         "# What zerofit ran through `accelerate launch`. Run again, it writes into the same run folder.\n"
-        f"cd {shlex.quote(os.getcwd())} || exit\n"
+        + (f"# Secrets are not written down: set {', '.join(secrets)} first.\n" if secrets else "")
+        + f"cd {shlex.quote(os.getcwd())} || exit\n"
+        f'export PATH={shlex.quote(os.path.dirname(sys.executable))}:"$PATH"\n'
         f"{launch_command(launch, folder)}\n"
     )
 

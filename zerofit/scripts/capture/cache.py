@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.core.atomic_file import write_whole
-from zerofit.core.capture import capture_from_json, capture_to_json, masked
+from zerofit.core.capture import capture_from_json, capture_to_json
 from zerofit.core.errors import UserError
+from zerofit.core.secrets import masked
 from zerofit.scripts.capture.journal import MOST_READ, is_of_hub, read_entries, read_paths
 from zerofit.scripts.capture.restore_files import argument_paths
 
