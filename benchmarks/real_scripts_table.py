@@ -212,12 +212,8 @@ _PEFT = (
     _peft("waveft", f"{_SEEDED} --waveft_n_frequency 16"),
     _peft("glora", f"{_SEEDED} --glora_r 4"),
     _peft("dora", "--device cpu --lora_r 4 --lora_dropout 0 --use_dora"),
-    _peft("randlora", "--device cpu --rank 4 --randlora_dropout 0"),
-    _peft("road", "--device cpu"),
     _peft("gralora", "--device cpu --gralora_r 4 --gralora_k 2 --gralora_dropout 0"),
     _peft("lily", "--device cpu --lily_r 4"),
-    _peft("delora", "--device cpu --rank 4 --module_dropout 0"),
-    _peft("deft", "--device cpu --rank 4 --deft_dropout 0"),
     _peft("peanut", "--device cpu --peanut_r 4"),
     Script(
         name="peft_miss",

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 @click.command(cls=Verb, context_settings=CONTEXT)
 @strategy_options
 @model_options
-@machine_options
+@machine_options()
 @click.option(
     "--output-dir",
     type=click.Path(path_type=Path),

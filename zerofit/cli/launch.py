@@ -21,7 +21,7 @@ from zerofit.cli.options import (
 )
 from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import CONTEXT, Number, remember_typed, typed_words
-from zerofit.cli.plan_options import model_options, take_model_flags
+from zerofit.cli.plan_options import machine_options, model_options, take_machine_flags, take_model_flags
 from zerofit.core.plan import GENERATE_LIMIT_S
 from zerofit.core.strategy import Engine
 from zerofit.launching.flags_behind import check_flags_behind
@@ -100,10 +100,8 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
 )
 @click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
 @click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
-@click.option(
-    "--gpus",
-    metavar="SPEC",
-    help="Plan for these GPUs: with --dry-run to see what would run there, with --cpu to rehearse it here.",
+@machine_options(
+    gpus="Plan for these GPUs: with --dry-run to see what would run there, with --cpu to rehearse it here."
 )
 @click.option(
     "--no-capture", is_flag=True, help="Go by the flags alone, and do not look at what SCRIPT trains."
@@ -208,7 +206,7 @@ def asked_of(flags: dict[str, Any]) -> dict[str, Any]:
         "hostfile": flags.pop("hostfile"),
         "config_file": flags.pop("config_file"),
         "deepspeed_file": flags.pop("deepspeed_file"),
-        "gpus": flags.pop("gpus"),
+        "elsewhere": take_machine_flags(flags),
         "captures": not flags.pop("no_capture"),
         "capture_limit_s": flags.pop("capture_limit_s"),
         "plan_file": flags["plan_file"],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.plan import Origin
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, show
-from zerofit.core.text_table import table_lines
+from zerofit.core.text_table import table_lines, wrapped
 from zerofit.planning.constraints import constraints_of
 from zerofit.planning.plan_words import OPTIMIZER_WORDS
 from zerofit.scripts.capture_summary import batch_words, class_name
@@ -49,16 +49,24 @@ def applied_rows(plan: Plan) -> tuple[Row, ...]:
     )
 
 
-def applied_table(rows: tuple[Row, ...], *, width: int | None = None) -> str:
+def applied_table(rows: tuple[Row, ...], *, width: int | None = None, is_cut: bool = True) -> str:
     """Return the rows as a table; one line that says so where nothing changes.
 
     Args:
         width: columns that it may take; None for any.
+        is_cut: True to cut reasons that are too long; False to write them whole, below their rows.
     """
     if not rows:
         return "runs as the script says, without any change"
-    cells = [(row.what, row.script_says, row.runs, row.why) for row in rows]
-    return "\n".join(table_lines([_HEADER, *cells], width=width))
+    cells = [_HEADER, *((row.what, row.script_says, row.runs, row.why) for row in rows)]
+    lines = table_lines(cells)
+    if is_cut or width is None or max(map(len, lines)) <= width:
+        return "\n".join(table_lines(cells, width=width))
+    header, *settings = table_lines([row[:-1] for row in cells], width=width)
+    below = [
+        line for setting, row in zip(settings, rows, strict=True) for line in (setting, f"    {row.why}")
+    ]
+    return "\n".join(wrapped((header, *below), width))
 
 
 def _batch(plan: Plan, capture: Capture | None) -> Iterator[Row]:

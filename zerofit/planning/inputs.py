@@ -47,12 +47,12 @@ class ModelFlags:
 class MachineFlags:
     """The flags about another machine's GPUs."""
 
-    gpus: str | None
-    host_ram: str | None
-    nvme: str | None
-    cpu_cores: int | None
-    network: str | None
-    host_bandwidth: str | None
+    gpus: str | None = None
+    host_ram: str | None = None
+    nvme: str | None = None
+    cpu_cores: int | None = None
+    network: str | None = None
+    host_bandwidth: str | None = None
 
 
 DEFAULTS: dict[str, Any] = {

@@ -101,7 +101,8 @@ def _judged(chance: random.Random, index: int) -> dict[str, Any]:
 
 
 def _instruction(chance: random.Random, index: int) -> dict[str, Any]:
-    return {"instruction": sentence(chance, most=10), "input": "", "output": sentence(chance, most=20)}
+    asked, answer = sentence(chance, most=10), sentence(chance, most=20)
+    return {"instruction": asked, "input": "", "output": answer, "text": f"{asked} {answer}"}
 
 
 def _chat(chance: random.Random, index: int) -> dict[str, Any]:
