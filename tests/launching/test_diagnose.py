@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zerofit.core.rank_record import RankRecord
-from zerofit.launching.diagnose import RankFailure, RunEnd, judge
+from zerofit.launching.diagnose import RankFailure, judge
 
 _TERM, _KILL, _SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
 
@@ -85,7 +85,7 @@ CASES = {
     "an error of its own before a lost connection": (
         _Case({0: 1, 1: 1}, (_peer_lost(0), _record(1, error="OutOfMemoryError", message="CUDA"))),
         1,
-        "rank 1 exited with 1: OutOfMemoryError",
+        "rank 1 ran out of GPU memory",
     ),
     "all lost one another: the first": (
         _Case({0: 1, 1: 1}, (_peer_lost(0), _peer_lost(1))),
@@ -134,5 +134,7 @@ def test_verdict(case: _Case, exit_code: int, cause: str | None) -> None:
         },
         records={record.rank: record for record in case.records},
         oom_kills=case.oom_kills,
+        observations={},
+        num_ranks=2,
     )
-    assert verdict == RunEnd(exit_code=exit_code, cause=cause)
+    assert (verdict.exit_code, verdict.cause) == (exit_code, cause)

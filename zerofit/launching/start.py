@@ -20,6 +20,7 @@ from zerofit.configs.write.command import (
 from zerofit.configs.write.deepspeed import deepspeed_json
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Plan, plan_to_json
+from zerofit.core.rank_observation import read_observation
 from zerofit.core.rank_record import RankRecord, read_record
 from zerofit.core.strategy import Engine
 from zerofit.launching.diagnose import RankFailure, RunEnd, judge
@@ -117,13 +118,20 @@ def start(launch: Launch, folder: RunFolder) -> RunEnd:
     ended = run_watched(command, environment={**_environment(launch), "PATH": path})
     now = count_oom_kills()
     failures = _failures(folder)
-    records = _records(launch, folder)
+    ranks = _ranks(launch)
+    records = {rank: found for rank in ranks if (found := read_record(folder.ranks, rank)) is not None}
+    observations = {
+        rank: found for rank in ranks if (found := read_observation(folder.ranks, rank)) is not None
+    }
     verdict = judge(
         launcher_code=ended.exit_code,
         stopped_by=ended.stopped_by,
         failures=failures,
         records=records,
         oom_kills=None if now is None or oom_kills is None else now - oom_kills,
+        observations=observations,
+        num_ranks=len(ranks),
+        is_one_of_nodes=launch.plan.topology.num_nodes > 1,
     )
     document = _run_document(launch, folder, started_at, verdict, failures, records)
     try:
@@ -141,11 +149,11 @@ def _failures(folder: RunFolder) -> dict[int, RankFailure]:
     return {int(rank): RankFailure(**failure) for rank, failure in document.items()}
 
 
-def _records(launch: Launch, folder: RunFolder) -> dict[int, RankRecord]:
+def _ranks(launch: Launch) -> range:
+    """Return the ranks of this node."""
     ranks_per_node = launch.plan.topology.ranks_per_node
     first = launch.rendezvous.machine_rank * ranks_per_node
-    found = {rank: read_record(folder.ranks, rank) for rank in range(first, first + ranks_per_node)}
-    return {rank: record for rank, record in found.items() if record is not None}
+    return range(first, first + ranks_per_node)
 
 
 def _run_document(
@@ -165,6 +173,11 @@ def _run_document(
         "wall_time_s": round((ended_at - started_at).total_seconds(), 3),
         "exit_code": verdict.exit_code,
         "cause": verdict.cause,
+        "kind": verdict.kind,
+        "rank": verdict.rank,
+        "phase": None if verdict.phase is None else verdict.phase.value,
+        "missing_bytes": verdict.missing_bytes,
+        "peak_bytes": verdict.peak_bytes,
         "restarts": 0,
         "versions": asdict(launch.plan.versions),
         "exit_code_of_rank": {str(rank): failure.exit_code for rank, failure in failures.items()},
