@@ -272,7 +272,7 @@ def _left_early(left: RankRecord, end: RunEnd, observations: Mapping[int, RankOb
     after = "" if observed is None else f" after {observed.step} steps"
     return replace(
         end,
-        cause=f"rank {left.rank} ended with exit code 0{after}, and rank {end.rank} lost it while it trained on",
+        cause=f"rank {left.rank} ended with exit code 0{after}, and rank {end.rank}, still training, lost it",
         kind=FailureKind.SCRIPT_ERROR,
         rank=left.rank,
         phase=None if observed is None else observed.phase,
