@@ -12,6 +12,11 @@ from running_launches import RunningLaunch
 from runs import environment
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _ops(built_ops: None) -> None:
+    """Build DeepSpeed's ops first."""
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., RunningLaunch]]:
     """Begin a launch on two CPU ranks."""

@@ -28,6 +28,16 @@ def test_a_stopped_rank_is_named_and_ends_the_run(start: Callable[..., RunningLa
     assert_all_gone(below)
 
 
+def test_the_rank_that_lacks_a_collective_is_named(start: Callable[..., RunningLaunch]) -> None:
+    run = start("--hang-limit", "5", TRAIN, "3000", "stall", "1", "4", engine="deepspeed")
+    exit_code, said = run.end()
+    assert exit_code == 1, said
+    record = run.record()
+    assert (record["kind"], record["rank"], record["phase"]) == ("hang", 1, "forward"), record["cause"]
+    assert "rank 1 is in forward of step 5, without the " in record["cause"]
+    assert "; rank 0 waits in " in record["cause"]
+
+
 def test_a_run_that_only_takes_its_time_is_left_alone(start: Callable[..., RunningLaunch]) -> None:
     run = start("--hang-limit", "3", TRAIN, "60", num_ranks=1)  # 6 s, and no phase is longer than 0.1 s
     exit_code, said = run.end()

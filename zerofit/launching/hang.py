@@ -77,7 +77,7 @@ class RunWatch:
             self._seen.clear()
             self._stopped_at.clear()
         self._looked_at = now
-        found = self._observations()
+        found = self.observations()
         self._note_stopped(found, now)
         self._tell(found, now)
         if self.hang is None and self.limit_s != 0 and self._hangs(found, now):
@@ -89,7 +89,8 @@ class RunWatch:
                     os.kill(found[rank].pid, signal.SIGCONT)
         return self.hang is not None
 
-    def _observations(self) -> dict[int, RankObservation]:
+    def observations(self) -> dict[int, RankObservation]:
+        """Return what each rank that has begun does now, or did last."""
         found = {rank: read_observation(self.ranks_folder, rank) for rank in self.ranks}
         return {rank: one for rank, one in found.items() if one is not None}
 

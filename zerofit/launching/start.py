@@ -21,7 +21,6 @@ from zerofit.configs.write.deepspeed import deepspeed_json
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import Plan, plan_to_json
-from zerofit.core.rank_observation import read_observation
 from zerofit.core.rank_record import RankRecord, read_record
 from zerofit.core.strategy import Engine
 from zerofit.launching.diagnose import RankFailure, RunEnd, judge
@@ -142,10 +141,8 @@ def start(
     now = count_oom_kills()
     with open(reader, encoding="utf-8") as report:
         failures = _failures(report.read())
-    records = {rank: found for rank in ranks if (found := read_record(folder.ranks, rank)) is not None}
-    observations = {
-        rank: found for rank in ranks if (found := read_observation(folder.ranks, rank)) is not None
-    }
+    records = {rank: one for rank in ranks if (one := read_record(folder.ranks, rank)) is not None}
+    observations = watch.observations()
     verdict = judge(
         launcher_code=ended.exit_code,
         stopped_by=ended.stopped_by,

@@ -60,8 +60,8 @@ class Observed:
         """id() of the DataLoader of the last batch."""
         self.training_data: int | None = None
         """id() of the one whose batch led to the last backward pass."""
-        self._stacks = open(folder / f"rank{rank}.stack", "w", encoding="utf-8")  # noqa: SIM115 - stays open
-        faulthandler.register(_DUMP_SIGNAL, file=self._stacks, all_threads=True)
+        stacks = os.open(folder / f"rank{rank}.stack", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        faulthandler.register(_DUMP_SIGNAL, file=stacks, all_threads=True)
         os.register_at_fork(after_in_child=self._leave)
         self._write()
 
@@ -229,7 +229,7 @@ def install_data(module: Any, settings: AppliedSettings, changes: Changes) -> No
     def iterate(original: Any, self: Any) -> Any:
         iterator = original(self)
         iterator._zerofit_data = id(self)
-        owner = next(one for one in type(iterator).__mro__ if "__next__" in vars(one))
+        owner: Any = next(one for one in type(iterator).__mro__ if "__next__" in vars(one))
         if not hasattr(owner.__next__, "__wrapped__"):
             wrap(owner, "__next__", fetch)
         return iterator
