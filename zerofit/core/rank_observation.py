@@ -131,7 +131,7 @@ def read_observation(folder: Path, rank: int) -> RankObservation | None:
         phase = _PHASES[place]
     except (OSError, struct.error, IndexError):
         return None
-    if first != last:  # read while it was written; the next look finds it whole
+    if first != last or first == 0:  # read while it was written (the next look finds it whole), or before
         return None
     return RankObservation(
         pid=pid,
