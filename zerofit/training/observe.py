@@ -219,16 +219,23 @@ def install_data(module: Any, settings: AppliedSettings, changes: Changes) -> No
         try:
             batch = original(self)
         except StopIteration:
-            rank.move(Phase.BETWEEN_STEPS)
+            if not self._zerofit_is_ahead or rank.training_data is None:
+                rank.move(Phase.BETWEEN_STEPS)
+            else:  # accelerate gives the last batch only now
+                come(self)
             raise
-        rank.data = self._zerofit_data
+        come(self)
+        return batch
+
+    def come(iterator: Any) -> None:
+        rank.data = iterator._zerofit_data
         trains = rank.training_data is None or rank.training_data == rank.data
         rank.move(Phase.FORWARD if trains else Phase.EVALUATING)
-        return batch
 
     def iterate(original: Any, self: Any) -> Any:
         iterator = original(self)
         iterator._zerofit_data = id(self)
+        iterator._zerofit_is_ahead = hasattr(self, "end_of_dataloader")  # accelerate's DataLoaders
         owner: Any = next(one for one in type(iterator).__mro__ if "__next__" in vars(one))
         if not hasattr(owner.__next__, "__wrapped__"):
             wrap(owner, "__next__", fetch)
