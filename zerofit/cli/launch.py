@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from pathlib import Path
@@ -116,6 +117,14 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     show_default=True,
     help="How long a rank may wait in model.generate until all call it, under ZeRO-3; 0 is for ever.",
 )
+@click.option(
+    "--hang-limit",
+    "hang_limit_s",
+    metavar="SECONDS",
+    type=Number(int, least=0),
+    help="End a run in which no rank moves for so long, with the stacks of all; 0 is never. Default: 5 min, "
+    "20 times the longest phase so far where that is more, and 30 min in the first step.",
+)
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
 @run_dir_option
 @no_check_option
@@ -143,6 +152,7 @@ def launch(
     verbose: bool,
     wide: bool,
     generate_limit_s: int,
+    hang_limit_s: int | None,
     **flags: Any,
 ) -> int:
     """Train SCRIPT, unmodified, under the fastest memory strategy that fits, through `accelerate launch`.
@@ -163,6 +173,7 @@ def launch(
         **asked_of(flags),
         is_checked=not no_check,
         generate_limit_s=generate_limit_s,
+        hang_limit_s=hang_limit_s,
         run_dir=run_dir,
         dry_run=dry_run,
         observer=console,
@@ -173,7 +184,8 @@ def launch(
         click.echo(run.command)
         return 0
     if run.cause:
-        click.echo(f"zerofit: {run.cause}; its log and record are in {run.folder}", err=True)
+        with contextlib.suppress(OSError):  # a terminal that was closed
+            click.echo(f"zerofit: {run.cause}; its log and record are in {run.folder}", err=True)
     return run.exit_code
 
 

@@ -29,6 +29,8 @@ class RankRecord:
     """Optimizer steps with fp16's loss scaling, skipped ones among them; None without."""
     num_skipped_steps: int | None = None
     """Of these, the ones that were skipped as gradients were not finite; None without loss scaling."""
+    ended_at: float | None = None
+    """When the script ended, in seconds since 1970."""
 
 
 def record_file(folder: Path, rank: int) -> Path:

@@ -72,6 +72,7 @@ def launch(
     capture_limit_s: float = CAPTURE_LIMIT_S,
     is_checked: bool = True,
     generate_limit_s: int = GENERATE_LIMIT_S,
+    hang_limit_s: float | None = None,
     run_dir: str | Path = RUNS,
     hostfile: str | Path | None = None,
     dry_run: bool = False,
@@ -94,6 +95,8 @@ def launch(
         capture_limit_s: how long the script may take to come to its training.
         is_checked: False to go on where compatibility rules say that it can't work.
         generate_limit_s: how long a rank may wait in model.generate until all call it, under ZeRO-3.
+        hang_limit_s: how long no rank may move before the run is ended; 0 for ever, None for a limit that
+            follows the run's own pace.
         run_dir: folder of all run folders.
         hostfile: DeepSpeed's list of nodes.
         dry_run: True to return what would be written and run, and to train nothing.
@@ -125,6 +128,7 @@ def launch(
         plan_file=plan_file,
         is_checked=is_checked,
         generate_limit_s=generate_limit_s,
+        hang_limit_s=hang_limit_s,
         run_dir=Path(run_dir),
         dry_run=dry_run,
         observer=observer,
@@ -136,6 +140,7 @@ def launch_run(
     *,
     is_checked: bool,
     generate_limit_s: int,
+    hang_limit_s: float | None,
     run_dir: Path,
     dry_run: bool,
     observer: Observer,
@@ -172,7 +177,7 @@ def launch_run(
                 observer.say(sentence)
             if ops := ops_to_compile(_ops_of(plan), environ=os.environ, home=Path.home()):
                 observer.say(f"DeepSpeed compiles {' and '.join(ops)} at first use, for 1 to 2 minutes each")
-        ended = start(to_launch, folder)
+        ended = start(to_launch, folder, hang_limit_s=hang_limit_s, observer=observer)
         exit_code, cause = ended.exit_code, ended.cause
     return LaunchedRun(
         plan=plan, folder=folder.path, command=command, files=files, exit_code=exit_code, cause=cause

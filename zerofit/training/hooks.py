@@ -17,6 +17,7 @@ from zerofit.training import (
     compiled_model,
     generate_hooks,
     grouped_batches,
+    observe,
     optimizer_swap,
     quantized_loading,
 )
@@ -47,7 +48,8 @@ class Hook:
 
 
 ACCELERATOR_HOOKS = (
-    Hook("changed model", changed_model.install, "first: all others see the model that trains"),
+    Hook("observation", observe.install_in_accelerate, "first: all that prepare() and saving do is a part"),
+    Hook("changed model", changed_model.install, "before all others: they see the model that trains"),
     Hook("step before saving", deepspeed_step.install, "on other methods than prepare()"),
     Hook("clipping", clipping.install, "around the step that may be skipped: only a step is clipped for"),
     Hook("skipped steps", skipped_steps.install, "around the scaler's own step, which says if it skipped"),
@@ -71,6 +73,7 @@ ACCELERATOR_HOOKS = (
 first, and sees what the script gave."""
 
 TRAINER_HOOKS = (
+    Hook("observation", observe.install_in_trainer, "first: all that evaluating and saving do is a part"),
     Hook("optimizer", trainer_optimizer.install, "remembers the script's before train() sets DeepSpeed up"),
     Hook("loss", trainer_loss.install, "on compute_loss() alone"),
     Hook("arguments", trainer_hooks.install, "right around train(), which reads the arguments again"),
@@ -114,6 +117,12 @@ def _install_trainer(module: Any, settings: AppliedSettings, changes: Changes) -
 
 
 MODULE_HOOKS = (
+    Hook("torch.autograd", observe.install_backward, "before anything is trained"),
+    Hook("torch.serialization", observe.install_saving, "before torch takes save() from it"),
+    Hook("torch.optim.optimizer", observe.install_steps, "before an optimizer is made"),
+    Hook("torch.utils.data.dataloader", observe.install_data, "before a DataLoader is made"),
+    Hook("deepspeed.runtime.engine", observe.install_in_engine, "before an engine is made"),
+    Hook("transformers.trainer_callback", observe.install_in_callbacks, "before a Trainer is made"),
     Hook("accelerate.state", accelerate_hooks.install_gloo, "before an Accelerator asks for its ranks"),
     Hook("deepspeed.runtime.zero.partition_parameters", _install_waiting_gathers, "before a model is made"),
     Hook("torch.nn.utils", clipping.install_in_torch, "before the script imports clip_grad_norm_ from it"),

@@ -95,6 +95,11 @@ class Console(Observer):
         if self._shows_details:
             self.show(text)
 
+    def progress(self, sentence: str) -> None:
+        """Print a sentence where somebody looks on: a line of its own, as the script prints there, too."""
+        if sys.stderr.isatty():
+            self.say(sentence)
+
     @property
     def width(self) -> int | None:
         """Columns of the terminal, unless tables may be wider."""
