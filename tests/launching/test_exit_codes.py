@@ -118,7 +118,7 @@ def test_the_command_file_says_what_was_run_and_where(launch: Callable[..., Run]
     assert shebang == "#!/bin/sh"
     assert comment.startswith("# What zerofit ran through `accelerate launch`.")
     assert folder == f"cd {shlex.quote(str(tmp_path))} || exit"
-    assert rest == [f'export PATH={Path(sys.executable).parent}:"$PATH"', run.record()["command"]]
+    assert rest == [f'export PATH={os.path.dirname(sys.executable)}:"$PATH"', run.record()["command"]]
     again = subprocess.run([command], cwd="/", env=environment(), capture_output=True, text=True, timeout=120)
     assert (again.returncode, again.stdout) == (0, run.stdout), again.stderr
 
