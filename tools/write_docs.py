@@ -35,7 +35,10 @@ def reference_pages(root: Path) -> dict[Path, str]:
         ),
         folder / "versions.md": versions_page(_smoke_results(root / "tests" / "versions" / "measured")),
         folder / "predictions.md": predictions_page(
-            json.loads((root / "benchmarks" / "measured" / "published.json").read_text("utf-8"))
+            *(
+                json.loads((root / "benchmarks" / "measured" / name).read_text("utf-8"))
+                for name in ("published.json", "published_steps.json")
+            )
         ),
         folder / "evidence.md": evidence_page(json.loads((measured / "rules.json").read_text("utf-8"))),
     }

@@ -45,6 +45,7 @@ _RUN = [
     *((script, "--help") for script in _SCRIPTS),
     ("benchmarks/published.py", "hf-bertL-adafactor-all", "litgpt-11"),
     ("benchmarks/side_by_side.py", "hf-bertL-adafactor-all"),
+    ("benchmarks/published_steps.py", "--out", "OUT/published_steps.json"),
     ("benchmarks/ladder.py", "--out", "OUT/ladder.json"),
     ("benchmarks/fuzz_check.py", "--documents", "20", "--out", "OUT/fuzz_check.json"),
     ("benchmarks/bucketing.py", "--shares"),

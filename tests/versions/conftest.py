@@ -26,16 +26,21 @@ class _Kept:
         self._path = path
         self._seconds: dict[str, float] = {}
         self._failed: set[str] = set()
+        self._peaks: dict[str, object] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid.partition("::test_")[2].replace("_", " ")
         self._seconds[name] = self._seconds.get(name, 0) + report.duration  # its fixtures' among them
         if not report.passed:
             self._failed.add(name)
+        told = dict(report.user_properties)
+        if "peak_bytes" in told:
+            self._peaks[name] = told["peak_bytes"]
 
     def pytest_sessionfinish(self) -> None:
         checks = [
             {"check": name, "passed": name not in self._failed, "seconds": round(seconds)}
+            | ({"peak_bytes": self._peaks[name]} if name in self._peaks else {})
             for name, seconds in self._seconds.items()
         ]
         if not checks:

@@ -75,3 +75,17 @@ def test_a_fake_run_allocates_what_a_real_one_does_in_every_family(
     make_tiny: Any, name: str, request_: TraceRequest
 ) -> None:
     _check(make_tiny, name, request_)
+
+
+def test_no_layer_is_left_out_by_chance(make_tiny: Any) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    products = []
+    for chance in (0.0, 0.5):
+        config, build = make_tiny("whisper", 2)
+        config.encoder_layerdrop = config.decoder_layerdrop = chance
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model = prepare_model(build, config, _PLAIN)
+            log = run_micro_batch(model, describe(model), 3, _PLAIN)
+        products.append([one[2:] for one in _sequence(log) if "mm" in str(one[-1])])
+    assert products[0] == products[1]

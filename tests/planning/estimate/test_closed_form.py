@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timed_plans import closed_form_of
+from published_steps import closed_form_of
 
 from zerofit.core.allocation_log import AllocationLog, CostKind, Event, Pass, TensorKind, TraceRequest
 from zerofit.core.freezing import FROZEN_EMBEDDINGS, FROZEN_LAYERS

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timed_plans import closed_form_of, machine_of, time_of
+from published_steps import closed_form_of, machine_of, time_of
 
 from zerofit.core.allocation_log import AllocationLog, CostKind, OperatorCost, Pass, TraceRequest
 from zerofit.core.estimates import StepTime
@@ -166,6 +166,55 @@ def test_a_slower_host_never_makes_offload_faster(strategy: Strategy, one: float
         _time(away, ("A100-80G", 8, 1), host_memory_bytes_per_s=rate).seconds for rate in sorted((one, other))
     )
     assert slow >= fast
+
+
+@pytest.mark.parametrize(
+    ("stage", "clips", "precision", "num_bytes"),
+    [
+        (2, 0.0, "bf16", 6),
+        (2, 1.0, "bf16", 14),
+        (2, 0.0, "fp16", 14),
+        (3, 0.0, "bf16", 14),
+        (3, 0.0, "fp32", 16),
+    ],
+)
+def test_the_cpu_scales_gradients_and_narrows_weights_beside_adam(
+    stage: int, clips: float, precision: str, num_bytes: int
+) -> None:
+    strategy = Strategy(
+        engine=Engine.DEEPSPEED,
+        zero_stage=ZeroStage(stage),
+        precision=Precision(precision),
+        gradient_clipping=clips,
+        micro_batch_size=1,
+        optimizer=OptimizerName.ADAMW,
+        optimizer_offload=OffloadDevice.CPU,
+    )
+    terms = {term.name: term.seconds for term in _time(strategy, ("A100-80G", 8, 1)).terms}
+    assert terms["CPU copies"] / terms["CPU Adam"] == pytest.approx(num_bytes / 28)
+
+
+def test_gradients_return_beside_the_backward_pass_from_pinned_memory_alone() -> None:
+    strategy = Strategy(
+        engine=Engine.DEEPSPEED,
+        zero_stage=ZeroStage.PARAMETERS,
+        precision=Precision.BF16,
+        micro_batch_size=64,
+        optimizer=OptimizerName.ADAMW,
+        optimizer_offload=OffloadDevice.CPU,
+        param_offload=OffloadDevice.CPU,
+    )
+    pinned, pageable = (
+        next(
+            term.seconds
+            for term in _time(replace(strategy, pin_memory=is_pinned), ("A100-80G", 1, 1)).terms
+            if term.name == "offload transfers"
+        )
+        for is_pinned in (True, False)
+    )
+    gradients = 8 * _GPT2_ELEMENTS  # 2 bytes down and up again, and 4 down in fp32
+    assert pinned == pytest.approx(0.1 * gradients / (0.8 * 32e9), rel=0.05)
+    assert pageable == pytest.approx(gradients / (0.25 * 32e9), rel=0.05)
 
 
 def _setup(log: AllocationLog, strategy: Strategy, *, trains: bool = True) -> Setup:

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 _INDEXED_BY_MASKS = ("index.Tensor", "index_put.default", "index_put_.default", "_index_put_impl_.default")
 """Operators whose second argument holds indices, some of which may be masks."""
+_INTO_ZEROS = {
+    "scatter_add.default": "scatter_add_",
+    "index_add.default": "index_add_",
+    "index_put.default": "index_put_",
+}
+"""Autograd's backward of gather, index_select and indexing adds into zeros that it has just made, but under
+fake tensors or a dispatch mode takes another tensor for the sum. Source:
+torch/csrc/autograd/FunctionsManual.cpp, gather_backward, index_select_backward_symint and index_backward."""
 
 
 class Recorder:
@@ -45,6 +53,7 @@ class Recorder:
         self._last_module = -1
         self._from_mask: set[int] = set()
         self._from_labels: set[int] = set()
+        self._from_chance: set[int] = set()
         self._sum: tuple[int, int, int] | None = None
 
     # ------------------------------------------------------------ modules
@@ -201,6 +210,8 @@ class Recorder:
     # ------------------------------------------------------------ operators
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator and note what it does."""
+        if self.is_in_engine and function.__name__ in _INTO_ZEROS and self._is_newborn(args[0]):
+            function = getattr(self._torch.ops.aten, _INTO_ZEROS[function.__name__]).default
         operator = self._operators.get(function)
         if operator is None:
             operator = self._operators[function] = len(self._operators)
@@ -228,11 +239,18 @@ class Recorder:
             born = index if index is not None else born
             if index is not None and not tensor.dtype.is_floating_point:
                 self._follow(index, args)
+            elif index is not None and function.__name__ == "rand.default":
+                self._from_chance.add(index)
         if is_sum and born is not None:
             self._expect_merge(args[0], outputs[0])
         if self._as_on_cuda:
             self._take_scratch(function, args, operator, place)
         return out
+
+    def _is_newborn(self, tensor: Any) -> bool:
+        """Return True if the last event is the birth of a tensor's storage."""
+        last = self.log.codes[-1:], self.log.arguments[-1:]
+        return last == ([Event.ALLOCATE], [self.index_of(tensor)])
 
     def _by_numbers(self, indices: Any) -> Any:
         """Return the indices with masks of unknown values as what nonzero() makes of them, as kernels do.
@@ -291,9 +309,9 @@ class Recorder:
         return type(tensor).__name__ == "FakeTensor"
 
     def _follow(self, index: int, args: tuple[Any, ...]) -> None:
-        """Remember that an integer or boolean was made of the mask or the labels."""
+        """Remember that an integer or boolean was made of the mask, the labels or a random number."""
         sources = {self.index_of(one) for one in leaves(args) if isinstance(one, self._torch.Tensor)}
-        for known in (self._from_mask, self._from_labels):
+        for known in (self._from_mask, self._from_labels, self._from_chance):
             if sources & known:
                 known.add(index)
 
@@ -302,6 +320,8 @@ class Recorder:
         if tensor.dtype is not self._torch.bool:
             return 1.0 if tensor.dtype.is_floating_point else 1
         index = self.index_of(tensor)
+        if index in self._from_chance:
+            return False  # no layer is dropped (layerdrop): the most that a step holds
         if index not in self._from_mask:
             return True
         asks_for_padding = self.log.operator_names[self.log.operators[index]].startswith(

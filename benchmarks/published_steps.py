@@ -1,0 +1,301 @@
+"""Predict the published times of training steps, by closed forms: no torch, no trace, no GPU.
+
+Prints each step with its prediction, then the errors by strategy, and writes them to
+measured/published_steps.json. A step that alone decided a rate of rates.toml is shown and not counted; of the
+others it is stated what is known of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zerofit.core.allocation_log import AllocationLog, TraceRequest
+from zerofit.core.estimates import StepTime
+from zerofit.core.facts import Machine, Versions
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import Engine, Lora, OffloadDevice, OptimizerName, Precision, Strategy, ZeroStage
+from zerofit.machine.gpu_catalog import find_gpu
+from zerofit.machine.rates import catalog_rates
+from zerofit.models.find import probe_model
+from zerofit.models.task import Task
+from zerofit.planning.estimate.closed_form.log import closed_form_log
+from zerofit.planning.estimate.engines.engine import Setup
+from zerofit.planning.estimate.step_time import estimate_step_time
+
+OUT = Path(__file__).parent / "measured" / "published_steps.json"
+_VERSIONS = Versions(python="3.11", zerofit="0")
+
+
+@cache
+def closed_form_of(model: str, request: TraceRequest, task: Task | None = None) -> AllocationLog:
+    """Return the closed-form log of a model of the catalog."""
+    return closed_form_log(probe_model(model, is_fast=True, task=task).facts, request)
+
+
+def machine_of(gpu: str, gpus_per_node: int = 1, *, node_bytes_per_s: float | None = None) -> Machine:
+    """Return a node with these GPUs and much of everything else."""
+    return Machine(
+        gpus=(find_gpu(gpu),) * gpus_per_node,
+        num_cpu_cores=64,
+        host_memory_bytes=10**12,
+        host_memory_available_bytes=10**12,
+        node_bytes_per_s=node_bytes_per_s,
+    )
+
+
+def time_of(
+    model: str,
+    strategy: Strategy,
+    machine: Machine,
+    *,
+    sequence_length: int,
+    num_nodes: int = 1,
+    attention: str | None = None,
+    task: Task | None = None,
+    lora: Lora | None = None,
+) -> StepTime:
+    """Return the time of a step, the log being what the strategy's engine and precision make of it."""
+    precision = strategy.precision or Precision.FP32
+    is_half = precision is not Precision.FP32
+    keeps_half = is_half and (strategy.engine is Engine.DEEPSPEED or lora is not None)
+    request = TraceRequest(
+        sequence_length=sequence_length,
+        is_padded=False,
+        weights=precision if keeps_half else Precision.FP32,
+        autocast=precision if is_half and strategy.engine is Engine.NATIVE else None,
+        gradient_checkpointing=bool(strategy.gradient_checkpointing),
+        attention=attention,
+        lora=lora,
+    )
+    setup = Setup(
+        log=closed_form_of(model, request, task),
+        strategy=replace(strategy, lora=lora),
+        topology=Topology(num_nodes=num_nodes, world_size=num_nodes * len(machine.gpus)),
+        versions=_VERSIONS,
+    )
+    found = estimate_step_time(setup, machine=machine, rates=catalog_rates())
+    assert found is not None
+    return found
+
+
+class Case(NamedTuple):
+    """A published step."""
+
+    name: str
+    source: str
+    seconds: float
+    model: str
+    gpu: str
+    length: int
+    strategy: Strategy
+    gpus: int = 1
+    nodes: int = 1
+    rank: int = 0
+    """Of LoRA; 0 without."""
+    decided: str = ""
+    """The rate that no other source decides; empty where the prediction owes it nothing."""
+    not_known: str = ""
+    """What the source does not state of the run."""
+
+    @property
+    def kind(self) -> str:
+        """The strategy that its error counts for."""
+        how = "LoRA" if self.rank else "full"
+        if self.strategy.optimizer_offload is OffloadDevice.CPU:
+            return f"{how}, optimizer on the CPU"
+        if self.strategy.engine is Engine.NATIVE:
+            return f"{how}, one GPU"
+        return f"{how}, ZeRO-{self.strategy.zero_stage}"
+
+
+def _strategy(micro: int, steps: int, precision: Precision, **more: object) -> Strategy:
+    return Strategy(micro_batch_size=micro, gradient_accumulation_steps=steps, precision=precision, **more)  # type: ignore[arg-type]
+
+
+def _bert(name: str, train_runtime: float, *fields: object, **more: object) -> Case:
+    # 512 samples, four to a step.
+    # https://github.com/huggingface/transformers/blob/0ad5fe67b294/docs/source/performance.mdx
+    decided = str(more.pop("decided", ""))
+    strategy = _strategy(*fields, **more)  # type: ignore[arg-type]
+    seconds = train_runtime / 128
+    return Case(name, _HF, seconds, "bert-large-uncased", "V100-16G", 512, strategy, decided=decided)
+
+
+def _squad(micro: int, samples_per_s: float) -> Case:
+    # https://github.com/microsoft/DeepSpeed/blob/38327e07f6cd/docs/_tutorials/bert-finetuning.md, V100 32 GB
+    strategy = _strategy(micro, 1, _FP16, engine=Engine.DEEPSPEED, optimizer=OptimizerName.ADAMW)
+    seconds = micro / samples_per_s
+    decided = "matrix products in 16 bit before Ampere"
+    name = f"squad batch {micro}"
+    return Case(name, _DEEPSPEED, seconds, "bert-large-uncased", "V100-16G", 384, strategy, decided=decided)
+
+
+def _titan(name: str, tokens_per_s: float, nodes: int, *, is_compiled: bool) -> Case:
+    # FSDP2 in the place of ZeRO-3, selective checkpointing in the place of full.
+    # https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md
+    strategy = _strategy(
+        2,
+        1,
+        _BF16,
+        **_STAGE_3,
+        optimizer=OptimizerName.ADAMW,
+        gradient_checkpointing=True,
+        compile=is_compiled,
+    )
+    return Case(name, _TITAN, 2 * 8192 / tokens_per_s, "llama-3-8b", "H100-80G", 8192, strategy, 8, nodes)
+
+
+def _qwen(
+    seconds: float, size: str, length: int, *, rank: int = 0, gpus: int = 1, decided: str = "", **more: object
+) -> Case:
+    # https://github.com/QwenLM/Qwen/blob/2df8e8ac450f/README.md, "Profiling of Memory and Speed"
+    name = f"qwen-{size} {'lora' if rank else 'full'} {length}"
+    strategy = _strategy(1, 8, _BF16, gradient_checkpointing=True, **more)
+    gpu = "A100-80G"
+    return Case(name, _QWEN, seconds, f"qwen-{size}", gpu, length, strategy, gpus, rank=rank, decided=decided)
+
+
+def _offloaded(
+    name: str, source: str, seconds: float, model: str, gpu: str, gpus: int, **more: object
+) -> Case:
+    strategy = _strategy(1, 1, _BF16, gradient_checkpointing=True, **more)
+    unknown = "batch, length, and the host's bandwidth: read as 1 x 512 tokens and 100 GB/s"
+    return Case(name, source, seconds, model, gpu, 512, strategy, gpus, not_known=unknown)
+
+
+_HF, _DEEPSPEED = "Hugging Face, performance page (2022)", "DeepSpeed, BERT fine-tuning tutorial"
+_TITAN, _QWEN = "torchtitan, Llama 3 on H100", "Qwen, README: profiling of memory and speed"
+_ZENFLOW = "ZenFlow, announcement (2025)"
+"""Fine-tuning Llama-2-7B on 4 A100: 0.5 s a step, "over 7 s" with full offloading. https://newszed.com/?p=87253"""
+_CORES = "DeepSpeed, pull request 7474"
+"""Qwen2.5-3B on two A100 of 40 GB and 128 cores, with and without cores bound to ranks.
+https://github.com/deepspeedai/DeepSpeed/pull/7474"""
+_DISPATCH, _HOOK = "dispatch of an operator", "gather of a module"
+_FP32, _FP16, _BF16 = Precision.FP32, Precision.FP16, Precision.BF16
+_STAGE_3: dict[str, Any] = {"engine": Engine.DEEPSPEED, "zero_stage": ZeroStage.PARAMETERS}
+_STAGE_2: dict[str, Any] = {
+    "engine": Engine.DEEPSPEED,
+    "zero_stage": ZeroStage.GRADIENTS,
+    "optimizer": OptimizerName.ADAMW,
+}
+_ON_CPU: dict[str, Any] = {**_STAGE_2, "optimizer_offload": OffloadDevice.CPU}
+CASES = (
+    _bert("bert vanilla", 57.82, 4, 1, _FP32),
+    _bert("bert accumulation", 66.03, 1, 4, _FP32),
+    _bert("bert checkpointing", 85.47, 1, 4, _FP32, gradient_checkpointing=True),
+    _bert("bert fp16", 27.46, 4, 1, _FP16),
+    _bert("bert fp16 checkpointing", 50.76, 1, 4, _FP16, gradient_checkpointing=True, decided=_DISPATCH),
+    _bert("bert adafactor", 64.31, 4, 1, _FP32, optimizer=OptimizerName.ADAFACTOR),
+    _bert("bert 8-bit adam", 55.95, 4, 1, _FP32, optimizer=OptimizerName.ADAMW_8BIT),
+    _squad(4, 37.78),
+    _squad(6, 43.81),
+    _squad(12, 49.32),
+    _titan("llama 8", 5762, 1, is_compiled=False),
+    _titan("llama 8 compiled", 6667, 1, is_compiled=True),
+    _titan("llama 128", 5605, 16, is_compiled=False),
+    _titan("llama 128 compiled", 6514, 16, is_compiled=True),
+    _qwen(2.1, "1.8b", 256, decided=_HOOK, **_STAGE_3),
+    _qwen(2.2, "1.8b", 1024, **_STAGE_3),
+    _qwen(2.8, "1.8b", 4096, **_STAGE_3),
+    _qwen(5.6, "1.8b", 8192, **_STAGE_3),
+    _qwen(4.0, "7b", 256, gpus=2, decided=_HOOK, **_STAGE_3),
+    _qwen(4.0, "7b", 512, gpus=2, **_STAGE_3),
+    _qwen(1.1, "1.8b", 1024, rank=64),
+    _qwen(6.8, "1.8b", 8192, rank=64),
+    _qwen(1.5, "7b", 512, rank=64),
+    _qwen(5.2, "7b", 2048, rank=64),
+    _qwen(21.3, "7b", 8192, rank=64),
+    _qwen(1.6, "14b", 256, rank=64),
+    _qwen(4.4, "14b", 1024, rank=64),
+    _qwen(17.0, "14b", 4096, rank=64),
+    _qwen(36.0, "14b", 8192, rank=64),
+    _offloaded("zenflow llama-2-7b", _ZENFLOW, 0.5, "llama-2-7b", "A100-80G", 4, **_STAGE_2),
+    _offloaded("zenflow llama-2-7b offload", _ZENFLOW, 7.0, "llama-2-7b", "A100-80G", 4, **_ON_CPU),
+    _offloaded("qwen2.5-3b offload", _CORES, 3.084, "qwen2.5-3b", "A100-40G", 2, **_ON_CPU),
+    _offloaded("qwen2.5-3b offload, bound", _CORES, 2.383, "qwen2.5-3b", "A100-40G", 2, **_ON_CPU),
+)
+
+
+def estimated(case: Case) -> StepTime:
+    """Return the estimate of a published step."""
+    is_bert = case.model.startswith("bert")
+    return time_of(
+        case.model,
+        case.strategy,
+        machine_of(case.gpu, case.gpus, node_bytes_per_s=400e9),
+        sequence_length=case.length,
+        num_nodes=case.nodes,
+        attention="eager" if is_bert else None,
+        task=Task.SEQUENCE_CLASSIFICATION if is_bert else None,
+        lora=Lora(rank=case.rank) if case.rank else None,
+    )
+
+
+def results() -> dict[str, Any]:
+    """Return every step with its prediction, and the errors by strategy."""
+    rows = []
+    for case in CASES:
+        estimate = estimated(case)
+        rows.append(
+            {
+                "id": case.name,
+                "source": case.source,
+                "kind": case.kind,
+                "decided": case.decided,
+                "not_known": case.not_known,
+                "measured_s": round(case.seconds, 3),
+                "predicted_s": round(estimate.seconds, 3),
+                "error": round(estimate.seconds / case.seconds - 1, 4),
+                "uncertainty": estimate.uncertainty,
+            }
+        )
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if not row["decided"]:
+            state = "what is not known" if row["not_known"] else "what is known"
+            for name in (row["kind"], "all"):
+                groups.setdefault(f"{name}: {state}", []).append(row)
+    return {"summary": {name: _errors_of(groups[name]) for name in sorted(groups)}, "cases": rows}
+
+
+def _errors_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return how far predictions are off, as shares; absolute but for worst and bias."""
+    errors = sorted((row["error"] for row in rows), key=abs)
+    within = [abs(1 / (1 + row["error"]) - 1) <= row["uncertainty"] for row in rows]
+    return {
+        "cases": len(rows),
+        "median": round(statistics.median(map(abs, errors)), 4),
+        "90th_percentile": abs(errors[math.ceil(0.9 * len(errors)) - 1]),
+        "worst": errors[-1],
+        "bias": round(statistics.mean(errors), 4),
+        "share_within_uncertainty": round(sum(within) / len(within), 4),
+    }
+
+
+def main() -> None:
+    """Predict all steps and write them down."""
+    keep_lines = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=keep_lines)
+    parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help=f"default: {OUT.name}")
+    out = parser.parse_args().out
+    found = results()
+    for row in found["cases"]:
+        left_out = f"   decided the rate of {row['decided']}" if row["decided"] else ""
+        unknown = f"   not known: {row['not_known']}" if row["not_known"] else ""
+        print(
+            f"{row['id']:28} {row['measured_s']:8.3f} s  {row['predicted_s']:8.3f} s  "
+            f"{row['error']:+7.1%}{left_out}{unknown}"
+        )
+    print(json.dumps(found["summary"], indent=2))
+    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
