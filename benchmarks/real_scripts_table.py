@@ -211,9 +211,6 @@ _PEFT = (
     _peft("shira", f"{_SEEDED} --shira_r 4"),
     _peft("waveft", f"{_SEEDED} --waveft_n_frequency 16"),
     _peft("glora", f"{_SEEDED} --glora_r 4"),
-    _peft("gralora", "--device cpu --gralora_r 4 --gralora_k 2 --gralora_dropout 0"),
-    _peft("lily", "--device cpu --lily_r 4"),
-    _peft("peanut", "--device cpu --peanut_r 4"),
     Script(
         name="peft_miss",
         file="peft/examples/miss_finetuning/miss_finetuning.py",

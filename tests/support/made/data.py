@@ -101,8 +101,7 @@ def _judged(chance: random.Random, index: int) -> dict[str, Any]:
 
 
 def _instruction(chance: random.Random, index: int) -> dict[str, Any]:
-    asked, answer = sentence(chance, most=10), sentence(chance, most=20)
-    return {"instruction": asked, "input": "", "output": answer, "text": f"{asked} {answer}"}
+    return {"instruction": sentence(chance, most=10), "input": "", "output": sentence(chance, most=20)}
 
 
 def _chat(chance: random.Random, index: int) -> dict[str, Any]:

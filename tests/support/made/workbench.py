@@ -89,7 +89,6 @@ def make_workbench(folder: Path, *, seed: int = 0) -> Path:
         (folder / name).mkdir()
         for split in ("train", "validation"):
             shutil.copy(data / f"{name}_{split}.json", folder / name / f"{split}.json")
-    shutil.copy(data / "instructions_validation.json", folder / "instructions" / "test.json")
     for name, parts in _METRICS.items():
         _write_metric(folder, name, *parts)
     _write_sentence_data(folder / "nltk_data" / "tokenizers")
