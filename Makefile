@@ -9,7 +9,7 @@ OUT ?= benchmarks/measured
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: help demo test test-all test-nvme test-versions evidence lint mutation presets docs catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead clean
+.PHONY: help demo test test-all faults test-nvme test-versions evidence lint mutation presets docs catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -24,7 +24,10 @@ test: $(VENV)/.installed  ## the test suite, on all cores; a file's tests stay i
 	@$(BIN)/python -m pytest $(PARALLEL)
 
 test-all: $(VENV)/.installed  ## the test suite, and what is too slow to run at each change
-	@$(BIN)/python -m pytest $(PARALLEL) -m 'not nvme and not evidence and not versions'
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not nvme and not evidence and not versions and not faults'
+
+faults: $(VENV)/.installed  ## real faults in real runs: ranks, launchers and disks that fail
+	@$(BIN)/python -m pytest tests/faults -m faults
 
 test-nvme: $(VENV)/.installed  ## the tests of offload to NVMe; needs libaio-dev
 	@$(BIN)/python -m pytest -m nvme --timeout 1500
@@ -88,8 +91,9 @@ bench-bucketing: $(VENV)/.installed  ## real tokens a second on ragged data: fix
 bench-generation: $(VENV)/.installed  ## new tokens a second under ZeRO-3: weights layer by layer against gathered once
 	@$(BIN)/python benchmarks/generation.py
 
-bench-overhead: $(VENV)/.installed  ## what `zerofit launch` adds to plain `accelerate launch`
+bench-overhead: $(VENV)/.installed  ## what `zerofit launch` adds to plain `accelerate launch`, and observation to that
 	@$(BIN)/python benchmarks/launch_overhead.py
+	@$(BIN)/python benchmarks/launch_overhead.py --observation --num-pairs 5
 
 clean:  ## remove the environment and all caches
 	@rm -rf $(VENV) $(VENV)-* .mypy_cache .ruff_cache .pytest_cache

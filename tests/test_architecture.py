@@ -60,7 +60,6 @@ _PURE = (
     "configs/write/accelerate.py",
     "configs/write/command.py",
     "configs/write/deepspeed.py",
-    "configs/write/presets.py",
     "configs/write/trainer.py",
     "checking/rules",
     "checking/inputs",
@@ -75,6 +74,7 @@ _NOT_PURE = (
     "core/atomic_file.py",
     "core/cache_folder.py",
     "core/catalog_folder.py",
+    "core/rank_observation.py",
     "core/rank_record.py",
     "core/upstream",
 )
@@ -360,7 +360,7 @@ def test_modules_that_are_named_in_strings_are_there() -> None:
 
 
 def _is_there(name: str) -> bool:
-    """Return whether a dotted name is a module, or a name in one."""
+    """Return True if a dotted name is a module, or a name in one."""
     module, _, last = name.rpartition(".")
     path = _ROOT / Path(*name.split("."))
     if path.is_dir() or path.with_suffix(".py").is_file():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from zerofit.configs.write.presets import preset_files
+from tools.write_presets import preset_files
 from zerofit.core.presets import PRESETS
 
 _ROOT = Path(__file__).parents[1]

@@ -9,14 +9,15 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from zerofit.configs.schemas.catalog import load_history, render_schema
-from zerofit.configs.schemas.deepspeed_schema import probe_deepspeed_schema
-from zerofit.configs.schemas.hugging_face_schemas import (
+from tools.schemas.deepspeed_schema import probe_deepspeed_schema
+from tools.schemas.hugging_face_schemas import (
     probe_accelerate_launch_schema,
     probe_accelerate_schema,
     probe_training_arguments_schema,
 )
-from zerofit.configs.schemas.releases import with_release
+from tools.schemas.new_release import with_release
+from tools.schemas.render import render_schema
+from zerofit.configs.schemas.catalog import load_history
 from zerofit.core.catalog_folder import CATALOG_FOLDER
 from zerofit.machine.versions import probe_versions
 from zerofit.models.catalog import CatalogModel, catalog_models

@@ -16,10 +16,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.schemas.new_release import with_release
+from tools.schemas.render import render_schema
 from tools.write_catalog import FOLDER, PROBES
 from zerofit.configs.schema import Schema
-from zerofit.configs.schemas.catalog import render_schema, schema_of
-from zerofit.configs.schemas.releases import with_release
+from zerofit.configs.schemas.catalog import schema_of
 from zerofit.core.supported import SUPPORTED, release_of
 
 _FILES = {
@@ -100,7 +101,7 @@ def _install(requirement: str, folder: Path, *options: str) -> None:
 
 def _said(package: str, *folders: Path) -> list[Schema] | None:
     """Return what the release in the first folder says; None where it can't be imported."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[1]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (*folders, root))),

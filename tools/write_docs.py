@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from zerofit.checking.pages.measured_pages import (
+from tools.measured_pages import (
     evidence_page,
     optimizer_page,
     predictions_page,
     versions_page,
 )
-from zerofit.checking.pages.rule_pages import rules_reference
+from tools.rules_reference import rules_reference
 from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.write.write_files import write_files
 from zerofit.core.supported import release_of

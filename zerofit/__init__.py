@@ -23,7 +23,7 @@ _ON_DEMAND = {
     "trainer": "zerofit.training.script_api",
     "training_arguments": "zerofit.training.script_api",
 }
-"""What is imported when it is asked for, as that takes time: functions, by the module that holds them."""
+"""Functions imported at first use, as that takes time, by the module that holds them."""
 
 __all__ = [
     "GpuSpec",

@@ -147,7 +147,7 @@ def leave_alone() -> None:
     It ends when the process that started it does, whatever ended that.
     """
     parent = multiprocessing.parent_process()
-    end_with_parent(parent.pid if parent else None)
+    end_with_parent((parent and parent.pid) or os.getppid())
     os.nice(_NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

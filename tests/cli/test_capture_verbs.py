@@ -81,10 +81,12 @@ def test_a_plan_from_a_capture_says_what_was_seen_and_what_changes(
     assert parts[1].startswith("train.py trains GPT2LMHeadModel of gpt2, 124 M parameters\n  loop ")
     assert "sequence 128, global batch 32" in parts[2]
     assert re.search(r"^> +ZeRO-2.* 4 x 4 ", parts[3], re.MULTILINE)
-    assert [line.split("  ")[0] for line in parts[-1].splitlines()[1:]][:2] == [
+    assert [line.split("  ")[0] for line in parts[-2].splitlines()[1:]][:2] == [
         "batch on each rank",
         "engine",
     ]
+    launch = "zerofit launch --fast --zero-stage 2 --micro-batch-size 4 train.py --lr 1"
+    assert parts[-1] == f"to train so: {launch}"
 
 
 def test_the_json_document_holds_the_capture_and_the_changes(
@@ -116,6 +118,8 @@ def test_a_plan_file_holds_the_capture_without_what_it_took(
 ) -> None:
     flags = ("--fast", *_GPUS, "--output", "p.json", "train.py", "--hub_token", "hf_secret")
     assert run(plan_module, *flags) == 0
+    out = capsys.readouterr().out
+    assert out.endswith('\nto train so: zerofit launch --plan p.json train.py --hub_token "${HUB_TOKEN:?}"\n')
     text = (folder / "p.json").read_text()
     capture = plan_from_json(text, name="p.json").capture
     assert capture == for_plan(replace(LOOP, target=("train.py", "--hub_token", "hf_secret")))

@@ -61,6 +61,11 @@ _FILES = {
     "folder/reviews.csv": "id,sentence\n",
     "tokenizer.json": "{}",
     "splits/dataset_dict.json": '{"splits": ["validation", "test"]}',
+    "splits/validation/state.json": "{}",
+    "splits/test/state.json": "{}",
+    "no_splits/dataset_dict.json": '{"splits": ["train", "../splits/test"]}',
+    "surrogate.jsonl": '{"text": "a"}\n{"text": "\\ud800"}\n',
+    "deep.json": "[" * 100_000,
 }
 
 

@@ -11,6 +11,7 @@ from zerofit.cli.launch import asked_of
 from zerofit.cli.output.console import Console
 from zerofit.core.errors import UserError
 from zerofit.core.facts import GpuSpec, Machine
+from zerofit.core.plan import plan_to_json
 from zerofit.core.units import GIB
 from zerofit.launching import launch as launching
 from zerofit.launching.launch import _tell, launch_request
@@ -137,3 +138,33 @@ def test_a_model_that_is_made_before_the_accelerator_comes_whole(
         assert plan.estimate
         needed.append(max(phase.total_bytes for phase in plan.estimate.device.phases[:2]))
     assert needed[0] > needed[1]
+
+
+_NOTHING = Machine(gpus=(), num_cpu_cores=2, host_memory_bytes=4 * GIB, host_memory_available_bytes=3 * GIB)
+
+
+def test_a_dry_run_of_a_plan_on_a_login_node_is_of_the_machine_that_was_planned_for(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    planned = _plan_launch(monkeypatch, "--no-capture", "--zero-stage", "3").plan
+    (folder / "plan.json").write_text(plan_to_json(planned))
+    monkeypatch.setattr(launching, "probe_machine", lambda **_: _NOTHING)
+    asked = asked_of(launch_flags("--plan", "plan.json", "--no-capture", "train.py"))
+    to_launch = prepare_launch(launch_request(("train.py",), **asked, dry_run=True), Console())
+    assert to_launch.plan.strategy == planned.strategy
+    assert to_launch.plan.topology.world_size == 8
+    with pytest.raises(UserError) as error:
+        prepare_launch(launch_request(("train.py",), **asked), Console())
+    assert error.value.rule == "no-gpu"
+
+
+def test_the_machine_of_a_dry_run_is_described_as_for_a_plan() -> None:
+    words = ("--gpus", "8xH100", "--host-ram", "1T", "--cpu-cores", "32")
+    asked = asked_of(launch_flags(*words, "--no-capture", "train.py"))
+    machine = launch_request(("train.py",), **asked, dry_run=True).machine
+    assert (len(machine.gpus), machine.num_cpu_cores) == (8, 32)
+    assert machine.host_memory_bytes == 1024 * GIB
+    asked = asked_of(launch_flags(*words[2:], "--cpu", "train.py"))
+    with pytest.raises(UserError) as error:
+        prepare_launch(launch_request(("train.py",), **asked), Console())
+    assert error.value.rule == "gpus-missing"

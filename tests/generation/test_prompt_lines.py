@@ -82,6 +82,7 @@ def test_blank_lines_are_counted_and_the_end_of_the_last_line_is_none() -> None:
             '{"prompt": "p", "completions": []}',
             'line 1: a field "completions", which is where the result puts its own',
         ),
+        ("[" * 100_000, "line 1: invalid JSON: lists and objects are nested too deep"),
         (r'"\ud83d"', "line 1: half of a character (such as \\ud83d without its other half)"),
         ('{"messages": []}', 'line 1: "messages" is no list of messages'),
         ('{"messages": "hi"}', 'line 1: "messages" is no list of messages'),

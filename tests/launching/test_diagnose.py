@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
+from zerofit.core.rank_observation import Phase, RankObservation
 from zerofit.core.rank_record import RankRecord
-from zerofit.launching.diagnose import RankFailure, RunEnd, judge
+from zerofit.core.units import GIB
+from zerofit.launching.diagnose import FailureKind, RankFailure, RunEnd, judge, missing_memory
 
 _TERM, _KILL, _SEGV = -signal.SIGTERM, -signal.SIGKILL, -signal.SIGSEGV
 
 
-def _record(rank: int, *, error: str, message: str, code: int = 1) -> RankRecord:
+def _record(
+    rank: int, *, error: str | None = None, message: str | None = None, code: int = 1, ended_at: float = 0
+) -> RankRecord:
     return RankRecord(
         rank=rank,
         exit_code=code,
@@ -24,11 +28,28 @@ def _record(rank: int, *, error: str, message: str, code: int = 1) -> RankRecord
         peak_gpu_allocated_bytes=None,
         peak_gpu_reserved_bytes=None,
         changes=(),
+        ended_at=ended_at,
     )
 
 
 def _peer_lost(rank: int) -> RankRecord:
     return _record(rank, error="RuntimeError", message="[gloo] Connection closed by peer [127.0.0.1]:4242")
+
+
+def _observation(phase: Phase, step: int) -> RankObservation:
+    return RankObservation(
+        pid=1,
+        phase=phase,
+        step=step,
+        num_steps=0,
+        changed_at=0,
+        longest_phase_s=0,
+        dump_signal=0,
+        host_bytes=0,
+        checkpoint_step=0,
+        checkpoint="",
+        peaks={},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +59,10 @@ class _Case:
     launcher_code: int = 1
     stopped_by: signal.Signals | None = None
     oom_kills: int | None = None
+    observations: tuple[RankObservation, ...] = ()
+    is_one_of_nodes: bool = False
+    kind: FailureKind | None = None
+    """Not looked at where this says nothing."""
     seen_at: dict[int, int] = field(default_factory=dict)
     """When a rank's failure was seen; all at once where this says nothing."""
 
@@ -46,6 +71,69 @@ _KILLED_1 = "rank 1 was killed by signal 9 (SIGKILL)"
 _EXITS_7: dict[str, Any] = {"error": "SystemExit", "message": "7", "code": 7}
 
 CASES = {
+    "the one that ended first, by its own clock": (
+        _Case(
+            {0: 1, 1: 1},
+            (
+                _record(0, error="KeyError", message="'a'", ended_at=7.9),
+                _record(1, error="ValueError", message="x", ended_at=7.2),
+            ),
+            kind=FailureKind.SCRIPT_ERROR,
+        ),
+        1,
+        "rank 1 exited with 1: ValueError",
+    ),
+    "a rank that left with 0": (
+        _Case(
+            {0: 1},
+            (_peer_lost(0), _record(1, code=0, ended_at=3)),
+            observations=(_observation(Phase.BACKWARD, 9), _observation(Phase.ENDED, 8)),
+            kind=FailureKind.SCRIPT_ERROR,
+        ),
+        1,
+        "rank 1 ended with exit code 0 after 8 steps, and rank 0, still training, lost it",
+    ),
+    "another node": (
+        _Case({0: 1, 1: 1}, (_peer_lost(0), _peer_lost(1)), is_one_of_nodes=True, kind=FailureKind.LOST_NODE),
+        1,
+        "rank 0 exited with 1: RuntimeError: the ranks of this node lost their peers, so the cause is on "
+        "another node",
+    ),
+    "the watchdog of NCCL after another's error": (
+        _Case({0: -signal.SIGABRT, 1: 1}, (_record(1, error="KeyError", message="'a'", ended_at=9),)),
+        1,
+        "rank 1 exited with 1: KeyError",
+    ),
+    "full host memory, as torch says": (
+        _Case(
+            {0: 1},
+            (_record(0, error="RuntimeError", message="DefaultCPUAllocator: can't allocate memory: you"),),
+            observations=(_observation(Phase.FORWARD, 0),),
+            kind=FailureKind.HOST_OUT_OF_MEMORY,
+        ),
+        1,
+        "rank 0 ran out of host memory, in forward of step 1",
+    ),
+    "the launcher died after the ranks had ended well": (
+        _Case({}, (_record(0, code=0), _record(1, code=0))),
+        0,
+        None,
+    ),
+    "the launcher died, and a rank tells": (
+        _Case({}, (_record(0, error="ValueError", message="x"),), kind=FailureKind.SCRIPT_ERROR),
+        1,
+        "rank 0 exited with 1: ValueError",
+    ),
+    "the launcher died in the training": (
+        _Case({}, observations=(_observation(Phase.FORWARD, 3),), kind=FailureKind.LAUNCHER),
+        1,
+        "accelerate launch failed while the ranks trained, and told nothing of how they ended",
+    ),
+    "the launcher killed for want of memory": (
+        _Case({}, launcher_code=_KILL, oom_kills=1, kind=FailureKind.HOST_OUT_OF_MEMORY),
+        137,
+        "accelerate launch was killed by signal 9 (SIGKILL): probably because the host ran out of memory",
+    ),
     "all well": (_Case({}, launcher_code=0), 0, None),
     "the script exits 7": (_Case({0: 7}, (_record(0, **_EXITS_7),)), 7, "rank 0 exited with 7"),
     "os._exit leaves no record": (_Case({0: 7}), 7, "rank 0 exited with 7"),
@@ -85,7 +173,7 @@ CASES = {
     "an error of its own before a lost connection": (
         _Case({0: 1, 1: 1}, (_peer_lost(0), _record(1, error="OutOfMemoryError", message="CUDA"))),
         1,
-        "rank 1 exited with 1: OutOfMemoryError",
+        "rank 1 ran out of GPU memory",
     ),
     "all lost one another: the first": (
         _Case({0: 1, 1: 1}, (_peer_lost(0), _peer_lost(1))),
@@ -134,5 +222,59 @@ def test_verdict(case: _Case, exit_code: int, cause: str | None) -> None:
         },
         records={record.rank: record for record in case.records},
         oom_kills=case.oom_kills,
+        observations=dict(enumerate(case.observations)),
+        num_ranks=2,
+        is_one_of_nodes=case.is_one_of_nodes,
     )
-    assert verdict == RunEnd(exit_code=exit_code, cause=cause)
+    assert (verdict.exit_code, verdict.cause) == (exit_code, cause)
+    assert case.kind in (None, verdict.kind)
+    assert (verdict.kind is None) == (cause is None)
+
+
+# c10/cuda/CUDACachingAllocator.cpp makes these of torch 2.13.
+_OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 512.00 "
+    "MiB is free. Including non-PyTorch memory, this process has 78.59 GiB memory in use. {allowed}Of the "
+    "allocated memory 70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "missing_gib", "peak_gib"),
+    [
+        (_OUT_OF_MEMORY.format(allowed=""), 1.5, 72),
+        (_OUT_OF_MEMORY.format(allowed="71.25 GiB allowed; "), 1.75, 72),  # set_per_process_memory_fraction()
+        (_OUT_OF_MEMORY.format(allowed="").replace("2.00 GiB", "20.00 MiB"), 0, 70 + 20 / 1024),  # fragments
+        ("CUDA error: out of memory", None, None),
+    ],
+)
+def test_what_an_allocation_lacked_is_read_off_torchs_message(
+    text: str, missing_gib: float | None, peak_gib: float | None
+) -> None:
+    expected = tuple(gib if gib is None else round(gib * GIB) for gib in (missing_gib, peak_gib))
+    assert missing_memory(text) == expected
+
+
+def test_full_gpu_memory_is_told_with_the_phase_and_what_was_missing() -> None:
+    verdict = judge(
+        launcher_code=1,
+        stopped_by=None,
+        failures={0: RankFailure(exit_code=1, timestamp=5), 1: RankFailure(exit_code=1, timestamp=5)},
+        records={
+            0: _peer_lost(0),
+            1: _record(1, error="OutOfMemoryError", message=_OUT_OF_MEMORY.format(allowed="")),
+        },
+        oom_kills=0,
+        observations={1: _observation(Phase.BACKWARD, 12)},
+        num_ranks=2,
+    )
+    assert verdict == RunEnd(
+        exit_code=1,
+        cause="rank 1 ran out of GPU memory, in backward of step 13: 1.5 GiB more than was free, 72.0 GiB in "
+        "all",
+        kind=FailureKind.GPU_OUT_OF_MEMORY,
+        rank=1,
+        phase=Phase.BACKWARD,
+        missing_bytes=round(1.5 * GIB),
+        peak_bytes=72 * GIB,
+    )

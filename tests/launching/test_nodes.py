@@ -114,6 +114,7 @@ def test_flags_win_over_the_hostfile(tmp_path: Path, text: str, flags: Nodes, no
         "node0 slots=-1",
         "node0 slots=0",
         "node0 slots=two",
+        f"node0 slots={'9' * 5000}",
         "node0 slots=2 max_slots=4",
         "slots=2",
         "node0:2",

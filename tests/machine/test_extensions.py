@@ -14,6 +14,7 @@ from zerofit.machine.extensions import (
     extensions_folders,
     find_build_locks,
     is_op_compiled,
+    ops_to_compile,
 )
 from zerofit.machine.toolchain import BuildLock
 
@@ -58,6 +59,15 @@ def test_op_is_compiled_where_its_library_lies(tmp_path: Path) -> None:
     assert is_op_compiled("cpu_adam", folder=tmp_path)
     assert not is_op_compiled("async_io", folder=tmp_path)
     assert not is_op_compiled("fused_adam", folder=tmp_path)
+
+
+def test_ops_are_to_be_compiled_where_no_build_of_this_python_has_them(tmp_path: Path) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    _touch(tmp_path / "torch_extensions" / f"{_PYTHON}_cu130" / "cpu_adam" / "cpu_adam.so")
+    _touch(tmp_path / "torch_extensions" / "py27_cpu" / "async_io" / "async_io.so")
+    names = ("cpu_adam", "async_io")
+    assert ops_to_compile(names, environ=environ, home=Path("/")) == ("async_io",)
+    assert ops_to_compile(names, environ={}, home=tmp_path) == names
 
 
 def test_lock_is_held_while_a_process_has_it_open_and_stale_after(tmp_path: Path) -> None:

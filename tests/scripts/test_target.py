@@ -1,4 +1,4 @@
-"""Whether a script or module is there to run: asked of every finder, with nothing imported."""
+"""True if a script or module is there to run: asked of every finder, with nothing imported."""
 
 from __future__ import annotations
 
@@ -69,3 +69,9 @@ def test_what_is_no_python_script_is_refused(tmp_path: Path, name: str, text: st
     with pytest.raises(UserError) as error:
         check_script(str(tmp_path / name), module=False)
     assert error.value.rule == rule
+
+
+def test_a_name_longer_than_any_file_s_is_that_of_no_script() -> None:
+    with pytest.raises(UserError) as error:
+        check_script("a" * 400 + ".py", module=False)
+    assert error.value.rule == "script-missing"

@@ -24,7 +24,7 @@ class Way:
     zero_stage: int | None = None
     """What has to come of them; None is without DeepSpeed."""
     is_captured: bool = False
-    """Whether the script is captured and planned for first, for GPUs that its ranks are rehearsed for."""
+    """True if the script is captured and planned for first, for GPUs that its ranks are rehearsed for."""
 
     @property
     def all_flags(self) -> tuple[str, ...]:

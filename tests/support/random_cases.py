@@ -42,7 +42,7 @@ class Family(StrEnum):
 
     @property
     def has_encoder(self) -> bool:
-        """Whether the prompt goes to an encoder, and the completion starts anew."""
+        """True if the prompt goes to an encoder, and the completion starts anew."""
         return self in (Family.T5, Family.BART)
 
 
@@ -100,7 +100,7 @@ class Case:
     world_size: int
     family: Family
     is_tied: bool
-    """Whether the head is the embedding's own parameter."""
+    """True if the head is the embedding's own parameter."""
     weight_seed: int
     """The first to be tried; a later one where the best two tokens are too near each other."""
     prompts: tuple[tuple[Prompt, ...], ...]
@@ -109,16 +109,16 @@ class Case:
     settings: dict[str, Any]
     """Of generation, without those of special tokens."""
     ends_early: bool
-    """Whether a token that the model really gives is made its end-of-sequence token."""
+    """True if a token that the model really gives is made its end-of-sequence token."""
     padding: Padding
     batch_size: int
     param_offload: bool
     """To CPU memory."""
     engine: Engine
     has_living_config: bool
-    """Whether transformers knows of ZeRO-3: the model is then partitioned while it is loaded."""
+    """True if transformers knows of ZeRO-3: the model is then partitioned while it is loaded."""
     keeps_small_parameters: bool
-    """Whether those under 100 numbers stay whole on each rank."""
+    """True if those under 100 numbers stay whole on each rank."""
     gather: str
     given_as: GivenAs
     seed: int
@@ -127,7 +127,7 @@ class Case:
 
     @property
     def is_shared(self) -> bool:
-        """Whether all ranks give the same prompts."""
+        """True if all ranks give the same prompts."""
         return len(self.prompts) < self.world_size
 
     @property
@@ -169,7 +169,7 @@ class Case:
         return frozenset(trait for trait, is_seen in seen.items() if is_seen)
 
     def _is_near_the_end(self) -> bool:
-        """Whether some prompt would outgrow the model while it waited for the longest completion."""
+        """True if some prompt would outgrow the model while it waited for the longest completion."""
         longest = max((prompt.max_new_tokens for prompt in self.all_prompts), default=0)
         ends = [len(prompt.tokens) + longest for prompt in self.all_prompts]
         return self.family in (Family.GPT2, Family.OPT) and max(ends, default=0) > MAX_POSITIONS

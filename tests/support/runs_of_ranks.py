@@ -30,7 +30,7 @@ class RanksEnd:
 
     exit_code: int
     has_stopped: bool
-    """Whether a heart did: some rank made no step for its limit."""
+    """True if a heart did: some rank made no step for its limit."""
     places: tuple[str, ...]
     """Where each rank was last, in its own words."""
     said: str

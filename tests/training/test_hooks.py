@@ -12,6 +12,12 @@ _WING = Path(zerofit.training.__file__).parent
 
 ORDERS = {
     MODULE_HOOKS: (
+        "torch.autograd",
+        "torch.serialization",
+        "torch.optim.optimizer",
+        "torch.utils.data.dataloader",
+        "deepspeed.runtime.engine",
+        "transformers.trainer_callback",
         "accelerate.state",
         "deepspeed.runtime.zero.partition_parameters",
         "torch.nn.utils",
@@ -22,6 +28,7 @@ ORDERS = {
         "transformers.training_args",
     ),
     ACCELERATOR_HOOKS: (
+        "observation",
         "changed model",
         "step before saving",
         "clipping",
@@ -40,7 +47,7 @@ ORDERS = {
         "DeepSpeed's set-up",
         "arguments",
     ),
-    TRAINER_HOOKS: ("optimizer", "loss", "arguments", "changed model"),
+    TRAINER_HOOKS: ("observation", "optimizer", "loss", "arguments", "changed model"),
 }
 _USED_ELSEWHERE = {
     "zerofit.training.generate_hooks.install",  # by a function of hooks.py, which gives it its limit

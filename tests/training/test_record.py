@@ -29,6 +29,7 @@ def test_a_record_reads_back_as_written(tmp_path: Path) -> None:
         peak_gpu_allocated_bytes=record.peak_gpu_allocated_bytes,
         peak_gpu_reserved_bytes=record.peak_gpu_reserved_bytes,
         changes=changes,
+        ended_at=record.ended_at,
     )
     assert [path.name for path in (tmp_path / "ranks").iterdir()] == ["rank3.json"]
     assert record_file(tmp_path / "ranks", 3).stat().st_mode & 0o777 == 0o600

@@ -1,4 +1,4 @@
-"""Whether a script steps its optimizer under DeepSpeed is seen in its source."""
+"""True if a script steps its optimizer under DeepSpeed is seen in its source."""
 
 import linecache
 import sys

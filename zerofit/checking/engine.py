@@ -58,7 +58,7 @@ class Finding:
 
     @property
     def located(self) -> str:
-        """What was found, and behind it the file and line."""
+        """The value found, followed by its file and line."""
         return f"{self.found}   ({self.place})" if self.place else self.found
 
 
@@ -69,7 +69,7 @@ class Unknown:
     rule: str
     """The rule's id."""
     fact: str
-    """What is not known."""
+    """The facts that are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What --fix does: edits of findings to new texts, their diff, and the files, written with backups."""
+"""The work of --fix: edits of findings to new texts, their diff, and the files, written with backups."""
 
 from __future__ import annotations
 

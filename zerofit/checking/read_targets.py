@@ -175,7 +175,7 @@ def read_targets(
 
 
 class _Reading:
-    """What was read so far."""
+    """The inputs read so far."""
 
     def __init__(self, schemas: Schemas, stdin: Callable[[], bytes], overlay: Mapping[str, str]) -> None:
         self.files: dict[str, TargetFile] = {}

@@ -28,7 +28,7 @@ _MOST_NAMES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was checked, and what the rules say of it. Printed, it is the output of `zerofit check`."""
+    """The result of a check: its inputs and findings. Printed, it is the output of `zerofit check`."""
 
     targets: Targets
     """The files, the script with its arguments, and the command that were read."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Severity(StrEnum):
-    """What a broken rule means for the run."""
+    """The effect of a broken rule on the run."""
 
     ERROR = "error"
     """It fails, hangs, or trains something else than was asked for."""
@@ -38,7 +38,7 @@ class Hit:
     """One place where a rule is broken."""
 
     found: str
-    """What offends, in the user's own words: keys, flags and values."""
+    """The offending keys, flags and values, as the user wrote them."""
     place: Place | None = None
     """Where it stands; None for a flag."""
     fix: str | None = None
@@ -46,7 +46,7 @@ class Hit:
     why: str | None = None
     """In place of the rule's own, likewise."""
     edits: tuple[Edit, ...] = ()
-    """What `check --fix` does, where there is exactly one right answer."""
+    """The edit of `check --fix`, where there is exactly one right answer."""
     confidence: Confidence = Confidence.CERTAIN
 
 
@@ -76,7 +76,7 @@ class Rule:
     why: str
     """The one reason."""
     fix: str
-    """What to do. Settings' names in braces, {zero_stage}, are spelt as the user spells them."""
+    """The fix. Settings' names in braces, {zero_stage}, are spelt as the user spells them."""
     see: str
     """Where it is documented, or the line of the library's source that does it."""
     find: Callable[[Situation], Iterable[Hit]]
@@ -86,7 +86,7 @@ class Rule:
     good: Example
     """The same, mended; it breaks no rule."""
     evidence: Evidence
-    """What the bad example does when it is run."""
+    """The outcome of running the bad example."""
     holds_for: tuple[str, ...] = ()
     """Versions, as requirement specifiers such as "deepspeed<0.19.3"; empty for all that zerofit supports."""
     is_put_right_by_launch: bool = False
@@ -110,13 +110,13 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What was seen, or why it could not be."""
+    """The observed outcome, or the reason why there is none."""
 
     outcome: Effect
     says: str = ""
     """Part of the error's text, where it fails."""
     observed: tuple[tuple[str, Any], ...] = ()
-    """What the running engine shows in place of what was asked for: (("zero_stage", 0),)."""
+    """Settings that the running engine shows in place of the requested ones: (("zero_stage", 0),)."""
     not_reproduced: str = ""
     """Why the harness can't run it: "needs a GPU"; the rule's `see` is then its evidence."""
 
@@ -142,6 +142,6 @@ class Example:
     topology: Topology | None = None
     machine: Machine | None = None
     checkpoint: Checkpoint | None = None
-    """What the run is to resume from."""
+    """The checkpoint to resume from."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions other than those that zerofit is tested with: {"deepspeed": "0.18.0"}."""

@@ -119,7 +119,7 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What a rule looks at. None stands for "not given"."""
+    """The facts that rules read. None stands for "not given"."""
 
     settings: RunSettings = field(default_factory=RunSettings)
     strategy: Strategy | None = None
@@ -133,11 +133,11 @@ class Situation:
     command: LaunchCommand | None = None
     """The launcher's command line."""
     script: ScriptFacts | None = None
-    """What the script's source shows."""
+    """Facts read from the script's source."""
     trainer: TrainerSettings | None = None
     """TrainingArguments, from the script's arguments and its source; None without a Trainer."""
     checkpoint: Checkpoint | None = None
-    """What the run is to resume from."""
+    """The checkpoint to resume from."""
     schemas: Schemas | None = None
     missing: tuple[Said[str], ...] = ()
     """Files that a layer names and that are not there: the path, and the line or flag that names it."""

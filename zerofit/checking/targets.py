@@ -70,13 +70,13 @@ class Targets:
     """True if the user says that the run is on the CPU."""
     schemas: Schemas | None = None
     checkpoint: Checkpoint | None = None
-    """What the script's arguments say to resume from."""
+    """The checkpoint that the script's arguments name."""
     machine: Machine | None = None
     """The node that will run it; None where it is another than this one."""
     versions: Versions | None = None
-    """What is installed."""
+    """Installed versions."""
     capture: Capture | None = None
-    """What the script was seen to train, where that was asked for."""
+    """The capture of the script, where one was asked for."""
 
     @property
     def deepspeed(self) -> tuple[Document, ...]:

@@ -17,7 +17,7 @@ _ALL_LINEAR = "all-linear"
 _ALPHA_PER_RANK = 2
 """ASSUMPTION: adapters are scaled by alpha / rank; twice the rank is the habit of many recipes."""
 _IN_PATTERNS = "*?[."
-"""What patterns of parameters' names have in them, and words have not."""
+"""Characters that only patterns of parameters' names have."""
 _SHAPE = {
     "lora_rank": "--lora-rank",
     "lora_alpha": "--lora-alpha",
@@ -25,7 +25,7 @@ _SHAPE = {
     "lora_targets": "--lora-targets",
     "lora_saved": "--lora-modules-to-save",
 }
-"""What says how adapters look, by parameter."""
+"""Options of adapters, by parameter."""
 
 
 class _Names(ParamType[tuple[str, ...]]):

@@ -76,7 +76,7 @@ _FIXES = {
     "offload-needs-adam": "leave out the rung of another optimizer, or offload-optimizer",
     "fp16-needs-gpu": "leave fp16 out, name bf16 in its place, or measure on a GPU",
 }
-"""What to do about a broken rule, in terms of rungs: a rule's own fix names settings of other verbs."""
+"""The fix for a broken rule, in terms of rungs: a rule's own fix names settings of other verbs."""
 _OTHER_FIX = "leave {rung} out, or what it does not go with"
 
 

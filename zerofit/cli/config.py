@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 @click.command(cls=Verb, context_settings=CONTEXT)
 @strategy_options
 @model_options
-@machine_options
+@machine_options()
 @click.option(
     "--output-dir",
     type=click.Path(path_type=Path),
@@ -163,7 +163,7 @@ def _files(plan: Plan, folder: Path, *, auto: bool) -> dict[Path, str]:
 
 
 _IN_NO_FILE = ("freeze", "lora", "quantization", "attention")
-"""What a script does itself, or `zerofit launch` in it: no file of accelerate's or DeepSpeed's says it."""
+"""Settings made in the script, by itself or by `zerofit launch`: no configuration file has them."""
 
 
 def _left_out(plan: Plan) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from pathlib import Path
@@ -21,7 +22,7 @@ from zerofit.cli.options import (
 )
 from zerofit.cli.output.console import Console
 from zerofit.cli.parameters import CONTEXT, Number, remember_typed, typed_words
-from zerofit.cli.plan_options import model_options, take_model_flags
+from zerofit.cli.plan_options import machine_options, model_options, take_machine_flags, take_model_flags
 from zerofit.core.plan import GENERATE_LIMIT_S
 from zerofit.core.strategy import Engine
 from zerofit.launching.flags_behind import check_flags_behind
@@ -100,10 +101,8 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
 )
 @click.option("--hostfile", type=click.Path(path_type=Path), help="DeepSpeed's list of nodes: HOST slots=N.")
 @click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
-@click.option(
-    "--gpus",
-    metavar="SPEC",
-    help="Plan for these GPUs: with --dry-run to see what would run there, with --cpu to rehearse it here.",
+@machine_options(
+    gpus="Plan for these GPUs: with --dry-run to see what would run there, with --cpu to rehearse it here."
 )
 @click.option(
     "--no-capture", is_flag=True, help="Go by the flags alone, and do not look at what SCRIPT trains."
@@ -117,6 +116,14 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     default=GENERATE_LIMIT_S,
     show_default=True,
     help="How long a rank may wait in model.generate until all call it, under ZeRO-3; 0 is for ever.",
+)
+@click.option(
+    "--hang-limit",
+    "hang_limit_s",
+    metavar="SECONDS",
+    type=Number(int, least=0),
+    help="End a run in which no rank moves for so long, with the stacks of all; 0 is never. Default: 5 min, "
+    "20 times the longest phase so far where that is more, and 30 min in the first step.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
 @run_dir_option
@@ -145,6 +152,7 @@ def launch(
     verbose: bool,
     wide: bool,
     generate_limit_s: int,
+    hang_limit_s: int | None,
     **flags: Any,
 ) -> int:
     """Train SCRIPT, unmodified, under the fastest memory strategy that fits, through `accelerate launch`.
@@ -165,6 +173,7 @@ def launch(
         **asked_of(flags),
         is_checked=not no_check,
         generate_limit_s=generate_limit_s,
+        hang_limit_s=hang_limit_s,
         run_dir=run_dir,
         dry_run=dry_run,
         observer=console,
@@ -175,7 +184,8 @@ def launch(
         click.echo(run.command)
         return 0
     if run.cause:
-        click.echo(f"zerofit: {run.cause}; its log and record are in {run.folder}", err=True)
+        with contextlib.suppress(OSError):  # a terminal that was closed
+            click.echo(f"zerofit: {run.cause}; its log and record are in {run.folder}", err=True)
     return run.exit_code
 
 
@@ -208,7 +218,7 @@ def asked_of(flags: dict[str, Any]) -> dict[str, Any]:
         "hostfile": flags.pop("hostfile"),
         "config_file": flags.pop("config_file"),
         "deepspeed_file": flags.pop("deepspeed_file"),
-        "gpus": flags.pop("gpus"),
+        "elsewhere": take_machine_flags(flags),
         "captures": not flags.pop("no_capture"),
         "capture_limit_s": flags.pop("capture_limit_s"),
         "plan_file": flags["plan_file"],

@@ -117,7 +117,7 @@ _FOREIGN_FLAGS = {
     "--max-restarts": "leave it out: a run that ends in an error is not started again",
     "--same-network": "leave it out: the nodes must reach --main-process-ip",
 }
-"""What to do in place of a flag of accelerate's or torchrun's, as click writes it: with hyphens."""
+"""The fix for a flag of accelerate or torchrun, by the flag as click writes it, with hyphens."""
 
 
 def usage_error(error: click.UsageError) -> UserError:

@@ -1,4 +1,4 @@
-"""What all verbs make their command lines of: words from a few, numbers within bounds, click's settings."""
+"""Parameter types of all verbs: words from a few, numbers within bounds, click's settings."""
 
 from __future__ import annotations
 
@@ -115,12 +115,12 @@ class Number(ParamType[float | str]):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a number without a fraction."""
+        """True if it is a number without a fraction."""
         return self._kind is int
 
     @property
     def meaning(self) -> str:
-        """What it is to be, in words."""
+        """The expected value, in words."""
         kind = "whole number" if self.is_whole else "number"
         least = f"above {self._least}" if self._without_least else f"of at least {self._least}"
         both = f"{least} and at most" if self._without_least else f"from {self._least} to"
@@ -128,7 +128,7 @@ class Number(ParamType[float | str]):
         return f"{' or '.join([*self._words, ''])}a {kind} {bounds}"
 
     def takes(self, number: float) -> bool:
-        """Return whether a number is within the bounds."""
+        """Return True if a number is within the bounds."""
         is_enough = number > self._least if self._without_least else number >= self._least
         try:
             return math.isfinite(number) and is_enough and (self._most is None or number <= self._most)

@@ -14,20 +14,22 @@ from zerofit.cli.output.console import Console, coloured, terminal_width
 from zerofit.cli.output.plan_compare import plan_comparison
 from zerofit.cli.output.plan_json import plan_json
 from zerofit.cli.output.plan_why import plan_why
-from zerofit.cli.parameters import CONTEXT, Number
+from zerofit.cli.parameters import CONTEXT, Number, typed_words
 from zerofit.cli.plan_options import (
     FixingVerb,
+    as_flag,
     machine_options,
     model_options,
     take_machine_flags,
     take_model_flags,
 )
 from zerofit.configs.write.write_files import file_exists, write_files
-from zerofit.core.capture import masked
 from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json, plan_to_json
+from zerofit.core.secrets import masked, shell_words
 from zerofit.core.text_table import wrapped
 from zerofit.planning.applied_table import applied_rows, applied_table
+from zerofit.planning.inputs import MachineFlags
 from zerofit.planning.make_problem import machine_of
 from zerofit.planning.plan import DOES_NOT_FIT, check_plannable, plan_on_machines
 from zerofit.planning.plan_table import as_it_is_lines, machine_words, plan_table
@@ -35,13 +37,12 @@ from zerofit.scripts.target import check_script
 
 if TYPE_CHECKING:
     from zerofit.planning.answer import Answer
-    from zerofit.planning.inputs import MachineFlags
     from zerofit.planning.subject import Subject
 
 
 @click.command(cls=FixingVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
 @model_options
-@machine_options
+@machine_options()
 @click.option(
     "--nodes", "--num-machines", "--nnodes", "num_nodes", type=Number(int, least=1), default=1, help="Nodes."
 )
@@ -127,14 +128,45 @@ def plan(
 
         draw_plot(plan_plot(answers[0]), plot)
     width = None if wide else terminal_width()
+    is_launchable = target is not None and compare is None and answers[0].fits
     text = _text(subject, answers, as_json=as_json, why=why, is_comparison=compare is not None, width=width)
     click.echo(text if as_json else coloured(text))
+    if is_launchable and not as_json:
+        click.echo(f"\nto train so: {_launch_line(output)}")
     if output is not None and not answers[0].fits:
         click.echo(f"zerofit: nothing fits, so {output} is not written", err=True)
     elif output is not None:
         text = plan_to_json(answers[0].plan)
         write_files({output: text}, force=force, flag="--output FILE", is_private=True)
     return 0 if any(answer.fits for answer in answers) else DOES_NOT_FIT
+
+
+_ONLY_PLANNING = ("compare", "why", "wide", "as_json", "output", "force", "plot", "num_nodes")
+"""Parameters that `zerofit launch` does not need for the same plan, beside those of another machine."""
+
+
+def _launch_line(output: Path | None) -> str:
+    """Return the command that trains by this plan on the GPUs that it is for."""
+    own, of_script = typed_words()
+    if output is not None:
+        return shell_words(("zerofit", "launch", "--plan", str(output), *of_script))
+    options = {
+        name: one
+        for one in plan.params
+        if isinstance(one, click.Option)
+        for name in (*one.opts, *one.secondary_opts)
+    }
+    num_verbs = len(click.get_current_context().command_path.split())
+    kept, words = ["zerofit", "launch"], iter(own[num_verbs:])
+    for word in words:
+        flag, joint, _ = word.partition("=")
+        option = options[flag if flag in options else flag.replace("_", "-")]
+        pair = [word] if joint or option.is_flag else [word, next(words)]
+        if option.name == "fix":
+            pair = as_flag(pair[-1].removeprefix("--fix="))
+        if option.name not in (*_ONLY_PLANNING, *MachineFlags.__dataclass_fields__):
+            kept += pair
+    return shell_words((*kept, *of_script))
 
 
 def _target(
@@ -196,7 +228,7 @@ def _text(
     parts = ["\n".join(wrapped(lines, width)) for lines in (first, subject.lines) if lines]
     parts += [plan_comparison(answers, width=width) if is_comparison else plan_table(answers[0], width=width)]
     if subject.capture is not None and not is_comparison and answers[0].fits:
-        parts += [applied_table(applied_rows(answers[0].plan), width=width)]
+        parts += [applied_table(applied_rows(answers[0].plan), width=width, is_cut=False)]
     if why:
         parts += [plan_why(answer) for answer in answers]
     return "\n\n".join(parts)

@@ -146,11 +146,6 @@ _MODEL_OPTIONS = (
 )
 
 _MACHINE_OPTIONS = (
-    click.option(
-        "--gpus",
-        metavar="SPEC",
-        help="GPUs of one node, such as 8xA100-80G; those that are here if left out.",
-    ),
     click.option("--host-ram", metavar="SIZE", help="Host memory of one node, such as 1T; with --gpus."),
     click.option(
         "--nvme", metavar="SIZE", help="Free space on one node's NVMe disks, such as 7T; with --gpus."
@@ -170,11 +165,21 @@ def model_options(command: _Command) -> _Command:
     return command
 
 
-def machine_options(command: _Command) -> _Command:
-    """Give a command the flags of a machine that is not here."""
-    for option in reversed(_MACHINE_OPTIONS):
-        command = option(command)
-    return command
+def machine_options(
+    *, gpus: str = "GPUs of one node, such as 8xA100-80G; those that are here if left out."
+) -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a command the flags of a machine that is not here.
+
+    Args:
+        gpus: the help of --gpus.
+    """
+
+    def add(command: _Command) -> _Command:
+        for option in reversed(_MACHINE_OPTIONS):
+            command = option(command)
+        return click.option("--gpus", metavar="SPEC", help=gpus)(command)
+
+    return add
 
 
 def take_model_flags(flags: dict[str, Any]) -> ModelFlags:
@@ -198,9 +203,9 @@ class FixingVerb(Verb):
         rest, unfixed = iter(own), []
         for argument in rest:
             if argument == "--fix":
-                unfixed += _as_flag(next(rest, ""))
+                unfixed += as_flag(next(rest, ""))
             elif argument.startswith("--fix="):
-                unfixed += _as_flag(argument.removeprefix("--fix="))
+                unfixed += as_flag(argument.removeprefix("--fix="))
             else:
                 unfixed.append(argument)
         return super().parse_args(ctx, unfixed + of_script)
@@ -230,7 +235,7 @@ _SWITCHES = {
 """Flags without a value, and what says the opposite; None: to leave it out."""
 
 
-def _as_flag(said: str) -> list[str]:
+def as_flag(said: str) -> list[str]:
     """Return "zero-stage=3" as ["--zero-stage", "3"]."""
     name, equals, value = said.partition("=")
     word = name.strip().lstrip("-").replace("_", "-")

@@ -139,7 +139,7 @@ def plain(node: Node) -> Any:
 
 
 class FileKind(StrEnum):
-    """What a file is for."""
+    """The purpose of a file."""
 
     DEEPSPEED = "DeepSpeed configuration"
     ACCELERATE = "accelerate configuration"
@@ -152,9 +152,9 @@ class BrokenFile:
 
     name: str
     kind: FileKind
-    """What it was meant for."""
+    """Its intended purpose."""
     error: Unreadable
-    """What is wrong, where, and what to do."""
+    """The errors, with their places and fixes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ class ValueKind(StrEnum):
 
 
 class OnUnknown(StrEnum):
-    """What the library does with a key that its section does not have."""
+    """The library's reaction to a key that its section does not have."""
 
     IGNORES = "ignores"
     """Silently: nothing happens."""
@@ -94,7 +94,7 @@ class Removed:
 
     path: tuple[str, ...]
     instead: str
-    """What to do now."""
+    """The fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class FoundKey:
     section: Section
     """Where it stands."""
     key: Key | None
-    """What it is there; None for a key that the section does not have."""
+    """Its definition there; None for a key that the section does not have."""
 
     @property
     def value(self) -> Any:

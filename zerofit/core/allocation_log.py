@@ -9,7 +9,7 @@ from zerofit.core.strategy import Lora, Precision, Quantization
 
 
 class TensorKind(StrEnum):
-    """What a storage is for."""
+    """The purpose of a storage."""
 
     INPUT = "inputs"
     """The batch itself."""
@@ -18,7 +18,7 @@ class TensorKind(StrEnum):
     RECOMPUTED = "recomputed activations"
     """Made by gradient checkpointing's second forward pass, inside the backward pass."""
     OUTPUT = "outputs"
-    """What the model returns: loss, logits and whatever else the script holds on to."""
+    """The model's outputs: loss, logits and whatever else the script holds on to."""
     ACTIVATION_GRADIENT = "activation gradients"
     """Made in the backward pass, and no parameter's gradient."""
     GRADIENT = "gradients"
@@ -28,7 +28,7 @@ class TensorKind(StrEnum):
 
 
 class Event(IntEnum):
-    """What happens; each comes with one number, its argument."""
+    """Kinds of events; each comes with one number, its argument."""
 
     ALLOCATE = 0
     """A storage is born; the argument is its index."""
@@ -62,9 +62,9 @@ class TracedParameter:
     shape: tuple[int, ...] = ()
     """Its dimensions; empty where they are not known."""
     is_embedding: bool = False
-    """Whether an nn.Embedding holds it, be it alone or with a head that shares it."""
+    """True if an nn.Embedding holds it, be it alone or with a head that shares it."""
     is_packed: bool = False
-    """Whether its elements are bytes that hold several quantized weights each."""
+    """True if its elements are bytes that hold several quantized weights each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Storages:
 
 
 class CostKind(StrEnum):
-    """What bounds an operator's time."""
+    """The resource that bounds an operator's time."""
 
     MATMUL = "matmul"
     ATTENTION = "attention"
@@ -145,11 +145,11 @@ class Packing:
     """How linear layers with weights of 4 bits are made; the defaults are transformers' with bitsandbytes."""
 
     two_levels: bool = True
-    """Whether the scales are quantized again."""
+    """True if the scales are quantized again."""
     with_head: bool = False
-    """Whether the head of a language model is packed too."""
+    """True if the head of a language model is packed too."""
     saves_inputs: bool = False
-    """Whether each layer keeps its input for the backward pass, as bitsandbytes up to 0.43.0 did
+    """True if each layer keeps its input for the backward pass, as bitsandbytes up to 0.43.0 did
     (autograd/_functions.py, MatMul4Bit; 0.43.3 does not)."""
 
 
@@ -162,7 +162,7 @@ class TraceRequest:
     target_length: int | None = None
     """Tokens of an encoder-decoder's target; None takes sequence_length."""
     is_padded: bool = True
-    """Whether the attention mask has padding in it."""
+    """True if the attention mask has padding in it."""
     weights: Precision = Precision.FP32
     """Format of the weights in the forward pass, adapters left out."""
     adapters: Precision = Precision.FP32
@@ -187,13 +187,13 @@ class TraceRequest:
     packing: Packing = Packing()
     """How the quantized layers are made."""
     keeps_outputs: bool = True
-    """Whether the loop holds the outputs through the backward pass, as a plain `outputs = model(**batch)`
+    """True if the loop holds the outputs through the backward pass, as a plain `outputs = model(**batch)`
     does; transformers' Trainer lets go of them once it has the loss."""
     saves_linear_inputs: bool = False
-    """Whether every linear layer keeps its input for the backward pass, one with frozen weights too, as
+    """True if every linear layer keeps its input for the backward pass, one with frozen weights too, as
     DeepSpeed's own linear function of stage 3 does."""
     softmax_saves_input: bool = False
-    """Whether softmax keeps its input beside its result, as PyTorch up to 1.10 did."""
+    """True if softmax keeps its input beside its result, as PyTorch up to 1.10 did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +204,7 @@ class Trace:
     logs: tuple[AllocationLog, ...]
     """By falling least_micro_batch_size; the last one's is 1."""
     notes: tuple[str, ...] = ()
-    """What of the training it leaves out, one sentence each."""
+    """Parts of the training that it leaves out, one sentence each."""
 
     def log_for(self, micro_batch_size: int) -> AllocationLog:
         """Return the log that holds for this many samples."""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.facts import ModelFacts
+from zerofit.core.secrets import MASK, is_secret_name, masked
 from zerofit.core.strategy import Precision
 from zerofit.core.validation import STRICT
 
-_MASK = "***"
-_SECRET = re.compile(r"(?i)(token|key|secret|password)(?![a-z])")
-"""What names of secrets have at the end of a word: "hub_token", not "tokenizer"."""
 CAPTURE_VERSION = 2
 """Raised whenever a capture of before can no longer be read as it was meant."""
 
@@ -39,7 +36,7 @@ class CapturedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedBatch:
-    """What one forward pass on one rank is given."""
+    """The inputs of one forward pass on one rank."""
 
     tensors: tuple[CapturedTensor, ...]
     lengths: tuple[int, ...] = ()
@@ -55,7 +52,7 @@ class CapturedLengths:
     num_samples: int
     """Samples whose length was looked at."""
     is_whole: bool
-    """Whether they are all that the script trains on."""
+    """True if they are all that the script trains on."""
     p50: int
     p90: int
     p99: int
@@ -94,9 +91,9 @@ class CapturedModel:
     facts: ModelFacts
     """Dimensions as far as its configuration has them; sizes as counted."""
     is_transformers: bool
-    """Whether it is a PreTrainedModel, be it adapted by peft."""
+    """True if it is a PreTrainedModel, be it adapted by peft."""
     config: dict[str, Any] = field(default_factory=dict)
-    """What config.json would hold; empty where it has no configuration of transformers."""
+    """The contents of its config.json; empty where it has no configuration of transformers."""
     modules: tuple[CapturedModule, ...] = ()
     """Those that hold parameters themselves."""
     weight_dtype: str = "float32"
@@ -105,19 +102,19 @@ class CapturedModel:
     """Kinds of peft's adapters: "LORA"."""
     is_quantized: bool = False
     loads_weights: bool = True
-    """Whether from_pretrained() made it, or nothing shows how it was made."""
+    """True if from_pretrained() made it, or nothing shows how it was made."""
     can_checkpoint: bool = False
     """True if it has a switch for gradient checkpointing, as models of transformers and diffusers have."""
     checkpoints: bool = False
-    """Whether the script has switched gradient checkpointing on."""
+    """True if the script has switched gradient checkpointing on."""
     attention: str = ""
     """transformers' attn_implementation in use."""
     mixes_samples: tuple[str, ...] = ()
     """Modules that compute over the samples of a batch together, such as BatchNorm: their names."""
     has_scalars: bool = False
-    """Whether any of its parameters has no dimension, such as a learnt scale of logits."""
+    """True if any of its parameters has no dimension, such as a learnt scale of logits."""
     passes_num_items: bool = False
-    """Whether its loss is divided by num_items_in_batch where it is given that number."""
+    """True if its loss is divided by num_items_in_batch where it is given that number."""
 
     __pydantic_config__ = STRICT
 
@@ -142,7 +139,7 @@ class CapturedOptimizer:
     class_path: str
     groups: tuple[CapturedGroup, ...]
     is_prepared: bool
-    """Whether it goes through Accelerator.prepare() or a Trainer."""
+    """True if it goes through Accelerator.prepare() or a Trainer."""
 
     __pydantic_config__ = STRICT
 
@@ -174,7 +171,7 @@ class CapturedLoader:
     collator: str
     """Name of the class or function."""
     draws_random: bool | None = None
-    """Whether the collator draws random numbers, once for each batch; None for one that is not known."""
+    """True if the collator draws random numbers, once for each batch; None for one that is not known."""
     sampler: str
     """Name of the class."""
     drops_last: bool
@@ -215,7 +212,7 @@ class Capture:
     """Why the forward pass can't be run in parts, as what it was given and what it does show; empty where
     nothing does."""
     splits_batches: bool = False
-    """Whether the DataLoader's batch is that of all ranks together (split_batches)."""
+    """True if the DataLoader's batch is that of all ranks together (split_batches)."""
     accumulates: bool = False
     """ACCELERATE: whether the forward pass stands inside `accelerator.accumulate()`."""
     accumulates_by_hand: int | None = None
@@ -224,12 +221,12 @@ class Capture:
     mixed_precision: str = "no"
     """As Accelerator has it: "no", "fp16", "bf16" or "fp8"."""
     names_precision: bool = False
-    """Whether the script itself gives Accelerator its mixed_precision, be it "no", or TrainingArguments bf16
+    """True if the script itself gives Accelerator its mixed_precision, be it "no", or TrainingArguments bf16
     or fp16, be it False."""
     engine: str = ""
-    """What the script itself asks for beside plain PyTorch: "DeepSpeed ZeRO-2", "FSDP"; empty for nothing."""
+    """The engine that the script asks for: "DeepSpeed ZeRO-2", "FSDP"; empty for plain PyTorch."""
     asks_for_cpu: bool = False
-    """Whether the script says that it is to run on the CPU: Accelerator(cpu=True), or use_cpu."""
+    """True if the script says that it is to run on the CPU: Accelerator(cpu=True), or use_cpu."""
     max_grad_norm: float | None = None
     """TRAINER: the norm that gradients are clipped to; None elsewhere, where the loop decides."""
     seed: int | None = None
@@ -250,15 +247,15 @@ class Capture:
     trainer_overrides: tuple[str, ...] = ()
     """TRAINER: methods of Trainer's loop that a class outside transformers overrides: "training_step"."""
     evaluates: bool = False
-    """Whether the script has data to evaluate on."""
+    """True if the script has data to evaluate on."""
     generates: bool = False
-    """Whether its source calls generate(), or its Trainer predicts with it."""
+    """True if its source calls generate(), or its Trainer predicts with it."""
     saves: bool = False
-    """Whether its source saves, or its Trainer does."""
+    """True if its source saves, or its Trainer does."""
     told_gpus: str = ""
     """The GPUs that the script was told of, where it asked for their number or kind; else empty."""
     notes: tuple[str, ...] = ()
-    """What was left out or assumed on the way, one sentence each."""
+    """Omissions and assumptions, one sentence each."""
     wall_time_s: float = 0.0
     """Of the capture."""
     peak_host_bytes: int = 0
@@ -287,7 +284,7 @@ class Capture:
         return self.gradient_accumulation_steps * (self.accumulates_by_hand or 1)
 
     def trainer_accumulates(self, data_parallel_size: int) -> bool:
-        """Return whether a Trainer computes the same from other batches and more or less accumulation.
+        """Return True if a Trainer computes the same from other batches and more or less accumulation.
 
         It does where the loss of the whole window is divided by its number of items, where a batch's
         collation is known to draw no random numbers, where its loop is transformers' own, and where no epoch
@@ -345,7 +342,7 @@ def has_even_epochs(
     drops_last: bool,
     data_parallel_size: int,
 ) -> bool:
-    """Return whether the samples of each optimizer step are the same however its batches are cut.
+    """Return True if the samples of each optimizer step are the same however its batches are cut.
 
     The last step of an epoch takes what is left; on several ranks the last batches are filled up with other
     samples, and drop_last leaves out what makes no whole batch.
@@ -371,23 +368,10 @@ def capture_to_json(capture: Capture) -> str:
 
 def _masked(capture: Capture) -> Capture:
     arguments = {
-        name: _MASK if isinstance(value, str) and _SECRET.search(name) else value
+        name: MASK if isinstance(value, str) and is_secret_name(name) else value
         for name, value in capture.trainer_arguments.items()
     }
     return dataclasses.replace(capture, target=masked(capture.target), trainer_arguments=arguments)
-
-
-def masked(target: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a script and its arguments without the values of those that are named like secrets."""
-    return tuple(_masked_word(last, word) for last, word in zip(("", *target), target, strict=False))
-
-
-def _masked_word(last: str, word: str) -> str:
-    name, joint, _ = word.partition("=")
-    if joint and _SECRET.search(name):
-        return f"{name}={_MASK}"
-    is_value = last.startswith("-") and "=" not in last and not word.startswith("--")
-    return _MASK if is_value and _SECRET.search(last) else word
 
 
 def capture_from_json(text: str, *, name: str) -> Capture:

@@ -18,7 +18,7 @@ class Route(StrEnum):
 
 
 class Launcher(StrEnum):
-    """What starts the ranks."""
+    """The launcher of the ranks."""
 
     ZEROFIT = "zerofit launch"
     ACCELERATE = "accelerate launch"

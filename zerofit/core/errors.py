@@ -13,7 +13,7 @@ EXIT_USAGE = 2
 
 
 class UserError(Exception):
-    """What happened, what was found, why it is wrong, and what to do about it.
+    """A user's mistake: the event, the value found, why it is wrong, and the fix.
 
     Args:
         rule: permanent kebab-case id, printed as ``error[rule]``.
@@ -45,7 +45,7 @@ class UserError(Exception):
         self.see = see
         self.exit_code = exit_code
         self.is_on_every_rank = False
-        """Whether each rank raises it, so that one may say it for all."""
+        """True if each rank raises it, so that one may say it for all."""
 
     def __str__(self) -> str:
         return format_message(
@@ -88,4 +88,4 @@ class Unreadable(Exception):  # noqa: N818 - it is about the file, no failure of
 
 
 class NotStrict(Unreadable):
-    """What HJSON has and JSON has not: comments, trailing commas, keys without quotes, a byte order mark."""
+    """Syntax of HJSON alone: comments, trailing commas, keys without quotes, a byte order mark."""

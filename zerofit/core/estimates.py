@@ -47,7 +47,7 @@ class Term:
     """One named part of a sum of bytes."""
 
     name: str
-    """What it is, such as "activations"."""
+    """Its name, such as "activations"."""
     num_bytes: int
     holder: Holder
     formula: str
@@ -87,7 +87,7 @@ class MemoryEstimate:
     uncertainty: float
     """Relative: the measured peak is expected within (1 +- uncertainty) of the estimate."""
     uncertainty_source: str
-    """What the uncertainty was taken from."""
+    """The source of the uncertainty."""
 
     __pydantic_config__ = STRICT
 
@@ -111,9 +111,9 @@ class TimeTerm:
     """One named part of an optimizer step's time."""
 
     name: str
-    """What takes it, such as "matrix products"."""
+    """The operation that takes the time, such as "matrix products"."""
     seconds: float
-    """What it adds: where two things overlap, the longer one has all of it."""
+    """The time it adds: where two operations overlap, the longer one has all of it."""
     formula: str
     source: str
 
@@ -139,7 +139,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What one strategy needs."""
+    """The memory and time of one strategy."""
 
     device: MemoryEstimate
     """Of the rank that needs most."""

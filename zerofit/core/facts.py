@@ -1,4 +1,4 @@
-"""What is known before a plan is made: the model, the machine, the workload, the versions."""
+"""Facts known before a plan is made: the model, the machine, the workload, the versions."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class ModelFacts:
     num_experts_per_token: int = 0
     """Experts that each token goes through."""
     is_gated: bool = False
-    """Whether the feed-forward block has a gate: three matrices rather than two."""
+    """True if the feed-forward block has a gate: three matrices rather than two."""
     is_causal: bool = False
-    """Whether its head predicts the next token, by a decoder without an encoder."""
+    """True if its head predicts the next token, by a decoder without an encoder."""
     num_largest_layer_parameters: int = 0
     """Parameters of the largest transformer block; 0 where it is not known."""
     largest_parameter: int = 0
@@ -86,9 +86,9 @@ class GpuSpec:
     host_bytes_per_s: float | None = None
     """Peak rate between this GPU and the host, one direction."""
     has_fast_links: bool = False
-    """Whether NVLink or Infinity Fabric joins all GPUs of its node, so that peers do not meet over PCIe."""
+    """True if NVLink or Infinity Fabric joins all GPUs of its node, so that peers do not meet over PCIe."""
     context_bytes: int | None = None
-    """What a process holds of this GPU beside torch's memory once it trains: CUDA context and loaded kernels.
+    """Memory of this GPU that a training process holds beside torch's: CUDA context and loaded kernels.
     None takes the table of estimate/outside.py."""
     context_source: str = ""
     """Where context_bytes is from; empty without it."""
@@ -108,7 +108,7 @@ class GpuSpec:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether matrix products take bf16: a rate is known, or it is Ampere (8.0) or later.
+        """True if matrix products take bf16: a rate is known, or it is Ampere (8.0) or later.
 
         A GPU of which only the memory is known has none, as far as one can tell.
         Source: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
@@ -155,7 +155,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What one optimizer step has to process."""
+    """The work of one optimizer step."""
 
     global_batch_size: int | None = None
     """Samples per optimizer step over all ranks; None leaves it to the script."""
@@ -164,9 +164,9 @@ class Workload:
     target_length: int | None = None
     """Tokens of the longest target of an encoder-decoder; None takes sequence_length."""
     is_padded: bool = True
-    """Whether batches carry an attention mask with padding in it, which keeps flash attention away."""
+    """True if batches carry an attention mask with padding in it, which keeps flash attention away."""
     keeps_outputs: bool = False
-    """Whether the loop still holds the outputs of one step while the next runs forward, as a plain
+    """True if the loop still holds the outputs of one step while the next runs forward, as a plain
     `outputs = model(**batch)` does and Trainer does not."""
 
     __pydantic_config__ = STRICT
@@ -201,9 +201,9 @@ class Checkpoint:
     num_ranks: int
     """Ranks that saved optimizer states; 0 where there are none, as at ZeRO stage 0."""
     partitions_parameters: bool
-    """Whether each rank saved its own shard of the parameters, as at ZeRO-3."""
+    """True if each rank saved its own shard of the parameters, as at ZeRO-3."""
     is_universal: bool = False
-    """Whether ds_to_universal made it, so that it loads on any number of ranks."""
+    """True if ds_to_universal made it, so that it loads on any number of ranks."""
 
 
 def parameters(model: ModelFacts) -> str:

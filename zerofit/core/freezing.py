@@ -16,7 +16,7 @@ ALL_BUT_HEAD = "all-but-head"
 BLOCKS = "blocks"
 """The word for every block of every stack: what stands before and behind them trains."""
 WORDS = (EMBEDDINGS, f"{EMBEDDINGS}+N", BLOCKS, ALL_BUT_HEAD)
-"""What can be said without a pattern."""
+"""Words that select parameters without a pattern."""
 EMBEDDING_PATTERNS = (
     "*embedding*",
     "*embed_tokens*",
@@ -29,7 +29,7 @@ EMBEDDING_PATTERNS = (
 """The embeddings of the catalog's families, whose gradients and states are large and seldom matter.
 GPT-NeoX's embed_out is its head, and the shared experts of Qwen and DeepSeek are none."""
 _STACK_NAMES = frozenset({"layer", "layers", "h", "block", "blocks"})
-"""What these families call a list of blocks: a list of one block is then known as one, too."""
+"""These families' names of a list of blocks: a list of one block is then known as one, too."""
 _AND_BLOCKS = re.compile(rf"{EMBEDDINGS}\+(\d+)")
 
 Stacks = dict[str, int]
@@ -71,7 +71,7 @@ def matches(names: Sequence[str], word: str, *, base_prefix: str | None = None) 
 
 
 def is_word(said: str) -> bool:
-    """Return whether something in Strategy.freeze is a word, and no pattern."""
+    """Return True if something in Strategy.freeze is a word, and no pattern."""
     return said in (BLOCKS, ALL_BUT_HEAD) or num_frozen_blocks(said) is not None
 
 
@@ -158,4 +158,4 @@ FROZEN_EMBEDDINGS = (EMBEDDINGS,)
 FROZEN_LAYERS = (BLOCKS,)
 """Every transformer block: embeddings and head train."""
 FREEZES = {FROZEN_EMBEDDINGS: "frozen embeddings", FROZEN_LAYERS: "frozen layers"}
-"""What is frozen, in words: what changes the training less comes first."""
+"""Named choices of frozen parameters: those that change the training less come first."""

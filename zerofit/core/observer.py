@@ -22,6 +22,9 @@ class Observer:
         """Take a text that only a user who wants all of it reads; shown like any other if not overridden."""
         self.show(text)
 
+    def progress(self, sentence: str) -> None:
+        """Take a sentence on how far a run is, once a minute."""
+
     @property
     def width(self) -> int | None:
         """Columns that a table may take; None for any number."""

@@ -12,6 +12,7 @@ from zerofit.core.capture import CAPTURE_VERSION, Capture
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Estimate
 from zerofit.core.facts import Machine, ModelFacts, Versions, Workload
+from zerofit.core.json_text import parse_json
 from zerofit.core.strategy import Strategy, describe_strategy
 from zerofit.core.units import format_bytes
 from zerofit.core.validation import STRICT, check_at_least
@@ -73,7 +74,7 @@ class Topology:
     world_size: int = 1
     """Ranks on all nodes together."""
     on_cpu: bool = False
-    """Whether the ranks run on the CPU, GPUs or not."""
+    """True if the ranks run on the CPU, GPUs or not."""
 
     __pydantic_config__ = STRICT
 
@@ -95,7 +96,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What will run, where, and why."""
+    """The strategy that will run, where, and why."""
 
     strategy: Strategy
     topology: Topology
@@ -104,18 +105,18 @@ class Plan:
     workload: Workload = dataclasses.field(default_factory=Workload)
     model: ModelFacts | None = None
     trains: bool = True
-    """Whether there are gradients and an optimizer; without, the run only evaluates or generates."""
+    """True if there are gradients and an optimizer; without, the run only evaluates or generates."""
     is_checked: bool = True
-    """Whether a broken rule ends the run."""
+    """True if a broken rule ends the run."""
     generate_limit_s: int = GENERATE_LIMIT_S
     """How long a rank waits before model.generate until the others call it too, where ZeRO-3 partitions the
     model; 0 does not wait."""
     reasons: tuple[Reason, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     estimate: Estimate | None = None
-    """What the strategy needs, where it came from `zerofit plan`."""
+    """The estimate of the strategy, where it came from `zerofit plan`."""
     capture: Capture | None = None
-    """What the script was seen to train, without what the capture itself took; None where it was not
+    """The capture of the script, without the capture's own cost; None where it was not
     captured."""
     version: int = PLAN_VERSION
     """Version of this file format."""
@@ -126,7 +127,7 @@ class Plan:
         return "\n".join(plan_lines(self))
 
     def is_default(self, field: str) -> bool:
-        """Return whether nobody asked for the value that this Strategy field has."""
+        """Return True if nobody asked for the value that this Strategy field has."""
         return any(reason.field == field and reason.origin is Origin.DEFAULT for reason in self.reasons)
 
     def is_from_flag(self, field: str) -> bool:
@@ -150,7 +151,7 @@ def plan_from_json(text: str, *, name: str) -> Plan:
         UserError: the text is no JSON, is cut off, has a field too many or too few, or is of another version.
     """
     try:
-        document = json.loads(text)
+        document = parse_json(text)
     except ValueError as error:
         raise _broken(name, f"{error}", "it is not whole JSON, as of a write that was cut short") from None
     version = document.get("version") if isinstance(document, dict) else None

@@ -22,11 +22,11 @@ class Preset:
     fits: str
     """Where it fits."""
     costs: str
-    """What it costs against the one before."""
+    """Its cost against the preset before."""
     not_with: str
-    """What it must not be combined with."""
+    """Settings that it must not be combined with."""
     trains: bool = True
-    """Whether it has gradients and an optimizer."""
+    """True if it has gradients and an optimizer."""
 
     @property
     def deepspeed_file(self) -> str:

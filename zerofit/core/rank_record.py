@@ -24,11 +24,13 @@ class RankRecord:
     peak_gpu_reserved_bytes: int | None
     """Largest memory PyTorch's allocator held on the GPU; None without one."""
     changes: tuple[str, ...]
-    """What was changed in the script's settings, one sentence each."""
+    """Changes to the script's settings, one sentence each."""
     num_scaled_steps: int | None = None
     """Optimizer steps with fp16's loss scaling, skipped ones among them; None without."""
     num_skipped_steps: int | None = None
     """Of these, the ones that were skipped as gradients were not finite; None without loss scaling."""
+    ended_at: float | None = None
+    """When the script ended, in seconds since 1970."""
 
 
 def record_file(folder: Path, rank: int) -> Path:

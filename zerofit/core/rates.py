@@ -9,7 +9,7 @@ from zerofit.core.validation import STRICT
 
 
 class RateName(StrEnum):
-    """What a rate is of. Fractions are of the peak that GpuSpec or Machine states."""
+    """The resource of a rate. Fractions are of the peak that GpuSpec or Machine states."""
 
     MATMUL_16BIT = "matrix products in 16 bit"
     """Of fp16_flops_per_s or bf16_flops_per_s."""
@@ -49,11 +49,11 @@ class RateName(StrEnum):
     PARTITION_STEP = "step of a parameter"
     """Seconds that the step of ZeRO's stages 1 and 2 takes in Python for each parameter."""
     COMPILED = "torch.compile"
-    """What is left of the time of memory-bound operators."""
+    """Share of the time of memory-bound operators that remains."""
 
 
 class Unit(StrEnum):
-    """What a rate's number is."""
+    """The unit of a rate's number."""
 
     FRACTION = "fraction"
     """Of a peak."""
@@ -95,11 +95,11 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was measured of one machine, and what could not be."""
+    """The measured rates of one machine, and those that could not be measured."""
 
     rates: tuple[Rate, ...]
     left_out: tuple[str, ...]
-    """What was not measured, each with its reason."""
+    """Rates that were not measured, each with its reason."""
 
     __pydantic_config__ = STRICT
 
@@ -109,7 +109,7 @@ class Rates:
     """All rates that are known of one machine."""
 
     rates: tuple[Rate, ...]
-    """What was measured here stands first."""
+    """Rates measured on this machine come first."""
 
     __pydantic_config__ = STRICT
 

@@ -73,7 +73,7 @@ class Request:
     liger: bool | None = None
     group_by_length: bool | None = None
     says_qlora: bool = field(default=False, compare=False)
-    """Whether adapters and quantization were said as --qlora, which means the same."""
+    """True if adapters and quantization were said as --qlora, which means the same."""
     typed: tuple[tuple[str, ...], tuple[str, ...]] = field(default=((), ()), compare=False, repr=False)
     """The command line up to the script, and from it on; empty where it came from none."""
     said_by: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -87,6 +87,6 @@ class Request:
     num_nodes: int | None = None
     """Machines that take part."""
     on_cpu: bool = False
-    """Whether to leave GPUs alone."""
+    """True if to leave GPUs alone."""
     elsewhere: bool = False
-    """Whether the plan is for another machine than this one, whose GPUs are taken on trust."""
+    """True if the plan is for another machine than this one, whose GPUs are taken on trust."""

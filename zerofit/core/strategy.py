@@ -9,7 +9,7 @@ from zerofit.core.validation import STRICT, check_at_least
 
 
 class Engine(StrEnum):
-    """What holds parameters, gradients and optimizer states."""
+    """The library that holds parameters, gradients and optimizer states."""
 
     NATIVE = "native"
     """PyTorch: one process, or DistributedDataParallel over several."""
@@ -17,7 +17,7 @@ class Engine(StrEnum):
 
 
 class ZeroStage(IntEnum):
-    """What DeepSpeed partitions over the data-parallel ranks; each stage adds to the one before."""
+    """The states that DeepSpeed partitions over data-parallel ranks; each stage adds to the one before."""
 
     NOTHING = 0
     OPTIMIZER_STATES = 1
@@ -143,9 +143,9 @@ class Strategy:
     """Where the memory of one run goes. None stands for "as the script says"."""
 
     engine: Engine = Engine.NATIVE
-    """What runs the training step."""
+    """The engine of the training step."""
     zero_stage: ZeroStage = ZeroStage.NOTHING
-    """What is partitioned over the data-parallel ranks; above 0 only under DeepSpeed."""
+    """The states partitioned over the data-parallel ranks; above 0 only under DeepSpeed."""
     optimizer_offload: OffloadDevice = OffloadDevice.NONE
     """Where each rank's optimizer states and fp32 master weights live, and where the step runs."""
     param_offload: OffloadDevice = OffloadDevice.NONE
@@ -153,7 +153,7 @@ class Strategy:
     nvme_path: str | None = None
     """Folder on the NVMe disk that takes what is offloaded to nvme."""
     pin_memory: bool = True
-    """Whether offloaded buffers are page-locked: faster copies, memory that can't be swapped out."""
+    """True if offloaded buffers are page-locked: faster copies, memory that can't be swapped out."""
     precision: Precision | None = None
     """Format of forward and backward."""
     micro_batch_size: int | None = None
@@ -163,7 +163,7 @@ class Strategy:
     gradient_clipping: float | None = None
     """Largest norm of all gradients together; 0 turns clipping off."""
     gradient_checkpointing: bool | None = None
-    """Whether activations are recomputed in the backward pass instead of kept."""
+    """True if activations are recomputed in the backward pass instead of kept."""
     checkpoint_every: int = 1
     """Of the blocks of a model that recomputes activations, one in so many does: 1 is each, 2 each second."""
     optimizer: OptimizerName | None = None
@@ -171,7 +171,7 @@ class Strategy:
     attention: str | None = None
     """transformers' attn_implementation."""
     compile: bool = False
-    """Whether the model goes through torch.compile."""
+    """True if the model goes through torch.compile."""
     freeze: tuple[str, ...] = ()
     """Name patterns of the parameters that do not train, or words for them (zerofit/core/freezing.py)."""
     lora: Lora | None = None
@@ -179,11 +179,11 @@ class Strategy:
     quantization: Quantization | None = None
     """Format of the frozen weights beside adapters."""
     tf32: bool | None = None
-    """Whether fp32 matrix products round their inputs to tf32 on tensor cores."""
+    """True if fp32 matrix products round their inputs to tf32 on tensor cores."""
     liger: bool = False
-    """Whether Liger's kernels take the place of transformers' modules."""
+    """True if Liger's kernels take the place of transformers' modules."""
     group_by_length: bool = False
-    """Whether batches are made of samples of like length."""
+    """True if batches are made of samples of like length."""
     buckets: Buckets = field(default_factory=Buckets)
     """ZeRO's buffer sizes."""
 
@@ -195,12 +195,12 @@ class Strategy:
 
     @property
     def offloads(self) -> bool:
-        """Whether anything rests outside the GPU."""
+        """True if anything rests outside the GPU."""
         return (self.optimizer_offload, self.param_offload) != (OffloadDevice.NONE, OffloadDevice.NONE)
 
     @property
     def clips_gradients(self) -> bool:
-        """Whether the norm of all gradients is taken and clipped.
+        """True if the norm of all gradients is taken and clipped.
 
         Taken to be so where the script decides: Trainer clips at 1.0 unless it is told otherwise
         (transformers/training_args.py, max_grad_norm).
@@ -209,7 +209,7 @@ class Strategy:
 
     @property
     def uses_nvme(self) -> bool:
-        """Whether anything rests on the NVMe disk."""
+        """True if anything rests on the NVMe disk."""
         return OffloadDevice.NVME in (self.optimizer_offload, self.param_offload)
 
 

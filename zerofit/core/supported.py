@@ -53,12 +53,12 @@ class SupportedRange:
         return f">={self.at_least}" + (f",<{self.below}" if self.below else "")
 
     def has(self, version: str) -> bool:
-        """Return whether a version is supported."""
+        """Return True if a version is supported."""
         release = release_of(version)
         return release >= release_of(self.at_least) and not (self.below and release >= release_of(self.below))
 
     def is_untested(self, version: str) -> bool:
-        """Return whether a version is supported and newer than all that zerofit was tested with."""
+        """Return True if a version is supported and newer than all that zerofit was tested with."""
         return self.has(version) and release_of(version) > release_of(self.tested)
 
 
@@ -76,7 +76,7 @@ SUPPORTED = {
         SupportedRange(package="bitsandbytes", at_least="0.46.1", below="1", tested="0.50.2"),
     )
 }
-"""What a run is made of, by package: as pyproject.toml asks for it, and as constraints.txt has it."""
+"""Packages of a run: as pyproject.toml asks for it, and as constraints.txt has it."""
 PYTHON = SupportedRange(package="Python", at_least="3.11", tested="3.12")
 """The interpreter; pip refuses others by itself."""
 ALWAYS_USED = ("torch", "accelerate", "deepspeed", "transformers", "huggingface_hub")

@@ -25,7 +25,7 @@ _PLAIN = {
 """transformers' collators that are taken as they are."""
 _IN_ONE_ROW = ("flat-causal-lm", "packed-causal-lm")
 COLLATOR_TASKS = (*_PLAIN, "seq2seq", "masked-lm", "whole-word-masked-lm", "causal-lm", *_IN_ONE_ROW)
-"""What a model learns from a batch. Rows come from `add_word_ids` for whole-word-masked-lm, and from
+"""The objective of a batch. Rows come from `add_word_ids` for whole-word-masked-lm, and from
 `pack_documents` for packed-causal-lm; for flat-causal-lm a batch's documents are put into one row."""
 
 

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 IDS = "input_ids"
 MASK = "attention_mask"
-"""What transformers' tokenizers call a sample's tokens, and the mask that is 0 where they are padding."""
+"""transformers' names of a sample's tokens, and of the mask that is 0 at padding."""
 _PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"))
 """Columns of GLUE's tasks on two texts. https://huggingface.co/datasets/nyu-mll/glue"""
 _NAMES = ("text", "content", "sentence", "document", "article", "review", "body")
-"""What datasets most often call their text. ASSUMPTION."""
+"""Usual names of a text column. ASSUMPTION."""
 _NUMBER = re.compile(r"\s*[-+]?[\d.,]+(e[-+]?\d+)?\s*", re.IGNORECASE)
 _CHATS = ("messages", "conversations", "conversation", "chat")
-"""What datasets most often call their chats. ASSUMPTION."""
+"""Usual names of a chat column. ASSUMPTION."""
 _OWN_COLUMN = "write the text that the model is given into a column of its own"
 _CHAT_FIX = f"{_OWN_COLUMN}: tokenizer.apply_chat_template(messages, tokenize=False)"
 _MOST_SHOWN = 12

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import glob
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError, nearest
+from zerofit.core.json_text import parse_json
 from zerofit.data.reading import ENDINGS, TEXT_ENDINGS, DataFile
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _SPLITS = "dataset_dict.json"
 _STATE = "state.json"
-"""What save_to_disk writes beside a DatasetDict's splits, and beside a dataset's arrow files."""
+"""Files that save_to_disk writes beside a DatasetDict's splits, and beside a dataset's arrow files."""
 
 
 def data_files(sources: Sequence[str], *, split: str | None) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
@@ -98,6 +98,16 @@ def _split_folder(folder: Path, split: str | None) -> tuple[Path, str]:
     if not (folder / _SPLITS).is_file():
         return folder, ""
     names = [str(name) for name in _json(folder / _SPLITS).get("splits", [])]
+    # A split is a folder of its own in the dataset's; a name with a separator would lead out of it.
+    names = [name for name in names if Path(name).name == name and (folder / name).is_dir()]
+    if not names:
+        raise UserError(
+            "split-folders-missing",
+            "the dataset's splits are not there",
+            found=f"{folder / _SPLITS}, and no folder of a split that it names",
+            why="datasets' save_to_disk writes each split into a folder of its own",
+            fix="store the dataset again with save_to_disk",
+        )
     if split is not None and split not in names:
         near = nearest(split, names)
         raise UserError(
@@ -132,10 +142,22 @@ def _saved_files(folder: Path) -> list[DataFile]:
             why="of folders, only those are read that datasets' save_to_disk wrote",
             fix=f"name the files in it: '{folder / f'*{held[0]}'}'" if held else "name files of a dataset",
         )
-    names = [entry["filename"] for entry in _json(state)["_data_files"]]
-    return [DataFile(path=folder / name, kind=".arrow") for name in names]
+    entries = _json(state).get("_data_files", [])
+    return [DataFile(path=folder / Path(entry["filename"]).name, kind=".arrow") for entry in entries]
 
 
 def _json(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
+    try:
+        document = parse_json(path.read_text(encoding="utf-8"))
+        if isinstance(document, dict):
+            return document
+        found = "no JSON object"
+    except (OSError, ValueError) as error:
+        found = f"{error}"
+    raise UserError(
+        "data-no-dataset",
+        "the folder is no dataset",
+        found=f"{path}: {found}",
+        why="datasets' save_to_disk writes an object there",
+        fix="store the dataset again with save_to_disk",
+    )

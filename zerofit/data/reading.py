@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
+from zerofit.core.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +39,7 @@ _SHOWN = 60
 _JSON_WHY = "a dataset in JSON holds one object a line, or one list of objects"
 _JSON_FIX = "mend that line, or store the dataset anew"
 _DAMAGE = (OSError, EOFError, ValueError, RecursionError, NotImplementedError, zlib.error)
-"""What gzip, json, pandas and pyarrow raise; most of their own errors are ValueErrors."""
+"""Errors of gzip, json, pandas and pyarrow; most of their own errors are ValueErrors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +145,7 @@ def _text_rows(file: DataFile, stream: Any) -> Iterator[dict[str, Any]]:
         return
     first = next((line for line in lines if not line.isspace()), "")
     if file.kind == ".json" and first.lstrip().startswith("["):
-        for number, row in enumerate(json.loads(first + lines.read()), 1):
+        for number, row in enumerate(parse_json(first + lines.read()), 1):
             if not isinstance(row, dict):
                 raise ValueError(f"entry {number} of the list is no object: {row!r:.{_SHOWN}}")
             yield row
@@ -158,7 +159,7 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
         if line.isspace():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             problem = "" if isinstance(row, dict) else "no object"
         except json.JSONDecodeError as error:
             problem = error.msg[:1].lower() + error.msg[1:]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
+from zerofit.core.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,7 +130,7 @@ def _loaded(source: Path) -> tuple[Any, bool]:
 
 def _max_length(config: Path) -> int | None:
     try:
-        most: Any = json.loads(config.read_text(encoding="utf-8"))["model_max_length"]
+        most: Any = parse_json(config.read_text(encoding="utf-8"))["model_max_length"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return int(most) if isinstance(most, int | float) and 0 < most < _NO_LIMIT else None

@@ -108,6 +108,8 @@ def _of_json(line: str) -> dict[str, Any]:
         value = json.loads(line, parse_constant=_no_number)
     except json.JSONDecodeError as error:
         raise ValueError(f"invalid JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("invalid JSON: lists and objects are nested too deep") from None
     if isinstance(value, str):
         return {_PROMPT: value}
     if isinstance(value, dict):

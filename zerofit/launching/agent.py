@@ -1,25 +1,26 @@
 """Runs accelerate's own launch code and writes down how each child ended.
 
 `accelerate launch` turns every failure into exit code 1; called in this process, its exceptions still carry
-each rank's exit code and signal. Usage: python -m zerofit.launching.agent RESULT cpu|gpu ARGUMENTS...
+each rank's exit code and signal. Usage: python -m zerofit.launching.agent PARENT FD cpu|gpu ARGUMENTS...
+
+PARENT is the process id of zerofit, and FD the pipe to it: a full disk can't lose what is said there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
-from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
-from zerofit.machine.stopping import end_with_parent
+from zerofit.machine.stopping import PARENT_VARIABLE, end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,9 +31,10 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Launch, write how the ranks failed as JSON, and return 0 where all ended well, else 1."""
-    result, device, *launch_arguments = arguments
-    end_with_parent(None, by=signal.SIGTERM)  # no run outlives the zerofit that started it
+    """Launch, tell zerofit as JSON how the ranks failed, and return 0 where all ended well, else 1."""
+    parent, report_fd, device, *launch_arguments = arguments
+    end_with_parent(int(parent), by=signal.SIGTERM)  # no run outlives the zerofit that started it
+    os.environ[PARENT_VARIABLE] = str(os.getpid())  # and no rank outlives this process
     for number in _PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _pass_on)
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     failures = _launch(launch_arguments)
-    write_whole(Path(result), json.dumps(failures) + "\n", mode=0o600)
+    os.write(int(report_fd), json.dumps(failures).encode())
     return 1 if failures else 0
 
 
@@ -67,7 +69,8 @@ def _launch(arguments: Sequence[str]) -> dict[str, dict[str, int]]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
-        launch_command(launch_command_parser().parse_args(list(arguments)))
+        # Ranks write logs and errors of their own; torchrun would leave a folder in TMPDIR for each run.
+        launch_command(launch_command_parser().parse_args(["--log_dir", os.devnull, *arguments]))
     except ChildFailedError as failed:
         return {str(rank): _failure(one.exitcode, one.timestamp) for rank, one in failed.failures.items()}
     except subprocess.CalledProcessError as failed:

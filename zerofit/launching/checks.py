@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError
 from zerofit.machine.gpus import probe_driver, why_no_gpu
-from zerofit.planning.inputs import check_capture_limit, check_none_ignored
+from zerofit.planning.inputs import MachineFlags, check_capture_limit, check_none_ignored
 from zerofit.scripts.target import put_before, script_of
 
 if TYPE_CHECKING:
@@ -81,6 +81,10 @@ def check_flags(launch: LaunchRequest) -> None:
 
 def _check_gpus(launch: LaunchRequest) -> None:
     if launch.gpus is None:
+        if launch.elsewhere != MachineFlags():
+            from zerofit.planning.make_problem import machine_of  # only where it is needed
+
+            machine_of(launch.elsewhere, num_nodes=1)  # refuses flags of a machine without its GPUs
         return
     if not launch.request.on_cpu and not launch.dry_run:
         raise UserError(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zerofit.launching.nodes import Nodes
 
 _STRATEGY = ("engine", "zero_stage", "optimizer_offload", "param_offload", "nvme_path")
-"""What a plan of zerofit's chooses anew; precision, clipping and accumulation change a script's numbers."""
+"""Settings that a plan chooses anew; precision, clipping and accumulation change a script's numbers."""
 _NODES = ("num_processes", "machine_rank", "main_process_port")
 _TAKEN = """
     zero_optimization bf16 fp16 gradient_clipping gradient_accumulation_steps train_batch_size
@@ -35,7 +35,7 @@ _TAKEN = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFiles:
-    """What the configuration files of a launch line say."""
+    """The contents of a launch line's configuration files."""
 
     name: str
     """The first of the files."""
@@ -48,13 +48,13 @@ class ConfigFiles:
     on_cpu: bool
     """True if the ranks run on the CPU."""
     engine: str
-    """What runs the script with these files and without zerofit; empty for plain DDP."""
+    """The engine that runs the script with these files and without zerofit; empty for plain DDP."""
     left_out: tuple[str, ...]
     """Keys of a DeepSpeed file that are not taken."""
 
     @property
     def line(self) -> str:
-        """What is taken from the files, as a sentence."""
+        """A sentence about the settings taken from the files."""
         said = {
             **{name: value for name, value in self.nodes.items() if name == "num_processes"},
             **self.fields,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import enum
+import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError
+from zerofit.core.rank_observation import Phase
+from zerofit.core.units import GIB, KIB, MIB, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from zerofit.core.rank_observation import RankObservation
     from zerofit.core.rank_record import RankRecord
 
 _PEER_LOST = (
@@ -22,6 +27,19 @@ _PEER_LOST = (
     "TCPStore",
 )
 """Texts of the errors that a rank raises because another one has gone: never the cause."""
+_LOST_PEER = 2
+"""From here on a failure is a consequence: the rank lost its peers, or was ended by the launcher."""
+_GPU_IS_FULL = (
+    "CUDA out of memory",
+    "HIP out of memory",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+"""Parts of messages about full GPU memory, which may come in an exception of another type."""
+_HOST_IS_FULL = ("DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
+"""Parts of messages about full host memory: torch's (c10/core/impl/alloc_cpu.cpp), the C library's, C++'s."""
+_UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +52,23 @@ class RankFailure:
     """When the launcher saw it, in whole seconds since 1970."""
 
 
+class FailureKind(enum.StrEnum):
+    """Why a run failed."""
+
+    GPU_OUT_OF_MEMORY = "gpu-out-of-memory"
+    HOST_OUT_OF_MEMORY = "host-out-of-memory"
+    HANG = "hang"
+    SCRIPT_ERROR = "script-error"
+    REFUSED = "refused"
+    """zerofit itself refused inside a rank: a UserError."""
+    LOST_NODE = "lost-node"
+    """The ranks of this node only lost their peers on another one."""
+    SIGNAL = "signal"
+    """Somebody stopped the run or killed a rank, or a rank crashed."""
+    LAUNCHER = "launcher"
+    """The launch failed before the script began."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
     """How a run ended."""
@@ -42,6 +77,27 @@ class RunEnd:
     """For zerofit to exit with: the script's own, or 128 + the signal's number."""
     cause: str | None
     """One sentence; None where all went well."""
+    kind: FailureKind | None = None
+    """None where all went well."""
+    rank: int | None = None
+    """The rank that ended the run; None where that is not known, or no single one did."""
+    phase: Phase | None = None
+    """What that rank did at its end; None where it told nothing."""
+    missing_bytes: int | None = None
+    """Out of GPU memory: what the failed allocation asked for beyond what was free; None where unknown."""
+    peak_bytes: int | None = None
+    """Out of memory: allocated memory (GPU) or resident memory (host) of the rank, with what the failed
+    allocation asked for on top. A lower bound on what the phase needs; None where unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A run that zerofit ended, as it no longer moved."""
+
+    rank: int
+    """The rank that the others wait for."""
+    phase: Phase
+    sentence: str
 
 
 def judge(
@@ -51,30 +107,176 @@ def judge(
     failures: Mapping[int, RankFailure],
     records: Mapping[int, RankRecord],
     oom_kills: int | None,
+    observations: Mapping[int, RankObservation],
+    num_ranks: int,
+    is_one_of_nodes: bool = False,
+    hang: Hang | None = None,
 ) -> RunEnd:
     """Return the run's exit code and cause.
 
     Args:
         launcher_code: exit code of the launch command, negative for a signal.
+        failures: as the launcher saw them; empty where it was killed before it could tell.
         oom_kills: processes that the kernel killed for want of memory meanwhile; None where unknown.
+        observations: what each rank did last.
+        num_ranks: ranks of this node.
+        is_one_of_nodes: True if other nodes take part, whose ranks tell nothing here.
     """
+    if hang is not None:
+        return RunEnd(
+            exit_code=1, cause=hang.sentence, kind=FailureKind.HANG, rank=hang.rank, phase=hang.phase
+        )
     if stopped_by is not None:
-        return RunEnd(exit_code=128 + stopped_by, cause=f"stopped by {stopped_by.name}")
+        cause = f"stopped by {stopped_by.name}"
+        return RunEnd(exit_code=128 + stopped_by, cause=cause, kind=FailureKind.SIGNAL)
     if launcher_code == 0:
         return RunEnd(exit_code=0, cause=None)
-    if not failures:
-        return _launcher_failed(launcher_code)
+    told = failures or {
+        rank: RankFailure(exit_code=record.exit_code, timestamp=0)
+        for rank, record in records.items()
+        if record.exit_code
+    }
+    if not told and len(records) == num_ranks:  # each says that it ended well: that stands
+        return RunEnd(exit_code=0, cause=None)
+    if not told:
+        return _launcher_failed(launcher_code, oom_kills, has_begun=bool(observations))
 
-    def cause_first(rank: int) -> tuple[int, int, int]:
-        failure = failures[rank]
-        return _likely_consequence(failure.exit_code, records.get(rank)), failure.timestamp, rank
+    def cause_first(rank: int) -> tuple[int, float, int]:
+        code, record = told[rank].exit_code, records.get(rank)
+        return _likely_consequence(code, record), _ended_at(told[rank], record), rank
 
-    rank = min(failures, key=cause_first)
-    code = failures[rank].exit_code
+    rank = min(told, key=cause_first)
+    code, record = told[rank].exit_code, records.get(rank)
+    end = _end_of(rank, code, record, observations.get(rank), oom_kills)
+    if _likely_consequence(code, record) < _LOST_PEER:
+        return end
+    left = [one for one in records.values() if one.exit_code == 0]
+    if left:
+        return _left_early(min(left, key=lambda one: one.ended_at or 0), end, observations)
+    if is_one_of_nodes:
+        cause = f"{end.cause}: the ranks of this node lost their peers, so the cause is on another node"
+        return replace(end, cause=cause, kind=FailureKind.LOST_NODE)
+    return end
+
+
+def _ended_at(failure: RankFailure, record: RankRecord | None) -> float:
+    """Return when a rank failed: as it wrote itself, else the end of the second in which that was seen."""
+    return record.ended_at if record is not None and record.ended_at else failure.timestamp + 1.0
+
+
+def _likely_consequence(code: int, record: RankRecord | None) -> int:
+    """Rank failures by how likely they are a consequence of another's: 0 is a cause of its own."""
+    if code == -signal.SIGTERM:
+        return _LOST_PEER + 1
+    if record is not None and record.error_message and any(t in record.error_message for t in _PEER_LOST):
+        return _LOST_PEER
+    # NCCL's watchdog aborts a rank whose peer is gone (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
+    return 0 if (code < 0 and code != -signal.SIGABRT) or record is not None else 1
+
+
+def _end_of(
+    rank: int,
+    code: int,
+    record: RankRecord | None,
+    observed: RankObservation | None,
+    oom_kills: int | None,
+) -> RunEnd:
+    """Return the end of a run that one rank ended."""
+    phase = None if observed is None else observed.phase
+    host_bytes = record.peak_host_bytes if record is not None else None
     if code < 0:
-        return RunEnd(exit_code=128 - code, cause=_killed(rank, -code, oom_kills))
-    record = records.get(rank)
-    return RunEnd(exit_code=code, cause=f"rank {rank} exited with {code}{_error_said(record)}")
+        is_full = code == -signal.SIGKILL and bool(oom_kills)
+        return RunEnd(
+            exit_code=128 - code,
+            cause=_killed(rank, -code, oom_kills),
+            kind=FailureKind.HOST_OUT_OF_MEMORY if is_full else FailureKind.SIGNAL,
+            rank=rank,
+            phase=phase,
+            peak_bytes=observed.host_bytes or None if is_full and observed is not None else None,
+        )
+    cause = f"rank {rank} exited with {code}{_error_said(record)}"
+    kind, missing, peak = FailureKind.SCRIPT_ERROR, None, None
+    text = record.error_message or "" if record is not None else ""
+    if record is not None and record.error_type == UserError.__name__:
+        kind = FailureKind.REFUSED
+    elif record is not None and (
+        record.error_type == "OutOfMemoryError" or any(one in text for one in _GPU_IS_FULL)
+    ):
+        kind = FailureKind.GPU_OUT_OF_MEMORY
+        missing, peak = missing_memory(text)
+        peak = peak or record.peak_gpu_allocated_bytes
+        cause = f"rank {rank} ran out of GPU memory{_where(observed)}{_how_much(missing, peak)}"
+    elif record is not None and (
+        record.error_type == "MemoryError" or any(one in text for one in _HOST_IS_FULL)
+    ):
+        kind, peak = FailureKind.HOST_OUT_OF_MEMORY, host_bytes
+        cause = f"rank {rank} ran out of host memory{_where(observed)}{_how_much(None, peak)}"
+    return RunEnd(
+        exit_code=code,
+        cause=cause,
+        kind=kind,
+        rank=rank,
+        phase=phase,
+        missing_bytes=missing,
+        peak_bytes=peak,
+    )
+
+
+def missing_memory(text: str) -> tuple[int | None, int | None]:
+    """Return what an allocation lacked and what it would have made allocated, from torch's message.
+
+    The message is that of c10/cuda/CUDACachingAllocator.cpp: "Tried to allocate 2.00 GiB. GPU 0 has a total
+    capacity of 79.10 GiB of which 512.00 MiB is free. ... 40.00 GiB allowed; Of the allocated memory 70.00
+    GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
+    """
+
+    def size(pattern: str) -> int | None:
+        found = re.search(pattern.replace("SIZE", r"([\d.]+) (bytes|KiB|MiB|GiB)"), text)
+        return found and round(float(found[1]) * _UNITS[found[2]])
+
+    asked, free = size("Tried to allocate SIZE"), size("of which SIZE is free")
+    allowed, allocated = size("SIZE allowed;"), size("Of the allocated memory SIZE is allocated by PyTorch")
+    unallocated = size("SIZE is reserved by PyTorch but unallocated") or 0
+    if allowed is not None and allocated is not None:
+        room = max(0, allowed - allocated - unallocated)
+        free = room if free is None else min(free, room)
+    return (
+        None if asked is None or free is None else max(0, asked - free),
+        None if asked is None or allocated is None else allocated + asked,
+    )
+
+
+def _where(observed: RankObservation | None) -> str:
+    return "" if observed is None else f", in {describe(observed)}"
+
+
+def describe(observed: RankObservation) -> str:
+    """Return a rank's phase and step in a few words."""
+    if observed.phase in (Phase.LOADING, Phase.PREPARING):
+        return f"{observed.phase.value}, before the first step"
+    return f"{observed.phase.value} of step {observed.step + 1}"
+
+
+def _how_much(missing: int | None, peak: int | None) -> str:
+    words = []
+    if missing:
+        words.append(f"{format_bytes(missing)} more than was free")
+    if peak:
+        words.append(f"{format_bytes(peak)} in all")
+    return f": {', '.join(words)}" if words else ""
+
+
+def _left_early(left: RankRecord, end: RunEnd, observations: Mapping[int, RankObservation]) -> RunEnd:
+    """Return the end of a run whose other ranks lost one that ended well, before them."""
+    observed = observations.get(left.rank)
+    after = "" if observed is None else f" after {observed.step} steps"
+    return replace(
+        end,
+        cause=f"rank {left.rank} ended with exit code 0{after}, and rank {end.rank}, still training, lost it",
+        kind=FailureKind.SCRIPT_ERROR,
+        rank=left.rank,
+        phase=None if observed is None else observed.phase,
+    )
 
 
 def _error_said(record: RankRecord | None) -> str:
@@ -86,15 +288,6 @@ def _error_said(record: RankRecord | None) -> str:
     return f": {record.error_type}"
 
 
-def _likely_consequence(code: int, record: RankRecord | None) -> int:
-    """Rank failures by how likely they are a consequence of another's: 0 is a cause of its own."""
-    if code == -signal.SIGTERM:
-        return 3
-    if record is not None and record.error_message and any(t in record.error_message for t in _PEER_LOST):
-        return 2
-    return 0 if code < 0 or record is not None else 1
-
-
 def _killed(rank: int, number: int, oom_kills: int | None) -> str:
     text = f"rank {rank} was killed by {_signal_name(number)}"
     if number != signal.SIGKILL or oom_kills is None:
@@ -104,10 +297,19 @@ def _killed(rank: int, number: int, oom_kills: int | None) -> str:
     return f"{text}; the kernel's out-of-memory counter has not moved, so somebody else sent it"
 
 
-def _launcher_failed(code: int) -> RunEnd:
+def _launcher_failed(code: int, oom_kills: int | None, *, has_begun: bool) -> RunEnd:
     if code < 0:
-        return RunEnd(exit_code=128 - code, cause=f"accelerate launch was killed by {_signal_name(-code)}")
-    return RunEnd(exit_code=code, cause="accelerate launch failed before it started the script")
+        is_full = code == -signal.SIGKILL and bool(oom_kills)
+        cause = f"accelerate launch was killed by {_signal_name(-code)}"
+        return RunEnd(
+            exit_code=128 - code,
+            cause=f"{cause}: probably because the host ran out of memory" if is_full else cause,
+            kind=FailureKind.HOST_OUT_OF_MEMORY if is_full else FailureKind.SIGNAL,
+        )
+    cause = "accelerate launch failed before it started the script"
+    if has_begun:
+        cause = "accelerate launch failed while the ranks trained, and told nothing of how they ended"
+    return RunEnd(exit_code=code, cause=cause, kind=FailureKind.LAUNCHER)
 
 
 def _signal_name(number: int) -> str:

@@ -6,9 +6,9 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zerofit.core.capture import masked
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Origin
+from zerofit.core.secrets import masked
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.make_problem import captured_problem_of
 from zerofit.planning.plan_from_flags import choose

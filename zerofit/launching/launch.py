@@ -18,18 +18,18 @@ from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.write.command import is_on_one_of_many_gpus
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
-from zerofit.core.strategy import Engine
+from zerofit.core.strategy import Engine, OffloadDevice
 from zerofit.launching.config_files import read_config_files, with_config_files
 from zerofit.launching.nodes import Nodes, with_hostfile
 from zerofit.launching.prepare import prepare_launch, specified_machine
 from zerofit.launching.request import LaunchRequest
 from zerofit.launching.run_folder import fill_run_folder, new_run_folder, run_folder
 from zerofit.launching.start import Launch, launch_command, launch_files, start
-from zerofit.machine.extensions import clear_abandoned_locks
+from zerofit.machine.extensions import clear_abandoned_locks, ops_to_compile
 from zerofit.machine.library_versions import check_libraries, check_libraries_of
 from zerofit.machine.this_node import probe_machine
 from zerofit.planning.applied_table import applied_rows, applied_table
-from zerofit.planning.inputs import CAPTURE_LIMIT_S, ModelFlags
+from zerofit.planning.inputs import CAPTURE_LIMIT_S, MachineFlags, ModelFlags
 from zerofit.planning.plan_from_flags import asks_for_cpu
 from zerofit.planning.settings import plan_from_file, settings_of
 from zerofit.scripts.target import check_script
@@ -72,6 +72,7 @@ def launch(
     capture_limit_s: float = CAPTURE_LIMIT_S,
     is_checked: bool = True,
     generate_limit_s: int = GENERATE_LIMIT_S,
+    hang_limit_s: float | None = None,
     run_dir: str | Path = RUNS,
     hostfile: str | Path | None = None,
     dry_run: bool = False,
@@ -94,6 +95,8 @@ def launch(
         capture_limit_s: how long the script may take to come to its training.
         is_checked: False to go on where compatibility rules say that it can't work.
         generate_limit_s: how long a rank may wait in model.generate until all call it, under ZeRO-3.
+        hang_limit_s: how long no rank may move before the run is ended; 0 for ever, None for a limit that
+            follows the run's own pace.
         run_dir: folder of all run folders.
         hostfile: DeepSpeed's list of nodes.
         dry_run: True to return what would be written and run, and to train nothing.
@@ -109,7 +112,7 @@ def launch(
         ExceptionGroup: of UserErrors, where compatibility rules say that it can't work.
     """
     nodes = Nodes(**{one.name: settings.pop(one.name) for one in fields(Nodes) if one.name in settings})
-    model, _, request = settings_of(settings)
+    model, elsewhere, request = settings_of({**settings, "gpus": gpus} if gpus else settings)
     plan_file = None if plan is None or isinstance(plan, Plan) else Path(plan)
     if plan is not None:
         request = replace(request, plan=plan if isinstance(plan, Plan) else plan_from_file(Path(plan)))
@@ -119,12 +122,13 @@ def launch(
         request=request,
         nodes=nodes,
         hostfile=None if hostfile is None else Path(hostfile),
-        gpus=gpus,
+        elsewhere=elsewhere,
         captures=captures,
         capture_limit_s=capture_limit_s,
         plan_file=plan_file,
         is_checked=is_checked,
         generate_limit_s=generate_limit_s,
+        hang_limit_s=hang_limit_s,
         run_dir=Path(run_dir),
         dry_run=dry_run,
         observer=observer,
@@ -136,6 +140,7 @@ def launch_run(
     *,
     is_checked: bool,
     generate_limit_s: int,
+    hang_limit_s: float | None,
     run_dir: Path,
     dry_run: bool,
     observer: Observer,
@@ -170,11 +175,21 @@ def launch_run(
         if plan.strategy.engine is Engine.DEEPSPEED:
             for sentence in clear_abandoned_locks(environ=os.environ, home=Path.home()):
                 observer.say(sentence)
-        ended = start(to_launch, folder)
+            if ops := ops_to_compile(_ops_of(plan), environ=os.environ, home=Path.home()):
+                observer.say(f"DeepSpeed compiles {' and '.join(ops)} at first use, for 1 to 2 minutes each")
+        ended = start(to_launch, folder, hang_limit_s=hang_limit_s, observer=observer)
         exit_code, cause = ended.exit_code, ended.cause
     return LaunchedRun(
         plan=plan, folder=folder.path, command=command, files=files, exit_code=exit_code, cause=cause
     )
+
+
+def _ops_of(plan: Plan) -> tuple[str, ...]:
+    """Return the ops that DeepSpeed compiles for a plan: deepspeed/comm/torch.py, runtime/zero/."""
+    ops = ("deepspeed_shm_comm",) if plan.topology.on_cpu else ()
+    if plan.strategy.optimizer_offload is not OffloadDevice.NONE:
+        ops = (*ops, "cpu_adam")
+    return (*ops, "async_io") if plan.strategy.uses_nvme else ops
 
 
 def launch_request(
@@ -184,7 +199,7 @@ def launch_request(
     request: Request,
     nodes: Nodes,
     hostfile: Path | None,
-    gpus: str | None,
+    elsewhere: MachineFlags,
     captures: bool,
     capture_limit_s: float,
     plan_file: Path | None,
@@ -197,7 +212,9 @@ def launch_request(
 
     Args:
         rank_for_each_gpu: True for torchrun's `--nproc-per-node gpu`.
-        dry_run: True if nothing is to be started: `gpus` may then be those of another machine.
+        elsewhere: another machine to plan for; a dry run shows what would run there, or on that of a plan
+            file where no GPU is here.
+        dry_run: True if nothing is to be started.
         config_file: of `accelerate config`; where none is named, the one in accelerate's cache, as
             `accelerate launch` takes it, but for a plan that stands.
         deepspeed_file: DeepSpeed's JSON.
@@ -210,10 +227,13 @@ def launch_request(
         _, nodes = with_config_files(files, request, nodes, is_planned=True)
         request = replace(request, on_cpu=request.on_cpu or files.on_cpu)
     on_cpu = asks_for_cpu(request)
-    if gpus is not None and dry_run and not on_cpu:
-        machine = specified_machine(gpus, num_nodes=nodes.num_nodes).machine
+    plans_elsewhere = dry_run and not on_cpu
+    if plans_elsewhere and elsewhere != MachineFlags():
+        machine = specified_machine(elsewhere, num_nodes=nodes.num_nodes).machine
     else:
         machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)
+    if plans_elsewhere and request.plan is not None and not machine.gpus:
+        machine = request.plan.machine
     if rank_for_each_gpu:
         nodes = replace(nodes, ranks_per_node=1 if on_cpu else max(1, len(machine.gpus)))
     if hostfile is not None:
@@ -223,7 +243,7 @@ def launch_request(
         request=replace(request, num_processes=nodes.world_size, num_nodes=nodes.num_nodes),
         model=model,
         machine=machine,
-        gpus=gpus,
+        elsewhere=elsewhere,
         captures=captures,
         capture_limit_s=capture_limit_s,
         plan_file=plan_file,

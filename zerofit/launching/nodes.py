@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 """A host's name or address; nothing that a shell or ssh could take for more."""
-_HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
+_HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,5})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

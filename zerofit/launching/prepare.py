@@ -120,18 +120,15 @@ def _specified(launch: LaunchRequest) -> SpecifiedMachine:
     """Return the machine that is planned for."""
     if launch.gpus is None:
         return SpecifiedMachine(machine=launch.machine, assumptions=())
-    specified = specified_machine(launch.gpus, num_nodes=launch.request.num_nodes)
+    specified = specified_machine(launch.elsewhere, num_nodes=launch.request.num_nodes)
     check_ranks_of(launch.request, specified.machine)
     return specified
 
 
-def specified_machine(gpus: str, *, num_nodes: int | None) -> SpecifiedMachine:
-    """Return the machine that --gpus names."""
+def specified_machine(flags: MachineFlags, *, num_nodes: int | None) -> SpecifiedMachine:
+    """Return the machine that --gpus and its companions describe."""
     from zerofit.planning.make_problem import machine_of
 
-    flags = MachineFlags(
-        gpus=gpus, host_ram=None, nvme=None, cpu_cores=None, network=None, host_bandwidth=None
-    )
     return machine_of(flags, num_nodes=num_nodes or 1)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerofit.core.capture import masked
-from zerofit.planning.inputs import ModelFlags
+from zerofit.core.secrets import masked
+from zerofit.planning.inputs import MachineFlags, ModelFlags
 from zerofit.planning.plan_from_flags import asks_for_cpu
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ class LaunchRequest:
     request: Request
     model: ModelFlags
     machine: Machine
-    """This node; in a dry run the one that `gpus` names."""
-    gpus: str | None
-    """GPUs of another machine that is planned for: rehearsed on the CPU, or shown by a dry run."""
+    """This node; in a dry run the one that is planned for."""
+    elsewhere: MachineFlags
+    """The machine that is planned for, where it is another: rehearsed on the CPU, or shown by a dry run."""
     captures: bool
     """True if the script may be run to see what it trains."""
     capture_limit_s: float
@@ -40,7 +40,7 @@ class LaunchRequest:
     dry_run: bool
     """True if nothing is to be started."""
     config_files: ConfigFiles | None = None
-    """What the configuration files of the launch line say; None where there are none."""
+    """The contents of the launch line's configuration files; None where there are none."""
 
     @property
     def on_cpu(self) -> bool:
@@ -48,9 +48,15 @@ class LaunchRequest:
         return asks_for_cpu(self.request)
 
     @property
+    def gpus(self) -> str | None:
+        """GPUs of another machine that is planned for."""
+        return self.elsewhere.gpus
+
+    @property
     def is_elsewhere(self) -> bool:
         """True if a dry run shows what would run on another machine."""
-        return self.gpus is not None and self.dry_run and not self.on_cpu
+        is_planned = self.request.plan is not None and self.machine == self.request.plan.machine
+        return self.dry_run and not self.on_cpu and (self.gpus is not None or is_planned)
 
     @property
     def brings_a_strategy(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,11 +47,6 @@ class RunFolder:
         return self.path / "ranks"
 
     @property
-    def launch_result(self) -> Path:
-        """Exit codes of the ranks, as `accelerate launch` saw them."""
-        return self.path / "launch.json"
-
-    @property
     def run(self) -> Path:
         """How the run ended."""
         return self.path / "run.json"
@@ -88,11 +84,9 @@ def fill_run_folder(folder: RunFolder, files: Mapping[Path, str]) -> None:
 
 
 def write_file(path: Path, text: str, *, executable: bool = False) -> None:
-    """Write a file of a run folder, for its owner only: a script's arguments may hold tokens."""
+    """Write a file of a run folder whole, for its owner only: a script's arguments may hold tokens."""
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700 if executable else 0o600)
-        with open(file, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        write_whole(path, text, mode=0o700 if executable else 0o600)
     except OSError as error:
         raise _not_writable(f"{error.strerror}: {error.filename}") from None
 

@@ -19,10 +19,13 @@ from zerofit.configs.write.command import (
 )
 from zerofit.configs.write.deepspeed import deepspeed_json
 from zerofit.core.errors import UserError
+from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import Plan, plan_to_json
 from zerofit.core.rank_record import RankRecord, read_record
+from zerofit.core.secrets import secret_variables
 from zerofit.core.strategy import Engine
 from zerofit.launching.diagnose import RankFailure, RunEnd, judge
+from zerofit.launching.hang import RunWatch
 from zerofit.launching.run_folder import RunFolder, write_file
 from zerofit.launching.watch import run_watched
 from zerofit.machine.cgroup import count_oom_kills
@@ -72,10 +75,13 @@ def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
 
 
 def _command_script(launch: Launch, folder: RunFolder) -> str:
+    secrets = secret_variables(launch.target)
     return (
         "#!/bin/sh\n"
         "# What zerofit ran through `accelerate launch`. Run again, it writes into the same run folder.\n"
-        f"cd {shlex.quote(os.getcwd())} || exit\n"
+        + (f"# Secrets are not written down: set {', '.join(secrets)} first.\n" if secrets else "")
+        + f"cd {shlex.quote(os.getcwd())} || exit\n"
+        f'export PATH={shlex.quote(os.path.dirname(sys.executable))}:"$PATH"\n'
         f"{launch_command(launch, folder)}\n"
     )
 
@@ -99,31 +105,58 @@ def _arguments(launch: Launch, folder: RunFolder) -> tuple[str, ...]:
     )
 
 
-def start(launch: Launch, folder: RunFolder) -> RunEnd:
-    """Run the launch to its end, write run.json, and return how it ended."""
+def start(
+    launch: Launch, folder: RunFolder, *, hang_limit_s: float | None = None, observer: Observer = SILENT
+) -> RunEnd:
+    """Run the launch to its end, write run.json, and return how it ended.
+
+    Args:
+        hang_limit_s: a run is ended that does not move for so long; 0 for never, None for a limit that
+            follows the run's own pace.
+        observer: is told how far the run is, and of a rank that stands still.
+    """
     started_at = datetime.now(UTC)
     oom_kills = count_oom_kills()
+    reader, writer = os.pipe()
     command = (
         sys.executable,
         "-m",
         "zerofit.launching.agent",
-        str(folder.launch_result),
+        str(os.getpid()),
+        str(writer),
         "cpu" if launch.plan.topology.on_cpu else "gpu",
         *_arguments(launch, folder),
     )
     # torch calls ninja by its bare name when it builds an op: pip's own must be found without an activated
     # environment too.
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
-    ended = run_watched(command, environment={**_environment(launch), "PATH": path})
+    environment = {**_environment(launch), "PATH": path}
+    ranks = _ranks(launch)
+    estimate = launch.plan.estimate
+    watch = RunWatch(
+        ranks_folder=folder.ranks,
+        ranks=ranks,
+        limit_s=hang_limit_s,
+        observer=observer,
+        predicted_bytes=None if estimate is None else estimate.device.peak_bytes,
+    )
+    ended = run_watched(command, environment=environment, report_fd=writer, is_over=watch.look)
+    watch.clear_unused()
     now = count_oom_kills()
-    failures = _failures(folder)
-    records = _records(launch, folder)
+    with open(reader, encoding="utf-8") as report:
+        failures = _failures(report.read())
+    records = {rank: one for rank in ranks if (one := read_record(folder.ranks, rank)) is not None}
+    observations = watch.observations()
     verdict = judge(
         launcher_code=ended.exit_code,
         stopped_by=ended.stopped_by,
         failures=failures,
         records=records,
         oom_kills=None if now is None or oom_kills is None else now - oom_kills,
+        observations=observations,
+        num_ranks=len(ranks),
+        is_one_of_nodes=launch.plan.topology.num_nodes > 1,
+        hang=watch.hang,
     )
     document = _run_document(launch, folder, started_at, verdict, failures, records)
     try:
@@ -133,19 +166,17 @@ def start(launch: Launch, folder: RunFolder) -> RunEnd:
     return verdict
 
 
-def _failures(folder: RunFolder) -> dict[int, RankFailure]:
-    try:
-        document = json.loads(folder.launch_result.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+def _failures(report: str) -> dict[int, RankFailure]:
+    """Return how the ranks failed, from what the agent told; nothing where it was killed before it could."""
+    document = json.loads(report or "{}")
     return {int(rank): RankFailure(**failure) for rank, failure in document.items()}
 
 
-def _records(launch: Launch, folder: RunFolder) -> dict[int, RankRecord]:
+def _ranks(launch: Launch) -> range:
+    """Return the ranks of this node."""
     ranks_per_node = launch.plan.topology.ranks_per_node
     first = launch.rendezvous.machine_rank * ranks_per_node
-    found = {rank: read_record(folder.ranks, rank) for rank in range(first, first + ranks_per_node)}
-    return {rank: record for rank, record in found.items() if record is not None}
+    return range(first, first + ranks_per_node)
 
 
 def _run_document(
@@ -165,6 +196,11 @@ def _run_document(
         "wall_time_s": round((ended_at - started_at).total_seconds(), 3),
         "exit_code": verdict.exit_code,
         "cause": verdict.cause,
+        "kind": verdict.kind,
+        "rank": verdict.rank,
+        "phase": None if verdict.phase is None else verdict.phase.value,
+        "missing_bytes": verdict.missing_bytes,
+        "peak_bytes": verdict.peak_bytes,
         "restarts": 0,
         "versions": asdict(launch.plan.versions),
         "exit_code_of_rank": {str(rank): failure.exit_code for rank, failure in failures.items()},

@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from types import FrameType
 
 _PR_SET_CHILD_SUBREAPER = 36
 """linux/prctl.h: orphaned grandchildren become our children, so that they can be found and ended."""
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+"""Signals that the script may handle (Slurm's --signal, say), and that end accelerate's launcher: they go to
+the ranks alone, and stop nothing by themselves."""
 _POLL_S = 0.05
 """How often to look. ASSUMPTION: nobody feels it, and it costs next to no CPU time."""
 _STOP_GRACE_S = 35.0
@@ -40,7 +44,12 @@ class Ended:
 
 
 def run_watched(
-    command: Sequence[str], *, environment: Mapping[str, str], stop_grace_s: float = _STOP_GRACE_S
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    report_fd: int | None = None,
+    stop_grace_s: float = _STOP_GRACE_S,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Ended:
     """Run a command to its end and return how it ended.
 
@@ -52,18 +61,35 @@ def run_watched(
     gets what is sent by `kill`. It can still read from the terminal.
 
     Args:
+        report_fd: a descriptor for the command alone, which it inherits and this process closes.
         stop_grace_s: how long the command may take to end after the first signal.
+        is_over: is asked all the time; once it says True, the command is ended as by SIGTERM.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     received: list[_Request] = []
+    for_ranks: list[int] = []
+
+    def receive(number: int, _: FrameType | None) -> None:
+        if number in _FOR_RANKS:
+            for_ranks.append(number)
+        else:
+            received.append(_Request(number))
+
     previous = {
-        number: signal.signal(number, lambda number, _: received.append(_Request(number)))
-        for number in _FORWARDED
+        number: signal.signal(number, receive)
+        for number in (*_FORWARDED, *_FOR_RANKS)
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        child = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
-        exit_code = _wait(child, received, grace_s=stop_grace_s)
+        child = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            start_new_session=True,
+            pass_fds=() if report_fd is None else (report_fd,),
+        )
+        if report_fd is not None:
+            os.close(report_fd)
+        exit_code = _wait(child, received, for_ranks, grace_s=stop_grace_s, is_over=is_over)
         _end_descendants(gently=exit_code == 0 and not received)
     finally:
         for number, handler in previous.items():
@@ -79,7 +105,14 @@ class _Request:
         self.at = time.monotonic()
 
 
-def _wait(child: subprocess.Popen[bytes], received: Sequence[_Request], *, grace_s: float) -> int:
+def _wait(
+    child: subprocess.Popen[bytes],
+    received: Sequence[_Request],
+    for_ranks: list[int],
+    *,
+    grace_s: float,
+    is_over: Callable[[], bool],
+) -> int:
     """Return the command's exit code once it has ended; after a stop, its children have their grace too."""
     kill_at: float | None = None
     killed = False
@@ -87,9 +120,13 @@ def _wait(child: subprocess.Popen[bytes], received: Sequence[_Request], *, grace
     while (exit_code := child.poll()) is None or (not killed and ranks):
         time.sleep(_POLL_S)
         now = time.monotonic()
-        if received and kill_at is None:
+        if for_ranks and (listening := _children_of(child)):  # before, there is no rank to take it
+            number = signal.Signals(for_ranks.pop(0))
+            for process in listening:
+                _signal(process, number)
+        if kill_at is None and (received or is_over()):
             ranks = _children_of(child)
-            child.send_signal(received[0].signal)
+            child.send_signal(received[0].signal if received else signal.SIGTERM)
             kill_at = now + grace_s
         asked_again = bool(received) and received[-1].at - received[0].at > _SAME_REQUEST_S
         if kill_at is not None and (now >= kill_at or asked_again):

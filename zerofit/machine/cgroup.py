@@ -1,4 +1,4 @@
-"""What the cgroups of this process allow, v1 and v2: memory and CPU time."""
+"""The limits of this process's cgroups, v1 and v2: memory and CPU time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class MemoryLimit:
     """One level's limit; the levels above it hold as well."""
 
     limit_bytes: int
-    """What all processes below this level may take together."""
+    """The limit on all processes below this level together."""
     used_bytes: int
-    """What they hold now, without the page cache that the kernel would give back."""
+    """Their usage now, without the page cache that the kernel would give back."""
 
 
 def memory_limits(*, root: Path) -> tuple[MemoryLimit, ...]:

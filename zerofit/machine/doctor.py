@@ -71,13 +71,13 @@ class CheckupLine:
 
     status: Status
     topic: str
-    """What was looked at, in a word or two."""
+    """The thing examined, in a word or two."""
     found: str
-    """What is there."""
+    """The value found."""
     why: str | None = None
     """Why that is a warning; None where it is none."""
     fix: str | None = None
-    """What to do about it; None where there is nothing to do."""
+    """The fix; None where there is nothing to do."""
 
 
 def ok(topic: str, found: str) -> CheckupLine:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zerofit.machine.toolchain import BuildLock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 _ABANDONED_S = 600
 """ASSUMPTION: a build on another node with the same home, of 1 to 2 minutes, takes no longer than this."""
@@ -39,6 +39,19 @@ def extensions_folders(
 def is_op_compiled(name: str, *, folder: Path) -> bool:
     """Return True if the folder holds a compiled op of this name; a rebuilt one is called name_v1.so."""
     return any((folder / name).glob(f"{name}*.so"))
+
+
+def ops_to_compile(names: Iterable[str], *, environ: Mapping[str, str], home: Path) -> tuple[str, ...]:
+    """Return those of DeepSpeed's ops that this Python has not compiled yet, for whichever CUDA.
+
+    Args:
+        names: of ops.
+        environ: the environment.
+        home: the user's home folder.
+    """
+    top, folder = extensions_folders(environ=environ, home=home, cuda_version=None)
+    folders = [folder, *top.glob(f"{folder.name.removesuffix('cpu')}*")]
+    return tuple(name for name in names if not any(is_op_compiled(name, folder=one) for one in folders))
 
 
 def find_build_locks(top: Path, *, proc: Path = Path("/proc")) -> tuple[BuildLock, ...]:

@@ -17,7 +17,7 @@ from zerofit.core.units import GIB, MIB
 _FILE = os.path.join(CATALOG_FOLDER, "gpus.toml")
 
 RESERVED_BYTES = 512 * MIB
-"""What the driver keeps of a GPU whose usable memory is not known.
+"""Memory that the driver keeps on a GPU whose usable memory is not known.
 
 ASSUMPTION: the entries of the catalog that know it lie between 360 and 770 MiB.
 """
@@ -55,7 +55,7 @@ class CatalogGpu:
     driver_names: tuple[str, ...]
     """The product names that the driver gives; entries of another memory may share one."""
     spec: GpuSpec
-    """What is known of it, under its first driver name."""
+    """Its entry, under its first driver name."""
     sources: tuple[str, ...]
     """Links to data sheets and logs."""
 

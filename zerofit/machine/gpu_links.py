@@ -25,7 +25,7 @@ Source: https://pcisig.com/faq
 _FASTEST_PCIE = 16 * _PCIE_LANE_BYTES_PER_S[6]
 """A host link above this is no PCIe, as NVLink-C2C of a GH200; NVML knows of PCIe only."""
 _NVLINK_BYTES_PER_S = (14.0625e9, 20e9, 25e9, 50e9)
-"""What data sheets count of one NVLink, one direction: GA102, P100, V100 to H100, Blackwell.
+"""Data-sheet rates of one NVLink, one direction: GA102, P100, V100 to H100, Blackwell.
 
 NVML gives the rate on the wire, up to 6.25 % above: 26.562 GB/s for a link of an H100.
 Source: https://www.nvidia.com/en-us/data-center/nvlink/; "Third-Generation NVLink" in

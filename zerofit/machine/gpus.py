@@ -137,7 +137,7 @@ def _check_ids(gpu_ids: tuple[int, ...], num_gpus: int) -> None:
 
 
 _HIDING = re.compile(r"\s*(-\d.*|NoDevFiles|none|void)?\s*", re.IGNORECASE | re.DOTALL)
-"""What users and container runtimes write into CUDA_VISIBLE_DEVICES to hide every GPU."""
+"""Values of CUDA_VISIBLE_DEVICES by which users and container runtimes hide every GPU."""
 
 
 def _check_there_are_none(visible_devices: str | None, root: Path) -> None:

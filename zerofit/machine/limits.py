@@ -1,4 +1,4 @@
-"""What a run on this node can run out of: locked memory, shared memory, disk; its port; left-over files."""
+"""Limits of this node that a run may hit: locked memory, shared memory, disk; its port; left-over files."""
 
 from __future__ import annotations
 

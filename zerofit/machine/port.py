@@ -6,7 +6,7 @@ import errno
 import socket
 
 DEFAULT_PORT = 29500
-"""What torchrun and accelerate take."""
+"""The default port of torchrun and accelerate."""
 
 
 def is_port_free(port: int) -> bool:

@@ -16,6 +16,8 @@ _STOPS = (signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 _libc = ctypes.CDLL(None)
+PARENT_VARIABLE = "ZEROFIT_PARENT"
+"""Process id of the agent of `zerofit launch`, for the ranks that it starts."""
 
 
 @contextlib.contextmanager
@@ -41,14 +43,20 @@ def stopping_by_exception() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def end_with_parent(parent: int | None, *, by: signal.Signals = signal.SIGKILL) -> None:
+def end_with_agent() -> None:
+    """Have this rank killed once the agent of `zerofit launch`, if that started it, has ended."""
+    agent = os.environ.pop(PARENT_VARIABLE, None)  # it is not the parent of what the script starts
+    if agent is not None:
+        end_with_parent(int(agent))
+
+
+def end_with_parent(parent: int, *, by: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel signal this process once the thread that started it has ended (prctl(2)).
 
     Args:
         parent: process id of the one that started this one; if it has ended already, this one exits at once.
-            None does not check.
         by: the signal.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, by)
-    if parent is not None and os.getppid() != parent:
+    if os.getppid() != parent:
         os._exit(1)

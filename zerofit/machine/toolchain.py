@@ -1,4 +1,4 @@
-"""What doctor looks at beyond the machine: CUDA, compilers, DeepSpeed's ops, and the limits a run may hit."""
+"""The toolchain that doctor reports: CUDA, compilers, DeepSpeed's ops, and limits that a run may hit."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Driver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBuild:
-    """What the installed torch was built for."""
+    """The platform that the installed torch was built for."""
 
     cuda_version: tuple[int, int] | None
     """CUDA it was compiled against, (major, minor); None for a build without CUDA."""
     cuda_error: str | None
-    """What torch says where it can't start CUDA; None where it can, or was built without."""
+    """torch's error where it can't start CUDA; None where it can, or was built without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class DeepSpeedOp:
     is_compiled: bool
     """True if one lies in torch's extensions folder; loading it still goes through ninja and the compiler."""
     is_compatible: bool
-    """What the op builder's own is_compatible() says; it does not look for ninja, headers or nvcc."""
+    """The result of the op builder's own is_compatible(); it does not look for ninja, headers or nvcc."""
     needs_nvcc: bool
     """True if it has CUDA sources here."""
 
@@ -66,7 +66,7 @@ class BuildLock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolchain:
-    """What can be compiled on this node, and with what."""
+    """Ops that can be compiled on this node, and the compilers."""
 
     driver: Driver | None
     """None where NVML finds none."""
@@ -105,7 +105,7 @@ class Disk:
     """Room in one folder."""
 
     purpose: str
-    """What a run writes there, such as "current folder"."""
+    """The purpose of the folder, such as "current folder"."""
     folder: str
     free_bytes: int
     is_writable: bool
@@ -122,7 +122,7 @@ class EnvFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a run on this node can run out of, or stumble over."""
+    """Limits of this node that a run may hit."""
 
     installed_memory_bytes: int
     """Host memory of the node, whatever the cgroup allows."""

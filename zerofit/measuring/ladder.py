@@ -38,7 +38,7 @@ DEFAULT_RUNGS = "baseline,accumulation,checkpointing,adafactor,freeze-blocks,len
 """The published ladder."""
 PUBLISHED_MODEL, PUBLISHED_BATCH, PUBLISHED_LENGTH = "chinese-macbert-large", 32, 128
 CPU = "CPU"
-"""What a ladder calls the device that is no GPU."""
+"""A ladder's name for the CPU."""
 _NEAR = 3
 """Names that a message offers for a wrong one."""
 
@@ -81,13 +81,13 @@ class LadderStep:
     label: str
     """Its words, with a "+" where it stands on others."""
     before: LadderRun
-    """What it changes."""
+    """The settings that it changes."""
     run: LadderRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What others measured of one rung, of the same model and sizes."""
+    """Others' measurements of one rung, at the same model and sizes."""
 
     memory_g: float
     """As printed, in "G"."""
@@ -115,7 +115,7 @@ class RungResult:
 
     @property
     def measured(self) -> TrialMeasurement | None:
-        """What it took; None unless it ran to its end."""
+        """Its measurements; None unless it ran to its end."""
         return self.outcome.measured
 
 

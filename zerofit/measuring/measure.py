@@ -157,7 +157,7 @@ def make_trainee(model: Any, samples: dict[str, Any], spec: TrialSpec, device: s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trained:
-    """What training came to."""
+    """The result of training."""
 
     trainee: Trainee
     gradients: int

@@ -1,4 +1,4 @@
-"""What a process, its GPU and its tensors hold, and a limit on that."""
+"""Memory held by a process, its GPU and its tensors, and a limit on it."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def forget_making(device: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
-    """What NVML says at one moment of the first GPU that CUDA sees; None for what it does not tell."""
+    """NVML's reading of the first GPU that CUDA sees; None for values it does not report."""
 
     free_bytes: int | None = None
-    """What no process holds."""
+    """Free memory of the GPU."""
     process_bytes: int | None = None
-    """What this process holds. In a container process ids differ from the driver's, which then knows none."""
+    """Memory of this process. In a container process ids differ from the driver's, which then knows none."""
 
     def used_since(self, before: GpuReading) -> int | None:
         """Return how much more all processes together hold than at an earlier reading."""

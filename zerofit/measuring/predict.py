@@ -1,4 +1,4 @@
-"""What zerofit's estimator says of a rung: a trace of the model, the engine's memory, and the step's time."""
+"""The estimator's prediction of a rung: a trace of the model, the engine's memory, and the step's time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STAND_IN = "A100-80G"
 """ASSUMPTION: the GPU whose kernels are traced where none is named; weights, gradients and states do not
 depend on it."""
 _KEPT = (TensorKind.ACTIVATION, TensorKind.OUTPUT)
-"""What a forward pass leaves, beside the batch."""
+"""Tensors that a forward pass leaves, beside the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Predictor:
     machine: Machine | None = None
     """The node, for the time of a step; None predicts none."""
     rates: Rates | None = None
-    """What is achieved of the node's peaks; None predicts no time."""
+    """Achieved shares of the node's peak rates; None predicts no time."""
 
     def estimate(self, run: LadderRun, *, tell: Callable[[str], None] | None = None) -> MemoryEstimate:
         """Return the GPU memory of a run, phase by phase.

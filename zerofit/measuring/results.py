@@ -18,7 +18,7 @@ class TrialSpec:
     model: str
     """A name of the catalog, a folder, or a config.json."""
     task: str
-    """What its head is for: a value of zerofit.models.task.Task."""
+    """The task of its head: a value of zerofit.models.task.Task."""
     strategy: Strategy
     """With micro-batch and accumulation filled in."""
     sequence_length: int
@@ -35,7 +35,7 @@ class TrialSpec:
     """Data-parallel ranks under DeepSpeed. Above 1 the process is rank 0 of them, with collectives that
     exchange nothing: its tensors are those of a rank, its losses mean nothing."""
     memory_limit_bytes: int | None = None
-    """What torch may allocate on the GPU; on the CPU, what the process may map beyond its imports: private
+    """Limit of torch's allocations on the GPU; on the CPU, of memory mapped beyond the imports: private
     writable mappings (getrlimit(2), RLIMIT_DATA). None for no limit."""
     waits: bool = False
     """True if the process, once it has imported everything, waits for a line on stdin before it touches the
@@ -93,7 +93,7 @@ class TensorBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialMeasurement:
-    """What one trial took, in a process of its own."""
+    """The measurements of one trial, in a process of its own."""
 
     process_bytes: int
     """Peak of the process's resident memory, over what it held once all was imported."""
@@ -104,16 +104,16 @@ class TrialMeasurement:
     reserved_bytes: int | None = None
     """Peak of what torch's allocator held."""
     device_bytes: int | None = None
-    """What the process held of the GPU at its peak: beside torch's memory what the driver counts after the
+    """GPU memory of the process at its peak: beside torch's memory, the driver's count after the
     last step, by device_process_bytes where it tells processes apart, else by device_used_bytes; and
     reserved_bytes."""
     device_process_bytes: int | None = None
-    """What NVML says after the last step of this very process; None where it does not know it, as in a
+    """NVML's count for this process after the last step; None where it does not know it, as in a
     container."""
     device_used_bytes: int | None = None
     """How much more all processes together hold of the GPU after the last step than before CUDA started."""
     context_bytes: int | None = None
-    """What the driver said that the process held once CUDA had started, before its first tensor."""
+    """The driver's count for the process once CUDA has started, before its first tensor."""
     step_times_s: tuple[float, ...]
     """Of each timed optimizer step."""
     step_time_s: float
@@ -138,14 +138,14 @@ class TrialOutcome:
     reason: str = ""
     """Why, where it is not done: one line."""
     measured: TrialMeasurement | None = None
-    """What it took; None unless it is done."""
+    """Its measurements; None unless it is done."""
 
     __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPrediction:
-    """What zerofit's estimator predicts of one trial."""
+    """The estimator's prediction of one trial."""
 
     parts: TensorBytes | None
     """None under DeepSpeed, where none are counted."""

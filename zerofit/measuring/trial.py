@@ -50,7 +50,7 @@ class TrialFiles:
 
     @property
     def spec(self) -> Path:
-        """What the process is told."""
+        """The task handed to the process."""
         return self.folder / f"{self.name}.spec.json"
 
     @property

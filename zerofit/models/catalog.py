@@ -25,13 +25,13 @@ class CatalogModel:
     """One model of the catalog."""
 
     name: str
-    """What users type, such as "llama-3-8b"."""
+    """The name that users type, such as "llama-3-8b"."""
     hub_ids: tuple[str, ...]
     """The repositories on the hub that have this config, the one it was taken from first."""
     source: str
     """Link to the config.json, which was not opened."""
     checked: str
-    """What the entry was held against; the head of models.toml tells the words."""
+    """The source that the entry was checked against; the head of models.toml explains the words."""
     config: dict[str, Any]
     """The keys of config.json that decide the model's memory and computation."""
     published_parameters: int | None = None

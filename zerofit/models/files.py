@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from zerofit.core.errors import UserError
+from zerofit.core.json_text import parse_json
 from zerofit.models.catalog import catalog_models, find_in_catalog, nearest_in_catalog
 from zerofit.models.source import LocatedConfig, ModelOrigin
 
@@ -63,7 +63,7 @@ def _of_folder(text: str, folder: Path) -> LocatedConfig:
 def _read(file: Path) -> dict[str, Any]:
     """Return the content of a config.json that names its family and holds plain weights."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise _unreadable(file, error) from error
     except ValueError as error:
@@ -128,7 +128,7 @@ def _no_config(text: str, folder: Path) -> UserError:
 
 def _adapter(text: str, file: Path) -> UserError:
     try:
-        base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = parse_json(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError):
         base = None
     return UserError(

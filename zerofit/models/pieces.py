@@ -33,7 +33,7 @@ several or none (image_grid_thw, pixel_values_videos ...), so that rows can't be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What one forward pass is given."""
+    """The inputs of one forward pass."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]

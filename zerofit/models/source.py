@@ -1,4 +1,4 @@
-"""What is known of a model that was asked for: its config, facts and task head, and where they came from."""
+"""The facts of a requested model: its config, facts and task head, and where they came from."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ModelSource(LocatedConfig):
     """A model as it was asked for, ready to be planned with or to be built without weights."""
 
     task: Task
-    """What the head is for."""
+    """The task of the head."""
     task_reason: str
     """Why this task, in words."""
     facts: ModelFacts

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Task(Enum):
-    """What a model's head is for; transformers has one Auto class for each."""
+    """The task of a model's head; transformers has one Auto class for each."""
 
     CAUSAL_LM = "causal-lm"
     SEQ2SEQ_LM = "seq2seq-lm"
@@ -54,7 +54,7 @@ _PREFERENCE = (
     Task.IMAGE_CLASSIFICATION,
     Task.CAUSAL_LM,
 )
-"""What a model without a head of its own is trained for, first that its family has."""
+"""Tasks of a model without a head of its own; the first that its family has is taken."""
 
 
 def task_of(config: dict[str, Any], available: tuple[Task, ...]) -> tuple[Task, str] | None:

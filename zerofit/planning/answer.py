@@ -23,21 +23,21 @@ class Answer:
     plan: Plan
     """Of the choice, or of the nearest where nothing fits."""
     is_fast: bool
-    """Whether closed forms stood in for traces."""
+    """True if closed forms stood in for traces."""
     as_it_is: EstimatedStrategy | None = None
-    """What the script runs without zerofit; None where there is no script, or it brings an engine itself."""
+    """The strategy of the script without zerofit; None without a script, or where it brings an engine."""
     in_16_bits: EstimatedStrategy | None = None
     """The best in 16 bits, where the choice keeps the fp32 of a script that names no precision."""
     dropped: tuple[Dropped, ...] = ()
-    """What compatibility rules forbade."""
+    """Candidates that compatibility rules forbid."""
     suggestions: tuple[Suggestion, ...] = ()
     """Where nothing fits: with what it would."""
     notes: tuple[str, ...] = ()
-    """What was assumed, one sentence each."""
+    """Assumptions, one sentence each."""
 
     @property
     def fits(self) -> bool:
-        """Whether anything fits."""
+        """True if anything fits."""
         return self.found.chosen is not None
 
     @property

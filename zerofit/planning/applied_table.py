@@ -1,4 +1,4 @@
-"""What a script says, what runs in its place, and why: the changes that a plan makes, as rows."""
+"""The changes that a plan makes to a script's settings, as rows with reasons."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.plan import Origin
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, show
-from zerofit.core.text_table import table_lines
+from zerofit.core.text_table import table_lines, wrapped
 from zerofit.planning.constraints import constraints_of
 from zerofit.planning.plan_words import OPTIMIZER_WORDS
 from zerofit.scripts.capture_summary import batch_words, class_name
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HEADER = ("", "script alone", "runs", "why")
 _NONE = OffloadDevice.NONE
 _CPU_ADAM = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
-"""What accelerate maps to DeepSpeed's CPU Adam under offload (accelerate/utils/deepspeed.py,
+"""Optimizers that accelerate maps to DeepSpeed's CPU Adam under offload (accelerate/utils/deepspeed.py,
 map_pytorch_optim_to_deepspeed)."""
 
 
@@ -49,16 +49,24 @@ def applied_rows(plan: Plan) -> tuple[Row, ...]:
     )
 
 
-def applied_table(rows: tuple[Row, ...], *, width: int | None = None) -> str:
+def applied_table(rows: tuple[Row, ...], *, width: int | None = None, is_cut: bool = True) -> str:
     """Return the rows as a table; one line that says so where nothing changes.
 
     Args:
         width: columns that it may take; None for any.
+        is_cut: True to cut reasons that are too long; False to write them whole, below their rows.
     """
     if not rows:
         return "runs as the script says, without any change"
-    cells = [(row.what, row.script_says, row.runs, row.why) for row in rows]
-    return "\n".join(table_lines([_HEADER, *cells], width=width))
+    cells = [_HEADER, *((row.what, row.script_says, row.runs, row.why) for row in rows)]
+    lines = table_lines(cells)
+    if is_cut or width is None or max(map(len, lines)) <= width:
+        return "\n".join(table_lines(cells, width=width))
+    header, *settings = table_lines([row[:-1] for row in cells], width=width)
+    below = [
+        line for setting, row in zip(settings, rows, strict=True) for line in (setting, f"    {row.why}")
+    ]
+    return "\n".join(wrapped((header, *below), width))
 
 
 def _batch(plan: Plan, capture: Capture | None) -> Iterator[Row]:
@@ -200,7 +208,7 @@ def _held(plan: Plan, capture: Capture | None) -> Iterator[Row]:
 
 
 OWN = "its own"
-"""What stands for a setting of a script that was not captured."""
+"""Shown for a setting of a script that was not captured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +218,7 @@ class Row:
     what: str
     """Its name, as a person reads it."""
     script_says: str
-    """What the script says, or what it comes to where nothing else is said."""
+    """The script's value, or the default where it sets none."""
     runs: str
     why: str
 

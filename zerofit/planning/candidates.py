@@ -56,7 +56,7 @@ _AS_SAID: dict[str, Any] = {
 """Values that no rule forbids unless the user gives them, so that each kind is checked once."""
 
 _Trained = tuple[tuple[str, ...], Lora | None, Quantization | None]
-"""What is frozen, the adapters, and the format of the weights beside them."""
+"""Frozen parameters, the adapters, and the format of the weights beside them."""
 _NONE, _CPU, _NVME = OffloadDevice.NONE, OffloadDevice.CPU, OffloadDevice.NVME
 _KINDS: tuple[Kind, ...] = (
     (Engine.NATIVE, ZeroStage.NOTHING, _NONE, _NONE),

@@ -1,4 +1,4 @@
-"""What is said of a model, its workload and a machine that is not here."""
+"""Flags about a model, its workload and the GPUs of another machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Loop(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlags:
-    """What the flags say of model and workload."""
+    """The flags about model and workload."""
 
     model: str | None
     sequence_length: int | None
@@ -45,14 +45,14 @@ class ModelFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFlags:
-    """What the flags say of a machine that is not here."""
+    """The flags about another machine's GPUs."""
 
-    gpus: str | None
-    host_ram: str | None
-    nvme: str | None
-    cpu_cores: int | None
-    network: str | None
-    host_bandwidth: str | None
+    gpus: str | None = None
+    host_ram: str | None = None
+    nvme: str | None = None
+    cpu_cores: int | None = None
+    network: str | None = None
+    host_bandwidth: str | None = None
 
 
 DEFAULTS: dict[str, Any] = {
@@ -63,7 +63,7 @@ DEFAULTS: dict[str, Any] = {
     "is_fast": False,
     "takes_fastest": False,
 }
-"""What a flag of planning is where it is left out; None for the others."""
+"""Defaults of the planning flags; None for those not listed."""
 CAPTURE_LIMIT_S = 600
 """ASSUMPTION: imports, data and tokenization of most scripts take less; --capture-limit says otherwise."""
 
@@ -82,7 +82,7 @@ _ONLY_PLANNING = {
     "is_fast": "--fast",
     "takes_fastest": "--fastest",
 }
-"""What does nothing where no plan is made, by the field of ModelFlags."""
+"""Flags that have no effect where no plan is made, by field of ModelFlags."""
 
 
 def check_none_ignored(flags: ModelFlags, *, because: str, instead: str) -> None:

@@ -303,11 +303,11 @@ def _no_length(facts: ModelFacts, model: str) -> UserError:
 
 
 _UNDER_ZERO_INIT = (ModelConstructor.PRETRAINED, ModelConstructor.CONFIG)
-"""What transformers itself makes under zero.Init; a class that is called makes its model whole."""
+"""Constructors that transformers runs under zero.Init; a class that is called makes its model whole."""
 
 
 def makes_model_first(script: ScriptFacts | None) -> bool:
-    """Return whether a script's model comes to stage 3 whole.
+    """Return True if a script's model comes to stage 3 whole.
 
     transformers makes a model under zero.Init where an HfDeepSpeedConfig of stage 3 is alive: an Accelerator
     or TrainingArguments made before holds one, whatever zero3_init_flag says, and deepspeed.initialize()

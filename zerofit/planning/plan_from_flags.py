@@ -72,7 +72,7 @@ _CPU_REASON = Reason(field="on_cpu", value="on", origin=Origin.FLAG, why="--cpu 
 
 
 def asks_for_cpu(request: Request) -> bool:
-    """Return whether the user said --cpu, now or when the plan was made."""
+    """Return True if the user said --cpu, now or when the plan was made."""
     return request.on_cpu or (request.plan is not None and _CPU_REASON in request.plan.reasons)
 
 

@@ -42,11 +42,11 @@ _SHOWN_BYTES = 2**27
 """A smaller term is left out where terms are listed."""
 _AT_LEAST = "too large: weights, gradients, states and context of its smallest variant"
 _COMMAND = "    "
-"""What a command to paste begins with."""
+"""Prefixes of a command to paste."""
 _ALL_COLUMNS = 160
 """Columns from which on verdicts and strategies are written out."""
-_LESS_IMPORTANT = (7, 5, 3, 6, 2)
-"""Columns that are left out where the terminal is narrow: the rate, host, bar, step, batch."""
+_LESS_IMPORTANT = (3, 7, 5, 6, 2)
+"""Columns that are left out where the terminal is narrow: the bar, rate, host, step, batch."""
 _SHORT = (
     ("optimizer on cpu, weights on cpu", "all on cpu"),
     ("optimizer on nvme, weights on nvme", "all on nvme"),
@@ -75,7 +75,7 @@ def plan_table(answer: Answer, *, width: int | None = None) -> str:
             "",
             *table,
             "",
-            *wrapped(_legend(answer, has_bar=_BAR_NAME in table[0]), width),
+            *wrapped(_legend(answer, columns=table[0]), width),
             "",
             *wrapped(last, width, whole=_COMMAND),
         ]
@@ -144,12 +144,16 @@ def _full_cells(answer: Answer, *, is_short: bool) -> list[list[str]]:
 def _short_verdict(answer: Answer, judged: EstimatedStrategy) -> str:
     if not judged.fits:
         on_gpu = judged.estimate.device.peak_bytes > answer.problem.device_bytes
-        return _TOO_LARGE if on_gpu else "too large for host"
+        return _TOO_LARGE if on_gpu else f"needs {gib(judged.estimate.host.peak_bytes)} GiB of host"
     verdict, chosen = fit_words(judged.estimate, answer.problem), answer.found.chosen
     ratio = None if chosen is None else _speedup(chosen, judged)
     if judged is answer.head or ratio is None:
         return verdict
-    return f"{verdict}, {ratio:.1f} x time"
+    if ratio >= 2:
+        return f"{verdict}, {ratio:.1f}x time"
+    if 0.95 < ratio < 1.05:
+        return f"{verdict}, as fast"
+    return f"{verdict}, {ratio - 1:.0%} slower" if ratio > 1 else f"{verdict}, {1 - ratio:.0%} faster"
 
 
 def _row(answer: Answer, judged: EstimatedStrategy, mark: str, *, is_short: bool) -> list[str]:
@@ -175,12 +179,13 @@ def _row(answer: Answer, judged: EstimatedStrategy, mark: str, *, is_short: bool
     ]
 
 
-def _legend(answer: Answer, *, has_bar: bool = True) -> Iterator[str]:
+def _legend(answer: Answer, *, columns: str = " ".join(_HEADER)) -> Iterator[str]:
     letters = ", ".join(f"{group.letter} {group.name}" for group in GROUPS)
     ranks = answer.problem.topology.world_size
     where = f"each of {ranks} GPUs" if ranks > 1 else "the GPU"
-    yield f"batch: micro-batch x accumulation, on {where}"
-    if has_bar:
+    if "batch" in columns:
+        yield f"batch: micro-batch x accumulation, on {where}"
+    if _BAR_NAME in columns:
         yield f"bar:   {letters}; its end is {format_bytes(answer.problem.device_bytes)}"
     yield "±:     a measurement is expected within it; where it reaches beyond GPU or host: fits closely"
 
@@ -223,7 +228,7 @@ def command_with(flags: str, request: Request) -> str:
 
 
 def as_it_is_lines(answer: Answer, *, has_terms: bool = True) -> list[str]:
-    """Return whether the script fits as it is, and what is chosen in its place; empty without a script.
+    """Return the verdict on the script as it is, and the choice in its place; empty without a script.
 
     Args:
         has_terms: True for the terms of what it needs.

@@ -27,7 +27,7 @@ LEAST_LENGTH = 128
 
 
 class Allow(StrEnum):
-    """What changes the training, and is considered only when the user allows it."""
+    """A method that changes the training, and is considered only when the user allows it."""
 
     ADAFACTOR = "adafactor"
     """Adafactor in place of AdamW."""
@@ -43,7 +43,7 @@ class Allow(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """What stays free of each GPU."""
+    """Memory that a plan leaves free on each GPU."""
 
     share: float = 0.0
     """Of its memory."""
@@ -53,7 +53,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a captured script brings to its problem, and a plan leaves as it is."""
+    """The properties of a captured script that a plan leaves as they are."""
 
     capture: Capture
     constraints: Constraints
@@ -61,11 +61,11 @@ class Script:
     micro_batch_size: int | None
     """Samples of one forward pass of the script as it stands, on one rank; None where nothing shows it."""
     optimizer: Stepper
-    """What its optimizer is like."""
+    """Properties of its optimizer."""
     optimizer_id: str | None
     """Id of its optimizer in compat/optimizer_table.py; None where there are several or none was seen."""
     optimizer_note: str
-    """What is assumed of it, one sentence; empty where nothing is."""
+    """The assumption about it, in one sentence; empty for none."""
     weights: Precision
     """Format of most of its weights, as it makes them."""
     weight_bytes: int
@@ -74,7 +74,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is to be planned."""
+    """The input of a search: model, machine, workload, constraints."""
 
     model: ModelFacts
     machine: Machine
@@ -83,7 +83,7 @@ class Problem:
     """With sequence_length filled in, for a model with tokens."""
     versions: Versions
     request: Request
-    """What the user fixed: each field of a Strategy that is set there is a constraint."""
+    """Constraints of the user: each field of a Strategy that is set there is a constraint."""
     allow: frozenset[Allow] = frozenset()
     reserve: Reserve = field(default_factory=lambda: Reserve(share=DEFAULT_RESERVE))
     makes_model_first: bool = False
@@ -93,15 +93,15 @@ class Problem:
     expandable_segments: bool = False
     """True if the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
     script: Script | None = None
-    """What will run, where a script was captured; None for a model that was named."""
+    """The script that will run, where one was captured; None for a model that was named."""
     loaded_in: Precision = Precision.FP32
     """Format in which a model that was named is loaded."""
     notes: tuple[str, ...] = ()
-    """What was assumed of it, one sentence each."""
+    """Assumptions about it, one sentence each."""
 
     @property
     def constraints(self) -> Constraints:
-        """What of a strategy the script leaves open."""
+        """The settings that the script leaves open."""
         return self.script.constraints if self.script is not None else Constraints()
 
     @property
@@ -113,7 +113,7 @@ class Problem:
 
     @property
     def own_optimizer(self) -> Stepper:
-        """What the script's own optimizer is like; foreach AdamW where it is not known."""
+        """The script's own optimizer; foreach AdamW where it is not known."""
         return self.script.optimizer if self.script is not None else None
 
     @property
@@ -150,7 +150,7 @@ class Problem:
 
     @property
     def device_bytes(self) -> int:
-        """What of it a plan may take."""
+        """Memory of that GPU that a plan may use."""
         return self.card_bytes - int(self.card_bytes * self.reserve.share) - self.reserve.num_bytes
 
     @property

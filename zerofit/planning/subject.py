@@ -1,4 +1,4 @@
-"""What a plan is made for: a model that --model names, or what a script was seen to train."""
+"""The subject of a plan: a model that --model names, or the training that a capture saw."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Subject(Protocol):
 
     @property
     def said(self) -> str:
-        """What the user gave: "--model llama-3-8b", "train.py"."""
+        """The name that the user gave: "--model llama-3-8b", "train.py"."""
 
     @property
     def facts(self) -> ModelFacts:
@@ -44,15 +44,15 @@ class Subject(Protocol):
 
     @property
     def capture(self) -> Capture | None:
-        """What a script was seen to train; None where no script was run."""
+        """The capture of a script; None where no script was run."""
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What a script was seen to train, for a person; empty where no script was run."""
+        """A summary of the capture, in lines; empty where no script was run."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was assumed of it, one sentence each."""
+        """Assumptions about it, one sentence each."""
 
     @property
     def identity(self) -> str:
@@ -74,9 +74,9 @@ class NamedModel:
     flags: ModelFlags
     source: ModelSource
     script: ScriptFacts | None = None
-    """What the source of the script shows that will train it; None where there is none yet."""
+    """The source of the script that will train it; None where there is none yet."""
     length_note: str = ""
-    """What was assumed of the samples' length."""
+    """Assumptions about the samples' length."""
 
     @property
     def name(self) -> str:
@@ -85,7 +85,7 @@ class NamedModel:
 
     @property
     def said(self) -> str:
-        """What the user gave."""
+        """The name that the user gave."""
         return f"--model {self.flags.model}"
 
     @property
@@ -151,7 +151,7 @@ class CapturedRun:
 
     @property
     def said(self) -> str:
-        """What the user gave."""
+        """The name that the user gave."""
         return script_of(self.capture.target)
 
     @property
@@ -161,12 +161,12 @@ class CapturedRun:
 
     @property
     def capture(self) -> Capture:
-        """What the script was seen to train."""
+        """The capture of the script."""
         return self.script.capture
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What the script was seen to train, and whether a run of before saw it."""
+        """A summary of the capture, which says if it is from the cache."""
         return capture_lines(self.capture, is_kept=self.script.is_kept)
 
     @property

@@ -129,6 +129,8 @@ def _bigger_gpus(problem: Problem, gpus: Sequence[GpuSpec]) -> Iterator[tuple[st
     for gpu in sorted(gpus, key=lambda gpu: gpu.memory_bytes):
         if gpu.memory_bytes <= present.memory_bytes or gpu.memory_bytes in seen:
             continue
+        if (gpu.compute_capability is None) != (present.compute_capability is None):
+            continue  # AMD's: another machine, and no zerofit launch
         seen.add(gpu.memory_bytes)
         machine = replace(problem.machine, gpus=(gpu,) * len(problem.machine.gpus))
         size = format_bytes(gpu.memory_bytes)

@@ -1,4 +1,4 @@
-"""What a script was seen to train, in a few lines for a person and as a small JSON value."""
+"""A summary of a capture, in a few lines and as a small JSON value."""
 
 from __future__ import annotations
 

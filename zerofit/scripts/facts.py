@@ -73,7 +73,7 @@ class ScriptCall:
     action: Action
     seen: Sighting
     state: ModelState | None = None
-    """What became of the model that it works on; None where that is not known, or there is none."""
+    """The state of the model that it works on; None where that is not known, or there is none."""
     one_rank: Sighting | None = None
     """The condition, such as `accelerator.is_main_process`, by which some ranks alone get here."""
     is_otherwise: bool = False
@@ -85,7 +85,7 @@ class ScriptCall:
     is_in_inference_mode: bool = False
     """True if it stands inside `torch.inference_mode()`."""
     share: Sighting | None = None
-    """What says how often each rank gets here, where one may get here more often than another: the loop's
+    """The expressions that decide how often each rank gets here, where ranks may differ: the loop's
     `prompts[rank::world_size]`, or a condition such as `number % world_size == rank`."""
     trains_before: bool = False
     """FORWARD, GENERATE, EVALUATE: True if the script has trained before it; unknown counts as trained, and
@@ -146,7 +146,7 @@ class ScriptFacts:
 
 
 class Action(StrEnum):
-    """What a call in the source does, as far as rules care."""
+    """The effect of a call in the source, as far as rules need it."""
 
     MAKE_ACCELERATOR = "Accelerator()"
     MAKE_ARGUMENTS = "TrainingArguments()"
@@ -197,10 +197,10 @@ class ModelConstructor(StrEnum):
 
 
 class ModelState(StrEnum):
-    """What became of a model up to a call."""
+    """The state of a model at a call."""
 
     PLAIN = "plain"
     ENGINE = "engine"
-    """What prepare() or deepspeed.initialize() returned."""
+    """The return value of prepare() or deepspeed.initialize()."""
     IN_ENGINE = "in engine"
     """The module within an engine."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder
@@ -20,7 +21,7 @@ def check_script(script: str, *, module: bool) -> None:
         _check_module(script)
         return
     path = Path(script)
-    if path.is_file():
+    if os.path.isfile(path):  # Path.is_file raises for a name that is too long
         _check_is_python(path)
         return
     folder = path.parent
@@ -30,7 +31,7 @@ def check_script(script: str, *, module: bool) -> None:
         "script-missing",
         "there is no such script",
         found=script,
-        why="it is a folder" if path.is_dir() else f"no file of that name stands in {folder.resolve()}",
+        why="it is a folder" if os.path.isdir(path) else f"no file of that name stands in {folder.resolve()}",
         fix=f"did you mean {folder / near}?" if near else "name the script's file, or use -m for a module",
     )
 

@@ -1,1 +1,1 @@
-"""What runs inside the training processes."""
+"""Code that runs inside the training processes."""

@@ -59,7 +59,7 @@ def install(module: ModuleType, changes: Changes, *, limit_s: float) -> None:
 
 
 def needs_all_ranks(model: Any) -> bool:
-    """Return whether a model's forward passes need all ranks: ZeRO-3 partitions it, or its hooks are on.
+    """Return True if a model's forward passes need all ranks: ZeRO-3 partitions it, or its hooks are on.
 
     Weights that the script has gathered itself are released by the hooks in the first pass, unless it has
     taken them off. A group of fewer ranks (MiCS, say) is not meant: synced_gpus asks all ranks.
@@ -73,7 +73,7 @@ def needs_all_ranks(model: Any) -> bool:
 
 
 def _belongs_to_hybrid_engine(model: Any) -> bool:
-    """Return whether DeepSpeed's engine for RLHF has put its own generate in front (hybrid_engine.py)."""
+    """Return True if DeepSpeed's engine for RLHF has put its own generate in front (hybrid_engine.py)."""
     owner = getattr(vars(model).get("generate"), "__self__", None)
     return type(owner).__name__ == "DeepSpeedHybridEngine"
 

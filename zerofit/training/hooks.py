@@ -17,6 +17,7 @@ from zerofit.training import (
     compiled_model,
     generate_hooks,
     grouped_batches,
+    observe,
     optimizer_swap,
     quantized_loading,
 )
@@ -43,11 +44,12 @@ class Hook:
     """Takes the class or the module, what to set, and where to note it; does nothing where the plan needs
     nothing."""
     why_here: str
-    """What its place in the list is for."""
+    """The reason for its place in the list."""
 
 
 ACCELERATOR_HOOKS = (
-    Hook("changed model", changed_model.install, "first: all others see the model that trains"),
+    Hook("observation", observe.install_in_accelerate, "first: all that prepare() and saving do is a part"),
+    Hook("changed model", changed_model.install, "before all others: they see the model that trains"),
     Hook("step before saving", deepspeed_step.install, "on other methods than prepare()"),
     Hook("clipping", clipping.install, "around the step that may be skipped: only a step is clipped for"),
     Hook("skipped steps", skipped_steps.install, "around the scaler's own step, which says if it skipped"),
@@ -71,6 +73,7 @@ ACCELERATOR_HOOKS = (
 first, and sees what the script gave."""
 
 TRAINER_HOOKS = (
+    Hook("observation", observe.install_in_trainer, "first: all that evaluating and saving do is a part"),
     Hook("optimizer", trainer_optimizer.install, "remembers the script's before train() sets DeepSpeed up"),
     Hook("loss", trainer_loss.install, "on compute_loss() alone"),
     Hook("arguments", trainer_hooks.install, "right around train(), which reads the arguments again"),
@@ -114,6 +117,12 @@ def _install_trainer(module: Any, settings: AppliedSettings, changes: Changes) -
 
 
 MODULE_HOOKS = (
+    Hook("torch.autograd", observe.install_backward, "before anything is trained"),
+    Hook("torch.serialization", observe.install_saving, "before torch takes save() from it"),
+    Hook("torch.optim.optimizer", observe.install_steps, "before an optimizer is made"),
+    Hook("torch.utils.data.dataloader", observe.install_data, "before a DataLoader is made"),
+    Hook("deepspeed.runtime.engine", observe.install_in_engine, "before an engine is made"),
+    Hook("transformers.trainer_callback", observe.install_in_callbacks, "before a Trainer is made"),
     Hook("accelerate.state", accelerate_hooks.install_gloo, "before an Accelerator asks for its ranks"),
     Hook("deepspeed.runtime.zero.partition_parameters", _install_waiting_gathers, "before a model is made"),
     Hook("torch.nn.utils", clipping.install_in_torch, "before the script imports clip_grad_norm_ from it"),
@@ -123,7 +132,7 @@ MODULE_HOOKS = (
     Hook("accelerate.accelerator", _install_accelerator, "before an Accelerator is made"),
     Hook("transformers.training_args", _install_trainer, "before TrainingArguments are made"),
 )
-"""What is done as soon as the script imports a module, by its name."""
+"""Hooks that run as soon as the script imports a module, by its name."""
 
 
 def install(plan: Plan, changes: Changes) -> None:

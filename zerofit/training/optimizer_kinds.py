@@ -23,13 +23,13 @@ _get_fused_kernels_supported_devices)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerKind:
-    """What the name of an optimizer stands for."""
+    """An optimizer by name: its class and defaults."""
 
     module: str
     """That of the class, and of those that compute the same."""
     class_name: str
     keeps: frozenset[str] = frozenset()
-    """What it takes over from an optimizer of its own kind."""
+    """Options that it takes over from an optimizer of the same kind."""
     bits: int | None = None
     """Of a state; None for optimizers of other libraries than bitsandbytes."""
     is_paged: bool = False

@@ -1,9 +1,10 @@
-"""What one rank leaves in the run folder when it ends: its exit, its error, its peaks."""
+"""The record that a rank writes when it ends: its exit, its error, its peaks."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def write_record(
         changes=changes,
         num_scaled_steps=steps.num_steps if is_scaled else None,
         num_skipped_steps=steps.num_skipped if is_scaled else None,
+        ended_at=time.time(),
     )
     text = json.dumps(asdict(record), indent=2) + "\n"
     write_whole(record_file(folder, rank), text, mode=0o600)  # an error may hold what arguments held

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 from zerofit.core.errors import UserError
 from zerofit.core.plan import plan_from_json
 from zerofit.generation.ranks.meeting import end_when_stuck, tell_ended
+from zerofit.machine.stopping import end_with_agent
 from zerofit.scripts.run_target import code_of, run_target, script_frames
+from zerofit.training import observe
 from zerofit.training.changes import Changes
 from zerofit.training.hooks import install
 from zerofit.training.record import write_record
@@ -37,6 +39,7 @@ peft and accelerate import it for runs that use none of it (bitsandbytes 0.50).
 
 def main(arguments: Sequence[str]) -> int:
     """Run the target and return the process's exit code."""
+    end_with_agent()
     last_exit = LastExit()
     logging.getLogger(_NOISY).setLevel(logging.ERROR)
     plan_file, *target = arguments
@@ -60,6 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     end_when_stuck(leave)
     error: BaseException | None = None
     exit_code = 0
+    observe.start(folder / "ranks", rank)
     try:
         install(plan_from_json(Path(plan_file).read_text(encoding="utf-8"), name=plan_file), changes)
         run_target(target)
@@ -75,6 +79,8 @@ def main(arguments: Sequence[str]) -> int:
         exit_code, error = 1, failure
         failure = failure.with_traceback(script_frames(failure.__traceback__, caller=__file__))
         sys.excepthook(type(failure), failure, failure.__traceback__)
+    if exit_code == 0:
+        observe.end()
     end(exit_code, error)
     tell_ended(exit_code)
     return exit_code
@@ -88,7 +94,7 @@ class LastExit:
     """
 
     exit_code = 1
-    """What the process ends with; a failure until somebody knows better."""
+    """Exit code of the process; a failure until the script's own is known."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()

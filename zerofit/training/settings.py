@@ -1,4 +1,4 @@
-"""What of a plan reaches an unmodified script, and the batches that a plan and a script must agree on."""
+"""The parts of a plan that reach an unmodified script, and batches on which plan and script must agree."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedSettings:
-    """What the hooks set."""
+    """The settings that hooks apply."""
 
     plan: Plan
-    """What runs."""
+    """The effective value."""
     strategy: Strategy
     """The plan's; a field of None leaves the script's own. Its accumulation is what the script is told,
     without the passes that a loop counts itself."""

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from zerofit.checking.pages.measured_pages import versions_page
-from zerofit.checking.pages.rule_pages import rule_page, rules_reference, rules_table
+from tools.measured_pages import versions_page
+from tools.rules_reference import rules_reference
+from zerofit.checking.pages.rule_pages import rule_page, rules_table
 from zerofit.checking.rule import Effect, Evidence, Example
 from zerofit.checking.rules import ALL_RULES, Rule
 from zerofit.core.strategy import Engine, OffloadDevice, Strategy, ZeroStage

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rule_examples import situations_of_example
 
 from zerofit.checking.engine import check
-from zerofit.checking.inputs.example import situations_of_example
 from zerofit.checking.rule import Example
 from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.schemas.catalog import load_schemas

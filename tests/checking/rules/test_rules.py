@@ -7,10 +7,10 @@ import re
 from pkgutil import walk_packages
 
 import pytest
+from rule_examples import situations_of_example
 
 from zerofit.checking import rules as compat
 from zerofit.checking.engine import DEEPSPEED_NAMES, check, spell
-from zerofit.checking.inputs.example import situations_of_example
 from zerofit.checking.rule import Effect, Severity
 from zerofit.checking.rules import ALL_RULES, Rule
 from zerofit.configs.schemas.catalog import load_schemas

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from rule_examples import situations_of_example
 
 from zerofit.checking.engine import check
-from zerofit.checking.inputs.example import situations_of_example
 from zerofit.checking.rule import Example
 from zerofit.checking.rules.example_scripts import changed
 from zerofit.checking.rules.script import arguments as script_arguments

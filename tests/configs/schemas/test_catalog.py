@@ -12,6 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tools.schemas.hugging_face_schemas import (
+    REMOVED_FIELDS,
+    probe_accelerate_launch_schema,
+    probe_accelerate_schema,
+    probe_training_arguments_schema,
+)
+from tools.schemas.new_release import with_release
+from tools.schemas.render import render_schema
 from zerofit.checking.situation import DEFAULTS
 from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Section, ValueKind
 from zerofit.configs.schemas.catalog import (
@@ -19,16 +27,8 @@ from zerofit.configs.schemas.catalog import (
     load_history,
     load_schema,
     load_schemas,
-    render_schema,
     schema_of,
 )
-from zerofit.configs.schemas.hugging_face_schemas import (
-    REMOVED_FIELDS,
-    probe_accelerate_launch_schema,
-    probe_accelerate_schema,
-    probe_training_arguments_schema,
-)
-from zerofit.configs.schemas.releases import with_release
 
 _CATALOG = Path(__file__).parents[3] / "zerofit" / "catalog"
 

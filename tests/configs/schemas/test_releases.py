@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tools.schemas.new_release import with_release
 from zerofit.configs.schema import Key, OnUnknown, OtherRelease, Removed, Schema, Section, ValueKind
-from zerofit.configs.schemas.releases import schema_at, with_release
+from zerofit.configs.schemas.releases import schema_at
 
 
 def _schema(version: str, *keys: Key) -> Schema:

@@ -29,7 +29,7 @@ class PlanCase:
 
     @property
     def is_deepspeed(self) -> bool:
-        """Whether the plan has a DeepSpeed file."""
+        """True if the plan has a DeepSpeed file."""
         return self.plan.strategy.engine is Engine.DEEPSPEED
 
 

@@ -52,7 +52,7 @@ class Judgement:
 
 
 def judge(evidence: Evidence, runs: Runs) -> Judgement:
-    """Return whether the bad run goes wrong as declared, and the good one trains to the reference."""
+    """Return True if the bad run goes wrong as declared, and the good one trains to the reference."""
     mismatches = []
     good_error = None
     if runs.good.exit_code != 0:
@@ -71,7 +71,7 @@ def judge(evidence: Evidence, runs: Runs) -> Judgement:
 
 
 def _trains(runs: Runs) -> bool:
-    """Return whether the good example takes any optimizer step, in either of its runs."""
+    """Return True if the good example takes any optimizer step, in either of its runs."""
     assert runs.reference is not None
     return any(ended.observed.get("optimizer_steps") != 0 for ended in (runs.good, runs.reference))
 

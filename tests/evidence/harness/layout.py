@@ -70,7 +70,7 @@ class Run:
     """Machines on which the user starts the command; here all of them are this one."""
     is_reference: bool = False
     as_on_gpus: bool = True
-    """Whether CPU ranks get the process group that GPUs would have; not in examples of CPU ranks."""
+    """True if CPU ranks get the process group that GPUs would have; not in examples of CPU ranks."""
     start: Path | None = None
     """Weights to start from, for a reference."""
     before: Run | None = None

@@ -36,14 +36,14 @@ class Case:
     num_ranks: int = 2
     model: str = "llama"
     frozen: bool = False
-    """Whether all but the attention's query and value projections are frozen."""
+    """True if all but the attention's query and value projections are frozen."""
     lora: bool = False
-    """Whether peft's adapters train, on those projections; the frozen base is loaded in the run's format."""
+    """True if peft's adapters train, on those projections; the frozen base is loaded in the run's format."""
     checkpointing: bool = False
     fused: bool = False
     """AdamW(fused=True); else AdamW(foreach=True), which CUDA takes by default."""
     zero_init: bool = False
-    """Whether the Accelerator is made before the model, which is then sharded as it is made; stage 3."""
+    """True if the Accelerator is made before the model, which is then sharded as it is made; stage 3."""
     clipping: float = 1.0
     zero: dict[str, Any] = field(default_factory=lambda: dict(OURS))
     """Keys of zero_optimization besides the stage and offload."""

@@ -47,7 +47,7 @@ LOGS = read_logs()
 
 
 def _is_told(case: Case) -> bool:
-    """Return whether zerofit could write the case's configuration.
+    """Return True if zerofit could write the case's configuration.
 
     Left out are the values of _NOT_WRITTEN, gradients accumulated in fp32 (`top`), stage 3 without
     overlap_comm, and DistributedDataParallel with gradient_as_bucket_view.

@@ -84,12 +84,12 @@ class Tracker(TorchDispatchMode):
         self.phases.append(Phase(name))
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lives on the device."""
+        """Return True if a tensor lives on the device."""
         born = self._born(tensor)
         return born is not None and born.on_device
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lives in page-locked host memory."""
+        """Return True if a tensor lives in page-locked host memory."""
         born = self._born(tensor)
         return born is not None and born.pinned
 

@@ -41,7 +41,7 @@ class Case:
 
     @property
     def uses_nvme(self) -> bool:
-        """Whether DeepSpeed's async_io op has work: below ZeRO-3 nvme is host memory."""
+        """True if DeepSpeed's async_io op has work: below ZeRO-3 nvme is host memory."""
         devices = (self.optimizer_offload, self.param_offload)
         return self.zero_stage is ZeroStage.PARAMETERS and OffloadDevice.NVME in devices
 

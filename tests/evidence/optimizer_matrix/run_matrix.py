@@ -72,7 +72,7 @@ def run_case(case: Case, pair: Pair) -> dict[str, Any]:
 
 
 def has_async_io() -> bool:
-    """Return whether DeepSpeed's op for NVMe can be built here."""
+    """Return True if DeepSpeed's op for NVMe can be built here."""
     import contextlib
     import io
 

@@ -100,7 +100,7 @@ class Trained:
     stepped: str
     """The class of the optimizer inside the engine."""
     is_own: bool
-    """Whether that optimizer is the one that was asked for, and none put in its place."""
+    """True if that optimizer is the one that was asked for, and none put in its place."""
     weights: list[torch.Tensor]
     """Whole, in the order of the parameters."""
 

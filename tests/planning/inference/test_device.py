@@ -198,7 +198,7 @@ _KEY_BYTES, _WORK_BYTES = 8 * 4096 * 2, 3 * 8 * 14336 * 2
 
 
 def _ends(capacity: int) -> bool:
-    """Return whether a cache grows to its end in so much memory, beside the work of each layer."""
+    """Return True if a cache grows to its end in so much memory, beside the work of each layer."""
     allocator = CachingAllocator(capacity=capacity)
     cache: dict[tuple[int, int], Any] = {}
     try:

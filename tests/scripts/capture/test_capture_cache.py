@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from zerofit.core.capture import masked
 from zerofit.scripts.capture import cache
 
 
@@ -91,23 +90,3 @@ def test_what_is_kept_is_its_users_alone_and_holds_no_secrets(workplace) -> None
 def test_each_file_of_zerofit_that_decides_a_capture_or_a_trace_is_there() -> None:
     for pattern in (*cache._CAPTURING, *cache._TRACING):
         assert list(cache._ZEROFIT.glob(pattern)), pattern
-
-
-_MASKED = [
-    (("train.py", "--api-key=abc", "data"), ("train.py", "--api-key=***", "data")),
-    (
-        ("train.py", "--password", "abc", "--max_tokens", "5"),
-        ("train.py", "--password", "***", "--max_tokens", "5"),
-    ),
-    (
-        ("train.py", "secret=abc", "--use_token", "--lr", "1"),
-        ("train.py", "secret=***", "--use_token", "--lr", "1"),
-    ),
-]
-
-
-@pytest.mark.parametrize(("target", "expected"), _MASKED)
-def test_only_values_of_secret_arguments_are_masked(
-    target: tuple[str, ...], expected: tuple[str, ...]
-) -> None:
-    assert masked(target) == expected

@@ -21,7 +21,7 @@ def _resized(
     stage3: bool,
     of_this_class: bool = True,
 ) -> bool:
-    """Return whether transformers' own resizing is called for embeddings of so many rows."""
+    """Return True if transformers' own resizing is called for embeddings of so many rows."""
     calls = []
 
     class Model:

@@ -1,4 +1,4 @@
-"""What `accelerate launch` makes of its file and its flags: a flag wins over the file."""
+"""The effective settings of `accelerate launch`: a flag wins over the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script was seen to train, in the place of what its source and its arguments show."""
+"""A capture's facts in place of those read from source and arguments."""
 
 from __future__ import annotations
 

@@ -1,27 +1,15 @@
-"""A rule's Example to the Situations that the same files, flags and script make."""
+"""The files of a rule's Example."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from zerofit.checking.inputs.command_line import read_command
-from zerofit.checking.inputs.named_files import named_files
-from zerofit.checking.inputs.situations import situations
-from zerofit.checking.inputs.strategy import situation_of_strategy
-from zerofit.checking.targets import TargetFile, Targets
-from zerofit.configs.document import FileKind, Format
-from zerofit.configs.text.read import read_document
-from zerofit.core.errors import Unreadable
+from zerofit.configs.document import Format
 
 if TYPE_CHECKING:
     from zerofit.checking.rule import Example
-    from zerofit.checking.situation import Situation
-    from zerofit.configs.schema import Schemas
-    from zerofit.core.facts import Versions
 
 DEEPSPEED_FILE = "ds_config.json"
 ACCELERATE_FILE = "accelerate.yaml"
@@ -38,69 +26,6 @@ def example_files(example: Example) -> dict[str, str]:
     if example.script is not None:
         files[SCRIPT_FILE] = example.script
     return files
-
-
-def situations_of_example(example: Example, *, schemas: Schemas, versions: Versions) -> tuple[Situation, ...]:
-    """Return the situations of an example.
-
-    Args:
-        example: the run in small.
-        schemas: the keys that files and flags may have.
-        versions: what is installed; the example's own take their place.
-    """
-    versions = replace(versions, **example.versions)
-    if example.strategy is not None:
-        assert example.topology is not None, "a strategy runs on some ranks"
-        return (
-            situation_of_strategy(
-                example.strategy, topology=example.topology, machine=example.machine, versions=versions
-            ),
-        )
-    found = situations(_targets(example, schemas, versions))
-    if example.topology is None:
-        return found
-    return tuple(replace(situation, topology=example.topology) for situation in found)
-
-
-def _targets(example: Example, schemas: Schemas, versions: Versions) -> Targets:
-    files = {name: _file(name, text) for name, text in example_files(example).items()}
-    words = [*shlex.split(example.command or ""), *([SCRIPT_FILE] if example.script else [])]
-    arguments = tuple(shlex.split(example.arguments))
-    command = read_command([*words, *arguments], launch_flags=schemas.accelerate_launch.root)
-    missing = []
-    for kind, said, _ in named_files(command, arguments, files):
-        if said.value in files:
-            files[said.value] = replace(files[said.value], kind=kind, named_by=said)
-        else:
-            missing.append(said)
-    return Targets(
-        files=tuple(files.values()),
-        missing=tuple(missing),
-        command=command,
-        arguments=arguments,
-        route=example.route,
-        schemas=schemas,
-        checkpoint=example.checkpoint,
-        machine=example.machine,
-        versions=versions,
-    )
-
-
-_KINDS = {
-    DEEPSPEED_FILE: FileKind.DEEPSPEED,
-    ACCELERATE_FILE: FileKind.ACCELERATE,
-    SCRIPT_FILE: FileKind.SCRIPT,
-}
-
-
-def _file(name: str, text: str) -> TargetFile:
-    kind = _KINDS[name]
-    if kind is FileKind.SCRIPT:
-        return TargetFile(name=name, kind=kind, source=text)
-    try:
-        return TargetFile(name=name, kind=kind, document=read_document(text, name=name))
-    except Unreadable as error:
-        return TargetFile(name=name, kind=kind, broken=error)
 
 
 def _text(content: Mapping[str, Any] | str, format: Format) -> str:  # noqa: A002 - the field's word

@@ -1,4 +1,4 @@
-"""What a file is, by its name and its keys: a DeepSpeed or accelerate configuration, or something else."""
+"""The kind of a file by its name and keys: a DeepSpeed or accelerate configuration, or something else."""
 
 from __future__ import annotations
 

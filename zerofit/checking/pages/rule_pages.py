@@ -1,4 +1,4 @@
-"""A rule as a page in Markdown, and the reference of all rules, from the rules' own declarations."""
+"""A rule as a page in Markdown, from its own declaration."""
 
 from __future__ import annotations
 
@@ -17,16 +17,6 @@ if TYPE_CHECKING:
 
     from zerofit.checking.rule import Evidence, Example, Rule
 
-_HEAD = """\
-<!-- Written by `make docs` from zerofit/checking/rules/: edit the rules there. -->
-# Rules of zerofit check
-
-An **error** fails, hangs, or trains something else than was asked for. A **warning** runs, and something that
-was asked for does not happen, or other numbers come out. **Advice** runs right, and slower or larger than it
-could. `zerofit check --explain RULE` prints one rule of this page.
-
-"""
-
 _LANGUAGES = {DEEPSPEED_FILE: "json", ACCELERATE_FILE: "yaml", SCRIPT_FILE: "python"}
 _CALLS = {
     Route.ACCELERATE: "Accelerator()",
@@ -40,15 +30,6 @@ _SEEN = {
     Effect.IGNORED: "the run ends well, and what was asked for is not what runs",
     Effect.COSTS: "the run ends well with the right weights, and it is slower or larger than it could be",
 }
-
-
-def rules_reference(rules: Sequence[Rule]) -> str:
-    """Return the reference of all rules: a table of them all, then each one's page."""
-    ordered = sorted(rules, key=lambda rule: rule.id)
-    rows = ["| rule | severity | what it says |", "|---|---|---|"]
-    rows += [f"| [{rule.id}](#{rule.id}) | {rule.severity} | {_cell(rule.summary)} |" for rule in ordered]
-    pages = [rule_page(rule, level=2) for rule in ordered]
-    return _HEAD + "\n".join(rows) + "\n\n" + "\n".join(pages)
 
 
 def rule_page(rule: Rule, *, level: int = 1) -> str:
@@ -89,10 +70,6 @@ def rules_table(rules: Sequence[Rule]) -> str:
 def fix_text(rule: Rule) -> str:
     """Return what to do; settings are spelt as in the rule's bad example, as flags or as DeepSpeed's keys."""
     return spell(rule.fix, FLAGS if rule.bad.strategy is not None else {})
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def _seen(evidence: Evidence) -> str:

@@ -33,7 +33,7 @@ _COLOURS = (
     (r"^warning(?=\[)", {"fg": "yellow", "bold": True}),
     (r"^advice(?=\[)", {"fg": "cyan", "bold": True}),
 )
-"""What has a colour in what zerofit prints: red does not work, yellow may not, green does."""
+"""Colours of zerofit's output: red does not work, yellow may not, green does."""
 _SHOWN = 60
 """Characters of a task's progress that are shown."""
 
@@ -94,6 +94,11 @@ class Console(Observer):
         """Print a text where details are wanted."""
         if self._shows_details:
             self.show(text)
+
+    def progress(self, sentence: str) -> None:
+        """Print a sentence where somebody looks on: a line of its own, as the script prints there, too."""
+        if sys.stderr.isatty():
+            self.say(sentence)
 
     @property
     def width(self) -> int | None:

@@ -26,7 +26,7 @@ class PlotBar:
     is_bound: bool = False
     """True if no more is known than that it needs at least so much, which is too large."""
     note: str = ""
-    """What stands above the bar: that it is the choice, or too large."""
+    """The label above the bar: the choice, or too large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class Plot:
     title: str
     bars: tuple[PlotBar, ...]
     card_gib: float
-    """What a process can get of the GPU."""
+    """GPU memory that a process can get."""
     usable_gib: float
-    """What a plan may take of it."""
+    """The part of it that a plan may use."""
 
 
 _TOO_LARGE = "too large"

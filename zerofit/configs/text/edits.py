@@ -262,7 +262,7 @@ _REST = {
     Format.YAML: re.compile(r"[ \t]*(?:#[^\r\n]*)?(?=[\r\n]|\Z)"),
     Format.HJSON: re.compile(r"[ \t]*,?[ \t]*(?:(?:#|//)[^\r\n]*|/\*[^\r\n]*?\*/[ \t]*)?(?=[\r\n]|\Z)"),
 }
-"""What may stand behind an entry, up to the end of its line."""
+"""Text that may follow an entry on its line."""
 _LINE_END = re.compile(r"\r\n|\r|\n|\Z")
 _INDENT = re.compile(r"[ \t]*")
 

@@ -49,7 +49,7 @@ def tree_of_hjson(text: str) -> Entries:
 
 
 class _Scanner:
-    """What JSON and HJSON have in common: mappings and lists. Each function returns where it ended too."""
+    """The common grammar of JSON and HJSON: mappings and lists. Each function returns where it ended too."""
 
     one_value: str
     """Why nothing may follow the first value."""

@@ -1,4 +1,4 @@
-"""What a configuration never is: huge, deep or binary; and Unreadable, which says what is wrong."""
+"""Limits of a configuration file (size, depth, text), and Unreadable, the error of a file beyond them."""
 
 from __future__ import annotations
 

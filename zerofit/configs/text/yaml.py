@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str")}
 _KINDS = {"timestamp": "a date", "binary": "binary data", "merge": "the merge sign <<", "value": "the sign ="}
-"""What YAML 1.1 has beside the five scalars of a configuration."""
+"""YAML 1.1's scalars beside the five of a configuration."""
 
 
 def tree_of_yaml(text: str) -> Entries:

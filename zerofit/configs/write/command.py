@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerofit.core.secrets import shell_words
 from zerofit.core.strategy import Engine, Precision
 
 if TYPE_CHECKING:
@@ -118,6 +119,6 @@ def compile_environment(plan: Plan) -> dict[str, str]:
 
 
 def shell_command(arguments: Sequence[str], *, environment: Mapping[str, str]) -> str:
-    """Return the command as a line for a POSIX shell, the environment in front."""
+    """Return the command as a line for a POSIX shell, the environment in front, variables for secrets."""
     settings = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
-    return " ".join([*settings, "accelerate", "launch", shlex.join(arguments)])
+    return " ".join([*settings, "accelerate", "launch", shell_words(arguments)])

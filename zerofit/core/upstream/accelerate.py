@@ -50,12 +50,12 @@ def prepared_data_loaders(accelerator: Any) -> list[Any]:
 
 
 def is_prepared(data_loader: Any) -> bool:
-    """Return whether a DataLoader went through an Accelerator's prepare()."""
+    """Return True if a DataLoader went through an Accelerator's prepare()."""
     return bool(getattr(data_loader, "_is_accelerate_prepared", False))
 
 
 def is_in_autocast(module: Any) -> bool:
-    """Return whether Accelerator.prepare_model() has put a module's forward into autocast."""
+    """Return True if Accelerator.prepare_model() has put a module's forward into autocast."""
     return hasattr(module, "_original_forward")
 
 

@@ -1,4 +1,4 @@
-"""What zerofit does to the inside of a DeepSpeedEngine, and reads from it, from DeepSpeed 0.18.3 on."""
+"""Access to the inside of a DeepSpeedEngine, from DeepSpeed 0.18.3 on."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def partition_world_size(parameter: Any) -> int:
 
 
 def is_gathered_whole(module: Any) -> bool:
-    """Return whether ZeRO-3 gathers a module with all that is in it at once (set_z3_leaf_modules)."""
+    """Return True if ZeRO-3 gathers a module with all that is in it at once (set_z3_leaf_modules)."""
     return getattr(module, "_z3_leaf", False) is True
 
 

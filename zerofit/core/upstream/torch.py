@@ -1,4 +1,4 @@
-"""What a release of torch needs that others do not, from 2.8 on."""
+"""Differences between releases of torch, from 2.8 on."""
 
 from __future__ import annotations
 

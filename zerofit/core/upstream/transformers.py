@@ -32,7 +32,7 @@ from the hub."""
 BEFORE_A_PASS = ("_prefill", "get_candidates", "prepare_inputs_for_generation")
 """Functions in which other ranks may have begun their pass of generate() (5.23, _sample)."""
 NOTES_OF_GENERATION_CONFIG = ("_commit_hash", "_from_model_config", "transformers_version")
-"""What GenerationConfig.save_pretrained writes beside the settings: where they come from."""
+"""Keys that GenerationConfig.save_pretrained writes beside the settings: where they come from."""
 
 
 def attention_of(config: Any) -> str:
@@ -51,7 +51,7 @@ def put_attention_back(config: Any, name: str) -> None:
 
 
 def can_set_attention(model: Any) -> bool:
-    """Return whether the code of a PreTrainedModel takes its attention from the interface."""
+    """Return True if the code of a PreTrainedModel takes its attention from the interface."""
     return bool(model._can_set_attn_implementation())
 
 
@@ -190,12 +190,12 @@ def compare_tied_by(module: Any, are_equal: Callable[[Callable[[Any, Any], bool]
 
 
 def another_rank_goes_on(model: Any, device: Any) -> bool:
-    """Return whether a rank has sequences to finish when this one has none; all ranks ask together."""
+    """Return True if a rank has sequences to finish when this one has none; all ranks ask together."""
     return bool(model._has_unfinished_sequences(True, synced_gpus=True, device=device))
 
 
 def loss_shifts_labels(trainer: Any) -> bool:
-    """Return whether the loss of a Trainer's model counts labels from the second on."""
+    """Return True if the loss of a Trainer's model counts labels from the second on."""
     return bool(getattr(trainer, "_loss_shifts_labels", False))
 
 

@@ -23,7 +23,7 @@ is not worth a cut text."""
 _ALIKE = 1.05
 """Costs that differ by less count as equal. ASSUMPTION."""
 _MOST_FOR_MULTIPLE = 1.05
-"""What padding to a multiple may cost in tokens. ASSUMPTION: below it, faster matrix products win."""
+"""Share of tokens that padding to a multiple may cost. ASSUMPTION: below it, faster matrix products win."""
 _LEAST_SHOWN = 0.0005
 """Differences below it are roundings of expected values."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
+from zerofit.core.json_text import parse_json
 from zerofit.data.tokenizer_files import tokenizer_folder
 from zerofit.models.files import locate_config
 from zerofit.models.find import probe_model
@@ -168,7 +168,7 @@ def _check_weights(folder: Path, text: str) -> None:
 
 def _check_shards(index: Path, text: str) -> None:
     try:
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        shards = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise _not_whole(f"{index}: {error or type(error).__name__}") from None
     missing = [name for name in shards if not (index.parent / name).is_file()]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
+from zerofit.core.json_text import parse_json
 from zerofit.core.upstream.transformers import NOTES_OF_GENERATION_CONFIG
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _flag(name: str) -> str:
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        document = json.loads(file.read_text(encoding="utf-8-sig"))
+        document = parse_json(file.read_text(encoding="utf-8-sig"))
         if not isinstance(document, dict):
             raise ValueError("it holds no JSON object")
     except (OSError, ValueError) as error:

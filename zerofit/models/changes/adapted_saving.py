@@ -9,7 +9,7 @@ from zerofit.models.changes.adapters import has_adapters
 
 _KEY = "_zerofit_adapted"
 _PREFIX = "base_model.model."
-"""What peft puts before the names of the base (peft/peft_model.py, tuners_utils.py)."""
+"""The prefix that peft puts before the base's names (peft/peft_model.py, tuners_utils.py)."""
 
 
 def lead_to(base: Any, adapted: Any) -> None:

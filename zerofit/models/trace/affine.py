@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zerofit.models.trace.raw import Skeleton
 
 Affine = tuple[int, int]
-"""What is there without samples, and what each sample adds."""
+"""A count as a constant and a part for each sample."""
 AffineLog = RawLog[Affine]
 """A log with two numbers for each one that depends on the micro-batch size."""
 

@@ -29,7 +29,7 @@ _DECIDING = (
 )
 """The files of zerofit that decide what a trace holds and how it is written."""
 _MOST_BYTES = 256 << 20
-"""What the folder may hold; the oldest traces are removed first."""
+"""Capacity of the folder; the oldest traces are removed first."""
 
 
 def default_cache_folder(environment: Mapping[str, str], home: Path) -> Path:

@@ -26,7 +26,7 @@ _OF_TOKENS = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveBatch:
-    """What one forward pass was given, and how its dimensions go with samples and lengths."""
+    """The inputs of one forward pass, and how their dimensions scale with samples and lengths."""
 
     given: Batch
     num_rows: int | None

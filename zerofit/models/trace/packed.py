@@ -138,7 +138,7 @@ def _product(*, saves_inputs: bool) -> Any:
     import torch
 
     class Product(torch.autograd.Function):  # type: ignore[misc]
-        """What MatMul4Bit allocates: the whole weight for each product, and nothing kept but packed ones.
+        """The allocations of MatMul4Bit: the whole weight for each product, and nothing kept but packed ones.
 
         bitsandbytes' fused kernel, which it takes in the forward pass for few tokens, unpacks nothing; the
         backward pass does for all (0.50.2, autograd/_functions.py; backends/cuda/ops.py, gemm_4bit).

@@ -33,7 +33,7 @@ class OperatorCall(Generic[_Number]):
 
 @dataclass(slots=True, kw_only=True)
 class Skeleton:
-    """What is the same at every micro-batch size: the whole model, all its layers."""
+    """The part of a trace that is the same at every micro-batch size: the whole model, all its layers."""
 
     modules: tuple[str, ...]
     module_parameters: tuple[tuple[int, ...], ...]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from zerofit.models.trace.script_loss import ScriptLoss
 
     Batch = tuple[tuple[Any, ...], dict[str, Any]]
-    """What a model is called with: the positional arguments, and those by name."""
+    """The arguments of a model's call: positional ones, and those by name."""
     Feed = Callable[[Any, int, TraceRequest], Batch]
     """Makes the batch of a model for so many samples."""
 

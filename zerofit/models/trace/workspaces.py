@@ -1,4 +1,4 @@
-"""What CUDA kernels take beside their outputs, and outputs whose format is not the CPU's."""
+"""Workspaces of CUDA kernels, and outputs whose format differs from the CPU's."""
 
 from __future__ import annotations
 

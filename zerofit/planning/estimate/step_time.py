@@ -155,8 +155,9 @@ def _bus(machine: Machine, gpu: GpuSpec, topology: Topology, rates: Rates) -> tu
 
 
 _DISTURBANCE = 0.1
-"""What communication takes from the computation that hides it, in its own time. ASSUMPTION: NCCL's kernels
-run on the GPU's own units and memory, beside those of the model."""
+"""Slowdown of computation that overlaps with communication, as a share of the communication's time.
+
+ASSUMPTION: NCCL's kernels run on the GPU's own units and memory, beside those of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

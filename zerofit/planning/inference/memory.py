@@ -205,7 +205,7 @@ def _rest(phase: PhaseMemory, weights: Weights) -> Term:
 
 
 _CASTS = (WEIGHTS, CAST)
-"""What a script's model takes on its way: a whole model goes to its GPU one tensor at a time, mapped from the
+"""Terms that only loading has: a whole model goes to its GPU one tensor at a time, mapped from the
 file (zerofit/generation/loading.py, device_map)."""
 _SWAPPER = "deepspeed 0.19.8, runtime/swap_tensor/partitioned_param_swapper.py"
 

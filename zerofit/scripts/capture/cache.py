@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerofit.core.atomic_file import write_whole
-from zerofit.core.capture import capture_from_json, capture_to_json, masked
+from zerofit.core.capture import capture_from_json, capture_to_json
 from zerofit.core.errors import UserError
+from zerofit.core.secrets import masked
 from zerofit.scripts.capture.journal import MOST_READ, is_of_hub, read_entries, read_paths
 from zerofit.scripts.capture.restore_files import argument_paths
 
@@ -42,7 +43,7 @@ _MOST_FILES = 20_000
 _MOST_CHARACTERS = 200
 """Of what code names. ASSUMPTION: nobody writes a longer path into a script."""
 _MOST_CAPTURES = 200
-"""What the folder holds; the oldest go first. ASSUMPTION: a capture takes up to a MiB."""
+"""Capacity of the folder; the oldest go first. ASSUMPTION: a capture takes up to a MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ class ScriptRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """What decides a capture, as it is when it begins."""
+    """The inputs that decide a capture, as they are when it begins."""
 
     stamps: dict[str, list[object] | None]
     started_ns: int

@@ -94,7 +94,7 @@ def capture_script(
 
 @dataclass(eq=False, kw_only=True)
 class CapturedScript:
-    """What a script was seen to train, and the process that holds it, for as long as this is open."""
+    """A capture, and the process that holds the model, for as long as this is open."""
 
     run: ScriptRun
     limit_s: float

@@ -14,14 +14,14 @@ from zerofit.core.units import format_bytes
 from zerofit.scripts.target import script_of
 
 INSTEAD = "say what it trains: `--model DIR --seq-len N --global-batch-size N`"
-"""What does without a capture, where the verb says nothing else."""
+"""The default alternative to a capture."""
 _SHOWN_LINES = 5
 _USAGE_CODE = "exit code 2"
 """How argparse ends a script that gets arguments it does not know."""
 
 
 class FailureKind(StrEnum):
-    """What kept a script from its training; the first of them the captured process tells itself."""
+    """The reason why a script did not reach its training; the captured process reports the first."""
 
     EXITED = "exited"
     RAISED = "raised"
@@ -47,13 +47,13 @@ class Failure:
 
     kind: FailureKind
     message: str = ""
-    """What happened, in one line."""
+    """The failure, in one line."""
     where: str = ""
     """File and line of the script; "" where unknown."""
     weight_bytes: int | None = None
     """RAISED and NEEDS_VALUES: what weights that were not loaded take in host memory; None where unknown."""
     weights: str = "meta"
-    """What the attempt did with weights: "meta" or "real"."""
+    """The kind of weights in the attempt: "meta" or "real"."""
 
 
 def failure_from(told: dict[str, object]) -> Failure:

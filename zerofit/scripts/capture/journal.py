@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 SPEC = "spec.json"
-"""What the captured process is told."""
+"""The request to the captured process."""
 CAPTURE = "capture.json"
 FAILURE = "failure.json"
 REFUSED = "refused.json"
 """Why the script was ended before it did something that can't be undone; in the form of failure.json."""
 LOG = "output.log"
-"""What the script printed."""
+"""The script's output."""
 COPIES = "copies"
 """Folder of the files that were there before."""
 _JOURNAL = "files.jsonl"
@@ -31,7 +31,7 @@ MOST_READ = 5000
 
 
 class Change(StrEnum):
-    """What was about to happen to a path."""
+    """A change to a path, written before it happens."""
 
     MADE = "made"
     """A file or a link where nothing was."""

@@ -83,7 +83,7 @@ def _arguments(target: tuple[str, ...]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undone:
-    """What could not be undone; empty where all is as it was."""
+    """Changes that could not be undone; empty where all is as it was."""
 
     left: tuple[str, ...] = ()
     """Folders that the capture made and that stay, as something lies in them that nobody noted."""

@@ -1,4 +1,4 @@
-"""What names of other packages stand for: models, schedulers, optimizers, trainers, ranks."""
+"""The kinds of other packages' names: models, schedulers, optimizers, trainers, ranks."""
 
 from __future__ import annotations
 

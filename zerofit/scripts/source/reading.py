@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Within(Enum):
-    """What a context or a decorator does to the code in it."""
+    """The effect of a context or a decorator on the code in it."""
 
     GATHERED = auto()
     NO_GRADIENTS = auto()
@@ -94,7 +94,7 @@ class SeenCall:
     has_gradients: bool
     is_in_inference_mode: bool
     share: ast.expr | None
-    """What says how often a rank gets here, where that is not as often as the others."""
+    """The expression that decides how often a rank gets here, where ranks differ."""
     keywords: tuple[Keyword, ...] = ()
     given: frozenset[str] = frozenset()
     more: dict[str, Any] = field(default_factory=dict)
@@ -122,9 +122,9 @@ class Reading:
     visited: set[ast.AST] = field(default_factory=set)
     root: int = 0
     within: list[Within] = field(default_factory=list)
-    """What the contexts and decorators in force do."""
+    """The effects of the contexts and decorators in force."""
     shares: list[ast.expr] = field(default_factory=list)
-    """What the loops run over that each rank has a part of its own of, the innermost last."""
+    """The iterables of the loops of which each rank has its own part, innermost last."""
     has_foreign_accelerator: bool = False
     """True if the function that is read by itself was given an Accelerator made elsewhere."""
     num_nodes: int = 0

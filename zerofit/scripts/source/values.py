@@ -1,4 +1,4 @@
-"""What a name in a script can stand for, as far as its source shows. None stands for "not known"."""
+"""Values that a name in a script can have, as far as its source shows. None stands for "not known"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ThingKind(Enum):
-    """What an object is."""
+    """The kind of an object."""
 
     ACCELERATOR = auto()
     ARGUMENTS = auto()
@@ -24,7 +24,7 @@ class ThingKind(Enum):
     """An argparse.ArgumentParser, or a group of one."""
     STATE_DICT = auto()
     TOKENS = auto()
-    """What a model has generated."""
+    """A model's generated output."""
     OBJECT = auto()
     """An instance of a class of the script that is none of these."""
 
@@ -37,7 +37,7 @@ class Thing:
     node: ast.expr
     """The call that makes it."""
     of: Thing | None = None
-    """What it is made from: a trainer's, engine's, unwrapped or compiled model's own model."""
+    """The object it is made from: a trainer's, engine's, unwrapped or compiled model's own model."""
     state: ModelState | None = None
     is_compiled: bool = False
     is_adapted: bool = False

@@ -1,4 +1,4 @@
-"""What one DeepSpeed engine does between two steps of its optimizer: whose step it is, and when.
+"""The window of one DeepSpeed engine between two optimizer steps: which call steps it, and when.
 
 accelerate runs DeepSpeed's whole optimizer step inside `backward`, so that gradients accumulated by hand
 become steps of their own and a later `clip_grad_norm_` comes too late. Here the last backward pass waits
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Clipped(Enum):
-    """What became of the step that clipping has taken, and the script has yet to ask for."""
+    """State of a step that clipping has taken before the script asked for it."""
 
     NONE = "none"
     STEPPED = "stepped"
@@ -69,7 +69,7 @@ class Window:
         self._num_dropped = 0
         """Windows whose gradients the script dropped before any step."""
         self.gradient_factor = 1.0
-        """What the window's gradients are multiplied with before its step; see window_weights.py."""
+        """The factor of the window's gradients before its step; see window_weights.py."""
 
     def wait(self, run: Callable[[bool], None], *, loss: Any = None) -> None:
         """Let a backward pass wait for what the script does next; it runs now where accelerate is to step."""

@@ -40,7 +40,7 @@ class WindowWeights:
         """Items of the window so far, on this rank."""
         self._num_batches = 0
         self._weight: Any = None
-        """What this batch's losses count; None before its first backward pass."""
+        """The weight of this batch's loss; None before its first backward pass."""
         self._is_closed = False
         """True if the window's gradients are put right."""
 

@@ -91,7 +91,7 @@ class SplitPass:
     model: SplitModel
     pieces: tuple[Piece, ...]
     weights_of: Callable[[Path], tuple[float, ...]]
-    """What a scalar output of each piece counts in the whole's."""
+    """The weight of each piece's scalar output in the whole batch's."""
     autocast: AutocastState
     order: tuple[int, ...]
     """Places of the pieces in the order in which they run: the last one's loss counts."""

@@ -36,7 +36,7 @@ class PendingBackward:
         """Passes with pieces that went backward before the script asked for it."""
         self._state = _State.IDLE
         self.run: Callable[[Any, bool], None] | None = None
-        """What runs the backward of one piece, as the last backward pass was given it; None before it."""
+        """Runs the backward pass of one piece, as the last backward call asked; None before it."""
 
     @property
     def is_any(self) -> bool:

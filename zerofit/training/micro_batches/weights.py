@@ -1,4 +1,4 @@
-"""What each micro-batch's loss counts in the loss of all: by samples, by tokens, or as part of a sum."""
+"""The weight of each micro-batch's loss: by samples, by tokens, or as part of a sum."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """What one rank takes of one optimizer step."""
+    """The samples of one optimizer step on one rank."""
 
     batch_size: int
     """Samples of one batch of its DataLoader."""

@@ -1,4 +1,4 @@
-"""Whether a loss is divided by num_items_in_batch: what is found without values, against values."""
+"""True if a loss is divided by num_items_in_batch: what is found without values, against values."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _batch(name: str) -> dict[str, Any]:
 
 
 def _divides(model: Any, batch: dict[str, Any]) -> bool:
-    """Return whether twice the number gives half the loss."""
+    """Return True if twice the number gives half the loss."""
     import torch
 
     with torch.no_grad():

@@ -30,7 +30,7 @@ _SAME = 0.9
 _ONE_PLACE = ("stage", "zenflow", "hysteresis")
 """Keys without an underscore that one section has and whose name means nothing else."""
 _OTHER_NAMES = {"learning_rate": "lr", "epsilon": "eps"}
-"""What other libraries call a key of DeepSpeed's, too far from it to be a misspelling."""
+"""Other libraries' names of DeepSpeed's keys, too different to be a misspelling."""
 _TELLING = ("zero_optimization", "fp16", "activation_checkpointing", "aio", "optimizer", "scheduler")
 """Sections whose keys with an underscore mean nothing else; "seed" or "debug" may be anybody's."""
 
@@ -47,11 +47,11 @@ class Meant:
     """Paths of keys with that very name in other sections."""
 
     of_release: str | None = None
-    """What to do where another release has the very key, in words."""
+    """The fix where another release has this key."""
 
     @property
     def fix(self) -> str | None:
-        """What to do, in words; None where nothing is near."""
+        """The fix; None where no key is near."""
         if self.of_release is not None:
             return self.of_release
         if self.elsewhere:

@@ -227,7 +227,7 @@ _A_VALUE_OF_ITS_OWN = frozenset(
 )
 """DeepSpeed itself knows the word there."""
 _SWITCHES = ("stage", "enabled", "device")
-"""What decides over whole features; for sizes and the like the default is as good as any "auto"."""
+"""Keys that switch whole features; for sizes and the like the default is as good as any "auto"."""
 
 
 def _unresolved(situation: Situation) -> Iterator[Hit]:

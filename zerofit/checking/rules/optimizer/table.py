@@ -1,4 +1,4 @@
-"""What each optimizer does under ZeRO and offload: one table, measured on two CPU ranks.
+"""Behaviour of each optimizer under ZeRO and offload: one table, measured on two CPU ranks.
 
 Each row says what a group of optimizers does in a group of placements; the first row that fits counts.
 `tests/evidence/optimizer_matrix` runs every row that a CPU can run, and holds it against this table.
@@ -58,7 +58,7 @@ OF_CONFIG = tuple(
         *("Adamax", "Adadelta", "ASGD", "Rprop", "LBFGS", "SparseAdam"),
     )
 )
-"""What DeepSpeed makes of optimizer.type: its own kinds, and any class of torch.optim."""
+"""Optimizers that DeepSpeed builds from optimizer.type: its own kinds, and any class of torch.optim."""
 CONFIG_WITH_MUP = ("config.MuAdam", "config.MuAdamW", "config.MuSGD")
 CONFIG_REMOVED = ("config.OneBitAdam", "config.ZeroOneAdam", "config.OneBitLamb")
 """DeepSpeed had them once."""
@@ -106,7 +106,7 @@ def in_group(optimizer: str, group: tuple[str, ...]) -> bool:
 
 
 class OptimizerAnswer(StrEnum):
-    """What happens to an optimizer in a placement."""
+    """The outcome of an optimizer in a placement."""
 
     ALLOWED = "allowed"
     """It trains what it trains unsharded."""
@@ -155,7 +155,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OptimizerRow:
-    """What some optimizers do in some placements. None, or all stages and routes, stand for "whichever"."""
+    """The outcome of some optimizers in some placements. None, or all stages and routes, mean "any"."""
 
     optimizers: tuple[str, ...]
     """Ids; "torch.*" stands for all that begin so, "*" for all."""
@@ -175,7 +175,7 @@ class OptimizerRow:
     says: str = ""
     """Part of the error's text, where it is refused."""
     not_run: str = ""
-    """What a measurement would need, where a CPU can't make one; the libraries' source is the evidence."""
+    """The hardware that a measurement needs beyond a CPU; the evidence is the libraries' source."""
 
 
 _SHARDED = (ZeroStage.OPTIMIZER_STATES, ZeroStage.GRADIENTS, ZeroStage.PARAMETERS)

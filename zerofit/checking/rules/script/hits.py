@@ -1,4 +1,4 @@
-"""What the rules of scripts share: whether DeepSpeed runs, at which stage, and how a call is shown."""
+"""Helpers of the script rules: if DeepSpeed runs, at which stage, and how a call is shown."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zerofit.scripts.facts import ScriptCall, ScriptFacts
 
 _DEFAULT_CLIPPING = 1.0
-"""What accelerate makes of "auto", and DeepSpeed's own (deepspeed/runtime/constants.py)."""
+"""accelerate's default for "auto", and DeepSpeed's own (deepspeed/runtime/constants.py)."""
 
 
 def _own_loop(situation: Situation) -> ScriptFacts | None:

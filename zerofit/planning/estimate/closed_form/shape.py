@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from zerofit.core.facts import ModelFacts
 
 _LORA_TARGETS = ("query", "value")
-"""What peft adapts in most families where nothing else is said.
+"""The projections that peft adapts in most families where nothing else is said.
 Source: peft/utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING (0.18)."""
 _ALL_LINEAR = ("all-linear",)
 """peft's word for every linear layer but the head, which a quantized base takes where nothing is said."""

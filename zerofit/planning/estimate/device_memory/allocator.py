@@ -18,9 +18,9 @@ UNIT = 512
 SMALL = 1 * MIB
 """The largest request that the small pool serves (kSmallSize)."""
 SMALL_SEGMENT = 2 * MIB
-"""What the small pool takes from the driver at a time (kSmallBuffer)."""
+"""Block size that the small pool takes from the driver (kSmallBuffer)."""
 LARGE_SEGMENT = 20 * MIB
-"""What a middling request takes from the driver (large_segment_size)."""
+"""Block size that a medium request takes from the driver (large_segment_size)."""
 LARGE_REQUEST = 10 * MIB
 """From this size on a request gets a segment of its own (kMinLargeAlloc)."""
 ROUND_LARGE = 2 * MIB

@@ -45,7 +45,7 @@ _MOST_BYTES = 1 << 30
 """The largest file of the user's that is copied before it changes. ASSUMPTION: seconds of disk time."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CACHES_ANYWHERE = ("cache-*.arrow",)
-"""What datasets keeps beside a data set on disk (datasets/arrow_dataset.py, _get_cache_file_path)."""
+"""Files that datasets keeps beside a data set on disk (datasets/arrow_dataset.py, _get_cache_file_path)."""
 _SYSTEM = ("/dev", "/proc", "/sys")
 _PATHS = ("purelib", "platlib", "stdlib", "platstdlib", "scripts")
 """Of sysconfig; its other ones name the whole prefix, below which a project may lie."""

@@ -1,4 +1,4 @@
-"""What one forward pass on tensors without values shows: a loss by num_items_in_batch, random numbers."""
+"""One forward pass on meta tensors: it shows a loss by num_items_in_batch, and random numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SWITCHED = ("dropout", "attention")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOnMeta:
-    """What was seen of a forward pass in evaluation mode."""
+    """Observations of a forward pass in evaluation mode."""
 
     passes_num_items: bool | None
     """True if the loss depends on num_items_in_batch; None where the model can't be run on meta."""

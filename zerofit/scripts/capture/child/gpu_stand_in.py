@@ -39,7 +39,7 @@ Source: https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/nvidia-amp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gpu:
-    """What is told of one GPU; by itself of one that stands in, like an A100 with 80 GB."""
+    """Properties of one GPU; by default of a stand-in like an A100 with 80 GB."""
 
     name: str = "a GPU that stands in for yours"
     memory_bytes: int = 80 * 2**30

@@ -32,7 +32,7 @@ _WRITERS = (
 )
 """Module, function, and the place of its argument that is a path."""
 _NAMES = ("name", "filename", "path", "where", "file", "dest", "output_file", "source")
-"""What these functions call that argument."""
+"""These functions' name for that argument."""
 
 
 def tell_of_native_files() -> None:

@@ -1,4 +1,4 @@
-"""What the hooks of a capture have seen so far."""
+"""Observations of a capture's hooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class CaptureSpec:
-    """What the parent asks for: FOLDER/spec.json."""
+    """The parent's request: FOLDER/spec.json."""
 
     weights: str = "meta"
     """"meta": no model of transformers gets weights; "real": all are loaded and initialised as ever."""
@@ -88,7 +88,7 @@ class Observations:
 
 @dataclass(slots=True, kw_only=True)
 class Live:
-    """What a capture leaves for tracing, in the captured process."""
+    """Objects that a capture keeps for tracing, in the captured process."""
 
     model: Any
     """The nn.Module that the script trains, unwrapped, on meta or with its weights."""
@@ -98,6 +98,6 @@ class Live:
     loss: ScriptLoss | None = None
     """The Trainer's, where it is not the model's own."""
     inputs: Any = None
-    """What its compute_loss() is given: a batch of the DataLoader."""
+    """The input of its compute_loss(): a batch of the DataLoader."""
     note: str = ""
     """Why the loss can't be traced; filled in where it was tried."""

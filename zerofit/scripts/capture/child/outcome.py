@@ -29,7 +29,7 @@ _META = (
     *("meta is not on the expected", "meta and cpu", "meta, cpu", "cpu, meta", "device type of meta"),
     *("'aten::_local_scalar_dense'", "aten::equal"),
 )
-"""What PyTorch says where the value of a tensor without values is needed, or two devices meet."""
+"""PyTorch's errors where a meta tensor's value is needed, or two devices meet."""
 
 
 def leave_captured(seen: Observations, live: Live) -> NoReturn:

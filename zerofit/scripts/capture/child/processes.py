@@ -1,4 +1,4 @@
-"""What a captured script starts: programs and processes that would train, lose files or upload, unseen.
+"""Processes that a captured script starts: they could train, delete files or upload, unseen.
 
 A short list of programs is known to do nothing of that, and any other one is refused. What `python -c` does
 is let be.

@@ -90,7 +90,7 @@ def _leave_broken(seen: Observations, error: BaseException) -> NoReturn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What stands where training would begin."""
+    """The call where training would begin."""
 
     accelerator: Any
     trainer: Any

@@ -1,4 +1,4 @@
-"""What a script's source says of what a capture never comes to: generating, saving, manual accumulation."""
+"""Facts read from source that a capture never reaches: generating, saving, manual accumulation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EVALUATING = {"eval", "evaluate", "inference_mode"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalledMethods:
-    """What sources call, wherever in them."""
+    """Names that sources call, anywhere in them."""
 
     generates: bool
     saves: bool

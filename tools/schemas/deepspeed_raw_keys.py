@@ -200,4 +200,4 @@ INSTEAD_OF_REMOVED = {
     # runtime/engine.py, _configure_basic_optimizer
     "optimizer.params.max_grad_norm": "set gradient_clipping at the top level instead",
 }
-"""What to do about each key that DeepSpeed refuses because a former version had it."""
+"""The fix for each key of a former version that DeepSpeed now refuses."""

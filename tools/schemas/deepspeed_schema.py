@@ -11,8 +11,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
+from tools.schemas.deepspeed_raw_keys import INSTEAD_OF_REMOVED, RAW_KEYS
 from zerofit.configs.schema import Key, OnUnknown, Removed, Schema, Section, ValueKind
-from zerofit.configs.schemas.deepspeed_raw_keys import INSTEAD_OF_REMOVED, RAW_KEYS
 from zerofit.core.upstream.deepspeed import refused_keys
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ _BY_VALIDATOR: dict[tuple[str, str], dict[str, Any]] = {
     ("ZenFlowConfig", "update_interval"): {"kinds": (ValueKind.INTEGER,), "converts": False, "at_least": 1},
     ("DeepSpeedFP16Config", "loss_scale"): {"at_least": 0},
 }
-"""What a model's validators allow or forbid beyond the declared type."""
+"""Values that a model's validators allow or forbid beyond the declared type."""
 _QUOTED = re.compile(r"[\"']([A-Za-z_0-9]+)[\"']")
 _NOT_PARAMS = {"self", "params", "model_params", "optimizer", "max_grad_norm"}
-"""What the engine hands over itself, and what it refuses."""
+"""Keys that the engine passes itself, and keys it refuses."""
 _PARAMS = {
     **{name: Key(name=name, kinds=(ValueKind.NUMBER,)) for name in ("lr", "eps", "weight_decay")},
     "betas": Key(name="betas", kinds=(ValueKind.LIST,)),

@@ -1,0 +1,61 @@
+"""The live file says what a rank does, in each kind of training loop and engine."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from runs import SCRIPTS, Run
+
+from zerofit.core.rank_observation import Phase, read_observation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PHASES = str(SCRIPTS / "phases.py")
+_TRAINING = {
+    "start": ["loading 0"],
+    "forward": ["forward 0", "forward 1"],
+    "backward": ["backward 0", "backward 1"],
+    "step": ["optimizer step 0", "optimizer step 1"],
+}
+
+
+def _seen(run: Run, rank: int) -> dict[str, Any]:
+    return json.loads((run.folder / f"seen{rank}.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("engine", "ranks"),
+    [
+        ("native", 1),
+        ("deepspeed", 2),
+        pytest.param("native", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_an_accelerate_loop(engine: str, ranks: int, launch: Callable[..., Run]) -> None:
+    run = launch("--engine", engine, "--num-processes", str(ranks), _PHASES).check()
+    for rank in range(ranks):
+        seen = _seen(run, rank)
+        assert {place: seen[place] for place in _TRAINING} == _TRAINING
+        assert seen["after"] == ["between steps 1", "between steps 2"]
+        assert seen["saving"] == ["saving 2"]
+        assert "evaluating 2" in seen["evaluation"]
+        assert "waiting for data 0" in seen["data"]
+        last = read_observation(run.run_folder / "ranks", rank)
+        assert last is not None
+        assert (last.phase, last.step, last.checkpoint_step) == (Phase.ENDED, 2, 2)
+        assert last.checkpoint == str(run.folder / "saved")
+        assert last.host_bytes > 2**20
+
+
+def test_a_trainer(launch: Callable[..., Run]) -> None:
+    run = launch("--engine", "native", "--num-processes", "1", _PHASES, "trainer").check()
+    seen = _seen(run, 0)
+    assert {place: seen[place] for place in _TRAINING} == _TRAINING
+    assert seen["evaluation"] == ["evaluating 1", "evaluating 2"]
+    last = read_observation(run.run_folder / "ranks", 0)
+    assert last is not None
+    assert (last.phase, last.step, last.num_steps, last.checkpoint_step) == (Phase.ENDED, 2, 2, 2)
+    assert last.checkpoint == str(run.folder / "out" / "checkpoint-2")

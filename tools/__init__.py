@@ -1,0 +1,1 @@
+"""Programs that write what the repository keeps: catalog, presets, reference pages."""

@@ -1,0 +1,152 @@
+"""RankObservation: what a rank does at this moment, in a file that outlives the rank's sudden end."""
+
+from __future__ import annotations
+
+import enum
+import os
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Phase(enum.Enum):
+    """What a rank is doing. The order is that of the live file: new ones go to the end."""
+
+    LOADING = "loading"
+    """From the start to the first batch: imports, model, data."""
+    PREPARING = "preparing"
+    """Inside accelerator.prepare() or deepspeed.initialize()."""
+    DATA = "waiting for data"
+    """Inside the DataLoader."""
+    FORWARD = "forward"
+    """From the time a batch is there to its backward pass."""
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer step"
+    SAVING = "saving"
+    EVALUATING = "evaluating"
+    BETWEEN_STEPS = "between steps"
+    """In the script's own code after a backward pass or a step."""
+    ENDED = "ended"
+
+
+_PHASES = tuple(Phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePeak:
+    """Largest memory on the GPU at the end of any pass through one phase."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankObservation:
+    """What a rank does, and since when."""
+
+    pid: int
+    phase: Phase
+    step: int
+    """Optimizer steps that are done; a resumed Trainer counts on."""
+    num_steps: int
+    """Optimizer steps of the whole training; 0 where unknown."""
+    changed_at: float
+    """When the rank last moved: a phase or a batch began or ended. Seconds since 1970."""
+    longest_phase_s: float
+    """Longest time without a move so far, in the phases of a step."""
+    dump_signal: int
+    """Signal on which the rank writes its stacks; 0 while it can't."""
+    host_bytes: int
+    """Resident memory, at most a second old when the rank last moved."""
+    checkpoint_step: int
+    """Step of the last checkpoint."""
+    checkpoint: str
+    """Folder of the last checkpoint that was written; "" for none."""
+    peaks: dict[Phase, PhasePeak]
+    """GPU memory by phase; empty without a GPU."""
+
+
+_HEAD = struct.Struct("<QqqqqddqqqQ")
+"""A sequence number, the fields up to `checkpoint_step` (the phase by its place), and the number again."""
+_PEAKS = struct.Struct(f"<{2 * len(_PHASES)}q")
+"""Allocated and reserved bytes of each phase; -1 where it has none."""
+_PATH = struct.Struct("<H1022s")
+"""Length of the checkpoint's path, and its bytes."""
+_PATH_AT = _HEAD.size + _PEAKS.size
+
+
+class LiveFile:
+    """The file that one rank keeps up to date.
+
+    Each update is one pwrite(2) of some 100 bytes: it is in the page cache, which a killed process does not
+    take with it. Not a mapping of the file, whose pages end the process by SIGBUS where the disk is full.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(live_file(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._sequence = 0
+        os.pwrite(self._fd, _PEAKS.pack(*(-1,) * 2 * len(_PHASES)) + _PATH.pack(0, b""), _HEAD.size)
+
+    def write(self, phase: Phase, numbers: tuple[int, ...], times: tuple[float, float]) -> None:
+        """Write where the rank is.
+
+        Args:
+            phase: what it does.
+            numbers: pid, step, num_steps, dump_signal, host_bytes, checkpoint_step.
+            times: changed_at, longest_phase_s.
+        """
+        self._sequence += 1
+        pid, step, num_steps, *rest = numbers
+        place = _PHASES.index(phase)
+        head = _HEAD.pack(self._sequence, pid, place, step, num_steps, *times, *rest, self._sequence)
+        os.pwrite(self._fd, head, 0)
+
+    def write_peak(self, phase: Phase, peak: PhasePeak) -> None:
+        """Write the largest memory of a phase."""
+        both = struct.pack("<2q", peak.allocated_bytes, peak.reserved_bytes)
+        os.pwrite(self._fd, both, _HEAD.size + len(both) * _PHASES.index(phase))
+
+    def write_checkpoint(self, path: str) -> None:
+        """Write the folder of the last checkpoint; of one that is too long, its end."""
+        data = os.fsencode(path)[-1022:]
+        os.pwrite(self._fd, _PATH.pack(len(data), data), _PATH_AT)
+
+
+def live_file(folder: Path, rank: int) -> Path:
+    """Return where a rank's live file stands."""
+    return folder / f"rank{rank}.live"
+
+
+def read_observation(folder: Path, rank: int) -> RankObservation | None:
+    """Return what a rank does or last did; None where it wrote nothing that can be read."""
+    try:
+        data = live_file(folder, rank).read_bytes()
+        first, pid, place, step, num_steps, at, longest, number, host, saved, last = _HEAD.unpack_from(data)
+        peaks = _PEAKS.unpack_from(data, _HEAD.size)
+        length, path = _PATH.unpack_from(data, _PATH_AT)
+        phase = _PHASES[place]
+    except (OSError, struct.error, IndexError):
+        return None
+    if first != last or first == 0:  # read while it was written (the next look finds it whole), or before
+        return None
+    return RankObservation(
+        pid=pid,
+        phase=phase,
+        step=step,
+        num_steps=num_steps,
+        changed_at=at,
+        longest_phase_s=longest,
+        dump_signal=number,
+        host_bytes=host,
+        checkpoint_step=saved,
+        checkpoint=os.fsdecode(path[:length]),
+        peaks={
+            phase: PhasePeak(allocated_bytes=allocated, reserved_bytes=reserved)
+            for phase, allocated, reserved in zip(_PHASES, peaks[::2], peaks[1::2], strict=True)
+            if allocated >= 0
+        },
+    )

@@ -1,0 +1,266 @@
+"""Looks on the ranks of a run: tells how far they are, and notices that they no longer move."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import psutil
+
+from zerofit.core.rank_observation import Phase, RankObservation, read_observation
+from zerofit.core.units import format_bytes
+from zerofit.launching.diagnose import Hang, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from zerofit.core.observer import Observer
+
+_LEAST_LIMIT_S = 300.0
+_LONGEST_TIMES = 20
+"""A run hangs that has not moved for 300 s and 20 times its longest phase so far. ASSUMPTION: no step that
+still moves is slower than that; torch's own limit is 600 s for NCCL and 1800 s for gloo
+(torch/distributed/constants.py)."""
+_FIRST_STEP_LIMIT_S = 1800.0
+"""Until the first step is done: it may compile the model. ASSUMPTION, as gloo's limit."""
+_LOOK_EVERY_S = 1.0
+_SUSPENDED_S = 30.0
+"""A look that comes so late says that this process, or the machine, stood still: all limits begin anew."""
+_TELL_EVERY_S = 60.0
+_DUMP_S = 5.0
+"""How long a rank may take to write its stacks. ASSUMPTION: it is one write from a signal handler."""
+_PY_SPY_S = 30.0
+_WAITING = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
+_FREE = (Phase.LOADING, Phase.PREPARING, Phase.SAVING, Phase.EVALUATING)
+"""Phases that may take any time."""
+_BUSY_SHARE = 0.2
+"""Of one core: a rank in the script's own code that takes more is at work. ASSUMPTION."""
+_COLLECTIVE = re.compile(r'distributed_c10d\.py", line \d+ in (?!wrapper\b)(\w+)')
+_SHOWN_RANKS = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class RunWatch:
+    """What is known of a run's ranks from their live files, and what follows from it."""
+
+    ranks_folder: Path
+    ranks: range
+    limit_s: float | None
+    """Without a move a run is taken to hang; 0 for never, None for a limit that follows the run."""
+    observer: Observer
+    predicted_bytes: int | None = None
+    """GPU memory of a rank, by the plan."""
+    hang: Hang | None = None
+    """Set once the run hangs."""
+    _looked_at: float = field(default_factory=time.monotonic)
+    _told_at: float = field(default_factory=time.monotonic)
+    _first: tuple[float, int] | None = None
+    """Time and step at the first look at which a step was done."""
+    _seen: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By rank: its own time of the last move, and when that was first seen here (monotonic)."""
+    _stopped_at: dict[int, float] = field(default_factory=dict)
+
+    def look(self) -> bool:
+        """Look once a second; return if the run hangs, with the stacks of all ranks written."""
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_EVERY_S:
+            return False
+        if now - self._looked_at > _SUSPENDED_S:
+            self._seen.clear()
+            self._stopped_at.clear()
+        self._looked_at = now
+        found = self.observations()
+        self._note_stopped(found, now)
+        self._tell(found, now)
+        if self.hang is None and self.limit_s != 0 and self._hangs(found, now):
+            still_s = now - max(at for _, at in self._seen.values())
+            self._dump(found)
+            self.hang = self._verdict(found, still_s)
+            for rank in self._stopped_at:  # else it could not even be told to end
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(found[rank].pid, signal.SIGCONT)
+        return self.hang is not None
+
+    def observations(self) -> dict[int, RankObservation]:
+        """Return what each rank that has begun does now, or did last."""
+        found = {rank: read_observation(self.ranks_folder, rank) for rank in self.ranks}
+        return {rank: one for rank, one in found.items() if one is not None}
+
+    def _note_stopped(self, found: Mapping[int, RankObservation], now: float) -> None:
+        """Name a process that somebody has stopped, at once."""
+        for rank, one in found.items():
+            if not _is_stopped(one.pid):
+                self._stopped_at.pop(rank, None)
+            elif rank not in self._stopped_at:
+                self._stopped_at[rank] = now
+                where = f"rank {rank} (process {one.pid}) is stopped by a signal, in {describe(one)}"
+                self.observer.say(f"{where}; `kill -CONT {one.pid}` lets it go on")
+
+    def _hangs(self, found: Mapping[int, RankObservation], now: float) -> bool:
+        """True if no rank has moved for longer than the limit, and none does what may take any time."""
+        for rank, one in found.items():
+            if rank not in self._seen or self._seen[rank][0] != one.changed_at:
+                self._seen[rank] = one.changed_at, now
+        if len(found) < len(self.ranks):
+            return False
+        limit_s = self._limit_s(found)
+        if any(now - at > limit_s for at in self._stopped_at.values()):
+            return True
+        if any(now - at <= limit_s for _, at in self._seen.values()):
+            return False
+        others = [one for rank, one in found.items() if rank not in self._stopped_at]
+        return (
+            all(one.phase not in _FREE for one in others)
+            and any(one.phase in _WAITING for one in others)
+            and not any(one.phase is Phase.BETWEEN_STEPS and _is_busy(one.pid) for one in others)
+        )
+
+    def _limit_s(self, found: Mapping[int, RankObservation]) -> float:
+        if self.limit_s is not None:
+            return self.limit_s
+        longest_s = max(one.longest_phase_s for one in found.values())
+        least_s = _LEAST_LIMIT_S if all(one.step for one in found.values()) else _FIRST_STEP_LIMIT_S
+        return max(least_s, _LONGEST_TIMES * longest_s)
+
+    def _stack_file(self, rank: int) -> Path:
+        return self.ranks_folder / f"rank{rank}.stack"
+
+    def _dump(self, found: Mapping[int, RankObservation]) -> None:
+        """Have every rank write its stacks; of one that does not, py-spy's, where it is installed."""
+        for one in found.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, one.dump_signal)
+        until = time.monotonic() + _DUMP_S
+        silent = list(found)
+        while silent and time.monotonic() < until:
+            time.sleep(_DUMP_S / 50)
+            silent = [rank for rank in silent if not _size(self._stack_file(rank))]
+        if silent and (py_spy := shutil.which("py-spy")):
+            for rank in silent:
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                    command = [py_spy, "dump", "--nonblocking", "--pid", str(found[rank].pid)]
+                    done = subprocess.run(command, capture_output=True, timeout=_PY_SPY_S, check=False)
+                    self._stack_file(rank).write_bytes(done.stdout)
+
+    def _verdict(self, found: Mapping[int, RankObservation], still_s: float) -> Hang:
+        collectives = {rank: self._collective(rank) for rank in found}
+
+        def cause_first(rank: int) -> tuple[bool, bool, bool, int, float]:
+            one = found[rank]
+            goes_on = rank not in self._stopped_at
+            return (
+                goes_on,
+                one.phase is not Phase.ENDED,
+                collectives[rank] is not None,
+                one.step,
+                one.changed_at,
+            )
+
+        rank, *others = sorted(found, key=cause_first)
+        lines = [self._state(rank, found[rank], collectives[rank])]
+        lines += [self._state(other, found[other], collectives[other]) for other in others[:_SHOWN_RANKS]]
+        if len(others) > _SHOWN_RANKS:
+            lines.append(f"{len(others) - _SHOWN_RANKS} more wait")
+        lacking = next((collectives[other] for other in others if collectives[other]), None)
+        without = f", without the {lacking} of the others" if lacking and not collectives[rank] else ""
+        lines[0] += without
+        return Hang(
+            rank=rank,
+            phase=found[rank].phase,
+            sentence=f"hang: no rank has moved for {still_s:.0f} s; {'; '.join(lines)}; "
+            f"their stacks are in {self.ranks_folder}",
+        )
+
+    def _state(self, rank: int, one: RankObservation, collective: str | None) -> str:
+        if one.phase is Phase.ENDED:
+            return f"rank {rank} has ended after {one.step} steps"
+        if rank in self._stopped_at:
+            return f"rank {rank} (process {one.pid}) is stopped by a signal in {describe(one)}"
+        return f"rank {rank} {f'waits in {collective}, ' if collective else 'is '}in {describe(one)}"
+
+    def _collective(self, rank: int) -> str | None:
+        """Return the collective in which a rank's stacks stand; None where they show none."""
+        with contextlib.suppress(OSError):
+            found = _COLLECTIVE.search(self._stack_file(rank).read_text(encoding="utf-8", errors="replace"))
+            return found and found[1]
+        return None
+
+    def clear_unused(self) -> None:
+        """Remove the files for stacks that no rank has written to."""
+        for rank in self.ranks:
+            if not _size(self._stack_file(rank)):
+                self._stack_file(rank).unlink(missing_ok=True)
+
+    def _tell(self, found: Mapping[int, RankObservation], now: float) -> None:
+        """Tell each minute how far the run is."""
+        one = found.get(self.ranks[0])
+        if one is None or one.step == 0:
+            return
+        if self._first is None:
+            self._first = now, one.step
+        if now - self._told_at < _TELL_EVERY_S:
+            return
+        self._told_at = now
+        self.observer.progress(
+            progress_line(tuple(found.values()), self._s_per_step(one.step, now), self.predicted_bytes)
+        )
+
+    def _s_per_step(self, step: int, now: float) -> float | None:
+        if self._first is None or step == self._first[1]:
+            return None
+        return (now - self._first[0]) / (step - self._first[1])
+
+
+def progress_line(
+    ranks: Sequence[RankObservation], s_per_step: float | None, predicted_bytes: int | None
+) -> str:
+    """Return step, time left and memory in one line; the first rank's steps, the fullest rank's memory."""
+    one = ranks[0]
+    words = [f"step {one.step}" + (f" of {one.num_steps}" if one.num_steps else "")]
+    if one.num_steps and s_per_step is not None:
+        minutes, seconds = divmod(round((one.num_steps - one.step) * s_per_step), 60)
+        hours, minutes = divmod(minutes, 60)
+        words.append(f"{f'{hours} h {minutes} min' if hours else f'{minutes} min {seconds} s'} left")
+    peaks = [peak.allocated_bytes for rank in ranks for peak in rank.peaks.values()]
+    if peaks:
+        predicted = f" ({format_bytes(predicted_bytes)} predicted)" if predicted_bytes else ""
+        words.append(f"at most {format_bytes(max(peaks))} on a GPU{predicted}")
+    else:
+        words.append(f"{format_bytes(max(rank.host_bytes for rank in ranks))} of host memory in a rank")
+    return ", ".join(words)
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False
+
+
+def _is_busy(pid: int) -> bool:
+    """True if a process and what it started take CPU time within a second."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        processes = [process, *process.children(recursive=True)]
+
+        def used_s() -> float:
+            return sum(sum(one.cpu_times()[:2]) for one in processes if one.is_running())
+
+        before_s = used_s()
+        time.sleep(_LOOK_EVERY_S)
+        return used_s() - before_s > _BUSY_SHARE * _LOOK_EVERY_S
+    return False
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

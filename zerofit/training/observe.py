@@ -1,0 +1,318 @@
+"""Says in this rank's live file what it does: phase, step, memory, last checkpoint.
+
+zerofit/launching/hang.py reads it meanwhile, and zerofit/launching/diagnose.py once the rank has gone.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.rank_observation import LiveFile, Phase, PhasePeak
+from zerofit.training.wrapping import wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
+
+_DUMP_SIGNAL = signal.SIGRTMAX - 3
+"""Has the rank write its stacks. ASSUMPTION: no script takes this one, as Slurm's users take SIGUSR1 and
+SIGUSR2."""
+_MEMORY_EVERY_S = 1.0
+"""Reading the resident memory takes as long as ten updates of the live file (measured: 41 and 2 us)."""
+_BEFORE_TRAINING = (Phase.LOADING, Phase.PREPARING)
+_IN_A_STEP = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Observed:
+    """What this rank does; its methods are called by the main thread of the rank's own process alone."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._live = LiveFile(folder, rank)
+        self._thread = threading.get_ident()
+        self._is_here = True
+        self.phase = Phase.LOADING
+        self.is_held = False
+        """True inside of saving and evaluating, whose parts are no phases of their own."""
+        self._depth = 0
+        self.step = 0
+        self.num_steps = 0
+        self._changed_at = time.time()
+        self._longest_s = 0.0
+        self._host_bytes, self._host_at = 0, 0.0
+        self._checkpoint_step = 0
+        self._peaks = {phase: PhasePeak(allocated_bytes=0, reserved_bytes=0) for phase in Phase}
+        self._highest = (0, 0)
+        self.engine: Any = None
+        """The DeepSpeed engine that counts the steps; None without."""
+        self.optimizer: Any = None
+        """The optimizer whose steps are counted: the first that steps."""
+        self.data: int | None = None
+        """id() of the DataLoader of the last batch."""
+        self.training_data: int | None = None
+        """id() of the one whose batch led to the last backward pass."""
+        stacks = os.open(folder / f"rank{rank}.stack", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        faulthandler.register(_DUMP_SIGNAL, file=stacks, all_threads=True)
+        os.register_at_fork(after_in_child=self._leave)
+        self._write()
+
+    def _leave(self) -> None:
+        self._is_here = False  # a DataLoader's worker, say
+
+    def move(self, phase: Phase) -> None:
+        """Say that the rank has come to a phase, or within a held one that it moves."""
+        if not self._is_here or threading.get_ident() != self._thread:
+            return
+        now = time.time()
+        if self.phase in _IN_A_STEP:
+            self._longest_s = max(self._longest_s, now - self._changed_at)
+        self._note_peak()
+        if not self.is_held:
+            self.phase = phase
+        if now - self._host_at > _MEMORY_EVERY_S:
+            self._host_at, self._host_bytes = now, _resident_bytes()
+        self._changed_at = now
+        self._write()
+
+    def during(self, phase: Phase, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function that is a phase; of one that fails the phase stays, for who asks where."""
+        before, was_held = self.phase, self.is_held
+        self.move(phase)
+        self.is_held = was_held or phase in (Phase.SAVING, Phase.EVALUATING)
+        self._depth += 1
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            self.is_held = was_held
+            self._depth -= 1
+        self.move(before if self._depth or before in _BEFORE_TRAINING else Phase.BETWEEN_STEPS)
+        return result
+
+    def finish_step(self) -> None:
+        """Count a step."""
+        self.step = self.engine.global_steps if self.engine is not None else self.step + 1
+
+    def finish_checkpoint(self, path: Any) -> None:
+        """Note a checkpoint that is written."""
+        if self._is_here:
+            self._checkpoint_step = self.step
+            self._live.write_checkpoint(os.path.abspath(path))
+            self._write()
+
+    def _note_peak(self) -> None:
+        """Note the process's peak for the phase that ends, where this phase has raised it.
+
+        The counters are not reset: they are the script's, too.
+        """
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return
+        stats = torch.cuda.memory_stats_as_nested_dict()
+        peaks = tuple(stats[f"{name}_bytes"]["all"]["peak"] for name in ("allocated", "reserved"))
+        if peaks != self._highest:
+            self._highest = peaks
+            self._live.write_peak(self.phase, PhasePeak(allocated_bytes=peaks[0], reserved_bytes=peaks[1]))
+
+    def _write(self) -> None:
+        numbers = (self.step, self.num_steps, _DUMP_SIGNAL, self._host_bytes, self._checkpoint_step)
+        try:
+            self._live.write(self.phase, (os.getpid(), *numbers), (self._changed_at, self._longest_s))
+        except OSError:  # the disk is full, or has gone: that is no reason to end a training
+            self._is_here = False
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES
+
+
+_observed: Observed | None = None
+"""This rank; None where nobody looks on, as without `zerofit launch`."""
+
+
+def start(folder: Path, rank: int) -> None:
+    """Begin to say what this rank does; a folder that can't be written is no reason not to train."""
+    global _observed
+    try:
+        _observed = Observed(folder, rank)
+    except OSError as error:
+        print(f"zerofit: rank {rank} can't be watched: {error}", file=sys.stderr)
+
+
+def end() -> None:
+    """Say that the script has ended well."""
+    if _observed is not None:
+        _observed.is_held = False
+        _observed.move(Phase.ENDED)
+
+
+def _hook(owner: Any, name: str, phase: Phase) -> None:
+    """Put a phase around a method or a function."""
+    if (rank := _observed) is not None:
+        wrap(owner, name, lambda original, *args, **kwargs: rank.during(phase, original, *args, **kwargs))
+
+
+def install_backward(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook torch.autograd.backward(), which Tensor.backward() and every library call."""
+    rank = _observed
+    if rank is None:
+        return
+
+    def backward(original: Any, *args: Any, **kwargs: Any) -> Any:
+        rank.training_data = rank.data
+        return rank.during(Phase.BACKWARD, original, *args, **kwargs)
+
+    wrap(module, "backward", backward)
+
+
+def install_saving(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook torch.save()."""
+    _hook(module, "save", Phase.SAVING)
+
+
+def install_steps(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Count the steps of torch's optimizers, and see them begin and end.
+
+    Args:
+        module: torch.optim.optimizer.
+    """
+    rank = _observed
+    if rank is None:
+        return
+
+    def before(optimizer: Any, *_: Any) -> None:
+        rank.move(Phase.OPTIMIZER_STEP)
+
+    def after(optimizer: Any, *_: Any) -> None:
+        if rank.engine is not None:  # its own step() counts: it may step parts of the parameters in turn
+            return
+        rank.optimizer = rank.optimizer or optimizer
+        if optimizer is rank.optimizer:
+            rank.finish_step()
+        rank.move(Phase.BETWEEN_STEPS)
+
+    module.register_optimizer_step_pre_hook(before)
+    module.register_optimizer_step_post_hook(after)
+
+
+def install_data(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """See batches come: of data that has led to a backward pass for training, of other for evaluation.
+
+    Args:
+        module: torch.utils.data.dataloader.
+    """
+    rank = _observed
+    if rank is None:
+        return
+
+    def fetch(original: Any, self: Any) -> Any:
+        rank.move(Phase.DATA)
+        try:
+            batch = original(self)
+        except StopIteration:
+            if not self._zerofit_is_ahead or rank.training_data is None:
+                rank.move(Phase.BETWEEN_STEPS)
+            else:  # accelerate gives the last batch only now
+                come(self)
+            raise
+        come(self)
+        return batch
+
+    def come(iterator: Any) -> None:
+        rank.data = iterator._zerofit_data
+        trains = rank.training_data is None or rank.training_data == rank.data
+        rank.move(Phase.FORWARD if trains else Phase.EVALUATING)
+
+    def iterate(original: Any, self: Any) -> Any:
+        iterator = original(self)
+        iterator._zerofit_data = id(self)
+        iterator._zerofit_is_ahead = hasattr(self, "end_of_dataloader")  # accelerate's DataLoaders
+        owner: Any = next(one for one in type(iterator).__mro__ if "__next__" in vars(one))
+        if not hasattr(owner.__next__, "__wrapped__"):
+            wrap(owner, "__next__", fetch)
+        return iterator
+
+    wrap(module.DataLoader, "__iter__", iterate)
+
+
+def install_in_accelerate(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """See prepare() and the methods that save."""
+    rank = _observed
+    if rank is None:
+        return
+
+    def save_state(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        folder = rank.during(Phase.SAVING, original, self, *args, **kwargs)
+        if folder is not None:
+            rank.finish_checkpoint(folder)
+        return folder
+
+    _hook(accelerator_class, "prepare", Phase.PREPARING)
+    _hook(accelerator_class, "save_model", Phase.SAVING)
+    wrap(accelerator_class, "save_state", save_state)
+
+
+def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """See a Trainer evaluate and save."""
+    _hook(trainer_class, "evaluate", Phase.EVALUATING)
+    _hook(trainer_class, "predict", Phase.EVALUATING)
+    _hook(trainer_class, "save_model", Phase.SAVING)
+
+
+def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Hear from Trainer how many steps there are, and of its checkpoints.
+
+    Args:
+        module: transformers.trainer_callback.
+    """
+    rank = _observed
+    if rank is None:
+        return
+
+    def on_train_begin(original: Any, self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
+        rank.step, rank.num_steps = state.global_step, state.max_steps
+        return original(self, args, state, *rest, **kwargs)
+
+    def on_save(original: Any, self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
+        rank.finish_checkpoint(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        return original(self, args, state, *rest, **kwargs)
+
+    wrap(module.CallbackHandler, "on_train_begin", on_train_begin)
+    wrap(module.CallbackHandler, "on_save", on_save)
+
+
+def install_in_engine(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """See a DeepSpeed engine work.
+
+    Args:
+        module: deepspeed.runtime.engine.
+    """
+    rank = _observed
+    if rank is None:
+        return
+    engine_class = module.DeepSpeedEngine
+
+    def step(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        rank.engine = self
+        result = rank.during(Phase.OPTIMIZER_STEP, original, self, *args, **kwargs)
+        rank.finish_step()
+        return result
+
+    def save_checkpoint(original: Any, self: Any, save_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        result = rank.during(Phase.SAVING, original, self, save_dir, *args, **kwargs)
+        rank.finish_checkpoint(save_dir)
+        return result
+
+    _hook(engine_class, "__init__", Phase.PREPARING)
+    _hook(engine_class, "backward", Phase.BACKWARD)
+    wrap(engine_class, "step", step)
+    wrap(engine_class, "save_checkpoint", save_checkpoint)
