@@ -19,11 +19,13 @@ ORDERS = {
         "transformers.modeling_utils",
         "transformers.generation.utils",
         "accelerate.accelerator",
+        "transformers.trainer_utils",
         "transformers.training_args",
     ),
     ACCELERATOR_HOOKS: (
         "changed model",
         "step before saving",
+        "checkpoints",
         "clipping",
         "skipped steps",
         "clipping by torch",
@@ -40,7 +42,7 @@ ORDERS = {
         "DeepSpeed's set-up",
         "arguments",
     ),
-    TRAINER_HOOKS: ("optimizer", "loss", "arguments", "changed model"),
+    TRAINER_HOOKS: ("optimizer", "loss", "arguments", "checkpoints", "changed model"),
 }
 _USED_ELSEWHERE = {
     "zerofit.training.generate_hooks.install",  # by a function of hooks.py, which gives it its limit

@@ -1,8 +1,8 @@
 """Checkpoints on disk: the manifest that makes one complete, and which of a folder are complete.
 
-A checkpoint that was saved under `zerofit launch` has a manifest: the size and the digest of each of its files,
-and the layout it was saved in. It is written last, so a checkpoint without it was not finished. Checkpoints that
-were saved without zerofit have none, and are judged by what accelerate, Trainer and DeepSpeed always write.
+A checkpoint that was saved under `zerofit launch` has a manifest: the size and the digest of each of its
+files, and the layout it was saved in. Checkpoints saved without zerofit have none, and are judged by
+what accelerate, Trainer and DeepSpeed always write.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def find_checkpoints(folder: Path, *, digests: bool = False) -> tuple[SavedCheck
 
     Args:
         folder: a checkpoint, or a folder of them: a Trainer's output_dir, an Accelerator's project_dir.
-        digests: read the files and compare their digests, which takes as long as loading them; else sizes alone.
+        digests: read the files and compare their digests, which takes as long as loading them; else their
+            sizes alone.
     """
     places = [folder, *_subfolders(folder), *_subfolders(folder / "checkpoints")]
     found = [inspect_checkpoint(place, digests=digests) for place in places if is_checkpoint(place)]
@@ -139,7 +140,7 @@ def inspect_checkpoint(folder: Path, *, digests: bool = False) -> SavedCheckpoin
 
 
 def damage(folder: Path, files: Iterable[SavedFile], *, digests: bool) -> str | None:
-    """Return how the first damaged or missing file differs from its entry; None where all are as they were."""
+    """Return how the first damaged or missing file differs from its entry; None where all are whole."""
     for file in files:
         path = folder / file.name
         try:
@@ -211,9 +212,10 @@ def _digest(path: Path) -> str:
 
 
 # accelerate/utils/constants.py; transformers/trainer.py; deepspeed/runtime/engine.py.
+# Not trainer_state.json: Trainer leaves one in its output_dir, too.
 _STATE = re.compile(
     r"random_states_\d+\.pkl|optimizer(_\d+)?\.(bin|pt)|scheduler(_\d+)?\.(bin|pt)|custom_checkpoint_\d+\.pkl"
-    r"|trainer_state\.json|rng_state(_\d+)?\.pth|global_step\d+|latest|zero_to_fp32\.py"
+    r"|rng_state(_\d+)?\.pth|global_step\d+|latest|zero_to_fp32\.py"
 )
 _SHARD = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_(optim|model)_states\.pt")
 _RANDOM = re.compile(r"random_states_(\d+)\.pkl|rng_state_(\d+)\.pth")

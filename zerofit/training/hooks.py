@@ -13,6 +13,7 @@ from zerofit.training import (
     accelerate_hooks,
     backward,
     changed_model,
+    checkpoints,
     clipping,
     compiled_model,
     generate_hooks,
@@ -23,7 +24,7 @@ from zerofit.training import (
 from zerofit.training.deepspeed import deepspeed_step, join_prepare, partitioned_models, skipped_steps
 from zerofit.training.micro_batches import hooks as micro_batches
 from zerofit.training.settings import settings_of
-from zerofit.training.trainer import trainer_hooks, trainer_loss, trainer_optimizer
+from zerofit.training.trainer import trainer_checkpoints, trainer_hooks, trainer_loss, trainer_optimizer
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Hook:
 ACCELERATOR_HOOKS = (
     Hook("changed model", changed_model.install, "first: all others see the model that trains"),
     Hook("step before saving", deepspeed_step.install, "on other methods than prepare()"),
+    Hook("checkpoints", checkpoints.install, "after the step that saving takes"),
     Hook("clipping", clipping.install, "around the step that may be skipped: only a step is clipped for"),
     Hook("skipped steps", skipped_steps.install, "around the scaler's own step, which says if it skipped"),
     Hook("clipping by torch", clipping.install_watch, "on the constructor alone"),
@@ -74,6 +76,7 @@ TRAINER_HOOKS = (
     Hook("optimizer", trainer_optimizer.install, "remembers the script's before train() sets DeepSpeed up"),
     Hook("loss", trainer_loss.install, "on compute_loss() alone"),
     Hook("arguments", trainer_hooks.install, "right around train(), which reads the arguments again"),
+    Hook("checkpoints", trainer_checkpoints.install, "right around train(), which reads the checkpoint"),
     Hook("changed model", changed_model.install_in_trainer, "on the constructor alone"),
 )
 """Hooks of transformers' Trainer, the outermost first."""
@@ -121,6 +124,11 @@ MODULE_HOOKS = (
     Hook("transformers.modeling_utils", quantized_loading.install, "before a model is loaded"),
     Hook("transformers.generation.utils", _install_generate, "before a model is made"),
     Hook("accelerate.accelerator", _install_accelerator, "before an Accelerator is made"),
+    Hook(
+        "transformers.trainer_utils",
+        checkpoints.install_last_checkpoint,
+        "before Trainer and the script import get_last_checkpoint from it",
+    ),
     Hook("transformers.training_args", _install_trainer, "before TrainingArguments are made"),
 )
 """What is done as soon as the script imports a module, by its name."""
