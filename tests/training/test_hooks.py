@@ -14,6 +14,7 @@ ORDERS = {
     MODULE_HOOKS: (
         "accelerate.state",
         "deepspeed.runtime.zero.partition_parameters",
+        "deepspeed.runtime.engine",
         "torch.nn.utils",
         "transformers.modeling_utils",
         "transformers.modeling_utils",

@@ -54,19 +54,19 @@ def save_whole(
     folder = Path(os.path.abspath(folder))  # resolve() would follow a link that is to stay
     outer = folder.parent / f"{SAVING}{folder.name}"
     partial = outer / folder.name
-    rank, local_rank = _rank(), int(os.environ.get("LOCAL_RANK", "0"))
+    rank, local_rank = rank_of_process(), int(os.environ.get("LOCAL_RANK", "0"))
     if rank == 0:
         _make_empty(outer, partial)
-    is_shared = all(_gather(partial.is_dir()))
+    is_shared = all(gather(partial.is_dir()))
     if not is_shared and local_rank == 0 and rank:
         _make_empty(outer, partial)  # each node has a disk of its own
-    _gather(None)
+    gather(None)
     write(partial)
-    _gather(None)
+    gather(None)
     names = file_names(partial)
     leads = rank == 0 if is_shared else local_rank == 0
     mine = names[rank :: _world_size()] if is_shared else names if leads else []
-    parts = _gather([sync_and_digest(partial, name) for name in mine])
+    parts = gather([sync_and_digest(partial, name) for name in mine])
     if leads:
         files = sorted((file for part in parts for file in part), key=lambda file: file.name)
         if not is_shared:
@@ -74,7 +74,7 @@ def save_whole(
         write_manifest(partial, Manifest(layout=layout, files=tuple(files), saved_at=time.time(), step=step))
         _take_place(partial, folder)
         shutil.rmtree(outer)
-    _gather(None)
+    gather(None)
 
 
 def check_resumed(folder: Path) -> None:
@@ -237,11 +237,11 @@ def _problem(folder: Path) -> str | None:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         problem = damage(folder, checkpoint.manifest.files[local_rank::ranks_here], digests=True)
-    return next((found for found in _gather(problem) if found), None)
+    return next((found for found in gather(problem) if found), None)
 
 
 def _say_passed_over(passed_over: list[str], *, taken: Path) -> None:
-    if passed_over and _rank() == 0:
+    if passed_over and rank_of_process() == 0:
         print(
             f"zerofit: resumes from {taken}, and passes over {'; '.join(passed_over)}",
             file=sys.stderr,
@@ -309,7 +309,8 @@ def _prune(folder: Path, limit: int) -> None:
         shutil.rmtree(old)
 
 
-def _rank() -> int:
+def rank_of_process() -> int:
+    """Return this process's rank of all."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -319,7 +320,7 @@ def _world_size() -> int:
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
-def _gather(value: Any) -> list[Any]:
+def gather(value: Any) -> list[Any]:
     """Return each rank's value, on every rank, when all have come here."""
     import torch.distributed
 

@@ -21,7 +21,13 @@ from zerofit.training import (
     optimizer_swap,
     quantized_loading,
 )
-from zerofit.training.deepspeed import deepspeed_step, join_prepare, partitioned_models, skipped_steps
+from zerofit.training.deepspeed import (
+    deepspeed_step,
+    elastic_resume,
+    join_prepare,
+    partitioned_models,
+    skipped_steps,
+)
 from zerofit.training.micro_batches import hooks as micro_batches
 from zerofit.training.settings import settings_of
 from zerofit.training.trainer import trainer_checkpoints, trainer_hooks, trainer_loss, trainer_optimizer
@@ -119,6 +125,7 @@ def _install_trainer(module: Any, settings: AppliedSettings, changes: Changes) -
 MODULE_HOOKS = (
     Hook("accelerate.state", accelerate_hooks.install_gloo, "before an Accelerator asks for its ranks"),
     Hook("deepspeed.runtime.zero.partition_parameters", _install_waiting_gathers, "before a model is made"),
+    Hook("deepspeed.runtime.engine", elastic_resume.install, "before an engine loads a checkpoint"),
     Hook("torch.nn.utils", clipping.install_in_torch, "before the script imports clip_grad_norm_ from it"),
     Hook("transformers.modeling_utils", partitioned_models.install, "before a model is loaded"),
     Hook("transformers.modeling_utils", quantized_loading.install, "before a model is loaded"),
