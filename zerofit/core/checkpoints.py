@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.atomic_file import write_whole
+from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
 MANIFEST_NAME = "zerofit-checkpoint.json"
 """The manifest's file name in the checkpoint's folder."""
 MANIFEST_VERSION = 1
+MODEL_FOLDER = "zerofit-model"
+"""Folder in a checkpoint of accelerate with the model's config.json, which accelerate does not save."""
 SAVING = ".zerofit-saving."
 """Start of the name under which a checkpoint is saved before it gets its own."""
+_NOTES = "checkpoints.jsonl"
+"""File of a run's folder: a path a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +197,34 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def note_checkpoint(run_folder: Path, checkpoint: Path) -> None:
+    """Note in a run's folder where the run saved a checkpoint."""
+    with (run_folder / _NOTES).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(str(checkpoint)) + "\n")
+
+
+def noted_checkpoints(run_folder: Path) -> tuple[Path, ...]:
+    """Return where a run saved its checkpoints, the newest first."""
+    try:
+        lines = (run_folder / _NOTES).read_text(encoding="utf-8").splitlines()
+        return tuple(Path(json.loads(line)) for line in reversed(lines))
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def incomplete_checkpoint(folder: Path, problem: str) -> UserError:
+    """Return the refusal of a checkpoint that is not whole."""
+    others = [one.path for one in find_checkpoints(folder.parent) if one.is_complete and one.path != folder]
+    newest = f"take {others[0]}, the newest complete one" if others else "take an earlier one"
+    return UserError(
+        "checkpoint-incomplete",
+        "the checkpoint is not complete",
+        found=f"{folder}: {problem}",
+        why="a run that was stopped while it saved, or a copy that was cut off, leaves a part of the state",
+        fix=f"{newest}, and delete this one",
+    )
 
 
 def _read_manifest(folder: Path) -> Manifest | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 import shutil
@@ -11,13 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.checkpoints import (
+    MODEL_FOLDER,
     SAVING,
     Manifest,
     SavedLayout,
     damage,
     file_names,
     find_checkpoints,
+    incomplete_checkpoint,
     inspect_checkpoint,
+    note_checkpoint,
     sync_and_digest,
     sync_folder,
     write_manifest,
@@ -28,6 +32,7 @@ from zerofit.core.upstream.accelerate import (
     prepared_optimizers,
     prepared_schedulers,
 )
+from zerofit.models.changes.adapted_saving import adapted_of
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -38,7 +43,12 @@ if TYPE_CHECKING:
 
 
 def save_whole(
-    folder: Path, write: Callable[[Path], None], *, layout: SavedLayout, step: int | None = None
+    folder: Path,
+    write: Callable[[Path], None],
+    *,
+    layout: SavedLayout,
+    run_folder: Path | None,
+    step: int | None = None,
 ) -> None:
     """Save a checkpoint under a temporary name, and rename it when all of it is on the disk.
 
@@ -49,6 +59,7 @@ def save_whole(
         folder: the checkpoint.
         write: saves this rank's part into the folder it is given, which has the checkpoint's name.
         layout: how the state is laid out over the ranks.
+        run_folder: the run's, where the checkpoint is noted.
         step: optimizer steps that were done, where they are known.
     """
     folder = Path(os.path.abspath(folder))  # resolve() would follow a link that is to stay
@@ -74,21 +85,24 @@ def save_whole(
         write_manifest(partial, Manifest(layout=layout, files=tuple(files), saved_at=time.time(), step=step))
         _take_place(partial, folder)
         shutil.rmtree(outer)
+        if rank == 0 and run_folder is not None:
+            note_checkpoint(run_folder, folder)
     gather(None)
 
 
-def check_resumed(folder: Path) -> None:
-    """Check that a checkpoint is complete, its digests too; all ranks call it.
+def check_resumed(folder: Path, settings: AppliedSettings) -> None:
+    """Check that a checkpoint is complete, its digests too, and of this run's engine; all ranks call it.
 
     Raises:
         UserError: it is not.
     """
     problem = _problem(folder)
     if problem is not None:
-        raise partial_checkpoint(folder, problem)
+        raise incomplete_checkpoint(folder, problem)
+    _check_engine(folder, settings)
 
 
-def newest_complete(folder: Path) -> Path | None:
+def newest_complete(folder: Path, settings: AppliedSettings) -> Path | None:
     """Return the newest complete checkpoint of a folder, and say which are passed over; all ranks call it.
 
     Raises:
@@ -99,10 +113,11 @@ def newest_complete(folder: Path) -> Path | None:
         problem = _problem(found.path)
         if problem is None:
             _say_passed_over(passed_over, taken=found.path)
+            _check_engine(found.path, settings)
             return found.path
         passed_over.append(f"{found.path.name}: {problem}")
     if passed_over:
-        raise partial_checkpoint(folder, "; ".join(passed_over))
+        raise incomplete_checkpoint(folder, "; ".join(passed_over))
     return None
 
 
@@ -117,22 +132,8 @@ def newest_by_sizes(folder: str) -> str | None:
             return str(found.path)
         passed_over.append(f"{found.path.name}: {found.problem}")
     if passed_over:
-        raise partial_checkpoint(Path(folder), "; ".join(passed_over))
+        raise incomplete_checkpoint(Path(folder), "; ".join(passed_over))
     return None
-
-
-def partial_checkpoint(folder: Path, problem: str) -> UserError:
-    """Return the refusal to resume from a checkpoint that is not whole."""
-    others = [one.path for one in find_checkpoints(folder.parent) if one.is_complete and one.path != folder]
-    newest = f"resume from {others[0]}, the newest complete one" if others else "resume from an earlier one"
-    return UserError(
-        "checkpoint-incomplete",
-        "the checkpoint to resume from is not complete",
-        found=f"{folder}: {problem}",
-        why="a run that was stopped while it saved, or a copy that was cut off, leaves a part of the state, "
-        "and training would go on from that part alone",
-        fix=f"{newest}, and delete this one",
-    )
 
 
 def layout_of(settings: AppliedSettings, optimizer: Any) -> SavedLayout:
@@ -168,14 +169,21 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         folder = Path(output_dir)
         project.automatic_checkpoint_naming = is_named and folder.exists()  # accelerate refuses that
         project.total_limit = None
+
+        def write(partial: Path) -> None:
+            original(self, str(partial), *args, **kwargs)
+            if self.is_main_process and len(prepared_models(self)) == 1:
+                _describe_model(self.unwrap_model(prepared_models(self)[0]), partial / MODEL_FOLDER)
+
         try:
             if project.automatic_checkpoint_naming:
                 return original(self, None, *args, **kwargs)
             optimizers = prepared_optimizers(self)
             save_whole(
                 folder,
-                lambda partial: original(self, str(partial), *args, **kwargs),
+                write,
                 layout=layout_of(settings, optimizers[0] if optimizers else None),
+                run_folder=settings.run_folder,
             )
         finally:
             project.automatic_checkpoint_naming, project.total_limit = is_named, limit
@@ -188,15 +196,17 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
             named = Path(input_dir).expanduser()
             folder = named if named.is_dir() else None
             if folder is not None:
-                check_resumed(folder)
+                check_resumed(folder, settings)
         elif self.project_configuration.automatic_checkpoint_naming:
-            folder = newest_complete(Path(self.project_dir) / "checkpoints")
+            folder = newest_complete(Path(self.project_dir) / "checkpoints", settings)
         else:
             folder = None
         if folder is None:
             return original(self, input_dir, *args, **kwargs)  # it says that there is none
         _check_expected(self, folder, settings)
-        return original(self, str(folder), *args, **kwargs)
+        found = original(self, str(folder), *args, **kwargs)
+        _take_step_of_other_ranks(self, folder, changes)
+        return found
 
     wrap(accelerator_class, "save_state", save_state)
     wrap(accelerator_class, "load_state", load_state)
@@ -213,6 +223,51 @@ def install_last_checkpoint(module: Any, settings: AppliedSettings, changes: Cha
     wrap(module, "get_last_checkpoint", lambda _, folder: newest_by_sizes(folder))
 
 
+def _check_engine(folder: Path, settings: AppliedSettings) -> None:
+    """Check that DeepSpeed is to read what DeepSpeed wrote, and PyTorch what PyTorch wrote."""
+    is_of_deepspeed = any(folder.glob("*/*_states.pt"))
+    is_of_pytorch = not is_of_deepspeed and any(folder.glob("optimizer*"))
+    if (settings.uses_deepspeed and not is_of_pytorch) or (
+        not settings.uses_deepspeed and not is_of_deepspeed
+    ):
+        return
+    saved, now = ("DeepSpeed", "PyTorch alone") if is_of_deepspeed else ("PyTorch alone", "DeepSpeed")
+    raise UserError(
+        "checkpoint-of-other-engine",
+        "a checkpoint resumes under the engine that saved it",
+        found=f"{folder} was saved under {saved}, and this run is under {now}",
+        why="each engine keeps the optimizer's states in an order of its own, and the other can't read it",
+        fix=f"run with --engine {'native' if is_of_pytorch else 'deepspeed'}, or start anew from its weights "
+        "(`zerofit export`)",
+    )
+
+
+def _take_step_of_other_ranks(accelerator: Any, folder: Path, changes: Changes) -> None:
+    """Give a rank that did not save the count of micro-batches, which stands by the random states."""
+    import torch
+
+    if (folder / f"random_states_{accelerator.process_index}.pkl").exists():
+        return
+    saved = torch.load(folder / "random_states_0.pkl", weights_only=False)
+    accelerator.step = saved.get("step", accelerator.step)
+    changes.add(f"ranks that {folder.name} has no random states of go on with their own")
+
+
+def _describe_model(model: Any, folder: Path) -> None:
+    """Save what `zerofit export` makes the model from: its configuration, and that of its adapters."""
+    if not hasattr(getattr(model, "config", None), "save_pretrained"):
+        return
+    adapted = adapted_of(model) or model
+    base = adapted.get_base_model() if hasattr(adapted, "get_base_model") else adapted
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(base).__name__]
+    config.save_pretrained(folder)
+    if getattr(base, "generation_config", None) is not None:
+        base.generation_config.save_pretrained(folder)
+    for adapter in list(getattr(adapted, "peft_config", {}).values())[:1]:
+        adapter.save_pretrained(str(folder))
+
+
 def _check_expected(accelerator: Any, folder: Path, settings: AppliedSettings) -> None:
     """Refuse a checkpoint without what this script's load_state() is about to read from it."""
     names = set(os.listdir(folder))
@@ -226,7 +281,9 @@ def _check_expected(accelerator: Any, folder: Path, settings: AppliedSettings) -
         ]
     missing = [name for name in expected if name not in names]
     if missing:
-        raise partial_checkpoint(folder, f"{missing[0]} is missing, which load_state() of this script reads")
+        raise incomplete_checkpoint(
+            folder, f"{missing[0]} is missing, which load_state() of this script reads"
+        )
 
 
 def _problem(folder: Path) -> str | None:

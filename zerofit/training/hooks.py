@@ -35,6 +35,7 @@ from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from zerofit.core.plan import Plan
     from zerofit.training.changes import Changes
@@ -141,9 +142,9 @@ MODULE_HOOKS = (
 """What is done as soon as the script imports a module, by its name."""
 
 
-def install(plan: Plan, changes: Changes) -> None:
+def install(plan: Plan, changes: Changes, *, run_folder: Path | None = None) -> None:
     """Set the hooks that make the script train as the plan says."""
-    settings = settings_of(plan)
+    settings = settings_of(plan, run_folder=run_folder)
     if plan.topology.world_size > 1 and plan.generate_limit_s:
         watch()
     for hook in MODULE_HOOKS:

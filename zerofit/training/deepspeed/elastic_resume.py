@@ -200,11 +200,13 @@ def _fill_in(target: Path) -> None:
     place = target / "zero" / "optimizer_state.pt"
     saved = torch.load(place, map_location="cpu", weights_only=False)
     inner = saved.get("optimizer_state_dict")
-    parameters = [
-        path for path in (target / "zero").rglob("fp32.pt") if (path.parent / "exp_avg.pt").exists()
-    ]
-    if inner is not None:  # ZeRO-3
+    parameters = list((target / "zero").rglob("exp_avg.pt"))
+    if inner is not None:  # ZeRO-3: bare tensors, and no steps
         step = inner["state"][0]["step"]
+        for path in (target / "zero").rglob("*.pt"):
+            value = torch.load(path, map_location="cpu", weights_only=False)
+            if torch.is_tensor(value):
+                torch.save({"param": value}, path)
         for path in parameters:
             torch.save(step, path.with_name("step.pt"))
     else:

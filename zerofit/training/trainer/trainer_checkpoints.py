@@ -30,6 +30,7 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
                 self, partial, folder.parent, lambda: original(self, model, trial, *args)
             ),
             layout=layout_of(settings, self.optimizer),
+            run_folder=settings.run_folder,
             step=self.state.global_step,
         )
         after_checkpoint(self, folder)
@@ -37,9 +38,11 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
     def train(original: Any, self: Any, resume_from_checkpoint: Any = None, *args: Any, **named: Any) -> Any:
         resumed = resume_from_checkpoint
         if resumed is True:
-            resumed = newest_complete(Path(self.args.output_dir)) or True  # Trainer says that there is none
+            resumed = (
+                newest_complete(Path(self.args.output_dir), settings) or True
+            )  # Trainer says that there is none
         elif resumed and Path(resumed).is_dir():
-            check_resumed(Path(resumed))
+            check_resumed(Path(resumed), settings)
         return original(self, str(resumed) if isinstance(resumed, Path) else resumed, *args, **named)
 
     wrap(trainer_class, SAVE_CHECKPOINT, save_checkpoint)
