@@ -69,6 +69,9 @@ def export(source: Path, out: Path) -> Exported:
     configs = next((place for place in (checkpoint, checkpoint / MODEL_FOLDER) if _describes(place)), None)
     if configs is None:
         raise _no_model(checkpoint, "neither config.json nor adapter_config.json is in it")
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
     weights = _weights(checkpoint)
     is_adapter = (configs / _ADAPTER_CONFIG).is_file()
     out.mkdir(parents=True, exist_ok=True)
@@ -167,7 +170,7 @@ def _empty_model(configs: Path) -> Any:
     if model_class is None:
         raise _no_model(configs, f"its config.json names the class {name}, which transformers does not have")
     with torch.device("meta"):
-        return model_class._from_config(config)
+        return model_class(config)
 
 
 def _write_model(configs: Path, weights: Mapping[str, Any], out: Path) -> dict[str, Any]:

@@ -68,6 +68,7 @@ def save_whole(
     rank, local_rank = rank_of_process(), int(os.environ.get("LOCAL_RANK", "0"))
     if rank == 0:
         _make_empty(outer, partial)
+    gather(None)
     is_shared = all(gather(partial.is_dir()))
     if not is_shared and local_rank == 0 and rank:
         _make_empty(outer, partial)  # each node has a disk of its own

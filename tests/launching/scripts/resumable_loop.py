@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -19,6 +22,8 @@ parser.add_argument("--total-limit", type=int)
 parser.add_argument("--resume", nargs="?", const="newest")
 parser.add_argument("--skip", type=int, default=0, help="steps that were done before")
 parser.add_argument("--losses", type=Path)
+parser.add_argument("--resume_from_checkpoint", dest="resume")
+parser.add_argument("--die-in-second-save", type=float, help="after which share of its acts on files")
 parser.add_argument("--weights", type=Path, help="a folder for the gathered weights")
 arguments = parser.parse_args()
 
@@ -42,6 +47,18 @@ loader = torch.utils.data.DataLoader(data, batch_size=8 // accelerator.num_proce
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 if arguments.resume:
     accelerator.load_state(None if arguments.resume == "newest" else arguments.resume)
+acts, acts_of_first_save = 0, 0
+
+
+def count_act(event: str, _: object) -> None:
+    """Count what is done to files, and be killed amid the second save."""
+    global acts
+    if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.listdir"):
+        acts += 1
+        if acts_of_first_save and acts >= acts_of_first_save * arguments.die_in_second_save:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 losses = []
 model.train()
 for step, batch in enumerate(loader):
@@ -56,7 +73,12 @@ for step, batch in enumerate(loader):
     optimizer.zero_grad()
     losses.append(accelerator.reduce(loss.detach(), "mean").item())
     if step + 1 in arguments.save_at:
-        accelerator.save_state(arguments.save_to)
+        if arguments.die_in_second_save is not None and not acts:
+            sys.addaudithook(count_act)
+            accelerator.save_state(arguments.save_to)
+            acts_of_first_save, acts = acts, 0
+        else:
+            accelerator.save_state(arguments.save_to)
 if arguments.weights:
     accelerator.unwrap_model(model).save_pretrained(
         arguments.weights,

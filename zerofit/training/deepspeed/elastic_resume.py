@@ -154,6 +154,7 @@ def _convert_together(folder: Path, tag: str, copy: Path, *, keeps: set[str]) ->
     if rank_of_process() == 0:
         shutil.rmtree(copy, ignore_errors=True)
         copy.mkdir()
+    gather(None)
     if not all(gather(copy.is_dir())):
         raise _refused(folder, f"{copy} is not seen by every node", "the ranks share one converted copy")
     problem = ""
