@@ -115,7 +115,7 @@ def _checkpoint(source: Path) -> Path:
 
 
 def _describes(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
+    return (folder / "config.json").is_file() or (folder / _ADAPTER_CONFIG).is_file()
 
 
 def _no_model(checkpoint: Path, found: str) -> UserError:
@@ -159,12 +159,18 @@ def _plain_weights(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
-def _empty_model(configs: Path) -> Any:
-    """Return the model that a folder's config.json describes, without weights."""
+def _empty_model(configs: Path, *, base: str | None = None) -> Any:
+    """Return the model that a folder's config.json describes, without weights.
+
+    Args:
+        configs: the folder.
+        base: the model whose config.json it is, where the folder has none; None without one.
+    """
     import torch
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(configs)
+    source = configs if (configs / "config.json").is_file() or base is None else base
+    config = transformers.AutoConfig.from_pretrained(source)
     name = (config.architectures or [None])[0]
     model_class = getattr(transformers, name or "", None)
     if model_class is None:
@@ -189,7 +195,7 @@ def _write_adapter(configs: Path, weights: Mapping[str, Any], out: Path) -> dict
     from safetensors.torch import load_file, save_file
 
     adapter = PeftConfig.from_pretrained(str(configs))
-    model = get_peft_model(_empty_model(configs), adapter)
+    model = get_peft_model(_empty_model(configs, base=adapter.base_model_name_or_path), adapter)
     prefix = "base_model.model."
     named = {name if name.startswith(prefix) else f"{prefix}{name}": value for name, value in weights.items()}
     own = get_peft_model_state_dict(model, state_dict=named)
