@@ -16,7 +16,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerofit.core.checkpoints import SavedLayout, inspect_checkpoint
+from zerofit.core.checkpoints import SavedLayout, incomplete_checkpoint, inspect_checkpoint
 from zerofit.core.errors import UserError
 from zerofit.core.upstream.deepspeed import (
     base_optimizer,
@@ -55,6 +55,8 @@ def install(module: Any, settings: AppliedSettings, changes: Changes) -> None:
     ) -> Any:
         folder = Path(load_dir)
         tag = tag or _latest(folder)
+        if tag is None and any(folder.glob("*/*_states.pt")):
+            raise incomplete_checkpoint(folder, "the file `latest`, which DeepSpeed writes last, is missing")
         weights_only = kwargs.get("load_module_only") or not kwargs.get("load_optimizer_states", True)
         if tag is None or weights_only or args or not self.zero_optimization():
             return original(self, load_dir, tag, *args, **kwargs)
@@ -152,11 +154,12 @@ def _convert_together(folder: Path, tag: str, copy: Path, *, keeps: set[str]) ->
     """Convert on rank 0; the others look for a file, as a collective would time out."""
     done = copy / _DONE
     if rank_of_process() == 0:
-        shutil.rmtree(copy, ignore_errors=True)
-        copy.mkdir()
+        with contextlib.suppress(OSError):
+            copy.mkdir()
     gather(None)
     if not all(gather(copy.is_dir())):
-        raise _refused(folder, f"{copy} is not seen by every node", "the ranks share one converted copy")
+        found = f"{copy} can't be made, or is not seen by every node"
+        raise _refused(folder, found, "all ranks read one converted copy, beside the checkpoint")
     problem = ""
     if rank_of_process() == 0:
         try:
