@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.checkpoints import (
+    MANIFEST_NAME,
     MODEL_FOLDER,
     SAVING,
     Manifest,
@@ -63,6 +65,9 @@ def save_whole(
         step: optimizer steps that were done, where they are known.
     """
     folder = Path(os.path.abspath(folder))  # resolve() would follow a link that is to stay
+    if Path.cwd().is_relative_to(folder):  # it can't be exchanged under the processes that work in it
+        (folder / MANIFEST_NAME).unlink(missing_ok=True)
+        return write(folder)
     outer = folder.parent / f"{SAVING}{folder.name}"
     partial = outer / folder.name
     rank, local_rank = rank_of_process(), int(os.environ.get("LOCAL_RANK", "0"))
@@ -87,8 +92,10 @@ def save_whole(
         _take_place(partial, folder)
         shutil.rmtree(outer)
         if rank == 0 and run_folder is not None:
-            note_checkpoint(run_folder, folder)
+            with contextlib.suppress(OSError):  # the checkpoint stands, though the run's disk is full
+                note_checkpoint(run_folder, folder)
     gather(None)
+    return None
 
 
 def check_resumed(folder: Path, settings: AppliedSettings) -> None:
