@@ -135,10 +135,11 @@ def test_a_checkpoint_of_another_engine_is_refused(tmp_path: Path, built_ops: No
 def test_a_save_that_is_killed_at_any_moment_loses_nothing_before_it(
     tmp_path: Path, built_ops: None, plan: str, moment: int
 ) -> None:
-    """The second save ends by SIGKILL at one of 20 moments, spread over what it does to files."""
-    saves = ("--num-steps=3", "--save-at=1", "--save-at=2", f"--die-in-second-save={moment / 20}")
+    """The third save ends by SIGKILL at one of 20 moments, spread over what it does to files."""
+    saves = [word for step in (1, 2, 3) for word in ("--save-at", str(step))]
+    saves += [f"--die-in-third-save={moment / 20}"]
     run = _loop(tmp_path, f"--num-processes 1 {plan}", *saves)
     assert run.exit_code != 0
     folder = tmp_path / "project" / "checkpoints"
-    assert inspect_checkpoint(folder / "checkpoint_0", digests=True).is_complete
+    assert inspect_checkpoint(folder / "checkpoint_1", digests=True).is_complete
     assert all(one.is_complete for one in find_checkpoints(folder, digests=True))

@@ -23,7 +23,7 @@ parser.add_argument("--resume", nargs="?", const="newest")
 parser.add_argument("--skip", type=int, default=0, help="steps that were done before")
 parser.add_argument("--losses", type=Path)
 parser.add_argument("--resume_from_checkpoint", dest="resume")
-parser.add_argument("--die-in-second-save", type=float, help="after which share of its acts on files")
+parser.add_argument("--die-in-third-save", type=float, help="after which share of its acts on files")
 parser.add_argument("--weights", type=Path, help="a folder for the gathered weights")
 arguments = parser.parse_args()
 
@@ -47,15 +47,15 @@ loader = torch.utils.data.DataLoader(data, batch_size=8 // accelerator.num_proce
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 if arguments.resume:
     accelerator.load_state(None if arguments.resume == "newest" else arguments.resume)
-acts, acts_of_first_save = 0, 0
+acts, acts_of_save, num_saves = 0, 0, 0
 
 
 def count_act(event: str, _: object) -> None:
-    """Count what is done to files, and be killed amid the second save."""
+    """Count what is done to files, and be killed amid the third save."""
     global acts
     if event in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.listdir"):
         acts += 1
-        if acts_of_first_save and acts >= acts_of_first_save * arguments.die_in_second_save:
+        if num_saves == 2 and acts >= acts_of_save * arguments.die_in_third_save:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -73,12 +73,10 @@ for step, batch in enumerate(loader):
     optimizer.zero_grad()
     losses.append(accelerator.reduce(loss.detach(), "mean").item())
     if step + 1 in arguments.save_at:
-        if arguments.die_in_second_save is not None and not acts:
+        if arguments.die_in_third_save is not None and num_saves == 1:  # the first one imports, too
             sys.addaudithook(count_act)
-            accelerator.save_state(arguments.save_to)
-            acts_of_first_save, acts = acts, 0
-        else:
-            accelerator.save_state(arguments.save_to)
+        accelerator.save_state(arguments.save_to)
+        acts_of_save, acts, num_saves = acts, 0, num_saves + 1
 if arguments.weights:
     accelerator.unwrap_model(model).save_pretrained(
         arguments.weights,
