@@ -74,6 +74,7 @@ _NOT_PURE = (
     "core/atomic_file.py",
     "core/cache_folder.py",
     "core/catalog_folder.py",
+    "core/checkpoints.py",
     "core/rank_observation.py",
     "core/rank_record.py",
     "core/upstream",

@@ -70,6 +70,7 @@ def test_no_slow_library_is_imported(tmp_path: Path, line: str) -> None:
         (["config"], "config"),
         (["doctor"], "doctor"),
         (["check"], "check"),
+        (["export"], "export"),
         (["generate"], "generate"),
         (["plan"], "plan"),
     ],

@@ -20,17 +20,20 @@ ORDERS = {
         "transformers.trainer_callback",
         "accelerate.state",
         "deepspeed.runtime.zero.partition_parameters",
+        "deepspeed.runtime.engine",
         "torch.nn.utils",
         "transformers.modeling_utils",
         "transformers.modeling_utils",
         "transformers.generation.utils",
         "accelerate.accelerator",
+        "transformers.trainer_utils",
         "transformers.training_args",
     ),
     ACCELERATOR_HOOKS: (
         "observation",
         "changed model",
         "step before saving",
+        "checkpoints",
         "clipping",
         "skipped steps",
         "clipping by torch",
@@ -47,7 +50,7 @@ ORDERS = {
         "DeepSpeed's set-up",
         "arguments",
     ),
-    TRAINER_HOOKS: ("observation", "optimizer", "loss", "arguments", "changed model"),
+    TRAINER_HOOKS: ("observation", "optimizer", "loss", "arguments", "checkpoints", "changed model"),
 }
 _USED_ELSEWHERE = {
     "zerofit.training.generate_hooks.install",  # by a function of hooks.py, which gives it its limit

@@ -19,6 +19,7 @@ from zerofit.core.command import Launcher
 from zerofit.core.errors import Unreadable, UserError, nearest
 from zerofit.core.facts import Checkpoint
 from zerofit.core.setting import Said
+from zerofit.core.upstream.deepspeed import is_optimizer_shard, is_parameter_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -99,11 +100,6 @@ def script_file(name: str) -> TargetFile:
         return TargetFile(name=name, kind=FileKind.SCRIPT, broken=error)
 
 
-# deepspeed/runtime/engine.py, _get_rank_zero_ckpt_name and _get_ckpt_name.
-_OPTIMIZER_STATES = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
-_PARAMETER_SHARD = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
-
-
 def probe_resumed(arguments: Sequence[str]) -> Checkpoint | None:
     """Return the checkpoint that a script's arguments say to resume from; None where they name none."""
     folder = resumed_from(arguments)
@@ -121,11 +117,10 @@ def probe_checkpoint(folder: str) -> Checkpoint | None:
             names = os.listdir(os.path.join(folder, file.read().strip()))
     except (OSError, UnicodeDecodeError, ValueError):
         return None
-    ranks = {match[1] for name in names if (match := _OPTIMIZER_STATES.fullmatch(name))}
     return Checkpoint(
         folder=folder,
-        num_ranks=len(ranks),
-        partitions_parameters=any(_PARAMETER_SHARD.fullmatch(name) for name in names),
+        num_ranks=sum(map(is_optimizer_shard, names)),
+        partitions_parameters=any(map(is_parameter_shard, names)),
         is_universal="zero" in names,  # deepspeed/checkpoint/ds_to_universal.py: one folder a parameter
     )
 

@@ -20,6 +20,7 @@ _VERBS = {
     "config": "Write DeepSpeed and accelerate files for a strategy.",
     "data": "Report a dataset's lengths, and what padding wastes.",
     "doctor": "Check this machine and its tools.",
+    "export": "Write a checkpoint's weights as from_pretrained reads them.",
     "generate": "Write completions for a file of prompts.",
     "launch": "Train a script under the fastest strategy that fits.",
     "plan": "Say what a run needs, and choose the fastest strategy that fits.",

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerofit.checking.inputs.named_files import resumed_from
+from zerofit.core.checkpoints import incomplete_checkpoint, inspect_checkpoint, is_checkpoint
 from zerofit.core.errors import UserError
 from zerofit.machine.gpus import probe_driver, why_no_gpu
 from zerofit.planning.inputs import MachineFlags, check_capture_limit, check_none_ignored
 from zerofit.scripts.target import put_before, script_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from zerofit.core.facts import Machine
     from zerofit.core.plan import Plan
     from zerofit.launching.request import LaunchRequest
@@ -34,6 +39,15 @@ def check_nvme_path(plan: Plan) -> None:
         why="each rank writes what it offloads into files there",
         fix="name a writable folder on a local NVMe disk: --nvme-path DIR",
     )
+
+
+def check_resumed_checkpoint(arguments: Sequence[str]) -> None:
+    """Check that the checkpoint which a script's arguments name is complete, by its files' sizes."""
+    folder = resumed_from(arguments)
+    if folder and is_checkpoint(Path(folder)):
+        problem = inspect_checkpoint(Path(folder)).problem
+        if problem is not None:
+            raise incomplete_checkpoint(Path(folder), problem)
 
 
 def no_micro_batch(launch: LaunchRequest, *, found: str) -> UserError:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.check_run import stop_at_errors
 from zerofit.checking.inputs.capture import with_capture
 from zerofit.checking.inputs.strategy import situation_of_launch
-from zerofit.checking.read_targets import probe_resumed, script_file
+from zerofit.checking.read_targets import script_file
 from zerofit.checking.targets import Targets
 from zerofit.configs.schemas.catalog import load_schemas
 from zerofit.configs.write.command import is_on_one_of_many_gpus
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
 from zerofit.core.strategy import Engine, OffloadDevice
+from zerofit.launching.checks import check_resumed_checkpoint
 from zerofit.launching.config_files import read_config_files, with_config_files
 from zerofit.launching.nodes import Nodes, with_hostfile
 from zerofit.launching.prepare import prepare_launch, specified_machine
@@ -262,10 +263,11 @@ def _check_rules(
     to_launch: Launch, *, script: str | None, arguments: tuple[str, ...], observer: Observer
 ) -> None:
     plan = to_launch.plan
+    check_resumed_checkpoint(arguments)
+    # Not the checkpoint's ranks and stage: the ranks convert it.
     targets = Targets(
         files=(script_file(script),) if script else (),
         arguments=arguments,
-        checkpoint=probe_resumed(arguments),
         schemas=load_schemas(plan.versions),
     )
     situation = situation_of_launch(plan, machine=plan.machine, targets=targets)

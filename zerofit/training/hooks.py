@@ -13,6 +13,7 @@ from zerofit.training import (
     accelerate_hooks,
     backward,
     changed_model,
+    checkpoints,
     clipping,
     compiled_model,
     generate_hooks,
@@ -21,14 +22,21 @@ from zerofit.training import (
     optimizer_swap,
     quantized_loading,
 )
-from zerofit.training.deepspeed import deepspeed_step, join_prepare, partitioned_models, skipped_steps
+from zerofit.training.deepspeed import (
+    deepspeed_step,
+    elastic_resume,
+    join_prepare,
+    partitioned_models,
+    skipped_steps,
+)
 from zerofit.training.micro_batches import hooks as micro_batches
 from zerofit.training.settings import settings_of
-from zerofit.training.trainer import trainer_hooks, trainer_loss, trainer_optimizer
+from zerofit.training.trainer import trainer_checkpoints, trainer_hooks, trainer_loss, trainer_optimizer
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from zerofit.core.plan import Plan
     from zerofit.training.changes import Changes
@@ -51,6 +59,7 @@ ACCELERATOR_HOOKS = (
     Hook("observation", observe.install_in_accelerate, "first: all that prepare() and saving do is a part"),
     Hook("changed model", changed_model.install, "before all others: they see the model that trains"),
     Hook("step before saving", deepspeed_step.install, "on other methods than prepare()"),
+    Hook("checkpoints", checkpoints.install, "after the step that saving takes"),
     Hook("clipping", clipping.install, "around the step that may be skipped: only a step is clipped for"),
     Hook("skipped steps", skipped_steps.install, "around the scaler's own step, which says if it skipped"),
     Hook("clipping by torch", clipping.install_watch, "on the constructor alone"),
@@ -77,6 +86,7 @@ TRAINER_HOOKS = (
     Hook("optimizer", trainer_optimizer.install, "remembers the script's before train() sets DeepSpeed up"),
     Hook("loss", trainer_loss.install, "on compute_loss() alone"),
     Hook("arguments", trainer_hooks.install, "right around train(), which reads the arguments again"),
+    Hook("checkpoints", trainer_checkpoints.install, "right around train(), which reads the checkpoint"),
     Hook("changed model", changed_model.install_in_trainer, "on the constructor alone"),
 )
 """Hooks of transformers' Trainer, the outermost first."""
@@ -125,19 +135,25 @@ MODULE_HOOKS = (
     Hook("transformers.trainer_callback", observe.install_in_callbacks, "before a Trainer is made"),
     Hook("accelerate.state", accelerate_hooks.install_gloo, "before an Accelerator asks for its ranks"),
     Hook("deepspeed.runtime.zero.partition_parameters", _install_waiting_gathers, "before a model is made"),
+    Hook("deepspeed.runtime.engine", elastic_resume.install, "before an engine loads a checkpoint"),
     Hook("torch.nn.utils", clipping.install_in_torch, "before the script imports clip_grad_norm_ from it"),
     Hook("transformers.modeling_utils", partitioned_models.install, "before a model is loaded"),
     Hook("transformers.modeling_utils", quantized_loading.install, "before a model is loaded"),
     Hook("transformers.generation.utils", _install_generate, "before a model is made"),
     Hook("accelerate.accelerator", _install_accelerator, "before an Accelerator is made"),
+    Hook(
+        "transformers.trainer_utils",
+        checkpoints.install_last_checkpoint,
+        "before Trainer and the script import get_last_checkpoint from it",
+    ),
     Hook("transformers.training_args", _install_trainer, "before TrainingArguments are made"),
 )
 """Hooks that run as soon as the script imports a module, by its name."""
 
 
-def install(plan: Plan, changes: Changes) -> None:
+def install(plan: Plan, changes: Changes, *, run_folder: Path | None = None) -> None:
     """Set the hooks that make the script train as the plan says."""
-    settings = settings_of(plan)
+    settings = settings_of(plan, run_folder=run_folder)
     if plan.topology.world_size > 1 and plan.generate_limit_s:
         watch()
     for hook in MODULE_HOOKS:

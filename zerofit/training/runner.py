@@ -65,7 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     exit_code = 0
     observe.start(folder / "ranks", rank)
     try:
-        install(plan_from_json(Path(plan_file).read_text(encoding="utf-8"), name=plan_file), changes)
+        plan = plan_from_json(Path(plan_file).read_text(encoding="utf-8"), name=plan_file)
+        install(plan, changes, run_folder=folder.absolute())
         run_target(target)
     except SystemExit as stop:
         exit_code = code_of(stop)

@@ -9,6 +9,8 @@ from zerofit.core.errors import UserError
 from zerofit.core.strategy import Engine
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from zerofit.core.capture import CapturedModel
     from zerofit.core.plan import Plan
     from zerofit.core.strategy import Strategy
@@ -28,6 +30,8 @@ class AppliedSettings:
     trainer_accumulates: bool
     """True if a Trainer makes its micro-batches itself, by its DataLoader and its accumulation; else its
     forward pass is split, as that of other scripts is."""
+    run_folder: Path | None = None
+    """The run's folder; None where zerofit is called from a script."""
 
     @property
     def uses_deepspeed(self) -> bool:
@@ -70,7 +74,7 @@ class AppliedSettings:
         return self.strategy.gradient_accumulation_steps if self.strategy.micro_batch_size is None else None
 
 
-def settings_of(plan: Plan) -> AppliedSettings:
+def settings_of(plan: Plan, *, run_folder: Path | None = None) -> AppliedSettings:
     """Return what of the plan reaches the script."""
     capture = plan.capture
     ranks = plan.topology.data_parallel_size
@@ -84,6 +88,7 @@ def settings_of(plan: Plan) -> AppliedSettings:
         # What the script itself makes is not asked for: it may make another number from the number of ranks.
         global_batch_size=None if asked_for == own else asked_for,
         trainer_accumulates=capture is not None and capture.trainer_accumulates(ranks),
+        run_folder=run_folder,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.errors import UserError
@@ -244,3 +245,37 @@ def refused_keys() -> list[tuple[str, ...]]:
 
     top = [(key,) for key in getattr(config, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", ())]
     return [*top, *(("zero_optimization", key) for key in getattr(config, "_REMOVED_ZERO_CONFIG_KEYS", ()))]
+
+
+# deepspeed/runtime/engine.py, _get_rank_zero_ckpt_name and _get_ckpt_name.
+_OPTIMIZER_SHARD = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
+_PARAMETER_SHARD = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
+
+
+def is_optimizer_shard(name: str) -> bool:
+    """Return True if a file of a checkpoint holds one rank's optimizer states."""
+    return _OPTIMIZER_SHARD.fullmatch(name) is not None
+
+
+def is_parameter_shard(name: str) -> bool:
+    """Return True if a file of a checkpoint holds one rank's parameters, as ZeRO-3 saves them."""
+    return _PARAMETER_SHARD.fullmatch(name) is not None
+
+
+@contextlib.contextmanager
+def reading_universal(engine: Any) -> Iterator[None]:
+    """Let an engine load checkpoints of ds_to_universal, as checkpoint.load_universal says it in its file."""
+    before = engine._config.load_universal_checkpoint
+    engine._config.load_universal_checkpoint = True
+    try:
+        yield
+    finally:
+        engine._config.load_universal_checkpoint = before
+
+
+def base_optimizer(engine: Any) -> Any:
+    """Return the optimizer that ZeRO's own steps."""
+    optimizer = engine.optimizer
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer

@@ -7,6 +7,7 @@ import functools
 import inspect
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ COUNTS_ITEMS = "_get_num_items_in_batch"
 """The method of Trainer that counts the labels of a step (5.23, trainer.py)."""
 TRAINER_RESUMES = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler")
 """Methods of Trainer that read a checkpoint to go on from."""
+SAVE_CHECKPOINT = "_save_checkpoint"
+"""The method of Trainer that saves a checkpoint of its own accord (5.23, trainer.py)."""
 KEPT_BY_GENERATE = ("_cache", "_compiled_call", "_last_compile_config", "_previous_max_cache_length")
 """Attributes of a model that generate() keeps for its next call. Source: transformers (5.23),
 generation/utils.py, _prepare_static_cache, and modeling_utils.py, get_compiled_call; _cache is of older code
@@ -286,3 +289,49 @@ def _nothing_missing() -> Any:
     report = modeling_utils.LoadStateDictInfo  # the class moved in 5.1, and its fields differ
     empty = {"error_msgs": list, "conversion_errors": dict, "disk_offload_index": dict}
     return report(**{field.name: empty.get(field.name, set)() for field in dataclasses.fields(report)})
+
+
+def checkpoint_folder(trainer: Any, trial: Any) -> Path:
+    """Return where a Trainer saves its checkpoint of this step."""
+    return Path(trainer._get_output_dir(trial=trial), f"checkpoint-{trainer.state.global_step}")
+
+
+def save_checkpoint_in(trainer: Any, partial: Path, run_dir: Path, save: Callable[[], None]) -> None:
+    """Let a Trainer save its checkpoint under another folder, and delete and upload nothing meanwhile.
+
+    Args:
+        trainer: a Trainer.
+        partial: the checkpoint's folder, which has its own name.
+        run_dir: where it will stand in the end.
+        save: saves.
+    """
+    trainer._get_output_dir = lambda trial=None: str(partial.parent)
+    pushes, trainer.args.push_to_hub = trainer.args.push_to_hub, False
+    try:
+        save()
+    finally:
+        del trainer._get_output_dir
+        trainer.args.push_to_hub = pushes
+    best = trainer.state.best_model_checkpoint
+    if best and Path(best).parent == partial.parent:
+        trainer.state.best_model_checkpoint = str(run_dir / Path(best).name)
+        if trainer.args.should_save:
+            trainer.state.save_to_json(str(partial / "trainer_state.json"))
+
+
+def after_checkpoint(trainer: Any, folder: Path) -> None:
+    """Upload a Trainer's checkpoint, and delete those beyond its limit."""
+    module = sys.modules["transformers.trainer"]
+    if trainer.args.push_to_hub:
+        trainer._push_from_checkpoint(str(folder))
+    if not trainer.args.should_save:
+        return
+    if hasattr(module, "rotate_checkpoints"):
+        module.rotate_checkpoints(
+            output_dir=str(folder.parent),
+            save_total_limit=trainer.args.save_total_limit,
+            best_model_checkpoint=trainer.state.best_model_checkpoint,
+            use_mtime=True,
+        )
+    else:  # before it was a function
+        trainer._rotate_checkpoints(use_mtime=True, output_dir=str(folder.parent))

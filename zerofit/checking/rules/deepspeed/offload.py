@@ -208,8 +208,7 @@ RULES = (
         severity=Severity.ERROR,
         summary="a DeepSpeed checkpoint resumes on as many ranks as saved it",
         why="each rank saved its own shard of the optimizer states, and DeepSpeed does not cut them anew",
-        fix="run on as many ranks, or convert the checkpoint with ds_to_universal and set "
-        "checkpoint.load_universal to true",
+        fix="run on as many ranks, or by `zerofit launch`, which converts the checkpoint in a copy",
         see=_ENGINE,
         find=_other_number_of_ranks,
         bad=_resumed(2, num_ranks=4),
@@ -224,7 +223,8 @@ RULES = (
         summary="a checkpoint of ZeRO-3 does not resume at stage 1 or 2, nor theirs at stage 3",
         why="stage 3 saves shards of the parameters, the others whole parameters; DeepSpeed ends in an "
         "AssertionError without a text",
-        fix="set {zero_stage} to what the checkpoint was saved with, or start anew from its weights",
+        fix="set {zero_stage} to what the checkpoint was saved with, or run by `zerofit launch`, which "
+        "converts the checkpoint in a copy",
         see=_ENGINE,
         find=_other_layout,
         bad=_resumed(3),

@@ -1,0 +1,27 @@
+"""zerofit export: a checkpoint's weights as from_pretrained() reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from zerofit.cli.parameters import CONTEXT, Verb
+from zerofit.core.units import format_bytes
+from zerofit.launching.export import export as export_weights
+
+
+@click.command(cls=Verb, context_settings=CONTEXT)
+@click.argument("source", metavar="RUN_OR_CHECKPOINT", type=click.Path(path_type=Path))
+@click.option("--out", required=True, metavar="DIR", type=click.Path(path_type=Path), help="A new folder.")
+def export(*, source: Path, out: Path) -> None:
+    """Write the weights of a checkpoint as from_pretrained() reads them.
+
+    RUN_OR_CHECKPOINT is a checkpoint of accelerate or Trainer, a folder of them, or the folder of a run: the
+    newest complete checkpoint is taken. Weights of any ZeRO stage are put together; adapters are written as
+    peft reads them. What is written is loaded, and compared bit by bit.
+    """
+    exported = export_weights(source, out)
+    what = "adapters" if exported.is_adapter else "weights"
+    click.echo(f"zerofit: {what} of {exported.checkpoint}, loaded and compared", err=True)
+    click.echo(f"{exported.folder}: {exported.num_parameters} numbers, {format_bytes(exported.total_bytes)}")

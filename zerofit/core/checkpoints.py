@@ -1,0 +1,308 @@
+"""Checkpoints on disk: the manifest that makes one complete, and which of a folder are complete.
+
+A checkpoint that was saved under `zerofit launch` has a manifest: the size and the digest of each of its
+files, and the layout it was saved in. Checkpoints saved without zerofit have none, and are judged by
+what accelerate, Trainer and DeepSpeed always write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.atomic_file import write_whole
+from zerofit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MANIFEST_NAME = "zerofit-checkpoint.json"
+"""The manifest's file name in the checkpoint's folder."""
+MANIFEST_VERSION = 1
+MODEL_FOLDER = "zerofit-model"
+"""Folder in a checkpoint of accelerate with the model's config.json, which accelerate does not save."""
+SAVING = ".zerofit-saving."
+"""Start of the name under which a checkpoint is saved before it gets its own."""
+_NOTES = "checkpoints.jsonl"
+"""File of a run's folder: a path a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedLayout:
+    """How a run's state was laid out over its ranks."""
+
+    engine: str
+    """As Engine names it: "deepspeed" or "native"."""
+    world_size: int
+    """Ranks that saved."""
+    zero_stage: int
+    """0 under the native engine."""
+    optimizer_offload: str
+    """As OffloadDevice names it."""
+    optimizer: str | None
+    """Class of the optimizer that held the states, with its module; None where there was none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedFile:
+    """One file of a checkpoint."""
+
+    name: str
+    """Path in the checkpoint's folder, with forward slashes."""
+    num_bytes: int
+    sha256: str
+    """Hexadecimal digest of the whole file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The files of a complete checkpoint, and how they were made."""
+
+    layout: SavedLayout
+    files: tuple[SavedFile, ...]
+    saved_at: float
+    """Seconds since the epoch."""
+    step: int | None = None
+    """Optimizer steps that were done; None where the script does not tell."""
+    version: int = MANIFEST_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCheckpoint:
+    """One checkpoint on disk."""
+
+    path: Path
+    manifest: Manifest | None
+    """None for one that was saved without zerofit."""
+    problem: str | None
+    """Why it can't be resumed from, in one clause; None where it is complete."""
+    saved_at: float
+    """Seconds since the epoch: of the manifest, else of the newest file."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True if nothing is known to be missing or damaged."""
+        return self.problem is None
+
+
+def find_checkpoints(folder: Path, *, digests: bool = False) -> tuple[SavedCheckpoint, ...]:
+    """Return all checkpoints of a folder, the newest first, complete or not.
+
+    Args:
+        folder: a checkpoint, or a folder of them: a Trainer's output_dir, an Accelerator's project_dir.
+        digests: read the files and compare their digests, which takes as long as loading them; else their
+            sizes alone.
+    """
+    places = [folder, *_subfolders(folder), *_subfolders(folder / "checkpoints")]
+    found = [inspect_checkpoint(place, digests=digests) for place in places if is_checkpoint(place)]
+    return tuple(sorted(found, key=_age, reverse=True))
+
+
+def complete_checkpoints(folder: Path, *, digests: bool = False) -> tuple[SavedCheckpoint, ...]:
+    """Return the checkpoints of a folder that can be resumed from, the newest first.
+
+    `find_checkpoints` has those that are passed over, too, each with its problem.
+    """
+    return tuple(one for one in find_checkpoints(folder, digests=digests) if one.is_complete)
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Return True if a folder holds what a training run saves to resume from, or a part of it."""
+    if folder.name.startswith(SAVING):
+        return False
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    return MANIFEST_NAME in names or any(_STATE.fullmatch(name) for name in names)
+
+
+def inspect_checkpoint(folder: Path, *, digests: bool = False) -> SavedCheckpoint:
+    """Return what is known of one checkpoint.
+
+    Args:
+        folder: the checkpoint.
+        digests: compare the files' digests, too.
+    """
+    manifest, problem = None, None
+    try:
+        manifest = _read_manifest(folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        problem = f"its manifest {MANIFEST_NAME} can't be read ({error})"
+    if manifest is not None:
+        problem = damage(folder, manifest.files, digests=digests)
+        saved_at = manifest.saved_at
+    else:
+        problem = problem or _problem_without_manifest(folder)
+        saved_at = _newest_change(folder)
+    return SavedCheckpoint(path=folder, manifest=manifest, problem=problem, saved_at=saved_at)
+
+
+def damage(folder: Path, files: Iterable[SavedFile], *, digests: bool) -> str | None:
+    """Return how the first damaged or missing file differs from its entry; None where all are whole."""
+    for file in files:
+        path = folder / file.name
+        try:
+            num_bytes = path.stat().st_size
+            if num_bytes != file.num_bytes:
+                return f"{file.name} has {num_bytes} bytes, and was saved with {file.num_bytes}"
+            if digests and _digest(path) != file.sha256:
+                return f"{file.name} has other content than was saved"
+        except FileNotFoundError:
+            return f"{file.name} is missing"
+        except OSError as error:
+            return f"{file.name} can't be read ({error.strerror})"
+    return None
+
+
+def file_names(folder: Path) -> list[str]:
+    """Return all files below a folder but its manifest, by their paths in it, sorted."""
+    names = [
+        (Path(root) / name).relative_to(folder).as_posix()
+        for root, _, files in os.walk(folder)
+        for name in files
+    ]
+    return sorted(name for name in names if name != MANIFEST_NAME)
+
+
+def sync_and_digest(folder: Path, name: str) -> SavedFile:
+    """Return a file's entry of the manifest, after its content has reached the disk."""
+    path = folder / name
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return SavedFile(name=name, num_bytes=path.stat().st_size, sha256=_digest(path))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make a checkpoint complete: all of its files are on the disk already."""
+    for root, _, _ in os.walk(folder):
+        sync_folder(Path(root))
+    write_whole(folder / MANIFEST_NAME, json.dumps(asdict(manifest), indent=1), sync=True)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def note_checkpoint(run_folder: Path, checkpoint: Path) -> None:
+    """Note in a run's folder where the run saved a checkpoint."""
+    with (run_folder / _NOTES).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(str(checkpoint)) + "\n")
+
+
+def noted_checkpoints(run_folder: Path) -> tuple[Path, ...]:
+    """Return where a run saved its checkpoints, the newest first."""
+    try:
+        lines = (run_folder / _NOTES).read_text(encoding="utf-8").splitlines()
+        return tuple(Path(json.loads(line)) for line in reversed(lines))
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def incomplete_checkpoint(folder: Path, problem: str) -> UserError:
+    """Return the refusal of a checkpoint that is not whole."""
+    others = [one.path for one in find_checkpoints(folder.parent) if one.is_complete and one.path != folder]
+    newest = f"take {others[0]}, the newest complete one" if others else "take an earlier one"
+    return UserError(
+        "checkpoint-incomplete",
+        "the checkpoint is not complete",
+        found=f"{folder}: {problem}",
+        why="a run that was stopped while it saved, or a copy that was cut off, leaves a part of the state",
+        fix=f"{newest}, and delete this one",
+    )
+
+
+def _read_manifest(folder: Path) -> Manifest | None:
+    try:
+        document: dict[str, Any] = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    if document["version"] != MANIFEST_VERSION:
+        raise ValueError(f"version {document['version']}, and this zerofit reads {MANIFEST_VERSION}")
+    files = tuple(SavedFile(**file) for file in document.pop("files"))
+    return Manifest(**{**document, "layout": SavedLayout(**document["layout"]), "files": files})
+
+
+def _digest(path: Path) -> str:
+    # SHA-256, as processors have instructions for it: 1.0 GB/s on one core where BLAKE2b makes 0.5.
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# accelerate/utils/constants.py; transformers/trainer.py; deepspeed/runtime/engine.py.
+# Not trainer_state.json: Trainer leaves one in its output_dir, too.
+_STATE = re.compile(
+    r"random_states_\d+\.pkl|optimizer(_\d+)?\.(bin|pt)|scheduler(_\d+)?\.(bin|pt)|custom_checkpoint_\d+\.pkl"
+    r"|rng_state(_\d+)?\.pth|global_step\d+|latest|zero_to_fp32\.py"
+)
+_SHARD = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_(optim|model)_states\.pt")
+_RANDOM = re.compile(r"random_states_(\d+)\.pkl|rng_state_(\d+)\.pth")
+_ARCHIVES = (".pt", ".pth", ".bin", ".pkl")
+"""What torch.save writes: zip archives, whose directory stands at their end."""
+_NUMBERED = re.compile(r"(.*?)(\d+)")
+
+
+def _problem_without_manifest(folder: Path) -> str | None:
+    """Return what a checkpoint without a manifest lacks of what its library always writes."""
+    names = file_names(folder)
+    for name in names:
+        if (folder / name).stat().st_size == 0:
+            return f"{name} is empty"
+        if name.endswith(_ARCHIVES) and not zipfile.is_zipfile(folder / name):
+            return f"{name} is cut off"
+    own = {name for name in names if "/" not in name}
+    shards = _ranks(_SHARD, (name.rpartition("/")[2] for name in names if name.endswith("optim_states.pt")))
+    if any(name.endswith("_states.pt") for name in names):
+        if "latest" not in own:
+            return "the file `latest`, which DeepSpeed writes last, is missing"
+        if not (folder / (folder / "latest").read_text(encoding="utf-8", errors="replace").strip()).is_dir():
+            return "the file `latest` names a folder that is missing"
+    elif "latest" in own or "zero_to_fp32.py" in own:
+        return "DeepSpeed's states are missing"
+    random = _ranks(_RANDOM, own)
+    for ranks, what in ((shards, "the optimizer states"), (random, "the random states")):
+        missing = sorted(set(range(max(len(shards), max(ranks, default=-1) + 1))) - ranks)
+        if ranks and missing:
+            return f"{what} of rank {missing[0]} are missing"
+    if not random and "rng_state.pth" not in own:
+        return "the random states are missing"
+    if any(name.startswith("rng_state") for name in own) and "trainer_state.json" not in own:
+        return "trainer_state.json is missing"
+    return None
+
+
+def _ranks(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
+    matches = (pattern.fullmatch(name) for name in names)
+    return {int(next(group for group in match.groups() if group)) for match in matches if match}
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        return [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def _newest_change(folder: Path) -> float:
+    return max((path.stat().st_mtime for path in folder.rglob("*")), default=folder.stat().st_mtime)
+
+
+def _age(checkpoint: SavedCheckpoint) -> tuple[float, int]:
+    """Sort by the time of saving; by the number where the clock can't tell."""
+    numbered = _NUMBERED.match(checkpoint.path.name)
+    return checkpoint.saved_at, int(numbered[2]) if numbered else -1

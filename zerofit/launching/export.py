@@ -1,0 +1,229 @@
+"""Exports a checkpoint's weights, of any ZeRO stage, as from_pretrained() reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.checkpoints import (
+    MODEL_FOLDER,
+    find_checkpoints,
+    incomplete_checkpoint,
+    inspect_checkpoint,
+    is_checkpoint,
+    noted_checkpoints,
+)
+from zerofit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ADAPTER_CONFIG = "adapter_config.json"
+_TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja"),
+    *("preprocessor_config.json", "processor_config.json"),
+)
+"""What a tokenizer or a processor saves, as transformers names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    checkpoint: Path
+    """The checkpoint whose weights they are."""
+    folder: Path
+    """Where they stand."""
+    is_adapter: bool
+    """True for adapters, which peft puts on their base."""
+    num_parameters: int
+    """Numbers written."""
+    total_bytes: int
+    """Bytes of these."""
+
+
+def export(source: Path, out: Path) -> Exported:
+    """Write a checkpoint's weights as from_pretrained() reads them, and load them to compare.
+
+    Args:
+        source: a checkpoint, a folder of checkpoints, or the folder of a run.
+        out: a new or an empty folder.
+
+    Raises:
+        UserError: there is no complete checkpoint, or its weights can't be exported.
+    """
+    checkpoint = _checkpoint(source)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(
+            "export-folder-not-empty",
+            "the weights would stand among other files",
+            found=f"--out {out}, which holds files already",
+            why="what is there might be overwritten, or be taken for a part of the model",
+            fix="name a new folder",
+        )
+    configs = next((place for place in (checkpoint, checkpoint / MODEL_FOLDER) if _describes(place)), None)
+    if configs is None:
+        raise _no_model(checkpoint, "neither config.json nor adapter_config.json is in it")
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    weights = _weights(checkpoint)
+    is_adapter = (configs / _ADAPTER_CONFIG).is_file()
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        written = (_write_adapter if is_adapter else _write_model)(configs, weights, out)
+    except BaseException:
+        shutil.rmtree(out)
+        raise
+    for name in _TOKENIZER:
+        if (checkpoint / name).is_file():
+            shutil.copy2(checkpoint / name, out / name)
+    return Exported(
+        checkpoint=checkpoint,
+        folder=out,
+        is_adapter=is_adapter,
+        num_parameters=sum(one.numel() for one in written.values()),
+        total_bytes=sum(one.nbytes for one in written.values()),
+    )
+
+
+def _checkpoint(source: Path) -> Path:
+    """Return the checkpoint that is meant: the one that is named, or the newest complete one."""
+    if is_checkpoint(source):
+        found = [inspect_checkpoint(source, digests=True)]
+    else:
+        noted = noted_checkpoints(source)
+        found = [inspect_checkpoint(place, digests=True) for place in noted if place.is_dir()]
+        found = found or list(find_checkpoints(source, digests=True))
+    for one in found:
+        if one.is_complete:
+            return one.path
+    if found:
+        raise incomplete_checkpoint(found[0].path, found[0].problem or "")
+    raise UserError(
+        "no-checkpoint",
+        "there is no checkpoint to export",
+        found=str(source),
+        why="it is neither a checkpoint, nor a folder of checkpoints, nor the folder of a run that saved one",
+        fix="name the folder that save_state() or Trainer wrote, such as out/checkpoint-500",
+    )
+
+
+def _describes(folder: Path) -> bool:
+    return (folder / "config.json").is_file() or (folder / _ADAPTER_CONFIG).is_file()
+
+
+def _no_model(checkpoint: Path, found: str) -> UserError:
+    return UserError(
+        "export-without-model",
+        "the checkpoint does not tell which model its weights are of",
+        found=f"{checkpoint}: {found}",
+        why="from_pretrained() makes the model that config.json describes; a checkpoint of accelerate has "
+        "one if `zerofit launch` saved it",
+        fix=f"put the model's config.json into {checkpoint / MODEL_FOLDER}, its class in `architectures`",
+    )
+
+
+def _weights(checkpoint: Path) -> dict[str, Any]:
+    """Return the weights by name: the fp32 masters where DeepSpeed has them."""
+    import torch
+
+    if any(checkpoint.glob("*/*_optim_states.pt")):
+        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+        with contextlib.redirect_stdout(io.StringIO()):
+            found = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint))
+    elif states := sorted(checkpoint.glob("*/mp_rank_00_model_states.pt")):  # ZeRO stage 0
+        found = torch.load(states[0], map_location="cpu", weights_only=False)["module"]
+    else:
+        found = _plain_weights(checkpoint)
+    if not found:
+        raise _no_model(checkpoint, "it holds no weights")
+    return {name.removeprefix("module.").removeprefix("_orig_mod."): value for name, value in found.items()}
+
+
+def _plain_weights(checkpoint: Path) -> dict[str, Any]:
+    import torch
+    from safetensors.torch import load_file
+
+    found: dict[str, Any] = {}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        found |= load_file(path)
+    for path in sorted(checkpoint.glob("pytorch_model*.bin")) if not found else ():
+        found |= torch.load(path, map_location="cpu", weights_only=True)
+    return found
+
+
+def _empty_model(configs: Path, *, base: str | None = None) -> Any:
+    """Return the model that a folder's config.json describes, without weights.
+
+    Args:
+        configs: the folder.
+        base: the model whose config.json it is, where the folder has none; None without one.
+    """
+    import torch
+    import transformers
+
+    source = configs if (configs / "config.json").is_file() or base is None else base
+    config = transformers.AutoConfig.from_pretrained(source)
+    name = (config.architectures or [None])[0]
+    model_class = getattr(transformers, name or "", None)
+    if model_class is None:
+        raise _no_model(configs, f"its config.json names the class {name}, which transformers does not have")
+    with torch.device("meta"):
+        return model_class(config)
+
+
+def _write_model(configs: Path, weights: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    model = _empty_model(configs)
+    model.save_pretrained(out, state_dict=dict(weights))
+    if (configs / "generation_config.json").is_file():
+        shutil.copy2(configs / "generation_config.json", out)
+    loaded, info = type(model).from_pretrained(out, dtype="auto", output_loading_info=True)
+    wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
+    _check_equal(loaded.state_dict(), weights, wrong)
+    return dict(loaded.named_parameters())
+
+
+def _write_adapter(configs: Path, weights: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
+    from safetensors.torch import load_file, save_file
+
+    adapter = PeftConfig.from_pretrained(str(configs))
+    model = get_peft_model(_empty_model(configs, base=adapter.base_model_name_or_path), adapter)
+    prefix = "base_model.model."
+    named = {name if name.startswith(prefix) else f"{prefix}{name}": value for name, value in weights.items()}
+    own = get_peft_model_state_dict(model, state_dict=named)
+    expected = get_peft_model_state_dict(model)
+    save_file({name: value.contiguous() for name, value in own.items()}, out / "adapter_model.safetensors")
+    adapter.save_pretrained(str(out))
+    loaded = load_file(out / "adapter_model.safetensors")
+    missing = sorted(set(expected) - set(loaded))
+    _check_equal(loaded, own, {"missing_keys": missing} if missing else {})
+    return loaded
+
+
+def _check_equal(loaded: Mapping[str, Any], weights: Mapping[str, Any], wrong: Mapping[str, Any]) -> None:
+    """Check that what was written loads, and is what was saved, bit by bit."""
+    import torch
+
+    differing = [
+        name for name, value in weights.items() if name in loaded and not torch.equal(loaded[name], value)
+    ]
+    if differing or wrong:
+        found = (
+            f"{differing[0]} differs" if differing else "; ".join(f"{k}: {v[:3]}" for k, v in wrong.items())
+        )
+        raise UserError(
+            "export-differs",
+            "the exported weights do not load as they were saved",
+            found=found,
+            why="the model that config.json describes is not the one that was trained",
+            fix="name the checkpoint of this model, or correct its config.json",
+            exit_code=1,
+        )

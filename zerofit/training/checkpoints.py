@@ -1,0 +1,396 @@
+"""Saves checkpoints whole or not at all, and lets ranks resume from whole ones alone."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import ctypes
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.checkpoints import (
+    MANIFEST_NAME,
+    MODEL_FOLDER,
+    SAVING,
+    Manifest,
+    SavedLayout,
+    damage,
+    file_names,
+    find_checkpoints,
+    incomplete_checkpoint,
+    inspect_checkpoint,
+    note_checkpoint,
+    sync_and_digest,
+    sync_folder,
+    write_manifest,
+)
+from zerofit.core.errors import UserError
+from zerofit.core.upstream.accelerate import (
+    prepared_models,
+    prepared_optimizers,
+    prepared_schedulers,
+)
+from zerofit.models.changes.adapted_saving import adapted_of
+from zerofit.training.wrapping import wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
+
+
+def save_whole(
+    folder: Path,
+    write: Callable[[Path], None],
+    *,
+    layout: SavedLayout,
+    run_folder: Path | None,
+    step: int | None = None,
+) -> None:
+    """Save a checkpoint under a temporary name, and rename it when all of it is on the disk.
+
+    All ranks call it. What is in the folder already is kept until the new files can take its place; files of
+    others that stand there stay.
+
+    Args:
+        folder: the checkpoint.
+        write: saves this rank's part into the folder it is given, which has the checkpoint's name.
+        layout: how the state is laid out over the ranks.
+        run_folder: the run's, where the checkpoint is noted.
+        step: optimizer steps that were done, where they are known.
+    """
+    folder = Path(os.path.abspath(folder))  # resolve() would follow a link that is to stay
+    if Path.cwd().is_relative_to(folder):  # it can't be exchanged under the processes that work in it
+        (folder / MANIFEST_NAME).unlink(missing_ok=True)
+        return write(folder)
+    outer = folder.parent / f"{SAVING}{folder.name}"
+    partial = outer / folder.name
+    rank, local_rank = rank_of_process(), int(os.environ.get("LOCAL_RANK", "0"))
+    if rank == 0:
+        _make_empty(outer, partial)
+    gather(None)
+    is_shared = all(gather(partial.is_dir()))
+    if not is_shared and local_rank == 0 and rank:
+        _make_empty(outer, partial)  # each node has a disk of its own
+    gather(None)
+    write(partial)
+    gather(None)
+    names = file_names(partial)
+    leads = rank == 0 if is_shared else local_rank == 0
+    mine = names[rank :: _world_size()] if is_shared else names if leads else []
+    parts = gather([sync_and_digest(partial, name) for name in mine])
+    if leads:
+        files = sorted((file for part in parts for file in part), key=lambda file: file.name)
+        if not is_shared:
+            files = parts[rank]
+        write_manifest(partial, Manifest(layout=layout, files=tuple(files), saved_at=time.time(), step=step))
+        _take_place(partial, folder)
+        shutil.rmtree(outer)
+        if rank == 0 and run_folder is not None:
+            with contextlib.suppress(OSError):  # the checkpoint stands, though the run's disk is full
+                note_checkpoint(run_folder, folder)
+    gather(None)
+    return None
+
+
+def check_resumed(folder: Path, settings: AppliedSettings) -> None:
+    """Check that a checkpoint is complete, its digests too, and of this run's engine; all ranks call it.
+
+    Raises:
+        UserError: it is not.
+    """
+    problem = _problem(folder)
+    if problem is not None:
+        raise incomplete_checkpoint(folder, problem)
+    _check_engine(folder, settings)
+
+
+def newest_complete(folder: Path, settings: AppliedSettings) -> Path | None:
+    """Return the newest complete checkpoint of a folder, and say which are passed over; all ranks call it.
+
+    Raises:
+        UserError: there are checkpoints, and none is complete.
+    """
+    passed_over: list[str] = []
+    for found in find_checkpoints(folder):
+        problem = _problem(found.path)
+        if problem is None:
+            _say_passed_over(passed_over, taken=found.path)
+            _check_engine(found.path, settings)
+            return found.path
+        passed_over.append(f"{found.path.name}: {problem}")
+    if passed_over:
+        raise incomplete_checkpoint(folder, "; ".join(passed_over))
+    return None
+
+
+def newest_by_sizes(folder: str) -> str | None:
+    """Return what transformers' get_last_checkpoint does, of complete checkpoints; a rank calls it alone."""
+    passed_over: list[str] = []
+    for found in find_checkpoints(Path(folder)):
+        if not found.path.name.startswith("checkpoint-"):
+            continue
+        if found.is_complete:
+            _say_passed_over(passed_over, taken=found.path)
+            return str(found.path)
+        passed_over.append(f"{found.path.name}: {found.problem}")
+    if passed_over:
+        raise incomplete_checkpoint(Path(folder), "; ".join(passed_over))
+    return None
+
+
+def layout_of(settings: AppliedSettings, optimizer: Any) -> SavedLayout:
+    """Return how the state of this run is laid out.
+
+    Args:
+        settings: what the plan says.
+        optimizer: that which the ranks step, as accelerate or DeepSpeed wraps it; None where there is none.
+    """
+    while hasattr(optimizer, "optimizer"):  # accelerate's wrapper, ZeRO's
+        optimizer = optimizer.optimizer
+    strategy, kind = settings.strategy, type(optimizer)
+    return SavedLayout(
+        engine=strategy.engine.value,
+        world_size=_world_size(),
+        zero_stage=int(strategy.zero_stage),
+        optimizer_offload=strategy.optimizer_offload.value,
+        optimizer=f"{kind.__module__}.{kind.__qualname__}" if optimizer is not None else None,
+    )
+
+
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Let an Accelerator save its state whole, and load whole states alone."""
+
+    def save_state(original: Any, self: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        project = self.project_configuration
+        is_named = project.automatic_checkpoint_naming
+        limit = project.total_limit
+        if is_named:
+            output_dir = Path(self.project_dir) / "checkpoints" / f"checkpoint_{self.save_iteration}"
+        elif output_dir is None:
+            return original(self, output_dir, *args, **kwargs)  # it says what is wrong
+        folder = Path(output_dir)
+        project.automatic_checkpoint_naming = is_named and folder.exists()  # accelerate refuses that
+        project.total_limit = None
+
+        def write(partial: Path) -> None:
+            original(self, str(partial), *args, **kwargs)
+            if self.is_main_process and len(prepared_models(self)) == 1:
+                _describe_model(self.unwrap_model(prepared_models(self)[0]), partial / MODEL_FOLDER)
+
+        try:
+            if project.automatic_checkpoint_naming:
+                return original(self, None, *args, **kwargs)
+            optimizers = prepared_optimizers(self)
+            save_whole(
+                folder,
+                write,
+                layout=layout_of(settings, optimizers[0] if optimizers else None),
+                run_folder=settings.run_folder,
+            )
+        finally:
+            project.automatic_checkpoint_naming, project.total_limit = is_named, limit
+        if is_named and limit is not None and self.is_main_process:
+            _prune(folder.parent, limit)
+        return folder
+
+    def load_state(original: Any, self: Any, input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if input_dir is not None:
+            named = Path(input_dir).expanduser()
+            folder = named if named.is_dir() else None
+            if folder is not None:
+                check_resumed(folder, settings)
+        elif self.project_configuration.automatic_checkpoint_naming:
+            folder = newest_complete(Path(self.project_dir) / "checkpoints", settings)
+        else:
+            folder = None
+        if folder is None:
+            return original(self, input_dir, *args, **kwargs)  # it says that there is none
+        _check_expected(self, folder, settings)
+        found = original(self, str(folder), *args, **kwargs)
+        _take_step_of_other_ranks(self, folder, changes)
+        return found
+
+    wrap(accelerator_class, "save_state", save_state)
+    wrap(accelerator_class, "load_state", load_state)
+
+
+def install_last_checkpoint(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Let transformers find the last checkpoint among the complete ones.
+
+    Args:
+        module: transformers.trainer_utils.
+        settings: what the plan says.
+        changes: where changes are noted.
+    """
+    wrap(module, "get_last_checkpoint", lambda _, folder: newest_by_sizes(folder))
+
+
+def _check_engine(folder: Path, settings: AppliedSettings) -> None:
+    """Check that DeepSpeed is to read what DeepSpeed wrote, and PyTorch what PyTorch wrote."""
+    is_of_deepspeed = any(folder.glob("*/*_states.pt"))
+    is_of_pytorch = not is_of_deepspeed and any(folder.glob("optimizer*"))
+    if (settings.uses_deepspeed and not is_of_pytorch) or (
+        not settings.uses_deepspeed and not is_of_deepspeed
+    ):
+        return
+    saved, now = ("DeepSpeed", "PyTorch alone") if is_of_deepspeed else ("PyTorch alone", "DeepSpeed")
+    raise UserError(
+        "checkpoint-of-other-engine",
+        "a checkpoint resumes under the engine that saved it",
+        found=f"{folder} was saved under {saved}, and this run is under {now}",
+        why="each engine keeps the optimizer's states in an order of its own, and the other can't read it",
+        fix=f"run with --engine {'native' if is_of_pytorch else 'deepspeed'}, or start anew from its weights "
+        "(`zerofit export`)",
+    )
+
+
+def _take_step_of_other_ranks(accelerator: Any, folder: Path, changes: Changes) -> None:
+    """Give a rank that did not save the count of micro-batches, which stands by the random states."""
+    import torch
+
+    if (folder / f"random_states_{accelerator.process_index}.pkl").exists():
+        return
+    saved = torch.load(folder / "random_states_0.pkl", weights_only=False)
+    accelerator.step = saved.get("step", accelerator.step)
+    changes.add(f"ranks that {folder.name} has no random states of go on with their own")
+
+
+def _describe_model(model: Any, folder: Path) -> None:
+    """Save what `zerofit export` makes the model from: its configuration, and that of its adapters."""
+    if not hasattr(getattr(model, "config", None), "save_pretrained"):
+        return
+    adapted = adapted_of(model) or model
+    base = adapted.get_base_model() if hasattr(adapted, "get_base_model") else adapted
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(base).__name__]
+    config.save_pretrained(folder)
+    if getattr(base, "generation_config", None) is not None:
+        base.generation_config.save_pretrained(folder)
+    for adapter in list(getattr(adapted, "peft_config", {}).values())[:1]:
+        adapter.save_pretrained(str(folder))
+
+
+def _check_expected(accelerator: Any, folder: Path, settings: AppliedSettings) -> None:
+    """Refuse a checkpoint without what this script's load_state() is about to read from it."""
+    names = set(os.listdir(folder))
+    schedulers = [one for one in prepared_schedulers(accelerator) if "DeepSpeed" not in type(one).__name__]
+    expected = [f"scheduler{f'_{i}' * (i > 0)}.bin" for i in range(len(schedulers))]
+    if settings.uses_deepspeed:
+        expected += [f"pytorch_model{f'_{i}' * (i > 0)}" for i in range(len(prepared_models(accelerator)))]
+    else:
+        expected += [
+            f"optimizer{f'_{i}' * (i > 0)}.bin" for i in range(len(prepared_optimizers(accelerator)))
+        ]
+    missing = [name for name in expected if name not in names]
+    if missing:
+        raise incomplete_checkpoint(
+            folder, f"{missing[0]} is missing, which load_state() of this script reads"
+        )
+
+
+def _problem(folder: Path) -> str | None:
+    """Return what any rank finds wrong with a checkpoint; each reads a share of its node's files."""
+    checkpoint = inspect_checkpoint(folder)
+    problem = checkpoint.problem
+    if problem is None and checkpoint.manifest is not None:
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        problem = damage(folder, checkpoint.manifest.files[local_rank::ranks_here], digests=True)
+    return next((found for found in gather(problem) if found), None)
+
+
+def _say_passed_over(passed_over: list[str], *, taken: Path) -> None:
+    if passed_over and rank_of_process() == 0:
+        print(
+            f"zerofit: resumes from {taken}, and passes over {'; '.join(passed_over)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _make_empty(outer: Path, partial: Path) -> None:
+    outer.parent.mkdir(parents=True, exist_ok=True)
+    for left in outer.parent.glob(f"{SAVING}*"):  # of runs that were stopped while they saved
+        shutil.rmtree(left)
+    partial.mkdir(parents=True)
+
+
+def _take_place(partial: Path, folder: Path) -> None:
+    """Give a complete checkpoint its name; what had it before goes, but for what others put there."""
+    if folder.is_symlink():
+        folder = folder.resolve()
+    if not folder.exists():
+        partial.rename(folder)
+        sync_folder(folder.parent)
+        return
+    earlier = inspect_checkpoint(folder).manifest
+    saved_before = {file.name for file in earlier.files} if earlier is not None else set()
+    for name in file_names(folder):
+        if name not in saved_before and not (partial / name).exists():
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            _link(folder / name, partial / name)
+    _exchange(partial, folder)
+    sync_folder(folder.parent)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # a filesystem without hard links
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+_RENAME_EXCHANGE = 2
+"""linux/fs.h."""
+_AT_FDCWD = -100
+"""linux/fcntl.h."""
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Exchange two folders' names: in one step where the filesystem can, so that neither is ever missing."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    paths = os.fsencode(one), os.fsencode(other)
+    if rename is not None and not rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE):
+        return
+    aside = one.with_name(f"{one.name}.before")
+    other.rename(aside)
+    one.rename(other)
+
+
+def _prune(folder: Path, limit: int) -> None:
+    """Delete an Accelerator's oldest checkpoints beyond its total_limit."""
+    numbered = [
+        (int(number), entry)
+        for entry in folder.iterdir()
+        if (number := entry.name.removeprefix("checkpoint_")).isdigit()
+    ]
+    for _, old in sorted(numbered)[: max(0, len(numbered) - limit)]:
+        shutil.rmtree(old)
+
+
+def rank_of_process() -> int:
+    """Return this process's rank of all."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def _world_size() -> int:
+    import torch.distributed
+
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def gather(value: Any) -> list[Any]:
+    """Return each rank's value, on every rank, when all have come here."""
+    import torch.distributed
+
+    if _world_size() == 1:
+        return [value]
+    found: list[Any] = [None] * _world_size()
+    torch.distributed.all_gather_object(found, value)
+    return found

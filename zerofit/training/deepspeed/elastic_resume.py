@@ -1,0 +1,274 @@
+"""Lets DeepSpeed resume a checkpoint that other ranks, another ZeRO stage or another offload saved.
+
+DeepSpeed's own ds_to_universal takes it apart into one folder a parameter, in a copy, and load_universal
+reads that. What the two leave out is filled in: the step count, the settings of each parameter group, frozen
+parameters and buffers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.checkpoints import SavedLayout, incomplete_checkpoint, inspect_checkpoint
+from zerofit.core.errors import UserError
+from zerofit.core.upstream.deepspeed import (
+    base_optimizer,
+    is_optimizer_shard,
+    is_parameter_shard,
+    reading_universal,
+)
+from zerofit.training.checkpoints import gather, layout_of, rank_of_process
+from zerofit.training.wrapping import wrap
+
+if TYPE_CHECKING:
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
+
+_COPY = ".zerofit-converted."
+"""Start of the name of the converted copy, beside the checkpoint; it is deleted once it is loaded."""
+_DONE, _REST = "done", "rest.pt"
+_POLL_S = 0.2
+_ADAM = ("Adam", "AdamW", "DeepSpeedCPUAdam", "FusedAdam")
+"""Optimizers whose states are the same: exp_avg, exp_avg_sq and a step count."""
+_HYPERPARAMETERS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
+"""What a scheduler or a script changes in a parameter group; the rest is about how an optimizer computes."""
+
+
+def install(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Convert what DeepSpeedEngine.load_checkpoint could not read as it is.
+
+    Args:
+        module: deepspeed.runtime.engine.
+        settings: what the plan says.
+        changes: where changes are noted.
+    """
+
+    def load_checkpoint(
+        original: Any, self: Any, load_dir: Any, tag: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        folder = Path(load_dir)
+        tag = tag or _latest(folder)
+        if tag is None and any(folder.glob("*/*_states.pt")):
+            raise incomplete_checkpoint(folder, "the file `latest`, which DeepSpeed writes last, is missing")
+        weights_only = kwargs.get("load_module_only") or not kwargs.get("load_optimizer_states", True)
+        if tag is None or weights_only or args or not self.zero_optimization():
+            return original(self, load_dir, tag, *args, **kwargs)
+        saved, now = _saved_layout(folder, str(tag)), layout_of(settings, self.optimizer)
+        if saved is None:
+            return original(self, load_dir, tag, *args, **kwargs)
+        differences = _differences(saved, now, stage=int(self.zero_optimization_stage()))
+        if self.zero_nvme_offload_optimizer():
+            raise _refused(
+                folder, "optimizer states on NVMe", "DeepSpeed does not read these back from there"
+            )
+        if not differences:
+            return original(self, load_dir, tag, *args, **kwargs)
+        _check_convertible(folder, saved, now)
+        copy = folder.parent / f"{_COPY}{folder.name}.{gather(os.getpid())[0]}"  # two runs may resume it
+        _convert_together(folder, str(tag), copy, keeps=_kept_names(self.module))
+        try:
+            with reading_universal(self):
+                found = _load(self, copy, str(tag), lambda: original(self, str(copy), tag, **kwargs))
+        finally:
+            gather(None)
+            if rank_of_process() == 0:
+                shutil.rmtree(copy, ignore_errors=True)
+        changes.add(f"{folder.name} was converted in a copy: it was saved with {', '.join(differences)}")
+        return found
+
+    wrap(module.DeepSpeedEngine, "load_checkpoint", load_checkpoint)
+
+
+def _latest(folder: Path) -> str | None:
+    try:
+        return (folder / "latest").read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def _saved_layout(folder: Path, tag: str) -> SavedLayout | None:
+    """Return how a checkpoint is laid out, by its files if need be; None without ZeRO's shards."""
+    names = os.listdir(folder / tag) if (folder / tag).is_dir() else []
+    num_shards = sum(map(is_optimizer_shard, names))
+    if not num_shards or "zero" in names:  # universal already
+        return None
+    manifest = inspect_checkpoint(folder).manifest
+    partitions = any(map(is_parameter_shard, names))
+    return SavedLayout(
+        engine="deepspeed",
+        world_size=num_shards,
+        zero_stage=3 if partitions else manifest.layout.zero_stage if manifest else 2,
+        optimizer_offload=manifest.layout.optimizer_offload if manifest else "none",
+        optimizer=manifest.layout.optimizer if manifest else None,
+    )
+
+
+def _differences(saved: SavedLayout, now: SavedLayout, *, stage: int) -> list[str]:
+    """Return what of the saved layout DeepSpeed can't read into this run's as it is."""
+    found = []
+    if saved.world_size != now.world_size:
+        found.append(f"{saved.world_size} rank{'s' * (saved.world_size > 1)}")
+    if (saved.zero_stage == 3) is not (stage == 3):
+        found.append(f"ZeRO-{saved.zero_stage}")
+    if saved.optimizer is not None and saved.optimizer != now.optimizer:
+        found.append(saved.optimizer)
+    return found
+
+
+def _check_convertible(folder: Path, saved: SavedLayout, now: SavedLayout) -> None:
+    for optimizer in (saved.optimizer, now.optimizer):
+        name = (optimizer or "").rpartition(".")[2]
+        if optimizer is not None and (name not in _ADAM or optimizer.startswith("bitsandbytes")):
+            raise _refused(
+                folder,
+                f"saved by {saved.optimizer}, and {now.optimizer} is to go on",
+                "states of Adam and AdamW alone can be laid out anew: DeepSpeed's converter knows no others",
+            )
+
+
+def _refused(folder: Path, found: str, why: str) -> UserError:
+    return UserError(
+        "checkpoint-not-convertible",
+        "the checkpoint does not fit this run's layout, and can't be converted",
+        found=f"{folder}: {found}",
+        why=why,
+        fix="resume with the ranks, the ZeRO stage, the offload and the optimizer that saved it, or start "
+        "anew from its weights (`zerofit export`)",
+    )
+
+
+def _kept_names(module: Any) -> set[str]:
+    """Return the parameters and buffers that no optimizer holds."""
+    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    return frozen | {name for name, _ in module.named_buffers()}
+
+
+def _convert_together(folder: Path, tag: str, copy: Path, *, keeps: set[str]) -> None:
+    """Convert on rank 0; the others look for a file, as a collective would time out."""
+    done = copy / _DONE
+    if rank_of_process() == 0:
+        with contextlib.suppress(OSError):
+            copy.mkdir()
+    gather(None)
+    if not all(gather(copy.is_dir())):
+        found = f"{copy} can't be made, or is not seen by every node"
+        raise _refused(folder, found, "all ranks read one converted copy, beside the checkpoint")
+    problem = ""
+    if rank_of_process() == 0:
+        try:
+            _convert(folder, tag, copy, keeps=keeps)
+        except Exception as error:  # whatever the converter meets in the files
+            problem = f"{type(error).__name__}: {error}"
+        done.with_suffix(".partial").write_text(problem, encoding="utf-8")
+        done.with_suffix(".partial").rename(done)
+    while not done.exists():
+        time.sleep(_POLL_S)
+    problem = done.read_text(encoding="utf-8")
+    if problem:
+        raise _refused(folder, problem, "DeepSpeed's ds_to_universal could not take it apart")
+
+
+def _convert(folder: Path, tag: str, copy: Path, *, keeps: set[str]) -> None:
+    import torch
+    from deepspeed.checkpoint import ds_to_universal
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    target = copy / tag
+    options = Namespace(
+        input_folder=str(folder / tag),
+        output_folder=str(target),
+        num_extract_workers=1,  # more are processes, which a process with a GPU must not fork
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
+    )
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        ds_to_universal.main(options)
+        rest = get_fp32_state_dict_from_zero_checkpoint(str(folder), tag) if keeps else {}
+    torch.save({name: value.clone() for name, value in rest.items() if name in keeps}, copy / _REST)
+    _fill_in(target)
+
+
+def _fill_in(target: Path) -> None:
+    """Give a universal checkpoint what the loaders of all stages look for."""
+    import torch
+
+    place = target / "zero" / "optimizer_state.pt"
+    saved = torch.load(place, map_location="cpu", weights_only=False)
+    inner = saved.get("optimizer_state_dict")
+    parameters = list((target / "zero").rglob("exp_avg.pt"))
+    if inner is not None:  # ZeRO-3: bare tensors, and no steps
+        step = inner["state"][0]["step"]
+        for path in (target / "zero").rglob("*.pt"):
+            value = torch.load(path, map_location="cpu", weights_only=False)
+            if torch.is_tensor(value):
+                torch.save({"param": value}, path)
+        for path in parameters:
+            torch.save(step, path.with_name("step.pt"))
+    else:
+        step = torch.load(parameters[0].with_name("step.pt"), weights_only=False)
+    model = next(iter(sorted(target.glob("*model_states.pt"))))
+    state = {key: saved[key] for key in ("loss_scaler", "dynamic_loss_scale", "overflow") if key in saved}
+    version = torch.load(model, map_location="cpu", weights_only=False, mmap=True)["ds_version"]
+    groups = saved["param_groups"]
+    state |= {"ds_version": version, "param_groups": groups}
+    state["optimizer_state_dict"] = {"state": {0: {"step": step}}, "param_groups": groups}
+    torch.save(state, place)
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
+        if not (target / name).exists():
+            shutil.copyfile(model, target / name)
+
+
+def _load(engine: Any, copy: Path, tag: str, load: Any) -> Any:
+    """Load a universal checkpoint, and keep how this run's optimizer computes."""
+    import torch
+
+    optimizer = base_optimizer(engine)
+    groups = [
+        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
+    found = load()
+    saved = torch.load(copy / tag / "zero" / "optimizer_state.pt", map_location="cpu", weights_only=False)
+    if len(saved["param_groups"]) != len(groups):
+        raise _refused(
+            copy,
+            f"{len(saved['param_groups'])} parameter groups, and the script makes {len(groups)}",
+            "which settings belong to which parameters is not known",
+        )
+    for group, own, before in zip(optimizer.param_groups, groups, saved["param_groups"], strict=True):
+        kept = {key: before[key] for key in _HYPERPARAMETERS if key in before}
+        parameters = group["params"]
+        group.clear()
+        group.update({**own, **kept, "params": parameters})
+    for state in optimizer.state.values():
+        if "step" in state:
+            step = float(state["step"])
+            # One tensor each in torch's optimizers, which count in place; a number in DeepSpeed's.
+            is_torch = type(optimizer).__module__.startswith("torch.")
+            state["step"] = torch.tensor(step) if is_torch else int(step)
+    _put_back(engine.module, torch.load(copy / _REST, map_location="cpu"))
+    return found
+
+
+def _put_back(module: Any, values: dict[str, Any]) -> None:
+    """Set frozen parameters and buffers, which a universal checkpoint leaves as they are."""
+    import deepspeed
+    import torch
+
+    places = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    with torch.no_grad():
+        for name, value in values.items():
+            place = places[name]
+            if hasattr(place, "ds_id"):
+                with deepspeed.zero.GatheredParameters([place], modifier_rank=0):
+                    place.copy_(value)
+            else:
+                place.copy_(value)

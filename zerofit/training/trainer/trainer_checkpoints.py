@@ -1,0 +1,49 @@
+"""Hooks that let Trainer save checkpoints whole, and resume from whole ones alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.upstream.transformers import (
+    SAVE_CHECKPOINT,
+    after_checkpoint,
+    checkpoint_folder,
+    save_checkpoint_in,
+)
+from zerofit.training.checkpoints import check_resumed, layout_of, newest_complete, save_whole
+from zerofit.training.wrapping import wrap
+
+if TYPE_CHECKING:
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
+
+
+def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Save under a temporary name, prune after the commit, and check what is resumed from."""
+
+    def save_checkpoint(original: Any, self: Any, model: Any, trial: Any, *args: Any) -> None:
+        folder = checkpoint_folder(self, trial)
+        save_whole(
+            folder,
+            lambda partial: save_checkpoint_in(
+                self, partial, folder.parent, lambda: original(self, model, trial, *args)
+            ),
+            layout=layout_of(settings, self.optimizer),
+            run_folder=settings.run_folder,
+            step=self.state.global_step,
+        )
+        after_checkpoint(self, folder)
+
+    def train(original: Any, self: Any, resume_from_checkpoint: Any = None, *args: Any, **named: Any) -> Any:
+        resumed = resume_from_checkpoint
+        if resumed is True:
+            resumed = (
+                newest_complete(Path(self.args.output_dir), settings) or True
+            )  # Trainer says that there is none
+        elif resumed and Path(resumed).is_dir():
+            check_resumed(Path(resumed), settings)
+        return original(self, str(resumed) if isinstance(resumed, Path) else resumed, *args, **named)
+
+    wrap(trainer_class, SAVE_CHECKPOINT, save_checkpoint)
+    wrap(trainer_class, "train", train)
