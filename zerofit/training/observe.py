@@ -60,6 +60,8 @@ class Observed:
         """id() of the DataLoader of the last batch."""
         self.training_data: int | None = None
         """id() of the one whose batch led to the last backward pass."""
+        self.fetched: Any = None
+        """The iterator of a batch that came since the last backward pass."""
         stacks = os.open(folder / f"rank{rank}.stack", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         faulthandler.register(_DUMP_SIGNAL, file=stacks, all_threads=True)
         os.register_at_fork(after_in_child=self._leave)
@@ -78,6 +80,8 @@ class Observed:
         self._note_peak()
         if not self.is_held:
             self.phase = phase
+        if self.engine is not None:  # which takes its step in step(), or where the script asks the optimizer
+            self.step = self.engine.global_steps
         if now - self._host_at > _MEMORY_EVERY_S:
             self._host_at, self._host_bytes = now, _resident_bytes()
         self._changed_at = now
@@ -98,8 +102,8 @@ class Observed:
         return result
 
     def finish_step(self) -> None:
-        """Count a step."""
-        self.step = self.engine.global_steps if self.engine is not None else self.step + 1
+        """Count a step of an optimizer; a DeepSpeed engine counts its own."""
+        self.step += 1
 
     def finish_checkpoint(self, path: Any) -> None:
         """Note a checkpoint that is written."""
@@ -169,6 +173,9 @@ def install_backward(module: Any, settings: AppliedSettings, changes: Changes) -
 
     def backward(original: Any, *args: Any, **kwargs: Any) -> Any:
         rank.training_data = rank.data
+        if rank.fetched is not None:
+            rank.fetched._zerofit_untrained -= 1
+            rank.fetched = None
         return rank.during(Phase.BACKWARD, original, *args, **kwargs)
 
     wrap(module, "backward", backward)
@@ -219,11 +226,13 @@ def install_data(module: Any, settings: AppliedSettings, changes: Changes) -> No
         try:
             batch = original(self)
         except StopIteration:
-            if not self._zerofit_is_ahead or rank.training_data is None:
+            if rank.training_data == self._zerofit_data and self._zerofit_untrained > 0:
+                come(self)  # accelerate, which reads one batch ahead, gives the last one only now
+            else:
                 rank.move(Phase.BETWEEN_STEPS)
-            else:  # accelerate gives the last batch only now
-                come(self)
             raise
+        self._zerofit_untrained += 1
+        rank.fetched = self
         come(self)
         return batch
 
@@ -235,7 +244,7 @@ def install_data(module: Any, settings: AppliedSettings, changes: Changes) -> No
     def iterate(original: Any, self: Any) -> Any:
         iterator = original(self)
         iterator._zerofit_data = id(self)
-        iterator._zerofit_is_ahead = hasattr(self, "end_of_dataloader")  # accelerate's DataLoaders
+        iterator._zerofit_untrained = 0  # batches less the backward passes that came right after one
         owner: Any = next(one for one in type(iterator).__mro__ if "__next__" in vars(one))
         if not hasattr(owner.__next__, "__wrapped__"):
             wrap(owner, "__next__", fetch)
@@ -303,9 +312,7 @@ def install_in_engine(module: Any, settings: AppliedSettings, changes: Changes) 
 
     def step(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         rank.engine = self
-        result = rank.during(Phase.OPTIMIZER_STEP, original, self, *args, **kwargs)
-        rank.finish_step()
-        return result
+        return rank.during(Phase.OPTIMIZER_STEP, original, self, *args, **kwargs)
 
     def save_checkpoint(original: Any, self: Any, save_dir: Any, *args: Any, **kwargs: Any) -> Any:
         result = rank.during(Phase.SAVING, original, self, save_dir, *args, **kwargs)
