@@ -88,7 +88,7 @@ def write_file(path: Path, text: str, *, executable: bool = False) -> None:
     try:
         write_whole(path, text, mode=0o700 if executable else 0o600)
     except OSError as error:
-        raise _not_writable(f"{error.strerror}: {error.filename}") from None
+        raise _not_writable(f"{error.strerror}: {path}") from None
 
 
 def _not_writable(found: str) -> UserError:
