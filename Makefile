@@ -9,7 +9,7 @@ OUT ?= benchmarks/measured
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: help demo test test-all faults test-nvme test-versions evidence lint mutation presets docs catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead clean
+.PHONY: help demo test test-all faults test-nvme test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -51,6 +51,12 @@ presets: $(VENV)/.installed  ## render ds_configs/ anew from zerofit/core/preset
 
 docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/checking/rules/ and tests/evidence/measured/
 	@$(BIN)/python -m tools.write_docs
+
+site: $(VENV)/.installed  ## build the pages of docs/ as a site, into dist/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+dist-check: ## build wheel and sdist, check them, and run the wheel from an empty environment
+	@PYTHON=$(PYTHON) tools/check_dist.sh
 
 catalog: $(VENV)/.installed  ## add the installed libraries' releases to zerofit/catalog/*.json, and read model_sizes.toml anew
 	@$(BIN)/python -m tools.write_catalog

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from tools.measured_pages import (
     evidence_page,
     optimizer_page,
@@ -15,6 +17,7 @@ from tools.measured_pages import (
 from tools.rules_reference import rules_reference
 from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.write.write_files import write_files
+from zerofit.core.plan import Plan
 from zerofit.core.supported import release_of
 
 _MEASURED = Path("tests/evidence/measured")
@@ -41,7 +44,15 @@ def reference_pages(root: Path) -> dict[Path, str]:
             )
         ),
         folder / "evidence.md": evidence_page(json.loads((measured / "rules.json").read_text("utf-8"))),
+        folder / "plan.schema.json": plan_schema(),
     }
+
+
+def plan_schema() -> str:
+    """Return the JSON Schema of a plan file, as text."""
+    schema = TypeAdapter(Plan).json_schema()
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return json.dumps({**dialect, **schema}, indent=1) + "\n"
 
 
 def _smoke_results(folder: Path) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class LaunchVerb(GroupedVerb):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, list(args))
+        if ctx.resilient_parsing:  # a shell completes a line that may have no script yet
+            return rest
         words = (ctx.params["script"], *ctx.params["script_args"])
         line = None if ctx.params["module"] else read_line(words)
         if line is None:

@@ -1,0 +1,29 @@
+"""The pages as a site."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_site_builds_without_a_warning_and_shows_each_page(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    pages = {str(path.relative_to(ROOT / "docs").with_suffix("")) for path in (ROOT / "docs").rglob("*.md")}
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert {name.removesuffix(".md") for name in re.findall(r"[\w/-]+\.md", navigation)} == pages
+    home = (tmp_path / "index.html").read_text("utf-8")
+    assert "Out of GPU memory?" in home
+    assert (tmp_path / "search" / "search_index.json").is_file()

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Builds wheel and sdist into dist/, has twine check them, and runs the wheel from an empty environment and folder.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+"$python" -m venv "$folder/build"
+"$folder/build/bin/pip" install --quiet --disable-pip-version-check build twine
+rm -rf dist && "$folder/build/bin/python" -m build --outdir dist . >/dev/null
+"$folder/build/bin/twine" check --strict dist/*.whl dist/*.tar.gz
+
+"$python" -m venv "$folder/run"
+# DeepSpeed comes as source, and asks the installed torch for its version while it is built.
+pins=$PWD/constraints.txt
+install=("$folder/run/bin/pip" install --quiet --disable-pip-version-check --constraint "$pins")
+"${install[@]}" torch setuptools wheel ninja
+DS_BUILD_OPS=0 "${install[@]}" --no-build-isolation dist/*.whl
+cd "$folder"
+"$folder/run/bin/zerofit" plan --gpus 1xRTX4090 --model llama-3-8b --seq-len 512 --global-batch-size 1 --qlora --fast
+echo '{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}' > ds_config.json
+"$folder/run/bin/zerofit" check ds_config.json && exit 1
+echo "the wheel plans and checks"
