@@ -21,6 +21,7 @@ ORDERS = {
         "accelerate.state",
         "deepspeed.runtime.zero.partition_parameters",
         "deepspeed.runtime.engine",
+        "deepspeed.runtime.engine",
         "torch.nn.utils",
         "transformers.modeling_utils",
         "transformers.modeling_utils",

@@ -1,14 +1,17 @@
 """Embeddings that ZeRO-3 partitions are resized only where their size changes."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from accelerators import quiet, settings
 from captures import MODEL
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from zerofit.core.strategy import ZeroStage
 from zerofit.scripts.capture.child.model_record import class_path
+from zerofit.training.deepspeed import partitioned_models
 from zerofit.training.deepspeed.partitioned_models import install
 
 
@@ -25,6 +28,9 @@ def _resized(
     calls = []
 
     class Model:
+        @classmethod
+        def from_pretrained(cls, name: str) -> None: ...
+
         def get_input_embeddings(self) -> SimpleNamespace:
             return SimpleNamespace(weight=SimpleNamespace(**({"ds_shape": (rows, 8)} if stage3 else {})))
 
@@ -68,3 +74,32 @@ def test_embeddings_that_are_whole_are_left_to_transformers() -> None:
 
 def test_another_model_of_the_script_is_resized() -> None:
     assert _resized(1024, 1000, None, 1024, stage3=True, of_this_class=False)
+
+
+def test_a_model_that_is_loaded_with_a_device_map_after_the_training_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, modeling_utils
+    from transformers.integrations import HfDeepSpeedConfig
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes)).save_pretrained(tmp_path)
+    kept = modeling_utils.PreTrainedModel.__dict__["from_pretrained"]
+    monkeypatch.setattr(modeling_utils.PreTrainedModel, "from_pretrained", kept)
+    for name in ("resize_token_embeddings", "tie_weights"):
+        monkeypatch.setattr(
+            modeling_utils.PreTrainedModel, name, getattr(modeling_utils.PreTrainedModel, name)
+        )
+    changes = quiet()
+    install(modeling_utils, settings(zero_stage=ZeroStage.PARAMETERS), changes)
+    alive = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}})
+    with pytest.raises(ValueError, match="not compatible with passing a `device_map`"):
+        LlamaForCausalLM.from_pretrained(tmp_path, device_map="cpu")
+    monkeypatch.setattr(partitioned_models, "_has_engine", True)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, device_map="cpu")
+    assert model.lm_head.weight.shape == (16, 8)
+    assert is_deepspeed_zero3_enabled()
+    assert changes.lines == (
+        "LlamaForCausalLM is loaded whole on each rank, as the script gives a device_map",
+    )
+    del alive

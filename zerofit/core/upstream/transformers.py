@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 CHECKPOINTING_BEFORE_5_23 = {
     "activation_checkpointing": "gradient_checkpointing",
@@ -190,6 +191,19 @@ def compare_tied_by(module: Any, are_equal: Callable[[Callable[[Any, Any], bool]
     original = getattr(module, "_tied_params_are_equal", None)
     if original is not None:
         module._tied_params_are_equal = functools.wraps(original)(functools.partial(are_equal, original))
+
+
+@contextlib.contextmanager
+def without_zero3() -> Iterator[None]:
+    """Have transformers load models as where no DeepSpeed configuration is alive (5.23)."""
+    from transformers.integrations import deepspeed as integration
+
+    alive = integration._hf_deepspeed_config_weak_ref
+    integration.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        integration._hf_deepspeed_config_weak_ref = alive
 
 
 def another_rank_goes_on(model: Any, device: Any) -> bool:

@@ -7,14 +7,19 @@ numbers that it draws for them shift every later one: the order of the samples t
 Where a checkpoint has values for both embeddings and output layer though the configuration ties them (T5
 v1.1, flan-T5, mT5), transformers compares them, and ties only what is equal. Two empty placeholders are, and
 the model would lose its output layer without a word (transformers/modeling_utils.py, tie_weights, 5.23).
+
+A script that loads its base model again once it has trained, to merge an adapter, say, may give a device_map.
+transformers refuses that while ZeRO-3 is on (integrations/accelerate.py, 5.23), though such a model is used
+as it is loaded: it is loaded whole.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.strategy import ZeroStage
-from zerofit.core.upstream.transformers import compare_tied_by
+from zerofit.core.upstream.transformers import compare_tied_by, without_zero3
 from zerofit.scripts.capture.child.model_record import class_path
 from zerofit.training.wrapping import wrap
 
@@ -26,8 +31,27 @@ if TYPE_CHECKING:
     from zerofit.training.settings import AppliedSettings
 
 
+_has_engine = False
+"""True once a DeepSpeed engine is made: models that are loaded later are not those that it trains."""
+
+
+def install_in_engine(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Note when an engine is made.
+
+    Args:
+        module: deepspeed.runtime.engine.
+    """
+
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        global _has_engine
+        original(self, *args, **kwargs)
+        _has_engine = True
+
+    wrap(module.DeepSpeedEngine, "__init__", init)
+
+
 def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
-    """Hook resize_token_embeddings, and the comparison of tied weights."""
+    """Hook resize_token_embeddings, the comparison of tied weights, and loading with a device_map."""
     captured = settings.captured_model
 
     def resize(
@@ -69,4 +93,20 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
 
     if settings.strategy.zero_stage is ZeroStage.PARAMETERS:
         wrap(module.PreTrainedModel, "resize_token_embeddings", resize)
+        _load_whole(module.PreTrainedModel, changes)
         compare_tied_by(module, are_equal)
+
+
+def _load_whole(model_class: Any, changes: Changes) -> None:
+    """Load with a device_map, after the training's own model, as without ZeRO-3."""
+    original = model_class.from_pretrained.__func__
+
+    @functools.wraps(original)
+    def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _has_engine or kwargs.get("device_map") is None:
+            return original(cls, name, *args, **kwargs)
+        changes.add(f"{cls.__name__} is loaded whole on each rank, as the script gives a device_map")
+        with without_zero3():
+            return original(cls, name, *args, **kwargs)
+
+    model_class.from_pretrained = classmethod(from_pretrained)
