@@ -52,8 +52,9 @@ presets: $(VENV)/.installed  ## render ds_configs/ anew from zerofit/core/preset
 docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/checking/rules/ and tests/evidence/measured/
 	@$(BIN)/python -m tools.write_docs
 
+site: export NO_MKDOCS_2_WARNING := 1
 site: $(VENV)/.installed  ## build the pages of docs/ as a site, into dist/site
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@$(BIN)/mkdocs build --quiet
 
 dist-check: ## build wheel and sdist, check them, and run the wheel from an empty environment
 	@PYTHON=$(PYTHON) tools/check_dist.sh

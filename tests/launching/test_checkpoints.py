@@ -73,7 +73,7 @@ def _export(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_export_is_the_gathered_weights_bit_by_bit(saved: Path, tmp_path: Path) -> None:
-    run_folder = next((saved / "zerofit-runs").iterdir())
+    run_folder = next(path for path in (saved / "zerofit-runs").iterdir() if path.is_dir())
     finished = _export(run_folder, tmp_path / "out")
     assert finished.returncode == 0, finished.stderr
     exported = load_file(tmp_path / "out" / "model.safetensors")

@@ -14,7 +14,7 @@ from commands import BIN, ROOT, Command, documented, made, python_script, target
 
 _MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-_INSTALLED = frozenset({"python", "ruff", "mypy"})
+_INSTALLED = frozenset({"mkdocs", "mypy", "python", "ruff"})
 """Programs of the environment that setup.sh makes."""
 _OF_THE_SYSTEM = frozenset({"grep", "rm", "test"})
 _OF_PLUGINS = frozenset({"--dist", "--no-loadscope-reorder", "--timeout"})
