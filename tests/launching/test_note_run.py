@@ -75,12 +75,12 @@ def test_runs_that_are_noted(
         workload=problem.workload,
         capture=capture(),
     )
-    end = RunEnd(exit_code=1 if kind else 0, cause=None, kind=kind)
+    end = RunEnd(exit_code=1 if kind else 0, cause=None, kind=kind, phase=Phase.FORWARD, peak_bytes=50)
     ranks = {0: _rank(20, step=step), 1: _rank(30, step=step)}
     note_run(plan, ("train.py", "--token", "x"), end, ranks, peak_host_bytes=9, step_time_s=None)
     found = read_observations()
     assert len(found) == is_noted
     for one in found:
-        assert (one.script, one.host_bytes, one.peak_reserved_bytes) == ("train.py", 9, 30)
+        assert (one.script, one.host_bytes, one.peak_reserved_bytes) == ("train.py", 9, 50 if kind else 30)
         assert one.is_out_of_memory is (kind is not None)
         assert one.subject == subject_of(plan.capture, plan.workload) != ""

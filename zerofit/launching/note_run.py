@@ -49,7 +49,7 @@ def note_run(
         versions=plan.versions,
         num_steps=num_steps,
         is_out_of_memory=is_out_of_memory,
-        peaks=_peaks(ranks),
+        peaks=_peaks(ranks, verdict),
         host_bytes=max([peak_host_bytes, *(rank.host_bytes for rank in ranks.values())]),
         step_time_s=step_time_s,
         predicted_bytes=None if plan.estimate is None else plan.estimate.device.peak_bytes,
@@ -61,8 +61,8 @@ def note_run(
         print(f"zerofit: what the run needed is not kept for later plans: {error}", file=sys.stderr)
 
 
-def _peaks(ranks: Mapping[int, RankObservation]) -> tuple[ObservedPeak, ...]:
-    """Return the peaks by phase, each of the rank that has most."""
+def _peaks(ranks: Mapping[int, RankObservation], verdict: RunEnd) -> tuple[ObservedPeak, ...]:
+    """Return the peaks by phase, each of the rank that has most, and what a failed allocation asked for."""
     largest: dict[str, ObservedPeak] = {}
     for rank in ranks.values():
         for phase, peak in rank.peaks.items():
@@ -72,4 +72,11 @@ def _peaks(ranks: Mapping[int, RankObservation]) -> tuple[ObservedPeak, ...]:
                 allocated_bytes=max(peak.allocated_bytes, before.allocated_bytes if before else 0),
                 reserved_bytes=max(peak.reserved_bytes, before.reserved_bytes if before else 0),
             )
+    if verdict.kind is FailureKind.GPU_OUT_OF_MEMORY and verdict.peak_bytes and verdict.phase:
+        before = largest.get(verdict.phase.name)
+        largest[verdict.phase.name] = ObservedPeak(
+            phase=verdict.phase,
+            allocated_bytes=max(verdict.peak_bytes, before.allocated_bytes if before else 0),
+            reserved_bytes=max(verdict.peak_bytes, before.reserved_bytes if before else 0),
+        )
     return tuple(largest.values())
