@@ -66,6 +66,7 @@ def test_runs_that_are_noted(
     kind: FailureKind | None, step: int, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     problem = captured_problem(capture(), num_gpus=2)
     plan = Plan(
         strategy=Strategy(),
@@ -83,4 +84,5 @@ def test_runs_that_are_noted(
     for one in found:
         assert (one.script, one.host_bytes, one.peak_reserved_bytes) == ("train.py", 9, 50 if kind else 30)
         assert one.is_out_of_memory is (kind is not None)
+        assert one.expandable_segments
         assert one.subject == subject_of(plan.capture, plan.workload) != ""

@@ -121,6 +121,7 @@ def test_out_of_memory_is_a_lower_bound_of_its_own_plan_alone() -> None:
         {"subject": "another"},
         {"subject": ""},
         {"gpus": ("NVIDIA A10",) * 4},
+        {"expandable_segments": True},
         {"topology": replace(_PROBLEM.topology, on_cpu=True)},
         {"strategy": replace(_STRATEGY, gradient_checkpointing=True)},
         {"peaks": (), "step_time_s": None},

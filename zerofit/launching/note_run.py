@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from zerofit.core.plan import Plan
     from zerofit.core.rank_observation import RankObservation
     from zerofit.launching.diagnose import RunEnd
+
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_EXPANDABLE = "expandable_segments:True"
 
 
 def note_run(
@@ -54,6 +58,7 @@ def note_run(
         step_time_s=step_time_s,
         predicted_bytes=None if plan.estimate is None else plan.estimate.device.peak_bytes,
         predicted_step_time_s=None if step_time is None else step_time.seconds,
+        expandable_segments=any(_EXPANDABLE in os.environ.get(name, "") for name in _ALLOCATOR),
     )
     try:
         write_observation(one)

@@ -69,6 +69,8 @@ class Observation:
     predicted_bytes: int | None = None
     """GPU memory of a rank by the plan; None without an estimate."""
     predicted_step_time_s: float | None = None
+    expandable_segments: bool = False
+    """True if PyTorch's allocator had expandable segments, which change what it reserves."""
 
     __pydantic_config__ = STRICT
 

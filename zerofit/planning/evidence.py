@@ -47,7 +47,9 @@ class Evidence:
         alike = [
             one
             for one in observations
-            if subject and (one.subject, one.topology, one.gpus) == (subject, problem.topology, gpus)
+            if subject
+            and (one.subject, one.topology, one.gpus) == (subject, problem.topology, gpus)
+            and one.expandable_segments is problem.expandable_segments
         ]
         self._found = tuple(one for one in alike if one.versions == problem.versions)
         others = [one for one in alike if one.versions != problem.versions]
