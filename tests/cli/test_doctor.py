@@ -25,8 +25,12 @@ from zerofit.cli.doctor import (
 )
 from zerofit.core.errors import UserError
 from zerofit.core.facts import Machine, Versions
+from zerofit.core.plan import Topology
+from zerofit.core.rank_observation import Phase
 from zerofit.core.rates import Basis, Calibration, Rate, RateName, Unit
+from zerofit.core.strategy import Strategy
 from zerofit.machine.doctor import CheckupLine, Status
+from zerofit.machine.observations import Observation, ObservedPeak, write_observation
 from zerofit.machine.toolchain import BuildLock, DeepSpeedOp
 
 _TOPICS = [
@@ -205,3 +209,43 @@ def test_a_calibration_stands_in_the_json() -> None:
     calibration = Calibration(rates=(), left_out=("disk: no --nvme-path",))
     text = doctor_json(machine, Versions(python="3.11", zerofit="1"), (), calibration)
     assert json.loads(text)["calibration"] == {"rates": [], "left_out": ["disk: no --nvme-path"]}
+
+
+def test_observations_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    none = CliRunner().invoke(doctor, ["--observations"])
+    assert (none.exit_code, none.stdout) == (0, "no run has been observed on this machine\n")
+    observed = Observation(
+        at="2026-11-20T10:00:00+00:00",
+        script="train.py",
+        subject="",
+        strategy=Strategy(),
+        topology=Topology(world_size=2),
+        gpus=("NVIDIA A10",) * 2,
+        versions=Versions(python="3.11", zerofit="1"),
+        num_steps=12,
+        is_out_of_memory=False,
+        peaks=(ObservedPeak(phase=Phase.BACKWARD, allocated_bytes=2**30, reserved_bytes=2**31),),
+        host_bytes=2**30,
+        step_time_s=0.5,
+        predicted_bytes=2**31,
+    )
+    write_observation(observed)
+    listed = CliRunner().invoke(doctor, ["--observations"])
+    head, row = ([cell.strip() for cell in line.split("  ") if cell] for line in listed.stdout.splitlines())
+    assert head[0] == "observed"
+    assert row == [
+        *("2026-11-20", "train.py", "PyTorch without DeepSpeed", "2 GPU", "12"),
+        *("2.0 GiB", "2.0 GiB", "1.0 GiB", "0.5 s", "-"),
+    ]
+    document = json.loads(CliRunner().invoke(doctor, ["--observations", "--json"]).stdout)
+    assert document["version"] == 1
+    assert document["observations"][0]["peaks"] == [
+        {"phase": "backward", "allocated_bytes": 2**30, "reserved_bytes": 2**31}
+    ]
+
+
+def test_observations_are_not_listed_while_rates_are_measured() -> None:
+    result = CliRunner().invoke(doctor, ["--observations", "--calibrate"])
+    assert isinstance(result.exception, UserError)
+    assert result.exception.found == "--observations with --calibrate"

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from captured_scripts import capture, captured_problem
 
+from zerofit.cli.output.plan_why import plan_why
 from zerofit.core.capture import Capture
 from zerofit.core.errors import UserError
 from zerofit.core.observer import Observer
+from zerofit.core.plan import plan_to_json
+from zerofit.core.rank_observation import Phase
 from zerofit.core.request import Request
+from zerofit.core.units import GIB
+from zerofit.machine.observations import Observation, ObservedPeak, subject_of, write_observation
 from zerofit.planning.planner import Planner
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass
@@ -65,3 +73,32 @@ def test_closed_forms_count_the_rows_of_a_sample() -> None:
 def _activations(chosen: Any) -> int:
     terms = [term for phase in chosen.estimate.device.phases for term in phase.terms]
     return max(term.num_bytes for term in terms if term.name == "activations")
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_plan_for_this_machine_goes_by_what_was_observed_on_it(
+    is_here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = _answer(capture())
+    problem, plan = before.problem, before.plan
+    observed = Observation(
+        at="2026-11-20T10:00:00+00:00",
+        script="train.py",
+        subject=subject_of(plan.capture, plan.workload),
+        strategy=plan.strategy,
+        topology=plan.topology,
+        gpus=tuple(gpu.name for gpu in plan.machine.gpus),
+        versions=plan.versions,
+        num_steps=5,
+        is_out_of_memory=False,
+        peaks=(ObservedPeak(phase=Phase.BACKWARD, allocated_bytes=4 * GIB, reserved_bytes=5 * GIB),),
+        host_bytes=GIB,
+        step_time_s=plan.estimate.step_time.seconds,
+    )
+    write_observation(observed)
+    with Planner(Untraceable(capture()), is_fast=True, observer=Observer()) as planner:
+        answer = planner.answer(problem, is_here=is_here)
+    assert answer.plan.strategy == plan.strategy
+    assert ("observed on this machine on 2026-11-20: 5.0 GiB reserved" in plan_why(answer)) is is_here
+    assert ("observed on this machine on 2026-11-20" in plan_to_json(answer.plan)) is is_here

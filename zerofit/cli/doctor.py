@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zerofit.cli.output.observations import observations_json, observations_table
 from zerofit.core.errors import UserError
 from zerofit.machine.calibration import calibrate as measure
 from zerofit.machine.doctor import calibration_lines, check_up, warning
 from zerofit.machine.limits import probe_limits
+from zerofit.machine.observations import read_observations
 from zerofit.machine.probe_toolchain import probe_toolchain
 from zerofit.machine.rates import write_calibration
 from zerofit.machine.this_node import probe_machine
@@ -35,14 +37,25 @@ _COLOURS = {"ok": "green", "warning": "yellow"}
 @click.option(
     "--calibrate", is_flag=True, help="Measure what this node achieves, for zerofit plan; under a minute."
 )
+@click.option(
+    "--observations",
+    "lists_observations",
+    is_flag=True,
+    help="List what launched runs needed here, which later plans of the same kind go by.",
+)
 @click.option("--nvme-path", metavar="FOLDER", help="With --calibrate: measure the disk of this folder too.")
-def doctor(*, as_json: bool, calibrate: bool, nvme_path: str | None) -> None:
+def doctor(*, as_json: bool, calibrate: bool, lists_observations: bool, nvme_path: str | None) -> None:
     """Look at this node's GPUs, CUDA, compilers, DeepSpeed ops, memory and disk.
 
     Prints one line a check: ok, or warning with the reason and the fix below. Exits 0 either way: a warning
     names what some runs need, and yours may not be one of them.
     """
     check_nvme_path(nvme_path, calibrate=calibrate)
+    if lists_observations:
+        check_lists_alone(calibrate=calibrate)
+        found = read_observations()
+        click.echo(observations_json(found) if as_json else observations_table(found))
+        return
     machine, versions, toolchain, lines = _examine()
     calibration = None
     if calibrate:
@@ -92,6 +105,22 @@ def check_nvme_path(nvme_path: str | None, *, calibrate: bool) -> None:
             found=f"--nvme-path {nvme_path}",
             why="1 GiB is written to a file in it, read again and removed",
             fix="name a folder that is there and that you may write to",
+        )
+
+
+def check_lists_alone(*, calibrate: bool) -> None:
+    """Check that nothing is to be measured where observations are listed.
+
+    Raises:
+        UserError: --calibrate is given too.
+    """
+    if calibrate:
+        raise UserError(
+            "observations-and-calibrate",
+            "--observations lists what runs needed, and measures nothing",
+            found="--observations with --calibrate",
+            why="one prints a table of runs, the other checks the machine",
+            fix="give one of them, then the other",
         )
 
 

@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,6 +47,9 @@ _BUSY_SHARE = 0.2
 """Of one core: a rank in the script's own code that takes more is at work. ASSUMPTION."""
 _COLLECTIVE = re.compile(r'distributed_c10d\.py", line \d+ in (?!wrapper\b)(\w+)')
 _SHOWN_RANKS = 4
+_LEAST_PACES = 3
+_KEPT_PACES = 1000
+"""Looks at which a step had changed, whose median is the step's time; the newest are kept."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +72,10 @@ class RunWatch:
     _seen: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By rank: its own time of the last move, and when that was first seen here (monotonic)."""
     _stopped_at: dict[int, float] = field(default_factory=dict)
+    _last: tuple[float, int] | None = None
+    """The first rank's own time and step when its step was last seen to change."""
+    _paces: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_PACES))
+    """Seconds a step between the looks at which it had changed."""
 
     def look(self) -> bool:
         """Look once a second; return if the run hangs, with the stacks of all ranks written."""
@@ -79,6 +88,7 @@ class RunWatch:
         self._looked_at = now
         found = self.observations()
         self._note_stopped(found, now)
+        self._note_pace(found)
         self._tell(found, now)
         if self.hang is None and self.limit_s != 0 and self._hangs(found, now):
             still_s = now - max(at for _, at in self._seen.values())
@@ -93,6 +103,22 @@ class RunWatch:
         """Return what each rank that has begun does now, or did last."""
         found = {rank: read_observation(self.ranks_folder, rank) for rank in self.ranks}
         return {rank: one for rank, one in found.items() if one is not None}
+
+    @property
+    def step_time_s(self) -> float | None:
+        """The median time of an optimizer step; None where too few were seen.
+
+        A median, as some of the time between two looks is spent saving or evaluating.
+        """
+        return statistics.median(self._paces) if len(self._paces) >= _LEAST_PACES else None
+
+    def _note_pace(self, found: Mapping[int, RankObservation]) -> None:
+        one = found.get(self.ranks[0])
+        if one is None or one.step == 0 or (self._last and one.step <= self._last[1]):
+            return
+        if self._last:
+            self._paces.append((one.changed_at - self._last[0]) / (one.step - self._last[1]))
+        self._last = one.changed_at, one.step
 
     def _note_stopped(self, found: Mapping[int, RankObservation], now: float) -> None:
         """Name a process that somebody has stopped, at once."""

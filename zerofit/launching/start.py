@@ -26,6 +26,7 @@ from zerofit.core.secrets import secret_variables
 from zerofit.core.strategy import Engine
 from zerofit.launching.diagnose import RankFailure, RunEnd, judge
 from zerofit.launching.hang import RunWatch
+from zerofit.launching.note_run import note_run
 from zerofit.launching.run_folder import RunFolder, write_file
 from zerofit.launching.watch import run_watched
 from zerofit.machine.cgroup import count_oom_kills
@@ -157,6 +158,14 @@ def start(
         num_ranks=len(ranks),
         is_one_of_nodes=launch.plan.topology.num_nodes > 1,
         hang=watch.hang,
+    )
+    note_run(
+        launch.plan,
+        launch.target,
+        verdict,
+        observations,
+        peak_host_bytes=max((one.peak_host_bytes for one in records.values()), default=0),
+        step_time_s=watch.step_time_s,
     )
     document = _run_document(launch, folder, started_at, verdict, failures, records)
     try:

@@ -9,9 +9,11 @@ from zerofit.core.allocation_log import Trace
 from zerofit.core.errors import UserError
 from zerofit.machine.gpu_catalog import load_gpus
 from zerofit.machine.library_versions import check_libraries_of_traces
+from zerofit.machine.observations import read_observations
 from zerofit.machine.rates import catalog_rates, probe_rates
 from zerofit.planning.estimate.closed_form.log import closed_form_log
 from zerofit.planning.estimate_cache import KeptEstimates
+from zerofit.planning.evidence import Evidence
 from zerofit.planning.solve import solve
 from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from zerofit.core.allocation_log import AllocationLog, TraceRequest
     from zerofit.core.observer import Observer
     from zerofit.core.rates import Rates
+    from zerofit.machine.observations import Observation
     from zerofit.planning.answer import Answer
     from zerofit.planning.problem import Problem
     from zerofit.planning.subject import Subject
@@ -42,6 +45,7 @@ class Planner:
         self._observer = observer
         self._made: dict[tuple[TraceRequest, bool], Trace] = {}
         self._kept: list[KeptEstimates] = []
+        self._observations: tuple[Observation, ...] = ()
 
     def __enter__(self) -> Self:
         if not self._is_fast:
@@ -61,7 +65,9 @@ class Planner:
             notes: what was assumed of it.
         """
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
-        notes = (*notes, *self._subject.notes, *self._unchecked(problem))
+        self._observations = read_observations() if is_here and problem.script is not None else ()
+        observed = Evidence(problem, self._observations).notes
+        notes = (*notes, *self._subject.notes, *self._unchecked(problem), *observed)
         try:
             answer = self._solve(problem, rates, notes, is_fast=self._is_fast)
         except UserError as error:
@@ -74,7 +80,8 @@ class Planner:
 
     def _solve(self, problem: Problem, rates: Rates, notes: tuple[str, ...], *, is_fast: bool) -> Answer:
         def closed_form(one: Problem) -> ClosedFormEstimator:
-            return ClosedFormEstimator(one, trace=self._closed_form, rates=rates)
+            evidence = Evidence(one, self._observations)
+            return ClosedFormEstimator(one, trace=self._closed_form, rates=rates, evidence=evidence)
 
         return solve(
             problem,
@@ -101,7 +108,13 @@ class Planner:
     def _estimator(self, problem: Problem, rates: Rates) -> TrainingEstimator:
         kept = KeptEstimates(problem, self._subject.identity)
         self._kept.append(kept)
-        return TrainingEstimator(problem, trace=self._traced, rates=rates, devices=kept.estimates)
+        return TrainingEstimator(
+            problem,
+            trace=self._traced,
+            rates=rates,
+            devices=kept.estimates,
+            evidence=Evidence(problem, self._observations),
+        )
 
     def _closed_form(self, request: TraceRequest) -> Trace:
         key = request, True

@@ -19,6 +19,7 @@ from zerofit.planning.estimate.engines.engine import PLAYED, TRACED_TERMS, Setup
 from zerofit.planning.estimate.engines.play_strategy import play_strategy
 from zerofit.planning.estimate.host_memory import estimate_host_memory, nvme_bytes_needed
 from zerofit.planning.estimate.step_time import estimate_step_time
+from zerofit.planning.evidence import Evidence
 from zerofit.planning.memory_bounds import (
     Lines,
     envelope,
@@ -53,6 +54,7 @@ class TrainingEstimator:
     Args:
         trace: the logs of the model under a request; called once for each request.
         devices: what each GPU needs, by strategy in words, as far as it is known; filled in.
+        evidence: what runs of the same kind were observed to need.
     """
 
     def __init__(
@@ -62,8 +64,11 @@ class TrainingEstimator:
         trace: Callable[[TraceRequest], Trace],
         rates: Rates,
         devices: dict[str, MemoryEstimate | None] | None = None,
+        evidence: Evidence | None = None,
     ) -> None:
         self._problem = problem
+        self._evidence = evidence or Evidence(problem, ())
+        self._observed: dict[Strategy, MemoryEstimate | None] = {}
         self._trace = trace
         self._rates = rates
         self.outside = non_torch_terms(
@@ -156,7 +161,7 @@ class TrainingEstimator:
         host, device = self._host(strategy), self._within(strategy)
         lacks, excess = [], []
         if device is None:
-            device = self._estimate(self._setup(strategy))
+            device = self._observed[strategy] or self._estimate(self._setup(strategy))
             lacks.append(needs_words(device, problem.device_bytes, "on each GPU"))
             excess.append(device.peak_bytes / problem.device_bytes)
         if host.peak_bytes > problem.host_bytes:
@@ -184,6 +189,12 @@ class TrainingEstimator:
 
     def _within(self, strategy: Strategy) -> MemoryEstimate | None:
         """Return the memory of each GPU; None if it is more than a plan may take."""
+        if strategy not in self._observed:
+            self._observed[strategy] = self._evidence.device(
+                strategy, lambda one: self._estimate(self._setup(one))
+            )
+        if (observed := self._observed[strategy]) is not None:
+            return observed if observed.peak_bytes <= self._problem.device_bytes else None
         alike = replace(
             strategy, gradient_accumulation_steps=min(strategy.gradient_accumulation_steps or 1, PLAYED)
         )
@@ -215,6 +226,9 @@ class TrainingEstimator:
         return self._hosts[alike]
 
     def _step_time(self, strategy: Strategy) -> StepTime | None:
+        return self._evidence.step_time(strategy, self._predicted_step_time)
+
+    def _predicted_step_time(self, strategy: Strategy) -> StepTime | None:
         return estimate_step_time(self._setup(strategy), machine=self._problem.machine, rates=self._rates)
 
     def _setup(self, strategy: Strategy) -> Setup:
@@ -363,8 +377,15 @@ _MADE = dict.fromkeys(TRACED_TERMS, ("fixed + bytes a sample x micro_batch_size,
 class ClosedFormEstimator(TrainingEstimator):
     """Answers like TrainingEstimator, without the allocator's replay."""
 
-    def __init__(self, problem: Problem, *, trace: Callable[[TraceRequest], Trace], rates: Rates) -> None:
-        super().__init__(problem, trace=trace, rates=rates)
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        trace: Callable[[TraceRequest], Trace],
+        rates: Rates,
+        evidence: Evidence | None = None,
+    ) -> None:
+        super().__init__(problem, trace=trace, rates=rates, evidence=evidence)
         self._asked: set[Strategy] = set()
 
     def least_played_bytes(self, strategy: Strategy) -> int:
@@ -393,8 +414,8 @@ class ClosedFormEstimator(TrainingEstimator):
             uncertainty_source=FROZEN_SOURCE if setup.strategy.freeze else UNCERTAINTY_SOURCE,
         )
 
-    def _step_time(self, strategy: Strategy) -> StepTime | None:
-        found = super()._step_time(strategy)
+    def _predicted_step_time(self, strategy: Strategy) -> StepTime | None:
+        found = super()._predicted_step_time(strategy)
         if found is None or strategy.quantization is None:
             return found
         return replace(found, uncertainty=QUANTIZED_TIME, uncertainty_source=QUANTIZED_TIME_SOURCE)

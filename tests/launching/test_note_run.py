@@ -1,0 +1,88 @@
+"""What a run needed is in this machine's store once it has ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from captured_scripts import VERSIONS, capture, captured_problem
+from runs import SCRIPTS, Run
+
+from zerofit.core.plan import Plan
+from zerofit.core.rank_observation import Phase, PhasePeak, RankObservation
+from zerofit.core.strategy import Strategy
+from zerofit.launching.diagnose import FailureKind, RunEnd
+from zerofit.launching.note_run import note_run
+from zerofit.machine.observations import read_observations, subject_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_steps_and_memory_of_a_finished_run(
+    launch: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    launch("--engine", "native", "--num-processes", "1", str(SCRIPTS / "paced.py")).check()
+    (one,) = read_observations()
+    assert (one.script, one.num_steps, one.is_out_of_memory, one.peaks) == (
+        str(SCRIPTS / "paced.py"),
+        64,
+        False,
+        (),
+    )
+    assert one.host_bytes > 2**26
+    assert one.step_time_s == pytest.approx(0.1, rel=0.25)
+
+
+def _rank(reserved_bytes: int, *, step: int = 5) -> RankObservation:
+    return RankObservation(
+        pid=1,
+        phase=Phase.BACKWARD,
+        step=step,
+        num_steps=0,
+        changed_at=0.0,
+        longest_phase_s=0.0,
+        dump_signal=0,
+        host_bytes=7,
+        checkpoint_step=0,
+        checkpoint="",
+        peaks={Phase.BACKWARD: PhasePeak(allocated_bytes=10, reserved_bytes=reserved_bytes)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "is_noted"),
+    [
+        (None, 5, True),
+        (None, 0, False),
+        (FailureKind.GPU_OUT_OF_MEMORY, 0, True),
+        (FailureKind.SCRIPT_ERROR, 5, False),
+        (FailureKind.SIGNAL, 5, False),
+    ],
+)
+def test_runs_that_are_noted(
+    kind: FailureKind | None, step: int, is_noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    problem = captured_problem(capture(), num_gpus=2)
+    plan = Plan(
+        strategy=Strategy(),
+        topology=problem.topology,
+        machine=problem.machine,
+        versions=VERSIONS,
+        workload=problem.workload,
+        capture=capture(),
+    )
+    end = RunEnd(exit_code=1 if kind else 0, cause=None, kind=kind, phase=Phase.FORWARD, peak_bytes=50)
+    ranks = {0: _rank(20, step=step), 1: _rank(30, step=step)}
+    note_run(plan, ("train.py", "--token", "x"), end, ranks, peak_host_bytes=9, step_time_s=None)
+    found = read_observations()
+    assert len(found) == is_noted
+    for one in found:
+        assert (one.script, one.host_bytes, one.peak_reserved_bytes) == ("train.py", 9, 50 if kind else 30)
+        assert one.is_out_of_memory is (kind is not None)
+        assert one.expandable_segments
+        assert one.subject == subject_of(plan.capture, plan.workload) != ""

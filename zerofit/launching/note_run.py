@@ -1,0 +1,87 @@
+"""Notes in this machine's store what a run that has ended needed, for later plans."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from zerofit.launching.diagnose import FailureKind
+from zerofit.machine.observations import Observation, ObservedPeak, subject_of, write_observation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerofit.core.plan import Plan
+    from zerofit.core.rank_observation import RankObservation
+    from zerofit.launching.diagnose import RunEnd
+
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_EXPANDABLE = "expandable_segments:True"
+
+
+def note_run(
+    plan: Plan,
+    target: tuple[str, ...],
+    verdict: RunEnd,
+    ranks: Mapping[int, RankObservation],
+    *,
+    peak_host_bytes: int,
+    step_time_s: float | None,
+) -> None:
+    """Note a run that has finished or ran out of GPU memory; others show no peak that a plan could go by.
+
+    Args:
+        target: the script or `-m module`, and its arguments, which are not kept.
+        ranks: what each rank of this node did last.
+        peak_host_bytes: largest resident memory of any rank.
+        step_time_s: median of an optimizer step; None where too few were seen.
+    """
+    is_out_of_memory = verdict.kind is FailureKind.GPU_OUT_OF_MEMORY
+    num_steps = min((one.step for one in ranks.values()), default=0)
+    if not is_out_of_memory and (verdict.kind is not None or not num_steps):
+        return
+    step_time = None if plan.estimate is None else plan.estimate.step_time
+    one = Observation(
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        script=target[1] if target[0] == "-m" else target[0],
+        subject=subject_of(plan.capture, plan.workload),
+        strategy=plan.strategy,
+        topology=plan.topology,
+        gpus=() if plan.topology.on_cpu else tuple(gpu.name for gpu in plan.machine.gpus),
+        versions=plan.versions,
+        num_steps=num_steps,
+        is_out_of_memory=is_out_of_memory,
+        peaks=_peaks(ranks, verdict),
+        host_bytes=max([peak_host_bytes, *(rank.host_bytes for rank in ranks.values())]),
+        step_time_s=step_time_s,
+        predicted_bytes=None if plan.estimate is None else plan.estimate.device.peak_bytes,
+        predicted_step_time_s=None if step_time is None else step_time.seconds,
+        expandable_segments=any(_EXPANDABLE in os.environ.get(name, "") for name in _ALLOCATOR),
+    )
+    try:
+        write_observation(one)
+    except OSError as error:  # the script has ended as it has, whether or not that can be noted
+        print(f"zerofit: what the run needed is not kept for later plans: {error}", file=sys.stderr)
+
+
+def _peaks(ranks: Mapping[int, RankObservation], verdict: RunEnd) -> tuple[ObservedPeak, ...]:
+    """Return the peaks by phase, each of the rank that has most, and what a failed allocation asked for."""
+    largest: dict[str, ObservedPeak] = {}
+    for rank in ranks.values():
+        for phase, peak in rank.peaks.items():
+            before = largest.get(phase.name)
+            largest[phase.name] = ObservedPeak(
+                phase=phase,
+                allocated_bytes=max(peak.allocated_bytes, before.allocated_bytes if before else 0),
+                reserved_bytes=max(peak.reserved_bytes, before.reserved_bytes if before else 0),
+            )
+    if verdict.kind is FailureKind.GPU_OUT_OF_MEMORY and verdict.peak_bytes and verdict.phase:
+        before = largest.get(verdict.phase.name)
+        largest[verdict.phase.name] = ObservedPeak(
+            phase=verdict.phase,
+            allocated_bytes=max(verdict.peak_bytes, before.allocated_bytes if before else 0),
+            reserved_bytes=max(verdict.peak_bytes, before.reserved_bytes if before else 0),
+        )
+    return tuple(largest.values())

@@ -1,0 +1,143 @@
+"""Observations: what launched runs needed on this machine, one file each in zerofit's cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerofit.core.atomic_file import write_whole
+from zerofit.core.cache_folder import cache_folder
+from zerofit.core.facts import Versions
+from zerofit.core.plan import Topology
+from zerofit.core.rank_observation import Phase
+from zerofit.core.strategy import Strategy
+from zerofit.core.validation import STRICT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerofit.core.capture import Capture
+    from zerofit.core.facts import Workload
+
+MOST_OBSERVATIONS = 200
+"""Files that are kept; the oldest go first. ASSUMPTION: more are of no use; some 2 kB each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedPeak:
+    """Largest GPU memory of any rank at the end of one phase, where that phase raised the run's peak."""
+
+    phase: Phase
+    allocated_bytes: int
+    reserved_bytes: int
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One launched run: what was predicted and what was observed."""
+
+    at: str
+    """When it ended: ISO 8601, UTC."""
+    script: str
+    """The script or module, without its arguments."""
+    subject: str
+    """Digest of what was trained; empty where the script was not captured."""
+    strategy: Strategy
+    topology: Topology
+    gpus: tuple[str, ...]
+    """Names of the GPUs of one node."""
+    versions: Versions
+    num_steps: int
+    """Optimizer steps that were done."""
+    is_out_of_memory: bool
+    """True if the run ended for want of GPU memory: its peaks are then lower bounds."""
+    peaks: tuple[ObservedPeak, ...]
+    """Empty without a GPU."""
+    host_bytes: int
+    """Largest resident memory of any rank."""
+    step_time_s: float | None
+    """Median of an optimizer step; None where too few steps were seen."""
+    predicted_bytes: int | None = None
+    """GPU memory of a rank by the plan; None without an estimate."""
+    predicted_step_time_s: float | None = None
+    expandable_segments: bool = False
+    """True if PyTorch's allocator had expandable segments, which change what it reserves."""
+
+    __pydantic_config__ = STRICT
+
+    @property
+    def peak_reserved_bytes(self) -> int | None:
+        """Largest memory that PyTorch's allocator held on a GPU; None without one."""
+        return max((peak.reserved_bytes for peak in self.peaks), default=None)
+
+
+def subject_of(capture: Capture | None, workload: Workload) -> str:
+    """Return a digest of what is trained: model, trainable parameters, optimizer, shapes of the batches.
+
+    Args:
+        capture: of the script; without one the digest is empty, as nothing shows what is trained.
+        workload: its samples' length.
+    """
+    if capture is None:
+        return ""
+    model = capture.model
+    told = (
+        model.class_path,
+        model.facts,
+        [(one.name, one.num_trainable_parameters) for one in model.modules],
+        (model.weight_dtype, model.adapters, model.is_quantized, model.checkpoints, model.attention),
+        [
+            (one.class_path, [(group.num_tensors, group.num_parameters) for group in one.groups])
+            for one in capture.optimizers
+        ],
+        [(one.name, one.shape, one.dtype) for batch in capture.batches[:1] for one in batch.tensors],
+        (capture.route, capture.mixed_precision, capture.micro_batch_size, capture.other_weight_bytes),
+        workload,
+    )
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+def write_observation(one: Observation, *, environ: Mapping[str, str] = os.environ) -> Path:
+    """Add an observation to the store, and remove the oldest above MOST_OBSERVATIONS; return its file.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    folder = _folder(environ)
+    name = f"{one.at.replace(':', '')}-{secrets.token_hex(4)}.json"
+    document = {**dataclasses.asdict(one), "peaks": [_plain(peak) for peak in one.peaks]}
+    write_whole(folder / name, json.dumps(document) + "\n", mode=0o600)
+    for old in sorted(folder.glob("*.json"))[:-MOST_OBSERVATIONS]:
+        with contextlib.suppress(OSError):  # another run may have removed it
+            old.unlink()
+    return folder / name
+
+
+def read_observations(*, environ: Mapping[str, str] = os.environ) -> tuple[Observation, ...]:
+    """Return the observations of this machine, the newest first; a file that can't be read counts as none."""
+    from pydantic import TypeAdapter  # only where there may be files: it takes its time
+
+    files = sorted(_folder(environ).glob("*.json"), reverse=True)
+    adapter = TypeAdapter(Observation) if files else None
+    found = []
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):  # pydantic's errors are such
+            found.append(adapter.validate_json(file.read_bytes()))  # type: ignore[union-attr]
+    return tuple(found)
+
+
+def _plain(peak: ObservedPeak) -> dict[str, object]:
+    return {**dataclasses.asdict(peak), "phase": peak.phase.value}
+
+
+def _folder(environ: Mapping[str, str]) -> Path:
+    return cache_folder(environ, Path(os.path.expanduser("~"))) / "observations"

@@ -1,0 +1,173 @@
+"""Evidence: estimates corrected by what runs of the same kind were observed to need on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from zerofit.core.capture import for_plan
+from zerofit.core.estimates import Holder, MemoryEstimate, PhaseMemory, RunPhase, StepTime, Term, TimeTerm
+from zerofit.core.rank_observation import Phase
+from zerofit.core.units import format_bytes
+from zerofit.machine.observations import subject_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerofit.core.strategy import Strategy
+    from zerofit.machine.observations import Observation
+    from zerofit.planning.problem import Problem
+
+_SAME_PLAN = 0.03
+"""Uncertainty of what was observed, for the same plan. ASSUMPTION: batches of other lengths, and the
+allocator's history, make two runs of one plan differ by less."""
+_TERM = "observed beyond the prediction"
+_PHASES = {
+    Phase.LOADING: RunPhase.LOAD,
+    Phase.PREPARING: RunPhase.INITIALISE,
+    Phase.FORWARD: RunPhase.FORWARD,
+    Phase.BACKWARD: RunPhase.BACKWARD,
+    Phase.OPTIMIZER_STEP: RunPhase.STEP,
+    Phase.SAVING: RunPhase.SAVE,
+}
+
+
+class Evidence:
+    """The observations of one problem's kind.
+
+    Args:
+        problem: what is to be planned.
+        observations: of this machine, the newest first; those of other kinds are left out.
+    """
+
+    def __init__(self, problem: Problem, observations: tuple[Observation, ...]) -> None:
+        capture = None if problem.script is None else for_plan(problem.script.capture)
+        subject = subject_of(capture, problem.workload)
+        gpus = tuple(gpu.name for gpu in problem.machine.gpus)
+        alike = [
+            one
+            for one in observations
+            if subject
+            and (one.subject, one.topology, one.gpus) == (subject, problem.topology, gpus)
+            and one.expandable_segments is problem.expandable_segments
+        ]
+        self._found = tuple(one for one in alike if one.versions == problem.versions)
+        others = [one for one in alike if one.versions != problem.versions]
+        self.notes = tuple(
+            f"runs like this were observed on other versions, last on {one.at[:10]}: they are not used"
+            for one in others[:1]
+        )
+        """Observations that are not used, one sentence."""
+
+    def device(
+        self, strategy: Strategy, predict: Callable[[Strategy], MemoryEstimate]
+    ) -> MemoryEstimate | None:
+        """Return the memory of a GPU by what was observed; None where nothing like it was.
+
+        Args:
+            strategy: what is estimated.
+            predict: gives the estimate without evidence.
+        """
+        one = self._nearest(strategy, lambda one: bool(one.peaks))
+        if one is None:
+            return None
+        predicted = predict(strategy)
+        if one.strategy == strategy:
+            return _observed_memory(one, predicted, predicted)
+        at_observed = predict(one.strategy)
+        return _observed_memory(one, predicted, at_observed)
+
+    def step_time(
+        self, strategy: Strategy, predict: Callable[[Strategy], StepTime | None]
+    ) -> StepTime | None:
+        """Return the time of a step by what was observed; the predicted one where nothing like it was."""
+        predicted = predict(strategy)
+        one = self._nearest(strategy, lambda one: one.step_time_s is not None)
+        if one is None or one.step_time_s is None or predicted is None:
+            return predicted
+        is_same = one.strategy == strategy
+        at_observed = predicted if is_same else predict(one.strategy)
+        if at_observed is None:
+            return predicted
+        told = f"{one.step_time_s:.3g} s, predicted {at_observed.seconds:.3g} s"
+        source = f"{'' if is_same else 'scaled as '}observed on this machine on {one.at[:10]}: {told}"
+        more = predicted.seconds * (one.step_time_s / at_observed.seconds - 1)
+        term = TimeTerm(name=_TERM, seconds=more, formula="observed - predicted", source=source)
+        return StepTime(
+            terms=(*predicted.terms, term),
+            uncertainty=min(_SAME_PLAN, predicted.uncertainty) if is_same else predicted.uncertainty,
+            uncertainty_source=source if is_same else f"{predicted.uncertainty_source}; {source}",
+        )
+
+    def _nearest(self, strategy: Strategy, tells: Callable[[Observation], bool]) -> Observation | None:
+        """Return the newest observation of this strategy, else of one with another micro-batch."""
+        told = [one for one in self._found if tells(one)]
+        same = [one for one in told if one.strategy == strategy]
+        if same:
+            return same[0]
+        kind = _kind(strategy)
+        ended = (one for one in told if not one.is_out_of_memory)  # lower bounds give no ratio
+        return next((one for one in ended if _kind(one.strategy) == kind), None)
+
+
+def _kind(strategy: Strategy) -> Strategy:
+    """Return all in which a plan must be like the observed one to be scaled by it.
+
+    With another engine, stage, offload or number format, other tensors and kernels make the difference
+    between prediction and observation.
+    """
+    return replace(strategy, micro_batch_size=None, gradient_accumulation_steps=None)
+
+
+def _observed_memory(
+    one: Observation, predicted: MemoryEstimate, at_observed: MemoryEstimate
+) -> MemoryEstimate:
+    """Return an estimate with each phase brought to what was observed, or scaled by its ratio.
+
+    A rank notes a peak only in the phases that raise it. One that did not was below what was observed until
+    then, so it is lowered where the prediction of it is above, and left alone otherwise.
+
+    Args:
+        predicted: the estimate without evidence.
+        at_observed: the same of the observed strategy: ``predicted`` itself where that is the same.
+    """
+    is_same = predicted is at_observed
+    seen: dict[RunPhase, int] = {}
+    for peak in one.peaks:  # what no estimated phase covers, such as evaluating, counts as the largest's
+        phase = _PHASES.get(peak.phase, at_observed.peak.phase)
+        name = phase if at_observed.of(phase) else at_observed.peak.phase
+        seen[name] = max(peak.reserved_bytes, seen.get(name, 0))
+    most = max(peak.reserved_bytes for peak in one.peaks)
+    told = f"{format_bytes(most)} reserved, predicted {format_bytes(_reserved(at_observed.peak))}"
+    kind = "out of memory beyond" if one.is_out_of_memory else "observed on this machine"
+    source = f"{'' if is_same else 'scaled as '}{kind} on {one.at[:10]}: {told}"
+    phases = []
+    for memory in predicted.phases:
+        there = at_observed.of(memory.phase)
+        if there is None or not _reserved(there):
+            phases.append(memory)
+            continue
+        needed = seen.get(memory.phase, min(most, _reserved(there)))
+        if one.is_out_of_memory:  # it would have needed more
+            needed = max(needed, _reserved(there))
+        phases.append(_scaled(memory, needed / _reserved(there), source))
+    is_sure = is_same and not one.is_out_of_memory
+    return MemoryEstimate(
+        phases=tuple(phases),
+        uncertainty=min(_SAME_PLAN, predicted.uncertainty) if is_sure else predicted.uncertainty,
+        uncertainty_source=source if is_sure else f"{predicted.uncertainty_source}; {source}",
+    )
+
+
+def _reserved(phase: PhaseMemory) -> int:
+    return phase.held_by(Holder.TENSORS, Holder.CACHE)
+
+
+def _scaled(phase: PhaseMemory, ratio: float, source: str) -> PhaseMemory:
+    more = round(_reserved(phase) * (ratio - 1))
+    if not more:
+        return phase
+    term = Term(
+        name=_TERM, num_bytes=more, holder=Holder.CACHE, formula="observed - predicted", source=source
+    )
+    return replace(phase, terms=(*phase.terms, term))
