@@ -6,6 +6,15 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from example_runs import (
+    GLOBAL_BATCH_SIZE,
+    Losses,
+    accelerate_example,
+    accelerate_losses,
+    plain_accelerate_launch,
+    trainer_example,
+    trainer_losses,
+)
 from runs import Run, run_command
 
 if TYPE_CHECKING:
@@ -33,3 +42,19 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def _ops(built_ops: None) -> None:
     """Build DeepSpeed's ops first."""
+
+
+@pytest.fixture(scope="session")
+def plain_accelerate(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    """Losses of the accelerate example under the stock launcher, in one process."""
+    folder = tmp_path_factory.mktemp("plain-accelerate")
+    plain_accelerate_launch(accelerate_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), folder)
+    return accelerate_losses(folder)
+
+
+@pytest.fixture(scope="session")
+def plain_trainer(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    """Losses of the Trainer example under the stock launcher, in one process."""
+    folder = tmp_path_factory.mktemp("plain-trainer")
+    plain_accelerate_launch(trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), folder)
+    return trainer_losses(folder)

@@ -277,4 +277,5 @@ def test_full_gpu_memory_is_told_with_the_phase_and_what_was_missing() -> None:
         phase=Phase.BACKWARD,
         missing_bytes=round(1.5 * GIB),
         peak_bytes=72 * GIB,
+        observed=_observation(Phase.BACKWARD, 12),
     )

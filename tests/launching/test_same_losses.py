@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from example_runs import (
+    FP32_TOLERANCE,
     GLOBAL_BATCH_SIZE,
-    NUM_STEPS,
     Losses,
     accelerate_example,
     accelerate_losses,
-    plain_accelerate_launch,
+    assert_same,
     saved_dtypes,
     trainer_example,
     trainer_losses,
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-FP32_TOLERANCE = 2e-5
-"""Relative. Sums over two ranks are rounded in another order; eight AdamW steps carry that on."""
 BF16_TOLERANCE = 2e-2
 """Relative. bf16 keeps 8 bits of mantissa; losses of about 6 differ in the third digit."""
 
@@ -49,28 +47,6 @@ TRAINER_CASES = ("one process", "z2, accumulating", "z2-offload", "z3", "z3-offl
 OWN_DEEPSPEED = f"--deepspeed={ROOT / 'ds_configs' / 'ds_z1.json'}"
 RESUMED = {"accelerate": ("z2-offload", "z3"), "trainer": ("z3",)}
 """Cases that keep a checkpoint of step 5, and go on from it in a run of their own."""
-
-
-@pytest.fixture(scope="session")
-def plain_accelerate(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Losses:
-    """Losses of the accelerate example under the stock launcher, in one process."""
-    folder = tmp_path_factory.mktemp("plain-accelerate")
-    plain_accelerate_launch(accelerate_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), folder)
-    return accelerate_losses(folder)
-
-
-@pytest.fixture(scope="session")
-def plain_trainer(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Losses:
-    """Losses of the Trainer example under the stock launcher, in one process."""
-    folder = tmp_path_factory.mktemp("plain-trainer")
-    plain_accelerate_launch(trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE), folder)
-    return trainer_losses(folder)
-
-
-def assert_same(losses: Losses, expected: Losses, *, tolerance: float) -> None:
-    assert [step for step, _, _ in losses] == list(range(1, NUM_STEPS + 1))
-    assert [rate for _, _, rate in losses] == pytest.approx([rate for _, _, rate in expected], rel=1e-9)
-    assert [loss for _, loss, _ in losses] == pytest.approx([loss for _, loss, _ in expected], rel=tolerance)
 
 
 def assert_preset_unchanged(run: Run, flags: tuple[str, ...]) -> None:

@@ -33,12 +33,14 @@ def settings(
     uses_deepspeed: bool = False,
     precision_is_default: bool = True,
     captured: CapturedModel | None = None,
+    recovers: bool = False,
     **strategy: Any,
 ) -> AppliedSettings:
     """Return the settings of a plan that wants these alone; the others are fields of Strategy."""
     wanted = Strategy(engine=Engine.DEEPSPEED if uses_deepspeed else Engine.NATIVE, **strategy)
     default = Reason(field="precision", value="", origin=Origin.DEFAULT, why="")
-    plan = replace(PLAN, strategy=wanted, reasons=(default,) if precision_is_default else ())
+    reasons = (default,) if precision_is_default else ()
+    plan = replace(PLAN, strategy=wanted, recovers=recovers, reasons=reasons)
     if captured is not None:
         plan = replace(plan, capture=replace(LOOP, model=captured))
     return AppliedSettings(

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from runs import ROOT, Run, run_command
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 NUM_STEPS = 8
 GLOBAL_BATCH_SIZE = 8
+FP32_TOLERANCE = 2e-5
+"""Relative. Sums over two ranks are rounded in another order; eight AdamW steps carry that on."""
 # A norm that accelerate's own default of 1.0 would not give, and that the gradients exceed at every step.
 _ACCELERATE = (
     f"--max-train-steps={NUM_STEPS} --num-warmup-steps=2 --max-grad-norm=0.2 --max-train-files=12 "
@@ -73,3 +76,10 @@ def saved_dtypes(model_dir: Path) -> set[str]:
 def written_precision(run: Run) -> str:
     """Return the precision in the plan that a run was started with."""
     return json.loads((run.run_folder / "plan.json").read_text())["strategy"]["precision"]
+
+
+def assert_same(losses: Losses, expected: Losses, *, tolerance: float) -> None:
+    """Check steps, learning rates and losses; the tolerance of losses is relative."""
+    assert [step for step, _, _ in losses] == list(range(1, NUM_STEPS + 1))
+    assert [rate for _, _, rate in losses] == pytest.approx([rate for _, _, rate in expected], rel=1e-9)
+    assert [loss for _, loss, _ in losses] == pytest.approx([loss for _, loss, _ in expected], rel=tolerance)

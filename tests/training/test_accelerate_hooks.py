@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from accelerators import hooked
+from accelerators import hooked, quiet, settings
 from torch.utils.data import DataLoader
 
 from zerofit.core.errors import UserError
+from zerofit.training.accelerate_hooks import install_batch_search
 
 
 def parts() -> tuple[Any, Any, Any]:
@@ -128,3 +129,39 @@ def test_a_loss_scale_holds_for_pieces_and_overflow_skips_step_and_scheduler(
         assert (scheduler.get_last_lr()[0] == rate) is overflows
         step = torch.zeros_like(before) if overflows else rate * expected
         torch.testing.assert_close(before - model.weight, step)
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_batch_size_is_searched_only_where_no_other_plan_is_tried(
+    *, recovers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerate.utils import memory
+
+    monkeypatch.setattr(memory, "should_reduce_batch_size", memory.should_reduce_batch_size)
+    changes = quiet()
+    install_batch_search(memory, settings(recovers=recovers), changes)
+    tried = []
+
+    @memory.find_executable_batch_size(starting_batch_size=16)
+    def train(batch_size: int) -> int:
+        tried.append(batch_size)
+        if batch_size > 14:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+        return batch_size
+
+    if recovers:
+        with pytest.raises(torch.OutOfMemoryError):
+            train()
+        assert tried == [16]
+        assert changes.lines[0].endswith("the run goes on under another plan")
+    else:
+        assert train() == 14
+        assert changes.lines == (
+            "find_executable_batch_size makes smaller batches: the global batch is not the plan's",
+        )
+    with pytest.raises(ValueError, match="mine"):
+        memory.find_executable_batch_size(_raise_other, starting_batch_size=4)()
+
+
+def _raise_other(batch_size: int) -> None:
+    raise ValueError("mine")

@@ -27,6 +27,7 @@ ORDERS = {
         "transformers.modeling_utils",
         "transformers.generation.utils",
         "accelerate.accelerator",
+        "accelerate.utils.memory",
         "transformers.trainer_utils",
         "transformers.training_args",
     ),

@@ -21,7 +21,7 @@ from zerofit.cli.options import (
     wide_option,
 )
 from zerofit.cli.output.console import Console
-from zerofit.cli.parameters import CONTEXT, Number, remember_typed, typed_words
+from zerofit.cli.parameters import CONTEXT, Number, Word, remember_typed, typed_words
 from zerofit.cli.plan_options import machine_options, model_options, take_machine_flags, take_model_flags
 from zerofit.core.plan import GENERATE_LIMIT_S
 from zerofit.core.strategy import Engine
@@ -29,6 +29,7 @@ from zerofit.launching.flags_behind import check_flags_behind
 from zerofit.launching.launch import launch_run
 from zerofit.launching.nodes import Nodes
 from zerofit.launching.other_launchers import read_line
+from zerofit.launching.recover import RecoverMode, RecoverPolicy
 
 _OF_NODES = tuple(name for name in Nodes.__dataclass_fields__ if name != "ranks_per_node")
 
@@ -127,6 +128,29 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     help="End a run in which no rank moves for so long, with the stacks of all; 0 is never. Default: 5 min, "
     "20 times the longest phase so far where that is more, and 30 min in the first step.",
 )
+@click.option(
+    "--recover",
+    type=Word("recover", {mode.value: mode for mode in RecoverMode}),
+    default=RecoverMode.AUTO.value,
+    show_default=True,
+    help="When memory runs out: go on under another plan from the last checkpoint, ask first, or end.",
+)
+@click.option(
+    "--max-recoveries",
+    metavar="N",
+    type=Number(int, least=0),
+    default=3,
+    show_default=True,
+    help="How often a run may go on so.",
+)
+@click.option(
+    "--max-lost-steps",
+    metavar="N",
+    type=Number(int, least=0),
+    default=100,
+    show_default=True,
+    help="Steps that may be done again where SCRIPT can't resume and starts anew.",
+)
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
 @run_dir_option
 @no_check_option
@@ -155,6 +179,9 @@ def launch(
     wide: bool,
     generate_limit_s: int,
     hang_limit_s: int | None,
+    recover: RecoverMode,
+    max_recoveries: int,
+    max_lost_steps: int,
     **flags: Any,
 ) -> int:
     """Train SCRIPT, unmodified, under the fastest memory strategy that fits, through `accelerate launch`.
@@ -177,6 +204,7 @@ def launch(
         generate_limit_s=generate_limit_s,
         hang_limit_s=hang_limit_s,
         run_dir=run_dir,
+        recover=RecoverPolicy(mode=recover, max_recoveries=max_recoveries, max_lost_steps=max_lost_steps),
         dry_run=dry_run,
         observer=console,
     )

@@ -7,6 +7,7 @@ what accelerate, Trainer and DeepSpeed always write.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -200,18 +201,19 @@ def sync_folder(folder: Path) -> None:
 
 
 def note_checkpoint(run_folder: Path, checkpoint: Path) -> None:
-    """Note in a run's folder where the run saved a checkpoint."""
+    """Note in a run's folder where the run saved a checkpoint, or what it resumed from."""
     with (run_folder / _NOTES).open("a", encoding="utf-8") as file:
         file.write(json.dumps(str(checkpoint)) + "\n")
 
 
 def noted_checkpoints(run_folder: Path) -> tuple[Path, ...]:
-    """Return where a run saved its checkpoints, the newest first."""
-    try:
-        lines = (run_folder / _NOTES).read_text(encoding="utf-8").splitlines()
-        return tuple(Path(json.loads(line)) for line in reversed(lines))
-    except (OSError, ValueError, TypeError):
-        return ()
+    """Return the checkpoints that a run saved or resumed from in all of its attempts, the newest first."""
+    noted: list[Path] = []
+    later = sorted(run_folder.glob(f"recovery-*/{_NOTES}"), key=lambda one: (len(one.parent.name), one))
+    for notes in (run_folder / _NOTES, *later):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            noted += [Path(json.loads(line)) for line in notes.read_text(encoding="utf-8").splitlines()]
+    return tuple(reversed(noted))
 
 
 def incomplete_checkpoint(folder: Path, problem: str) -> UserError:

@@ -101,6 +101,11 @@ class MemoryEstimate:
         """The most that any phase needs."""
         return self.peak.total_bytes
 
+    @property
+    def most_tensors(self) -> int:
+        """Most bytes of live tensors in any phase."""
+        return max(phase.held_by(Holder.TENSORS) for phase in self.phases)
+
     def of(self, phase: RunPhase) -> PhaseMemory | None:
         """Return one phase, or None where it does not occur."""
         return next((one for one in self.phases if one.phase is phase), None)

@@ -25,6 +25,10 @@ class Observer:
     def progress(self, sentence: str) -> None:
         """Take a sentence on how far a run is, once a minute."""
 
+    def ask(self, question: str) -> bool:
+        """Return what the user answers to a yes-or-no question; False where nobody is there to ask."""
+        return False
+
     @property
     def width(self) -> int | None:
         """Columns that a table may take; None for any number."""

@@ -62,7 +62,7 @@ class RankObservation:
     host_bytes: int
     """Resident memory, at most a second old when the rank last moved."""
     checkpoint_step: int
-    """Step of the last checkpoint."""
+    """Step of the last checkpoint, or at which it resumed from one."""
     checkpoint: str
     """Folder of the last checkpoint that was written; "" for none."""
     peaks: dict[Phase, PhasePeak]

@@ -88,6 +88,8 @@ class RunEnd:
     peak_bytes: int | None = None
     """Out of memory: allocated memory (GPU) or resident memory (host) of the rank, with what the failed
     allocation asked for on top. A lower bound on what the phase needs; None where unknown."""
+    observed: RankObservation | None = None
+    """Where that rank was at last; None where it told nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +195,7 @@ def _end_of(
             rank=rank,
             phase=phase,
             peak_bytes=observed.host_bytes or None if is_full and observed is not None else None,
+            observed=observed,
         )
     cause = f"rank {rank} exited with {code}{_error_said(record)}"
     kind, missing, peak = FailureKind.SCRIPT_ERROR, None, None
@@ -219,6 +222,7 @@ def _end_of(
         phase=phase,
         missing_bytes=missing,
         peak_bytes=peak,
+        observed=observed,
     )
 
 

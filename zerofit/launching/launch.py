@@ -23,10 +23,21 @@ from zerofit.launching.checks import check_resumed_checkpoint
 from zerofit.launching.config_files import read_config_files, with_config_files
 from zerofit.launching.nodes import Nodes, with_hostfile
 from zerofit.launching.prepare import prepare_launch, specified_machine
+from zerofit.launching.recover import (
+    Attempt,
+    RecoverMode,
+    RecoverPolicy,
+    Recovery,
+    may_recover,
+    next_attempt,
+    record_recoveries,
+    tell_if_it_starts_anew,
+)
 from zerofit.launching.request import LaunchRequest
 from zerofit.launching.run_folder import fill_run_folder, new_run_folder, run_folder
 from zerofit.launching.start import Launch, launch_command, launch_files, start
 from zerofit.machine.extensions import clear_abandoned_locks, ops_to_compile
+from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.library_versions import check_libraries, check_libraries_of
 from zerofit.machine.this_node import probe_machine
 from zerofit.planning.applied_table import applied_rows, applied_table
@@ -39,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zerofit.core.request import Request
+    from zerofit.launching.diagnose import RunEnd
 
 _SHOWN_ROWS = 6
 """Changes that are listed before a script starts."""
@@ -61,6 +73,8 @@ class LaunchedRun:
     """The script's own, or 128 + the number of the signal that ended it; None after a dry run."""
     cause: str | None
     """Why it failed, in a sentence; None where all went well."""
+    recoveries: tuple[Recovery, ...] = ()
+    """How it went on after it was out of memory; `plan` is then that of the last attempt."""
 
 
 def launch(
@@ -76,6 +90,9 @@ def launch(
     hang_limit_s: float | None = None,
     run_dir: str | Path = RUNS,
     hostfile: str | Path | None = None,
+    recover: RecoverMode | str = RecoverMode.AUTO,
+    max_recoveries: int = 3,
+    max_lost_steps: int = 100,
     dry_run: bool = False,
     observer: Observer = SILENT,
     **settings: Any,
@@ -100,6 +117,10 @@ def launch(
             follows the run's own pace.
         run_dir: folder of all run folders.
         hostfile: DeepSpeed's list of nodes.
+        recover: "auto" to go on under another plan when memory runs out, at the same global batch and from
+            the last checkpoint; "ask" to ask the observer first; "off" to end.
+        max_recoveries: how often.
+        max_lost_steps: steps that may be done again where the script can't resume and starts anew.
         dry_run: True to return what would be written and run, and to train nothing.
         observer: is told of captures, plans and findings; silent by default.
         settings: of strategy and model as for zerofit.plan, and of nodes: the fields of
@@ -131,6 +152,9 @@ def launch(
         generate_limit_s=generate_limit_s,
         hang_limit_s=hang_limit_s,
         run_dir=Path(run_dir),
+        recover=RecoverPolicy(
+            mode=RecoverMode(recover), max_recoveries=max_recoveries, max_lost_steps=max_lost_steps
+        ),
         dry_run=dry_run,
         observer=observer,
     )
@@ -143,6 +167,7 @@ def launch_run(
     generate_limit_s: int,
     hang_limit_s: float | None,
     run_dir: Path,
+    recover: RecoverPolicy,
     dry_run: bool,
     observer: Observer,
     **request_arguments: Any,
@@ -153,36 +178,69 @@ def launch_run(
         request_arguments: the other arguments of `launch_request`.
     """
     is_module = target[0] == "-m"
-    script, arguments = (target[1], target[2:]) if is_module else (target[0], target[1:])
+    script = target[is_module]
     check_script(script, module=is_module)
     check_libraries(observer)
     request = launch_request(target, dry_run=dry_run, **request_arguments)
     if request.config_files is not None:
         observer.say(request.config_files.line)
     to_launch = prepare_launch(request, observer)
-    plan = replace(to_launch.plan, is_checked=is_checked, generate_limit_s=generate_limit_s)
+    plan = replace(
+        to_launch.plan,
+        is_checked=is_checked,
+        generate_limit_s=generate_limit_s,
+        recovers=may_recover(request, to_launch.plan, recover),
+        resume_from=None,
+    )
     to_launch = replace(to_launch, plan=plan)
-    check_libraries_of(plan.strategy)
-    _check_rules(to_launch, script=None if is_module else script, arguments=arguments, observer=observer)
+    _check(to_launch, observer)
     folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())
     command, files = launch_command(to_launch, folder), launch_files(to_launch, folder)
-    if not dry_run:
-        fill_run_folder(folder, files)
-    _tell(to_launch, observer)
-    exit_code, cause = None, None
-    if not dry_run:
-        observer.say(f"run folder {folder.path}")
-        observer.detail(f"zerofit: command: {command}")
-        if plan.strategy.engine is Engine.DEEPSPEED:
-            for sentence in clear_abandoned_locks(environ=os.environ, home=Path.home()):
-                observer.say(sentence)
-            if ops := ops_to_compile(_ops_of(plan), environ=os.environ, home=Path.home()):
-                observer.say(f"DeepSpeed compiles {' and '.join(ops)} at first use, for 1 to 2 minutes each")
-        ended = start(to_launch, folder, hang_limit_s=hang_limit_s, observer=observer)
-        exit_code, cause = ended.exit_code, ended.cause
-    return LaunchedRun(
-        plan=plan, folder=folder.path, command=command, files=files, exit_code=exit_code, cause=cause
+    run = LaunchedRun(plan=plan, folder=folder.path, command=command, files=files, exit_code=None, cause=None)
+    if dry_run:
+        _tell(to_launch, observer)
+        return run
+    if plan.recovers:
+        tell_if_it_starts_anew(plan, recover, observer)
+    free = free_gpu_bytes()
+    attempt = Attempt(launch=to_launch, folder=folder, request=request, free_gpu_bytes=free)
+    ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
+    while following := next_attempt(attempt, ended, recover, observer):
+        attempt = following
+        _check(attempt.launch, observer)
+        attempt.folder.path.mkdir(mode=0o700)
+        ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
+        record_recoveries(folder, attempt.recoveries, ended)
+    return replace(
+        run,
+        plan=attempt.launch.plan,
+        exit_code=ended.exit_code,
+        cause=ended.cause,
+        recoveries=attempt.recoveries,
     )
+
+
+def _check(to_launch: Launch, observer: Observer) -> None:
+    """Check that libraries and rules allow a launch."""
+    check_libraries_of(to_launch.plan.strategy)
+    is_module = to_launch.target[0] == "-m"
+    script = None if is_module else to_launch.target[0]
+    _check_rules(to_launch, script=script, arguments=to_launch.target[1 + is_module :], observer=observer)
+
+
+def _start(attempt: Attempt, *, hang_limit_s: float | None, observer: Observer) -> RunEnd:
+    """Tell what runs, and run it to its end."""
+    to_launch, folder = attempt.launch, attempt.folder
+    fill_run_folder(folder, launch_files(to_launch, folder))
+    _tell(to_launch, observer)
+    observer.say(f"run folder {folder.path}")
+    observer.detail(f"zerofit: command: {launch_command(to_launch, folder)}")
+    if to_launch.plan.strategy.engine is Engine.DEEPSPEED:
+        for sentence in clear_abandoned_locks(environ=os.environ, home=Path.home()):
+            observer.say(sentence)
+        if ops := ops_to_compile(_ops_of(to_launch.plan), environ=os.environ, home=Path.home()):
+            observer.say(f"DeepSpeed compiles {' and '.join(ops)} at first use, for 1 to 2 minutes each")
+    return start(to_launch, folder, hang_limit_s=hang_limit_s, observer=observer)
 
 
 def _ops_of(plan: Plan) -> tuple[str, ...]:

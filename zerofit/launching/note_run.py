@@ -42,7 +42,8 @@ def note_run(
     num_steps = min((one.step for one in ranks.values()), default=0)
     if not is_out_of_memory and (verdict.kind is not None or not num_steps):
         return
-    step_time = None if plan.estimate is None else plan.estimate.step_time
+    estimate = None if plan.topology.on_cpu else plan.estimate  # which is of the GPUs that are rehearsed for
+    step_time = None if estimate is None else estimate.step_time
     one = Observation(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         script=target[1] if target[0] == "-m" else target[0],
@@ -56,7 +57,7 @@ def note_run(
         peaks=_peaks(ranks, verdict),
         host_bytes=max([peak_host_bytes, *(rank.host_bytes for rank in ranks.values())]),
         step_time_s=step_time_s,
-        predicted_bytes=None if plan.estimate is None else plan.estimate.device.peak_bytes,
+        predicted_bytes=None if estimate is None else estimate.device.peak_bytes,
         predicted_step_time_s=None if step_time is None else step_time.seconds,
         expandable_segments=any(_EXPANDABLE in os.environ.get(name, "") for name in _ALLOCATOR),
     )

@@ -110,6 +110,7 @@ def _plan_for(
         is_fast=launch.model.is_fast,
         is_here=launch.gpus is None,
         observer=observer,
+        limits=launch.limits,
     )
     if launch.request.on_cpu:
         return rehearsed(plan, launch.machine)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.secrets import masked
 from zerofit.planning.inputs import MachineFlags, ModelFlags
 from zerofit.planning.plan_from_flags import asks_for_cpu
+from zerofit.planning.problem import MemoryLimits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from zerofit.core.request import Request
     from zerofit.launching.config_files import ConfigFiles
     from zerofit.launching.nodes import Nodes
+
+
+_NO_LIMITS = MemoryLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,8 @@ class LaunchRequest:
     """The nodes of the run, and the GPUs of this one."""
     dry_run: bool
     """True if nothing is to be started."""
+    limits: MemoryLimits = _NO_LIMITS
+    """The memory that was not there in an earlier attempt of the run."""
     config_files: ConfigFiles | None = None
     """The contents of the launch line's configuration files; None where there are none."""
 

@@ -133,7 +133,7 @@ def start(
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     environment = {**_environment(launch), "PATH": path}
     ranks = _ranks(launch)
-    estimate = launch.plan.estimate
+    estimate = None if launch.plan.topology.on_cpu else launch.plan.estimate
     watch = RunWatch(
         ranks_folder=folder.ranks,
         ranks=ranks,
@@ -210,7 +210,7 @@ def _run_document(
         "phase": None if verdict.phase is None else verdict.phase.value,
         "missing_bytes": verdict.missing_bytes,
         "peak_bytes": verdict.peak_bytes,
-        "restarts": 0,
+        "recoveries": [],
         "versions": asdict(launch.plan.versions),
         "exit_code_of_rank": {str(rank): failure.exit_code for rank, failure in failures.items()},
         "ranks": [asdict(record) for record in records.values()],

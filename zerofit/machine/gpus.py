@@ -162,6 +162,22 @@ def _check_there_are_none(visible_devices: str | None, root: Path) -> None:
     )
 
 
+def free_gpu_bytes(*, nvml: Any = None) -> tuple[int, ...]:
+    """Return the free memory of each GPU of the node; nothing where the driver does not tell.
+
+    Args:
+        nvml: the pynvml module, or one like it; None imports pynvml.
+    """
+    with started_nvml(nvml) as library:
+        if library is None:
+            return ()
+        try:
+            handles = map(library.nvmlDeviceGetHandleByIndex, range(library.nvmlDeviceGetCount()))
+            return tuple(int(library.nvmlDeviceGetMemoryInfo(one).free) for one in handles)
+        except library.NVMLError:
+            return ()
+
+
 @contextmanager
 def started_nvml(nvml: Any = None) -> Iterator[Any]:
     """Yield NVML, started, or None where the package, the library or the driver is missing.

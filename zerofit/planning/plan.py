@@ -25,6 +25,7 @@ from zerofit.planning.make_problem import (
 from zerofit.planning.plan_from_flags import topology_of
 from zerofit.planning.plan_table import answer_html, as_it_is_lines, command_with, decision_lines, plan_table
 from zerofit.planning.planner import Planner
+from zerofit.planning.problem import MemoryLimits
 from zerofit.planning.settings import settings_of
 from zerofit.planning.subject import CapturedRun, NamedModel
 from zerofit.scripts.capture.errors import INSTEAD
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from zerofit.planning.subject import Subject
     from zerofit.scripts.facts import ScriptFacts
 
+_NO_LIMITS = MemoryLimits()
 DOES_NOT_FIT = 1
 """Exit code where no strategy fits."""
 
@@ -264,6 +266,7 @@ def plan_to_run(
     is_fast: bool,
     is_here: bool,
     observer: Observer,
+    limits: MemoryLimits = _NO_LIMITS,
 ) -> Plan:
     """Return the plan that a verb goes on with; its table is shown to the observer.
 
@@ -274,6 +277,7 @@ def plan_to_run(
         is_fast: True for closed forms in place of traces.
         is_here: True where the machine is this one, for which there may be measured rates.
         observer: is told of progress, assumptions and the table.
+        limits: the memory that was not there in an earlier attempt of the run.
 
     Raises:
         UserError: there is no GPU, no plan can be made, or nothing fits.
@@ -291,6 +295,7 @@ def plan_to_run(
         versions=probe_versions(),
         topology=topology,
     )
+    problem = replace(problem, limits=limits)
     with Planner(subject, is_fast=is_fast, observer=observer) as planner:
         answer = planner.answer(problem, is_here=is_here, notes=specified.assumptions)
     for note in answer.notes:

@@ -98,7 +98,7 @@ def _plan_and_preset(preset: str) -> UserError:
 
 
 def rehearsed(plan: Plan, machine: Machine) -> Plan:
-    """Return a plan for GPUs as CPU ranks of this machine run it.
+    """Return a plan for GPUs as CPU ranks of this machine run it; its estimate stays that of the GPUs.
 
     accelerate refuses fp16 on a CPU (accelerate/accelerator.py, "fp16 mixed precision requires a GPU").
     """
@@ -114,7 +114,6 @@ def rehearsed(plan: Plan, machine: Machine) -> Plan:
         topology=replace(plan.topology, on_cpu=True),
         machine=machine,
         reasons=(*reasons, _CPU_REASON),
-        estimate=None,
     )
 
 

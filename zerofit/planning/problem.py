@@ -6,14 +6,16 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from zerofit.core.estimates import Holder
 from zerofit.core.strategy import Precision
+from zerofit.core.units import format_bytes
 from zerofit.planning.constraints import Constraints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from zerofit.core.capture import Capture
-    from zerofit.core.estimates import MemoryEstimate
+    from zerofit.core.estimates import MemoryEstimate, RunPhase
     from zerofit.core.facts import GpuSpec, Machine, ModelFacts, Versions, Workload
     from zerofit.core.plan import Topology
     from zerofit.core.request import Request
@@ -49,6 +51,16 @@ class Reserve:
     """Of its memory."""
     num_bytes: int = 0
     """Beside the share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimits:
+    """Memory that a plan may take at most by its estimate, as a run was out of memory under another plan."""
+
+    phases: tuple[tuple[RunPhase | None, int], ...] = ()
+    """Phases with the bytes of their live tensors on each GPU; None for all phases."""
+    host_bytes: int | None = None
+    """Of one node; None for no limit but the node's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +108,8 @@ class Problem:
     """The script that will run, where one was captured; None for a model that was named."""
     loaded_in: Precision = Precision.FP32
     """Format in which a model that was named is loaded."""
+    limits: MemoryLimits = MemoryLimits()
+    """The memory that was not there in an earlier attempt of the run."""
     notes: tuple[str, ...] = ()
     """Assumptions about it, one sentence each."""
 
@@ -156,7 +170,19 @@ class Problem:
     @property
     def host_bytes(self) -> int:
         """Host memory of one node that a plan may take."""
-        return self.machine.host_memory_available_bytes
+        available = self.machine.host_memory_available_bytes
+        return available if self.limits.host_bytes is None else min(available, self.limits.host_bytes)
+
+    def beyond_limits(self, device: MemoryEstimate) -> str | None:
+        """Return which limit an estimate of a GPU exceeds, in words; None where it keeps to all of them."""
+        for phase, num_bytes in self.limits.phases:
+            found = None if phase is None else device.of(phase)
+            needed = device.most_tensors if found is None else found.held_by(Holder.TENSORS)
+            if needed > num_bytes:
+                where = "" if found is None else f" in phase {phase}"
+                there = f"{format_bytes(num_bytes)} is what the run had"
+                return f"its tensors need {format_bytes(needed)}{where}, and {there}"
+        return None
 
     def is_close(self, device: MemoryEstimate, host: MemoryEstimate) -> bool:
         """Return True if the uncertainty of an estimate reaches beyond the GPU or the host's memory."""

@@ -148,12 +148,17 @@ class TrainingEstimator:
 
     def fits(self, strategy: Strategy) -> bool:
         """Return True if a run gets through, on each GPU and on each host."""
-        return self.fits_host(strategy) and self._within(strategy) is not None
+        device = self._within(strategy) if self.fits_host(strategy) else None
+        return device is not None and self._problem.beyond_limits(device) is None
 
     def has_room(self, strategy: Strategy) -> bool:
         """Return True if what fits would fit at the upper end of its uncertainty too."""
         device = self._within(strategy)
-        return device is not None and not self._problem.is_close(device, self._host(strategy))
+        return (
+            device is not None
+            and self._problem.beyond_limits(device) is None
+            and not self._problem.is_close(device, self._host(strategy))
+        )
 
     def estimate(self, strategy: Strategy) -> EstimatedStrategy:
         """Return the strategy with its estimates, and what of them does not fit."""
@@ -164,6 +169,9 @@ class TrainingEstimator:
             device = self._observed[strategy] or self._estimate(self._setup(strategy))
             lacks.append(needs_words(device, problem.device_bytes, "on each GPU"))
             excess.append(device.peak_bytes / problem.device_bytes)
+        elif (beyond := problem.beyond_limits(device)) is not None:
+            lacks.append(beyond)
+            excess.append(1.0)
         if host.peak_bytes > problem.host_bytes:
             lacks.append(needs_words(host, problem.host_bytes, "of host memory on each node"))
             excess.append(host.peak_bytes / max(1, problem.host_bytes))

@@ -246,3 +246,26 @@ def install_kept_accumulation(accelerator_class: Any, settings: AppliedSettings,
 
     if steps is not None:
         accelerator_class.gradient_accumulation_steps = property(own.fget, change, doc=own.__doc__)
+
+
+def install_batch_search(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Let a run that is out of memory go on under another plan, where find_executable_batch_size would make
+    smaller batches of the same script: another global batch, at the same learning rate.
+
+    Args:
+        module: accelerate.utils.memory.
+    """
+
+    def should_reduce(original: Any, exception: Exception) -> bool:
+        if not original(exception):
+            return False
+        if settings.plan.recovers:
+            changes.add(
+                "find_executable_batch_size makes no smaller batches, which would change the global batch: "
+                "the run goes on under another plan"
+            )
+            return False
+        changes.add("find_executable_batch_size makes smaller batches: the global batch is not the plan's")
+        return True
+
+    wrap(module, "should_reduce_batch_size", should_reduce)

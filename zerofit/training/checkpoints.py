@@ -91,11 +91,15 @@ def save_whole(
         write_manifest(partial, Manifest(layout=layout, files=tuple(files), saved_at=time.time(), step=step))
         _take_place(partial, folder)
         shutil.rmtree(outer)
-        if rank == 0 and run_folder is not None:
-            with contextlib.suppress(OSError):  # the checkpoint stands, though the run's disk is full
-                note_checkpoint(run_folder, folder)
+        _note(folder, run_folder)
     gather(None)
     return None
+
+
+def _note(folder: Path, run_folder: Path | None) -> None:
+    if rank_of_process() == 0 and run_folder is not None:
+        with contextlib.suppress(OSError):  # the checkpoint stands, though the run's disk is full
+            note_checkpoint(run_folder, folder)
 
 
 def check_resumed(folder: Path, settings: AppliedSettings) -> None:
@@ -108,10 +112,13 @@ def check_resumed(folder: Path, settings: AppliedSettings) -> None:
     if problem is not None:
         raise incomplete_checkpoint(folder, problem)
     _check_engine(folder, settings)
+    _note(folder, settings.run_folder)
 
 
 def newest_complete(folder: Path, settings: AppliedSettings) -> Path | None:
-    """Return the newest complete checkpoint of a folder, and say which are passed over; all ranks call it.
+    """Return the newest complete checkpoint of a folder, which is resumed from; all ranks call it.
+
+    Those that are passed over are named.
 
     Raises:
         UserError: there are checkpoints, and none is complete.
@@ -122,6 +129,7 @@ def newest_complete(folder: Path, settings: AppliedSettings) -> Path | None:
         if problem is None:
             _say_passed_over(passed_over, taken=found.path)
             _check_engine(found.path, settings)
+            _note(found.path, settings.run_folder)
             return found.path
         passed_over.append(f"{found.path.name}: {problem}")
     if passed_over:

@@ -142,6 +142,7 @@ MODULE_HOOKS = (
     Hook("transformers.modeling_utils", quantized_loading.install, "before a model is loaded"),
     Hook("transformers.generation.utils", _install_generate, "before a model is made"),
     Hook("accelerate.accelerator", _install_accelerator, "before an Accelerator is made"),
+    Hook("accelerate.utils.memory", accelerate_hooks.install_batch_search, "before a batch size is searched"),
     Hook(
         "transformers.trainer_utils",
         checkpoints.install_last_checkpoint,

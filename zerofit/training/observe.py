@@ -105,6 +105,12 @@ class Observed:
         """Count a step of an optimizer; a DeepSpeed engine counts its own."""
         self.step += 1
 
+    def resume(self) -> None:
+        """Count the steps since the last checkpoint from here on."""
+        if self.engine is not None:
+            self.step = self.engine.global_steps
+        self._checkpoint_step = self.step
+
     def finish_checkpoint(self, path: Any) -> None:
         """Note a checkpoint that is written."""
         if self._is_here:
@@ -254,7 +260,7 @@ def install_data(module: Any, settings: AppliedSettings, changes: Changes) -> No
 
 
 def install_in_accelerate(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
-    """See prepare() and the methods that save."""
+    """See prepare() and the methods that save and load."""
     rank = _observed
     if rank is None:
         return
@@ -265,9 +271,15 @@ def install_in_accelerate(accelerator_class: Any, settings: AppliedSettings, cha
             rank.finish_checkpoint(folder)
         return folder
 
+    def load_state(original: Any, *args: Any, **kwargs: Any) -> Any:
+        loaded = original(*args, **kwargs)
+        rank.resume()
+        return loaded
+
     _hook(accelerator_class, "prepare", Phase.PREPARING)
     _hook(accelerator_class, "save_model", Phase.SAVING)
     wrap(accelerator_class, "save_state", save_state)
+    wrap(accelerator_class, "load_state", load_state)
 
 
 def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
@@ -289,6 +301,7 @@ def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Change
 
     def on_train_begin(original: Any, self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
         rank.step, rank.num_steps = state.global_step, state.max_steps
+        rank.resume()
         return original(self, args, state, *rest, **kwargs)
 
     def on_save(original: Any, self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:

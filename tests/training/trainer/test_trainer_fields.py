@@ -54,6 +54,7 @@ CASES = [
     ({"micro_batch_size": 2, "gradient_accumulation_steps": 4}, {}, "gradient_accumulation_steps", 4),
     ({"micro_batch_size": 2}, {"auto_find_batch_size": True}, "auto_find_batch_size", False),
     ({}, {"auto_find_batch_size": True}, "auto_find_batch_size", True),
+    ({"recovers": True}, {"auto_find_batch_size": True}, "auto_find_batch_size", False),
     ({"gradient_clipping": 0.3}, {}, "max_grad_norm", 0.3),
     ({"gradient_checkpointing": True}, {}, "activation_checkpointing_kwargs", {"use_reentrant": False}),
     ({"gradient_checkpointing": False}, {"gradient_checkpointing": True}, "activation_checkpointing", False),

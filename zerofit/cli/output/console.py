@@ -100,6 +100,10 @@ class Console(Observer):
         if sys.stderr.isatty():
             self.say(sentence)
 
+    def ask(self, question: str) -> bool:
+        """Ask on a terminal; no where there is none."""
+        return sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(f"zerofit: {question}", err=True)
+
     @property
     def width(self) -> int | None:
         """Columns of the terminal, unless tables may be wider."""

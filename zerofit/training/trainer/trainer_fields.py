@@ -110,7 +110,7 @@ def _decided(said: Mapping[str, Any], settings: AppliedSettings) -> dict[str, An
     kwargs = _checkpointing_kwargs(own_kwargs, settings)
     if decided.get("activation_checkpointing", said["activation_checkpointing"]) and kwargs != own_kwargs:
         decided["activation_checkpointing_kwargs"] = kwargs
-    if batches and said["auto_find_batch_size"]:
+    if (batches or settings.plan.recovers) and said["auto_find_batch_size"]:
         decided["auto_find_batch_size"] = False
     return decided
 

@@ -1,0 +1,170 @@
+"""When a run that was out of memory goes on, within which memory, and what that costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zerofit.core.checkpoints import Manifest, SavedCheckpoint, SavedLayout
+from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
+from zerofit.core.rank_observation import Phase, RankObservation
+from zerofit.core.units import GIB
+from zerofit.launching.diagnose import FailureKind, RunEnd
+from zerofit.launching.recover import Recovery, gets_on, limits_after, lost_steps, record_recoveries
+from zerofit.launching.run_folder import RunFolder
+from zerofit.planning.problem import MemoryLimits
+
+
+def _memory(phase: RunPhase, tensors: int, outside: int = 0) -> PhaseMemory:
+    sizes = {Holder.TENSORS: tensors, Holder.OUTSIDE: outside}
+    return PhaseMemory(
+        phase=phase,
+        terms=tuple(
+            Term(name=holder.value, num_bytes=size, holder=holder, formula="", source="")
+            for holder, size in sizes.items()
+        ),
+    )
+
+
+def _estimate(host: int = 0, **tensors: int) -> Estimate:
+    """Return an estimate of a GPU's tensors by phase, each with 1 GiB outside of torch's allocator."""
+    return Estimate(
+        device=MemoryEstimate(
+            phases=tuple(_memory(RunPhase(name), size, outside=GIB) for name, size in tensors.items()),
+            uncertainty=0.1,
+            uncertainty_source="",
+        ),
+        host=MemoryEstimate(phases=(_memory(RunPhase.STEP, host),), uncertainty=0.1, uncertainty_source=""),
+        step_time=None,
+        tokens_per_step=0,
+    )
+
+
+def _end(
+    phase: Phase = Phase.FORWARD,
+    *,
+    step: int = 0,
+    saved: int = 0,
+    peak: int | None = 10 * GIB,
+    missing: int | None = None,
+) -> RunEnd:
+    observed = RankObservation(
+        pid=1,
+        phase=phase,
+        step=step,
+        num_steps=0,
+        changed_at=0,
+        longest_phase_s=0,
+        dump_signal=0,
+        host_bytes=0,
+        checkpoint_step=saved,
+        checkpoint="",
+        peaks={},
+    )
+    return RunEnd(
+        exit_code=1,
+        cause="out of memory",
+        kind=FailureKind.GPU_OUT_OF_MEMORY,
+        rank=0,
+        phase=phase,
+        peak_bytes=peak,
+        missing_bytes=missing,
+        observed=observed,
+    )
+
+
+def test_the_failed_phase_may_take_less_and_no_phase_more_than_there_was() -> None:
+    """10 GiB were asked for and 8 were there: the estimate of 20 GiB is of the same, so 16 GiB are there."""
+    estimate = _estimate(forward=20 * GIB, backward=30 * GIB)
+    limits = limits_after(MemoryLimits(), estimate, _end(missing=2 * GIB))
+    assert dict(limits.phases) == {
+        RunPhase.FORWARD: pytest.approx(0.95 * 16 * GIB),
+        None: 16 * GIB,
+    }
+
+
+def test_the_phases_of_a_step_that_was_done_had_enough() -> None:
+    estimate = _estimate(forward=20 * GIB, backward=30 * GIB)
+    limits = limits_after(MemoryLimits(), estimate, _end(missing=2 * GIB, step=1))
+    assert dict(limits.phases) == {RunPhase.FORWARD: pytest.approx(0.95 * 16 * GIB), None: 30 * GIB}
+
+
+def test_of_a_phase_that_is_not_estimated_the_largest_one_is_lowered() -> None:
+    limits = limits_after(MemoryLimits(), _estimate(forward=20 * GIB), _end(Phase.EVALUATING, missing=None))
+    assert min(size for _, size in limits.phases) == pytest.approx(0.95 * 20 * GIB)
+    assert {phase for phase, _ in limits.phases} == {None}
+
+
+def test_limits_of_earlier_attempts_stay() -> None:
+    before = MemoryLimits(phases=((RunPhase.STEP, 5),))
+    limits = limits_after(before, _estimate(forward=GIB), _end())
+    assert (RunPhase.STEP, 5) in limits.phases
+    assert limits_after(before, None, _end()) == before
+
+
+def test_a_full_host_lowers_the_hosts_memory_alone() -> None:
+    end = RunEnd(exit_code=137, cause="", kind=FailureKind.HOST_OUT_OF_MEMORY)
+    limits = limits_after(MemoryLimits(), _estimate(host=100 * GIB, forward=GIB), end)
+    assert limits == MemoryLimits(host_bytes=80 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "expected"),
+    [
+        (_end(peak=10), _end(peak=9), True),
+        (_end(peak=10), _end(peak=10), False),
+        (_end(peak=10), _end(peak=11), False),
+        (_end(peak=10), _end(peak=11, step=1), True),
+        (_end(peak=10, step=3), _end(peak=11, step=2), False),
+        (_end(peak=10), _end(Phase.BACKWARD, peak=11), True),
+        (_end(Phase.BACKWARD, peak=10), _end(peak=11), False),
+        (_end(peak=None), _end(peak=10), True),
+    ],
+)
+def test_an_attempt_gets_on_by_steps_phases_or_less_memory(
+    before: RunEnd, end: RunEnd, *, expected: bool
+) -> None:
+    assert gets_on(before, end) is expected
+
+
+def _checkpoint(step: int | None) -> SavedCheckpoint:
+    layout = SavedLayout(
+        engine="native", world_size=1, zero_stage=0, optimizer_offload="none", optimizer=None
+    )
+    return SavedCheckpoint(
+        path=Path("c"),
+        problem=None,
+        saved_at=0,
+        manifest=Manifest(layout=layout, step=step, files=(), saved_at=0),
+    )
+
+
+def test_lost_steps_are_those_after_the_checkpoint() -> None:
+    assert lost_steps(_end(step=7, saved=5), None) == 7
+    assert lost_steps(_end(step=7, saved=5), _checkpoint(None)) == 2
+    assert lost_steps(_end(step=7, saved=5), _checkpoint(4)) == 3
+
+
+def test_the_record_says_how_the_run_went_on_and_how_it_ended(tmp_path: Path) -> None:
+    folder = RunFolder(path=tmp_path)
+    folder.run.write_text(
+        json.dumps({"started_at": "2026-01-01T00:00:00+00:00", "exit_code": 1, "cause": "full"})
+    )
+    recovery = Recovery(
+        cause="full",
+        step=5,
+        strategy_before="DDP",
+        strategy="ZeRO-2",
+        resumed_from="/c",
+        lost_steps=1,
+        folder=str(tmp_path / "recovery-1"),
+    )
+    record_recoveries(folder, (recovery,))
+    began = json.loads(folder.run.read_text())
+    assert (began["exit_code"], began["recoveries"][0]["resumed_from"]) == (1, "/c")
+    record_recoveries(folder, (recovery,), RunEnd(exit_code=0, cause=None))
+    ended = json.loads(folder.run.read_text())
+    assert (ended["exit_code"], ended["cause"], len(ended["recoveries"])) == (0, None, 1)
+    assert ended["wall_time_s"] > 0

@@ -1,0 +1,119 @@
+"""Runs that are out of memory go on by themselves, and have the losses of a run that never was.
+
+A GPU's limited memory is stood in for by tests/support/limited_memory: the CPU ranks raise torch's own error
+where their live tensors exceed it, and plans are made for a GPU that is rehearsed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from example_runs import (
+    FP32_TOLERANCE,
+    GLOBAL_BATCH_SIZE,
+    Losses,
+    accelerate_example,
+    accelerate_losses,
+    assert_same,
+    plain_accelerate_launch,
+    trainer_example,
+    trainer_losses,
+)
+from runs import ROOT, Run, run_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_ONE, _TWO = ("--gpus=1x24GB",), ("--gpus=2x24GB", "--num-processes=2")
+_PATH = str(ROOT / "tests" / "support" / "limited_memory")
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    limit: str
+    """Bytes, phase and step, as MEMORY_LIMIT takes them."""
+    flags: tuple[str, ...]
+    resumed: str | None
+    """Checkpoint from which it goes on; None where it starts anew."""
+    after: str
+    """What the plan is that it goes on under, in words."""
+
+
+_Z2, _Z3 = (*_TWO, "--zero-stage=2"), (*_TWO, "--zero-stage=3")
+_CASES = {
+    "accelerate": {
+        "forward": _Case("8000000 all 5", _ONE, "checkpoint-4", "micro-batches 2 x 4"),
+        "forward-z2": _Case("6300000 forward 5", _Z2, "checkpoint-4", "micro-batches 1 x 4"),
+    },
+    "trainer": {
+        "backward": _Case("8900000 backward 5", _ONE, "checkpoint-4", "micro-batches 2 x 4"),
+        "backward-z3": _Case("207200000 backward 5", _Z3, "checkpoint-4", "small buckets"),
+        "saving-z3": _Case("205900000 saving 0", _Z3, "checkpoint-8", "small buckets"),
+    },
+}
+_STEP = _Case("240000000 optimizer_step 0", _TWO, None, "ZeRO-1")
+
+
+def _recovered(target: list[str], case: _Case, folder: Path) -> Run:
+    """Run a script to its end, which it reaches under another plan."""
+    command = [sys.executable, "-m", "zerofit", "launch", "--cpu", *case.flags, *target]
+    path = os.pathsep.join(filter(None, (_PATH, os.environ.get("PYTHONPATH"))))
+    cache = str(folder / "cache")  # what the run is observed to need is no other test's business
+    run = run_command(command, folder, MEMORY_LIMIT=case.limit, PYTHONPATH=path, XDG_CACHE_HOME=cache).check()
+    record = json.loads((run.run_folder / "run.json").read_text())
+    (recovery,) = record["recoveries"]
+    assert (record["exit_code"], record["cause"]) == (0, None)
+    assert "ran out of GPU memory" in recovery["cause"]
+    assert case.after in recovery["strategy"]
+    assert recovery["strategy"] != recovery["strategy_before"]
+    resumed = recovery["resumed_from"]
+    assert resumed == (case.resumed and str(folder / "out" / case.resumed))
+    saved = int(case.resumed.removeprefix("checkpoint-")) if case.resumed else 0
+    assert recovery["lost_steps"] == recovery["step"] - saved
+    how = f"resumes from {resumed}" if resumed else "starts anew"
+    assert (
+        f"out of memory under {recovery['strategy_before']}: {how} under {recovery['strategy']}" in run.stderr
+    )
+    return run
+
+
+def _cases(route: str, *, default: str | None = None) -> list[Any]:
+    return [
+        pytest.param(case, id=name, marks=() if name == default else pytest.mark.slow)
+        for name, case in _CASES[route].items()
+    ]
+
+
+@pytest.mark.parametrize("case", _cases("accelerate", default="forward"))
+def test_an_accelerate_script_goes_on(
+    case: _Case, data_dir: Path, plain_accelerate: Losses, tmp_path: Path
+) -> None:
+    size = GLOBAL_BATCH_SIZE // (1 if case.flags == _ONE else 2)
+    target = accelerate_example(data_dir, micro_batch_size=size)
+    run = _recovered([*target, "--checkpointing-steps=2"], case, tmp_path)
+    assert_same(accelerate_losses(run.folder), plain_accelerate, tolerance=FP32_TOLERANCE)
+
+
+@pytest.mark.parametrize("case", _cases("trainer"))
+def test_a_trainer_goes_on(case: _Case, data_dir: Path, plain_trainer: Losses, tmp_path: Path) -> None:
+    size = GLOBAL_BATCH_SIZE // (1 if case.flags == _ONE else 2)
+    target = trainer_example(data_dir, micro_batch_size=size)
+    run = _recovered([*target, "--save_strategy=steps", "--save_steps=2"], case, tmp_path)
+    assert_same(trainer_losses(run.folder), plain_trainer, tolerance=FP32_TOLERANCE)
+
+
+@pytest.mark.slow
+def test_a_step_that_is_out_of_memory_goes_on_with_sharded_states(data_dir: Path, tmp_path: Path) -> None:
+    sizes = ["--hidden_size=512", "--num_layers=4"]
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    target = trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE)
+    plain_accelerate_launch([*target, *sizes], plain)
+    target = trainer_example(data_dir, micro_batch_size=GLOBAL_BATCH_SIZE // 2)
+    run = _recovered([*target, *sizes], _STEP, tmp_path)
+    assert_same(trainer_losses(run.folder), trainer_losses(plain), tolerance=FP32_TOLERANCE)

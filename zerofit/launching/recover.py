@@ -1,0 +1,361 @@
+"""After a run was out of memory: the next attempt, under a plan that needs less, from the last checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from zerofit.core.checkpoints import inspect_checkpoint, noted_checkpoints
+from zerofit.core.errors import UserError
+from zerofit.core.estimates import Holder, RunPhase
+from zerofit.core.observer import SILENT
+from zerofit.core.rank_observation import Phase
+from zerofit.core.request import FLAGS
+from zerofit.launching.diagnose import FailureKind
+from zerofit.launching.prepare import prepare_launch
+from zerofit.launching.run_folder import RunFolder, write_file
+from zerofit.machine.gpus import free_gpu_bytes
+from zerofit.machine.this_node import probe_machine
+from zerofit.planning.plan_words import batch, label
+from zerofit.planning.problem import MemoryLimits
+from zerofit.scripts.resume import resume_way
+
+if TYPE_CHECKING:
+    from zerofit.core.checkpoints import SavedCheckpoint
+    from zerofit.core.estimates import Estimate
+    from zerofit.core.observer import Observer
+    from zerofit.core.plan import Plan
+    from zerofit.core.strategy import Strategy
+    from zerofit.launching.diagnose import RunEnd
+    from zerofit.launching.request import LaunchRequest
+    from zerofit.launching.start import Launch
+
+_OUT_OF_MEMORY = (FailureKind.GPU_OUT_OF_MEMORY, FailureKind.HOST_OUT_OF_MEMORY)
+_LEAST_LESS = 0.95
+"""Share of what the failed plan had that the next one takes at most, of what torch holds. ASSUMPTION: the
+allocation that failed need not be the last of its phase."""
+_HOST_LESS = 0.8
+"""The same of host memory, of which nobody says how much was missing. ASSUMPTION."""
+_FREED_WITHIN_S = 60.0
+_FREED_TO = 0.98
+"""How long to wait until the GPUs have as much free memory as before the run, and how nearly."""
+_PHASES = {
+    Phase.LOADING: RunPhase.LOAD,
+    Phase.PREPARING: RunPhase.INITIALISE,
+    Phase.FORWARD: RunPhase.FORWARD,
+    Phase.BACKWARD: RunPhase.BACKWARD,
+    Phase.OPTIMIZER_STEP: RunPhase.STEP,
+    Phase.SAVING: RunPhase.SAVE,
+}
+
+
+class RecoverMode(StrEnum):
+    """What happens when a run is out of memory."""
+
+    AUTO = "auto"
+    """It goes on under the next plan."""
+    ASK = "ask"
+    """The user is asked first."""
+    OFF = "off"
+    """It ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverPolicy:
+    """When a run that was out of memory goes on."""
+
+    mode: RecoverMode = RecoverMode.AUTO
+    max_recoveries: int = 3
+    max_lost_steps: int = 100
+    """Steps that may be done again where the script can't resume and starts anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """One change to another plan, as run.json has it."""
+
+    cause: str
+    """Why the attempt before ended."""
+    step: int | None
+    """Optimizer steps it had done; None where it told nothing."""
+    strategy_before: str
+    strategy: str
+    resumed_from: str | None
+    """The checkpoint; None where training starts anew."""
+    lost_steps: int
+    """Steps that are done again."""
+    folder: str
+    """The run folder of the attempt that follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One start of a run."""
+
+    launch: Launch
+    folder: RunFolder
+    request: LaunchRequest
+    """What it was planned from."""
+    free_gpu_bytes: tuple[int, ...]
+    """Free memory of each GPU before the run."""
+    number: int = 0
+    """Recoveries before it."""
+    recoveries: tuple[Recovery, ...] = ()
+    ended: RunEnd | None = None
+    """How the start before it ended; None for the first."""
+
+
+def may_recover(request: LaunchRequest, plan: Plan, policy: RecoverPolicy) -> bool:
+    """Return True if a run goes on under another plan when memory runs out, where one is found."""
+    return policy.mode is not RecoverMode.OFF and _why_not(request, plan) is None
+
+
+def tell_if_it_starts_anew(plan: Plan, policy: RecoverPolicy, observer: Observer) -> None:
+    """Say before the start that a script can't resume, so that a recovery starts it anew."""
+    if plan.capture is None or resume_way(plan.capture).is_known:
+        return
+    observer.say(
+        "the script resumes from no checkpoint: out of memory in its first "
+        f"{policy.max_lost_steps} steps, it starts anew under another plan; later, it ends"
+    )
+
+
+def next_attempt(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Observer) -> Attempt | None:
+    """Return how a run goes on that was out of memory; None where it does not, with the reason told.
+
+    Args:
+        attempt: the start that has ended.
+        end: how it ended.
+        policy: when to go on.
+        observer: is told the new plan, or why there is none.
+    """
+    if end.kind not in _OUT_OF_MEMORY or policy.mode is RecoverMode.OFF:
+        return None
+    why_not = _why_not(attempt.request, attempt.launch.plan)
+    if attempt.number >= policy.max_recoveries:
+        why_not = f"--max-recoveries {policy.max_recoveries} is reached"
+    elif attempt.ended is not None and not gets_on(attempt.ended, end):
+        why_not = "the plan that needs less got no further and held no less memory"
+    if why_not is None:
+        _wait_for_free_gpus(attempt.free_gpu_bytes, observer)
+        try:
+            return _planned(attempt, end, policy, observer)
+        except UserError as error:
+            why_not = f"{error.summary}: {error.found}"
+        except ExceptionGroup as errors:
+            why_not = "; ".join(str(one).partition("\n")[0] for one in errors.exceptions)
+    observer.say(f"the run does not go on after it was out of memory: {why_not}")
+    return None
+
+
+def _wait_for_free_gpus(free_before: tuple[int, ...], observer: Observer) -> None:
+    """Wait until the GPUs have as much free memory as before the run that has ended."""
+    until = time.monotonic() + _FREED_WITHIN_S
+    while any(now < _FREED_TO * before for now, before in zip(free_gpu_bytes(), free_before, strict=False)):
+        if time.monotonic() > until:
+            observer.say(f"some GPU memory is still held {_FREED_WITHIN_S:.0f} s after the run's end")
+            return
+        time.sleep(1)
+
+
+def _why_not(request: LaunchRequest, plan: Plan) -> str | None:
+    """Return the reason why no other plan can be made; None where that can be tried."""
+    if plan.topology.num_nodes > 1:
+        return "several nodes would have to move to one plan together"
+    if not request.captures and request.model.model is None:
+        return "--no-capture leaves nothing to plan from"
+    if request.on_cpu and request.gpus is None:
+        return "plans are for GPUs, and its ranks run on the CPU"
+    return None
+
+
+def gets_on(before: RunEnd, end: RunEnd) -> bool:
+    """Return True if a run got further than the attempt before, or needed less memory there."""
+    if before.peak_bytes is None or end.peak_bytes is None or end.peak_bytes < before.peak_bytes:
+        return True
+    phases = list(Phase)
+    was, now = (
+        (one.observed.step if one.observed else 0, phases.index(one.phase) if one.phase else 0)
+        for one in (before, end)
+    )
+    return now > was
+
+
+def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Observer) -> Attempt | None:
+    """Return the next attempt; None where the user does not want it.
+
+    Raises:
+        UserError, ExceptionGroup: nothing fits in the memory that was there, or too many steps are lost.
+    """
+    failed, number = attempt.launch, attempt.number + 1
+    said = replace(attempt.request.request, preset=None, plan=None)
+    request = replace(attempt.request, request=said)
+    if not request.on_cpu:
+        request = replace(request, machine=probe_machine(gpu_ids=request.nodes.gpu_indices))
+    estimate = failed.plan.estimate or _estimate_of(failed.plan.strategy, request)
+    request = replace(request, limits=limits_after(request.limits, estimate, end))
+    launch, checkpoint = _replanned(request, failed.plan, _newest_checkpoint(attempt), observer)
+    way = resume_way(launch.plan.capture)
+    if not way.is_known:
+        checkpoint = None
+    lost = lost_steps(end, checkpoint)
+    if checkpoint is None and lost > policy.max_lost_steps:
+        raise UserError(
+            "too-many-steps-lost",
+            "it would start anew, without a checkpoint to resume from",
+            found=f"{lost} steps are done, and --max-lost-steps is {policy.max_lost_steps}",
+            why="what it has written would be written again",
+            fix="save checkpoints more often, or allow more steps: --max-lost-steps",
+        )
+    resumed = None if checkpoint is None else checkpoint.path
+    first = attempt.folder.path if attempt.number == 0 else attempt.folder.path.parent
+    recovery = Recovery(
+        cause=end.cause or "",
+        step=None if end.observed is None else end.observed.step,
+        strategy_before=_words(failed.plan),
+        strategy=_words(launch.plan),
+        resumed_from=None if resumed is None else str(resumed),
+        lost_steps=lost,
+        folder=str(first / f"recovery-{number}"),
+    )
+    sentence = f"{_sentence(recovery)} (recovery {number} of {policy.max_recoveries})"
+    if policy.mode is RecoverMode.ASK and not observer.ask(f"{sentence}?"):
+        return None
+    observer.say(sentence)
+    plan = replace(
+        launch.plan,
+        is_checked=failed.plan.is_checked,
+        generate_limit_s=failed.plan.generate_limit_s,
+        recovers=True,
+        resume_from=str(resumed) if resumed is not None and way.is_by_trainer else None,
+    )
+    target = launch.target if resumed is None else way.with_checkpoint(launch.target, resumed)
+    return Attempt(
+        launch=replace(launch, plan=plan, target=target),
+        folder=RunFolder(path=Path(recovery.folder)),
+        request=request,
+        free_gpu_bytes=attempt.free_gpu_bytes,
+        number=number,
+        recoveries=(*attempt.recoveries, recovery),
+        ended=end,
+    )
+
+
+def _estimate_of(strategy: Strategy, request: LaunchRequest) -> Estimate | None:
+    """Return what a strategy needs that no plan chose, such as a preset's; None where it should not fit."""
+    said = {name: value for name in FLAGS if (value := getattr(strategy, name)) is not None}
+    with contextlib.suppress(UserError, ExceptionGroup):
+        alike = replace(request, request=replace(request.request, **cast("Any", said)))
+        return prepare_launch(alike, SILENT).plan.estimate
+    return None
+
+
+def _replanned(
+    request: LaunchRequest, failed: Plan, checkpoint: SavedCheckpoint | None, observer: Observer
+) -> tuple[Launch, SavedCheckpoint | None]:
+    """Return a launch that keeps to the limits, and the checkpoint if it can be read under its plan."""
+    if checkpoint is not None:
+        said = request.request
+        kept = {
+            name: getattr(failed.strategy, name)
+            for name in ("engine", "precision")
+            if getattr(said, name) is None
+        }
+        said_by = {**said.said_by, **dict.fromkeys(kept, f"the checkpoint {checkpoint.path.name}")}
+        alike = replace(request, request=replace(said, said_by=said_by, **cast("Any", kept)))
+        with contextlib.suppress(UserError, ExceptionGroup):
+            launch = prepare_launch(alike, observer)
+            if _trained(launch.plan) == _trained(failed):
+                return launch, checkpoint
+    return prepare_launch(request, observer), None
+
+
+def _trained(plan: Plan) -> tuple[object, ...]:
+    """Return what must be the same for a checkpoint to be read."""
+    strategy = plan.strategy
+    return strategy.optimizer, strategy.lora, strategy.quantization, strategy.freeze
+
+
+def limits_after(limits: MemoryLimits, estimate: Estimate | None, end: RunEnd) -> MemoryLimits:
+    """Return what the next plan may take by its estimate: less than the plan that was out of memory.
+
+    What was there is told as a share of what was asked for, and that share of the failed phase's estimate is
+    the memory that there is, by the measure of estimates. The failed phase may take less, and no phase more
+    than that, or than the phases of the steps that were done: there was enough for them.
+    Live tensors count alone: what the allocator only keeps it gives back before it is out of memory.
+
+    Args:
+        limits: those of the attempts before.
+        estimate: of the plan that was out of memory.
+        end: where it was, and what it lacked.
+    """
+    if estimate is None:
+        return limits
+    if end.kind is FailureKind.HOST_OUT_OF_MEMORY:
+        return replace(limits, host_bytes=int(_HOST_LESS * estimate.host.peak_bytes))
+    phase = None if end.phase is None else _PHASES.get(end.phase)
+    found = None if phase is None else estimate.device.of(phase)
+    tensors = estimate.device.most_tensors if found is None else found.held_by(Holder.TENSORS)
+    share = 1.0
+    if end.peak_bytes and end.missing_bytes is not None:
+        share = 1 - end.missing_bytes / end.peak_bytes
+    has_passed_all = end.observed is not None and end.observed.step > 0
+    there = estimate.device.most_tensors if has_passed_all else int(share * tensors)
+    least = (phase if found is not None else None, int(_LEAST_LESS * share * tensors))
+    return replace(limits, phases=(*limits.phases, least, (None, there)))
+
+
+def _newest_checkpoint(attempt: Attempt) -> SavedCheckpoint | None:
+    """Return the newest complete checkpoint that any attempt of the run saved."""
+    first = attempt.folder.path if attempt.number == 0 else attempt.folder.path.parent
+    found = (inspect_checkpoint(path) for path in noted_checkpoints(first) if path.is_dir())
+    return next((one for one in found if one.is_complete), None)
+
+
+def lost_steps(end: RunEnd, checkpoint: SavedCheckpoint | None) -> int:
+    """Return the steps that are done again."""
+    if end.observed is None:
+        return 0
+    done, saved = end.observed.step, end.observed.checkpoint_step
+    if checkpoint is None:
+        return done
+    if checkpoint.manifest is not None and checkpoint.manifest.step is not None:
+        saved = checkpoint.manifest.step
+    return done - saved
+
+
+def _words(plan: Plan) -> str:
+    return f"{label(plan.strategy, plan.topology)}, micro-batches {batch(plan.strategy)}"
+
+
+def _sentence(recovery: Recovery) -> str:
+    lost = f"{recovery.lost_steps} step{'s' * (recovery.lost_steps != 1)} again"
+    how = f"resumes from {recovery.resumed_from}" if recovery.resumed_from else "starts anew"
+    return f"out of memory under {recovery.strategy_before}: {how} under {recovery.strategy}, {lost}"
+
+
+def record_recoveries(folder: RunFolder, recoveries: tuple[Recovery, ...], end: RunEnd | None = None) -> None:
+    """Write into a run's own run.json how it goes on, and how it ended at last; None while it runs."""
+    with contextlib.suppress(OSError, ValueError, UserError):  # the run has ended as it has
+        document = json.loads(folder.run.read_text(encoding="utf-8"))
+        document["recoveries"] = [asdict(one) for one in recoveries]
+        if end is not None:
+            began, now = datetime.fromisoformat(document["started_at"]), datetime.now(UTC)
+            document |= {
+                "ended_at": now.isoformat(timespec="seconds"),
+                "wall_time_s": round((now - began).total_seconds(), 3),
+                "exit_code": end.exit_code,
+                "cause": end.cause,
+                "kind": end.kind,
+                "rank": end.rank,
+                "phase": None if end.phase is None else end.phase.value,
+                "missing_bytes": end.missing_bytes,
+                "peak_bytes": end.peak_bytes,
+            }
+        write_file(folder.run, json.dumps(document, indent=2) + "\n")
