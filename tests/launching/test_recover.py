@@ -107,7 +107,7 @@ def test_limits_of_earlier_attempts_stay() -> None:
 def test_a_full_host_lowers_the_hosts_memory_alone() -> None:
     end = RunEnd(exit_code=137, cause="", kind=FailureKind.HOST_OUT_OF_MEMORY)
     limits = limits_after(MemoryLimits(), _estimate(host=100 * GIB, forward=GIB), end)
-    assert limits == MemoryLimits(host_bytes=80 * GIB)
+    assert limits == MemoryLimits(host_bytes=95 * GIB)
 
 
 @pytest.mark.parametrize(

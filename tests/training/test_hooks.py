@@ -22,6 +22,7 @@ ORDERS = {
         "deepspeed.runtime.zero.partition_parameters",
         "deepspeed.runtime.engine",
         "deepspeed.runtime.engine",
+        "deepspeed.runtime.engine",
         "torch.nn.utils",
         "transformers.modeling_utils",
         "transformers.modeling_utils",

@@ -40,7 +40,7 @@ _OUT_OF_MEMORY = (FailureKind.GPU_OUT_OF_MEMORY, FailureKind.HOST_OUT_OF_MEMORY)
 _LEAST_LESS = 0.95
 """Share of what the failed plan had that the next one takes at most, of what torch holds. ASSUMPTION: the
 allocation that failed need not be the last of its phase."""
-_HOST_LESS = 0.8
+_HOST_LESS = 0.95
 """The same of host memory, of which nobody says how much was missing. ASSUMPTION."""
 _FREED_WITHIN_S = 60.0
 _FREED_TO = 0.98

@@ -25,6 +25,7 @@ from zerofit.training import (
 from zerofit.training.deepspeed import (
     deepspeed_step,
     elastic_resume,
+    expert_modules,
     join_prepare,
     partitioned_models,
     skipped_steps,
@@ -137,6 +138,7 @@ MODULE_HOOKS = (
     Hook("deepspeed.runtime.zero.partition_parameters", _install_waiting_gathers, "before a model is made"),
     Hook("deepspeed.runtime.engine", elastic_resume.install, "before an engine loads a checkpoint"),
     Hook("deepspeed.runtime.engine", partitioned_models.install_in_engine, "before an engine is made"),
+    Hook("deepspeed.runtime.engine", expert_modules.install, "before an engine partitions a model"),
     Hook("torch.nn.utils", clipping.install_in_torch, "before the script imports clip_grad_norm_ from it"),
     Hook("transformers.modeling_utils", partitioned_models.install, "before a model is loaded"),
     Hook("transformers.modeling_utils", quantized_loading.install, "before a model is loaded"),

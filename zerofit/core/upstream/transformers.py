@@ -29,6 +29,8 @@ TRAINER_RESUMES = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_l
 """Methods of Trainer that read a checkpoint to go on from."""
 SAVE_CHECKPOINT = "_save_checkpoint"
 """The method of Trainer that saves a checkpoint of its own accord (5.23, trainer.py)."""
+RUN_EPOCH = "_run_epoch"
+"""Trainer's method of one epoch; releases that have none run them in one loop."""
 KEPT_BY_GENERATE = ("_cache", "_compiled_call", "_last_compile_config", "_previous_max_cache_length")
 """Attributes of a model that generate() keeps for its next call. Source: transformers (5.23),
 generation/utils.py, _prepare_static_cache, and modeling_utils.py, get_compiled_call; _cache is of older code

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.upstream.transformers import (
+    RUN_EPOCH,
     SAVE_CHECKPOINT,
     after_checkpoint,
     checkpoint_folder,
@@ -45,8 +46,17 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
             check_resumed(Path(resumed), settings)
         return original(self, str(resumed) if isinstance(resumed, Path) else resumed, *args, **named)
 
+    def run_epoch(original: Any, self: Any, *args: Any, **named: Any) -> Any:
+        if self.state.global_step < self.state.max_steps:
+            return original(self, *args, **named)
+        # Resumed from its last checkpoint: transformers looks after a step only, and would take one more.
+        self.control.should_training_stop = True
+        return None
+
     wrap(trainer_class, SAVE_CHECKPOINT, save_checkpoint)
     wrap(trainer_class, "train", train)
+    if hasattr(trainer_class, RUN_EPOCH):
+        wrap(trainer_class, RUN_EPOCH, run_epoch)
 
 
 def _recovered(trainer: Any, settings: AppliedSettings, changes: Changes) -> str | None:

@@ -1,0 +1,146 @@
+"""Lets ranks send their tokens to different experts under ZeRO-3, and ends that under stages 1 and 2.
+
+Each rank calls those experts that its own tokens are sent to. ZeRO-3 gathers a module's parameters when it is
+called, with all ranks: where ranks call other modules they wait for ever, or DeepSpeed ends with
+"disagreement on list contents". A leaf module is gathered whole, whatever of it is called
+(deepspeed/utils/z3_leaf_module.py). Under stages 1 and 2 ranks reduce gradients in buckets, in the order in
+which they come (deepspeed/runtime/zero/stage_1_and_2.py): those that call other experts add up gradients of
+unlike parameters, without a word where the sizes are alike. A step in which every rank calls all is right.
+
+DeepSpeed makes leaf modules of Mixtral, Qwen2-MoE and Qwen3-MoE, by their names. Most families of
+transformers 5 hold a layer's experts in one parameter, for which nothing is to be done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.core.strategy import ZeroStage
+from zerofit.training.wrapping import wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
+
+_MOST_PARTS = 4
+"""Modules with parameters of an expert at most: a gated feed-forward network has three, a block many more."""
+
+
+def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Prepare a model's experts before an engine sees them.
+
+    Args:
+        module: deepspeed.runtime.engine.
+    """
+    stage = settings.strategy.zero_stage
+
+    def init(original: Any, self: Any, args: Any, model: Any, *rest: Any, **kwargs: Any) -> None:
+        found = list(modules_that_choose(model))
+        if stage is not ZeroStage.PARAMETERS:
+            for one in found:
+                _end_where_one_is_left_out(one, stage)
+        elif found:
+            _gather_whole(found)
+            kinds = ", ".join(dict.fromkeys(type(one).__name__ for one in found))
+            changes.add(f"ZeRO-3 gathers each {kinds} whole, as ranks call other parts of it")
+        original(self, args, model, *rest, **kwargs)
+
+    if stage is not ZeroStage.NOTHING and settings.plan.topology.world_size > 1:
+        wrap(module.DeepSpeedEngine, "__init__", init)
+
+
+def _gather_whole(modules: list[Any]) -> None:
+    from deepspeed.utils import set_z3_leaf_module
+
+    for one in modules:
+        set_z3_leaf_module(one, True)
+
+
+def _end_where_one_is_left_out(module: Any, stage: ZeroStage) -> None:
+    """Raise an error as soon as a forward pass calls some of a module's parts and not the others."""
+    import torch
+
+    parts = [part for one in _choices(module) for part in one.children() if _has_parameters(part)]
+    called: set[int] = set()
+    for part in parts:
+        part.register_forward_hook(lambda part, *_: called.add(id(part)))
+
+    def check(*_: Any) -> None:
+        num_called = len(called)
+        called.clear()
+        if torch.is_grad_enabled() and 0 < num_called < len(parts):
+            raise UserError(
+                "unlike-gradients",
+                f"ZeRO-{int(stage)} would add up gradients of unlike parameters",
+                found=f"{type(module).__name__}: samples went to {num_called} of {len(parts)} parts",
+                why="ranks reduce gradients in the order in which they come, which is then another on each",
+                fix="--zero-stage 3",
+            )
+
+    module.register_forward_hook(check)
+
+
+def modules_that_choose(model: Any) -> Iterator[Any]:
+    """Yield the modules of which a forward pass may call some parts only, by the data: the outermost ones.
+
+    They are found by their structure: several parts of one class, in a container with a forward() of its own,
+    or in one that holds most of a module's parameters: a ModuleDict, or a list of small networks beside a
+    router with one output for each.
+    """
+    if _choices(model):
+        yield model
+        return
+    for part in model.children():
+        yield from modules_that_choose(part)
+
+
+def _choices(module: Any) -> list[Any]:
+    """Return the containers of whose parts a module's forward() may call some only."""
+    import torch
+
+    containers = torch.nn.ModuleList, torch.nn.ModuleDict
+    if isinstance(module, containers):
+        return [module] if _are_alike(module) and _has_forward(module) else []
+    return [
+        part
+        for part in module.children()
+        if isinstance(part, containers)
+        and _are_alike(part)
+        and not _has_forward(part)
+        and (isinstance(part, torch.nn.ModuleDict) or _is_routed(part, module))
+        and 2 * _size(part) > _size(module)
+    ]
+
+
+def _are_alike(container: Any) -> bool:
+    """Return True if several parts have parameters, and these are of one class."""
+    kinds = [type(part) for part in container.children() if _has_parameters(part)]
+    return len(kinds) > 1 and len(set(kinds)) == 1
+
+
+def _has_parameters(module: Any) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _size(module: Any) -> int:
+    """Return a module's parameters, those that ZeRO-3 has partitioned too."""
+    return sum(getattr(one, "ds_numel", one.numel()) for one in module.parameters())
+
+
+def _has_forward(container: Any) -> bool:
+    """Return True if a container has a forward() of its own; torch's only says that there is none."""
+    return getattr(type(container).forward, "__name__", "") != "_forward_unimplemented"
+
+
+def _is_routed(experts: Any, holder: Any) -> bool:
+    """Return True if small networks stand beside a router with an output for each."""
+    is_small = all(
+        0 < sum(bool(part._parameters) for part in expert.modules()) <= _MOST_PARTS
+        for expert in experts.children()
+    )
+    others = (part for child in holder.children() if child is not experts for part in child.modules())
+    return is_small and any(getattr(part, "out_features", None) == len(experts) for part in others)
