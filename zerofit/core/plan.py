@@ -111,6 +111,10 @@ class Plan:
     generate_limit_s: int = GENERATE_LIMIT_S
     """How long a rank waits before model.generate until the others call it too, where ZeRO-3 partitions the
     model; 0 does not wait."""
+    recovers: bool = False
+    """True if a run that is out of memory goes on under another plan."""
+    resume_from: str | None = None
+    """The checkpoint with which a run goes on that was out of memory under another plan."""
     reasons: tuple[Reason, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     estimate: Estimate | None = None

@@ -36,7 +36,7 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
         after_checkpoint(self, folder)
 
     def train(original: Any, self: Any, resume_from_checkpoint: Any = None, *args: Any, **named: Any) -> Any:
-        resumed = resume_from_checkpoint
+        resumed = _recovered(self, settings, changes) or resume_from_checkpoint
         if resumed is True:
             resumed = (
                 newest_complete(Path(self.args.output_dir), settings) or True
@@ -47,3 +47,12 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
 
     wrap(trainer_class, SAVE_CHECKPOINT, save_checkpoint)
     wrap(trainer_class, "train", train)
+
+
+def _recovered(trainer: Any, settings: AppliedSettings, changes: Changes) -> str | None:
+    """Return the checkpoint with which a run goes on that was out of memory, if this Trainer has saved it."""
+    checkpoint = settings.plan.resume_from
+    if checkpoint is None or Path(trainer.args.output_dir).resolve() != Path(checkpoint).parent.resolve():
+        return None
+    changes.add(f"Trainer resumes from {checkpoint}")
+    return checkpoint

@@ -1,0 +1,101 @@
+"""ResumeWay: how a script goes on from a checkpoint, as its source and its capture show."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerofit.core.command import Route
+from zerofit.scripts.target import script_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.core.capture import Capture
+
+_NAMES = ("resume_from_checkpoint", "resume_from", "resume_checkpoint", "resume")
+"""Arguments by which scripts take a checkpoint: accelerate's and transformers' examples have the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeWay:
+    """How a script goes on from a checkpoint."""
+
+    is_by_trainer: bool = False
+    """True if a Trainer resumes: its train() takes the checkpoint."""
+    option: str | None = None
+    """The script's own option that names the checkpoint: "--resume_from_checkpoint"."""
+    is_switch: bool = False
+    """True if that option takes no value: the script finds the checkpoint itself."""
+    loads_by_itself: bool = False
+    """True if the script calls load_state() or get_last_checkpoint() without such an option."""
+
+    @property
+    def is_known(self) -> bool:
+        """True if there is any way."""
+        return self.is_by_trainer or self.option is not None or self.loads_by_itself
+
+    def with_checkpoint(self, target: tuple[str, ...], checkpoint: Path) -> tuple[str, ...]:
+        """Return a script and its arguments so that it resumes; as they are where it needs no argument."""
+        if self.option is None or self.is_by_trainer:
+            return target
+        name, kept, skips = self.option.replace("_", "-"), [], False
+        for word in target:
+            said = word.partition("=")[0].replace("_", "-")
+            if skips:
+                skips = False
+            elif said == name:
+                skips = "=" not in word and not self.is_switch
+            else:
+                kept.append(word)
+        return (*kept, self.option, *(() if self.is_switch else (str(checkpoint),)))
+
+
+def resume_way(capture: Capture | None) -> ResumeWay:
+    """Return how a captured script resumes; an unknown way where nothing was captured."""
+    if capture is None:
+        return ResumeWay()
+    if capture.route is Route.TRAINER:
+        return ResumeWay(is_by_trainer=True)
+    try:
+        tree = ast.parse(Path(script_of(capture.target)).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ResumeWay()
+    options = dict(_options(tree))
+    for name in _NAMES:
+        if name in options:
+            option, is_switch = options[name]
+            return ResumeWay(option=option, is_switch=is_switch)
+    calls = {_called(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    return ResumeWay(loads_by_itself=bool(calls & {"load_state", "get_last_checkpoint"}))
+
+
+def _options(tree: ast.AST) -> Iterator[tuple[str, tuple[str, bool]]]:
+    """Yield the name of each option, as it is written and whether it is a switch.
+
+    Options are those of argparse and click (`add_argument("--resume")`, `@click.option("--resume")`), and the
+    fields of classes, as HfArgumentParser and others read them.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) in ("add_argument", "option", "Option"):
+            keywords = {one.arg: one.value for one in node.keywords}
+            action = keywords.get("action")
+            is_switch = "is_flag" in keywords or (
+                isinstance(action, ast.Constant) and str(action.value).startswith("store_")
+            )
+            for argument in node.args:
+                if isinstance(argument, ast.Constant) and str(argument.value).startswith("--"):
+                    text = str(argument.value)
+                    yield text[2:].replace("-", "_"), (text, is_switch)
+        elif isinstance(node, ast.ClassDef):
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    is_switch = isinstance(field.annotation, ast.Name) and field.annotation.id == "bool"
+                    yield field.target.id, (f"--{field.target.id}", is_switch)
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
