@@ -163,7 +163,7 @@ def launch_run(
     plan = replace(to_launch.plan, is_checked=is_checked, generate_limit_s=generate_limit_s)
     to_launch = replace(to_launch, plan=plan)
     check_libraries_of(plan.strategy)
-    _check_rules(to_launch, script=None if is_module else script, arguments=arguments, observer=observer)
+    check_rules(to_launch, script=None if is_module else script, arguments=arguments, observer=observer)
     folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())
     command, files = launch_command(to_launch, folder), launch_files(to_launch, folder)
     if not dry_run:
@@ -259,9 +259,10 @@ def launch_request(
     return replace(launch, request=request)
 
 
-def _check_rules(
+def check_rules(
     to_launch: Launch, *, script: str | None, arguments: tuple[str, ...], observer: Observer
 ) -> None:
+    """Check that no compatibility rule forbids a launch."""
     plan = to_launch.plan
     check_resumed_checkpoint(arguments)
     # Not the checkpoint's ranks and stage: the ranks convert it.

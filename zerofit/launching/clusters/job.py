@@ -90,10 +90,11 @@ class Resources:
     """None where the number of steps or their time is not known."""
 
 
-def resources_of(plan: Plan, *, num_steps: int | None) -> Resources:
+def resources_of(plan: Plan, *, num_steps: int | None, on_cpu: bool) -> Resources:
     """Return what a plan needs.
 
     Args:
+        on_cpu: True if it is rehearsed without its GPUs.
         num_steps: optimizer steps of the run; None where nobody knows.
     """
     topology, machine, estimate = plan.topology, plan.machine, plan.estimate
@@ -106,7 +107,7 @@ def resources_of(plan: Plan, *, num_steps: int | None) -> Resources:
         wall_time_s = math.ceil(num_steps * step.seconds * (1 + step.uncertainty)) + _START_S
     return Resources(
         num_nodes=topology.num_nodes,
-        gpus_per_node=0 if topology.on_cpu else topology.ranks_per_node,
+        gpus_per_node=0 if on_cpu else topology.ranks_per_node,
         cores_per_node=machine.num_cpu_cores,
         memory_bytes=max(GIB, memory),
         shm_bytes=int(_SHM_SHARE * max(GIB, memory)),
@@ -223,7 +224,7 @@ def check_no_deepspeed_env(*folders: Path) -> None:
                 "deepspeed-env-file",
                 "a file sets variables on every node",
                 found=str(file),
-                why="DeepSpeed's launchers put its lines, unquoted, into each node's shell, accelerate writes "
+                why="DeepSpeed's launchers put its lines, unquoted, into each node's shell, accelerate puts "
                 "tokens into it, and a folder from elsewhere can bring it along",
                 fix=f"look into it, then remove it: rm {file}; name what a run needs with --env NAME",
             )
