@@ -7,7 +7,6 @@ import re
 import shutil
 import stat
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(lacks()), reason=str(la
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _ZEROFIT = (sys.executable, "-m", "zerofit")
-_NODES = "--nodes 2 --gpus 1xA100-80G --cpu-cores 1 --cpu --zero-stage 2".split()
+_NODES = ["--nodes", "2", "--gpus", "1xA100-80G", "--cpu-cores", "1", "--cpu", "--zero-stage", "2"]
 _STEPS, _STEP_S = 110, 0.7
 """Longer than the nodes are lent for, of which some 40 s go by before the first step."""
 
@@ -56,7 +55,7 @@ def test_a_run_is_started_again_after_its_time_limit_and_trains_as_one(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     steps = (str(_STEPS), str(_STEP_S))
-    limits = "--time 3 --save-time 80 --max-requeues 2".split()
+    limits = ["--time", "3", "--save-time", "80", "--max-requeues", "2"]
     runs = {
         script: _submit(cluster, tmp_path / script, *limits, f"{script}.py", *steps)
         for script in ("loop", "trainer")
@@ -72,7 +71,7 @@ def test_a_run_is_started_again_after_its_time_limit_and_trains_as_one(
         assert "start 1 of at most 2 after the first: resumes from" in output
         plain = tmp_path / f"{script}-plain"
         plain.mkdir()
-        command = (*_ZEROFIT, *"launch --cpu --num-processes 2 --zero-stage 2".split())
+        command = (*_ZEROFIT, *["launch", "--cpu", "--num-processes", "2", "--zero-stage", "2"])
         run_command((*command, str(_SCRIPTS / f"{script}.py"), str(_STEPS), "0"), plain).check()
         assert _losses(tmp_path / script) == _losses(plain)
         assert len(_losses(plain)) == _STEPS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -67,11 +68,32 @@ class NamespaceNodes:
         """Return a node's address."""
         return f"{self.subnet}.{10 + node}"
 
+    def call(self, name: str, node: int) -> None:
+        """Give a node another name, which leads to its address on all nodes."""
+        for one in range(self.num_nodes):
+            with (_NETNS / self.name(one) / "hosts").open("a") as file:
+                file.write(f"{self.address(node)} {name}\n")
+
     def start(
-        self, node: int, command: list[str], folder: Path, output: Path, **more: str
+        self,
+        node: int,
+        command: list[str],
+        folder: Path,
+        output: Path,
+        *,
+        mounts: dict[str, Path] | None = None,
+        **more: str,
     ) -> subprocess.Popen[bytes]:
-        """Start a command on a node."""
-        inside = ("unshare", "-u", "sh", "-c", 'hostname "$0" && exec "$@"', self.name(node))
+        """Start a command on a node.
+
+        Args:
+            mounts: folders that the command alone sees at other places, which must be there.
+        """
+        binds = [
+            f"mount --bind {shlex.quote(str(source))} {place}" for place, source in (mounts or {}).items()
+        ]
+        script = " && ".join(('hostname "$0"', *binds, 'exec "$@"'))
+        inside = ("unshare", "-um", "sh", "-c", script, self.name(node))
         with output.open("ab") as file:
             return subprocess.Popen(
                 ("ip", "netns", "exec", self.name(node), *inside, *command),

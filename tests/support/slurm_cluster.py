@@ -73,11 +73,13 @@ class SlurmCluster:
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(1024))
         key.chmod(0o400)
-        lines = [_CONFIG.format(
-            controller=self.nodes.name(self.login),
-            address=self.nodes.address(self.login),
-            folder=self.folder,
-        )]
+        lines = [
+            _CONFIG.format(
+                controller=self.nodes.name(self.login),
+                address=self.nodes.address(self.login),
+                folder=self.folder,
+            )
+        ]
         for node in (0, 1):
             lines.append(
                 f"NodeName={self.nodes.name(node)} NodeAddr={self.nodes.address(node)} CPUs={self._cores} "

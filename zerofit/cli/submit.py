@@ -97,18 +97,14 @@ class _Duration(ParamType[int]):
 @click.option(
     "--job-set", is_flag=True, help="On Kubernetes a JobSet, for clusters without Kubeflow Trainer."
 )
-@click.option(
-    "--env", metavar="NAME", multiple=True, help="A further variable for the job: HF_TOKEN."
-)
+@click.option("--env", metavar="NAME", multiple=True, help="A further variable for the job: HF_TOKEN.")
 @model_options
 @field_options
 @capture_limit_option
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
 @run_dir_option
 @no_check_option
-@click.option(
-    "--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing."
-)
+@click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
 @click.option("-v", "--verbose", is_flag=True, help="Say all: what was captured, the plan's table.")
 @wide_option
 @click.argument("script")

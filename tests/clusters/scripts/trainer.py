@@ -45,6 +45,4 @@ config = LlamaConfig(
 )
 tokens = torch.randint(0, 64, (4 * steps, 16), generator=torch.Generator().manual_seed(2))
 samples = [{"input_ids": row, "labels": row} for row in tokens]
-Trainer(
-    model=LlamaForCausalLM(config), args=arguments, train_dataset=samples, callbacks=[Noted()]
-).train()
+Trainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=samples, callbacks=[Noted()]).train()

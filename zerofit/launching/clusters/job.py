@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,13 +35,16 @@ _SOURCES = 2000
 """Python files beside a script that its digest takes in at most."""
 _SHM_SHARE = 0.5
 """Of a node's memory that /dev/shm may hold: Linux's own default for a tmpfs (tmpfs(5))."""
-_PASSED_ON = re.compile(
+_OF_HOST = (
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|VIRTUAL_ENV|CONDA_(PREFIX|DEFAULT_ENV)|LD_LIBRARY_PATH|PYTHONPATH"
-    r"|CUDA_HOME|HF_HOME|HF_HUB_CACHE|HF_DATASETS_CACHE|(HF_(HUB|DATASETS)|TRANSFORMERS)_OFFLINE|XDG_CACHE_HOME"
-    r"|TORCH_(HOME|EXTENSIONS_DIR)|(NCCL|GLOO|TORCH_NCCL|OMP)_\w+|PYTORCH(_CUDA)?_ALLOC_CONF"
+    r"|CUDA_HOME|HF_HOME|HF_HUB_CACHE|HF_DATASETS_CACHE|XDG_CACHE_HOME|TORCH_(HOME|EXTENSIONS_DIR)"
+)
+"""Variables with places of this machine: for nodes that share its disks."""
+_OF_ALL = (
+    r"(HF_(HUB|DATASETS)|TRANSFORMERS)_OFFLINE|(NCCL|GLOO|TORCH_NCCL|OMP)_\w+|PYTORCH(_CUDA)?_ALLOC_CONF"
     r"|WANDB_(MODE|PROJECT)|TOKENIZERS_PARALLELISM"
 )
-"""Variables that a job takes from the environment in which it is submitted; none of them holds a secret."""
+"""Variables that a job takes along wherever it runs. None of either list holds a secret."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -139,6 +143,22 @@ def num_steps_of(plan: Plan) -> int | None:
     return max((one.num_steps for one in capture.schedulers if one.num_steps), default=None)
 
 
+def launcher_lines(command: str, *, stop_file: str, signal: str) -> list[str]:
+    """Return lines of a shell that run the launchers to their end, and have them save on a signal.
+
+    Args:
+        command: for the shell; starts this node's launcher, or those of all nodes.
+        stop_file: which the launchers look for.
+        signal: the scheduler's: "USR1", "TERM".
+    """
+    return [
+        f"trap 'touch {shlex.quote(stop_file)}' {signal}",
+        f"{command} &",
+        "launchers=$!",
+        'while wait "$launchers"; code=$?; kill -0 "$launchers" 2>/dev/null; do :; done',
+    ]
+
+
 def job_to_json(job: Job) -> str:
     """Return a job as the text of its file."""
     return json.dumps(dataclasses.asdict(job), indent=2) + "\n"
@@ -192,8 +212,13 @@ def _sources(folder: Path) -> list[Path]:
     return found
 
 
-def passed_on(environ: Mapping[str, str], named: tuple[str, ...]) -> tuple[str, ...]:
+def passed_on(environ: Mapping[str, str], named: tuple[str, ...], *, shares_disks: bool) -> tuple[str, ...]:
     """Return the names of the variables that a job gets: those of the list, and those that the user names.
+
+    Args:
+        environ: the environment here.
+        named: by the user.
+        shares_disks: True if the nodes see the disks of this machine.
 
     Raises:
         UserError: a variable is named that is not set, or that is no name.
@@ -207,7 +232,8 @@ def passed_on(environ: Mapping[str, str], named: tuple[str, ...]) -> tuple[str, 
                 why="--env takes the name of a variable that is set here; values are never on a command line",
                 fix="export the variable first, and give its name: --env HF_TOKEN",
             )
-    listed = [name for name in sorted(environ) if _PASSED_ON.fullmatch(name) and not is_secret_name(name)]
+    pattern = f"{_OF_ALL}|{_OF_HOST}" if shares_disks else _OF_ALL
+    listed = [name for name in sorted(environ) if re.fullmatch(pattern, name) and not is_secret_name(name)]
     return tuple(dict.fromkeys((*listed, *named)))
 
 

@@ -10,6 +10,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 _GOES_ON_AFTER = (FailureKind.STOPPED, FailureKind.LOST_NODE)
 """Ends after which the scheduler is to start the run again."""
+
+
+_FAREWELL_S = 5.0
+"""How long node 0 lets the others find the same error. ASSUMPTION: they ask five times a second."""
 
 
 class _Said(Observer):
@@ -115,28 +120,21 @@ def _run(job: Job, plan: Plan, place: Place, observer: Observer) -> RunEnd:
     stop_file = run_folder / STOP_FILE
     if place.node == 0:
         stop_file.unlink(missing_ok=True)  # of the attempt before
-    meeting, rendezvous = None, Rendezvous(main_process_port=free_port(0))
     facts = facts_of_node(plan, job)
     if place.num_nodes == 1:
         check_nodes(plan, job, (place.name,), (facts,))
+        meeting, rendezvous = None, Rendezvous(main_process_port=free_port(0))
+        peers = Peers(None, stop_file)
     else:
         meeting = meet(place, job.run, facts)
-        rendezvous = Rendezvous(
-            machine_rank=place.node,
-            main_process_ip=meeting.master_address,
-            main_process_port=int(meeting.by_node_0("port", lambda: str(free_port(0)))),
-        )
-        choose_interface(meeting)
-        check_nodes(plan, job, meeting.names, meeting.said)
-        found = warnings_of(plan, job, meeting.names, meeting.said) + clock_warnings(meeting)
-        for sentence in found if place.node == 0 else ():
-            observer.say(sentence)
-    peers = Peers(meeting, stop_file)
+        peers = Peers(meeting, stop_file)
+        try:
+            rendezvous = _checked_together(job, plan, meeting, peers, observer)
+        except UserError:
+            if place.node == 0:
+                time.sleep(_FAREWELL_S)  # without its store the others could only say that this node has gone
+            raise
     signal.signal(signal.SIGUSR1, lambda *_: peers.ask_to_stop())
-    if meeting is not None:
-        took_s = check_all_reduce(meeting, peers, on_cpu=plan.topology.on_cpu)
-        if place.node == 0:
-            observer.say(f"{place.num_nodes} nodes have met and added up a tensor in {took_s:.0f} s")
     number, checkpoint = _attempt(run_folder, meeting)
     plan, target = _resumed(plan, job, checkpoint)
     folder = RunFolder(path=run_folder if number == 0 else run_folder / f"requeue-{number}", node=place.node)
@@ -146,6 +144,23 @@ def _run(job: Job, plan: Plan, place: Place, observer: Observer) -> RunEnd:
         how = f"resumes from {checkpoint}" if checkpoint else "starts anew, as nothing was saved"
         observer.say(f"start {number} of at most {job.max_requeues} after the first: {how}")
     return start(launch, folder, hang_limit_s=job.hang_limit_s, observer=observer, others=peers)
+
+
+def _checked_together(job: Job, plan: Plan, meeting: Meeting, peers: Peers, observer: Observer) -> Rendezvous:
+    """Return where the ranks meet, once all nodes are seen to be as they must."""
+    place = meeting.place
+    check_nodes(plan, job, meeting.names, meeting.said)
+    choose_interface(meeting)
+    found = warnings_of(plan, job, meeting.names, meeting.said) + clock_warnings(meeting)
+    took_s = check_all_reduce(meeting, peers, on_cpu=plan.topology.on_cpu)
+    met = f"{place.num_nodes} nodes have met and added up a tensor in {took_s:.0f} s"
+    for sentence in (*found, met) if place.node == 0 else ():
+        observer.say(sentence)
+    return Rendezvous(
+        machine_rank=place.node,
+        main_process_ip=meeting.master_address,
+        main_process_port=int(meeting.by_node_0("port", lambda: str(free_port(0)))),
+    )
 
 
 def _attempt(run_folder: Path, meeting: Meeting | None) -> tuple[int, str | None]:

@@ -354,6 +354,8 @@ class Peers:
         if causes and self._meeting is not None:
             _, node = min(causes)
             _, end = self._ends[node]
+            if end.kind is FailureKind.STOPPED:
+                return end  # all nodes have
             return replace(end, cause=f"{end.cause}, on {self._meeting.names[node]}")
         if lost is not None and self._meeting is not None:
             cause = f"{self._meeting.names[lost]} was lost: nothing was heard of it for {LOST_S:.0f} s"

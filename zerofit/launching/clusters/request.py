@@ -51,6 +51,8 @@ class ToSubmit:
     """The run folder here, in which the job's file is to stand."""
     environment: Mapping[str, str] = field(repr=False)
     """The variables that it takes along; those with a secret's name are never written."""
+    gpus: str | None
+    """The GPUs of a node as they were said: "8xH100"; None where a plan was given."""
     python: str
     """The interpreter on the nodes."""
 

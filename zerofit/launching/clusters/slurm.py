@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerofit.core.errors import UserError
 from zerofit.core.units import GIB, MIB
-from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE
+from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE, launcher_lines
 from zerofit.launching.clusters.request import Rendered
 from zerofit.launching.diagnose import EXIT_STOPPED
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 JOIN_LIMIT_S = 40.0
 """Slurm starts all nodes of a job together. With the checks an error is said within a minute."""
-OUTPUT = "slurm-{job_id}.out"
 _FIRST_PORT, _PORTS = 20000, 20000
 """Jobs that share a node must not share a port: it is made of the job's number."""
 _FAREWELL_S = 60
@@ -55,7 +54,7 @@ def _script(to_submit: ToSubmit) -> str:
         "partition": _checked("--partition", flags.partition),
         "account": _checked("--account", flags.account),
         "chdir": job.work_dir,
-        "output": f"{folder}/{OUTPUT.format(job_id='%j')}",
+        "output": f"{folder}/slurm-%j.out",
         "open-mode": "append",
         "export": ",".join(to_submit.environment) or "NIL",
     }
@@ -71,15 +70,15 @@ def _script(to_submit: ToSubmit) -> str:
             f"#SBATCH {requeue}",
             "set -u",
             "# Slurm signals this shell alone, some time before the limit: the launchers look for the file.",
-            f"trap 'touch {shlex.quote(f'{folder}/{STOP_FILE}')}' USR1",
             'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             f"port=$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))",
             "# One launcher a node; SLURM_NODEID is known only inside the step, so it is read there.",
-            f"srun --ntasks-per-node=1 --cpus-per-task={resources.cores_per_node} --kill-on-bad-exit=0 "
-            f"--wait={_FAREWELL_S} \\",
-            f'  bash -c {node} "$first" "$port" &',
-            "step=$!",
-            'while wait "$step"; code=$?; kill -0 "$step" 2>/dev/null; do :; done',
+            *launcher_lines(
+                f"srun --ntasks-per-node=1 --cpus-per-task={resources.cores_per_node} --kill-on-bad-exit=0 "
+                f'--wait={_FAREWELL_S} \\\n  bash -c {node} "$first" "$port"',
+                stop_file=f"{folder}/{STOP_FILE}",
+                signal="USR1",
+            ),
             f'if [ "$code" -eq {EXIT_STOPPED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.max_requeues} ]',
             "then",
             '  scontrol requeue "$SLURM_JOB_ID"',
@@ -122,7 +121,7 @@ def job_id_of(output: str) -> str:
     return output.strip().splitlines()[-1].partition(";")[0]
 
 
-def state_command(job_id: str) -> tuple[str, ...]:
+def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
     """Return the command that prints a job's state."""
     return ("scontrol", "--oneliner", "show", "job", job_id)
 
@@ -135,7 +134,7 @@ def state_of(output: str) -> str | None:
     return found[1] if found[2] == "None" else f"{found[1]} ({found[2]})"
 
 
-def cancel_command(job_id: str) -> tuple[str, ...]:
+def cancel_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
     """Return the command that cancels a job."""
     return ("scancel", job_id)
 

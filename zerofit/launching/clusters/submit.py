@@ -165,7 +165,8 @@ def submit_run(
     check_script(script, module=is_module)
     _check_no_secrets(target)
     check_no_deepspeed_env(Path.cwd(), Path.home())
-    environment = {name: os.environ[name] for name in passed_on(os.environ, flags.env)}
+    shares_disks = engine is ClusterEngine.SLURM
+    names = passed_on(os.environ, flags.env, shares_disks=shares_disks)
     check_libraries(observer)
     planned = _plan(target, model, request, elsewhere, capture_limit_s, observer)
     plan = rehearsed(planned, probe_machine(may_be_unreadable=True)) if request.on_cpu else planned
@@ -181,13 +182,16 @@ def submit_run(
     if not way.is_known and flags.max_requeues:
         observer.say(f"{script} shows no way to resume from a checkpoint, so its run is not started again")
         flags = replace(flags, max_requeues=0)
+    if not shares_disks and flags.volume is None and flags.max_requeues:
+        observer.say("no --volume keeps checkpoints beyond a pod, so the run is not started again")
+        flags = replace(flags, max_requeues=0)
     folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())
     module = ENGINES[engine]
     to_submit = ToSubmit(
         job=Job(
             run=folder.path.name,
             target=target,
-            work_dir=os.getcwd() if engine is ClusterEngine.SLURM else None,
+            work_dir=os.getcwd() if shares_disks else None,
             run_folder=module.run_folder(folder.path, flags),
             engine=engine.value,
             num_nodes=plan.topology.num_nodes,
@@ -199,8 +203,9 @@ def submit_run(
         resources=resources_of(planned, num_steps=num_steps_of(plan), on_cpu=plan.topology.on_cpu),
         flags=flags,
         folder=folder.path,
-        environment=environment,
-        python=sys.executable,
+        environment={name: os.environ[name] for name in names},
+        gpus=elsewhere.gpus,
+        python=sys.executable if shares_disks else "python",
     )
     if to_submit.resources.wall_time_s is None and flags.wall_time_s is None:
         observer.say("the number of steps or their time is not known: the cluster's own time limit holds")
