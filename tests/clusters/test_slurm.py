@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,27 @@ def test_a_run_asks_for_what_its_plan_needs_and_writes_no_secret(
         assert "not-for-files" not in file.read_text()
     cluster.run("scancel", job_id)
     cluster.wait_for(job_id, "CANCELLED", "COMPLETED", within_s=60)
+
+
+def test_a_run_is_followed_and_cancelled(cluster: SlurmCluster, tmp_path: Path) -> None:
+    job_id, folder = _submit(cluster, tmp_path / "runs", "--time", "5", "loop.py", "5000", "0.2")
+    cluster.wait_for(job_id, "RUNNING", within_s=60)
+
+    def runs(*words: str) -> str:
+        done = cluster.run(*_ZEROFIT, "runs", *words, folder=folder.parents[1])
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    until = time.monotonic() + 120
+    while not re.search(r"ranks:  2, step [1-9]", status := runs("status")):
+        assert time.monotonic() < until, status
+        time.sleep(2)
+    assert f"job:    {job_id} on slurm, RUNNING" in status
+    assert "begins at step 0" in runs("logs", folder.name)
+    runs("cancel", folder.name)
+    assert cluster.wait_for(job_id, "CANCELLED", within_s=60) == "CANCELLED"
+    assert "2 nodes have met" in runs("logs", "-f")  # which ends, as the job has
+    assert f"job:    {job_id} on slurm, CANCELLED" in runs("status")
 
 
 def test_what_slurm_refuses_is_told_and_leaves_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:

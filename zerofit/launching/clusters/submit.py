@@ -334,8 +334,8 @@ def run_client(command: tuple[str, ...]) -> str:
     else:
         if done.returncode == 0:
             return done.stdout
-        said = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        said = said[0] if said else f"exit code {done.returncode}"
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        said = lines[-1] if lines else f"exit code {done.returncode}"
     raise UserError(
         "scheduler-refused",
         f"{command[0]} has refused",
