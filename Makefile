@@ -49,8 +49,9 @@ mutation: $(VENV)/.installed  ## the share of 200 small changes to the code that
 	@test -e $(MUTATION)/map/seconds.json || HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/mutation_score.py --map $(MUTATION)/map -- -n auto --dist loadfile
 	@HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/mutation_score.py --known $(MUTATION)/map --out $(MUTATION)/score.json $(if $(AFTER),--after $(AFTER))
 
-presets: $(VENV)/.installed  ## render ds_configs/ anew from zerofit/core/presets.py
+presets: $(VENV)/.installed  ## render ds_configs/ anew from zerofit/core/presets.py, and the recipes of launch/
 	@$(BIN)/python -m tools.write_presets
+	@$(BIN)/python -m tools.write_recipes
 
 docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/checking/rules/ and tests/evidence/measured/
 	@$(BIN)/python -m tools.write_docs

@@ -12,7 +12,7 @@ from zerofit.core.plan import plan_to_json
 from zerofit.core.secrets import is_secret_name
 from zerofit.core.units import GIB, MIB, format_bytes
 from zerofit.launching.clusters.job import JOB_FILE, NODE_MODULE, STOP_FILE, job_to_json, launcher_lines
-from zerofit.launching.clusters.request import Rendered
+from zerofit.launching.clusters.request import Rendered, yaml_text
 from zerofit.launching.diagnose import EXIT_STOPPED
 
 if TYPE_CHECKING:
@@ -56,8 +56,6 @@ def render(to_submit: ToSubmit) -> Rendered:
     name = _name(to_submit.job.run)
     make = _train_job if to_submit.flags.has_trainer else _job_set
     documents = [_config_map(to_submit, name), make(to_submit, name)]
-    import yaml
-
     path = to_submit.folder / "job.yaml"
     head = "# Written by `zerofit submit`; values of secrets are not in it, only their names.\n"
     command = (
@@ -68,7 +66,7 @@ def render(to_submit: ToSubmit) -> Rendered:
         f"--filename={path}",
     )
     return Rendered(
-        files={path: head + yaml.safe_dump_all(documents, sort_keys=False, width=110)},
+        files={path: head + yaml_text(*documents)},
         command=command,
         checks=((*command, "--dry-run=server"),),
     )
@@ -119,7 +117,7 @@ def _train_job(to_submit: ToSubmit, name: str) -> dict[str, Any]:
         },
         "runtimePatches": [
             {
-                "manager": "zerofit.dev/submit",
+                "manager": "zerofit/submit",
                 "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patch]}}},
             }
         ],

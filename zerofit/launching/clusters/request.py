@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,3 +72,17 @@ class Rendered:
     def command_line(self) -> str:
         """The command for a shell."""
         return shlex.join(self.command)
+
+
+def yaml_text(*documents: dict[str, Any]) -> str:
+    """Return documents as YAML, texts of several lines as they are."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Writes "|" before such texts."""
+
+    def represent(dumper: Dumper, text: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, represent)
+    return str(yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, width=110))

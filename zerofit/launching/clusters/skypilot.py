@@ -10,7 +10,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.secrets import is_secret_name
 from zerofit.core.units import GIB
 from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE, launcher_lines
-from zerofit.launching.clusters.request import Rendered
+from zerofit.launching.clusters.request import Rendered, yaml_text
 from zerofit.launching.diagnose import EXIT_STOPPED
 
 if TYPE_CHECKING:
@@ -33,18 +33,15 @@ def run_folder(folder: Path, flags: ClusterFlags) -> str:
 
 def render(to_submit: ToSubmit) -> Rendered:
     """Return the job's file, and the command that submits it."""
-    import yaml
-
     job, flags, resources = to_submit.job, to_submit.flags, to_submit.resources
-    asked: dict[str, Any] = {
+    asked: dict[str, Any] = {"accelerators": _accelerators(to_submit)} if resources.gpus_per_node else {}
+    asked |= {
         "cpus": f"{resources.cores_per_node}+",
         "memory": f"{math.ceil(resources.memory_bytes / GIB)}+",
         "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [EXIT_STOPPED]}
         if job.max_requeues
         else {"max_restarts_on_errors": 0},
     }
-    if resources.gpus_per_node:
-        asked["accelerators"] = _accelerators(to_submit)
     if flags.image is not None:
         asked["image_id"] = f"docker:{flags.image}"
     volume = _volume(flags)
@@ -69,7 +66,7 @@ def render(to_submit: ToSubmit) -> Rendered:
     path = to_submit.folder / "job.sky.yaml"
     words = [word for name in secrets for word in ("--secret", name)]
     return Rendered(
-        files={path: yaml.safe_dump(document, sort_keys=False, width=110)},
+        files={path: yaml_text(document)},
         command=("sky", "jobs", "launch", "--yes", "--detach-run", *words, str(path)),
     )
 

@@ -69,7 +69,6 @@ def _script(to_submit: ToSubmit) -> str:
             *lines,
             f"#SBATCH {requeue}",
             "set -u",
-            "# Slurm signals this shell alone, some time before the limit: the launchers look for the file.",
             'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             f"port=$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))",
             "# One launcher a node; SLURM_NODEID is known only inside the step, so it is read there.",
