@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(lacks()), reason=str(la
 _SCRIPTS = Path(__file__).parent / "scripts"
 _ZEROFIT = (sys.executable, "-m", "zerofit")
 _NODES = ["--nodes", "2", "--gpus", "1xA100-80G", "--cpu-cores", "1", "--cpu", "--zero-stage", "2"]
-_STEPS, _STEP_S = 110, 0.7
+_STEPS, _STEP_S = 110, 0.8
 """Longer than the nodes are lent for, of which some 40 s go by before the first step."""
 
 
@@ -56,20 +56,22 @@ def test_a_run_is_started_again_after_its_time_limit_and_trains_as_one(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     steps = (str(_STEPS), str(_STEP_S))
-    limits = ["--time", "3", "--save-time", "80", "--max-requeues", "2"]
+    limits = ["--time", "3", "--save-time", "80", "--max-requeues", "3"]
     runs = {
         script: _submit(cluster, tmp_path / script, *limits, f"{script}.py", *steps)
         for script in ("loop", "trainer")
     }
     for script, (job_id, folder) in runs.items():
-        state = cluster.wait_for(job_id, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", within_s=560)
-        output = (folder / f"slurm-{job_id}.out").read_text()
+        state = cluster.wait_for(job_id, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", within_s=850)
+        # two nodes may write at once, and cut a character of a progress bar in two
+        output = (folder / f"slurm-{job_id}.out").read_text(errors="replace")
         assert state == "COMPLETED", output
         first = json.loads((folder / "run.json").read_text())
         assert (first["kind"], first["exit_code"]) == ("stopped", 75)
-        again = json.loads((folder / "requeue-1" / "run.json").read_text())
-        assert (again["kind"], again["exit_code"]) == (None, 0)
-        assert "start 1 of at most 2 after the first: resumes from" in output
+        assert "start 1 of at most 3 after the first: resumes from" in output
+        last = max(folder.glob("requeue-*"))  # a busy machine may need more than one
+        record = json.loads((last / "run.json").read_text())
+        assert (record["kind"], record["exit_code"]) == (None, 0)
         plain = tmp_path / f"{script}-plain"
         plain.mkdir()
         command = (*_ZEROFIT, *["launch", "--cpu", "--num-processes", "2", "--zero-stage", "2"])

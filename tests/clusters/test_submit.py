@@ -63,6 +63,11 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(t
             "error[env-not-set]: there is no such variable to pass on",
         ),
         (("--gpus", "1xH100", "--time", "soon", "loop.py"), (), "error[bad-value]: --time can't be 'soon'"),
+        (
+            ("--gpus", "1xH100", "--image", "i:1", "loop.py"),
+            (),
+            "error[flag-of-another-scheduler]: slurm takes no --image",
+        ),
         (("--gpus", "1xH100", "nowhere.py"), (), "error[script-missing]: there is no such script"),
     ],
 )
@@ -83,6 +88,21 @@ def test_a_missing_client_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     assert run.exit_code == 2
     assert "error[client-missing]: sky is not installed here" in run.stderr
     assert list((tmp_path / "zerofit-runs").glob("2*")) == []
+
+
+def test_a_plan_file_is_followed_for_its_own_run_alone(tmp_path: Path) -> None:
+    shutil.copy(_SCRIPTS / "loop.py", tmp_path)
+    flags = ("--fast", "--gpus", "2xA100-80G", "--nodes", "2", "--output", "plan.json")
+    run_command((*_SUBMIT[:-1], "plan", *flags, "loop.py", "8", "0"), tmp_path).check()
+    submit = ("--on", "slurm", "--dry-run", "--plan", "plan.json")
+    assert "#SBATCH --nodes=2" in _submit(tmp_path, *submit, "loop.py", "8", "0").check().stdout
+    for words, rule in (
+        (("loop.py", "9", "0"), "plan-of-another-run"),
+        (("--nodes", "4", "loop.py", "8", "0"), "plan-for-other-nodes"),
+        (("--zero-stage", "3", "loop.py", "8", "0"), "plan-and-strategy"),
+    ):
+        run = _submit(tmp_path, *submit, *words)
+        assert (run.exit_code, run.stderr.partition("]")[0]) == (2, f"error[{rule}")
 
 
 def test_only_listed_and_named_variables_are_passed_on() -> None:

@@ -36,9 +36,6 @@ _NOT_STARTED = {
     "export PYTHONPATH=": "it sets a variable of the user's shell",
     "pip install zerofit": "it is not published",
     "zerofit launch [flags] train.py": "it is the form of the command, and no command",
-    "edit the image,": "it is what a user does by hand",
-    "kubectl ": "it needs a cluster; tests/test_presets_fresh.py reads the recipe",
-    "sbatch ": "it needs Slurm; tests/clusters/test_slurm.py runs one",
 }
 """How commands begin that nothing here starts, and why."""
 _RULES = "docs/reference/rules.md"

@@ -19,6 +19,7 @@ from zerofit.core.capture import for_plan
 from zerofit.core.errors import UserError
 from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import Plan, plan_to_json
+from zerofit.core.request import FLAGS
 from zerofit.core.secrets import masked, secret_variables
 from zerofit.launching.clusters import kubernetes, skypilot, slurm
 from zerofit.launching.clusters.job import (
@@ -38,7 +39,7 @@ from zerofit.launching.run_folder import RunFolder, fill_run_folder, new_run_fol
 from zerofit.launching.start import Launch
 from zerofit.machine.library_versions import check_libraries
 from zerofit.machine.this_node import probe_machine
-from zerofit.planning.inputs import MachineFlags, ModelFlags
+from zerofit.planning.inputs import MachineFlags, ModelFlags, check_none_ignored
 from zerofit.planning.plan_from_flags import rehearsed
 from zerofit.planning.settings import settings_of
 from zerofit.scripts.capture.errors import INSTEAD
@@ -163,6 +164,7 @@ def submit_run(
     is_module = target[0] == "-m"
     script = target[is_module]
     check_script(script, module=is_module)
+    _check_flags_of(engine, flags)
     _check_no_secrets(target)
     check_no_deepspeed_env(Path.cwd(), Path.home())
     shares_disks = engine is ClusterEngine.SLURM
@@ -256,7 +258,7 @@ def _plan(
     observer: Observer,
 ) -> Plan:
     if request.plan is not None:
-        return _given_plan(request)
+        return _given_plan(target, model, request)
     if elsewhere.gpus is None:
         raise UserError(
             "gpus-missing",
@@ -284,18 +286,65 @@ def _plan(
     return replace(plan, capture=for_plan(script.capture))
 
 
-def _given_plan(request: Request) -> Plan:
+def _given_plan(target: tuple[str, ...], model: ModelFlags, request: Request) -> Plan:
+    """Return the plan that was given, if it is for this run and nothing else was said of it."""
     plan = request.plan
     assert plan is not None
-    if request.num_nodes in (None, plan.topology.num_nodes):
-        return plan
-    raise UserError(
-        "plan-for-other-nodes",
-        "the plan is for another number of nodes",
-        found=f"--nodes {request.num_nodes} with a plan for {plan.topology.num_nodes}",
-        why="batches and memory of a plan are those of its ranks",
-        fix="leave out --nodes, or plan for as many",
-    )
+    check_none_ignored(model, because="--plan", instead="leave out --plan, for a plan that is made here")
+    said = [flag for name, flag in FLAGS.items() if getattr(request, name) is not None]
+    if said:
+        raise UserError(
+            "plan-and-strategy",
+            "the plan brings a whole strategy",
+            found=f"{', '.join(said)} with --plan",
+            why="nodes follow the plan as it is",
+            fix=f"leave out {', '.join(said)}, or --plan for a plan that is made here",
+        )
+    if request.num_nodes not in (None, plan.topology.num_nodes):
+        raise UserError(
+            "plan-for-other-nodes",
+            "the plan is for another number of nodes",
+            found=f"--nodes {request.num_nodes} with a plan for {plan.topology.num_nodes}",
+            why="batches and memory of a plan are those of its ranks",
+            fix="leave out --nodes, or plan for as many",
+        )
+    if plan.capture is not None and masked(plan.capture.target) != masked(target):
+        was, runs = (shlex.join(masked(one)) for one in (plan.capture.target, target))
+        raise UserError(
+            "plan-of-another-run",
+            "the plan file is for another command line",
+            found=f"it was made for `{was}`, and `{runs}` is to run",
+            why="the micro-batch and the memory of a plan are those of one model and its batches",
+            fix="leave out --plan, for a plan that is made here",
+        )
+    return plan
+
+
+_SCHEDULERS_OF = {
+    "partition": ("slurm",),
+    "account": ("slurm",),
+    "image": ("kubernetes", "skypilot"),
+    "volume": ("kubernetes", "skypilot"),
+    "namespace": ("kubernetes",),
+    "has_trainer": ("kubernetes",),
+}
+"""Which schedulers take a field of ClusterFlags; those that are not listed all do."""
+_FLAG_OF = {"has_trainer": "--job-set"}
+
+
+def _check_flags_of(engine: ClusterEngine, flags: ClusterFlags) -> None:
+    """Check that no flag is given that the scheduler would not hear of."""
+    nothing = ClusterFlags()
+    for name, engines in _SCHEDULERS_OF.items():
+        if engine.value not in engines and getattr(flags, name) != getattr(nothing, name):
+            flag = _FLAG_OF.get(name, f"--{name}")
+            raise UserError(
+                "flag-of-another-scheduler",
+                f"{engine.value} takes no {flag}",
+                found=f"{flag} with --on {engine.value}",
+                why=f"it is for {' and '.join(engines)}",
+                fix=f"leave out {flag}, or submit to {engines[0]}",
+            )
 
 
 def _check_no_secrets(target: tuple[str, ...]) -> None:
