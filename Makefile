@@ -9,7 +9,7 @@ OUT ?= benchmarks/measured
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: help demo test test-all faults test-nvme test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead clean
+.PHONY: help demo test test-all faults test-slurm test-nvme test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -24,10 +24,13 @@ test: $(VENV)/.installed  ## the test suite, on all cores; a file's tests stay i
 	@$(BIN)/python -m pytest $(PARALLEL)
 
 test-all: $(VENV)/.installed  ## the test suite, and what is too slow to run at each change
-	@$(BIN)/python -m pytest $(PARALLEL) -m 'not nvme and not evidence and not versions and not faults'
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not nvme and not evidence and not versions and not faults and not slurm'
 
 faults: $(VENV)/.installed  ## real faults in real runs: ranks, launchers and disks that fail
 	@$(BIN)/python -m pytest tests/faults -m faults
+
+test-slurm: $(VENV)/.installed  ## runs on a real Slurm of two nodes, which the tests start; needs root, slurm-wlm, munge, iproute2
+	@$(BIN)/python -m pytest tests/clusters -m slurm --timeout 900
 
 test-nvme: $(VENV)/.installed  ## the tests of offload to NVMe; needs libaio-dev
 	@$(BIN)/python -m pytest -m nvme --timeout 1500
@@ -46,8 +49,9 @@ mutation: $(VENV)/.installed  ## the share of 200 small changes to the code that
 	@test -e $(MUTATION)/map/seconds.json || HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/mutation_score.py --map $(MUTATION)/map -- -n auto --dist loadfile
 	@HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/mutation_score.py --known $(MUTATION)/map --out $(MUTATION)/score.json $(if $(AFTER),--after $(AFTER))
 
-presets: $(VENV)/.installed  ## render ds_configs/ anew from zerofit/core/presets.py
+presets: $(VENV)/.installed  ## render ds_configs/ anew from zerofit/core/presets.py, and the recipes of launch/
 	@$(BIN)/python -m tools.write_presets
+	@$(BIN)/python -m tools.write_recipes
 
 docs: $(VENV)/.installed  ## render docs/reference/ anew from zerofit/checking/rules/ and tests/evidence/measured/
 	@$(BIN)/python -m tools.write_docs

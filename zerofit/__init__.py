@@ -20,6 +20,7 @@ _ON_DEMAND = {
     "generate_file": "zerofit.launching.generate.generate_file",
     "launch": "zerofit.launching.launch",
     "plan": "zerofit.planning.plan",
+    "submit": "zerofit.launching.clusters.submit",
     "trainer": "zerofit.training.script_api",
     "training_arguments": "zerofit.training.script_api",
 }

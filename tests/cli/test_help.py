@@ -73,6 +73,8 @@ def test_no_slow_library_is_imported(tmp_path: Path, line: str) -> None:
         (["export"], "export"),
         (["generate"], "generate"),
         (["plan"], "plan"),
+        (["runs"], "runs"),
+        (["submit"], "submit"),
     ],
 )
 def test_text(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import click
 import pytest
-import yaml
 from click.testing import CliRunner
 from commands import ROOT, Block, Command, blocks, documented, documents, python_script, targets
 
@@ -37,10 +36,6 @@ _NOT_STARTED = {
     "export PYTHONPATH=": "it sets a variable of the user's shell",
     "pip install zerofit": "it is not published",
     "zerofit launch [flags] train.py": "it is the form of the command, and no command",
-    "edit the image,": "it is what a user does by hand",
-    "kubectl ": "it needs a cluster; tests/test_presets_fresh.py reads the recipe",
-    "python launch/resources.py": "its output goes to a cluster; tests/starts/test_resources.py runs it",
-    "sbatch ": "it needs Slurm; tests/test_presets_fresh.py parses the recipe",
 }
 """How commands begin that nothing here starts, and why."""
 _RULES = "docs/reference/rules.md"
@@ -150,31 +145,6 @@ def test_a_recipe_starts_a_launch_with_flags_that_it_has(place: Path, command: C
     words = _launched_by(recipe, arguments, folder=place, environment=variables)
     assert words[0] == "launch"
     _parse(words)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "strategy"), [([], "--preset z2 "), (["--plan", "plan.json"], "--plan plan.json ")]
-)
-def test_the_recipe_for_slurm_starts_a_launch_with_flags_that_it_has(
-    place: Path, arguments: list[str], strategy: str
-) -> None:
-    of_slurm = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "node[0-1]",
-        "SLURM_NNODES": "2",
-        "SLURM_NODEID": "1",
-    }
-    words = _launched_by("launch/slurm.sbatch", [*arguments, "train.py"], folder=place, environment=of_slurm)
-    assert strategy in " ".join(words)
-    assert ("--preset" in words) is not ("--plan" in words)
-    _parse(words)
-
-
-def test_the_recipe_for_kubernetes_starts_a_launch_with_flags_that_it_has(place: Path) -> None:
-    _, job = yaml.safe_load_all((ROOT / "launch" / "kubernetes.yaml").read_text(encoding="utf-8"))
-    program, *words = job["spec"]["template"]["spec"]["containers"][0]["command"]
-    assert program == "zerofit"
-    _parse([re.sub(r"\$\(\w+\)", "1", word) for word in words])
 
 
 @pytest.mark.parametrize("block", _PROGRAMS, ids=_named)

@@ -24,6 +24,8 @@ _VERBS = {
     "generate": "Write completions for a file of prompts.",
     "launch": "Train a script under the fastest strategy that fits.",
     "plan": "Say what a run needs, and choose the fastest strategy that fits.",
+    "runs": "See and end runs of this machine and submitted ones.",
+    "submit": "Plan a run here, and submit it to Slurm, Kubernetes or SkyPilot.",
 }
 """Verb and help line; each is the command of that name in the module zerofit.cli.VERB."""
 

@@ -115,6 +115,8 @@ class Plan:
     """True if a run that is out of memory goes on under another plan."""
     resume_from: str | None = None
     """The checkpoint with which a run goes on that was out of memory under another plan."""
+    saves_when_told: bool = False
+    """True if SIGUSR1 has the ranks save a checkpoint together and end."""
     reasons: tuple[Reason, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     estimate: Estimate | None = None

@@ -31,6 +31,8 @@ class RankRecord:
     """Of these, the ones that were skipped as gradients were not finite; None without loss scaling."""
     ended_at: float | None = None
     """When the script ended, in seconds since 1970."""
+    saved_to: str | None = None
+    """The checkpoint that it saved when it was told to stop; None where it went on to its end."""
 
 
 def record_file(folder: Path, rank: int) -> Path:

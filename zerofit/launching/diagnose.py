@@ -39,6 +39,8 @@ _GPU_IS_FULL = (
 """Parts of messages about full GPU memory, which may come in an exception of another type."""
 _HOST_IS_FULL = ("DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
 """Parts of messages about full host memory: torch's (c10/core/impl/alloc_cpu.cpp), the C library's, C++'s."""
+EXIT_STOPPED = 75
+"""EX_TEMPFAIL of sysexits.h, for a run that can go on: schedulers start it again."""
 _UNITS = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 
 
@@ -65,6 +67,8 @@ class FailureKind(enum.StrEnum):
     """The ranks of this node only lost their peers on another one."""
     SIGNAL = "signal"
     """Somebody stopped the run or killed a rank, or a rank crashed."""
+    STOPPED = "stopped"
+    """The scheduler wanted the nodes back: the ranks saved a checkpoint together and ended."""
     LAUNCHER = "launcher"
     """The launch failed before the script began."""
 
@@ -132,14 +136,14 @@ def judge(
         cause = f"stopped by {stopped_by.name}"
         return RunEnd(exit_code=128 + stopped_by, cause=cause, kind=FailureKind.SIGNAL)
     if launcher_code == 0:
-        return RunEnd(exit_code=0, cause=None)
+        return _went_well(records)
     told = failures or {
         rank: RankFailure(exit_code=record.exit_code, timestamp=0)
         for rank, record in records.items()
         if record.exit_code
     }
     if not told and len(records) == num_ranks:  # each says that it ended well: that stands
-        return RunEnd(exit_code=0, cause=None)
+        return _went_well(records)
     if not told:
         return _launcher_failed(launcher_code, oom_kills, has_begun=bool(observations))
 
@@ -159,6 +163,14 @@ def judge(
         cause = f"{end.cause}: the ranks of this node lost their peers, so the cause is on another node"
         return replace(end, cause=cause, kind=FailureKind.LOST_NODE)
     return end
+
+
+def _went_well(records: Mapping[int, RankRecord]) -> RunEnd:
+    saved = next((one.saved_to for one in records.values() if one.saved_to is not None), None)
+    if saved is None:
+        return RunEnd(exit_code=0, cause=None)
+    cause = f"stopped before its end, and saved in {saved}"
+    return RunEnd(exit_code=EXIT_STOPPED, cause=cause, kind=FailureKind.STOPPED)
 
 
 def _ended_at(failure: RankFailure, record: RankRecord | None) -> float:

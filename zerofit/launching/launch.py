@@ -209,6 +209,7 @@ def launch_run(
         attempt = following
         _check(attempt.launch, observer)
         attempt.folder.path.mkdir(mode=0o700)
+        record_recoveries(folder, attempt.recoveries)
         ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
         record_recoveries(folder, attempt.recoveries, ended)
     return replace(
@@ -225,7 +226,7 @@ def _check(to_launch: Launch, observer: Observer) -> None:
     check_libraries_of(to_launch.plan.strategy)
     is_module = to_launch.target[0] == "-m"
     script = None if is_module else to_launch.target[0]
-    _check_rules(to_launch, script=script, arguments=to_launch.target[1 + is_module :], observer=observer)
+    check_rules(to_launch, script=script, arguments=to_launch.target[1 + is_module :], observer=observer)
 
 
 def _start(attempt: Attempt, *, hang_limit_s: float | None, observer: Observer) -> RunEnd:
@@ -317,9 +318,10 @@ def launch_request(
     return replace(launch, request=request)
 
 
-def _check_rules(
+def check_rules(
     to_launch: Launch, *, script: str | None, arguments: tuple[str, ...], observer: Observer
 ) -> None:
+    """Check that no compatibility rule forbids a launch."""
     plan = to_launch.plan
     check_resumed_checkpoint(arguments)
     # Not the checkpoint's ranks and stage: the ranks convert it.

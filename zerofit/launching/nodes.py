@@ -21,6 +21,11 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\d{1,5})")
 
 
+def is_host(text: str) -> bool:
+    """Return True if a text can only be a host's name or address."""
+    return _HOST.fullmatch(text) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
     """Flags about nodes; None for those that are not given."""
@@ -130,7 +135,7 @@ def _read_hostfile(path: Path) -> dict[str, int]:
         match = _HOSTFILE_LINE.fullmatch(line)
         if not line:
             continue
-        if match is None or not _HOST.fullmatch(match[1]):
+        if match is None or not is_host(match[1]):
             raise _bad_hostfile(path, f"line {number}: {line}", "a line is `HOST slots=N`")
         if int(match[2]) == 0:
             raise _bad_hostfile(path, f"line {number}: {line}", "a node has at least one slot")

@@ -20,6 +20,8 @@ class RunFolder:
     """Where each file of a run stands."""
 
     path: Path
+    node: int = 0
+    """The node whose record stands there; several may share the folder."""
 
     @property
     def plan(self) -> Path:
@@ -39,7 +41,7 @@ class RunFolder:
     @property
     def command(self) -> Path:
         """The command as a shell script; run again, it writes into this same folder."""
-        return self.path / "command.sh"
+        return self.path / f"command{self._of_node}.sh"
 
     @property
     def ranks(self) -> Path:
@@ -49,7 +51,11 @@ class RunFolder:
     @property
     def run(self) -> Path:
         """How the run ended."""
-        return self.path / "run.json"
+        return self.path / f"run{self._of_node}.json"
+
+    @property
+    def _of_node(self) -> str:
+        return f"-node{self.node}" if self.node else ""
 
 
 def run_folder(runs: Path, *, target: str, at: datetime, attempt: int = 1) -> RunFolder:

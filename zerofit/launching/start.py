@@ -8,7 +8,7 @@ import shlex
 import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from zerofit.configs.write.accelerate import accelerate_yaml
 from zerofit.configs.write.command import (
@@ -32,6 +32,7 @@ from zerofit.launching.watch import run_watched
 from zerofit.machine.cgroup import count_oom_kills
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 RUN_VERSION = 1
@@ -106,8 +107,23 @@ def _arguments(launch: Launch, folder: RunFolder) -> tuple[str, ...]:
     )
 
 
+class OtherNodes(Protocol):
+    """The other nodes of a run, and the scheduler that may want this one back."""
+
+    def look(self, has_begun: Callable[[], bool]) -> bool:
+        """Return True if the ranks of this node must end; `has_begun` says if all of them take signals."""
+
+    def agree(self, end: RunEnd) -> RunEnd:
+        """Return how the run ended on all nodes."""
+
+
 def start(
-    launch: Launch, folder: RunFolder, *, hang_limit_s: float | None = None, observer: Observer = SILENT
+    launch: Launch,
+    folder: RunFolder,
+    *,
+    hang_limit_s: float | None = None,
+    observer: Observer = SILENT,
+    others: OtherNodes | None = None,
 ) -> RunEnd:
     """Run the launch to its end, write run.json, and return how it ended.
 
@@ -115,6 +131,7 @@ def start(
         hang_limit_s: a run is ended that does not move for so long; 0 for never, None for a limit that
             follows the run's own pace.
         observer: is told how far the run is, and of a rank that stands still.
+        others: the other nodes; None where each node is left to itself.
     """
     started_at = datetime.now(UTC)
     oom_kills = count_oom_kills()
@@ -141,7 +158,13 @@ def start(
         observer=observer,
         predicted_bytes=None if estimate is None else estimate.device.peak_bytes,
     )
-    ended = run_watched(command, environment=environment, report_fd=writer, is_over=watch.look)
+
+    def is_over() -> bool:
+        if others is not None and others.look(lambda: len(watch.observations()) == len(ranks)):
+            return True
+        return watch.look()
+
+    ended = run_watched(command, environment=environment, report_fd=writer, is_over=is_over)
     watch.clear_unused()
     now = count_oom_kills()
     with open(reader, encoding="utf-8") as report:
@@ -159,6 +182,8 @@ def start(
         is_one_of_nodes=launch.plan.topology.num_nodes > 1,
         hang=watch.hang,
     )
+    if others is not None:
+        verdict = others.agree(verdict)
     note_run(
         launch.plan,
         launch.target,

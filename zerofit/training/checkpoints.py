@@ -35,6 +35,7 @@ from zerofit.core.upstream.accelerate import (
     prepared_schedulers,
 )
 from zerofit.models.changes.adapted_saving import adapted_of
+from zerofit.training.told_to_stop import steps_done
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -200,6 +201,7 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
                 write,
                 layout=layout_of(settings, optimizers[0] if optimizers else None),
                 run_folder=settings.run_folder,
+                step=steps_done(),
             )
         finally:
             project.automatic_checkpoint_naming, project.total_limit = is_named, limit

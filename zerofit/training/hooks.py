@@ -21,6 +21,7 @@ from zerofit.training import (
     observe,
     optimizer_swap,
     quantized_loading,
+    told_to_stop,
 )
 from zerofit.training.deepspeed import (
     deepspeed_step,
@@ -61,6 +62,7 @@ ACCELERATOR_HOOKS = (
     Hook("changed model", changed_model.install, "before all others: they see the model that trains"),
     Hook("step before saving", deepspeed_step.install, "on other methods than prepare()"),
     Hook("checkpoints", checkpoints.install, "after the step that saving takes"),
+    Hook("stop on a signal", told_to_stop.install, "on prepare() and load_state(), which it only sees"),
     Hook("clipping", clipping.install, "around the step that may be skipped: only a step is clipped for"),
     Hook("skipped steps", skipped_steps.install, "around the scaler's own step, which says if it skipped"),
     Hook("clipping by torch", clipping.install_watch, "on the constructor alone"),
@@ -134,6 +136,8 @@ MODULE_HOOKS = (
     Hook("torch.utils.data.dataloader", observe.install_data, "before a DataLoader is made"),
     Hook("deepspeed.runtime.engine", observe.install_in_engine, "before an engine is made"),
     Hook("transformers.trainer_callback", observe.install_in_callbacks, "before a Trainer is made"),
+    Hook("transformers.trainer_callback", told_to_stop.install_in_callbacks, "before a Trainer is made"),
+    Hook("accelerate.data_loader", told_to_stop.install_in_loaders, "before a DataLoader is prepared"),
     Hook("accelerate.state", accelerate_hooks.install_gloo, "before an Accelerator asks for its ranks"),
     Hook("deepspeed.runtime.zero.partition_parameters", _install_waiting_gathers, "before a model is made"),
     Hook("deepspeed.runtime.engine", elastic_resume.install, "before an engine loads a checkpoint"),

@@ -158,6 +158,11 @@ def start(folder: Path, rank: int) -> None:
         print(f"zerofit: rank {rank} can't be watched: {error}", file=sys.stderr)
 
 
+def steps_done() -> int | None:
+    """Return the optimizer steps that this rank has done; None where nobody looks on."""
+    return None if _observed is None else _observed.step
+
+
 def end() -> None:
     """Say that the script has ended well."""
     if _observed is not None:

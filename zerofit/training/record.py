@@ -17,7 +17,13 @@ MESSAGE_CHARACTERS = 2000
 
 
 def write_record(
-    folder: Path, *, rank: int, exit_code: int, error: BaseException | None, changes: tuple[str, ...]
+    folder: Path,
+    *,
+    rank: int,
+    exit_code: int,
+    error: BaseException | None,
+    changes: tuple[str, ...],
+    saved_to: str | None = None,
 ) -> None:
     """Write this rank's record, whole or not at all."""
     allocated, reserved = _gpu_peaks()
@@ -35,6 +41,7 @@ def write_record(
         num_scaled_steps=steps.num_steps if is_scaled else None,
         num_skipped_steps=steps.num_skipped if is_scaled else None,
         ended_at=time.time(),
+        saved_to=saved_to,
     )
     text = json.dumps(asdict(record), indent=2) + "\n"
     write_whole(record_file(folder, rank), text, mode=0o600)  # an error may hold what arguments held

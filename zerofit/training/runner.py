@@ -20,7 +20,7 @@ from zerofit.core.plan import plan_from_json
 from zerofit.generation.ranks.meeting import end_when_stuck, tell_ended
 from zerofit.machine.stopping import end_with_agent
 from zerofit.scripts.run_target import code_of, run_target, script_frames
-from zerofit.training import observe
+from zerofit.training import observe, told_to_stop
 from zerofit.training.changes import Changes
 from zerofit.training.hooks import install
 from zerofit.training.record import write_record
@@ -51,7 +51,14 @@ def main(arguments: Sequence[str]) -> int:
     def end(exit_code: int, error: BaseException | None) -> None:
         last_exit.exit_code = exit_code  # before the record: no trouble with that may change how it ended
         try:
-            write_record(folder / "ranks", rank=rank, exit_code=exit_code, error=error, changes=changes.lines)
+            write_record(
+                folder / "ranks",
+                rank=rank,
+                exit_code=exit_code,
+                error=error,
+                changes=changes.lines,
+                saved_to=told_to_stop.saved_to(),
+            )
         except OSError as unwritten:
             print(f"zerofit: the record of rank {rank} can't be written: {unwritten}", file=sys.stderr)
 
@@ -63,9 +70,11 @@ def main(arguments: Sequence[str]) -> int:
     end_when_stuck(leave)
     error: BaseException | None = None
     exit_code = 0
-    observe.start(folder / "ranks", rank)
     try:
         plan = plan_from_json(Path(plan_file).read_text(encoding="utf-8"), name=plan_file)
+        if plan.saves_when_told:
+            told_to_stop.start(folder.absolute())
+        observe.start(folder / "ranks", rank)  # from here on signals may come
         install(plan, changes, run_folder=folder.absolute())
         run_target(target)
     except SystemExit as stop:

@@ -1,0 +1,143 @@
+"""Manifests for Kubernetes: they hold against the schemas of their resources, and each pod's command runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from namespaces import NamespaceNodes, can_make_nodes
+from runs import run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SCRIPTS = Path(__file__).parent / "scripts"
+_SUBMIT = (sys.executable, "-m", "zerofit", "submit", "--on", "kubernetes", "--dry-run", "--image", "i:1")
+_NODES = ["--nodes", "2", "--gpus", "1xA100-80G", "--zero-stage", "2", "--fast"]
+_START_S = 150
+_POD_FOLDERS = ("/zerofit/job", "/zerofit/run")
+
+
+def _manifest(place: Path, *words: str, **more: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the ConfigMap and the job that `zerofit submit` would apply."""
+    shutil.copy(_SCRIPTS / "loop.py", place)
+    done = run_command((*_SUBMIT, *_NODES, *words, "loop.py", "4", "0"), place, **more).check()
+    assert done.stdout.splitlines()[-1].startswith("kubectl apply --output=name --filename=")
+    config_map, job = yaml.safe_load_all(done.stdout[: done.stdout.rindex("\nkubectl ")])
+    return config_map, job
+
+
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [((), "TrainerV1alpha1TrainJob"), (("--job-set",), "JobsetV1alpha2JobSet")],
+    ids=["TrainJob", "JobSet"],
+)
+def test_a_manifest_holds_against_the_schema(tmp_path: Path, words: tuple[str, ...], model: str) -> None:
+    models = pytest.importorskip(
+        "kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed"
+    )
+    volume = ("--volume", "checkpoints:/data", "--env", "HF_TOKEN")
+    config_map, job = _manifest(tmp_path, *words, *volume, HF_TOKEN="hf_not_for_files")
+    # The models take unknown fields silently: what comes back shows whether all of them were known.
+    assert _without_none(getattr(models, model).from_dict(job).to_dict()) == job
+    assert _without_none(models.IoK8sApiCoreV1ConfigMap.from_dict(config_map).to_dict()) == config_map
+    assert "hf_not_for_files" not in json.dumps([config_map, job])
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list) else value
+
+
+def test_a_pod_asks_for_what_the_plan_needs(tmp_path: Path) -> None:
+    _, job = _manifest(tmp_path, "--time", "60")
+    trainer = job["spec"]["trainer"]
+    assert trainer["numNodes"] == 2
+    memory = trainer["resourcesPerNode"]["limits"]["memory"]
+    assert re.fullmatch(r"\dGi", memory)
+    assert trainer["resourcesPerNode"] == {
+        "requests": {"cpu": "6", "memory": memory, "nvidia.com/gpu": "1"},
+        "limits": {"memory": memory, "nvidia.com/gpu": "1"},
+    }
+    assert job["spec"]["activeDeadlineSeconds"] == 3600
+
+
+def test_pods_need_an_image(tmp_path: Path) -> None:
+    shutil.copy(_SCRIPTS / "loop.py", tmp_path)
+    without = tuple(word for word in _SUBMIT if word not in ("--image", "i:1"))
+    done = run_command((*without, *_NODES, "loop.py", "4", "0"), tmp_path)
+    assert done.exit_code == 2
+    assert "error[image-missing]: pods need an image" in done.stderr
+
+
+@pytest.fixture
+def pod_folders() -> Iterator[None]:
+    """Make the folders at which a pod's volumes are mounted."""
+    for name in _POD_FOLDERS:
+        os.makedirs(name, exist_ok=True)
+    yield
+    for name in (*_POD_FOLDERS, "/zerofit"):
+        os.rmdir(name)
+
+
+def _of_operator(job: dict[str, Any], index: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the container of a pod, and the variables that the operator sets in it.
+
+    Sources: kubeflow/trainer, pkg/runtime/framework/plugins/torch; Kubernetes' docs on indexed Jobs.
+    """
+    name = job["metadata"]["name"]
+    if job["kind"] == "TrainJob":
+        variables = {
+            "PET_NNODES": "2",
+            "PET_NPROC_PER_NODE": str(job["spec"]["trainer"]["numProcPerNode"]),
+            "PET_NODE_RANK": str(index),
+            "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
+            "PET_MASTER_PORT": "29500",
+        }
+        return job["spec"]["trainer"], variables
+    (replicated,) = job["spec"]["replicatedJobs"]
+    (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+    return container, {"JOB_COMPLETION_INDEX": str(index)}
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(not can_make_nodes(), reason="network namespaces need root and iproute2")
+@pytest.mark.parametrize("words", [(), ("--job-set",)], ids=["TrainJob", "JobSet"])
+def test_each_pods_command_runs_as_it_is_written(
+    tmp_path: Path, pod_folders: None, built_ops: None, words: tuple[str, ...]
+) -> None:
+    config_map, job = _manifest(tmp_path, "--cpu", *words)
+    (tmp_path / "mounted").mkdir()
+    for name, text in config_map["data"].items():
+        (tmp_path / "mounted" / name).write_text(text)
+    with NamespaceNodes(2) as nodes:
+        name = job["metadata"]["name"]
+        nodes.call(f"{name}-node-0-0.{name}", 0)
+        pods = []
+        for index in (0, 1):
+            container, variables = _of_operator(job, index)
+            own = {one["name"]: one["value"] for one in container["env"]}
+            known = own | variables
+            words_of_pod = [
+                re.sub(r"\$\((\w+)\)", lambda found, known=known: known.get(found[1], found[0]), word)
+                for word in (*container["command"], *container["args"])
+            ]
+            (tmp_path / f"run{index}").mkdir()
+            mounts = dict(zip(_POD_FOLDERS, (tmp_path / "mounted", tmp_path / f"run{index}"), strict=True))
+            output = tmp_path / f"out{index}"
+            pods.append(nodes.start(index, words_of_pod, tmp_path, output, mounts=mounts, **known))
+        codes = [pod.wait(timeout=_START_S) for pod in pods]
+    assert codes == [0, 0], (tmp_path / "out0").read_text()
+    assert "2 nodes have met" in (tmp_path / "out0").read_text()
+    assert len((tmp_path / "losses.jsonl").read_text().splitlines()) == 4
+    for index in (0, 1):
+        record = json.loads((tmp_path / f"run{index}" / "ranks" / f"rank{index}.json").read_text())
+        assert record["exit_code"] == 0

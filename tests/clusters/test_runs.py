@@ -1,0 +1,41 @@
+"""`zerofit runs` of a run of this machine: how it stands, what it prints, and its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from running_launches import TRAIN, RunningLaunch
+from runs import environment, run_command
+
+_ZEROFIT = (sys.executable, "-m", "zerofit")
+
+
+def test_a_run_of_this_machine_is_seen_followed_and_cancelled(tmp_path: Path) -> None:
+    command = (*_ZEROFIT, "launch", "--cpu", "--num-processes", "1", "--engine", "native", TRAIN, "5000")
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    launch = RunningLaunch(process=process, folder=tmp_path)
+    launch.wait_for_step(2, ranks=1)
+
+    status = run_command((*_ZEROFIT, "runs", "status"), tmp_path).check().stdout
+    assert f"run:    zerofit-runs/{launch.run_folder.name}" in status
+    assert "end:    it runs" in status
+    cancelled = run_command((*_ZEROFIT, "runs", "cancel", launch.run_folder.name), tmp_path).check()
+    assert cancelled.stderr == f"zerofit: process {process.pid}, which runs it, is told to end\n"
+    assert launch.end()[0] == 128 + 15
+    status = run_command((*_ZEROFIT, "runs", "status", launch.run_folder.name), tmp_path).check().stdout
+    assert "exit code 143: stopped by SIGTERM" in status
+    again = run_command((*_ZEROFIT, "runs", "cancel", launch.run_folder.name), tmp_path)
+    assert again.exit_code == 1
+    assert "error[run-not-running]: the run does not run here" in again.stderr
+
+
+def test_a_run_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "zerofit-runs" / "2026-01-01_00-00-00-train").mkdir(parents=True)
+    done = run_command((*_ZEROFIT, "runs", "status", "2026-01-01_00-00-00-trian"), tmp_path)
+    assert done.exit_code == 2
+    assert "error[run-missing]: there is no such run" in done.stderr
+    assert "did you mean 2026-01-01_00-00-00-train?" in done.stderr

@@ -1,0 +1,142 @@
+"""`zerofit submit` before anything is handed over: what it refuses, what reaches the job, what nodes hear."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from runs import Run, run_command
+
+from zerofit.core.errors import UserError
+from zerofit.launching.clusters.job import code_digest, passed_on
+from zerofit.launching.nodes import is_host
+
+_SCRIPTS = Path(__file__).parent / "scripts"
+_SUBMIT = (sys.executable, "-m", "zerofit", "submit")
+
+
+def _submit(place: Path, *words: str, **more: str) -> Run:
+    shutil.copy(_SCRIPTS / "loop.py", place)
+    return run_command((*_SUBMIT, *words), place, **more)
+
+
+def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(tmp_path: Path) -> None:
+    # A secret by its name, one that nobody named, and a setting that every job takes along.
+    secrets = {"HF_TOKEN": "hf_not_for_files", "WANDB_API_KEY": "not-for-files", "NCCL_DEBUG": "INFO"}
+    words = ("--dry-run", "--nodes", "2", "--gpus", "2xA100-80G", "--fast", "--env", "HF_TOKEN")
+    slurm = _submit(tmp_path, "--on", "slurm", *words, "loop.py", "8", "0", **secrets).check().stdout
+    assert "not-for-files" not in slurm
+    assert "not_for_files" not in slurm
+    (export,) = (line for line in slurm.splitlines() if line.startswith("#SBATCH --export="))
+    assert {"HF_TOKEN", "NCCL_DEBUG", "PATH"} <= set(export.partition("--export=")[2].split(","))
+    assert "WANDB_API_KEY" not in export
+    for line in ("--nodes=2", "--gpus-per-node=2", "--cpus-per-task=12", "--signal=B:USR1@300", "--requeue"):
+        assert f"#SBATCH {line}" in slurm.splitlines()
+    assert not (tmp_path / "zerofit-runs").exists()
+
+    sky = _submit(tmp_path, "--on", "skypilot", *words, "loop.py", "8", "0", **secrets).check().stdout
+    assert "  accelerators: A100-80GB:2" in sky.splitlines()
+    assert "  HF_TOKEN: null" in sky.splitlines()
+    assert "not_for_files" not in sky
+
+
+@pytest.mark.parametrize(
+    ("words", "files", "error"),
+    [
+        (("loop.py", "8", "0"), (), "error[gpus-missing]: a plan for a cluster needs its GPUs"),
+        (
+            ("--gpus", "1xH100", "loop.py", "--hub_token", "hf_abcdefghijklmnopqrst"),
+            (),
+            "error[secret-in-arguments]: an argument of the script is a secret",
+        ),
+        (
+            ("--gpus", "1xH100", "loop.py"),
+            (".deepspeed_env",),
+            "error[deepspeed-env-file]: a file sets variables on every node",
+        ),
+        (
+            ("--gpus", "1xH100", "--env", "NOT_SET_HERE", "loop.py"),
+            (),
+            "error[env-not-set]: there is no such variable to pass on",
+        ),
+        (("--gpus", "1xH100", "--time", "soon", "loop.py"), (), "error[bad-value]: --time can't be 'soon'"),
+        (
+            ("--gpus", "1xH100", "--image", "i:1", "loop.py"),
+            (),
+            "error[flag-of-another-scheduler]: slurm takes no --image",
+        ),
+        (("--gpus", "1xH100", "nowhere.py"), (), "error[script-missing]: there is no such script"),
+    ],
+)
+def test_what_can_not_be_submitted_is_said_before_anything_is_planned(
+    tmp_path: Path, words: tuple[str, ...], files: tuple[str, ...], error: str
+) -> None:
+    for name in files:
+        (tmp_path / name).write_text("PATH=/tmp\n")
+    run = _submit(tmp_path, "--on", "slurm", *words)
+    assert (run.exit_code, run.stderr.splitlines()[0]) == (2, error)
+    assert "hf_abcdefghij" not in run.stderr
+    assert not (tmp_path / "zerofit-runs").exists()
+
+
+def test_a_missing_client_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    plan = ("--gpus", "1xA100-80G", "--fast")
+    run = _submit(tmp_path, "--on", "skypilot", *plan, "loop.py", "8", "0", PATH="/nowhere")
+    assert run.exit_code == 2
+    assert "error[client-missing]: sky is not installed here" in run.stderr
+    assert list((tmp_path / "zerofit-runs").glob("2*")) == []
+
+
+def test_a_plan_file_is_followed_for_its_own_run_alone(tmp_path: Path) -> None:
+    shutil.copy(_SCRIPTS / "loop.py", tmp_path)
+    flags = ("--fast", "--gpus", "2xA100-80G", "--nodes", "2", "--output", "plan.json")
+    run_command((*_SUBMIT[:-1], "plan", *flags, "loop.py", "8", "0"), tmp_path).check()
+    submit = ("--on", "slurm", "--dry-run", "--plan", "plan.json")
+    assert "#SBATCH --nodes=2" in _submit(tmp_path, *submit, "loop.py", "8", "0").check().stdout
+    for words, rule in (
+        (("loop.py", "9", "0"), "plan-of-another-run"),
+        (("--nodes", "4", "loop.py", "8", "0"), "plan-for-other-nodes"),
+        (("--zero-stage", "3", "loop.py", "8", "0"), "plan-and-strategy"),
+    ):
+        run = _submit(tmp_path, *submit, *words)
+        assert (run.exit_code, run.stderr.partition("]")[0]) == (2, f"error[{rule}")
+
+
+def test_only_listed_and_named_variables_are_passed_on() -> None:
+    environ = dict.fromkeys(
+        ("PATH", "HF_HOME", "HF_TOKEN", "NCCL_DEBUG", "AWS_SECRET_ACCESS_KEY", "HTTPS_PROXY", "MINE"), "x"
+    )
+    assert passed_on(environ, ("MINE",), shares_disks=True) == ("HF_HOME", "NCCL_DEBUG", "PATH", "MINE")
+    assert passed_on(environ, ("HF_TOKEN",), shares_disks=False) == ("NCCL_DEBUG", "HF_TOKEN")
+    with pytest.raises(UserError, match="no such variable") as error:
+        passed_on(environ, ("MINE=secret",), shares_disks=True)
+    assert "secret" not in error.value.found
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch", "a b", "$(id)", "", "a;b", "a/b"])
+def test_what_is_no_hosts_name_is_refused(host: str) -> None:
+    assert not is_host(host)
+
+
+def test_the_digest_sees_the_script_and_what_stands_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import model\n")
+    (tmp_path / "model.py").write_text("x = 1\n")
+    (tmp_path / "zerofit-runs").mkdir()
+    target = (str(tmp_path / "train.py"), "--lr", "1")
+    before = code_digest(target)
+    (tmp_path / "zerofit-runs" / "other.py").write_text("x = 1\n")
+    (tmp_path / "notes.txt").write_text("x\n")
+    assert code_digest(target) == before
+    (tmp_path / "model.py").write_text("x = 2\n")
+    assert code_digest(target) != before
+
+
+def test_a_node_with_a_broken_job_says_so_in_one_message(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps({"run": "x"}))
+    run = run_command((sys.executable, "-m", "zerofit.launching.clusters.node", str(tmp_path)), tmp_path)
+    assert run.exit_code == 2
+    assert "error[job-file-broken]: the job file can't be read" in run.stderr
+    assert "Traceback" not in run.stderr

@@ -1,0 +1,209 @@
+"""Nodes in network namespaces, each with the launcher of a submitted run: they train, and they fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from namespaces import NamespaceNodes, can_make_nodes
+
+from zerofit.core.plan import plan_to_json
+from zerofit.core.rank_observation import read_observation
+from zerofit.core.request import Request
+from zerofit.core.strategy import ZeroStage
+from zerofit.launching.clusters.job import Job, code_digest, job_to_json
+from zerofit.machine.this_node import probe_machine
+from zerofit.machine.versions import probe_versions
+from zerofit.planning.plan_from_flags import choose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(not can_make_nodes(), reason="network namespaces need root and iproute2"),
+]
+
+_SCRIPT = str(Path(__file__).parent / "scripts" / "train.py")
+_PORT = 29400
+_JOIN_LIMIT_S = 40
+_TOLD_WITHIN_S = 60
+"""An error before the training names the node within a minute."""
+_ENDED_WITHIN_S = 30
+"""After a fault in the training the other nodes end within half a minute."""
+_START_S = 150
+
+
+@dataclass
+class Cluster:
+    """Some nodes and a run on them."""
+
+    nodes: NamespaceNodes
+    folder: Path
+    processes: dict[int, subprocess.Popen[bytes]]
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "run"
+
+    def prepare(self, *, zero_stage: int = 2, steps: int = 5000, named: str = "run") -> Path:
+        """Write the run folder as `zerofit submit` does, and return it."""
+        num_nodes = self.nodes.num_nodes
+        request = Request(
+            on_cpu=True, num_processes=num_nodes, num_nodes=num_nodes, zero_stage=ZeroStage(zero_stage)
+        )
+        plan = choose(machine=probe_machine(), versions=probe_versions(), request=request)
+        plan = replace(plan, machine=replace(plan.machine, num_cpu_cores=1))
+        folder = self.folder / named
+        folder.mkdir()
+        job = Job(
+            run="run",
+            target=(_SCRIPT, str(steps)),
+            work_dir=str(self.folder),
+            run_folder=str(folder),
+            engine="slurm",
+            num_nodes=num_nodes,
+            code_digest=code_digest((_SCRIPT,)),
+            max_requeues=0,
+            join_limit_s=_JOIN_LIMIT_S,
+        )
+        (folder / "plan.json").write_text(plan_to_json(plan))
+        (folder / "job.json").write_text(job_to_json(job))
+        return folder
+
+    def start(self, *of: int, address: str | None = None, folder: Path | None = None) -> None:
+        """Start the launcher on some nodes."""
+        for node in of:
+            where = ("--node", str(node), "--address", address or self.nodes.name(0), "--port", str(_PORT))
+            module = "zerofit.launching.clusters.node"
+            command = [sys.executable, "-m", module, str(folder or self.run_folder), *where]
+            self.processes[node] = self.nodes.start(node, command, self.folder, self.folder / f"out{node}")
+
+    def wait_for_steps(self, steps: int) -> None:
+        """Wait until every rank has done so many steps."""
+        until = time.monotonic() + _START_S
+        ranks = range(self.nodes.num_nodes)
+        while True:
+            found = [read_observation(self.run_folder / "ranks", rank) for rank in ranks]
+            if all(one is not None and one.step >= steps for one in found):
+                return
+            assert time.monotonic() < until, "\n".join(self.said(node) for node in ranks)
+            time.sleep(0.1)
+
+    def end(self, *of: int, within_s: float) -> list[int]:
+        """Return the exit codes of some nodes' launchers, which must end in time."""
+        until = time.monotonic() + within_s
+        codes = []
+        for node in of:
+            try:
+                codes.append(self.processes[node].wait(timeout=max(0.1, until - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"node {node} still runs after {within_s} s: {self.said(node)}")
+        return codes
+
+    def said(self, node: int) -> str:
+        return (self.folder / f"out{node}").read_text()
+
+    def name(self, node: int) -> str:
+        return f"node {node} ({self.nodes.name(node)})"
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: Path, built_ops: None) -> Iterator[Cluster]:
+    with NamespaceNodes(getattr(request, "param", 2)) as nodes:
+        yield Cluster(nodes=nodes, folder=tmp_path, processes={})
+
+
+@pytest.mark.parametrize(("cluster", "zero_stage"), [(2, 2), (4, 3)], indirect=["cluster"])
+def test_nodes_train_though_each_ones_own_name_is_127_0_1_1(cluster: Cluster, zero_stage: int) -> None:
+    cluster.prepare(zero_stage=zero_stage, steps=10)
+    every = range(cluster.nodes.num_nodes)
+    cluster.start(*every)
+    assert cluster.end(*every, within_s=_START_S) == [0] * len(every), cluster.said(0)
+    records = [json.loads((cluster.run_folder / f"ranks/rank{rank}.json").read_text()) for rank in every]
+    assert [record["exit_code"] for record in records] == [0] * len(every)
+    assert f"{cluster.name(0)}: {len(every)} nodes have met" in cluster.said(0)
+
+
+def test_a_missing_peer_is_named(cluster: Cluster) -> None:
+    cluster.prepare()
+    cluster.start(0)
+    assert cluster.end(0, within_s=_TOLD_WITHIN_S) == [1]
+    assert "error[node-missing]: node 1 of 2 did not come" in cluster.said(0)
+
+
+@pytest.mark.parametrize("address", ["wrong", "no-such-host"])
+def test_a_wrong_address_is_named_on_every_node(cluster: Cluster, address: str) -> None:
+    cluster.prepare()
+    wrong = f"{cluster.nodes.subnet}.99" if address == "wrong" else address
+    cluster.start(0)
+    cluster.start(1, address=wrong)
+    assert cluster.end(0, 1, within_s=_TOLD_WITHIN_S) == [1, 1]
+    assert "error[node-missing]: node 1 of 2 did not come" in cluster.said(0)
+    assert "error[node-unreachable]: node 0 does not answer" in cluster.said(1)
+    assert f"{cluster.name(1)} can't reach node 0 at {wrong}, port {_PORT}" in cluster.said(1)
+    assert "frame #" not in cluster.said(1)
+
+
+def test_nodes_with_other_plans_are_told_apart(cluster: Cluster) -> None:
+    cluster.prepare()
+    other = cluster.prepare(zero_stage=3, named="other")
+    cluster.start(0)
+    cluster.start(1, folder=other)
+    assert cluster.end(0, 1, within_s=_TOLD_WITHIN_S) == [1, 1]
+    for node in (0, 1):
+        assert "error[nodes-differ-in-plan]: the nodes do not have the same plan" in cluster.said(node)
+        assert cluster.name(1) in cluster.said(node)
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_killed_node_is_named_and_the_other_ends(cluster: Cluster, dead: int) -> None:
+    cluster.prepare()
+    cluster.start(0, 1)
+    cluster.wait_for_steps(3)
+    cluster.nodes.kill(dead)
+    left = 1 - dead
+    assert cluster.end(left, within_s=_ENDED_WITHIN_S) == [75], cluster.said(left)
+    assert f"{cluster.name(left)}: {cluster.name(dead)} was lost" in cluster.said(left)
+
+
+@pytest.mark.parametrize("cluster", [4], indirect=True)
+def test_of_four_nodes_the_three_that_are_left_name_the_lost_one(cluster: Cluster) -> None:
+    cluster.prepare(zero_stage=3)
+    cluster.start(0, 1, 2, 3)
+    cluster.wait_for_steps(2)
+    cluster.nodes.kill(2)
+    assert cluster.end(0, 1, 3, within_s=_ENDED_WITHIN_S) == [75, 75, 75]
+    for node in (0, 1, 3):
+        assert f"{cluster.name(node)}: {cluster.name(2)} was lost" in cluster.said(node)
+
+
+def test_a_link_that_goes_down_is_noticed_on_both_sides(cluster: Cluster) -> None:
+    cluster.prepare()
+    cluster.start(0, 1)
+    cluster.wait_for_steps(3)
+    cluster.nodes.cut(1)
+    assert cluster.end(0, 1, within_s=_ENDED_WITHIN_S) == [75, 75]
+    assert f"{cluster.name(1)} was lost" in cluster.said(0)
+    assert f"{cluster.name(0)} was lost" in cluster.said(1)
+
+
+def test_a_killed_worker_is_named_on_every_node(cluster: Cluster) -> None:
+    cluster.prepare()
+    cluster.start(0, 1)
+    cluster.wait_for_steps(3)
+    observed = read_observation(cluster.run_folder / "ranks", 1)
+    assert observed is not None
+    os.kill(observed.pid, signal.SIGKILL)
+    assert cluster.end(0, 1, within_s=_ENDED_WITHIN_S) == [137, 137]
+    for node in (0, 1):
+        assert "rank 1 was killed by signal 9 (SIGKILL)" in cluster.said(node)
+        assert f"on {cluster.name(1)}" in cluster.said(node)

@@ -1,0 +1,158 @@
+"""zerofit submit: the flags of a submitted run; zerofit.launching.clusters does the work."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zerofit.cli.capturing import capture_limit_option
+from zerofit.cli.options import field_options, no_check_option, request_of, run_dir_option, wide_option
+from zerofit.cli.output.console import Console
+from zerofit.cli.parameters import CONTEXT, Number, ParamType, Verb, Word
+from zerofit.cli.plan_options import machine_options, model_options, take_machine_flags, take_model_flags
+from zerofit.core.errors import UserError
+from zerofit.launching.clusters.request import ClusterFlags
+from zerofit.launching.clusters.submit import ClusterEngine, submit_run
+
+_TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?")
+
+
+class _Duration(ParamType[int]):
+    """Minutes, or Slurm's D-HH:MM and HH:MM:SS, in seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if value.isdecimal() and int(value):
+            return 60 * int(value)
+        found = _TIME.fullmatch(value)
+        if found is None:
+            raise UserError(
+                "bad-value",
+                f"--time can't be {value!r}",
+                found=f"--time {value}",
+                why="it is a number of minutes, HH:MM, HH:MM:SS or D-HH:MM",
+                fix="write it like --time 12:00",
+            )
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+@click.command(cls=Verb, context_settings={**CONTEXT, "allow_interspersed_args": False})
+@click.option(
+    "--on",
+    "cluster_engine",
+    required=True,
+    type=Word("scheduler", {one.value: one for one in ClusterEngine}),
+    help="The scheduler.",
+)
+@click.option(
+    "--nodes",
+    "--num-machines",
+    "--nnodes",
+    "num_nodes",
+    type=Number(int, least=1),
+    help="Nodes; 1, or those of the plan, where it is left out.",
+)
+@machine_options(gpus="GPUs of each node, such as 8xH100.")
+@click.option("--plan", "plan_file", type=click.Path(path_type=Path), help="Follow a plan file.")
+@click.option("--cpu", "on_cpu", is_flag=True, help="Rehearse the plan on the CPUs of the nodes.")
+@click.option("--partition", metavar="NAME", help="Slurm's partition.")
+@click.option("--account", metavar="NAME", help="Slurm's account.")
+@click.option(
+    "--time", "wall_time_s", type=_Duration(), help="Time limit; what the plan predicts where it is left out."
+)
+@click.option(
+    "--save-time",
+    "save_time_s",
+    metavar="SECONDS",
+    type=Number(int, least=1),
+    default=300,
+    show_default=True,
+    help="How long before the limit the ranks save a checkpoint and end.",
+)
+@click.option(
+    "--max-requeues",
+    metavar="N",
+    type=Number(int, least=0),
+    default=3,
+    show_default=True,
+    help="How often the run may be started again, after a limit or a lost node.",
+)
+@click.option(
+    "--join-limit",
+    "join_limit_s",
+    metavar="SECONDS",
+    type=Number(int, least=1),
+    help="How long nodes wait for each other; 40 on Slurm, 900 elsewhere, where images are pulled first.",
+)
+@click.option("--image", metavar="IMAGE", help="Container with zerofit and SCRIPT.")
+@click.option("--namespace", metavar="NAME", help="Kubernetes' namespace.")
+@click.option("--volume", metavar="CLAIM:PATH", help="Kubernetes' volume for runs and checkpoints.")
+@click.option(
+    "--job-set", is_flag=True, help="On Kubernetes a JobSet, for clusters without Kubeflow Trainer."
+)
+@click.option("--env", metavar="NAME", multiple=True, help="A further variable for the job: HF_TOKEN.")
+@model_options
+@field_options
+@capture_limit_option
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
+@run_dir_option
+@no_check_option
+@click.option("--dry-run", is_flag=True, help="Print what would be submitted, and submit nothing.")
+@click.option("-v", "--verbose", is_flag=True, help="Say all: what was captured, the plan's table.")
+@wide_option
+@click.argument("script")
+@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
+def submit(
+    script: str,
+    script_args: tuple[str, ...],
+    cluster_engine: ClusterEngine,
+    plan_file: Path | None,
+    num_nodes: int | None,
+    on_cpu: bool,
+    capture_limit_s: float,
+    module: bool,
+    run_dir: Path,
+    no_check: bool,
+    dry_run: bool,
+    verbose: bool,
+    wide: bool,
+    job_set: bool,
+    **flags: Any,
+) -> int:
+    """Plan SCRIPT here, and submit its run to a cluster.
+
+    SCRIPT runs here up to where its training would begin; no GPU is needed. Nodes, GPUs, cores, memory and
+    time are asked for as the plan needs them. Flags before SCRIPT are zerofit's, all behind it the script's.
+    """
+    console = Console(shows_details=verbose, is_wide=wide)
+    cluster = {name: flags.pop(name) for name in ClusterFlags.__dataclass_fields__ if name in flags}
+    model, elsewhere = take_model_flags(flags), take_machine_flags(flags)
+    request = request_of(plan_file=plan_file, allow=model.allow, num_nodes=num_nodes, on_cpu=on_cpu, **flags)
+    run = submit_run(
+        (*(("-m",) if module else ()), script, *script_args),
+        engine=cluster_engine,
+        model=model,
+        request=request,
+        elsewhere=elsewhere,
+        run_dir=run_dir,
+        capture_limit_s=capture_limit_s,
+        is_checked=not no_check,
+        dry_run=dry_run,
+        observer=console,
+        flags=ClusterFlags(**cluster, has_trainer=not job_set),
+    )
+    if run.job_id is None:
+        for path, text in run.files.items():
+            if path.suffix != ".json":
+                click.echo(f"# {path}\n{text}")
+        click.echo(run.command)
+    else:
+        click.echo(run.job_id)
+    return 0

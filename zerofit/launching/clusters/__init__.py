@@ -1,0 +1,1 @@
+"""Runs on a cluster's nodes: submitted to Slurm, Kubernetes or SkyPilot, and what happens on each node."""

@@ -1,0 +1,223 @@
+"""Runs that were started or submitted: how each stands, its output, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from zerofit.core.errors import UserError, nearest
+from zerofit.core.rank_observation import RankObservation, read_observation
+from zerofit.launching.clusters.submit import ENGINES, SUBMITTED_FILE, ClusterEngine, run_client
+from zerofit.launching.diagnose import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_POLL_S = 0.5
+_ASK_EVERY_S = 10.0
+"""How often a scheduler is asked while a log is followed."""
+_AGENT = "zerofit.launching.agent"
+_OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL")
+"""States in which a job of Slurm stays (squeue(1), JOB STATE CODES)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedRun:
+    """A run's folder, and who runs it."""
+
+    folder: Path
+    engine: ClusterEngine | None
+    """None for a run of this machine."""
+    job_id: str = ""
+    namespace: str | None = None
+
+    @property
+    def attempt(self) -> Path:
+        """The folder of the last start."""
+        later = [one for name in ("requeue", "recovery") for one in self.folder.glob(f"{name}-*/ranks")]
+        return max(later, key=lambda one: one.stat().st_mtime).parent if later else self.folder
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        """run.json of the last start; None while it runs."""
+        with contextlib.suppress(OSError, ValueError):
+            document: dict[str, Any] = json.loads((self.attempt / "run.json").read_text(encoding="utf-8"))
+            return document
+        return None
+
+    def scheduler_state(self) -> str | None:
+        """Return what the scheduler says; None of a run of this machine, or of a job it has forgotten."""
+        if self.engine is None:
+            return None
+        module = ENGINES[self.engine]
+        try:
+            state: str | None = module.state_of(run_client(module.state_command(self.job_id, self.namespace)))
+        except UserError as error:
+            if error.rule == "client-missing":
+                raise
+            return None
+        return state
+
+
+def find_run(name: str | None, runs: Path) -> FollowedRun:
+    """Return a run by its folder or by that one's name; the newest where none is named.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    known = sorted(entry.name for entry in runs.iterdir() if entry.is_dir()) if runs.is_dir() else []
+    folder = Path(name) if name and Path(name).is_dir() else runs / (name or (known[-1] if known else ""))
+    if not (folder / "plan.json").is_file():
+        near = nearest(name, known) if name else None
+        raise UserError(
+            "run-missing",
+            "there is no such run",
+            found=name or f"no run in {runs}",
+            why=f"no run folder of that name stands in {runs.resolve()}",
+            fix=f"did you mean {near}?" if near else "name a run's folder, or its parent with --run-dir",
+        )
+    submitted = folder / SUBMITTED_FILE
+    if not submitted.exists():
+        return FollowedRun(folder=folder, engine=None)
+    document = json.loads(submitted.read_text(encoding="utf-8"))
+    return FollowedRun(
+        folder=folder,
+        engine=ClusterEngine(document["engine"]),
+        job_id=document["job_id"],
+        namespace=document["namespace"],
+    )
+
+
+def status_lines(run: FollowedRun) -> list[str]:
+    """Return how a run stands, in a few lines."""
+    lines = [f"run:    {run.folder}"]
+    if run.engine is not None:
+        state = run.scheduler_state() or "not known to the scheduler any more"
+        lines.append(f"job:    {run.job_id} on {run.engine.value}, {state}")
+    number = sum(1 for _ in run.folder.glob("requeue-*/ranks"))
+    if number:
+        lines.append(f"starts: {number + 1}")
+    record, ranks = run.record, _ranks(run)
+    if ranks:
+        slowest = min(ranks.values(), key=lambda one: one.step)
+        of = f" of {slowest.num_steps}" if slowest.num_steps else ""
+        lines.append(f"ranks:  {len(ranks)}, step {slowest.step}{of}, {describe(slowest)}")
+        if saved := next((one.checkpoint for one in ranks.values() if one.checkpoint), ""):
+            lines.append(f"saved:  {saved}")
+    if record is not None:
+        cause = record["cause"] or "ended well"
+        lines.append(f"end:    {record['ended_at']}, exit code {record['exit_code']}: {cause}")
+    elif run.engine is None:
+        alive = any(psutil.pid_exists(one.pid) for one in ranks.values())
+        lines.append(f"end:    {'it runs' if alive else 'unknown: its launcher has left no record'}")
+    return lines
+
+
+def _ranks(run: FollowedRun) -> dict[int, RankObservation]:
+    folder = run.attempt / "ranks"
+    ranks = (int(file.stem.removeprefix("rank")) for file in folder.glob("rank*.live"))
+    found = {rank: read_observation(folder, rank) for rank in ranks}
+    return {rank: one for rank, one in sorted(found.items()) if one is not None}
+
+
+def print_log(run: FollowedRun, *, rank: int | None, follows: bool) -> int:
+    """Print a run's output, and with `follows` go on until it ends; return the exit code.
+
+    Args:
+        run: the run.
+        rank: whose log; None for the job's output, which is that of all nodes, or that of rank 0.
+        follows: True to print what comes, too.
+    """
+    if run.engine not in (None, ClusterEngine.SLURM) and rank is None:
+        assert run.engine is not None
+        command = ENGINES[run.engine].logs_command(run.job_id, run.namespace, follows=follows)
+        return subprocess.run(command, check=False).returncode
+    for chunk in _chunks(run, rank=rank, follows=follows):
+        sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+    return 0
+
+
+def _chunks(run: FollowedRun, *, rank: int | None, follows: bool) -> Iterator[bytes]:
+    place, file = 0, None
+    asked_at, is_over = 0.0, False
+    while True:
+        now = _log_file(run, rank)
+        if now != file:
+            place, file = 0, now
+        data = b""
+        with contextlib.suppress(FileNotFoundError), file.open("rb") as log:
+            log.seek(place)
+            data = log.read()
+        place += len(data)
+        if data:
+            yield data
+        elif is_over or not follows:
+            if place == 0:
+                raise _no_log(run, file)
+            return
+        elif time.monotonic() - asked_at > (_ASK_EVERY_S if run.engine else 0):
+            asked_at, is_over = time.monotonic(), _is_over(run)
+        if follows:
+            time.sleep(_POLL_S)
+
+
+def _log_file(run: FollowedRun, rank: int | None) -> Path:
+    if rank is None and run.engine is ClusterEngine.SLURM:
+        return run.folder / f"slurm-{run.job_id}.out"
+    return run.attempt / "logs" / f"rank{rank or 0}.log"
+
+
+def _no_log(run: FollowedRun, file: Path | None) -> UserError:
+    return UserError(
+        "log-missing",
+        "the run has printed nothing yet",
+        found=str(file),
+        why=((state := run.scheduler_state()) and f"the job is {state}") or "its ranks have not begun",
+        fix=f"wait for it: zerofit runs logs -f {run.folder.name}",
+    )
+
+
+def _is_over(run: FollowedRun) -> bool:
+    if run.engine is None:
+        ranks = _ranks(run)
+        return run.record is not None or not any(psutil.pid_exists(one.pid) for one in ranks.values())
+    state = run.scheduler_state()
+    return state is None or state.startswith(_OVER)
+
+
+def cancel(run: FollowedRun) -> str:
+    """End a run, and return what was done in a sentence.
+
+    Raises:
+        UserError: it does not run.
+    """
+    if run.engine is not None:
+        run_client(ENGINES[run.engine].cancel_command(run.job_id, run.namespace))
+        return f"{run.engine.value} job {run.job_id} is told to end"
+    for one in _ranks(run).values():
+        with contextlib.suppress(psutil.Error, ValueError):
+            for process in psutil.Process(one.pid).parents():
+                words = process.cmdline()
+                if _AGENT in words and any(str(run.folder) in word for word in words):
+                    launcher = int(words[words.index(_AGENT) + 1])
+                    os.kill(launcher, signal.SIGTERM)
+                    return f"process {launcher}, which runs it, is told to end"
+    raise UserError(
+        "run-not-running",
+        "the run does not run here",
+        found=str(run.folder),
+        why="none of its ranks is a process of this machine",
+        fix=f"see how it ended: zerofit runs status {run.folder.name}",
+        exit_code=1,
+    )

@@ -1,0 +1,290 @@
+"""Kubernetes: a run as Kubeflow Trainer's TrainJob, or as a JobSet, and the words of kubectl."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.core.plan import plan_to_json
+from zerofit.core.secrets import is_secret_name
+from zerofit.core.units import GIB, MIB, format_bytes
+from zerofit.launching.clusters.job import JOB_FILE, NODE_MODULE, STOP_FILE, job_to_json, launcher_lines
+from zerofit.launching.clusters.request import Rendered, yaml_text
+from zerofit.launching.diagnose import EXIT_STOPPED
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zerofit.launching.clusters.request import ClusterFlags, ToSubmit
+
+JOIN_LIMIT_S = 900.0
+"""Pods start minutes apart, as each node pulls the image. ASSUMPTION: a quarter of an hour is enough."""
+JOB_MOUNT = "/zerofit/job"
+_RUN_MOUNT = "/zerofit/run"
+_PORT = 29500
+_CONTAINER = "node"
+"""Of the replicated job and its container; Kubeflow's runtime torch-distributed calls both so, too."""
+_RUNTIME = "torch-distributed"
+_SECRET = "zerofit-env"
+"""The Secret from which variables with a secret's name are taken."""
+_LARGEST_CONFIG_MAP = MIB
+"""https://kubernetes.io/docs/concepts/configuration/configmap/"""
+_VOLUME = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?):(/[\w./-]+)")
+_LONGEST_NAME = 40
+"""Pods' names end in more, and 63 characters is a label's limit."""
+
+
+def run_folder(folder: Path, flags: ClusterFlags) -> str:
+    """Return the run folder in the pods: on the volume that outlives them, if there is one."""
+    volume = _volume(flags)
+    return f"{volume[1]}/zerofit-runs/{folder.name}" if volume else _RUN_MOUNT
+
+
+def render(to_submit: ToSubmit) -> Rendered:
+    """Return the manifest, and the command that applies it."""
+    if to_submit.flags.image is None:
+        raise UserError(
+            "image-missing",
+            "pods need an image",
+            found="--on kubernetes without --image",
+            why="the container must hold zerofit, the script and what it imports",
+            fix="name it: --image registry.example/train:1",
+        )
+    name = _name(to_submit.job.run)
+    make = _train_job if to_submit.flags.has_trainer else _job_set
+    documents = [_config_map(to_submit, name), make(to_submit, name)]
+    path = to_submit.folder / "job.yaml"
+    head = "# Written by `zerofit submit`; values of secrets are not in it, only their names.\n"
+    command = (
+        "kubectl",
+        *_namespace(to_submit.flags.namespace),
+        "apply",
+        "--output=name",
+        f"--filename={path}",
+    )
+    return Rendered(
+        files={path: head + yaml_text(*documents)},
+        command=command,
+        checks=((*command, "--dry-run=server"),),
+    )
+
+
+def _namespace(namespace: str | None) -> tuple[str, ...]:
+    return () if namespace is None else (f"--namespace={namespace}",)
+
+
+def _name(run: str) -> str:
+    """Return a run's name as Kubernetes takes it."""
+    return f"zf-{re.sub('[^a-z0-9]+', '-', run.lower())}"[:_LONGEST_NAME].strip("-")
+
+
+def _config_map(to_submit: ToSubmit, name: str) -> dict[str, Any]:
+    data = {"plan.json": plan_to_json(to_submit.plan), JOB_FILE: job_to_json(to_submit.job)}
+    size = sum(map(len, data.values()))
+    if size > _LARGEST_CONFIG_MAP:
+        raise UserError(
+            "plan-too-large",
+            "the plan is too large for a ConfigMap",
+            found=f"{format_bytes(size)}",
+            why=f"Kubernetes keeps at most {format_bytes(_LARGEST_CONFIG_MAP)} in one",
+            fix="give a plan without a capture: `zerofit plan --model ... --output FILE`, then --plan FILE",
+        )
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+def _train_job(to_submit: ToSubmit, name: str) -> dict[str, Any]:
+    resources, flags = to_submit.resources, to_submit.flags
+    pod = {
+        "terminationGracePeriodSeconds": flags.save_time_s,
+        "volumes": _volumes(to_submit, name),
+        "containers": [{"name": _CONTAINER, "volumeMounts": _mounts(to_submit)}],
+    }
+    patch = {"name": _CONTAINER, "template": {"spec": {"template": {"spec": pod}}}}
+    spec = {
+        "runtimeRef": {"name": _RUNTIME},
+        "trainer": {
+            "image": flags.image,
+            "numNodes": resources.num_nodes,
+            "numProcPerNode": to_submit.plan.topology.ranks_per_node,
+            "command": _command(to_submit),
+            # the kubelet puts them in: Kubeflow Trainer sets them for its torch runtime
+            "args": ["$(PET_NODE_RANK)", "$(PET_MASTER_ADDR)", "$(PET_MASTER_PORT)"],
+            "env": _env(to_submit),
+            "resourcesPerNode": _resources(to_submit),
+        },
+        "runtimePatches": [
+            {
+                "manager": "zerofit/submit",
+                "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patch]}}},
+            }
+        ],
+    }
+    if (limit_s := flags.wall_time_s or resources.wall_time_s) is not None:
+        spec["activeDeadlineSeconds"] = limit_s
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def _job_set(to_submit: ToSubmit, name: str) -> dict[str, Any]:
+    resources, flags = to_submit.resources, to_submit.flags
+    container = {
+        "name": _CONTAINER,
+        "image": flags.image,
+        "command": _command(to_submit),
+        # an indexed Job sets the variable, and the kubelet puts it in
+        "args": ["$(JOB_COMPLETION_INDEX)", f"{name}-{_CONTAINER}-0-0.{name}", str(_PORT)],
+        "env": _env(to_submit),
+        "resources": _resources(to_submit),
+        "volumeMounts": _mounts(to_submit),
+    }
+    job: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": resources.num_nodes,
+        "parallelism": resources.num_nodes,
+        "backoffLimit": 0,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {
+                    "action": "FailJob",  # which ends the JobSet, too; else it is started again
+                    "onExitCodes": {
+                        "containerName": _CONTAINER,
+                        "operator": "NotIn",
+                        "values": [EXIT_STOPPED],
+                    },
+                },
+            ]
+        },
+        "template": {
+            "spec": {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": flags.save_time_s,
+                "containers": [container],
+                "volumes": _volumes(to_submit, name),
+            }
+        },
+    }
+    if (limit_s := flags.wall_time_s or resources.wall_time_s) is not None:
+        job["activeDeadlineSeconds"] = limit_s
+    fails = {"name": "script", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name},
+        "spec": {
+            "failurePolicy": {"maxRestarts": flags.max_requeues, "rules": [fails]},
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": name},
+            "replicatedJobs": [{"name": _CONTAINER, "replicas": 1, "template": {"spec": job}}],
+        },
+    }
+
+
+def _command(to_submit: ToSubmit) -> list[str]:
+    """Return the command of a container; its arguments are the node's number, and node 0's address and port.
+
+    The shell takes the SIGTERM of a pod that has to go, and has all nodes save.
+    """
+    folder = to_submit.job.run_folder
+    launcher = f'{to_submit.python} -m {NODE_MODULE} {JOB_MOUNT} --node "$0" --address "$1" --port "$2"'
+    lines = launcher_lines(launcher, stop_file=f"{folder}/{STOP_FILE}", signal="TERM")
+    return ["bash", "-c", "\n".join([f"mkdir -p {folder}", *lines, 'exit "$code"'])]
+
+
+def _env(to_submit: ToSubmit) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": _SECRET, "key": name}}}
+        if is_secret_name(name)
+        else {"name": name, "value": value}
+        for name, value in to_submit.environment.items()
+    ]
+
+
+def _resources(to_submit: ToSubmit) -> dict[str, Any]:
+    resources = to_submit.resources
+    memory = {"memory": f"{math.ceil(resources.memory_bytes / GIB)}Gi"}
+    requests = {"cpu": str(resources.cores_per_node), **memory}
+    if resources.scratch_bytes:
+        requests["ephemeral-storage"] = f"{math.ceil(resources.scratch_bytes / GIB)}Gi"
+    gpus = {"nvidia.com/gpu": str(resources.gpus_per_node)} if resources.gpus_per_node else {}
+    return {"requests": {**requests, **gpus}, "limits": {**memory, **gpus}}
+
+
+def _volumes(to_submit: ToSubmit, name: str) -> list[dict[str, Any]]:
+    resources = to_submit.resources
+    # NCCL and DataLoader workers share memory; a container's default of 64 MiB is too little
+    shm = {"medium": "Memory", "sizeLimit": f"{math.ceil(resources.shm_bytes / GIB)}Gi"}
+    volumes: list[dict[str, Any]] = [
+        {"name": "job", "configMap": {"name": name}},
+        {"name": "shm", "emptyDir": shm},
+    ]
+    volume = _volume(to_submit.flags)
+    claim = {"persistentVolumeClaim": {"claimName": volume[0]}} if volume else {"emptyDir": {}}
+    volumes.append({"name": "run", **claim})
+    if resources.nvme_path:
+        volumes.append({"name": "scratch", "emptyDir": {}})
+    return volumes
+
+
+def _mounts(to_submit: ToSubmit) -> list[dict[str, str]]:
+    volume, nvme_path = _volume(to_submit.flags), to_submit.resources.nvme_path
+    mounts = [
+        {"name": "job", "mountPath": JOB_MOUNT},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "run", "mountPath": volume[1] if volume else _RUN_MOUNT},
+    ]
+    return [*mounts, {"name": "scratch", "mountPath": nvme_path}] if nvme_path else mounts
+
+
+def _volume(flags: ClusterFlags) -> tuple[str, str] | None:
+    """Return the claim of the volume, and where it is mounted."""
+    if flags.volume is None:
+        return None
+    found = _VOLUME.fullmatch(flags.volume)
+    if found is None:
+        raise UserError(
+            "bad-value",
+            f"--volume can't be {flags.volume!r}",
+            found=f"--volume {flags.volume}",
+            why="it is the name of a PersistentVolumeClaim and the folder in the container",
+            fix="write it like --volume checkpoints:/data",
+        )
+    return found[1], found[3].rstrip("/")
+
+
+def job_id_of(output: str) -> str:
+    """Return what `kubectl apply --output=name` made last: "jobset.jobset.x-k8s.io/zf-..."."""
+    return output.strip().splitlines()[-1]
+
+
+def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
+    """Return the command that prints a job's state."""
+    return ("kubectl", *_namespace(namespace), "get", job_id, "--output=json")
+
+
+def state_of(output: str) -> str | None:
+    """Return the state from what that prints: the newest condition that holds."""
+    conditions = json.loads(output).get("status", {}).get("conditions", [])
+    true = [one for one in conditions if one.get("status") == "True"]
+    if not true:
+        return "Running"
+    last = max(true, key=lambda one: str(one.get("lastTransitionTime", "")))
+    return f"{last['type']} ({last['reason']})" if last.get("reason") else str(last["type"])
+
+
+def cancel_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
+    """Return the command that cancels a job; what its pods wrote to a volume stays."""
+    return ("kubectl", *_namespace(namespace), "delete", job_id, "--wait=false")
+
+
+def logs_command(job_id: str, namespace: str | None, *, follows: bool) -> tuple[str, ...]:
+    """Return the command that prints the output of all nodes."""
+    label = f"--selector=jobset.sigs.k8s.io/jobset-name={job_id.rpartition('/')[2]}"
+    words = ("--prefix", "--max-log-requests=1000", "--tail=-1", *(("--follow",) if follows else ()))
+    return ("kubectl", *_namespace(namespace), "logs", label, *words)

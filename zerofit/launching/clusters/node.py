@@ -1,0 +1,197 @@
+"""The launcher on one node of a submitted run: python -m zerofit.launching.clusters.node JOB_FOLDER FLAGS.
+
+A scheduler's job starts it once on each node. It meets the others, checks with them that all is as planned,
+starts this node's ranks, and ends with the exit code of the whole run: 75 where the run can go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerofit.configs.write.command import Rendezvous
+from zerofit.core.checkpoints import inspect_checkpoint, noted_checkpoints
+from zerofit.core.errors import UserError
+from zerofit.core.observer import Observer
+from zerofit.core.plan import Plan, plan_from_json
+from zerofit.launching.clusters.job import JOB_FILE, STOP_FILE, Job, check_no_deepspeed_env, job_from_json
+from zerofit.launching.clusters.peers import Meeting, Peers, Place, meet, name_of
+from zerofit.launching.clusters.preflight import (
+    check_all_reduce,
+    check_nodes,
+    choose_interface,
+    clock_warnings,
+    facts_of_node,
+    warnings_of,
+)
+from zerofit.launching.diagnose import EXIT_STOPPED, FailureKind, RunEnd
+from zerofit.launching.nodes import is_host
+from zerofit.launching.run_folder import RunFolder, fill_run_folder
+from zerofit.launching.start import Launch, launch_files, start
+from zerofit.machine.port import free_port
+from zerofit.scripts.resume import resume_way
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_GOES_ON_AFTER = (FailureKind.STOPPED, FailureKind.LOST_NODE)
+"""Ends after which the scheduler is to start the run again."""
+
+
+_FAREWELL_S = 5.0
+"""How long node 0 lets the others find the same error. ASSUMPTION: they ask five times a second."""
+
+
+class _Said(Observer):
+    """Says on stderr which node speaks."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence."""
+        print(f"zerofit: {self._name}: {sentence}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run this node's part and return the exit code."""
+    flags = _flags(arguments)
+    folder = Path(flags.job)
+    observer = _Said(name_of(flags.node, os.uname().nodename))
+    try:
+        job = job_from_json((folder / JOB_FILE).read_text(encoding="utf-8"), name=str(folder / JOB_FILE))
+        plan_file = folder / "plan.json"
+        plan = plan_from_json(plan_file.read_text(encoding="utf-8"), name=str(plan_file))
+        if job.work_dir is not None:
+            os.chdir(job.work_dir)
+        check_no_deepspeed_env(Path.cwd(), Path.home())
+        place = Place(
+            node=flags.node,
+            num_nodes=job.num_nodes,
+            address=_checked_host(flags.address),
+            port=flags.port,
+            limit_s=job.join_limit_s,
+        )
+        end = _run(job, plan, place, observer)
+    except UserError as error:
+        print(f"{error}\n  node:  {observer._name}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except OSError as error:
+        print(f"zerofit: {observer._name}: {error.strerror}: {error.filename}", file=sys.stderr, flush=True)
+        return 2
+    if end.cause:
+        observer.say(f"{end.cause}; its log and record are in {job.run_folder}")
+    return EXIT_STOPPED if end.kind in _GOES_ON_AFTER else end.exit_code
+
+
+def _flags(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="node", description=__doc__)
+    parser.add_argument("job", help="the folder with job.json and plan.json")
+    parser.add_argument("--node", type=int, default=0, help="this node's number, from 0")
+    parser.add_argument("--address", default="127.0.0.1", help="name or address of node 0")
+    parser.add_argument("--port", type=int, default=29500, help="port on node 0 at which the nodes meet")
+    return parser.parse_args(arguments)
+
+
+def _checked_host(host: str) -> str:
+    if is_host(host):
+        return host
+    raise UserError(
+        "bad-host",
+        "the address of node 0 is no host's",
+        found=f"--address {host!r}",
+        why="it holds letters, digits, dots, hyphens and colons, and begins with a letter or a digit",
+        fix="see what the scheduler's job gives as the first node",
+    )
+
+
+def _run(job: Job, plan: Plan, place: Place, observer: Observer) -> RunEnd:
+    for name in [name for name in os.environ if name.startswith("PET_")]:
+        del os.environ[name]  # an operator's; torchrun would take them for flags of its own
+    # With it torchrun's agent and the ranks share a store that a restart breaks (pytorch issue 135712).
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    run_folder = Path(job.run_folder)
+    stop_file = run_folder / STOP_FILE
+    if place.node == 0:
+        stop_file.unlink(missing_ok=True)  # of the attempt before
+    facts = facts_of_node(plan, job)
+    if place.num_nodes == 1:
+        check_nodes(plan, job, (place.name,), (facts,))
+        meeting, rendezvous = None, Rendezvous(main_process_port=free_port(0))
+        peers = Peers(None, stop_file)
+    else:
+        meeting = meet(place, job.run, facts)
+        peers = Peers(meeting, stop_file)
+        try:
+            rendezvous = _checked_together(job, plan, meeting, peers, observer)
+        except UserError:
+            if place.node == 0:
+                time.sleep(_FAREWELL_S)  # without its store the others could only say that this node has gone
+            raise
+    signal.signal(signal.SIGUSR1, lambda *_: peers.ask_to_stop())
+    number, checkpoint = _attempt(run_folder, meeting)
+    plan, target = _resumed(plan, job, checkpoint)
+    folder = RunFolder(path=run_folder if number == 0 else run_folder / f"requeue-{number}", node=place.node)
+    launch = Launch(plan=plan, target=target, rendezvous=rendezvous)
+    fill_run_folder(folder, launch_files(launch, folder))
+    if place.node == 0 and number:
+        how = f"resumes from {checkpoint}" if checkpoint else "starts anew, as nothing was saved"
+        observer.say(f"start {number} of at most {job.max_requeues} after the first: {how}")
+    return start(launch, folder, hang_limit_s=job.hang_limit_s, observer=observer, others=peers)
+
+
+def _checked_together(job: Job, plan: Plan, meeting: Meeting, peers: Peers, observer: Observer) -> Rendezvous:
+    """Return where the ranks meet, once all nodes are seen to be as they must."""
+    place = meeting.place
+    check_nodes(plan, job, meeting.names, meeting.said)
+    choose_interface(meeting)
+    found = warnings_of(plan, job, meeting.names, meeting.said) + clock_warnings(meeting)
+    took_s = check_all_reduce(meeting, peers, on_cpu=plan.topology.on_cpu)
+    met = f"{place.num_nodes} nodes have met and added up a tensor in {took_s:.0f} s"
+    for sentence in (*found, met) if place.node == 0 else ():
+        observer.say(sentence)
+    return Rendezvous(
+        machine_rank=place.node,
+        main_process_ip=meeting.master_address,
+        main_process_port=int(meeting.by_node_0("port", lambda: str(free_port(0)))),
+    )
+
+
+def _attempt(run_folder: Path, meeting: Meeting | None) -> tuple[int, str | None]:
+    """Return the number of starts before this one, and the checkpoint to go on from: all nodes alike."""
+
+    def number() -> str:
+        last = sum(1 for _ in run_folder.glob("requeue-*/ranks"))
+        return str(last + 1 if (run_folder / "ranks").exists() else 0)
+
+    def checkpoint() -> str:
+        attempts = sorted(run_folder.glob("requeue-*"), key=lambda one: int(one.name.rpartition("-")[2]))
+        noted = (path for one in (*reversed(attempts), run_folder) for path in noted_checkpoints(one))
+        return next(
+            (str(path) for path in noted if path.is_dir() and inspect_checkpoint(path).is_complete), ""
+        )
+
+    if meeting is None:
+        return int(number()), checkpoint() or None
+    return int(meeting.by_node_0("attempt", number)), meeting.by_node_0("checkpoint", checkpoint) or None
+
+
+def _resumed(plan: Plan, job: Job, checkpoint: str | None) -> tuple[Plan, tuple[str, ...]]:
+    """Return plan and script so that they go on from a checkpoint."""
+    way = resume_way(plan.capture)
+    if checkpoint is None or not way.is_known:
+        return plan, job.target
+    by_trainer = checkpoint if way.is_by_trainer else None
+    return replace(plan, resume_from=by_trainer), way.with_checkpoint(job.target, Path(checkpoint))
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # a thread may wait for a node that has gone

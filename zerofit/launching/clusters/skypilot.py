@@ -1,0 +1,142 @@
+"""SkyPilot: a run as the file of a managed job, and the words of its client."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.errors import UserError
+from zerofit.core.secrets import is_secret_name
+from zerofit.core.units import GIB
+from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE, launcher_lines
+from zerofit.launching.clusters.request import Rendered, yaml_text
+from zerofit.launching.diagnose import EXIT_STOPPED
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zerofit.launching.clusters.request import ClusterFlags, ToSubmit
+
+JOIN_LIMIT_S = 900.0
+"""Nodes set themselves up at their own pace. ASSUMPTION, as for pods."""
+_JOB_MOUNT = "~/zerofit-job"
+_PORT = 29500
+_SPEC = re.compile(r"(\d+)x(.+)")
+
+
+def run_folder(folder: Path, flags: ClusterFlags) -> str:
+    """Return the run folder on the nodes: in the bucket that outlives them, if there is one."""
+    volume = _volume(flags)
+    return f"{volume[1]}/zerofit-runs/{folder.name}" if volume else f"/tmp/zerofit-runs/{folder.name}"
+
+
+def render(to_submit: ToSubmit) -> Rendered:
+    """Return the job's file, and the command that submits it."""
+    job, flags, resources = to_submit.job, to_submit.flags, to_submit.resources
+    asked: dict[str, Any] = {"accelerators": _accelerators(to_submit)} if resources.gpus_per_node else {}
+    asked |= {
+        "cpus": f"{resources.cores_per_node}+",
+        "memory": f"{math.ceil(resources.memory_bytes / GIB)}+",
+        "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [EXIT_STOPPED]}
+        if job.max_requeues
+        else {"max_restarts_on_errors": 0},
+    }
+    if flags.image is not None:
+        asked["image_id"] = f"docker:{flags.image}"
+    volume = _volume(flags)
+    mounts: dict[str, Any] = {
+        f"{_JOB_MOUNT}/{name}": str(to_submit.folder / name) for name in ("plan.json", "job.json")
+    }
+    if volume:
+        mounts[volume[1]] = {"source": volume[0], "mode": "MOUNT"}
+    variables = to_submit.environment
+    document = {
+        "name": re.sub("[^a-z0-9]+", "-", job.run.lower()).strip("-"),
+        "num_nodes": resources.num_nodes,
+        "workdir": ".",
+        "resources": asked,
+        "file_mounts": mounts,
+        "envs": {name: value for name, value in variables.items() if not is_secret_name(name)},
+        "run": "\n".join(_run(to_submit)) + "\n",
+    }
+    secrets = [name for name in variables if is_secret_name(name)]
+    if secrets:
+        document["secrets"] = dict.fromkeys(secrets)
+    path = to_submit.folder / "job.sky.yaml"
+    words = [word for name in secrets for word in ("--secret", name)]
+    return Rendered(
+        files={path: yaml_text(document)},
+        command=("sky", "jobs", "launch", "--yes", "--detach-run", *words, str(path)),
+    )
+
+
+def _run(to_submit: ToSubmit) -> list[str]:
+    folder = to_submit.job.run_folder
+    launcher = (
+        f"{to_submit.python} -m {NODE_MODULE} {_JOB_MOUNT} "
+        f'--node "$SKYPILOT_NODE_RANK" --address "$first" --port {_PORT}'
+    )
+    return [
+        f"mkdir -p {folder}",
+        'first=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
+        *launcher_lines(launcher, stop_file=f"{folder}/{STOP_FILE}", signal="TERM"),
+        'exit "$code"',
+    ]
+
+
+def _accelerators(to_submit: ToSubmit) -> str:
+    """Return the GPUs of a node as SkyPilot names them: "H100:8", "A100-80GB:8", "A100:8" with 40 GB."""
+    found = _SPEC.fullmatch(to_submit.gpus or "")
+    if found is None:
+        raise UserError(
+            "gpus-missing",
+            "SkyPilot must be told the kind of GPU",
+            found=f"--gpus {to_submit.gpus}" if to_submit.gpus else "--plan without --gpus",
+            why="it looks for a cloud that has it",
+            fix="say it like --gpus 8xH100",
+        )
+    kind = re.sub(r"-(\d+)G$", r"-\1GB", found[2]).replace("A100-40GB", "A100")
+    return f"{kind}:{found[1]}"
+
+
+def _volume(flags: ClusterFlags) -> tuple[str, str] | None:
+    """Return the bucket, and where it is mounted."""
+    if flags.volume is None:
+        return None
+    bucket, joint, path = flags.volume.rpartition(":")
+    if joint and "://" in bucket and path.startswith("/"):
+        return bucket, path.rstrip("/")
+    raise UserError(
+        "bad-value",
+        f"--volume can't be {flags.volume!r}",
+        found=f"--volume {flags.volume}",
+        why="it is a bucket and the folder on the nodes",
+        fix="write it like --volume s3://checkpoints:/data",
+    )
+
+
+def job_id_of(output: str) -> str:
+    """Return the managed job's number from what the client printed."""
+    found = re.search(r"[Jj]ob(?: ID)?:?\s+(\d+)", output)
+    return found[1] if found else ""
+
+
+def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
+    """Return the command that prints a job's state."""
+    return ("sky", "jobs", "queue", "--all")
+
+
+def state_of(output: str) -> str | None:
+    """Return nothing: the table is for people."""
+    return None
+
+
+def cancel_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
+    """Return the command that cancels a job."""
+    return ("sky", "jobs", "cancel", "--yes", job_id)
+
+
+def logs_command(job_id: str, namespace: str | None, *, follows: bool) -> tuple[str, ...]:
+    """Return the command that prints a job's output."""
+    return ("sky", "jobs", "logs", *(() if follows else ("--no-follow",)), job_id)

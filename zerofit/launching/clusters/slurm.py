@@ -1,0 +1,143 @@
+"""Slurm: a run as an sbatch script, and the words of its clients."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+from zerofit.core.errors import UserError
+from zerofit.core.units import GIB, MIB
+from zerofit.launching.clusters.job import NODE_MODULE, STOP_FILE, launcher_lines
+from zerofit.launching.clusters.request import Rendered
+from zerofit.launching.diagnose import EXIT_STOPPED
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zerofit.launching.clusters.request import ClusterFlags, ToSubmit
+
+JOIN_LIMIT_S = 40.0
+"""Slurm starts all nodes of a job together. With the checks an error is said within a minute."""
+_FIRST_PORT, _PORTS = 20000, 20000
+"""Jobs that share a node must not share a port: it is made of the job's number."""
+_FAREWELL_S = 60
+"""How long srun waits for the other nodes once one has ended; they agree on the cause before."""
+_WORD = re.compile(r"[A-Za-z0-9][\w.,:@+-]*")
+
+
+def render(to_submit: ToSubmit) -> Rendered:
+    """Return the sbatch script, and the command that submits it."""
+    path = to_submit.folder / "job.sbatch"
+    sbatch = ("sbatch", "--parsable")
+    return Rendered(
+        files={path: _script(to_submit)},
+        command=(*sbatch, str(path)),
+        checks=(("sbatch", "--test-only", str(path)),),
+    )
+
+
+def _script(to_submit: ToSubmit) -> str:
+    job, flags, resources = to_submit.job, to_submit.flags, to_submit.resources
+    folder = job.run_folder
+    options = {
+        "job-name": f"zerofit-{_plain(job.run)}",
+        "nodes": resources.num_nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": resources.gpus_per_node or None,
+        "cpus-per-task": resources.cores_per_node,
+        "mem": f"{math.ceil(resources.memory_bytes / GIB)}G",
+        "tmp": f"{math.ceil(resources.scratch_bytes / MIB)}M" if resources.scratch_bytes else None,
+        "time": _minutes(flags.wall_time_s or resources.wall_time_s),
+        "signal": f"B:USR1@{flags.save_time_s}",
+        "partition": _checked("--partition", flags.partition),
+        "account": _checked("--account", flags.account),
+        "chdir": job.work_dir,
+        "output": f"{folder}/slurm-%j.out",
+        "open-mode": "append",
+        "export": ",".join(to_submit.environment) or "NIL",
+    }
+    lines = [f"#SBATCH --{name}={_quoted(value)}" for name, value in options.items() if value is not None]
+    requeue = "--requeue" if job.max_requeues else "--no-requeue"
+    launcher = f"{shlex.quote(to_submit.python)} -m {NODE_MODULE} {shlex.quote(folder)}"
+    node = shlex.quote(f'exec {launcher} --node "$SLURM_NODEID" --address "$0" --port "$1"')
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            "# Written by `zerofit submit`; values of variables are not in it, only their names.",
+            *lines,
+            f"#SBATCH {requeue}",
+            "set -u",
+            'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            f"port=$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))",
+            "# One launcher a node; SLURM_NODEID is known only inside the step, so it is read there.",
+            *launcher_lines(
+                f"srun --ntasks-per-node=1 --cpus-per-task={resources.cores_per_node} --kill-on-bad-exit=0 "
+                f'--wait={_FAREWELL_S} \\\n  bash -c {node} "$first" "$port"',
+                stop_file=f"{folder}/{STOP_FILE}",
+                signal="USR1",
+            ),
+            f'if [ "$code" -eq {EXIT_STOPPED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.max_requeues} ]',
+            "then",
+            '  scontrol requeue "$SLURM_JOB_ID"',
+            "fi",
+            'exit "$code"',
+            "",
+        ]
+    )
+
+
+def _minutes(seconds: int | None) -> int | None:
+    """Return a time as sbatch takes it: whole minutes."""
+    return None if seconds is None else max(1, math.ceil(seconds / 60))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", name)
+
+
+def _quoted(value: object) -> str:
+    """Return a value for an #SBATCH line, which sbatch splits like a shell and where nothing expands."""
+    text = str(value)
+    return text if re.fullmatch(r"[\w./:@%,+=-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+def _checked(flag: str, value: str | None) -> str | None:
+    if value is None or _WORD.fullmatch(value):
+        return value
+    raise UserError(
+        "bad-value",
+        f"{flag} can't be {value!r}",
+        found=f"{flag} {value}",
+        why="a name of Slurm's has letters, digits and . , : @ + - _ in it",
+        fix="see `sinfo` for the partitions, `sacctmgr show account` for the accounts",
+    )
+
+
+def job_id_of(output: str) -> str:
+    """Return the job's number from what `sbatch --parsable` printed: "123" or "123;cluster"."""
+    return output.strip().splitlines()[-1].partition(";")[0]
+
+
+def state_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
+    """Return the command that prints a job's state."""
+    return ("scontrol", "--oneliner", "show", "job", job_id)
+
+
+def state_of(output: str) -> str | None:
+    """Return the state from what that prints, with the reason of one that waits; None where it says none."""
+    found = re.search(r"JobState=(\w+) Reason=(\S+)", output)
+    if found is None:
+        return None
+    return found[1] if found[2] == "None" else f"{found[1]} ({found[2]})"
+
+
+def cancel_command(job_id: str, namespace: str | None) -> tuple[str, ...]:
+    """Return the command that cancels a job."""
+    return ("scancel", job_id)
+
+
+def run_folder(folder: Path, flags: ClusterFlags) -> str:
+    """Return the run folder on the nodes: the same one, on a disk that all see."""
+    return str(folder)

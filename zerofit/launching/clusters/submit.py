@@ -1,0 +1,395 @@
+"""submit: a script captured and planned once, here, and its run handed to a cluster's scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.configs.write.command import Rendezvous
+from zerofit.core.capture import for_plan
+from zerofit.core.errors import UserError
+from zerofit.core.observer import SILENT, Observer
+from zerofit.core.plan import Plan, plan_to_json
+from zerofit.core.request import FLAGS
+from zerofit.core.secrets import masked, secret_variables
+from zerofit.launching.clusters import kubernetes, skypilot, slurm
+from zerofit.launching.clusters.job import (
+    JOB_FILE,
+    Job,
+    check_no_deepspeed_env,
+    code_digest,
+    job_to_json,
+    num_steps_of,
+    passed_on,
+    resources_of,
+)
+from zerofit.launching.clusters.request import ClusterFlags, Rendered, ToSubmit
+from zerofit.launching.launch import RUNS, check_rules
+from zerofit.launching.prepare import specified_machine
+from zerofit.launching.run_folder import RunFolder, fill_run_folder, new_run_folder, run_folder, write_file
+from zerofit.launching.start import Launch
+from zerofit.machine.library_versions import check_libraries
+from zerofit.machine.this_node import probe_machine
+from zerofit.planning.inputs import MachineFlags, ModelFlags, check_none_ignored
+from zerofit.planning.plan_from_flags import rehearsed
+from zerofit.planning.settings import settings_of
+from zerofit.scripts.capture.errors import INSTEAD
+from zerofit.scripts.capture.with_progress import captured
+from zerofit.scripts.resume import resume_way
+from zerofit.scripts.target import check_script
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerofit.core.request import Request
+
+SUBMITTED_FILE = "submitted.json"
+CLIENT_LIMIT_S = 60.0
+"""How long a scheduler's client may take to answer. ASSUMPTION."""
+
+
+class ClusterEngine(StrEnum):
+    """A scheduler."""
+
+    SLURM = "slurm"
+    KUBERNETES = "kubernetes"
+    SKYPILOT = "skypilot"
+
+
+ENGINES: Mapping[ClusterEngine, Any] = {
+    ClusterEngine.SLURM: slurm,
+    ClusterEngine.KUBERNETES: kubernetes,
+    ClusterEngine.SKYPILOT: skypilot,
+}
+"""By engine the module that renders its job and knows its client's words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedRun:
+    """A run that a scheduler has, or, after a dry run, would get."""
+
+    plan: Plan
+    folder: Path
+    files: Mapping[Path, str] = field(repr=False)
+    """Text of the files that the run folder gets, by path."""
+    command: str
+    """The command that submits it, for a shell."""
+    job_id: str | None
+    """The scheduler's name of it; None after a dry run."""
+
+
+def submit(
+    script: str,
+    *arguments: str,
+    on: ClusterEngine | str,
+    gpus: str | None = None,
+    num_nodes: int = 1,
+    module: bool = False,
+    plan: Plan | None = None,
+    run_dir: str | Path = RUNS,
+    capture_limit_s: float = 600,
+    is_checked: bool = True,
+    dry_run: bool = False,
+    observer: Observer = SILENT,
+    cluster: ClusterFlags | None = None,
+    **settings: Any,
+) -> SubmittedRun:
+    """Capture and plan a script here, where no GPU is needed, and submit its run to a cluster.
+
+    `zerofit.submit("train.py", "--epochs", "3", on="slurm", num_nodes=4, gpus="8xH100")`.
+
+    Args:
+        script: the script, or with `module` the module, to train.
+        arguments: the script's own.
+        on: "slurm", "kubernetes" or "skypilot".
+        gpus: the GPUs of one node, such as "8xH100"; left out where a plan is given.
+        num_nodes: nodes that train together.
+        module: True where the script is a module, as with `python -m`.
+        plan: a plan to follow; made from the script where it is left out.
+        run_dir: folder of all run folders; on Slurm all nodes must see it.
+        capture_limit_s: how long the script may take to come to its training.
+        is_checked: False to go on where compatibility rules say that it can't work.
+        dry_run: True to return what would be submitted.
+        observer: is told of captures, plans and findings; silent by default.
+        cluster: partition, time and what else the scheduler is told.
+        settings: of strategy and model, as for zerofit.plan.
+
+    Returns:
+        The run folder, and the scheduler's name of the job.
+
+    Raises:
+        UserError: something that was given is wrong, nothing fits, or the scheduler refuses it.
+        ExceptionGroup: of UserErrors, where compatibility rules say that it can't work.
+    """
+    model, elsewhere, request = settings_of({**settings, "gpus": gpus} if gpus else settings)
+    return submit_run(
+        (*(("-m",) if module else ()), script, *arguments),
+        engine=ClusterEngine(on),
+        model=model,
+        request=replace(request, plan=plan, num_nodes=num_nodes),
+        elsewhere=elsewhere,
+        run_dir=Path(run_dir),
+        capture_limit_s=capture_limit_s,
+        is_checked=is_checked,
+        dry_run=dry_run,
+        observer=observer,
+        flags=cluster or ClusterFlags(),
+    )
+
+
+def submit_run(
+    target: tuple[str, ...],
+    *,
+    engine: ClusterEngine,
+    model: ModelFlags,
+    request: Request,
+    elsewhere: MachineFlags,
+    run_dir: Path,
+    capture_limit_s: float,
+    is_checked: bool,
+    dry_run: bool,
+    observer: Observer,
+    flags: ClusterFlags,
+) -> SubmittedRun:
+    """Do what `submit` does, from values in place of settings."""
+    is_module = target[0] == "-m"
+    script = target[is_module]
+    check_script(script, module=is_module)
+    _check_flags_of(engine, flags)
+    _check_no_secrets(target)
+    check_no_deepspeed_env(Path.cwd(), Path.home())
+    shares_disks = engine is ClusterEngine.SLURM
+    names = passed_on(os.environ, flags.env, shares_disks=shares_disks)
+    check_libraries(observer)
+    planned = _plan(target, model, request, elsewhere, capture_limit_s, observer)
+    plan = rehearsed(planned, probe_machine(may_be_unreadable=True)) if request.on_cpu else planned
+    way = resume_way(plan.capture)
+    plan = replace(plan, is_checked=is_checked, saves_when_told=way.is_known)
+    to_launch = Launch(plan=plan, target=target, rendezvous=Rendezvous(main_process_port=0))
+    check_rules(
+        to_launch,
+        script=None if is_module else script,
+        arguments=target[1 + is_module :],
+        observer=observer,
+    )
+    if not way.is_known and flags.max_requeues:
+        observer.say(f"{script} shows no way to resume from a checkpoint, so its run is not started again")
+        flags = replace(flags, max_requeues=0)
+    if not shares_disks and flags.volume is None and flags.max_requeues:
+        observer.say("no --volume keeps checkpoints beyond a pod, so the run is not started again")
+        flags = replace(flags, max_requeues=0)
+    folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())
+    module = ENGINES[engine]
+    to_submit = ToSubmit(
+        job=Job(
+            run=folder.path.name,
+            target=target,
+            work_dir=os.getcwd() if shares_disks else None,
+            run_folder=module.run_folder(folder.path, flags),
+            engine=engine.value,
+            num_nodes=plan.topology.num_nodes,
+            code_digest=code_digest(target),
+            max_requeues=flags.max_requeues,
+            join_limit_s=module.JOIN_LIMIT_S if flags.join_limit_s is None else flags.join_limit_s,
+        ),
+        plan=plan,
+        resources=resources_of(planned, num_steps=num_steps_of(plan), on_cpu=plan.topology.on_cpu),
+        flags=flags,
+        folder=folder.path,
+        environment={name: os.environ[name] for name in names},
+        gpus=elsewhere.gpus,
+        python=sys.executable if shares_disks else "python",
+    )
+    if to_submit.resources.wall_time_s is None and flags.wall_time_s is None:
+        observer.say("the number of steps or their time is not known: the cluster's own time limit holds")
+    rendered: Rendered = module.render(to_submit)
+    files = {
+        folder.plan: plan_to_json(plan),
+        folder.path / JOB_FILE: job_to_json(to_submit.job),
+        **rendered.files,
+    }
+    run = SubmittedRun(plan=plan, folder=folder.path, files=files, command=rendered.command_line, job_id=None)
+    return run if dry_run else _hand_over(run, folder, rendered, engine, flags, observer)
+
+
+def _hand_over(
+    run: SubmittedRun,
+    folder: RunFolder,
+    rendered: Rendered,
+    engine: ClusterEngine,
+    flags: ClusterFlags,
+    observer: Observer,
+) -> SubmittedRun:
+    fill_run_folder(folder, run.files)
+    try:
+        for check in rendered.checks:
+            run_client(check)
+        job_id = ENGINES[engine].job_id_of(run_client(rendered.command))
+    except UserError:
+        shutil.rmtree(folder.path)  # nothing of it has run
+        raise
+    submitted = {
+        "engine": engine.value,
+        "job_id": job_id,
+        "namespace": flags.namespace,
+        "submitted_at": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+    write_file(folder.path / SUBMITTED_FILE, json.dumps(submitted, indent=2) + "\n")
+    observer.say(f"submitted as {engine.value} job {job_id}; run folder {folder.path}")
+    observer.say(f"follow it: zerofit runs logs -f {folder.path.name}")
+    return replace(run, job_id=job_id)
+
+
+def _plan(
+    target: tuple[str, ...],
+    model: ModelFlags,
+    request: Request,
+    elsewhere: MachineFlags,
+    capture_limit_s: float,
+    observer: Observer,
+) -> Plan:
+    if request.plan is not None:
+        return _given_plan(target, model, request)
+    if elsewhere.gpus is None:
+        raise UserError(
+            "gpus-missing",
+            "a plan for a cluster needs its GPUs",
+            found="no --gpus and no --plan",
+            why="the run is planned here, for the nodes that it will get",
+            fix="say the GPUs of one node: --gpus 8xH100",
+        )
+    from zerofit.planning.make_problem import check_model_flags  # estimates are much code
+    from zerofit.planning.plan import plan_to_run
+    from zerofit.planning.ranks import check_ranks_of
+    from zerofit.planning.subject import CapturedRun
+
+    check_model_flags(model)
+    specified = specified_machine(elsewhere, num_nodes=request.num_nodes)
+    check_ranks_of(request, specified.machine)
+    with captured(
+        target, limit_s=capture_limit_s, gpus=specified.machine.gpus, instead=INSTEAD, observer=observer
+    ) as script:
+        subject = CapturedRun(flags=model, script=script)
+        observer.detail("\n".join(subject.lines))
+        plan = plan_to_run(
+            subject, request, specified, is_fast=model.is_fast, is_here=False, observer=observer
+        )
+    return replace(plan, capture=for_plan(script.capture))
+
+
+def _given_plan(target: tuple[str, ...], model: ModelFlags, request: Request) -> Plan:
+    """Return the plan that was given, if it is for this run and nothing else was said of it."""
+    plan = request.plan
+    assert plan is not None
+    check_none_ignored(model, because="--plan", instead="leave out --plan, for a plan that is made here")
+    said = [flag for name, flag in FLAGS.items() if getattr(request, name) is not None]
+    if said:
+        raise UserError(
+            "plan-and-strategy",
+            "the plan brings a whole strategy",
+            found=f"{', '.join(said)} with --plan",
+            why="nodes follow the plan as it is",
+            fix=f"leave out {', '.join(said)}, or --plan for a plan that is made here",
+        )
+    if request.num_nodes not in (None, plan.topology.num_nodes):
+        raise UserError(
+            "plan-for-other-nodes",
+            "the plan is for another number of nodes",
+            found=f"--nodes {request.num_nodes} with a plan for {plan.topology.num_nodes}",
+            why="batches and memory of a plan are those of its ranks",
+            fix="leave out --nodes, or plan for as many",
+        )
+    if plan.capture is not None and masked(plan.capture.target) != masked(target):
+        was, runs = (shlex.join(masked(one)) for one in (plan.capture.target, target))
+        raise UserError(
+            "plan-of-another-run",
+            "the plan file is for another command line",
+            found=f"it was made for `{was}`, and `{runs}` is to run",
+            why="the micro-batch and the memory of a plan are those of one model and its batches",
+            fix="leave out --plan, for a plan that is made here",
+        )
+    return plan
+
+
+_SCHEDULERS_OF = {
+    "partition": ("slurm",),
+    "account": ("slurm",),
+    "image": ("kubernetes", "skypilot"),
+    "volume": ("kubernetes", "skypilot"),
+    "namespace": ("kubernetes",),
+    "has_trainer": ("kubernetes",),
+}
+"""Which schedulers take a field of ClusterFlags; those that are not listed all do."""
+_FLAG_OF = {"has_trainer": "--job-set"}
+
+
+def _check_flags_of(engine: ClusterEngine, flags: ClusterFlags) -> None:
+    """Check that no flag is given that the scheduler would not hear of."""
+    nothing = ClusterFlags()
+    for name, engines in _SCHEDULERS_OF.items():
+        if engine.value not in engines and getattr(flags, name) != getattr(nothing, name):
+            flag = _FLAG_OF.get(name, f"--{name}")
+            raise UserError(
+                "flag-of-another-scheduler",
+                f"{engine.value} takes no {flag}",
+                found=f"{flag} with --on {engine.value}",
+                why=f"it is for {' and '.join(engines)}",
+                fix=f"leave out {flag}, or submit to {engines[0]}",
+            )
+
+
+def _check_no_secrets(target: tuple[str, ...]) -> None:
+    """Check that no argument of the script is a secret, which would stand in the job's files."""
+    names = secret_variables(target)
+    if names:
+        raise UserError(
+            "secret-in-arguments",
+            "an argument of the script is a secret",
+            found=shlex.join(masked(target)),
+            why="the arguments of a submitted run are written into its job and shown by the scheduler",
+            fix=f"have the script read it from a variable, and name that: --env {names[0]}",
+        )
+
+
+def run_client(command: tuple[str, ...]) -> str:
+    """Return what a scheduler's client prints.
+
+    Raises:
+        UserError: it is not installed, or it fails or does not answer.
+    """
+    if shutil.which(command[0]) is None:
+        raise UserError(
+            "client-missing",
+            f"{command[0]} is not installed here",
+            found=shlex.join(command),
+            why="a run is submitted and followed by the scheduler's own client",
+            fix=f"do it where {command[0]} is, or with --dry-run see what would be submitted",
+        )
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=CLIENT_LIMIT_S, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        said = f"no answer in {CLIENT_LIMIT_S:.0f} s"
+    else:
+        if done.returncode == 0:
+            return done.stdout
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        said = lines[-1] if lines else f"exit code {done.returncode}"
+    raise UserError(
+        "scheduler-refused",
+        f"{command[0]} has refused",
+        found=f"{shlex.join(command)}: {said}",
+        why="the scheduler says so itself",
+        fix="change what it names; `--dry-run` shows all that the job asks for",
+        exit_code=1,
+    )

@@ -1,0 +1,194 @@
+"""On SIGUSR1 all ranks save one checkpoint together and end: a scheduler is about to take the nodes back."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from zerofit.core.checkpoints import inspect_checkpoint
+from zerofit.training import observe
+from zerofit.training.wrapping import wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
+
+_ASK_EVERY_S = 1.0
+"""The ranks ask each other about once a second, at a step that all of them have worked out alike: a reduction
+at each step would have the host wait for the GPU."""
+
+
+class _Stop:
+    """The request to stop, and how far this rank is."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self.run_folder = run_folder
+        self.is_asked = False
+        """True if this rank was told."""
+        self.saved_to: str | None = None
+        self.is_agreed = False
+        """True once all ranks know."""
+        self.next_step = 1
+        """The step of this process after which the ranks ask each other again."""
+        self.asked_step: int | None = None
+        self.asked_at = time.monotonic()
+        self.first_step = 0
+        """Steps that were done before this process began."""
+        self.loader: Any = None
+        """The DataLoader of the last batch."""
+        self.accelerator: Any = None
+        self.has_trainer = False
+        """True if a Trainer trains, which saves in its own way."""
+
+    def receive(self, *_: Any) -> None:
+        """Take the signal."""
+        self.is_asked = True
+
+    def agrees(self, step: int) -> bool:
+        """Return True if any rank was told; all ranks call it after the same steps.
+
+        Args:
+            step: optimizer steps that this process has done.
+        """
+        if step < self.next_step:
+            return False
+        import torch
+        from torch import distributed
+
+        now = time.monotonic()
+        said = torch.tensor([float(self.is_asked), now - self.asked_at], dtype=torch.float64)
+        if distributed.is_initialized():
+            said = said.to("cuda" if "nccl" in distributed.get_backend() else "cpu", dtype=torch.float32)
+            distributed.all_reduce(said, op=distributed.ReduceOp.MAX)
+        is_asked, took_s = said.tolist()
+        steps = 0 if self.asked_step is None else step - self.asked_step
+        self.asked_step, self.asked_at = step, now
+        self.next_step = step + max(1, int(_ASK_EVERY_S * steps / max(took_s, 1e-3)))
+        self.is_agreed = bool(is_asked)
+        return self.is_agreed
+
+    def leave(self, folder: Path) -> NoReturn:
+        """End this rank, whose state is saved."""
+        self.saved_to = str(folder)
+        print(f"zerofit: told to stop: saved in {folder}, and ends", file=sys.stderr, flush=True)
+        raise SystemExit(0)
+
+
+_stop: _Stop | None = None
+"""None where nobody may tell the ranks to stop."""
+
+
+def start(run_folder: Path) -> None:
+    """Take SIGUSR1; a script that handles it itself has it."""
+    global _stop
+    _stop = _Stop(run_folder)
+    signal.signal(signal.SIGUSR1, _stop.receive)
+
+
+def saved_to() -> str | None:
+    """Return the checkpoint with which this rank has left its training; None where it has not."""
+    return None if _stop is None else _stop.saved_to
+
+
+def install_in_callbacks(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Have a Trainer save and end, as its own callbacks may.
+
+    Args:
+        module: transformers.trainer_callback.
+    """
+    if (stop := _stop) is None:
+        return
+
+    def on_train_begin(original: Any, self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
+        stop.first_step, stop.has_trainer = state.global_step, True
+        return original(self, args, state, *rest, **kwargs)
+
+    def on_step_end(
+        original: Any, self: Any, args: Any, state: Any, control: Any, *rest: Any, **kwargs: Any
+    ) -> Any:
+        control = original(self, args, state, control, *rest, **kwargs)
+        if stop.agrees(state.global_step - stop.first_step):
+            control.should_save = True
+            control.should_evaluate = False  # there is no time
+        return control
+
+    def on_save(original: Any, self: Any, args: Any, state: Any, *rest: Any, **kwargs: Any) -> Any:
+        control = original(self, args, state, *rest, **kwargs)
+        if stop.is_agreed:
+            stop.leave(Path(args.output_dir).absolute() / f"checkpoint-{state.global_step}")
+        return control
+
+    for name, hook in (
+        ("on_train_begin", on_train_begin),
+        ("on_step_end", on_step_end),
+        ("on_save", on_save),
+    ):
+        wrap(module.CallbackHandler, name, hook)
+
+
+def install_in_loaders(module: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Have a loop save before it takes its next batch, when all that belongs to a step is done.
+
+    Args:
+        module: accelerate.data_loader.
+    """
+    if (stop := _stop) is None:
+        return
+
+    def iterate(original: Any, self: Any) -> Iterator[Any]:
+        batches = original(self)
+        while True:
+            if stop.loader is self:
+                _save_if_told(stop)
+            stop.loader = self
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+
+    for loader in (module.DataLoaderShard, module.DataLoaderDispatcher):
+        wrap(loader, "__iter__", iterate)
+
+
+def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
+    """Know the Accelerator that saves, and the step with which it resumed."""
+    if (stop := _stop) is None:
+        return
+
+    def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        stop.accelerator = stop.accelerator or self
+        return original(self, *args, **kwargs)
+
+    def load_state(original: Any, self: Any, input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        loaded = original(self, input_dir, *args, **kwargs)
+        manifest = inspect_checkpoint(Path(input_dir)).manifest if input_dir else None
+        if manifest is not None and manifest.step is not None and not settings.uses_deepspeed:
+            stop.first_step = manifest.step  # DeepSpeed's engine goes on counting
+        return loaded
+
+    wrap(accelerator_class, "prepare", prepare)
+    wrap(accelerator_class, "load_state", load_state)
+
+
+def steps_done() -> int | None:
+    """Return the optimizer steps of the whole training; None where nobody counts them."""
+    done = observe.steps_done()
+    return None if done is None or _stop is None else _stop.first_step + done
+
+
+def _save_if_told(stop: _Stop) -> None:
+    step, accelerator = observe.steps_done(), stop.accelerator
+    if accelerator is None or stop.has_trainer or not step or not stop.agrees(step):
+        return
+    if accelerator.project_configuration.automatic_checkpoint_naming:
+        stop.leave(Path(accelerator.save_state()).absolute())
+    # accelerate's examples read the step to go on from off this name
+    folder = stop.run_folder / "checkpoints" / f"step_{steps_done()}"
+    accelerator.save_state(str(folder))
+    stop.leave(folder)
