@@ -27,7 +27,7 @@ from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.launching import follow_plan, prepare
 from zerofit.launching import launch as launching
-from zerofit.launching.launch import _check_rules, _tell, launch_request
+from zerofit.launching.launch import check_rules, _tell, launch_request
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.run_folder import run_folder
 from zerofit.launching.start import Launch, launch_files
@@ -343,10 +343,10 @@ def test_a_script_that_says_no_mixed_precision_gets_none_unless_a_flag_says_so(p
 def test_the_rules_know_what_was_captured(plan_launch: Any) -> None:
     sgd = replace(LOOP.optimizers[0], class_path="torch.optim.sgd.SGD")
     flags = ("--cpu", "--num-processes", "2", "--preset", "z2-offload", "--global-batch-size", "32")
-    _check_rules(plan_launch(*flags), script="train.py", arguments=(), observer=Console())
+    check_rules(plan_launch(*flags), script="train.py", arguments=(), observer=Console())
     to_launch = plan_launch(*flags, capture=replace(LOOP, optimizers=(sgd,)))
     with pytest.raises(ExceptionGroup) as error:
-        _check_rules(to_launch, script="train.py", arguments=(), observer=Console())
+        check_rules(to_launch, script="train.py", arguments=(), observer=Console())
     assert [str(one).splitlines()[1] for one in error.value.exceptions] == [
         "  found: the script's SGD with --offload-optimizer cpu"
     ]
