@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 _GOES_ON_AFTER = (FailureKind.STOPPED, FailureKind.LOST_NODE)
 """Ends after which the scheduler is to start the run again."""
-
-
 _FAREWELL_S = 5.0
 """How long node 0 lets the others find the same error. ASSUMPTION: they ask five times a second."""
 
