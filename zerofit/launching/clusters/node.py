@@ -141,7 +141,7 @@ def _run(job: Job, plan: Plan, place: Place, observer: Observer) -> RunEnd:
     if place.node == 0 and number:
         how = f"resumes from {checkpoint}" if checkpoint else "starts anew, as nothing was saved"
         observer.say(f"start {number} of at most {job.max_requeues} after the first: {how}")
-    return start(launch, folder, hang_limit_s=job.hang_limit_s, observer=observer, others=peers)
+    return start(launch, folder, observer=observer, others=peers)
 
 
 def _checked_together(job: Job, plan: Plan, meeting: Meeting, peers: Peers, observer: Observer) -> Rendezvous:
