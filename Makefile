@@ -6,6 +6,7 @@ MUTATION ?= .mutation
 BUDGET ?= 9m
 SETS ?= oldest transformers-5.17 newest
 OUT ?= benchmarks/measured
+SLURM ?=
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
@@ -29,8 +30,8 @@ test-all: $(VENV)/.installed  ## the test suite, and what is too slow to run at 
 faults: $(VENV)/.installed  ## real faults in real runs: ranks, launchers and disks that fail
 	@$(BIN)/python -m pytest tests/faults -m faults
 
-test-slurm: $(VENV)/.installed  ## runs on a real Slurm of two nodes, which the tests start; needs root, slurm-wlm, munge, iproute2
-	@$(BIN)/python -m pytest tests/clusters -m slurm --timeout 900
+test-slurm: $(VENV)/.installed  ## runs on a real Slurm of two nodes, which the tests start; needs root, slurm-wlm, munge, iproute2; SLURM=asks: some
+	@$(BIN)/python -m pytest tests/clusters -m slurm -k '$(SLURM)' --timeout 900
 
 test-nvme: $(VENV)/.installed  ## the tests of offload to NVMe; needs libaio-dev
 	@$(BIN)/python -m pytest -m nvme --timeout 1500

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from namespaces import NamespaceNodes, can_make_nodes
 
-from zerofit.core.plan import plan_to_json
+from zerofit.core.facts import GpuSpec
+from zerofit.core.plan import plan_from_json, plan_to_json
 from zerofit.core.rank_observation import read_observation
 from zerofit.core.request import Request
 from zerofit.core.strategy import ZeroStage
@@ -40,6 +41,7 @@ _TOLD_WITHIN_S = 60
 _ENDED_WITHIN_S = 30
 """After a fault in the training the other nodes end within half a minute."""
 _START_S = 150
+_HAS_GPU = bool(probe_machine(may_be_unreadable=True).gpus)
 
 
 @dataclass
@@ -133,11 +135,30 @@ def test_nodes_train_though_each_ones_own_name_is_127_0_1_1(cluster: Cluster, ze
     assert f"{cluster.name(0)}: {len(every)} nodes have met" in cluster.said(0)
 
 
-def test_a_missing_peer_is_named(cluster: Cluster) -> None:
+@pytest.mark.parametrize("cluster", [3], indirect=True)
+def test_a_missing_peer_is_named_on_every_node(cluster: Cluster) -> None:
     cluster.prepare()
-    cluster.start(0)
-    assert cluster.end(0, within_s=_TOLD_WITHIN_S) == [1]
-    assert "error[node-missing]: node 1 of 2 did not come" in cluster.said(0)
+    cluster.start(0, 1)
+    assert cluster.end(0, 1, within_s=_TOLD_WITHIN_S) == [1, 1]
+    for node in (0, 1):
+        assert "error[node-missing]: node 2 of 3 did not come" in cluster.said(node)
+        assert "Traceback" not in cluster.said(node)
+
+
+@pytest.mark.skipif(_HAS_GPU, reason="the nodes of this machine have GPUs")
+def test_a_node_without_its_gpus_is_named_on_every_node(cluster: Cluster) -> None:
+    folder = cluster.prepare()
+    plan = plan_from_json((folder / "plan.json").read_text(), name="plan.json")
+    gpu = GpuSpec(name="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30)
+    on_gpus = replace(plan.topology, on_cpu=False)
+    plan = replace(plan, topology=on_gpus, machine=replace(plan.machine, gpus=(gpu,)))
+    (folder / "plan.json").write_text(plan_to_json(plan))
+    cluster.start(0, 1)
+    assert cluster.end(0, 1, within_s=_TOLD_WITHIN_S) == [1, 1]
+    for node in (0, 1):
+        error = f"error[node-without-its-gpus]: {cluster.name(0)} has not the GPUs of the plan"
+        assert error in cluster.said(node)
+        assert "no GPU; the plan is for 1 x NVIDIA H100 80GB HBM3" in cluster.said(node)
 
 
 @pytest.mark.parametrize("address", ["wrong", "no-such-host"])

@@ -68,6 +68,14 @@ class SlurmCluster:
 
     def __enter__(self) -> SlurmCluster:
         self.nodes.__enter__()
+        try:
+            self._start_daemons()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start_daemons(self) -> None:
         for name in ("state", *(f"spool.{self.nodes.name(node)}" for node in (0, 1))):
             (self.folder / name).mkdir(parents=True)
         key = self.folder / "munge.key"
@@ -101,7 +109,6 @@ class SlurmCluster:
         for node in (0, 1):
             self._start(node, "slurmd", "-D", "-N", self.nodes.name(node))
         _wait_until(lambda: self.run("sinfo", "--noheader", "--format=%D %t").stdout.split() == ["2", "idle"])
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.nodes.__exit__()

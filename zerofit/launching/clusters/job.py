@@ -69,8 +69,6 @@ class Job:
     """How often it may be started again."""
     join_limit_s: float
     """How long the nodes wait for each other."""
-    hang_limit_s: float | None = None
-    """As --hang-limit of `zerofit launch`."""
 
     __pydantic_config__ = STRICT
 

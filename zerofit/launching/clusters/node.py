@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 _GOES_ON_AFTER = (FailureKind.STOPPED, FailureKind.LOST_NODE)
 """Ends after which the scheduler is to start the run again."""
-
-
 _FAREWELL_S = 5.0
 """How long node 0 lets the others find the same error. ASSUMPTION: they ask five times a second."""
 
@@ -143,7 +141,7 @@ def _run(job: Job, plan: Plan, place: Place, observer: Observer) -> RunEnd:
     if place.node == 0 and number:
         how = f"resumes from {checkpoint}" if checkpoint else "starts anew, as nothing was saved"
         observer.say(f"start {number} of at most {job.max_requeues} after the first: {how}")
-    return start(launch, folder, hang_limit_s=job.hang_limit_s, observer=observer, others=peers)
+    return start(launch, folder, observer=observer, others=peers)
 
 
 def _checked_together(job: Job, plan: Plan, meeting: Meeting, peers: Peers, observer: Observer) -> Rendezvous:

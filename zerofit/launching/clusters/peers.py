@@ -164,17 +164,25 @@ def meet(place: Place, run: str, facts: dict[str, Any]) -> Meeting:
         store.set("run", run)
     else:
         facts["master_address"], facts["address"] = _reach(place, until)
-        store = connect(place, facts["master_address"])
-        _check_same_run(store, place, run)
-    store.set(f"beat/{place.node}", "0")
-    store.set(f"said/{place.node}", json.dumps(facts))
+        try:
+            store = connect(place, facts["master_address"])
+            _check_same_run(store, place, run)
+        except RuntimeError:
+            raise _not_reached(place, "what listens there is no launcher") from None
     missing = [node for node in range(place.num_nodes) if node != place.node]
-    while missing and time.monotonic() < until:
-        missing = [node for node in missing if not store.check([f"said/{node}"])]
-        time.sleep(_ROUND_S)
+    said: list[Any] = []
+    with contextlib.suppress(RuntimeError):  # node 0 has given up, for the same reason
+        store.set(f"beat/{place.node}", "0")
+        store.set(f"said/{place.node}", json.dumps(facts))
+        while missing and time.monotonic() < until:
+            missing = [node for node in missing if not store.check([f"said/{node}"])]
+            time.sleep(_ROUND_S)
+        if not missing:
+            said = [json.loads(store.get(f"said/{node}")) for node in range(place.num_nodes)]
     if missing:
         raise _not_come(place, missing)
-    said = [json.loads(store.get(f"said/{node}")) for node in range(place.num_nodes)]
+    if not said:
+        raise _not_reached(place, "it has gone again")
     return Meeting(store=store, place=place, said=tuple(said))
 
 
@@ -199,7 +207,7 @@ def _reach(place: Place, until: float) -> tuple[str, str]:
             connection = socket.create_connection((address, place.port), timeout=_CONNECT_S)
         except OSError as error:  # the name may not be known yet, and node 0 not listen yet
             if time.monotonic() > until:
-                raise _not_reached(place, error) from None
+                raise _not_reached(place, error.strerror or str(error)) from None
             time.sleep(_ROUND_S)
             continue
         with connection:
@@ -207,7 +215,10 @@ def _reach(place: Place, until: float) -> tuple[str, str]:
 
 
 def _check_same_run(store: Any, place: Place, run: str) -> None:
-    other = store.get("run").decode()
+    until = time.monotonic() + _CONNECT_S
+    while not store.check(["run"]) and time.monotonic() < until:
+        time.sleep(_ROUND_S)
+    other = store.get("run").decode() if store.check(["run"]) else "another program"
     if other != run:
         raise UserError(
             "node-of-another-run",
@@ -230,12 +241,12 @@ def _port_taken(place: Place, error: Exception) -> UserError:
     )
 
 
-def _not_reached(place: Place, error: OSError) -> UserError:
+def _not_reached(place: Place, problem: str) -> UserError:
     return UserError(
         "node-unreachable",
         "node 0 does not answer",
         found=f"{place.name} can't reach node 0 at {place.address}, port {place.port}: "
-        f"{error.strerror or error} ({place.limit_s:.0f} s)",
+        f"{problem} ({place.limit_s:.0f} s)",
         why="all nodes meet at node 0: its name or address is wrong, it is not running, or the way is closed",
         fix=f"check that {place.address} is node 0, that its launcher has started, and that the port is open",
         exit_code=EXIT_UNREACHABLE,
