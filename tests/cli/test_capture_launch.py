@@ -27,7 +27,7 @@ from zerofit.core.strategy import Engine, Precision, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.launching import follow_plan, prepare
 from zerofit.launching import launch as launching
-from zerofit.launching.launch import check_rules, _tell, launch_request
+from zerofit.launching.launch import _tell, check_rules, launch_request
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.run_folder import run_folder
 from zerofit.launching.start import Launch, launch_files
