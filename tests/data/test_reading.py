@@ -32,6 +32,7 @@ def _texts(path: Path) -> list[Any]:
         ("a.json", '{\n "data": [\n {"text": "a"}]}', "line 1: expecting property name enclosed in double"),
         ("a.jsonl", '{"text": "a"}\n\n7\n', "line 3: no object: 7"),
         ("a.jsonl", "[" * 100_000, "line 1: mappings and lists are nested too deep"),
+        ("a.jsonl", '{"text": "\\ud800"}\n', "line 1: a string holds a lone surrogate"),
         ("a.csv", 'text\na\n"never closed\nb\nc\n', "Error tokenizing data. C error: EOF inside string"),
         ("b.jsonl", '{"other": 1}\n' * 200 + '{"text": "late"}\n', "no column text"),
         ("b.csv", "other\n1\n", "no column text"),
@@ -103,3 +104,14 @@ def test_a_name_is_near_by_its_stem(tmp_path: Path, source: str, near: str | Non
         data_files([str(tmp_path / source)], split=None)
     told = f"did you mean {tmp_path / near}?" if near else "name files of a dataset, or a training script"
     assert caught.value.fix == told
+
+
+@pytest.mark.parametrize("split", ["missing", "../outside", "/etc"])
+def test_a_split_that_is_no_folder_of_the_dataset_is_not_read(tmp_path: Path, split: str) -> None:
+    for name in ("stored", "outside"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.json").write_text("{}")
+    (tmp_path / "stored" / "dataset_dict.json").write_text(json.dumps({"splits": [split]}))
+    with pytest.raises(UserError) as caught:
+        data_files([str(tmp_path / "stored")], split=None)
+    assert caught.value.rule == "split-folders-missing"

@@ -129,7 +129,7 @@ def test_a_checkpoint_of_another_engine_is_refused(tmp_path: Path, built_ops: No
     assert "error[checkpoint-of-other-engine]" in run.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize("plan", ["--engine native", "--zero-stage 2", "--zero-stage 3"])
 @pytest.mark.parametrize("moment", range(20))
 def test_a_save_that_is_killed_at_any_moment_loses_nothing_before_it(

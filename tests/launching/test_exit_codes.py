@@ -70,11 +70,16 @@ def test_a_traceback_begins_in_the_script(launch: Callable[..., Run]) -> None:
     assert traceback[3] == "RuntimeError: the script's own error"
 
 
-def test_the_run_folder_tells_all_but_secrets(launch: Callable[..., Run]) -> None:
+def test_the_run_folder_tells_all_but_secrets(launch: Callable[..., Run], tmp_path: Path) -> None:
+    (temporary := tmp_path / "tmp").mkdir()
     secrets = ("--hub_token", "secret0", "--api-key=secret1")
     run = launch(
-        "--num-processes", "2", END, "0", "0", *secrets, HF_TOKEN="hf_secret", MY_KEY="key_secret"
+        *("--num-processes", "2", END, "0", "0", *secrets),
+        HF_TOKEN="hf_secret",
+        MY_KEY="key_secret",
+        TMPDIR=str(temporary),
     ).check()
+    assert list(temporary.glob("torchelastic_*")) == []
     assert "secret" not in run.stdout + run.stderr
     files = sorted(
         str(path.relative_to(run.run_folder)) for path in run.run_folder.rglob("*") if path.is_file()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import click
 
 from zerofit.cli.options import run_dir_option
 from zerofit.cli.parameters import CONTEXT, Number, Verb
+from zerofit.core.errors import UserError
+from zerofit.core.units import format_bytes
 from zerofit.launching.clusters.follow import cancel, find_run, print_log, status_lines
+from zerofit.launching.kept_runs import kept_runs, remove_run, runs_to_prune
 
 
 @click.group(context_settings=CONTEXT)
 def runs() -> None:
-    """See and end runs: those of this machine, and those that `zerofit submit` has handed over.
+    """See, end and remove runs: those of this machine, and those that `zerofit submit` has handed over.
 
     RUN is a run folder or its name; the newest run where it is left out.
     """
@@ -45,3 +49,51 @@ def logs_of(run: str | None, run_dir: Path, rank: int | None, follows: bool) -> 
 def cancel_one(run: str, run_dir: Path) -> None:
     """End a run."""
     click.echo(f"zerofit: {cancel(find_run(run, run_dir))}", err=True)
+
+
+@runs.command("list", cls=Verb)
+@run_dir_option
+def list_all(run_dir: Path) -> None:
+    """List the runs of this machine: size, state and name, the oldest first."""
+    for run in kept_runs(run_dir):
+        click.echo(f"{format_bytes(run.num_bytes):>10}  {run.state:<9}  {run.folder.name}")
+
+
+@runs.command("prune", cls=Verb)
+@click.option("--older-than", type=Number(float, least=0), metavar="DAYS", help="Only runs older than that.")
+@click.option("--keep-last", type=Number(int, least=0), metavar="N", help="Keep the newest N runs.")
+@click.option("--keep-failed", is_flag=True, help="Keep runs that did not end with exit code 0.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
+@run_dir_option
+def prune(
+    run_dir: Path, older_than: float | None, keep_last: int | None, keep_failed: bool, dry_run: bool
+) -> None:
+    """Remove folders of old runs.
+
+    A run that is still running stays, and so does one whose folder holds checkpoints or other files that are
+    no records of the run. Of two limits both must allow the removal.
+    """
+    if older_than is None and keep_last is None:
+        raise UserError(
+            "prune-without-limit",
+            "runs prune needs a limit",
+            found="zerofit runs prune, without --older-than and --keep-last",
+            why="it would remove the records of all runs",
+            fix="give --older-than DAYS, --keep-last N, or both",
+        )
+    pruning = runs_to_prune(
+        kept_runs(run_dir),
+        now=datetime.now(),
+        older_than_days=older_than,
+        keep_last=keep_last,
+        keep_failed=keep_failed,
+    )
+    for run in pruning.removed:
+        if not dry_run:
+            remove_run(run)
+        click.echo(run.folder)
+    for run, reason in pruning.spared:
+        click.echo(f"zerofit: kept {run.folder.name}: {reason}", err=True)
+    freed = format_bytes(sum(run.num_bytes for run in pruning.removed))
+    verb = "would remove" if dry_run else "removed"
+    click.echo(f"zerofit: {verb} {len(pruning.removed)} runs, {freed}", err=True)

@@ -1,0 +1,124 @@
+"""`zerofit runs list` and `prune`: what goes, and what never does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from runs import Run, run_command
+
+_OK, _FAILED, _KILLED = "2026-01-01_00-00-00-ok", "2026-01-02_00-00-00-failed", "2026-01-03_00-00-00-killed"
+_CHECKPOINT, _NEW, _AGAIN = (
+    "2026-01-04_00-00-00-saved",
+    "2999-01-01_00-00-00-new",
+    "2026-01-05_00-00-00-again",
+)
+
+
+def _runs(folder: Path, *arguments: str) -> Run:
+    return run_command((sys.executable, "-m", "zerofit", "runs", *arguments), folder)
+
+
+def _make(folder: Path, name: str, exit_code: int | None, *more: str) -> None:
+    run = folder / "zerofit-runs" / name
+    for file in ("plan.json", "logs/rank0.log", *more):
+        (run / file).parent.mkdir(parents=True, exist_ok=True)
+        (run / file).write_text("x" * 5000)
+    if exit_code is not None:
+        (run / "run.json").write_text(json.dumps({"exit_code": exit_code}))
+    long_ago = time.time() - 86400
+    for path in (run, *run.rglob("*")):
+        os.utime(path, (long_ago, long_ago))
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """Runs of each kind, and a folder that is no run."""
+    _make(tmp_path, _OK, 0)
+    _make(tmp_path, _FAILED, 1)
+    _make(tmp_path, _KILLED, None)
+    _make(tmp_path, _CHECKPOINT, 0, "checkpoints/step_3/model.safetensors")
+    _make(tmp_path, _AGAIN, 1, "recovery-1/plan.json", "recovery-1/mine.txt")
+    _make(tmp_path, _NEW, 0)
+    (tmp_path / "zerofit-runs" / "my-results").mkdir()
+    return tmp_path
+
+
+def _names(folder: Path) -> set[str]:
+    return {entry.name for entry in (folder / "zerofit-runs").iterdir()}
+
+
+def test_runs_are_listed_with_their_size_and_state(kept: Path) -> None:
+    listed = _runs(kept, "list").check().stdout.splitlines()
+    assert [line.split()[2:] for line in listed] == [
+        ["exit", "0", _OK],
+        ["exit", "1", _FAILED],
+        ["no", "record", _KILLED],
+        ["exit", "0", _CHECKPOINT],
+        ["no", "record", _AGAIN],
+        ["exit", "0", _NEW],
+    ]
+    assert listed[0].startswith("   9.8 KiB  exit 0 ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "removed"),
+    [
+        (("--older-than", "30"), {_OK, _FAILED, _KILLED}),
+        (("--older-than", "30", "--keep-failed"), {_OK}),
+        (("--keep-last", "0"), {_OK, _FAILED, _KILLED, _NEW}),
+        (("--keep-last", "5"), {_OK}),
+        (("--keep-last", "50"), set()),
+        (("--keep-last", "0", "--older-than", "30"), {_OK, _FAILED, _KILLED}),
+    ],
+)
+def test_only_what_the_limits_allow_goes(kept: Path, arguments: tuple[str, ...], removed: set[str]) -> None:
+    before = _names(kept)
+    would = _runs(kept, "prune", "--dry-run", *arguments).check()
+    assert _names(kept) == before
+    done = _runs(kept, "prune", *arguments).check()
+    assert before - _names(kept) == removed
+    assert (
+        done.stdout == would.stdout == "".join(f"{kept / 'zerofit-runs' / one}\n" for one in sorted(removed))
+    )
+    assert would.stderr.replace("would remove", "removed") == done.stderr
+    assert f"zerofit: removed {len(removed)} runs, " in done.stderr
+    if _OK in removed and "5" not in arguments:
+        assert f"zerofit: kept {_CHECKPOINT}: it holds checkpoints\n" in done.stderr
+        assert f"zerofit: kept {_AGAIN}: it holds recovery-1/mine.txt\n" in done.stderr
+
+
+def test_a_run_that_runs_stays(kept: Path) -> None:
+    plan = kept / "zerofit-runs" / _KILLED / "plan.json"
+    rank = subprocess.Popen([sys.executable, "-c", "input()", str(plan)], stdin=subprocess.PIPE)
+    try:
+        done = _runs(kept, "prune", "--older-than", "1").check()
+        assert f"zerofit: kept {_KILLED}: it runs, or may run elsewhere; " in done.stderr
+        assert _KILLED in _names(kept)
+    finally:
+        rank.communicate(b"\n")
+
+
+def test_a_submitted_run_that_has_not_begun_stays(kept: Path) -> None:
+    _make(kept, "2026-01-06_00-00-00-queued", None, "job.json", "submitted.json")
+    _runs(kept, "prune", "--keep-last", "0").check()
+    assert "2026-01-06_00-00-00-queued" in _names(kept)
+
+
+def test_a_run_without_a_record_whose_files_are_new_stays(kept: Path) -> None:
+    (kept / "zerofit-runs" / _KILLED / "logs" / "rank0.log").write_text("of another node")
+    assert "running" in _runs(kept, "list").check().stdout
+    _runs(kept, "prune", "--keep-last", "0").check()
+    assert _KILLED in _names(kept)
+
+
+def test_a_prune_without_a_limit_is_refused(kept: Path) -> None:
+    done = _runs(kept, "prune")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "error[prune-without-limit]: runs prune needs a limit" in done.stderr
+    assert len(_names(kept)) == 7

@@ -1,0 +1,187 @@
+"""The run folders of a directory: what each is, how large, and which may be removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING
+
+import psutil
+
+from zerofit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_NAME = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)-.")
+"""As zerofit.launching.run_folder names a run's folder."""
+_ATTEMPT = re.compile(r"(requeue|recovery)-\d+")
+_WRITTEN = (
+    *("plan.json", "accelerate.yaml", "ds_config.json", "command*.sh", "run*.json", "checkpoints.jsonl"),
+    *("ranks", "logs", "job.*", "submitted.json", "slurm-*.out"),
+)
+"""What zerofit writes into a run's folder; all else is the user's."""
+_QUIET_S = 3600.0
+"""A run without a record whose files changed so lately may run, on another machine. ASSUMPTION."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRun:
+    """A run's folder."""
+
+    folder: Path
+    started_at: datetime
+    """Local time, from the folder's name."""
+    num_bytes: int
+    """All files together."""
+    exit_code: int | None
+    """None where the run has left no record."""
+    is_running: bool
+    """True if it runs, or may."""
+    foreign: tuple[str, ...]
+    """Files and folders in it that zerofit does not write as records: checkpoints, results."""
+
+    @property
+    def state(self) -> str:
+        """How the run stands, in a word or two."""
+        if self.is_running:
+            return "running"
+        return "no record" if self.exit_code is None else f"exit {self.exit_code}"
+
+
+def kept_runs(runs: Path) -> tuple[KeptRun, ...]:
+    """Return the runs whose folders stand in a directory, the oldest first."""
+    if not runs.is_dir():
+        return ()
+    in_use = _words_of_processes()
+    folders = (one for one in runs.resolve().iterdir() if one.is_dir() and not one.is_symlink())
+    found = (
+        _kept_run(one, datetime.strptime(match[1], "%Y-%m-%d_%H-%M-%S"), in_use)
+        for one in folders
+        if (match := _NAME.match(one.name))
+    )
+    return tuple(sorted(found, key=lambda one: (one.started_at, one.folder.name)))
+
+
+def _words_of_processes() -> tuple[str, ...]:
+    return tuple(
+        word
+        for process in psutil.process_iter(["cmdline"])
+        if process.pid != os.getpid()
+        for word in process.info["cmdline"] or ()
+    )
+
+
+def _kept_run(folder: Path, started_at: datetime, in_use: Sequence[str]) -> KeptRun:
+    exit_code = _exit_code(folder)
+    files = [os.lstat(path) for path in _files(folder)]
+    newest = max(one.st_mtime for one in (*files, folder.lstat()))
+    return KeptRun(
+        folder=folder,
+        started_at=started_at,
+        num_bytes=sum(one.st_size for one in files if stat.S_ISREG(one.st_mode)),
+        exit_code=exit_code,
+        is_running=any(f"{folder}/" in word for word in in_use)
+        or (exit_code is None and time.time() - newest < _QUIET_S)
+        or (exit_code is None and (folder / "submitted.json").exists()),  # it may wait for its turn
+        foreign=tuple(sorted(_foreign(folder))),
+    )
+
+
+def _files(folder: Path) -> Iterator[str]:
+    for at, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if os.path.lexists(path := os.path.join(at, name)):  # a run that goes on renames its files
+                yield path
+
+
+def _foreign(folder: Path) -> Iterator[str]:
+    for entry in folder.iterdir():
+        if _ATTEMPT.fullmatch(entry.name) and not entry.is_symlink():
+            yield from (f"{entry.name}/{name}" for name in _foreign(entry))
+        elif not any(fnmatch(entry.name, pattern) for pattern in _WRITTEN):
+            yield entry.name
+
+
+def _exit_code(folder: Path) -> int | None:
+    """Return the exit code of the last start; None where that one has left no record."""
+    attempts = (one for one in folder.iterdir() if _ATTEMPT.fullmatch(one.name))
+    last = max(attempts, key=lambda one: int(one.name.rpartition("-")[2]), default=folder)
+    try:
+        code = json.loads((last / "run.json").read_text(encoding="utf-8"))["exit_code"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return code if isinstance(code, int) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruning:
+    """The runs that go, and those that stay for another reason than their age or number."""
+
+    removed: tuple[KeptRun, ...]
+    spared: tuple[tuple[KeptRun, str], ...]
+    """A run, and why it stays."""
+
+
+def runs_to_prune(
+    found: Sequence[KeptRun],
+    *,
+    now: datetime,
+    older_than_days: float | None,
+    keep_last: int | None,
+    keep_failed: bool,
+) -> Pruning:
+    """Choose the runs to remove: those that both limits allow.
+
+    Args:
+        found: all runs, the oldest first.
+        now: local time.
+        older_than_days: only runs that started before so many days; None for runs of any age.
+        keep_last: so many of the newest stay; None for no such limit.
+        keep_failed: True if runs that did not end with 0 stay.
+    """
+    old = found[: len(found) - keep_last] if keep_last else found
+    if older_than_days is not None:
+        old = [one for one in old if now - one.started_at > timedelta(days=older_than_days)]
+    reasons = [(one, _reason_to_stay(one, keep_failed=keep_failed)) for one in old]
+    return Pruning(
+        removed=tuple(one for one, reason in reasons if reason is None),
+        spared=tuple((one, reason) for one, reason in reasons if reason is not None),
+    )
+
+
+def _reason_to_stay(run: KeptRun, *, keep_failed: bool) -> str | None:
+    if run.is_running:
+        return "it runs, or may run elsewhere; `zerofit runs cancel` ends it"
+    if run.foreign:
+        return f"it holds {', '.join(run.foreign)}"
+    if keep_failed and run.exit_code != 0:
+        return f"it failed ({run.state})"
+    return None
+
+
+def remove_run(run: KeptRun) -> None:
+    """Remove a run's folder.
+
+    Raises:
+        UserError: it can't be removed.
+    """
+    try:
+        shutil.rmtree(run.folder)
+    except OSError as error:
+        raise UserError(
+            "run-not-removed",
+            "a run's folder can't be removed",
+            found=f"{error.strerror}: {error.filename}",
+            why="the folder, or one in it, can't be written",
+            fix="run it as the owner of the folder",
+            exit_code=1,
+        ) from None
