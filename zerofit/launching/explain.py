@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 from zerofit.core.errors import UserError
 from zerofit.core.secrets import masked_text
-from zerofit.launching.failures import Failure, Role, failure_of, failures
+from zerofit.launching.failures import Failure, Role, failure_of, failures, shows_nothing
 from zerofit.launching.log_lines import read_lines
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from zerofit.launching.log_lines import LogLine, Moment
 
-_LOG_NAMES = re.compile(r"(?i)(\.(log|out|err|txt|stdout|stderr|output)(\.\d+)?|[.-][oe]\d+|stdout|stderr|std_(out|err)|log)$")
+_LOG_NAMES = re.compile(
+    r"(?i)(\.(log|out|err|txt|stdout|stderr|output)(\.\d+)?|[.-][oe]\d+|stdout|stderr|std_(out|err)|log)$"
+)
 _MOST_FILES = 1000
 _RANK_IN_PATH = re.compile(r"rank[_-]?(\d+)\.\w+$|[/.-](\d+)/(?:stdout|stderr)(?:\.log)?$")
 """rank3.log; 3/stderr.log of torchrun --log-dir."""
@@ -32,8 +34,6 @@ _AFTER_FRAMES = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)')
 _ANOTHER = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
-_DIGITS = str.maketrans("", "", "0123456789")
-_KEPT_SHAPES = 100_000
 _KEPT_LINES = 200
 """Lines back to the last time that a log names. ASSUMPTION: a traceback is no longer."""
 _SHOWN_LINES = 3
@@ -113,8 +113,6 @@ class LogReader:
     """The first of each kind in each file."""
     num_lines: int = 0
     files: list[str] = field(default_factory=list)
-    _quiet: set[str] = field(default_factory=set)
-    """Lines, without their digits, that show nothing: most lines of a log are like one before."""
 
     def read(self, file: IO[bytes], name: str, *, ended_at: Moment | None = None) -> None:
         """Read a log.
@@ -128,11 +126,14 @@ class LogReader:
         tracebacks: dict[int | None, _Traceback] = {}
         before: deque[LogLine] = deque(maxlen=_KEPT_LINES)
         self.files.append(name)
-        for line in read_lines(file):
-            self.num_lines += 1
+
+        def is_quiet(text: str) -> bool:
+            return not any(one.has_begun for one in tracebacks.values()) and shows_nothing(text)
+
+        line = None
+        for line in read_lines(file, is_quiet=is_quiet):
             before.append(line)
-            shape = line.text.translate(_DIGITS)
-            if shape in self._quiet and not any(one.has_begun for one in tracebacks.values()):
+            if is_quiet(line.text):
                 continue
             said = line.said
             of_line = line.rank
@@ -147,9 +148,6 @@ class LogReader:
             if failure is None and is_exception and not said.startswith("SystemExit"):
                 failure = _unknown(said)
             if failure is None:
-                if len(self._quiet) >= _KEPT_SHAPES:
-                    self._quiet.clear()
-                self._quiet.add(shape)
                 continue
             at = Evidence(
                 file=name,
@@ -159,6 +157,7 @@ class LogReader:
                 moment=next((m for one in reversed(before) if (m := one.moment)), ended_at),
             )
             self._note(Found(failure=failure, at=at, frame=traceback.frame), traceback, is_exception)
+        self.num_lines += 0 if line is None else line.number
 
     def _in_traceback(self, said: str, traceback: _Traceback) -> bool:
         """Follow a traceback; return True for lines of it that are not its exception."""
@@ -264,7 +263,7 @@ def logs_in(folder: Path, *, or_none: bool = False) -> tuple[Path, ...]:
             "no-logs",
             "there is no log to explain",
             found=str(folder),
-            why="neither it nor a folder in it has a file that is named like a log: *.log, *.out, *.err, *.txt",
+            why="no file in it or below is named like a log: *.log, *.out, *.err, *.txt",
             fix="name the file itself: zerofit explain FILE",
         )
     return tuple(found[:_MOST_FILES])

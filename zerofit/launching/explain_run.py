@@ -167,7 +167,7 @@ def stuck_collectives(dumps: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     """Yield a sentence for each process group whose ranks stand at different collectives.
 
     Args:
-        dumps: by rank, as torch's FlightRecorder writes them (torch/csrc/distributed/c10d/FlightRecorder.hpp).
+        dumps: by rank, as torch/csrc/distributed/c10d/FlightRecorder.hpp writes them.
     """
     groups: dict[str, dict[int, tuple[int, str, str]]] = {}
     for rank, dump in dumps.items():
@@ -176,7 +176,11 @@ def stuck_collectives(dumps: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
             if entry.get("is_p2p"):
                 continue
             group = "/".join(map(str, entry.get("process_group") or ("default",)))
-            at = int(entry.get("collective_seq_id", 0)), str(entry.get("profiling_name")), str(entry.get("state"))
+            at = (
+                int(entry.get("collective_seq_id", 0)),
+                str(entry.get("profiling_name")),
+                str(entry.get("state")),
+            )
             groups.setdefault(group, {})[rank] = max(groups.get(group, {}).get(rank, (0, "", "")), at)
     for group, ranks in groups.items():
         last, name, _ = max(ranks.values())

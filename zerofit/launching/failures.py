@@ -17,6 +17,38 @@ if TYPE_CHECKING:
 
 _FILE = os.path.join(CATALOG_FOLDER, "failures.toml")
 
+_WORD = re.compile("[A-Za-z]{2,}")
+_COMMON = frozenset(
+    [
+        "but",
+        "code",
+        "error",
+        "file",
+        "files",
+        "found",
+        "index",
+        "loss",
+        "model",
+        "open",
+        "step",
+        "torch",
+        "total",
+        "train",
+        "training",
+    ]
+)
+"""Words that lines of healthy logs have, so that they are of little use for a fast look."""
+_OF_TRACEBACKS = (
+    "Traceback",
+    "Error",
+    "Exception",
+    "Interrupt",
+    "Exit",
+    "Timeout",
+    "During handling",
+    "the direct cause of",
+)
+
 
 class Role(enum.StrEnum):
     """Where a failure stands among those of a run."""
@@ -48,7 +80,7 @@ class Failure:
 class _Sign:
     failure: Failure
     literal: str
-    """The longest part, looked for first, as that is fast."""
+    """The longest part."""
     pattern: re.Pattern[str]
     length: int
 
@@ -59,18 +91,15 @@ def failures() -> Mapping[str, Failure]:
     with open(_FILE, "rb") as file:
         tables = tomllib.load(file)
     return {
-        name: Failure(
-            id=name, **{**table, "role": Role(table["role"]), "signs": tuple(table["signs"])}
-        )
+        name: Failure(id=name, **{**table, "role": Role(table["role"]), "signs": tuple(table["signs"])})
         for name, table in tables.items()
     }
 
 
 @functools.cache
 def _signs() -> tuple[_Sign, ...]:
-    """Return the signs of all failures, the longest first: it says most."""
-    found = [_sign(failure, sign) for failure in failures().values() for sign in failure.signs]
-    return tuple(sorted(found, key=lambda one: -one.length))
+    """Return the signs of all failures."""
+    return tuple(_sign(failure, sign) for failure in failures().values() for sign in failure.signs)
 
 
 def _sign(failure: Failure, sign: str) -> _Sign:
@@ -86,6 +115,24 @@ def _sign(failure: Failure, sign: str) -> _Sign:
     )
 
 
+@functools.cache
+def _signs_by_word() -> Mapping[str, tuple[_Sign, ...]]:
+    """Return the signs by a word of theirs, without which a text can't have them."""
+    found: dict[str, tuple[_Sign, ...]] = {}
+    for sign in _signs():
+        words = _WORD.findall(sign.literal)
+        word = max(words, key=lambda one: (one.lower() not in _COMMON, len(one)))
+        found[word] = (*found.get(word, ()), sign)
+    return found
+
+
+def shows_nothing(text: str) -> bool:
+    """Return True if a text of one line or many shows no failure and no traceback: most of a log, fast."""
+    if any(word in text for word in _OF_TRACEBACKS):
+        return False
+    return _signs_by_word().keys().isdisjoint(_WORD.findall(text))
+
+
 def failure_of(text: str, *, ends_traceback: bool) -> Failure | None:
     """Return the failure that a line shows, that with the longest sign; None where it shows none.
 
@@ -93,9 +140,11 @@ def failure_of(text: str, *, ends_traceback: bool) -> Failure | None:
         text: without the rank and the time in front of it.
         ends_traceback: True if it is the exception that a traceback ends with.
     """
-    for sign in _signs():
-        if sign.literal in text and sign.pattern.search(text):
-            if sign.failure.ends_traceback and not ends_traceback:
-                continue
-            return sign.failure
-    return None
+    by_word = _signs_by_word()
+    found = [
+        sign
+        for word in by_word.keys() & set(_WORD.findall(text))
+        for sign in by_word[word]
+        if (ends_traceback or not sign.failure.ends_traceback) and sign.pattern.search(text)
+    ]
+    return max(found, key=lambda sign: (sign.length, sign.failure.id)).failure if found else None

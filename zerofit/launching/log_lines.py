@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 18
 _LONGEST_LINE = 1 << 16
 """Characters of a line that are looked at: a binary file may be one line. ASSUMPTION."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -19,16 +19,19 @@ _RANK = re.compile(
     r"\s*(?:\[(?:rank|default)?(\d{1,5})\]:|\[\d+,(\d+)\]<std(?:err|out)>:|(?:rank ?)?(\d{1,5}): "
     r"|[a-z][a-z0-9.-]*\d[a-z0-9.-]*: )"
 )
-"""`[rank3]:` of torch, `[default3]:` of torchrun --tee, `[1,3]<stderr>:` of mpirun, `3: ` of srun --label; the node of pdsh, which is no rank."""
+"""`[rank3]:` of torch, `[default3]:` of torchrun --tee, `[1,3]<stderr>:` of mpirun, `3: ` of srun --label; pdsh
+names a node, which is no rank."""
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _CLOCK = r"(\d{1,2}):(\d{2}):(\d{2})(?:[.,](\d{1,9}))?"
 _TIME = re.compile(
     rf"(?P<iso>\d{{4}}-(?P<m1>\d{{2}})-(?P<d1>\d{{2}})[T _](?P<c1>{_CLOCK}))"
     rf"|(?P<us>(?P<m2>\d{{2}})/(?P<d2>\d{{2}})/\d{{4}} (?P<c2>{_CLOCK}))"
     rf"|(?P<glog>\b[IWEF](?P<m3>\d{{1,2}})(?P<d3>\d{{2}}) (?P<c3>{_CLOCK}))"
-    rf"|(?P<sys>\b(?P<m4>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<d4>\d{{1,2}}) (?P<c4>{_CLOCK}))"
+    rf"|(?P<sys>\b(?P<m4>{'|'.join(_MONTHS)}) +(?P<d4>\d{{1,2}}) (?P<c4>{_CLOCK}))"
 )
-_MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
-_FRONT = re.compile(rf"^(?:[\[(]?(?:{_TIME.pattern})Z?(?:[+-]\d{{2}}:?\d{{2}})?[\])]?\s*(?:stderr F |stdout F )?)")
+_FRONT = re.compile(
+    rf"^(?:[\[(]?(?:{_TIME.pattern})Z?(?:[+-]\d{{2}}:?\d{{2}})?[\])]?\s*(?:stderr F |stdout F )?)"
+)
 Moment = tuple[int, int, int, int, int, int]
 """Month, day, hour, minute, second, microsecond: not all logs name the year."""
 
@@ -78,24 +81,31 @@ def moment_of(text: str) -> Moment | None:
     )  # type: ignore[return-value]  # mypy counts no unpacked values
 
 
-def read_lines(file: IO[bytes]) -> Iterator[LogLine]:
-    """Yield the lines of a log in any encoding, whatever its size, in bounded memory."""
+def read_lines(file: IO[bytes], *, is_quiet: Callable[[str], bool]) -> Iterator[LogLine]:
+    """Yield the lines of a log in any encoding, whatever its size, in bounded memory.
+
+    Args:
+        is_quiet: True for a part of the log that shows nothing, of which the last line alone is yielded.
+    """
     block = file.read(_BLOCK_BYTES)
     decoder = codecs.getincrementaldecoder(_encoding(block))(errors="replace")
     number, rest = 1, ""
-    while block:
-        pieces = _LINE_ENDS.split(rest + decoder.decode(block))
-        rest = pieces.pop()
-        for text, end in zip(pieces[::2], pieces[1::2], strict=True):
-            if text:
-                yield LogLine(number=number, text=_plain(text))
-            number += end != "\r"
-        if len(rest) > _LONGEST_LINE:
-            rest = rest[:_LONGEST_LINE]
-        block = file.read(_BLOCK_BYTES)
-    rest += decoder.decode(b"", final=True)
-    if rest:
-        yield LogLine(number=number, text=_plain(rest))
+    while block or rest:
+        text = rest + decoder.decode(block, final=not block)
+        end = len(text) if not block else max(text.rfind("\n"), text.rfind("\r")) + 1
+        text, rest = text[:end], text[end:][:_LONGEST_LINE]
+        if "\x1b" in text:
+            text = _ESCAPES.sub("", text)
+        skips = is_quiet(text)
+        if skips:
+            last = text.rstrip("\r\n").rfind("\n") + 1
+            number, text = number + text.count("\n", 0, last), text[last:]
+        pieces = _LINE_ENDS.split(text)
+        for said, line_end in zip(pieces[::2], (*pieces[1::2], ""), strict=True):
+            if said:
+                yield LogLine(number=number, text=said[:_LONGEST_LINE])
+            number += line_end in ("\n", "\r\n")
+        block = file.read(_BLOCK_BYTES) if block else block
 
 
 def _encoding(block: bytes) -> str:
@@ -106,8 +116,3 @@ def _encoding(block: bytes) -> str:
     if len(sample) > 1 and sample[1::2].count(0) > 0.4 * len(sample) / 2 and 0 not in sample[::2]:
         return "utf-16-le"
     return "utf-8-sig"
-
-
-def _plain(text: str) -> str:
-    text = text[:_LONGEST_LINE]
-    return _ESCAPES.sub("", text) if "\x1b" in text else text

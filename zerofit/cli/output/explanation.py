@@ -30,7 +30,9 @@ def explanation_text(run: RunExplanation) -> str:
     rows += [f"NCCL:   {one}" for one in run.collectives]
     if run.good_run is not None:
         same = "the same strategy, data, machine and versions"
-        rows += [f"differs from {run.good_run}, the last good run: {one}" for one in run.differences or (same,)]
+        rows += [
+            f"differs from {run.good_run}, the last good run: {one}" for one in run.differences or (same,)
+        ]
     rank = "" if found.cause.at.rank is None else f", rank {found.cause.at.rank}"
     cause, name = found.cause.failure, click.style(found.cause.failure.id, bold=True)
     rows += [
