@@ -27,7 +27,7 @@ _LOG_NAMES = re.compile(
     r"(?i)(\.(log|out|err|txt|stdout|stderr|output)(\.\d+)?|[.-][oe]\d+|stdout|stderr|std_(out|err)|log)$"
 )
 _MOST_FILES = 1000
-_RANK_IN_PATH = re.compile(r"rank[_-]?(\d+)\.\w+$|[/.-](\d+)/(?:stdout|stderr)(?:\.log)?$")
+_RANK_IN_PATH = re.compile(r"rank[_-]?(\d+)\.\w+$|(?:^|[/.-])(\d+)/(?:stdout|stderr)(?:\.log)?$")
 """rank3.log; 3/stderr.log of torchrun --log-dir."""
 _EXCEPTION = re.compile(r"(?!\w*Warning)[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout)\b(?:: |:?$)")
 _AFTER_FRAMES = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")

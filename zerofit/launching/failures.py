@@ -19,23 +19,10 @@ _FILE = os.path.join(CATALOG_FOLDER, "failures.toml")
 
 _WORD = re.compile("[A-Za-z]{2,}")
 _COMMON = frozenset(
-    [
-        "but",
-        "code",
-        "error",
-        "file",
-        "files",
-        "found",
-        "index",
-        "loss",
-        "model",
-        "open",
-        "step",
-        "torch",
-        "total",
-        "train",
-        "training",
-    ]
+    {
+        *("but", "code", "error", "file", "files", "found", "index", "loss"),
+        *("model", "open", "step", "torch", "total", "train", "training"),
+    }
 )
 """Words that lines of healthy logs have, so that they are of little use for a fast look."""
 _OF_TRACEBACKS = (
