@@ -33,6 +33,7 @@ from zerofit.launching.watch import run_watched
 from zerofit.machine.cgroup import count_oom_kills
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 RUN_VERSION = 1
@@ -97,7 +98,7 @@ def _environment(launch: Launch) -> dict[str, str]:
     return launch_environment(launch.plan, inherited=os.environ)
 
 
-def _flight_recorder(plan: Plan, folder: RunFolder) -> dict[str, str]:
+def flight_recorder(plan: Plan, folder: RunFolder, *, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return what has NCCL note its last collectives, and write them when one takes too long.
 
     The names are those of torch/csrc/distributed/c10d: TORCH_FR_* since 2.9, TORCH_NCCL_* before.
@@ -115,7 +116,7 @@ def _flight_recorder(plan: Plan, folder: RunFolder) -> dict[str, str]:
         place: str(folder.ranks / TRACE_PREFIX),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     }
-    return {name: value for name, value in wanted.items() if name not in os.environ}
+    return {name: value for name, value in wanted.items() if name not in inherited}
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -157,7 +158,8 @@ def start(
     # torch calls ninja by its bare name when it builds an op: pip's own must be found without an activated
     # environment too.
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
-    environment = {**_environment(launch), **_flight_recorder(launch.plan, folder), "PATH": path}
+    recorder = flight_recorder(launch.plan, folder, inherited=os.environ)
+    environment = {**_environment(launch), **recorder, "PATH": path}
     ranks = _ranks(launch)
     estimate = None if launch.plan.topology.on_cpu else launch.plan.estimate
     watch = RunWatch(
