@@ -103,6 +103,7 @@ def test_unknown_exception_is_the_scripts() -> None:
         "",
         "epoch 1: loss 2.3\nepoch 2: loss 2.1\ntraining is done\n",
         "[WARNING]  async_io requires the dev libaio .so object and headers but these were not found.\n",
+        "[2024-05-01 12:00:00,000] [WARNING] [engine.py:1] You are using ZeRO with an untested optimizer\n",
         "UserWarning: this will be an error in future\n",
         "[2024-05-01 12:00:00,000] [INFO] [engine.py:1] saving zero_pp_rank_0_mp_rank_00_optim_states.pt\n",
         "[2024-05-01 12:00:00,000] [INFO] nvme_path=None stage3_gather_16bit_weights_on_model_save\n",

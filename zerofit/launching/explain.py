@@ -15,11 +15,11 @@ from typing import IO, TYPE_CHECKING
 
 from zerofit.core.errors import UserError
 from zerofit.core.secrets import masked_text
-from zerofit.launching.failures import Failure, Role, failure_of, failures, shows_nothing
+from zerofit.launching.failures import Failure, Role, failure_of, shows_nothing
 from zerofit.launching.log_lines import read_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from zerofit.launching.log_lines import LogLine, Moment
 
@@ -32,6 +32,8 @@ _RANK_IN_PATH = re.compile(r"rank[_-]?(\d+)\.\w+$|(?:^|[/.-])(\d+)/(?:stdout|std
 _EXCEPTION = re.compile(r"(?!\w*Warning)[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout)\b(?:: |:?$)")
 _AFTER_FRAMES = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)')
+_NO_ERROR = re.compile(r"\W*(?:[\w.]+\W+)?(?:DEBUG|INFO|WARNING)\b")
+"""A message that its program does not take for an error."""
 _ANOTHER = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
 _KEPT_LINES = 200
@@ -144,6 +146,10 @@ class LogReader:
             is_exception = bool(_EXCEPTION.match(said)) or (
                 traceback.has_begun and bool(_AFTER_FRAMES.match(said))
             )
+            if not is_exception:
+                traceback.has_begun = False
+                if _NO_ERROR.match(said):
+                    continue
             failure = failure_of(said, ends_traceback=is_exception)
             if failure is None and is_exception and not said.startswith("SystemExit"):
                 failure = _unknown(said)
@@ -277,8 +283,3 @@ def _files_in(folder: Path) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 if stat.S_ISREG(path.stat().st_mode) and os.access(path, os.R_OK):
                     yield path
-
-
-def known(ids: Iterable[str]) -> tuple[Failure, ...]:
-    """Return failures of the catalog by their ids."""
-    return tuple(failures()[one] for one in ids)

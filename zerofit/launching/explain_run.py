@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from zerofit.launching.diagnose import FailureKind
-from zerofit.launching.explain import Evidence, Explanation, Found, explain_logs, known, logs_in
-from zerofit.launching.failures import Role
+from zerofit.launching.explain import Evidence, Explanation, Found, explain_logs, logs_in
+from zerofit.launching.failures import Role, failures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -54,8 +54,12 @@ def is_run_folder(folder: Path) -> bool:
 
 def explain_run(folder: Path) -> RunExplanation:
     """Return why a run failed; of one that went on after running out of memory, its last attempt."""
-    attempts = [one for one in folder.glob("recovery-*") if is_run_folder(one)]
-    last = max(attempts, key=lambda one: int(one.name.rpartition("-")[2]), default=folder)
+    attempts = {
+        int(number): one
+        for one in folder.glob("recovery-*")
+        if (number := one.name.removeprefix("recovery-")).isdigit() and is_run_folder(one)
+    }
+    last = attempts[max(attempts)] if attempts else folder
     run = _document(last / "run.json")
     if run.get("exit_code") == 0:
         return RunExplanation(
@@ -80,11 +84,10 @@ def _with_verdict(explanation: Explanation, run: Mapping[str, Any]) -> Explanati
     cause = explanation.cause
     if name is None or (cause is not None and cause.failure.role is Role.ROOT):
         return explanation
-    (failure,) = known([name])
     at = Evidence(file="run.json", line=1, text=str(run.get("cause")), rank=run.get("rank"))
     others = (*((cause,) if cause else ()), *explanation.others)
     return Explanation(
-        cause=Found(failure=failure, at=at),
+        cause=Found(failure=failures()[name], at=at),
         others=others,
         num_lines=explanation.num_lines,
         files=explanation.files,
