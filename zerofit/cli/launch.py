@@ -21,10 +21,12 @@ from zerofit.cli.options import (
     wide_option,
 )
 from zerofit.cli.output.console import Console
+from zerofit.cli.output.explanation import short_lines
 from zerofit.cli.parameters import CONTEXT, Number, Word, remember_typed, typed_words
 from zerofit.cli.plan_options import machine_options, model_options, take_machine_flags, take_model_flags
 from zerofit.core.plan import GENERATE_LIMIT_S
 from zerofit.core.strategy import Engine
+from zerofit.launching.explain_run import explain_run
 from zerofit.launching.flags_behind import check_flags_behind
 from zerofit.launching.launch import launch_run
 from zerofit.launching.nodes import Nodes
@@ -216,6 +218,8 @@ def launch(
     if run.cause:
         with contextlib.suppress(OSError):  # a terminal that was closed
             click.echo(f"zerofit: {run.cause}; its log and record are in {run.folder}", err=True)
+            if lines := short_lines(explain_run(run.folder)):
+                click.echo(lines, err=True)
     return run.exit_code
 
 

@@ -20,6 +20,7 @@ _VERBS = {
     "config": "Write DeepSpeed and accelerate files for a strategy.",
     "data": "Report a dataset's lengths, and what padding wastes.",
     "doctor": "Check this machine and its tools.",
+    "explain": "Say why a run failed, from its folder or its logs.",
     "export": "Write a checkpoint's weights as from_pretrained reads them.",
     "generate": "Write completions for a file of prompts.",
     "launch": "Train a script under the fastest strategy that fits.",

@@ -15,6 +15,11 @@ _NAME = re.compile(
 """Names of secrets: "hub_token", but not "tokenizer", "eos_token" or "text_key"."""
 _VALUE = re.compile(r"(hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abprs]-)[\w-]{16,}")
 """Prefixes that the tokens of Hugging Face, OpenAI, GitHub, GitLab and Slack begin with."""
+_NAMED = re.compile(
+    r"(?i)((?:[\w-]*(?:password|passwd|secret|api[-_.]?key|access[-_.]?key|_token|-token)"
+    r"|authorization: bearer|\btoken)[\"']?(?:\s*[=:]\s*|\s+)[\"']?)(?=[\w./+~-]*\d)[\w./+~-]{12,}"
+)
+"""A secret behind its name, in a line of text: of 12 characters and more, a digit among them."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -59,3 +64,8 @@ def _words(words: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
 
 def _variable(flag: str) -> str:
     return re.sub(r"\W+", "_", flag.strip("-")).upper()
+
+
+def masked_text(text: str) -> str:
+    """Return a line of text without the secrets that are known by their form or by the name before them."""
+    return _NAMED.sub(rf"\g<1>{MASK}", _VALUE.sub(MASK, text))

@@ -25,6 +25,7 @@ from zerofit.core.rank_record import RankRecord, read_record
 from zerofit.core.secrets import secret_variables
 from zerofit.core.strategy import Engine
 from zerofit.launching.diagnose import RankFailure, RunEnd, judge
+from zerofit.launching.explain_run import TRACE_PREFIX
 from zerofit.launching.hang import RunWatch
 from zerofit.launching.note_run import note_run
 from zerofit.launching.run_folder import RunFolder, write_file
@@ -32,7 +33,7 @@ from zerofit.launching.watch import run_watched
 from zerofit.machine.cgroup import count_oom_kills
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 RUN_VERSION = 1
@@ -97,6 +98,31 @@ def _environment(launch: Launch) -> dict[str, str]:
     return launch_environment(launch.plan, inherited=os.environ)
 
 
+def flight_recorder(plan: Plan, folder: RunFolder, *, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return what has NCCL note its last collectives, and write them when one takes too long.
+
+    The names are those of torch/csrc/distributed/c10d: TORCH_FR_* since 2.9, TORCH_NCCL_* before.
+    """
+    if plan.topology.on_cpu or plan.topology.world_size == 1:
+        return {}
+    is_new = plan.versions.torch is None or _release(plan.versions.torch) >= (2, 9)
+    size, place = (
+        ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE")
+        if is_new
+        else ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+    )
+    wanted = {
+        size: "2000",
+        place: str(folder.ranks / TRACE_PREFIX),
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
+    return {name: value for name, value in wanted.items() if name not in inherited}
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+
+
 def _arguments(launch: Launch, folder: RunFolder) -> tuple[str, ...]:
     runner = ("-m", "zerofit.training.runner", str(folder.plan))
     return accelerate_launch_arguments(
@@ -148,7 +174,8 @@ def start(
     # torch calls ninja by its bare name when it builds an op: pip's own must be found without an activated
     # environment too.
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
-    environment = {**_environment(launch), "PATH": path}
+    recorder = flight_recorder(launch.plan, folder, inherited=os.environ)
+    environment = {**_environment(launch), **recorder, "PATH": path}
     ranks = _ranks(launch)
     estimate = None if launch.plan.topology.on_cpu else launch.plan.estimate
     watch = RunWatch(

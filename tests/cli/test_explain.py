@@ -1,0 +1,141 @@
+"""zerofit explain as a user runs it: a log, a folder, standard input, a run folder."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zerofit.cli.output.explanation import short_lines
+from zerofit.launching.explain_run import TRACE_PREFIX, explain_run, stuck_collectives
+
+_FULL = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+_LOST = "[rank0]: RuntimeError: Connection closed by peer [10.0.0.1]:29500\n"
+
+
+def _explain(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "zerofit", "explain", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+
+
+def test_log_ends_with_cause_line_and_what_to_type(tmp_path: Path) -> None:
+    log = tmp_path / "slurm-7.out"
+    log.write_text(_LOST + _FULL)
+    done = _explain(str(log))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        f"also:   another rank has gone  ({log}:1)",
+        "cause:  out of GPU memory, rank 1  [gpu-out-of-memory, confidence high]",
+        f"line:   {log}:2: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "why:    weights, gradients, optimizer states and activations together need more than the GPU has",
+        "next:   zerofit plan SCRIPT names the strategy that fits; by hand: halve the micro-batch and double "
+        "the accumulation, switch on gradient checkpointing, raise the ZeRO stage",
+    ]
+
+
+def test_folder_and_standard_input_as_json(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "stderr.log").write_text(_FULL.removeprefix("[rank1]: "))
+    (tmp_path / "weights.bin").write_bytes(_LOST.encode())
+    of_folder = json.loads(_explain(str(tmp_path), "--json").stdout)
+    of_stdin = json.loads(_explain("-", "--json", stdin=_LOST + _FULL).stdout)
+    assert (of_folder["cause"]["id"], of_folder["cause"]["at"]["rank"]) == ("gpu-out-of-memory", 0)
+    assert of_folder["files"] == ["0/stderr.log"]
+    assert (of_stdin["failed"], of_stdin["cause"]["id"]) == (True, "gpu-out-of-memory")
+
+
+def test_log_of_a_run_that_went_well() -> None:
+    done = _explain("-", stdin="loss 2.0\nsaved\n")
+    assert (done.returncode, done.stdout) == (0, "nothing failed, as far as stdin shows\n")
+
+
+@pytest.mark.parametrize(("name", "error"), [("", "no-logs"), ("absent.log", "log-not-readable")])
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, error: str) -> None:
+    done = _explain(str(tmp_path / name))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error[{error}]: ")
+    assert str(tmp_path / name) in done.stderr
+
+
+def _run(runs: Path, name: str, *, exit_code: int, log: str = "", stage: int = 2, **end: object) -> Path:
+    folder = runs / name
+    (folder / "logs").mkdir(parents=True)
+    (folder / "ranks").mkdir()
+    (folder / "command.sh").write_text("#!/bin/sh\n")
+    (folder / "plan.json").write_text(json.dumps({"strategy": {"zero_stage": stage}, "versions": {}}))
+    (folder / "run.json").write_text(json.dumps({"exit_code": exit_code, **end}))
+    (folder / "logs" / "rank0.log").write_text(log)
+    return folder
+
+
+def test_run_folder_is_compared_with_the_last_good_run(tmp_path: Path) -> None:
+    _run(tmp_path, "2026-01-01_00-00-00-train", exit_code=0, stage=1)
+    _run(tmp_path, "2026-01-02_00-00-00-train", exit_code=0, stage=3)
+    _run(tmp_path, "2026-01-03_00-00-00-other", exit_code=0)
+    bad = _run(tmp_path, "2026-01-04_00-00-00-train", exit_code=1, log=_FULL, cause="rank 0 exited with 1")
+    _run(tmp_path, "2026-01-05_00-00-00-train", exit_code=0)
+    found = explain_run(bad)
+    assert found.good_run == "2026-01-02_00-00-00-train"
+    assert found.differences == ("strategy.zero_stage: 3 then, 2 now",)
+    lines = _explain(str(bad)).stdout.splitlines()
+    assert lines[0].endswith("the last good run: strategy.zero_stage: 3 then, 2 now")
+    assert "line:   logs/rank0.log:1: torch.OutOfMemoryError" in lines[2]
+
+
+def test_run_that_ended_well_did_not_fail(tmp_path: Path) -> None:
+    good = _run(tmp_path, "2026-01-01_00-00-00-train", exit_code=0, log=_FULL)
+    assert explain_run(good).explanation.cause is None
+
+
+def test_last_attempt_of_a_recovered_run_is_explained(tmp_path: Path) -> None:
+    run = _run(tmp_path, "2026-01-01_00-00-00-train", exit_code=1, log=_FULL)
+    full = "OSError: [Errno 28] No space left on device\n"
+    _run(run, "recovery-1", exit_code=1, log=full)
+    cause = explain_run(run).explanation.cause
+    assert cause is not None
+    assert cause.failure.id == "disk-full"
+    assert cause.at.file == "recovery-1/logs/rank0.log"
+
+
+def test_verdict_of_the_launch_counts_where_logs_say_nothing(tmp_path: Path) -> None:
+    run = _run(tmp_path, "2026-01-01_00-00-00-train", exit_code=1, kind="hang", cause="hang: x", rank=1)
+    cause = explain_run(run).explanation.cause
+    assert cause is not None
+    assert (cause.failure.id, cause.at.rank) == ("hang", 1)
+
+
+def test_launch_adds_the_cause_of_a_known_failure_alone(tmp_path: Path) -> None:
+    known = _run(tmp_path, "2026-01-01_00-00-00-a", exit_code=1, log=_FULL)
+    own = _run(tmp_path, "2026-01-01_00-00-00-b", exit_code=1, log="ValueError: mine\n")
+    lines = short_lines(explain_run(known))
+    assert lines is not None
+    assert [line.split(":")[0].strip() for line in lines.splitlines()] == ["cause", "line", "next"]
+    assert short_lines(explain_run(own)) is None
+
+
+def _dump(number: int, name: str = "nccl:all_reduce") -> dict[str, object]:
+    entry = {"process_group": ("0", "default_pg"), "collective_seq_id": number, "profiling_name": name}
+    return {"entries": [{**entry, "state": "scheduled", "is_p2p": False}]}
+
+
+def test_flight_recorder_names_the_rank_that_did_not_come() -> None:
+    assert list(stuck_collectives({0: _dump(7), 1: _dump(6, "nccl:broadcast")})) == [
+        "rank 1 never called nccl:all_reduce number 7 of group 0/default_pg: "
+        "its last was number 6, nccl:broadcast, scheduled"
+    ]
+    assert list(stuck_collectives({0: _dump(7), 1: _dump(7, "nccl:broadcast")})) == [
+        "number 7 of group 0/default_pg differs: rank 0 calls nccl:all_reduce, rank 1 calls nccl:broadcast"
+    ]
+    assert list(stuck_collectives({0: _dump(7), 1: _dump(7)})) == []
+
+
+def test_dump_of_a_flight_recorder_runs_no_code(tmp_path: Path) -> None:
+    run = _run(tmp_path, "2026-01-01_00-00-00-train", exit_code=1, log=_FULL)
+    (run / "ranks" / f"{TRACE_PREFIX}0").write_bytes(pickle.dumps(_dump(7)))
+    (run / "ranks" / f"{TRACE_PREFIX}1").write_bytes(pickle.dumps(_dump(6)))
+    (run / "ranks" / f"{TRACE_PREFIX}2").write_bytes(pickle.dumps(Path("x")))
+    assert len(explain_run(run).collectives) == 1

@@ -1,0 +1,214 @@
+"""zerofit explain's engine: each failure by its log, order of ranks, tracebacks, encodings, size."""
+
+from __future__ import annotations
+
+import io
+import time
+import tomllib
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from zerofit.core.secrets import masked_text
+from zerofit.launching.explain import Confidence, Explanation, explain_bytes, explain_logs
+from zerofit.launching.failures import failures
+from zerofit.launching.log_lines import LogLine, moment_of
+
+_LOGS = tomllib.loads(Path(__file__).with_name("failure_logs.toml").read_text(encoding="utf-8"))
+
+
+def _explained(text: str | bytes) -> Explanation:
+    return explain_bytes(io.BytesIO(text.encode() if isinstance(text, str) else text), "log")
+
+
+def _cause(text: str | bytes) -> str | None:
+    cause = _explained(text).cause
+    return None if cause is None else cause.failure.id
+
+
+def test_each_failure_has_a_log() -> None:
+    assert set(failures()) == set(_LOGS)
+    assert len(failures()) >= 60
+
+
+@pytest.mark.parametrize(("name", "log"), _LOGS.items(), ids=list(_LOGS))
+def test_failure_is_known_by_its_log(name: str, log: str) -> None:
+    assert _cause(f"step 1\n{log}\nbye\n") == name
+
+
+TRACEBACK = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 12, in <module>
+[rank1]:     main()
+[rank1]:   File "/v/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 134, in forward
+[rank1]:     return F.linear(input)
+[rank1]: torch.OutOfMemoryError: CUDA out of memory.
+"""
+LOST = "[rank0]: RuntimeError: Connection closed by peer [10.0.0.1]:29500\n"
+
+
+@pytest.mark.parametrize("log", [LOST + TRACEBACK, TRACEBACK + LOST], ids=["victim first", "cause first"])
+def test_root_wins_over_the_victims(log: str) -> None:
+    found = _explained(log)
+    assert found.cause is not None
+    assert found.cause.failure.id == "gpu-out-of-memory"
+    assert found.cause.at.rank == 1
+    assert found.cause.frame == "train.py:12"
+    assert [one.failure.id for one in found.others] == ["peer-lost"]
+
+
+def test_earliest_root_of_a_log_wins() -> None:
+    full = "OSError: [Errno 28] No space left on device\n"
+    assert _cause(full + TRACEBACK) == "disk-full"
+    assert _cause(TRACEBACK + full) == "gpu-out-of-memory"
+
+
+def test_logs_of_ranks_are_ordered_by_their_times(tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").write_text(
+        "[2024-05-01 12:00:09,100] [INFO] x\nRuntimeError: No CUDA GPUs are available\n"
+    )
+    (tmp_path / "rank1.log").write_text(
+        "I0501 12:00:08.000000 7 a.py:1] x\nOSError: [Errno 28] No space left on device\n"
+    )
+    found = explain_logs(sorted(tmp_path.iterdir()), root=tmp_path)
+    assert found.cause is not None
+    assert (found.cause.failure.id, found.cause.at.rank) == ("disk-full", 1)
+
+
+def test_exception_that_got_out_is_the_cause_of_a_chain() -> None:
+    handled = "Traceback (most recent call last):\n  File 'a.py', line 1\nKeyError: 'cache'\n\n"
+    during = "During handling of the above exception, another exception occurred:\n\n"
+    direct = "The above exception was the direct cause of the following exception:\n\n"
+    last = "Traceback (most recent call last):\n  File 'a.py', line 2\nAttributeError: 'x' has no y\n"
+    assert _cause(handled + during + last) == "attribute-missing"
+    assert _cause(handled + direct + last) == "column-missing"
+
+
+def test_handled_exception_in_a_message_is_no_cause() -> None:
+    assert _cause("triton is not there: No module named 'triton'\nstep 1\n") is None
+
+
+def test_unknown_exception_is_the_scripts() -> None:
+    found = _explained(
+        'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\nmy.Odd: no\n'
+    ).cause
+    assert found is not None
+    assert (found.failure.cause, found.confidence) == ("the script raised Odd", Confidence.MEDIUM)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "",
+        "epoch 1: loss 2.3\nepoch 2: loss 2.1\ntraining is done\n",
+        "[WARNING]  async_io requires the dev libaio .so object and headers but these were not found.\n",
+        "[2024-05-01 12:00:00,000] [WARNING] [engine.py:1] You are using ZeRO with an untested optimizer\n",
+        "UserWarning: this will be an error in future\n",
+        "[2024-05-01 12:00:00,000] [INFO] [engine.py:1] saving zero_pp_rank_0_mp_rank_00_optim_states.pt\n",
+        "[2024-05-01 12:00:00,000] [INFO] nvme_path=None stage3_gather_16bit_weights_on_model_save\n",
+        "[2024-05-01 12:00:00,000] [INFO] [launch.py:1] Process 7 exits successfully.\n",
+        bytes(range(256)) * 64,
+    ],
+)
+def test_log_without_a_failure_has_no_cause(log: str | bytes) -> None:
+    assert _explained(log).cause is None
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        TRACEBACK.encode("utf-16"),
+        TRACEBACK.encode("utf-16-le"),
+        b"\xff\xfe\x00\x01garbage\x00\n".replace(b"\xff\xfe", b"\x80\x81") + TRACEBACK.encode(),
+        "caf\xe9\n".encode("latin-1") + TRACEBACK.encode(),
+        TRACEBACK.replace("torch.Out", "\x1b[31mtorch.\x1b[0mOut").encode(),
+        b"10%|#  |\r20%|## |\r30%|###|\r" + TRACEBACK.encode(),
+        TRACEBACK.replace("\n", "\r\n").encode(),
+    ],
+    ids=["utf-16", "utf-16 without mark", "garbage", "latin-1", "colours", "progress bar", "windows"],
+)
+def test_encodings_colours_and_progress_bars(log: bytes) -> None:
+    found = _explained(log).cause
+    assert found is not None
+    assert (found.failure.id, found.at.rank) == ("gpu-out-of-memory", 1)
+
+
+def test_line_numbers_count_what_an_editor_counts() -> None:
+    found = _explained(b"1\r2\r3\nOSError: [Errno 28] No space left on device\n").cause
+    assert found is not None
+    assert found.at.line == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "said"),
+    [
+        ("[rank3]: x", 3, "x"),
+        ("[default3]:[rank3]: x", 3, "x"),
+        ("3: x", 3, "x"),
+        ("[1,3]<stderr>:x", 3, "x"),
+        ("rank3: x", 3, "x"),
+        ("node7: x", None, "x"),
+        ("ValueError: x", None, "ValueError: x"),
+        ("2024-05-01T12:00:00.5Z stderr F x", None, "x"),
+    ],
+)
+def test_prefixes(line: str, rank: int | None, said: str) -> None:
+    assert (LogLine(number=1, text=line).rank, LogLine(number=1, text=line).said) == (rank, said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2024-05-01 12:00:03,250 x",
+        "[2024-05-01T12:00:03.25] x",
+        "05/01/2024 12:00:03.25 - INFO",
+        "[E501 12:00:03.250000000 a.cpp:1]",
+        "I0501 12:00:03.250 x",
+        "May  1 12:00:03.25 host kernel: x",
+    ],
+)
+def test_times(text: str) -> None:
+    assert moment_of(text) == (5, 1, 12, 0, 3, 250000)
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("login hf_abcdefghijklmnopqrstuv", "login ***"),
+        ("WANDB_API_KEY=0123456789abcdef01", "WANDB_API_KEY=***"),
+        ("--hub_token abcdef0123456789", "--hub_token ***"),
+        ("num_tokens: 4096000000000", "num_tokens: 4096000000000"),
+        ("eos_token = </s>", "eos_token = </s>"),
+    ],
+)
+def test_secrets_are_masked(text: str, masked: str) -> None:
+    assert masked_text(text) == masked
+
+
+class _Repeated(io.RawIOBase):
+    """A log of many mebibytes that no memory holds."""
+
+    def __init__(self, mebibytes: int) -> None:
+        line = "{'loss': 1.%d, 'learning_rate': 2e-05}\n"
+        self._block = "".join(line % number for number in range(26_000)).encode()[: 1 << 20]
+        self._left = mebibytes
+
+    def read(self, size: int = -1) -> bytes:
+        self._left -= 1
+        return self._block if self._left >= 0 else b""
+
+
+def test_memory_does_not_grow_with_the_log() -> None:
+    _explained("warm up\n")
+    tracemalloc.start()
+    explain_bytes(_Repeated(8), "log")  # type: ignore[arg-type]  # read() is all that is used
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_one_endless_line_is_read_too() -> None:
+    begun = time.monotonic()
+    assert _cause(b"x" * (8 << 20)) is None
+    assert time.monotonic() - begun < 20

@@ -1,0 +1,52 @@
+"""zerofit explain: why a run failed, from its folder or its logs, whoever started it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from zerofit.cli.output.explanation import explanation_json, explanation_text
+from zerofit.core.errors import UserError
+from zerofit.launching.explain import explain_bytes, explain_logs, logs_in
+from zerofit.launching.explain_run import RunExplanation, explain_run, is_run_folder
+
+
+@click.command()
+@click.argument("path", metavar="RUN|LOG|DIR|-")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of lines.")
+def explain(path: str, *, as_json: bool) -> None:
+    """Say why a run failed, and what to type next.
+
+    RUN is a run folder of zerofit launch; LOG any log, such as Slurm's output; DIR a folder of logs, one a
+    rank or a node; - standard input. zerofit need not have started the run. Secrets in the lines that are
+    shown are masked.
+    """
+    found = explained(path)
+    click.echo(explanation_json(found) if as_json else explanation_text(found))
+
+
+def explained(path: str) -> RunExplanation:
+    """Return why the run failed that a path, or standard input, tells of.
+
+    Raises:
+        UserError: it can't be read, or holds no log.
+    """
+    place = Path(path)
+    try:
+        if path == "-":
+            return RunExplanation(explanation=explain_bytes(sys.stdin.buffer, "stdin"))
+        if place.is_dir():
+            if is_run_folder(place):
+                return explain_run(place.resolve())
+            return RunExplanation(explanation=explain_logs(logs_in(place), root=place))
+        return RunExplanation(explanation=explain_logs([place]))
+    except OSError as error:
+        raise UserError(
+            "log-not-readable",
+            "the log can't be read",
+            found=f"{error.filename or path}: {error.strerror}",
+            why="zerofit explain reads a run folder, a log, a folder of logs, or - for standard input",
+            fix="name one that is there and that you may read",
+        ) from None

@@ -1,0 +1,100 @@
+"""Why a run failed, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from zerofit.launching.explain import Evidence, Found
+    from zerofit.launching.explain_run import RunExplanation
+
+EXPLAIN_VERSION = 1
+"""Version of the JSON document; raised whenever a field changes its meaning or goes."""
+
+_SAID = ("cancelled", "zerofit-refused", "rank-failed", "hang")
+"""Failures of which the launch itself says all there is."""
+
+
+def explanation_text(run: RunExplanation) -> str:
+    """Return the explanation as lines: what else failed, then cause, lines that show it, what to type."""
+    found = run.explanation
+    if found.cause is None:
+        if run.sentence:
+            return f"no log says why: {run.sentence}"
+        return f"nothing failed, as far as {_of(found.files)} shows"
+    rows = [f"also:   {one.failure.cause}  ({_place(one.at)})" for one in found.others]
+    rows += [f"NCCL:   {one}" for one in run.collectives]
+    if run.good_run is not None:
+        same = "the same strategy, data, machine and versions"
+        rows += [
+            f"differs from {run.good_run}, the last good run: {one}" for one in run.differences or (same,)
+        ]
+    rank = "" if found.cause.at.rank is None else f", rank {found.cause.at.rank}"
+    cause, name = found.cause.failure, click.style(found.cause.failure.id, bold=True)
+    rows += [
+        f"cause:  {cause.cause}{rank}  [{name}, confidence {found.cause.confidence}]",
+        f"line:   {_place(found.cause.at)}: {found.cause.at.text}",
+        *([f"in:     {found.cause.frame}"] if found.cause.frame else []),
+        f"why:    {cause.why}",
+        f"next:   {cause.fix}",
+    ]
+    return "\n".join(rows)
+
+
+def short_lines(run: RunExplanation) -> str | None:
+    """Return cause, line and fix, below the sentence of a launch that failed; None where they add nothing."""
+    cause = run.explanation.cause
+    if cause is None or not cause.failure.signs or cause.failure.id in _SAID:
+        return None
+    rows = [
+        f"  cause: {cause.failure.cause} (confidence {cause.confidence})",
+        f"  line:  {_place(cause.at)}: {cause.at.text}",
+        *(f"  NCCL:  {one}" for one in run.collectives[:1]),
+        f"  next:  {cause.failure.fix}",
+    ]
+    return "\n".join(rows)
+
+
+def explanation_json(run: RunExplanation) -> str:
+    """Return the explanation as a JSON document."""
+    found = run.explanation
+    document: dict[str, Any] = {
+        "version": EXPLAIN_VERSION,
+        "failed": found.cause is not None or run.sentence is not None,
+        "sentence": run.sentence,
+        "cause": None if found.cause is None else _found(found.cause),
+        "others": [_found(one) for one in found.others],
+        "collectives": list(run.collectives),
+        "good_run": run.good_run,
+        "differences": list(run.differences),
+        "files": list(found.files),
+        "num_lines": found.num_lines,
+    }
+    return json.dumps(document, indent=2)
+
+
+def _found(one: Found) -> dict[str, Any]:
+    failure = one.failure
+    return {
+        "id": failure.id,
+        "role": failure.role,
+        "cause": failure.cause,
+        "why": failure.why,
+        "fix": failure.fix,
+        "evidence": failure.evidence,
+        "confidence": one.confidence,
+        "at": asdict(one.at),
+        "frame": one.frame,
+    }
+
+
+def _place(at: Evidence) -> str:
+    return f"{at.file}:{at.line}"
+
+
+def _of(files: tuple[str, ...]) -> str:
+    return files[0] if len(files) == 1 else f"each of {len(files)} logs"

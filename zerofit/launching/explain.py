@@ -1,0 +1,285 @@
+"""Explains a failed run from its logs: the earliest root cause of any rank, and the lines that show it."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import re
+import stat
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from zerofit.core.errors import UserError
+from zerofit.core.secrets import masked_text
+from zerofit.launching.failures import Failure, Role, failure_of, shows_nothing
+from zerofit.launching.log_lines import read_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from zerofit.launching.log_lines import LogLine, Moment
+
+_LOG_NAMES = re.compile(
+    r"(?i)(\.(log|out|err|txt|stdout|stderr|output)(\.\d+)?|[.-][oe]\d+|stdout|stderr|std_(out|err)|log)$"
+)
+_MOST_FILES = 1000
+_RANK_IN_PATH = re.compile(r"rank[_-]?(\d+)\.\w+$|(?:^|[/.-])(\d+)/(?:stdout|stderr)(?:\.log)?$")
+"""rank3.log; 3/stderr.log of torchrun --log-dir."""
+_EXCEPTION = re.compile(r"(?!\w*Warning)[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Timeout)\b(?:: |:?$)")
+_AFTER_FRAMES = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
+_FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)')
+_NO_ERROR = re.compile(r"\W*(?:[\w.]+\W+)?(?:DEBUG|INFO|WARNING)\b")
+"""A message that its program does not take for an error."""
+_ANOTHER = "During handling of the above exception, another exception occurred"
+_DIRECT = "The above exception was the direct cause of the following exception"
+_KEPT_LINES = 200
+"""Lines back to the last time that a log names. ASSUMPTION: a traceback is no longer."""
+_SHOWN_LINES = 3
+_UNKNOWN = "unknown-exception"
+_LONGEST_SHOWN = 240
+
+
+class Confidence(enum.StrEnum):
+    """How sure a cause is."""
+
+    HIGH = "high"
+    """A known root cause stands in the log."""
+    MEDIUM = "medium"
+    """The exception that ended a rank, of no known kind or of one with many reasons."""
+    LOW = "low"
+    """The log holds consequences alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """A line of a log that shows a failure."""
+
+    file: str
+    line: int
+    text: str
+    """Secrets are masked."""
+    rank: int | None
+    moment: Moment | None = None
+    """When; None where the log does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A failure that a log shows."""
+
+    failure: Failure
+    at: Evidence
+    frame: str | None = None
+    """The innermost frame of its traceback that is no library's, as file:line."""
+
+    @property
+    def confidence(self) -> Confidence:
+        """How sure it is that this is the cause."""
+        if self.failure.role is not Role.ROOT:
+            return Confidence.LOW
+        return Confidence.MEDIUM if self.failure.ends_traceback else Confidence.HIGH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a run failed, by its logs."""
+
+    cause: Found | None
+    """None where nothing failed, as far as the logs tell."""
+    others: tuple[Found, ...]
+    """What else failed, the first of each kind, the earliest first."""
+    num_lines: int
+    files: tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Traceback:
+    """What one rank's traceback has shown so far."""
+
+    has_begun: bool = False
+    frame: str | None = None
+    chained: str | None = None
+    last: Found | None = None
+    """The exception that ended the last one, which a chained one may replace."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LogReader:
+    """Collects the failures of logs, one file after another."""
+
+    found: dict[tuple[str, str], Found] = field(default_factory=dict)
+    """The first of each kind in each file."""
+    num_lines: int = 0
+    files: list[str] = field(default_factory=list)
+
+    def read(self, file: IO[bytes], name: str, *, ended_at: Moment | None = None) -> None:
+        """Read a log.
+
+        Args:
+            name: as it is shown.
+            ended_at: when it was last written to, for lines of a log that names no time.
+        """
+        of_path = _RANK_IN_PATH.search(name)
+        rank = next((int(one) for one in of_path.groups() if one), None) if of_path else None
+        tracebacks: dict[int | None, _Traceback] = {}
+        before: deque[LogLine] = deque(maxlen=_KEPT_LINES)
+        self.files.append(name)
+
+        def is_quiet(text: str) -> bool:
+            return not any(one.has_begun for one in tracebacks.values()) and shows_nothing(text)
+
+        line = None
+        for line in read_lines(file, is_quiet=is_quiet):
+            before.append(line)
+            if is_quiet(line.text):
+                continue
+            said = line.said
+            of_line = line.rank
+            own = of_line if of_line is not None else rank
+            traceback = tracebacks.setdefault(own, _Traceback())
+            if self._in_traceback(said, traceback):
+                continue
+            is_exception = bool(_EXCEPTION.match(said)) or (
+                traceback.has_begun and bool(_AFTER_FRAMES.match(said))
+            )
+            if not is_exception:
+                traceback.has_begun = False
+                if _NO_ERROR.match(said):
+                    continue
+            failure = failure_of(said, ends_traceback=is_exception)
+            if failure is None and is_exception and not said.startswith("SystemExit"):
+                failure = _unknown(said)
+            if failure is None:
+                continue
+            at = Evidence(
+                file=name,
+                line=line.number,
+                text=masked_text(said)[:_LONGEST_SHOWN],
+                rank=own,
+                moment=next((m for one in reversed(before) if (m := one.moment)), ended_at),
+            )
+            self._note(Found(failure=failure, at=at, frame=traceback.frame), traceback, is_exception)
+        self.num_lines += 0 if line is None else line.number
+
+    def _in_traceback(self, said: str, traceback: _Traceback) -> bool:
+        """Follow a traceback; return True for lines of it that are not its exception."""
+        if said.startswith("Traceback (most recent call last)"):
+            traceback.has_begun, traceback.frame = True, None
+            return True
+        if said.startswith((_ANOTHER, _DIRECT)):
+            traceback.chained = said
+            return True
+        if not traceback.has_begun:
+            return False
+        if (frame := _FRAME.match(said)) and "site-packages" not in said and "dist-packages" not in said:
+            traceback.frame = f"{frame[1]}:{frame[2]}"
+        return said.startswith((" ", "\t")) or not said
+
+    def _note(self, one: Found, traceback: _Traceback, is_exception: bool) -> None:
+        if is_exception:
+            # Of a chain, what was raised while another exception was handled is the one that got out.
+            last, chained = traceback.last, traceback.chained
+            traceback.has_begun, traceback.chained, traceback.last = False, None, one
+            if last is not None and chained and last.failure.role is Role.ROOT and _is_vague(last):
+                if chained.startswith(_DIRECT):
+                    traceback.last = last
+                    return
+                if self.found.get((last.at.file, last.failure.id)) == last and one.failure.role is Role.ROOT:
+                    del self.found[last.at.file, last.failure.id]
+        self.found.setdefault((one.at.file, one.failure.id), one)
+
+    def explain(self) -> Explanation:
+        """Return the cause of all that was read, and what else failed."""
+        order = {name: number for number, name in enumerate(self.files)}
+
+        def cause_first(one: Found) -> tuple[int, int]:
+            rank_of_role = (Role.ROOT, Role.CONFIRMATION, Role.CASCADE).index(one.failure.role)
+            return rank_of_role, _is_vague(one)
+
+        def earliest(one: Found) -> tuple[bool, object, int, int]:
+            moment = one.at.moment if len(self.files) > 1 else None  # within a log, lines come in order
+            return moment is None, moment or (), order[one.at.file], one.at.line
+
+        found = sorted(self.found.values(), key=lambda one: (cause_first(one), earliest(one)))
+        kinds: dict[str, Found] = {}
+        for one in found[1:]:
+            if one.failure.id != found[0].failure.id:
+                kinds.setdefault(one.failure.id, one)
+        return Explanation(
+            cause=found[0] if found else None,
+            others=tuple(sorted(kinds.values(), key=earliest))[:_SHOWN_LINES],
+            num_lines=self.num_lines,
+            files=tuple(self.files),
+        )
+
+
+def _is_vague(one: Found) -> bool:
+    return one.failure.ends_traceback
+
+
+def _unknown(said: str) -> Failure:
+    """Return the failure of an exception that the catalog does not know."""
+    return Failure(
+        id=_UNKNOWN,
+        role=Role.ROOT,
+        cause=f"the script raised {said.partition(':')[0].rpartition('.')[2]}",
+        why="no known failure of libraries, GPUs or schedulers: most likely the script or its data",
+        fix="read the lines before it in the log, from the first Traceback on",
+        evidence="the exception itself",
+        signs=(),
+        ends_traceback=True,
+    )
+
+
+def explain_logs(paths: Sequence[Path], *, root: Path | None = None) -> Explanation:
+    """Return why the run failed whose logs these are.
+
+    Args:
+        root: folder that the names of the logs are shown relative to; None to show them as they are.
+    """
+    reader = LogReader()
+    for path in paths:
+        with open(path, "rb") as file:
+            written_at = time.localtime(os.fstat(file.fileno()).st_mtime)
+            name = str(path.relative_to(root) if root else path)
+            reader.read(file, name, ended_at=(*written_at[1:6], 0))
+    return reader.explain()
+
+
+def explain_bytes(file: IO[bytes], name: str) -> Explanation:
+    """Return why the run failed whose log is read from an open file, such as standard input."""
+    reader = LogReader()
+    reader.read(file, name)
+    return reader.explain()
+
+
+def logs_in(folder: Path, *, or_none: bool = False) -> tuple[Path, ...]:
+    """Return the logs in a folder and below, by name.
+
+    Raises:
+        UserError: there is none, and `or_none` does not allow that.
+    """
+    found = sorted(path for path in _files_in(folder) if _LOG_NAMES.search(path.name))
+    if not found and not or_none:
+        raise UserError(
+            "no-logs",
+            "there is no log to explain",
+            found=str(folder),
+            why="no file in it or below is named like a log: *.log, *.out, *.err, *.txt",
+            fix="name the file itself: zerofit explain FILE",
+        )
+    return tuple(found[:_MOST_FILES])
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [one for one in folders if not one.startswith(".")]
+        for name in names:
+            path = Path(parent, name)
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(path.stat().st_mode) and os.access(path, os.R_OK):
+                    yield path

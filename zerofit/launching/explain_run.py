@@ -1,0 +1,198 @@
+"""Explains a zerofit run by its folder: logs, records, NCCL's flight recorder, and the last good run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from zerofit.launching.diagnose import FailureKind
+from zerofit.launching.explain import Evidence, Explanation, Found, explain_logs, logs_in
+from zerofit.launching.failures import Role, failures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+TRACE_PREFIX = "nccl_trace_rank_"
+"""Name of a rank's dump of NCCL's flight recorder in the run's ranks/ folder, but for the rank."""
+_OF_KIND = {
+    FailureKind.GPU_OUT_OF_MEMORY: "gpu-out-of-memory",
+    FailureKind.HOST_OUT_OF_MEMORY: "host-out-of-memory",
+    FailureKind.HANG: "hang",
+    FailureKind.REFUSED: "zerofit-refused",
+    FailureKind.SIGNAL: "cancelled",
+}
+"""The catalog's failure for a verdict of `zerofit launch`."""
+_COMPARED = ("strategy", "workload", "topology", "machine", "versions")
+"""Parts of plan.json that make one run differ from another."""
+_MOST_DIFFERENCES = 8
+_TIMED_NAME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-(.+?)(-\d+)?$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunExplanation:
+    """Why a run of zerofit failed."""
+
+    explanation: Explanation
+    sentence: str | None = None
+    """What `zerofit launch` said of its end; None where it ended well or was killed itself."""
+    good_run: str | None = None
+    """Name of the last run of the same script that ended well; None where there is none."""
+    differences: tuple[str, ...] = ()
+    """What differs from it."""
+    collectives: tuple[str, ...] = ()
+    """Where the ranks' collectives stood, by NCCL's flight recorder."""
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Return True if a folder is that of a run of `zerofit launch`."""
+    return (folder / "plan.json").is_file() and (folder / "command.sh").is_file()
+
+
+def explain_run(folder: Path) -> RunExplanation:
+    """Return why a run failed; of one that went on after running out of memory, its last attempt."""
+    attempts = {
+        int(number): one
+        for one in folder.glob("recovery-*")
+        if (number := one.name.removeprefix("recovery-")).isdigit() and is_run_folder(one)
+    }
+    last = attempts[max(attempts)] if attempts else folder
+    run = _document(last / "run.json")
+    if run.get("exit_code") == 0:
+        return RunExplanation(
+            explanation=Explanation(cause=None, others=(), num_lines=0, files=("run.json",))
+        )
+    logs = [path for path in logs_in(folder, or_none=True) if last in path.parents]
+    explanation = explain_logs(logs, root=folder)
+    good = _last_good_run(folder)
+    return RunExplanation(
+        explanation=_with_verdict(explanation, run),
+        sentence=run.get("cause"),
+        good_run=None if good is None else good.name,
+        differences=() if good is None else tuple(_differences(good, last))[:_MOST_DIFFERENCES],
+        collectives=tuple(stuck_collectives(_dumps(last / "ranks"))),
+    )
+
+
+def _with_verdict(explanation: Explanation, run: Mapping[str, Any]) -> Explanation:
+    """Return the explanation with the launch's own verdict for a cause, where the logs show no other root."""
+    kind = run.get("kind")
+    name = _OF_KIND.get(FailureKind(kind)) if kind in list(FailureKind) else None
+    cause = explanation.cause
+    if name is None or (cause is not None and cause.failure.role is Role.ROOT):
+        return explanation
+    at = Evidence(file="run.json", line=1, text=str(run.get("cause")), rank=run.get("rank"))
+    others = (*((cause,) if cause else ()), *explanation.others)
+    return Explanation(
+        cause=Found(failure=failures()[name], at=at),
+        others=others,
+        num_lines=explanation.num_lines,
+        files=explanation.files,
+    )
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last_good_run(folder: Path) -> Path | None:
+    """Return the newest earlier run of the same script that ended well."""
+    own = _TIMED_NAME.fullmatch(folder.name)
+    if own is None:
+        return None
+    for other in sorted(folder.parent.iterdir(), reverse=True):
+        name = _TIMED_NAME.fullmatch(other.name)
+        if (
+            name is not None
+            and name[1] == own[1]
+            and other.name < folder.name
+            and _document(other / "run.json").get("exit_code") == 0
+        ):
+            return other
+    return None
+
+
+def _differences(good: Path, bad: Path) -> Iterator[str]:
+    """Yield what differs between the plans of two runs, and their commands, in words."""
+    before, now = _document(good / "plan.json"), _document(bad / "plan.json")
+    for part in _COMPARED:
+        old, new = dict(_leaves(before.get(part), part)), dict(_leaves(now.get(part), part))
+        for name in dict.fromkeys((*old, *new)):
+            if old.get(name) != new.get(name):
+                yield f"{name}: {old.get(name, 'unset')} then, {new.get(name, 'unset')} now"
+
+
+def _leaves(value: object, name: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _leaves(one, f"{name}.{key}")
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _leaves(one, f"{name}[{number}]")
+    elif not (name.startswith("machine") and "free" in name):  # that differs from run to run
+        yield name, value
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads plain values alone: a dump may come from anywhere."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
+
+
+def read_dump(file: IO[bytes]) -> dict[str, Any]:
+    """Return a dump of NCCL's flight recorder; empty where it is none."""
+    try:
+        found = _PlainUnpickler(file).load()
+    except Exception:  # a cut-off or foreign file may raise anything
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _dumps(ranks: Path) -> dict[int, dict[str, Any]]:
+    found = {}
+    for path in ranks.glob(f"{TRACE_PREFIX}*"):
+        rank = path.name.removeprefix(TRACE_PREFIX)
+        if rank.isdigit():
+            with open(path, "rb") as file:
+                found[int(rank)] = read_dump(file)
+    return dict(sorted(found.items()))
+
+
+def stuck_collectives(dumps: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a sentence for each process group whose ranks stand at different collectives.
+
+    Args:
+        dumps: by rank, as torch/csrc/distributed/c10d/FlightRecorder.hpp writes them.
+    """
+    groups: dict[str, dict[int, tuple[int, str, str]]] = {}
+    for rank, dump in dumps.items():
+        entries: Sequence[Mapping[str, Any]] = dump.get("entries") or ()
+        for entry in entries:
+            if entry.get("is_p2p"):
+                continue
+            group = "/".join(map(str, entry.get("process_group") or ("default",)))
+            at = (
+                int(entry.get("collective_seq_id", 0)),
+                str(entry.get("profiling_name")),
+                str(entry.get("state")),
+            )
+            groups.setdefault(group, {})[rank] = max(groups.get(group, {}).get(rank, (0, "", "")), at)
+    for group, ranks in groups.items():
+        last, name, _ = max(ranks.values())
+        behind = {rank: at for rank, at in ranks.items() if at[0] < last}
+        for rank, (number, own, state) in sorted(behind.items()):
+            yield (
+                f"rank {rank} never called {name} number {last} of group {group}: "
+                f"its last was number {number}, {own}, {state}"
+            )
+        if not behind and len({at[1] for at in ranks.values()}) > 1:
+            calls = ", ".join(f"rank {rank} calls {at[1]}" for rank, at in sorted(ranks.items()))
+            yield f"number {last} of group {group} differs: {calls}"

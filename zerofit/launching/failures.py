@@ -1,0 +1,137 @@
+"""The failures of zerofit/catalog/failures.toml, and which of them a line of a log shows."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import re
+import tomllib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerofit.core.catalog_folder import CATALOG_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FILE = os.path.join(CATALOG_FOLDER, "failures.toml")
+
+_WORD = re.compile("[A-Za-z]{2,}")
+_COMMON = frozenset(
+    {
+        *("but", "code", "error", "file", "files", "found", "index", "loss"),
+        *("model", "open", "step", "torch", "total", "train", "training"),
+    }
+)
+"""Words that lines of healthy logs have, so that they are of little use for a fast look."""
+_OF_TRACEBACKS = (
+    "Traceback",
+    "Error",
+    "Exception",
+    "Interrupt",
+    "Exit",
+    "Timeout",
+    "During handling",
+    "the direct cause of",
+)
+
+
+class Role(enum.StrEnum):
+    """Where a failure stands among those of a run."""
+
+    ROOT = "root"
+    CONFIRMATION = "confirmation"
+    """Says that a run failed, and hardly why."""
+    CASCADE = "cascade"
+    """A consequence of another rank's failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A failure as logs show it."""
+
+    id: str
+    role: Role
+    cause: str
+    why: str
+    fix: str
+    evidence: str
+    signs: tuple[str, ...]
+    """Parts of one line; "..." stands for anything, ^ and $ for the line's ends."""
+    ends_traceback: bool = False
+    """True if the signs count in the exception that ends a traceback alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sign:
+    failure: Failure
+    literal: str
+    """The longest part."""
+    pattern: re.Pattern[str]
+    length: int
+
+
+@functools.cache
+def failures() -> Mapping[str, Failure]:
+    """Return all known failures by id."""
+    with open(_FILE, "rb") as file:
+        tables = tomllib.load(file)
+    return {
+        name: Failure(id=name, **{**table, "role": Role(table["role"]), "signs": tuple(table["signs"])})
+        for name, table in tables.items()
+    }
+
+
+@functools.cache
+def _signs() -> tuple[_Sign, ...]:
+    """Return the signs of all failures."""
+    return tuple(_sign(failure, sign) for failure in failures().values() for sign in failure.signs)
+
+
+def _sign(failure: Failure, sign: str) -> _Sign:
+    parts = [part.strip() for part in sign.removeprefix("^").removesuffix("$").split("...")]
+    if len(parts) == 1:
+        parts = [sign.removeprefix("^").removesuffix("$")]
+    pattern = ".*?".join(re.escape(part) for part in parts)
+    return _Sign(
+        failure=failure,
+        literal=max(parts, key=len),
+        pattern=re.compile(f"{'^' * sign.startswith('^')}{pattern}{'$' * sign.endswith('$')}"),
+        length=sum(map(len, parts)),
+    )
+
+
+@functools.cache
+def _signs_by_word() -> Mapping[str, tuple[_Sign, ...]]:
+    """Return the signs by a word of theirs, without which a text can't have them."""
+    found: dict[str, tuple[_Sign, ...]] = {}
+    for sign in _signs():
+        words = _WORD.findall(sign.literal)
+        word = max(words, key=lambda one: (one.lower() not in _COMMON, len(one)))
+        found[word] = (*found.get(word, ()), sign)
+    return found
+
+
+def shows_nothing(text: str) -> bool:
+    """Return True if a text of one line or many shows no failure and no traceback: most of a log, fast."""
+    if any(word in text for word in _OF_TRACEBACKS):
+        return False
+    return _signs_by_word().keys().isdisjoint(_WORD.findall(text))
+
+
+def failure_of(text: str, *, ends_traceback: bool) -> Failure | None:
+    """Return the failure that a line shows, that with the longest sign; None where it shows none.
+
+    Args:
+        text: without the rank and the time in front of it.
+        ends_traceback: True if it is the exception that a traceback ends with.
+    """
+    by_word = _signs_by_word()
+    found = [
+        sign
+        for word in by_word.keys() & set(_WORD.findall(text))
+        for sign in by_word[word]
+        if (ends_traceback or not sign.failure.ends_traceback) and sign.pattern.search(text)
+    ]
+    return max(found, key=lambda sign: (sign.length, sign.failure.id)).failure if found else None

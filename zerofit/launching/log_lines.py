@@ -1,0 +1,118 @@
+"""Reads logs of any size and encoding line by line: without colours, with rank and time of each line."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_BLOCK_BYTES = 1 << 18
+_LONGEST_LINE = 1 << 16
+"""Characters of a line that are looked at: a binary file may be one line. ASSUMPTION."""
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_LINE_ENDS = re.compile(r"(\r\n|\n|\r)")
+_RANK = re.compile(
+    r"\s*(?:\[(?:rank|default)?(\d{1,5})\]:|\[\d+,(\d+)\]<std(?:err|out)>:|(?:rank ?)?(\d{1,5}): "
+    r"|[a-z][a-z0-9.-]*\d[a-z0-9.-]*: )"
+)
+"""`[rank3]:` of torch, `[default3]:` of torchrun --tee, `[1,3]<stderr>:` of mpirun, `3: ` of srun --label;
+pdsh names a node, which is no rank."""
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_CLOCK = r"(\d{1,2}):(\d{2}):(\d{2})(?:[.,](\d{1,9}))?"
+_TIME = re.compile(
+    rf"(?P<iso>\d{{4}}-(?P<m1>\d{{2}})-(?P<d1>\d{{2}})[T _](?P<c1>{_CLOCK}))"
+    rf"|(?P<us>(?P<m2>\d{{2}})/(?P<d2>\d{{2}})/\d{{4}} (?P<c2>{_CLOCK}))"
+    rf"|(?P<glog>\b[IWEF](?P<m3>\d{{1,2}})(?P<d3>\d{{2}}) (?P<c3>{_CLOCK}))"
+    rf"|(?P<sys>\b(?P<m4>{'|'.join(_MONTHS)}) +(?P<d4>\d{{1,2}}) (?P<c4>{_CLOCK}))"
+)
+_FRONT = re.compile(
+    rf"^(?:[\[(]?(?:{_TIME.pattern})Z?(?:[+-]\d{{2}}:?\d{{2}})?[\])]?\s*(?:stderr F |stdout F )?)"
+)
+Moment = tuple[int, int, int, int, int, int]
+"""Month, day, hour, minute, second, microsecond: not all logs name the year."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line of a log."""
+
+    number: int
+    """From 1; what a progress bar overwrites counts as one line."""
+    text: str
+    """Without colours."""
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that its prefix names; None without one."""
+        found = _RANK.match(_FRONT.sub("", self.text))
+        return next((int(one) for one in found.groups() if one), None) if found else None
+
+    @property
+    def said(self) -> str:
+        """The text without rank and time in front of it."""
+        text = self.text
+        while (found := _RANK.match(text) or _FRONT.match(text)) and found.end():
+            text = text[found.end() :].removeprefix(" ")
+        return text.rstrip()
+
+    @property
+    def moment(self) -> Moment | None:
+        """The time that it names; None without one."""
+        return moment_of(self.text)
+
+
+def moment_of(text: str) -> Moment | None:
+    """Return the first time that a text names, as Python, Slurm, glog or syslog write it."""
+    found = _TIME.search(text[:400])
+    if found is None:
+        return None
+    kind = next(number for number in "1234" if found[f"d{number}"])
+    month, clock = found[f"m{kind}"], re.split("[:.,]", found[f"c{kind}"])
+    fraction = int((clock[3] if len(clock) > 3 else "0").ljust(6, "0")[:6])
+    return (
+        _MONTHS.index(month) + 1 if month in _MONTHS else int(month),
+        int(found[f"d{kind}"]),
+        *(int(one) for one in clock[:3]),
+        fraction,
+    )  # type: ignore[return-value]  # mypy counts no unpacked values
+
+
+def read_lines(file: IO[bytes], *, is_quiet: Callable[[str], bool]) -> Iterator[LogLine]:
+    """Yield the lines of a log in any encoding, whatever its size, in bounded memory.
+
+    Args:
+        is_quiet: True for a part of the log that shows nothing, of which the last line alone is yielded.
+    """
+    block = file.read(_BLOCK_BYTES)
+    decoder = codecs.getincrementaldecoder(_encoding(block))(errors="replace")
+    number, rest = 1, ""
+    while block or rest:
+        text = rest + decoder.decode(block, final=not block)
+        end = len(text) if not block else max(text.rfind("\n"), text.rfind("\r")) + 1
+        text, rest = text[:end], text[end:][:_LONGEST_LINE]
+        if "\x1b" in text:
+            text = _ESCAPES.sub("", text)
+        skips = is_quiet(text)
+        if skips:
+            last = text.rstrip("\r\n").rfind("\n") + 1
+            number, text = number + text.count("\n", 0, last), text[last:]
+        pieces = _LINE_ENDS.split(text)
+        for said, line_end in zip(pieces[::2], (*pieces[1::2], ""), strict=True):
+            if said:
+                yield LogLine(number=number, text=said[:_LONGEST_LINE])
+            number += line_end in ("\n", "\r\n")
+        block = file.read(_BLOCK_BYTES) if block else block
+
+
+def _encoding(block: bytes) -> str:
+    """Return the encoding of a log by its first bytes: UTF-16 as PowerShell writes it, else UTF-8."""
+    if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    sample = block[:4096]
+    if len(sample) > 1 and sample[1::2].count(0) > 0.4 * len(sample) / 2 and 0 not in sample[::2]:
+        return "utf-16-le"
+    return "utf-8-sig"
