@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from running_launches import RunningLaunch
-from runs import environment
+from runs import ROOT, environment
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,3 +41,16 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningLaunch]]:
     for process in begun:
         process.kill()
         process.wait()
+
+
+_MEASURED = Path(ROOT) / "benchmarks" / "measured" / "faults.json"
+
+
+@pytest.fixture(scope="session")
+def note_fault(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Collect what each fault did; `make faults`, which selects no marker, notes it in faults.json."""
+    noted: dict[str, object] = {}
+    yield lambda name, **fault: noted.update({name: fault})
+    if request.config.option.markexpr == "" and noted:
+        before = json.loads(_MEASURED.read_text()) if _MEASURED.exists() else {}
+        _MEASURED.write_text(json.dumps(dict(sorted({**before, **noted}.items())), indent=1) + "\n")
