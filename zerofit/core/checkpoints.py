@@ -134,7 +134,7 @@ def inspect_checkpoint(folder: Path, *, digests: bool = False) -> SavedCheckpoin
     manifest, problem = None, None
     try:
         manifest = _read_manifest(folder)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         problem = f"its manifest {MANIFEST_NAME} can't be read ({error})"
     if manifest is not None:
         problem = damage(folder, manifest.files, digests=digests)
