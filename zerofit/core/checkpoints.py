@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
+from zerofit.core.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -134,7 +135,7 @@ def inspect_checkpoint(folder: Path, *, digests: bool = False) -> SavedCheckpoin
     manifest, problem = None, None
     try:
         manifest = _read_manifest(folder)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         problem = f"its manifest {MANIFEST_NAME} can't be read ({error})"
     if manifest is not None:
         problem = damage(folder, manifest.files, digests=digests)
@@ -231,7 +232,7 @@ def incomplete_checkpoint(folder: Path, problem: str) -> UserError:
 
 def _read_manifest(folder: Path) -> Manifest | None:
     try:
-        document: dict[str, Any] = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+        document: dict[str, Any] = parse_json((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     if document["version"] != MANIFEST_VERSION:
