@@ -41,17 +41,17 @@ class _Case:
     resumed: str | None
     """Checkpoint from which it goes on; None where it starts anew."""
     after: str
-    """What the plan is that it goes on under, in words."""
+    """A part of the plan under which it ends, in words."""
 
 
 _Z2, _Z3 = (*_TWO, "--zero-stage=2"), (*_TWO, "--zero-stage=3")
 _CASES = {
     "accelerate": {
-        "forward": _Case("8000000 all 5", _ONE, "checkpoint-4", "micro-batches 2 x 4"),
-        "forward-z2": _Case("6300000 forward 5", _Z2, "checkpoint-4", "micro-batches 1 x 4"),
+        "forward": _Case("8000000 all 5", _ONE, "checkpoint-4", "micro-batches"),
+        "forward-z2": _Case("6300000 forward 5", _Z2, "checkpoint-4", "micro-batches"),
     },
     "trainer": {
-        "backward": _Case("8900000 backward 5", _ONE, "checkpoint-4", "micro-batches 2 x 4"),
+        "backward": _Case("8900000 backward 5", _ONE, "checkpoint-4", "micro-batches"),
         "backward-z3": _Case("207200000 backward 5", _Z3, "checkpoint-4", "small buckets"),
         "saving-z3": _Case("205900000 saving 0", _Z3, "checkpoint-8", "small buckets"),
     },
@@ -65,19 +65,20 @@ def _recovered(target: list[str], case: _Case, folder: Path) -> Run:
     path = os.pathsep.join(filter(None, (_PATH, os.environ.get("PYTHONPATH"))))
     run = run_command(command, folder, MEMORY_LIMIT=case.limit, PYTHONPATH=path).check()
     record = json.loads((run.run_folder / "run.json").read_text())
-    (recovery,) = record["recoveries"]
     assert (record["exit_code"], record["cause"]) == (0, None)
-    assert "ran out of GPU memory" in recovery["cause"]
-    assert case.after in recovery["strategy"]
-    assert recovery["strategy"] != recovery["strategy_before"]
-    resumed = recovery["resumed_from"]
-    assert resumed == (case.resumed and str(folder / "out" / case.resumed))
+    recoveries = record["recoveries"]
+    assert 1 <= len(recoveries) <= 3
+    assert case.after in recoveries[-1]["strategy"]
+    for recovery in recoveries:
+        assert "ran out of GPU memory" in recovery["cause"]
+        assert recovery["strategy"] != recovery["strategy_before"]
+        resumed = recovery["resumed_from"]
+        assert resumed == (case.resumed and str(folder / "out" / case.resumed))
+        how = f"resumes from {resumed}" if resumed else "starts anew"
+        said = f"out of memory under {recovery['strategy_before']}: {how} under {recovery['strategy']}"
+        assert said in run.stderr
     saved = int(case.resumed.removeprefix("checkpoint-")) if case.resumed else 0
-    assert recovery["lost_steps"] == recovery["step"] - saved
-    how = f"resumes from {resumed}" if resumed else "starts anew"
-    assert (
-        f"out of memory under {recovery['strategy_before']}: {how} under {recovery['strategy']}" in run.stderr
-    )
+    assert recoveries[0]["lost_steps"] == recoveries[0]["step"] - saved
     return run
 
 
