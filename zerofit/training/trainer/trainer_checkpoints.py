@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Save under a temporary name, prune after the commit, and check what is resumed from."""
+    left = [] if settings.plan.resume_from is None else [settings.plan.resume_from]
+
+    def recovered(trainer: Any) -> str | None:
+        """Return the checkpoint with which a run goes on, for the first training that saves beside it."""
+        if not left or Path(trainer.args.output_dir).resolve() != Path(left[0]).parent.resolve():
+            return None
+        changes.add(f"Trainer resumes from {left[0]}")
+        return left.pop()
 
     def save_checkpoint(original: Any, self: Any, model: Any, trial: Any, *args: Any) -> None:
         folder = checkpoint_folder(self, trial)
@@ -37,7 +45,7 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
         after_checkpoint(self, folder)
 
     def train(original: Any, self: Any, resume_from_checkpoint: Any = None, *args: Any, **named: Any) -> Any:
-        resumed = _recovered(self, settings, changes) or resume_from_checkpoint
+        resumed = recovered(self) or resume_from_checkpoint
         if resumed is True:
             resumed = (
                 newest_complete(Path(self.args.output_dir), settings) or True
@@ -57,12 +65,3 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
     wrap(trainer_class, "train", train)
     if hasattr(trainer_class, RUN_EPOCH):
         wrap(trainer_class, RUN_EPOCH, run_epoch)
-
-
-def _recovered(trainer: Any, settings: AppliedSettings, changes: Changes) -> str | None:
-    """Return the checkpoint with which a run goes on that was out of memory, if this Trainer has saved it."""
-    checkpoint = settings.plan.resume_from
-    if checkpoint is None or Path(trainer.args.output_dir).resolve() != Path(checkpoint).parent.resolve():
-        return None
-    changes.add(f"Trainer resumes from {checkpoint}")
-    return checkpoint
