@@ -85,5 +85,5 @@ def _check_pytest(arguments: list[str]) -> None:
             assert named <= known
             texts = [file.read_text("utf-8") for file in ROOT.glob("tests/**/test_*.py")]
             assert [one for one in named if not any(f"pytest.mark.{one}" in text for text in texts)] == []
-    folders = [word for word in arguments if word.startswith("tests")]
-    assert [word for word in folders if not (ROOT / word).is_dir()] == []
+    places = [word for word in arguments if word.startswith("tests")]
+    assert [word for word in places if not (ROOT / word).exists()] == []
