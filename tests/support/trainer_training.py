@@ -13,7 +13,7 @@ from runs import SCRIPTS
 from zerofit.training.script_api import planned_arguments, planned_trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from zerofit.training.changes import Changes
@@ -63,6 +63,7 @@ def train_in(
     optimizers: Callable[[Any], tuple[Any, Any]] = lambda model: (None, None),
     collate: Any = None,
     resume: bool = False,
+    callbacks: Sequence[Any] = (),
     **more: Any,
 ) -> Trained:
     """Train three steps on batches of (samples, accumulation), under a plan or (with None) without."""
@@ -114,7 +115,7 @@ def train_in(
         eval_dataset=TOKENS["samples"](6),
         data_collator=collate or TOKENS["collator"](),
         optimizers=optimizers(model),
-        callbacks=[Count()],
+        callbacks=[Count(), *callbacks],
         **more,
     )
     trainer.train(resume_from_checkpoint=resume or None)

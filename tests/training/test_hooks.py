@@ -40,6 +40,7 @@ ORDERS = {
         "step before saving",
         "checkpoints",
         "stop on a signal",
+        "memory in trackers",
         "clipping",
         "skipped steps",
         "clipping by torch",
@@ -56,7 +57,15 @@ ORDERS = {
         "DeepSpeed's set-up",
         "arguments",
     ),
-    TRAINER_HOOKS: ("observation", "optimizer", "loss", "arguments", "checkpoints", "changed model"),
+    TRAINER_HOOKS: (
+        "observation",
+        "optimizer",
+        "loss",
+        "arguments",
+        "checkpoints",
+        "memory in trackers",
+        "changed model",
+    ),
 }
 _USED_ELSEWHERE = {
     "zerofit.training.generate_hooks.install",  # by a function of hooks.py, which gives it its limit

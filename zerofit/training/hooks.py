@@ -22,6 +22,7 @@ from zerofit.training import (
     optimizer_swap,
     quantized_loading,
     told_to_stop,
+    tracked_memory,
 )
 from zerofit.training.deepspeed import (
     deepspeed_step,
@@ -63,6 +64,7 @@ ACCELERATOR_HOOKS = (
     Hook("step before saving", deepspeed_step.install, "on other methods than prepare()"),
     Hook("checkpoints", checkpoints.install, "after the step that saving takes"),
     Hook("stop on a signal", told_to_stop.install, "on prepare() and load_state(), which it only sees"),
+    Hook("memory in trackers", tracked_memory.install, "on log() alone"),
     Hook("clipping", clipping.install, "around the step that may be skipped: only a step is clipped for"),
     Hook("skipped steps", skipped_steps.install, "around the scaler's own step, which says if it skipped"),
     Hook("clipping by torch", clipping.install_watch, "on the constructor alone"),
@@ -90,6 +92,7 @@ TRAINER_HOOKS = (
     Hook("loss", trainer_loss.install, "on compute_loss() alone"),
     Hook("arguments", trainer_hooks.install, "right around train(), which reads the arguments again"),
     Hook("checkpoints", trainer_checkpoints.install, "right around train(), which reads the checkpoint"),
+    Hook("memory in trackers", tracked_memory.install_in_trainer, "before train() logs anything"),
     Hook("changed model", changed_model.install_in_trainer, "on the constructor alone"),
 )
 """Hooks of transformers' Trainer, the outermost first."""

@@ -26,7 +26,7 @@ def write_record(
     saved_to: str | None = None,
 ) -> None:
     """Write this rank's record, whole or not at all."""
-    allocated, reserved = _gpu_peaks()
+    allocated, reserved = gpu_peaks()
     steps = of_this_process()
     is_scaled = steps.num_steps > 0
     record = RankRecord(
@@ -34,7 +34,7 @@ def write_record(
         exit_code=exit_code,
         error_type=type(error).__name__ if error else None,
         error_message=str(error)[:MESSAGE_CHARACTERS] if error else None,
-        peak_host_bytes=_peak_host_bytes(),
+        peak_host_bytes=peak_host_bytes(),
         peak_gpu_allocated_bytes=allocated,
         peak_gpu_reserved_bytes=reserved,
         changes=changes,
@@ -47,14 +47,16 @@ def write_record(
     write_whole(record_file(folder, rank), text, mode=0o600)  # an error may hold what arguments held
 
 
-def _peak_host_bytes() -> int:
+def peak_host_bytes() -> int:
+    """Return the most memory that this process has had resident."""
     # Not getrusage: its ru_maxrss begins with the peak of the process that forked this one.
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     lines = dict(line.split(":", 1) for line in status.splitlines())
     return int(lines["VmHWM"].removesuffix("kB")) * 1024
 
 
-def _gpu_peaks() -> tuple[int | None, int | None]:
+def gpu_peaks() -> tuple[int | None, int | None]:
+    """Return the most bytes that torch has allocated and reserved on this rank's GPU; None without one."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None, None

@@ -218,6 +218,13 @@ def loss_shifts_labels(trainer: Any) -> bool:
     return bool(getattr(trainer, "_loss_shifts_labels", False))
 
 
+def tracker_callbacks() -> tuple[type, ...]:
+    """Return the classes of Trainer's callbacks that log to a tracker."""
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    return tuple(INTEGRATION_TO_CALLBACK.values())
+
+
 def checkpointing_function(module: Any) -> Any:
     """Return what a module recomputes its blocks by; None for a module that can't."""
     return getattr(module, "_gradient_checkpointing_func", None)
