@@ -1,4 +1,4 @@
-"""The examples of docs/data.md, run one after the other."""
+"""The examples of docs/data.md and docs/collators.md, run one after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegac
 
 from zerofit.data.packing import APART, MIXED
 
-_PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+_DOCS = Path(__file__).parents[2] / "docs"
+_PAGES = "".join((_DOCS / name).read_text("utf-8") for name in ("data.md", "collators.md"))
 _NAMES = ("O", "B-ORG", "I-ORG")
 
 
@@ -46,20 +47,20 @@ def theirs(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def test_the_page_names_the_families_that_can_be_packed_and_those_that_cannot() -> None:
-    text = " ".join(_PAGE.read_text("utf-8").split()).replace("bert (as a decoder)", "bert")
+def test_the_pages_name_the_families_that_can_be_packed_and_those_that_cannot() -> None:
+    text = " ".join(_PAGES.split()).replace("bert (as a decoder)", "bert")
     for families in (APART, MIXED):
         assert ", ".join(sorted(families)) in text
 
 
 @pytest.mark.filterwarnings("ignore:the model's cache is off")
-def test_the_examples_of_the_page_run(
+def test_the_examples_of_the_pages_run(
     theirs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = []
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", _PAGE.read_text("utf-8"), re.DOTALL)):
-        exec(compile(block, f"{_PAGE.name}, block {number}", "exec"), theirs)
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", _PAGES, re.DOTALL)):
+        exec(compile(block, f"block {number}", "exec"), theirs)
         if "rows = " in block:
             made.append(theirs["rows"])
     tagged, whole_words, chinese_words = made

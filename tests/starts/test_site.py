@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_FIVE_MINUTES = 5 * 250
+"""Words. ASSUMPTION: 250 a minute; code and the rendered reference are looked up, not read."""
 
 
 def test_the_site_builds_without_a_warning_and_shows_each_page(tmp_path: Path) -> None:
@@ -27,3 +29,11 @@ def test_the_site_builds_without_a_warning_and_shows_each_page(tmp_path: Path) -
     home = (tmp_path / "index.html").read_text("utf-8")
     assert "Out of GPU memory?" in home
     assert (tmp_path / "search" / "search_index.json").is_file()
+
+
+def test_each_page_reads_in_five_minutes() -> None:
+    texts = {
+        path.name: re.sub(r"(?s)```.*?```", "", path.read_text("utf-8"))
+        for path in (ROOT / "docs").glob("*.md")
+    }
+    assert {name: words for name, text in texts.items() if (words := len(text.split())) > _FIVE_MINUTES} == {}
