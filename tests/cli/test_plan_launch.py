@@ -164,6 +164,11 @@ def test_the_machine_of_a_dry_run_is_described_as_for_a_plan() -> None:
     machine = launch_request(("train.py",), **asked, dry_run=True).machine
     assert (len(machine.gpus), machine.num_cpu_cores) == (8, 32)
     assert machine.host_memory_bytes == 1024 * GIB
+    some = asked_of(launch_flags(*words, "--gpu-ids", "0,5", "--no-capture", "train.py"))
+    assert len(launch_request(("train.py",), **some, dry_run=True).machine.gpus) == 2
+    wrong = asked_of(launch_flags(*words, "--gpu-ids", "0,8", "--no-capture", "train.py"))
+    with pytest.raises(UserError, match="--gpus 8xH100 lists 0 to 7"):
+        launch_request(("train.py",), **wrong, dry_run=True)
     asked = asked_of(launch_flags(*words[2:], "--cpu", "train.py"))
     with pytest.raises(UserError) as error:
         prepare_launch(launch_request(("train.py",), **asked), Console())

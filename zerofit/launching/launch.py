@@ -289,7 +289,7 @@ def launch_request(
     on_cpu = asks_for_cpu(request)
     plans_elsewhere = dry_run and not on_cpu
     if plans_elsewhere and elsewhere != MachineFlags():
-        machine = specified_machine(elsewhere, num_nodes=nodes.num_nodes).machine
+        machine = specified_machine(elsewhere, nodes=nodes).machine
     else:
         machine = probe_machine(gpu_ids=nodes.gpu_indices, may_be_unreadable=on_cpu)
     if plans_elsewhere and request.plan is not None and not machine.gpus:

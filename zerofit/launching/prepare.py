@@ -11,6 +11,7 @@ from zerofit.core.capture import for_plan
 from zerofit.launching.checks import check_flags, check_nvme_path, no_micro_batch
 from zerofit.launching.nodes import find_rendezvous
 from zerofit.launching.start import Launch
+from zerofit.machine.gpus import check_gpu_ids
 from zerofit.machine.machine_spec import SpecifiedMachine
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import MachineFlags
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from zerofit.core.observer import Observer
     from zerofit.core.plan import Plan
     from zerofit.core.request import Request
+    from zerofit.launching.nodes import Nodes
     from zerofit.launching.request import LaunchRequest
     from zerofit.planning.subject import Subject
 
@@ -121,16 +123,22 @@ def _specified(launch: LaunchRequest) -> SpecifiedMachine:
     """Return the machine that is planned for."""
     if launch.gpus is None:
         return SpecifiedMachine(machine=launch.machine, assumptions=())
-    specified = specified_machine(launch.elsewhere, num_nodes=launch.request.num_nodes)
+    specified = specified_machine(launch.elsewhere, nodes=launch.nodes)
     check_ranks_of(launch.request, specified.machine)
     return specified
 
 
-def specified_machine(flags: MachineFlags, *, num_nodes: int | None) -> SpecifiedMachine:
-    """Return the machine that --gpus and its companions describe."""
+def specified_machine(flags: MachineFlags, *, nodes: Nodes) -> SpecifiedMachine:
+    """Return the machine that --gpus and its companions describe, with the GPUs that --gpu-ids names."""
     from zerofit.planning.make_problem import machine_of
 
-    return machine_of(flags, num_nodes=num_nodes or 1)
+    specified = machine_of(flags, num_nodes=nodes.num_nodes or 1)
+    if (indices := nodes.gpu_indices) is None:
+        return specified
+    gpus = specified.machine.gpus
+    check_gpu_ids(indices, len(gpus), listed_by=f"--gpus {flags.gpus}")
+    machine = replace(specified.machine, gpus=tuple(gpus[index] for index in indices))
+    return replace(specified, machine=machine)
 
 
 def _with_micro_batch(launch: LaunchRequest, observer: Observer) -> tuple[Request, Capture]:

@@ -44,7 +44,7 @@ def probe_gpus(
     with started_nvml(nvml) as library:
         num_gpus = library.nvmlDeviceGetCount() if library else 0
         if gpu_ids is not None:
-            _check_ids(gpu_ids, num_gpus)
+            check_gpu_ids(gpu_ids, num_gpus)
             indices = gpu_ids
         else:
             uuids = tuple(_uuid(index, library) for index in range(num_gpus))
@@ -123,14 +123,15 @@ def _index(entry: str, uuids: tuple[str, ...]) -> int | None:
     return int(number[0]) if number and int(number[0]) < len(uuids) else None
 
 
-def _check_ids(gpu_ids: tuple[int, ...], num_gpus: int) -> None:
+def check_gpu_ids(gpu_ids: tuple[int, ...], num_gpus: int, *, listed_by: str = "the driver") -> None:
+    """Check that --gpu-ids names GPUs that are there, each once."""
     if all(0 <= gpu_id < num_gpus for gpu_id in gpu_ids) and len(set(gpu_ids)) == len(gpu_ids):
         return
     present = {0: "none", 1: "0"}.get(num_gpus, f"0 to {num_gpus - 1}")
     raise UserError(
         "gpu-ids-unknown",
         "--gpu-ids must name GPUs of this machine, each once",
-        found=f"--gpu-ids {','.join(map(str, gpu_ids))}; the driver lists {present}",
+        found=f"--gpu-ids {','.join(map(str, gpu_ids))}; {listed_by} lists {present}",
         why="CUDA drops the ids from the first wrong one on, and all of them where one stands twice",
         fix="leave out --gpu-ids, or name ids that nvidia-smi lists",
     )

@@ -34,6 +34,7 @@ from zerofit.launching.clusters.job import (
 )
 from zerofit.launching.clusters.request import ClusterFlags, Rendered, ToSubmit
 from zerofit.launching.launch import RUNS, check_rules
+from zerofit.launching.nodes import Nodes
 from zerofit.launching.prepare import specified_machine
 from zerofit.launching.run_folder import RunFolder, fill_run_folder, new_run_folder, run_folder, write_file
 from zerofit.launching.start import Launch
@@ -273,7 +274,7 @@ def _plan(
     from zerofit.planning.subject import CapturedRun
 
     check_model_flags(model)
-    specified = specified_machine(elsewhere, num_nodes=request.num_nodes)
+    specified = specified_machine(elsewhere, nodes=Nodes(num_nodes=request.num_nodes))
     check_ranks_of(request, specified.machine)
     with captured(
         target, limit_s=capture_limit_s, gpus=specified.machine.gpus, instead=INSTEAD, observer=observer
