@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
@@ -141,9 +142,14 @@ class Plan:
         return any(reason.field == field and reason.origin is Origin.FLAG for reason in self.reasons)
 
 
+_NUMBERS = re.compile(r"\[\n\s+((?:[-+.\deE]+,?\s+)+)\]")
+"""A list of numbers alone, one a line; a text in JSON holds no line ends."""
+
+
 def plan_to_json(plan: Plan) -> str:
-    """Return the plan as the text of a plan file."""
-    return json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
+    """Return the plan as the text of a plan file; a list of numbers, such as samples' lengths, is one line."""
+    text = json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
+    return _NUMBERS.sub(lambda found: "[" + " ".join(found[1].split()) + "]", text)
 
 
 def plan_from_json(text: str, *, name: str) -> Plan:
