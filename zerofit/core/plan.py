@@ -147,7 +147,7 @@ _NUMBERS = re.compile(r"\[\n\s+((?:[-+.\deE]+,?\s+)+)\]")
 
 
 def plan_to_json(plan: Plan) -> str:
-    """Return the plan as the text of a plan file; a list of numbers, such as samples' lengths, is one line."""
+    """Return the plan as the text of a plan file; a list of numbers, such as lengths, is one line."""
     text = json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
     return _NUMBERS.sub(lambda found: "[" + " ".join(found[1].split()) + "]", text)
 
