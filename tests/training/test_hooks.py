@@ -22,6 +22,8 @@ ORDERS = {
         "accelerate.data_loader",
         "accelerate.state",
         "deepspeed.runtime.zero.partition_parameters",
+        "deepspeed.runtime.zero.partition_parameters",
+        "deepspeed.runtime.engine",
         "deepspeed.runtime.engine",
         "deepspeed.runtime.engine",
         "deepspeed.runtime.engine",

@@ -111,8 +111,6 @@ class CapturedModel:
     """transformers' attn_implementation in use."""
     mixes_samples: tuple[str, ...] = ()
     """Modules that compute over the samples of a batch together, such as BatchNorm: their names."""
-    has_scalars: bool = False
-    """True if any of its parameters has no dimension, such as a learnt scale of logits."""
     passes_num_items: bool = False
     """True if its loss is divided by num_items_in_batch where it is given that number."""
 
@@ -277,6 +275,15 @@ class Capture:
         """The one optimizer that trains; None where there are none or several."""
         prepared = [one for one in self.optimizers if one.is_prepared]
         return prepared[0] if len(prepared) == 1 else None
+
+    @property
+    def models_left_whole(self) -> tuple[str, ...]:
+        """Classes of models beside the trained one that stage 3 may not partition: nothing prepares them.
+
+        Empty where the trained model is of such a class: from_pretrained() would take one for the other.
+        """
+        trained = self.model.class_path.rpartition(".")[2]
+        return () if trained in self.unprepared_models else self.unprepared_models
 
     @property
     def passes_per_step(self) -> int:

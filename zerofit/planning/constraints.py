@@ -301,11 +301,12 @@ def _why_not_partitioned(capture: Capture) -> str:
     model = capture.model
     if model.is_quantized:
         return "of a quantized base at stage 3 nothing was measured on GPUs"
-    if model.has_scalars:
-        return "stage 3 can't partition a parameter without dimensions (deepspeed, partition_parameters.py)"
-    if capture.unprepared_models:
+    if capture.unprepared_models and not capture.models_left_whole:
         names = listed(capture.unprepared_models)
-        return f"at stage 3 from_pretrained() takes the weights of {names} apart, and nothing prepares it"
+        return (
+            f"at stage 3 from_pretrained() takes the weights of {names} apart; nothing prepares one of"
+            " them, and another is what trains"
+        )
     return ""
 
 

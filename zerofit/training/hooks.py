@@ -30,6 +30,7 @@ from zerofit.training.deepspeed import (
     expert_modules,
     join_prepare,
     partitioned_models,
+    scalars,
     skipped_steps,
 )
 from zerofit.training.micro_batches import hooks as micro_batches
@@ -143,6 +144,12 @@ MODULE_HOOKS = (
     Hook("accelerate.data_loader", told_to_stop.install_in_loaders, "before a DataLoader is prepared"),
     Hook("accelerate.state", accelerate_hooks.install_gloo, "before an Accelerator asks for its ranks"),
     Hook("deepspeed.runtime.zero.partition_parameters", _install_waiting_gathers, "before a model is made"),
+    Hook(
+        "deepspeed.runtime.zero.partition_parameters",
+        scalars.install_in_partitioning,
+        "before a model is made",
+    ),
+    Hook("deepspeed.runtime.engine", scalars.install, "before an engine is made"),
     Hook("deepspeed.runtime.engine", elastic_resume.install, "before an engine loads a checkpoint"),
     Hook("deepspeed.runtime.engine", partitioned_models.install_in_engine, "before an engine is made"),
     Hook("deepspeed.runtime.engine", expert_modules.install, "before an engine partitions a model"),

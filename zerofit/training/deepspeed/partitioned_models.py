@@ -10,7 +10,8 @@ the model would lose its output layer without a word (transformers/modeling_util
 
 A script that loads its base model again once it has trained, to merge an adapter, say, may give a device_map.
 transformers refuses that while ZeRO-3 is on (integrations/accelerate.py, 5.23), though such a model is used
-as it is loaded: it is loaded whole.
+as it is loaded: it is loaded whole. So is a model beside the trained one that nothing prepares (a frozen text
+encoder, say): no engine would put its weights together.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from zerofit.scripts.capture.child.model_record import class_path
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
     from types import ModuleType
 
     from zerofit.training.changes import Changes
@@ -93,19 +94,24 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
 
     if settings.strategy.zero_stage is ZeroStage.PARAMETERS:
         wrap(module.PreTrainedModel, "resize_token_embeddings", resize)
-        _load_whole(module.PreTrainedModel, changes)
+        capture = settings.plan.capture
+        _load_whole(module.PreTrainedModel, capture.models_left_whole if capture is not None else (), changes)
         compare_tied_by(module, are_equal)
 
 
-def _load_whole(model_class: Any, changes: Changes) -> None:
-    """Load with a device_map, after the training's own model, as without ZeRO-3."""
+def _load_whole(model_class: Any, unprepared: Container[str], changes: Changes) -> None:
+    """Load whole what nothing prepares, and what has a device_map after the training's own model."""
     original = model_class.from_pretrained.__func__
 
     @functools.wraps(original)
     def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _has_engine or kwargs.get("device_map") is None:
+        if cls.__name__ in unprepared:
+            why = "nothing prepares it"
+        elif _has_engine and kwargs.get("device_map") is not None:
+            why = "the script gives a device_map"
+        else:
             return original(cls, name, *args, **kwargs)
-        changes.add(f"{cls.__name__} is loaded whole on each rank, as the script gives a device_map")
+        changes.add(f"{cls.__name__} is loaded whole on each rank, as {why}")
         with without_zero3():
             return original(cls, name, *args, **kwargs)
 

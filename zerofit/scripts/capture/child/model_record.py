@@ -51,7 +51,6 @@ def captured_model(
         checkpoints=can_checkpoint(base) and is_checkpointing(base),
         attention=attention_of(base.config) if is_transformers else "",
         mixes_samples=mixing_modules(model, base),
-        has_scalars=any(not one.dim() for one in model.parameters()),
         passes_num_items=passes_num_items,
     )
 

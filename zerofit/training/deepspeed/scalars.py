@@ -1,0 +1,67 @@
+"""Lets DeepSpeed train parameters without dimensions, such as CLIP's scale of logits.
+
+It sends a parameter to the other ranks as bytes, by `data.view(torch.uint8)`, which torch refuses for a
+tensor without dimensions: at every stage when the engine is made (0.19.8, runtime/engine.py,
+_broadcast_model), at stage 3 also where a parameter is partitioned or was changed while it was gathered
+(runtime/zero/partition_parameters.py). Meanwhile such a parameter has one dimension, of one element.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zerofit.training.wrapping import wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import ModuleType
+
+    from zerofit.training.changes import Changes
+    from zerofit.training.settings import AppliedSettings
+
+
+def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook what an engine sends when it is made.
+
+    Args:
+        module: deepspeed.runtime.engine.
+    """
+
+    def broadcast_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        scalars = _with_one_dimension(self.module.parameters())
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            for one in scalars:
+                one.data = one.data.view(())
+
+    wrap(module.DeepSpeedEngine, "_broadcast_model", broadcast_model)
+
+
+def install_in_partitioning(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
+    """Hook what stage 3 sends of single parameters; each is partitioned after it, and gathered as it was.
+
+    Args:
+        module: deepspeed.runtime.zero.partition_parameters.
+    """
+
+    def convert(original: Any, self: Any, parameter: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, parameter, *args, **kwargs)  # notes the shape
+        _with_one_dimension((parameter,))
+        return result
+
+    def leave(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.enabled and self.src_rank is not None:
+            _with_one_dimension(self.params)
+        return original(self, *args, **kwargs)
+
+    wrap(module.Init, "_convert_to_deepspeed_param", convert)
+    wrap(module.GatheredParameters, "__exit__", leave)
+
+
+def _with_one_dimension(parameters: Iterable[Any]) -> list[Any]:
+    """Give the parameters without dimensions one, and return them."""
+    scalars = [one for one in parameters if not one.data.dim()]
+    for one in scalars:
+        one.data = one.data.view(1)
+    return scalars
