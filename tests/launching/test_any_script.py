@@ -41,6 +41,7 @@ def test_a_script_is_captured_planned_and_rehearsed(tmp_path: Path, cache: Path)
     capture = plan["capture"]
     assert (plan["strategy"]["micro_batch_size"], plan["strategy"]["gradient_accumulation_steps"]) == (2, 4)
     assert (capture["micro_batch_size"], capture["route"]) == (8, "accelerate")
+    assert (capture["model"]["loads_weights"], capture["model"]["is_made_whole"]) == (False, True)
     changed = json.loads((run.run_folder / "ranks" / "rank0.json").read_text())["changes"]
     assert "each forward pass of 8 samples runs as 4 micro-batches of 2" in changed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,20 +16,25 @@ from captured_scripts import (
     trainer,
     with_lengths,
 )
-from planning_problems import A100, RATES, made_trace, model
+from planning_problems import A100, RATES, VERSIONS, machine, made_trace, model
 
 from zerofit.core.capture import Capture, CapturedTensor
 from zerofit.core.errors import UserError
-from zerofit.core.plan import Origin
+from zerofit.core.plan import Origin, Topology
 from zerofit.core.request import Request
 from zerofit.core.strategy import Engine, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.planning.answer import Answer
 from zerofit.planning.estimate.device_memory.optimizers import STATES, OneState, Stepper
 from zerofit.planning.from_capture import own_stepper
+from zerofit.planning.make_problem import captured_problem_of
 from zerofit.planning.problem import Allow, Problem
+from zerofit.planning.settings import settings_of
 from zerofit.planning.solve import solve
+from zerofit.planning.subject import CapturedRun
 from zerofit.planning.training_estimator import ClosedFormEstimator, TrainingEstimator
+
+_NO_FLAGS, *_ = settings_of({})
 
 _NATIVE = Strategy(precision=Precision.BF16, micro_batch_size=1, gradient_accumulation_steps=1)
 _ZERO2 = replace(_NATIVE, engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
@@ -439,3 +445,53 @@ def test_classes_are_known_by_what_they_keep(
 
 def test_several_optimizers_are_counted_as_adamw() -> None:
     assert own_stepper(None) == (None, "the optimizer is counted as AdamW, as none or several were seen")
+
+
+def test_a_model_whose_class_is_called_lies_whole_in_every_ranks_memory() -> None:
+    called = captured_problem(capture(model_loads_weights=False, model_is_made_whole=True))
+    from_config = captured_problem(capture(model_loads_weights=False))
+    loaded = captured_problem(capture())
+    found = [(one.loads_weights, one.makes_model_first) for one in (called, from_config, loaded)]
+    assert found == [(False, True), (False, False), (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "by_hand", "is_taken"),
+    [(2, None, True), (1, None, False), (4, 2, True), (2, 2, True), (3, 2, False)],
+)
+def test_a_files_accumulation_is_taken_where_it_is_the_scripts_own(
+    asked: int, by_hand: int | None, is_taken: bool
+) -> None:
+    said_by = {"gradient_accumulation_steps": "acc.yaml:4"}
+    request = Request(gradient_accumulation_steps=asked, said_by=said_by)
+    found = capture(gradient_accumulation_steps=2, accumulates_by_hand=by_hand)
+    if is_taken:
+        assert _problem_on_a_node(found, request) == _problem_on_a_node(found, Request())
+        return
+    with pytest.raises(UserError) as error:
+        _problem_on_a_node(found, request)
+    own = found.passes_per_step
+    assert error.value.found == (
+        f"acc.yaml:4: gradient_accumulation_steps {asked}, and its loop steps after {own} forward passes"
+    )
+    assert error.value.fix == f"write {own} there, or leave it out"
+
+
+def _problem_on_a_node(found: Capture, request: Request) -> Problem:
+    return captured_problem_of(
+        _NO_FLAGS,
+        request=request,
+        capture=found,
+        machine=machine(1, memory_gib=80, host_gib=512),
+        versions=VERSIONS,
+        topology=Topology(world_size=1),
+    )
+
+
+def test_the_engine_of_a_launch_line_is_no_part_of_what_the_script_was_seen_to_do() -> None:
+    script = SimpleNamespace(capture=capture())
+    run = CapturedRun(flags=_NO_FLAGS, script=script, engine="DeepSpeed ZeRO-2")  # type: ignore[arg-type]
+    assert run.capture == replace(capture(), engine="DeepSpeed ZeRO-2")
+    assert script.capture == capture()
+    own = SimpleNamespace(capture=capture(engine="FSDP"))
+    assert CapturedRun(flags=_NO_FLAGS, script=own, engine="FSDP").capture.engine == "FSDP"  # type: ignore[arg-type]

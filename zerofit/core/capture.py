@@ -103,6 +103,8 @@ class CapturedModel:
     is_quantized: bool = False
     loads_weights: bool = True
     """True if from_pretrained() made it, or nothing shows how it was made."""
+    is_made_whole: bool = False
+    """True if its class was called, so that stage 3 does not partition it while it is made."""
     can_checkpoint: bool = False
     """True if it has a switch for gradient checkpointing, as models of transformers and diffusers have."""
     checkpoints: bool = False

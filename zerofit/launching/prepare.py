@@ -92,11 +92,10 @@ def _plan_for_script(
         instead=without,
         observer=observer,
     ) as run:
-        if launch.config_files is not None and not run.capture.engine:
-            run.capture = replace(run.capture, engine=launch.config_files.engine)
-        subject = CapturedRun(flags=launch.model, script=run)
+        engine = "" if launch.config_files is None else launch.config_files.engine
+        subject = CapturedRun(flags=launch.model, script=run, engine=engine)
         observer.detail("\n".join(subject.lines))
-        return _plan_for(subject, launch, specified, observer), run.capture
+        return _plan_for(subject, launch, specified, observer), subject.capture
 
 
 def _plan_for(

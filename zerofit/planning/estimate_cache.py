@@ -45,6 +45,7 @@ class KeptEstimates:
             problem.versions,
             problem.reserve,
             problem.makes_model_first,
+            problem.loads_weights,
             problem.expandable_segments,
         )
         folder = cache_folder(os.environ, Path.home()) / "estimates"

@@ -234,8 +234,11 @@ def captured_problem_of(
     """
     from zerofit.planning.from_capture import problem_from_capture  # only where a script was captured
 
-    if request.gradient_accumulation_steps is not None and capture.route is Route.ACCELERATE:
-        raise _accumulation_is_the_scripts(request.gradient_accumulation_steps, capture)
+    steps = request.gradient_accumulation_steps
+    if steps is not None and capture.route is Route.ACCELERATE:
+        if steps not in (capture.gradient_accumulation_steps, capture.passes_per_step):
+            raise _accumulation_is_the_scripts(request, capture)
+        request = replace(request, gradient_accumulation_steps=None)  # the script's own, which stays
     return problem_from_capture(
         capture,
         request=request,
@@ -278,16 +281,19 @@ def check_model_flags(flags: ModelFlags) -> None:
         )
 
 
-def _accumulation_is_the_scripts(steps: int, capture: Capture) -> UserError:
-    own = capture.passes_per_step
+def _accumulation_is_the_scripts(request: Request, capture: Capture) -> UserError:
+    steps, own = request.gradient_accumulation_steps, capture.passes_per_step
+    place = request.said_by.get("gradient_accumulation_steps")
+    said = "--gradient-accumulation-steps" if place is None else f"{place}: gradient_accumulation_steps"
     return UserError(
         "accumulation-is-the-scripts",
         "the accumulation of this script is made in the script",
-        found=f"--gradient-accumulation-steps {steps}, and its loop steps after {own} forward "
-        f"{'pass' if own == 1 else 'passes'}",
+        found=f"{said} {steps}, and its loop steps after {own} forward {'pass' if own == 1 else 'passes'}",
         why="its batches can be split into smaller ones; how many of them make a step is its own, as the "
         "global batch is",
-        fix="give --micro-batch-size to split its batches, or change the number in the script",
+        fix="give --micro-batch-size to split its batches, or change the number in the script"
+        if place is None
+        else f"write {own} there, or leave it out",
     )
 
 

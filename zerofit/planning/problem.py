@@ -100,6 +100,8 @@ class Problem:
     reserve: Reserve = field(default_factory=lambda: Reserve(share=DEFAULT_RESERVE))
     makes_model_first: bool = False
     """True if the script makes its model before anything that says "ZeRO stage 3"."""
+    loads_weights: bool = True
+    """True if weights come from a checkpoint; else each rank makes them in its own memory."""
     takes_fastest: bool = False
     """True if the fastest is to be taken, in another number format than the script's too."""
     expandable_segments: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -143,6 +143,8 @@ class CapturedRun:
 
     flags: ModelFlags
     script: CapturedScript
+    engine: str = ""
+    """The engine that the launch line's files ask for, where the script itself asks for none."""
 
     @property
     def name(self) -> str:
@@ -161,8 +163,9 @@ class CapturedRun:
 
     @property
     def capture(self) -> Capture:
-        """The capture of the script."""
-        return self.script.capture
+        """The capture of the script, with the engine that runs it without zerofit."""
+        seen = self.script.capture  # which stays as it is: a second run is compared with it
+        return seen if seen.engine or not self.engine else replace(seen, engine=self.engine)
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -251,6 +251,7 @@ class TrainingEstimator:
             compute_capability=problem.smallest_gpu.compute_capability or OTHER_DEVICES,
             gpu_memory_bytes=max(0, problem.card_bytes - self._outside_bytes),
             makes_model_first=problem.makes_model_first,
+            loads_weights=problem.loads_weights,
             expandable_segments=problem.expandable_segments,
             own_optimizer=problem.own_optimizer,
             has_own_adapters=script is not None and bool(script.capture.model.adapters),

@@ -86,6 +86,7 @@ def _setup(case: Case) -> Setup:
         topology=Topology(world_size=case.num_ranks),
         versions=Versions(python="3.11", zerofit="0", deepspeed="0.19.8"),
         makes_model_first=not case.zero_init,
+        loads_weights=False,
     )
 
 
@@ -122,7 +123,7 @@ class _WithoutCuda(HostLedger):
 
 def _host(case: Case, rank: int) -> dict[str, int]:
     """Return the same of the host, without a checkpoint to read."""
-    played = HostRank(_setup(case), rank=rank, loaded_bytes_per_element=4, has_checkpoint=False)
+    played = HostRank(_setup(case), rank=rank, loaded_bytes_per_element=4)
     played.ledger = _WithoutCuda()
     return {phase: sum(held.values()) for phase, held in played.play().largest.items() if phase != "save"}
 

@@ -123,6 +123,8 @@ def _held(setup: Setup, phase: RunPhase, *, dtype: str, machine: Machine = _MACH
 
 
 _NATIVE = replace(setup_of(_LOG, 0, ranks=4), strategy=Strategy())
+_MADE = {"loads_weights": False, "makes_model_first": True}
+"""A model whose class the script calls."""
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,13 @@ _NATIVE = replace(setup_of(_LOG, 0, ranks=4), strategy=Strategy())
         (setup_of(_LOG, 3, ranks=4), "bfloat16", {"checkpoint": 2}),
         (_NATIVE, "bfloat16", {"checkpoint": 2}),
         (_NATIVE, "float32", {"checkpoint": 4, "weights": 4 * 2}),  # a type that is not the file's is a copy
+        (replace(setup_of(_LOG, 2, ranks=4), **_MADE), "float32", {"weights": 4 * 4}),  # each rank's own
+        (replace(setup_of(_LOG, 3, ranks=4), **_MADE), "float32", {"weights": 4 * 4}),
+        (
+            replace(setup_of(_LOG, 3, ranks=4), loads_weights=False),
+            "float32",
+            {},
+        ),  # partitioned as it is made
     ],
 )
 def test_loading(setup: Setup, dtype: str, expected: dict[str, int]) -> None:

@@ -109,14 +109,11 @@ SAVED = "saved weights"
 class HostRank:
     """One rank of a run, played on a HostLedger."""
 
-    def __init__(
-        self, setup: Setup, *, rank: int, loaded_bytes_per_element: int, has_checkpoint: bool = True
-    ) -> None:
+    def __init__(self, setup: Setup, *, rank: int, loaded_bytes_per_element: int) -> None:
         """Make the rank.
 
         Args:
             loaded_bytes_per_element: of the weights in the checkpoint, or as the script makes them.
-            has_checkpoint: True if they are read from one; else they are made in the memory of each rank.
         """
         self.ledger = HostLedger()
         strategy, log = setup.strategy, setup.log
@@ -130,7 +127,7 @@ class HostRank:
         self._stage = strategy.zero_stage if is_deepspeed else ZeroStage.NOTHING
         self._casts = is_deepspeed
         self._loaded = loaded_bytes_per_element
-        self._has_checkpoint = has_checkpoint
+        self._has_checkpoint = setup.loads_weights
         self._is_partitioned = self._stage is ZeroStage.PARAMETERS and not setup.makes_model_first
         self._offload = strategy.optimizer_offload if self._trained else OffloadDevice.NONE
         self._accumulates = (strategy.gradient_accumulation_steps or 1) > 1

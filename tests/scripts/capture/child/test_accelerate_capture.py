@@ -135,6 +135,7 @@ def test_seventy_billion_parameters_take_no_memory(captured_in_forks: Any) -> No
     assert capture.model.facts.num_parameters == 70_553_706_496 + 2 * 44 * 8192
     assert capture.peak_host_bytes < 2 * 2**30
     assert capture.wall_time_s < 120
+    assert (capture.model.loads_weights, capture.model.is_made_whole) == (False, False)  # from_config()
     assert capture.model.passes_num_items
     # Its two samples can't fill a batch of the four that the script says.
     assert (capture.micro_batch_size, capture.batches[0].tensors[0].shape) == (4, (2, 64))
@@ -157,6 +158,7 @@ def test_data_types_follow_transformers(captured_in_forks: Any) -> None:
 def test_quantized_and_adapted_weights_are_told(captured_in_forks: Any) -> None:
     capture = captured_in_forks("quantized").capture
     assert (capture.model.is_quantized, capture.model.adapters) == (True, ("LORA",))
+    assert (capture.model.loads_weights, capture.model.is_made_whole) == (True, False)
     assert (capture.mixed_precision, capture.model.attention) == ("bf16", "flash_attention_2")
     assert capture.model.passes_num_items
     # q_proj of 2 layers, each with two matrices of rank 2 on 32 and 32.

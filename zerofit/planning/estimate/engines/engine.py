@@ -48,6 +48,8 @@ class Setup:
     """Memory that PyTorch can get of the GPU, which decides how DeepSpeed starts; None for enough."""
     makes_model_first: bool = False
     """True if the script makes its model before anything that says "ZeRO stage 3" (see zero_arrival)."""
+    loads_weights: bool = True
+    """True if weights come from a checkpoint; else each rank makes them in its own host memory."""
     expandable_segments: bool = False
     """True if the run has PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
     own_optimizer: Stepper = None

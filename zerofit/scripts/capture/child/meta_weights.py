@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 LOADED = "_zerofit_loaded"
 """Marks a model that from_pretrained made; True after an Accelerator, where stage 3 takes its weights."""
+FROM_CONFIG = "_zerofit_from_config"
+"""Marks a model that from_config made, as AutoModel's does."""
 _PLACES = ("device_map", "max_memory", "offload_folder", "offload_state_dict", "offload_buffers")
 """Arguments of from_pretrained that say where weights go."""
 _TAKEN_AS_FP32 = "the weights are taken to be float32: neither config.json nor a file here says"
@@ -93,7 +95,16 @@ def _load_nothing(module: Any, seen: Observations) -> None:
         setattr(made[0] if isinstance(made, tuple) else made, LOADED, bool(seen.accelerators))
         return made
 
+    of_config = model_class._from_config.__func__
+
+    @functools.wraps(of_config)
+    def from_config(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        made = of_config(cls, *args, **kwargs)
+        setattr(made, FROM_CONFIG, True)
+        return made
+
     model_class.from_pretrained = classmethod(from_pretrained)
+    model_class._from_config = classmethod(from_config)
     module.is_deepspeed_zero3_enabled = lambda: False  # nothing is partitioned here, whatever the script says
     find_weights_locally(module)
     note_guessed_dtype(module, lambda: seen.note(_TAKEN_AS_FP32))

@@ -15,7 +15,7 @@ from zerofit.models.dimensions import IncompleteConfigError, facts_of
 from zerofit.models.source import ModelSizes
 from zerofit.models.task import Task, task_of
 from zerofit.models.trace.live import main_dtype
-from zerofit.scripts.capture.child.meta_weights import LOADED
+from zerofit.scripts.capture.child.meta_weights import FROM_CONFIG, LOADED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -47,6 +47,7 @@ def captured_model(
         adapters=_adapters(model),
         is_quantized=bool(getattr(base, "is_quantized", False)) or (quantized and is_transformers),
         loads_weights=not shows_loading or hasattr(base, LOADED),
+        is_made_whole=shows_loading and not (hasattr(base, LOADED) or hasattr(base, FROM_CONFIG)),
         can_checkpoint=can_checkpoint(base),
         checkpoints=can_checkpoint(base) and is_checkpointing(base),
         attention=attention_of(base.config) if is_transformers else "",
