@@ -61,6 +61,13 @@ class Failure:
     """Parts of one line; "..." stands for anything, ^ and $ for the line's ends."""
     ends_traceback: bool = False
     """True if the signs count in the exception that ends a traceback alone."""
+    vague: bool = False
+    """True if it says so little that any other root wins."""
+
+    @property
+    def is_vague(self) -> bool:
+        """True if any other root wins over it."""
+        return self.vague or self.ends_traceback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
