@@ -69,7 +69,11 @@ def test_earliest_root_of_a_log_wins() -> None:
     [
         ("ncclInvalidUsage: x", "Duplicate GPU detected : rank 1 and rank 0", "invalid-device-ordinal"),
         ("ncclUnhandledCudaError: x", "Cuda failure 2 'out of memory'", "gpu-out-of-memory"),
-        ("ncclSystemError: x", "Error while creating shared memory segment /dev/shm/nccl-1", "shared-memory-full"),
+        (
+            "ncclSystemError: x",
+            "Error while creating shared memory segment /dev/shm/a",
+            "shared-memory-full",
+        ),
         (
             "RuntimeError: Error(s) in loading state_dict for Net:",
             "size mismatch for a: copying a param with shape torch.Size([8]), here torch.Size([0])",
