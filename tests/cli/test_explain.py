@@ -101,11 +101,29 @@ def test_last_attempt_of_a_recovered_run_is_explained(tmp_path: Path) -> None:
     assert cause.at.file == "recovery-1/logs/rank0.log"
 
 
-def test_verdict_of_the_launch_counts_where_logs_say_nothing(tmp_path: Path) -> None:
-    run = _run(tmp_path, "2026-01-01_00-00-00-train", exit_code=1, kind="hang", cause="hang: x", rank=1)
+@pytest.mark.parametrize(
+    ("kind", "sentence", "log", "failure"),
+    [
+        ("hang", "hang: x", "", "hang"),
+        ("signal", "stopped by SIGINT", "", "cancelled"),
+        ("signal", "rank 1 was killed by signal 9 (SIGKILL)", _LOST, "killed"),
+        ("signal", "rank 1 was killed by signal 11 (SIGSEGV)", "", "segmentation-fault"),
+        (
+            "script-error",
+            "rank 1 ended with exit code 0 after 5 steps, and rank 0, still training, lost it",
+            _LOST,
+            "lost-peer-uneven",
+        ),
+        ("signal", "rank 1 was killed by signal 9 (SIGKILL)", _FULL, "gpu-out-of-memory"),
+    ],
+)
+def test_verdict_of_the_launch_counts_where_logs_show_no_root(
+    tmp_path: Path, kind: str, sentence: str, log: str, failure: str
+) -> None:
+    run = _run(tmp_path, "2026-01-01_00-00-00-train", exit_code=1, kind=kind, cause=sentence, log=log, rank=1)
     cause = explain_run(run).explanation.cause
     assert cause is not None
-    assert (cause.failure.id, cause.at.rank) == ("hang", 1)
+    assert (cause.failure.id, cause.at.rank) == (failure, 1)
 
 
 def test_launch_adds_the_cause_of_a_known_failure_alone(tmp_path: Path) -> None:

@@ -64,6 +64,30 @@ def test_earliest_root_of_a_log_wins() -> None:
     assert _cause(TRACEBACK + full) == "gpu-out-of-memory"
 
 
+@pytest.mark.parametrize(
+    ("vague", "specific", "cause"),
+    [
+        ("ncclInvalidUsage: x", "Duplicate GPU detected : rank 1 and rank 0", "invalid-device-ordinal"),
+        ("ncclUnhandledCudaError: x", "Cuda failure 2 'out of memory'", "gpu-out-of-memory"),
+        (
+            "ncclSystemError: x",
+            "Error while creating shared memory segment /dev/shm/a",
+            "shared-memory-full",
+        ),
+        (
+            "RuntimeError: Error(s) in loading state_dict for Net:",
+            "size mismatch for a: copying a param with shape torch.Size([8]), here torch.Size([0])",
+            "zero3-empty-weight",
+        ),
+    ],
+)
+def test_vague_root_loses_to_any_other(vague: str, specific: str, cause: str) -> None:
+    assert _cause(f"{vague}\nLast error:\n{specific}\n") == cause
+    alone = _explained(vague).cause
+    assert alone is not None
+    assert alone.confidence is Confidence.MEDIUM
+
+
 def test_logs_of_ranks_are_ordered_by_their_times(tmp_path: Path) -> None:
     (tmp_path / "rank0.log").write_text(
         "[2024-05-01 12:00:09,100] [INFO] x\nRuntimeError: No CUDA GPUs are available\n"
@@ -149,6 +173,7 @@ def test_line_numbers_count_what_an_editor_counts() -> None:
         ("[1,3]<stderr>:x", 3, "x"),
         ("rank3: x", 3, "x"),
         ("node7: x", None, "x"),
+        ("> > [rank3]: x", 3, "x"),
         ("ValueError: x", None, "ValueError: x"),
         ("2024-05-01T12:00:00.5Z stderr F x", None, "x"),
     ],

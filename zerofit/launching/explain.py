@@ -49,7 +49,7 @@ class Confidence(enum.StrEnum):
     HIGH = "high"
     """A known root cause stands in the log."""
     MEDIUM = "medium"
-    """The exception that ended a rank, of no known kind or of one with many reasons."""
+    """A message that may have many reasons, or an exception of no known kind."""
     LOW = "low"
     """The log holds consequences alone."""
 
@@ -81,7 +81,7 @@ class Found:
         """How sure it is that this is the cause."""
         if self.failure.role is not Role.ROOT:
             return Confidence.LOW
-        return Confidence.MEDIUM if self.failure.ends_traceback else Confidence.HIGH
+        return Confidence.MEDIUM if self.failure.is_vague else Confidence.HIGH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ class LogReader:
             # Of a chain, what was raised while another exception was handled is the one that got out.
             last, chained = traceback.last, traceback.chained
             traceback.has_begun, traceback.chained, traceback.last = False, None, one
-            if last is not None and chained and last.failure.role is Role.ROOT and _is_vague(last):
+            if last is not None and chained and last.failure.role is Role.ROOT and last.failure.is_vague:
                 if chained.startswith(_DIRECT):
                     traceback.last = last
                     return
@@ -198,7 +198,7 @@ class LogReader:
 
         def cause_first(one: Found) -> tuple[int, int]:
             rank_of_role = (Role.ROOT, Role.CONFIRMATION, Role.CASCADE).index(one.failure.role)
-            return rank_of_role, _is_vague(one)
+            return rank_of_role, one.failure.is_vague
 
         def earliest(one: Found) -> tuple[bool, object, int, int]:
             moment = one.at.moment if len(self.files) > 1 else None  # within a log, lines come in order
@@ -215,10 +215,6 @@ class LogReader:
             num_lines=self.num_lines,
             files=tuple(self.files),
         )
-
-
-def _is_vague(one: Found) -> bool:
-    return one.failure.ends_traceback
 
 
 def _unknown(said: str) -> Failure:

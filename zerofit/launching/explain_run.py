@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from zerofit.launching.diagnose import FailureKind
 from zerofit.launching.explain import Evidence, Explanation, Found, explain_logs, logs_in
-from zerofit.launching.failures import Role, failures
+from zerofit.launching.failures import Role, failure_of, failures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ _OF_KIND = {
     FailureKind.REFUSED: "zerofit-refused",
     FailureKind.SIGNAL: "cancelled",
 }
-"""The catalog's failure for a verdict of `zerofit launch`."""
+"""The catalog's failure for a verdict of `zerofit launch` whose sentence shows none itself."""
 _COMPARED = ("strategy", "workload", "topology", "machine", "versions")
 """Parts of plan.json that make one run differ from another."""
 _MOST_DIFFERENCES = 8
@@ -79,15 +79,18 @@ def explain_run(folder: Path) -> RunExplanation:
 
 def _with_verdict(explanation: Explanation, run: Mapping[str, Any]) -> Explanation:
     """Return the explanation with the launch's own verdict for a cause, where the logs show no other root."""
-    kind = run.get("kind")
-    name = _OF_KIND.get(FailureKind(kind)) if kind in list(FailureKind) else None
+    kind, sentence = run.get("kind"), str(run.get("cause"))
+    failure = failure_of(sentence, ends_traceback=False)
+    if failure is None or failure.role is Role.CASCADE:
+        name = _OF_KIND.get(FailureKind(kind)) if kind in list(FailureKind) else None
+        failure = failures()[name] if name else None
     cause = explanation.cause
-    if name is None or (cause is not None and cause.failure.role is Role.ROOT):
+    if failure is None or (cause is not None and cause.failure.role is Role.ROOT):
         return explanation
-    at = Evidence(file="run.json", line=1, text=str(run.get("cause")), rank=run.get("rank"))
+    at = Evidence(file="run.json", line=1, text=sentence, rank=run.get("rank"))
     others = (*((cause,) if cause else ()), *explanation.others)
     return Explanation(
-        cause=Found(failure=failures()[name], at=at),
+        cause=Found(failure=failure, at=at),
         others=others,
         num_lines=explanation.num_lines,
         files=explanation.files,

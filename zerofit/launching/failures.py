@@ -61,6 +61,13 @@ class Failure:
     """Parts of one line; "..." stands for anything, ^ and $ for the line's ends."""
     ends_traceback: bool = False
     """True if the signs count in the exception that ends a traceback alone."""
+    vague: bool = False
+    """True if it says so little that any other root wins."""
+
+    @property
+    def is_vague(self) -> bool:
+        """True if any other root wins over it."""
+        return self.vague or self.ends_traceback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +128,7 @@ def shows_nothing(text: str) -> bool:
 
 
 def failure_of(text: str, *, ends_traceback: bool) -> Failure | None:
-    """Return the failure that a line shows, that with the longest sign; None where it shows none.
+    """Return the failure that a line shows, by its longest sign, a vague one last; None where it shows none.
 
     Args:
         text: without the rank and the time in front of it.
@@ -134,4 +141,5 @@ def failure_of(text: str, *, ends_traceback: bool) -> Failure | None:
         for sign in by_word[word]
         if (ends_traceback or not sign.failure.ends_traceback) and sign.pattern.search(text)
     ]
-    return max(found, key=lambda sign: (sign.length, sign.failure.id)).failure if found else None
+    best = max(found, key=lambda one: (not one.failure.is_vague, one.length, one.failure.id), default=None)
+    return best.failure if best else None

@@ -15,6 +15,8 @@ _LONGEST_LINE = 1 << 16
 """Characters of a line that are looked at: a binary file may be one line. ASSUMPTION."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _LINE_ENDS = re.compile(r"(\r\n|\n|\r)")
+_QUOTED = re.compile(">")
+"""A line of an issue or a mail that is quoted."""
 _RANK = re.compile(
     r"\s*(?:\[(?:rank|default)?(\d{1,5})\]:|\[\d+,(\d+)\]<std(?:err|out)>:|(?:rank ?)?(\d{1,5}): "
     r"|[a-z][a-z0-9.-]*\d[a-z0-9.-]*: )"
@@ -48,14 +50,14 @@ class LogLine:
     @property
     def rank(self) -> int | None:
         """The rank that its prefix names; None without one."""
-        found = _RANK.match(_FRONT.sub("", self.text))
+        found = _RANK.match(_FRONT.sub("", self.text.lstrip("> ")))
         return next((int(one) for one in found.groups() if one), None) if found else None
 
     @property
     def said(self) -> str:
-        """The text without rank and time in front of it."""
+        """The text without rank, time and marks of a quotation in front of it."""
         text = self.text
-        while (found := _RANK.match(text) or _FRONT.match(text)) and found.end():
+        while (found := _QUOTED.match(text) or _RANK.match(text) or _FRONT.match(text)) and found.end():
             text = text[found.end() :].removeprefix(" ")
         return text.rstrip()
 
