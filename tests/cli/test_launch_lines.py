@@ -111,6 +111,18 @@ def test_deepspeed_file_is_followed_and_flags_win(run_zerofit: _RunZerofit, fold
     assert "engine DDP DeepSpeed ZeRO-1 --zero-stage says so" in said
 
 
+def test_deepspeed_file_of_the_script_is_followed_where_nothing_is_planned(
+    run_zerofit: _RunZerofit, folder: Path
+) -> None:
+    (folder / "ds.json").write_text(_DEEPSPEED)
+    line = "--cpu --dry-run --num_processes 2 train.py --deepspeed ds.json"
+    said = _said(run_zerofit("launch", *line.split(), cwd=folder))
+    assert (
+        said[0] == "zerofit: ds.json says engine deepspeed, zero_stage 2, optimizer_offload cpu"
+    )  # the rest stays
+    assert said[1] == "zerofit: strategy: DeepSpeed ZeRO-2, optimizer on cpu, fp32 on 2 CPU ranks"
+
+
 def test_plan_replaces_the_strategy_of_a_file(run_zerofit: _RunZerofit, folder: Path) -> None:
     (folder / "acc.yaml").write_text(_ZERO3)
     line = "--cpu --gpus 2xA100-40G --wide --dry-run accelerate launch --config_file acc.yaml train.py"

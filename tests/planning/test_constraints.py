@@ -143,6 +143,12 @@ def _steps_with(*optimizers: Any) -> Capture:
             " of them, and another is what trains",
         ),
         (
+            capture(made_by_engine=("scheduler",)),
+            "engine",
+            (Engine.DEEPSPEED,),
+            "the script's DeepSpeed configuration makes its scheduler, which no other engine reads",
+        ),
+        (
             capture(uses_local_sgd=True),
             "engine",
             (Engine.NATIVE,),

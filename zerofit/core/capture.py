@@ -225,6 +225,9 @@ class Capture:
     or fp16, be it False."""
     engine: str = ""
     """The engine that the script asks for: "DeepSpeed ZeRO-2", "FSDP"; empty for plain PyTorch."""
+    made_by_engine: tuple[str, ...] = ()
+    """Sections of the script's DeepSpeed configuration by which only its engine trains: "scheduler", and
+    "optimizer" for another than Adam and AdamW, which Trainer makes alike."""
     asks_for_cpu: bool = False
     """True if the script says that it is to run on the CPU: Accelerator(cpu=True), or use_cpu."""
     max_grad_norm: float | None = None

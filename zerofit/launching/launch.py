@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerofit.checking.check_run import stop_at_errors
 from zerofit.checking.inputs.capture import with_capture
+from zerofit.checking.inputs.named_files import named_by_arguments
 from zerofit.checking.inputs.strategy import situation_of_launch
 from zerofit.checking.read_targets import script_file
 from zerofit.checking.targets import Targets
@@ -20,7 +21,7 @@ from zerofit.core.observer import SILENT, Observer
 from zerofit.core.plan import GENERATE_LIMIT_S, Plan, head_lines
 from zerofit.core.strategy import Engine, OffloadDevice
 from zerofit.launching.checks import check_resumed_checkpoint
-from zerofit.launching.config_files import read_config_files, with_config_files
+from zerofit.launching.config_files import ConfigFiles, read_config_files, with_config_files
 from zerofit.launching.nodes import Nodes, with_hostfile
 from zerofit.launching.prepare import prepare_launch, specified_machine
 from zerofit.launching.recover import (
@@ -311,11 +312,27 @@ def launch_request(
         dry_run=dry_run,
         config_files=files,
     )
+    stands = launch.makes_a_plan or launch.brings_a_strategy
+    if files is None and not stands:
+        files = _files_of_script(target)
+        launch = replace(launch, config_files=files)
     if files is None:
         return launch
-    stands = launch.makes_a_plan or launch.brings_a_strategy
     request, _ = with_config_files(files, launch.request, nodes, is_planned=stands)
     return replace(launch, request=request)
+
+
+def _files_of_script(target: tuple[str, ...]) -> ConfigFiles | None:
+    """Return what the DeepSpeed file says that a script's arguments name; None without one."""
+    named = (said.value for said in named_by_arguments(target) if Path(said.value).is_file())
+    if (file := next(named, None)) is None:
+        return None
+    files = read_config_files(config_file=None, deepspeed_file=file, takes_default=False)
+    if files is None:
+        return None
+    # These two stay the script's: it reads the file itself (training/trainer/trainer_hooks.py).
+    left_out = tuple(name for name in files.left_out if name not in ("optimizer", "scheduler"))
+    return replace(files, left_out=left_out)
 
 
 def check_rules(

@@ -202,6 +202,7 @@ def _held(plan: Plan, capture: Capture | None) -> Iterator[Row]:
     for pin in constraints_of(capture, topology=plan.topology).pins:
         is_open = pin.is_habit or len(pin.values) > 1 or pin.field not in words
         is_open |= pin.field == "micro_batch_size" and capture.micro_batch_size == 1  # no smaller one is left
+        is_open |= pin.values[0] is Engine.DEEPSPEED  # which is a row of its own
         if is_open or getattr(plan.strategy, pin.field) not in (None, pin.values[0]):
             continue
         what, own = words[pin.field]

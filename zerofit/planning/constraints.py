@@ -9,7 +9,7 @@ from zerofit.checking.inputs.optimizer import optimizer_of_class
 from zerofit.core.command import Route
 from zerofit.core.errors import UserError
 from zerofit.core.request import FLAGS
-from zerofit.core.strategy import OffloadDevice, Precision, Strategy, ZeroStage, show
+from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -195,6 +195,10 @@ def _of_engine(capture: Capture) -> Iterator[Pin]:
     if why:
         for field in ("engine", "zero_stage", "optimizer_offload", "param_offload"):
             yield Pin(field=field, values=(getattr(Strategy(), field),), why=why)
+    elif capture.made_by_engine:
+        sections = listed(capture.made_by_engine)
+        why = f"the script's DeepSpeed configuration makes its {sections}, which no other engine reads"
+        yield Pin(field="engine", values=(Engine.DEEPSPEED,), why=why)
 
 
 def _num_foreign(capture: Capture) -> int:

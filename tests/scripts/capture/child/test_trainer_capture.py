@@ -46,7 +46,10 @@ def test_arguments_are_as_the_script_says_though_they_need_a_gpu(left: Any) -> N
         "epoch",
     )
     assert said["deepspeed"]["zero_optimization"] == {"stage": 2}
-    assert capture.engine == "DeepSpeed ZeRO-2"
+    assert (capture.engine, capture.made_by_engine) == (
+        "DeepSpeed ZeRO-2",
+        ("scheduler",),
+    )  # it has AdamW, too
     assert "  engine              DeepSpeed ZeRO-2, in whose place the plan's comes" in capture_lines(
         capture, is_kept=False
     )

@@ -209,6 +209,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         mixed_precision=str(accelerator.mixed_precision),
         names_precision=_names_precision(accelerator, trainer),
         engine=_engine(arguments) or getattr(accelerator, "_zerofit_engine", ""),
+        made_by_engine=_made_by_engine(_deepspeed_config(arguments) or {}),
         asks_for_cpu=bool(arguments.get("use_cpu") or getattr(accelerator, "_zerofit_asks_for_cpu", False)),
         max_grad_norm=arguments.get("max_grad_norm"),
         seed=_seed(seen, arguments),
@@ -249,15 +250,34 @@ def _engine(arguments: dict[str, Any]) -> str:
     """Return what TrainingArguments ask for in the place of plain PyTorch; empty for nothing."""
     if arguments.get("fsdp"):
         return "FSDP"
-    config = arguments.get("deepspeed")
-    if not config:
+    if not arguments.get("deepspeed"):
         return ""
-    if not isinstance(config, dict):
+    config = _deepspeed_config(arguments)
+    if config is None:
+        return "DeepSpeed"
+    return f"DeepSpeed ZeRO-{_section(config, 'zero_optimization').get('stage', 0)}"
+
+
+def _deepspeed_config(arguments: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the DeepSpeed configuration of TrainingArguments; None where there is none, or none to read."""
+    config = arguments.get("deepspeed")
+    if config and not isinstance(config, dict):
         try:
             config = json.loads(Path(str(config)).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return "DeepSpeed"
-    return f"DeepSpeed ZeRO-{(config.get('zero_optimization') or {}).get('stage', 0)}"
+            return None
+    return config if isinstance(config, dict) else None
+
+
+def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _made_by_engine(config: dict[str, Any]) -> tuple[str, ...]:
+    kind = str(_section(config, "optimizer").get("type", "adamw"))
+    own_optimizer = () if kind.lower() in ("adam", "adamw") else ("optimizer",)
+    return (*own_optimizer, *(("scheduler",) if _section(config, "scheduler") else ()))
 
 
 def _names_precision(accelerator: Any, trainer: Any) -> bool:

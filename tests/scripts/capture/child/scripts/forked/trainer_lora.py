@@ -47,7 +47,12 @@ arguments = TrainingArguments(
     learning_rate=2e-4,
     bf16=True,
     tf32=True,
-    deepspeed={"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"},
+    deepspeed={
+        "zero_optimization": {"stage": 2},
+        "train_micro_batch_size_per_gpu": "auto",
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
+    },
     push_to_hub=True,
     eval_strategy="epoch",
     eval_on_start=True,
