@@ -83,6 +83,14 @@ def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
             return folder
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder for its owner only, where there is none."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_writable(f"{error.strerror}: {error.filename}") from None
+
+
 def fill_run_folder(folder: RunFolder, files: Mapping[Path, str]) -> None:
     """Write the files that a run needs before its start."""
     for path, text in files.items():

@@ -10,14 +10,16 @@ from zerofit.scripts.on_import import around, when_imported
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerofit.scripts.capture.child.observations import Observations
 
+def install(note: Callable[[], None]) -> None:
+    """Set the hooks.
 
-def install(seen: Observations) -> None:
-    """Set the hooks."""
+    Args:
+        note: called each time that the script would save.
+    """
 
     def saves(*_: Any, **__: Any) -> None:
-        seen.saves = True
+        note()
 
     when_imported("torch.serialization", lambda module: _quiet_torch(module, saves))
     files = dict.fromkeys(("save_file", "save_model"), saves)
