@@ -9,6 +9,7 @@ import click
 from zerofit.cli.parameters import Verb
 
 _GROUPS = {
+    "Trials": ("num_trials", "num_timed", "num_warm_up", "budget_s", "is_anew", "out", "as_json"),
     "Strategy": (
         "preset",
         "plan_file",

@@ -146,6 +146,11 @@ def strategy_options(command: _Command) -> _Command:
     return _with(command, *_START_OPTIONS, *_FIELD_OPTIONS, *_RANK_OPTIONS)
 
 
+def shape_options(command: _Command) -> _Command:
+    """Give a command the flags of a strategy's fields and of its ranks, with no strategy to start from."""
+    return _with(command, *_FIELD_OPTIONS, *_RANK_OPTIONS)
+
+
 def field_options(command: _Command) -> _Command:
     """Give a command the flags of a strategy's fields alone."""
     return _with(command, *_FIELD_OPTIONS)

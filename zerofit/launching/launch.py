@@ -204,6 +204,7 @@ def launch_run(
             settings=set_for_all,
             hang_limit_s=hang_limit_s,
             check=partial(check_launch, observer=observer),
+            dry_run=False,
             observer=observer,
         )
         if tuning.launch is None or tuning.stopped_by is not None:
@@ -249,7 +250,7 @@ def _not_started(tuning: Tuning) -> LaunchedRun:
     stopped_by = tuning.stopped_by
     cause = f"stopped by {stopped_by.name}" if stopped_by else "no trial was measured, and no run is started"
     return LaunchedRun(
-        plan=tuning.first,
+        plan=tuning.candidates[0],
         folder=tuning.folder,
         command="",
         files={},

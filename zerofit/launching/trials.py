@@ -106,18 +106,6 @@ class Tried:
         """The plan that was tried."""
         return self.launch.plan
 
-    @property
-    def predicted_s(self) -> float | None:
-        """The predicted time of a step; None where the machine's rates are not known."""
-        return predicted_step_s(self.plan)
-
-    @property
-    def predicted_bytes(self) -> int | None:
-        """What the allocator was predicted to hold on a GPU."""
-        if self.plan.estimate is None:
-            return None
-        return self.plan.estimate.device.peak.held_by(Holder.TENSORS, Holder.CACHE)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
@@ -127,10 +115,8 @@ class Tuning:
     """In the order of the trials."""
     folder: Path
     """Holds a run folder for each trial, and its result."""
-    first: Plan
-    """The planner's own choice."""
-    num_candidates: int
-    """Strategies that fit by their estimates and could have been tried."""
+    candidates: tuple[Plan, ...]
+    """What could be tried: the planner's choice, then the fastest that fit by their estimates."""
     is_out_of_time: bool = False
     """True if the budget ended it."""
     stopped_by: signal.Signals | None = None
@@ -168,6 +154,11 @@ def predicted_step_s(plan: Plan) -> float | None:
     return None if time_of_step is None else time_of_step.seconds
 
 
+def predicted_bytes(plan: Plan) -> int | None:
+    """Return what PyTorch's allocator is predicted to hold on a GPU; None without an estimate."""
+    return None if plan.estimate is None else plan.estimate.device.peak.held_by(Holder.TENSORS, Holder.CACHE)
+
+
 def run_trials(
     request: LaunchRequest,
     policy: TrialPolicy,
@@ -176,6 +167,7 @@ def run_trials(
     settings: Mapping[str, object],
     hang_limit_s: float | None,
     check: Callable[[Launch], None],
+    dry_run: bool,
     observer: Observer,
 ) -> Tuning:
     """Plan a launch, and run the strategies that promise most for some steps each, one after another.
@@ -191,6 +183,7 @@ def run_trials(
         settings: fields of Plan that all trials have.
         hang_limit_s: as of `zerofit.launch`.
         check: raises what forbids a launch.
+        dry_run: True to plan what could be tried, and to try nothing.
         observer: is told of each trial.
 
     Raises:
@@ -205,6 +198,9 @@ def run_trials(
     )
     check(launches[0])
     folder = _folder(run_dir, launches[0], policy)
+    plans = tuple(one.plan for one in launches)
+    if dry_run:
+        return Tuning(tried=(), folder=folder, candidates=plans)
     if policy.is_anew:
         shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
@@ -221,7 +217,7 @@ def run_trials(
     try:
         with stopping_by_exception():
             while len(tried) < policy.num_trials:
-                index = next_to_try([one.plan for one in launches], _results(tried))
+                index = next_to_try(plans, {place: one.result for place, one in tried.items()})
                 if index is None:
                     break
                 if until is not None and time.monotonic() >= until:
@@ -241,8 +237,7 @@ def run_trials(
     return Tuning(
         tried=tuple(tried.values()),
         folder=folder,
-        first=launches[0].plan,
-        num_candidates=len(launches),
+        candidates=plans,
         is_out_of_time=is_out_of_time,
         stopped_by=stopped_by,
     )
@@ -299,10 +294,6 @@ def _kept(folder: Path, launches: Sequence[Launch]) -> dict[int, Tried]:
 
 def _number(trial: Path) -> int:
     return int(trial.name.rpartition("-")[2])
-
-
-def _results(tried: Mapping[int, Tried]) -> dict[int, TrialResult]:
-    return {index: one.result for index, one in tried.items()}
 
 
 def next_to_try(plans: Sequence[Plan], results: Mapping[int, TrialResult]) -> int | None:
@@ -441,11 +432,10 @@ class _Trial:
 def _refused(guard: Path) -> str | None:
     """Return what the script was kept from doing; None where it was let be."""
     try:
-        return (
-            f"{json.loads((guard / REFUSED).read_text(encoding='utf-8'))['message']}: it is ended before that"
-        )
+        message = json.loads((guard / REFUSED).read_text(encoding="utf-8"))["message"]
     except (OSError, ValueError, KeyError):
         return None
+    return f"{message}: the script is ended before that"
 
 
 def _words(plan: Plan) -> str:

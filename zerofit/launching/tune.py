@@ -35,15 +35,16 @@ def tune(
     is_checked: bool = True,
     hang_limit_s: float | None = None,
     run_dir: str | Path = RUNS,
+    dry_run: bool = False,
     observer: Observer = SILENT,
     **settings: Any,
 ) -> Tuning:
     """Measure the strategies that a plan expects to be fastest, and return which one is.
 
-    `zerofit.tune("train.py", "--epochs", "3").launch.plan` is a plan for `zerofit.launch(..., plan=...)`. Each
-    trial is a whole launch of the unmodified script that ends after some optimizer steps. It saves no
-    weights, tells trackers and the hub nothing, and leaves the user's files as they were. What it needed goes
-    to this machine's store of observations, which later plans use.
+    `zerofit.tune("train.py", "--epochs", "3").launch.plan` is a plan for `zerofit.launch(..., plan=...)`.
+    Each trial is a whole launch of the unmodified script that ends after some optimizer steps. It saves no
+    weights, tells trackers and the hub nothing, and leaves the user's files as they were. What it needed
+    goes to this machine's store of observations, which later plans use.
 
     Args:
         script: the script, or with `module` the module, to train.
@@ -59,6 +60,7 @@ def tune(
         is_checked: False to go on where compatibility rules say that it can't work.
         hang_limit_s: as of `zerofit.launch`.
         run_dir: folder of all run folders.
+        dry_run: True to return what could be tried, and to try nothing.
         observer: is told of each trial; silent by default.
         settings: as of `zerofit.launch`.
 
@@ -96,6 +98,7 @@ def tune(
         is_checked=is_checked,
         hang_limit_s=hang_limit_s,
         run_dir=Path(run_dir),
+        dry_run=dry_run,
         observer=observer,
     )
 
@@ -107,6 +110,7 @@ def tune_request(
     is_checked: bool,
     hang_limit_s: float | None,
     run_dir: Path,
+    dry_run: bool,
     observer: Observer,
 ) -> Tuning:
     """Do what `tune` does, from a launch request; the fastest's plan is written beside the trials."""
@@ -117,6 +121,7 @@ def tune_request(
         settings={"is_checked": is_checked, "generate_limit_s": GENERATE_LIMIT_S},
         hang_limit_s=hang_limit_s,
         check=partial(check_launch, observer=observer),
+        dry_run=dry_run,
         observer=observer,
     )
     if tuning.launch is not None:
