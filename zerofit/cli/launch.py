@@ -159,7 +159,7 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     metavar="N",
     type=Number(int, least=0),
     default=0,
-    help="First run the plan's best N strategies for some steps each, as zerofit tune does: take the fastest.",
+    help="First run the plan's best N strategies for some steps, as `zerofit tune` does; take the fastest.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
 @run_dir_option

@@ -44,6 +44,10 @@ class _Clock:
                 worker.terminate()
             self._leave()
 
+    def has_not_begun(self) -> bool:
+        """True before the first step."""
+        return not self._done_at
+
     @property
     def step_time_s(self) -> float | None:
         """The median of the timed steps; None before the first."""
@@ -59,8 +63,8 @@ _clock: _Clock | None = None
 def start(steps: TrialSteps, leave: Callable[[], None]) -> None:
     """Keep what the script does to itself, and time its steps; after all hooks of the plan are set.
 
-    Weights and states are neither written nor read, trackers and the hub hear nothing, and what else the
-    script is about to change on disk is noted first, so that it can be put back.
+    From its first step on it saves no weights, it resumes from no checkpoint, trackers and the hub hear
+    nothing, and what the script is about to change on disk is noted first, so that it can be put back.
 
     Args:
         steps: how many.
@@ -69,7 +73,7 @@ def start(steps: TrialSteps, leave: Callable[[], None]) -> None:
     global _clock
     _clock = _Clock(steps, leave)
     observe.call_after_steps(_clock.note_step)
-    quiet_saving.install(lambda: None)
+    quiet_saving.install(lambda: None, may_save=_clock.has_not_begun)  # it may read back what it prepares
     quiet_hub.install()
     quiet_trackers.install()
     guard(Path(steps.guard))
