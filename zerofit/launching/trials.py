@@ -206,7 +206,12 @@ def run_trials(
     make_folder(folder)
     tried = _kept(folder, launches)
     if tried:
-        observer.say(f"{len(tried)} trials of an earlier start are kept; --anew measures them again")
+        kept = (
+            "1 trial of an earlier start is"
+            if len(tried) == 1
+            else f"{len(tried)} trials of an earlier start are"
+        )
+        observer.say(f"{kept} kept; --anew measures again")
     for place, sentences in clear_leftovers(cache_folder(os.environ, Path.home())).items():
         for sentence in sentences:  # on files of a trial whose zerofit was killed
             observer.say(sentence)

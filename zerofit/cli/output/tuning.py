@@ -6,7 +6,6 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
-from zerofit.core.strategy import describe_strategy
 from zerofit.core.text_table import table_lines, wrapped
 from zerofit.core.units import format_bytes
 from zerofit.launching.trials import TrialEnd, predicted_bytes, predicted_step_s
@@ -115,9 +114,8 @@ def tuning_json(tuning: Tuning) -> str:
 
 def _strategy(plan: Plan) -> dict[str, object]:
     return {
-        "strategy": describe_strategy(plan.strategy),
-        "micro_batch_size": plan.strategy.micro_batch_size,
-        "gradient_accumulation_steps": plan.strategy.gradient_accumulation_steps,
+        "label": label(plan.strategy, plan.topology),
+        "strategy": dataclasses.asdict(plan.strategy),
         "predicted_step_time_s": predicted_step_s(plan),
         "predicted_bytes": predicted_bytes(plan),
     }
