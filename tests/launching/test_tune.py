@@ -113,11 +113,11 @@ def test_out_of_memory_is_a_result_and_what_needs_as_much_is_not_tried(
     data_dir: Path, tmp_path: Path
 ) -> None:
     path = os.pathsep.join(filter(None, (_LIMITED, os.environ.get("PYTHONPATH"))))
+    one = ("--num-processes=1", "--gpus=1x24GB", "--optimizer=adamw", "--no-gradient-checkpointing")
     run = _tune(
         tmp_path,
-        *("--engine=native", "--no-gradient-checkpointing", "--trials=3", "--json"),
-        *accelerate_example(data_dir, micro_batch_size=8),
-        MEMORY_LIMIT="6300000 forward 0",
+        *(*one, "--trials=3", "--json", *accelerate_example(data_dir, micro_batch_size=8)),
+        MEMORY_LIMIT="8000000 all 1",
         PYTHONPATH=path,
     )
     document = _document(run)
