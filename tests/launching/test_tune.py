@@ -76,7 +76,9 @@ def test_the_fastest_is_measured_kept_and_noted_and_no_file_changes(
     assert plan["topology"] == {"num_nodes": 1, "world_size": 2, "on_cpu": True}
     assert plan["reasons"][0]["why"].startswith("the fastest of 2 that were measured here, ")
 
-    again = _document(_tune(tmp_path, *words, *example))
+    more = ("--engine=native", "--trials=3", "--budget=0s", "--json")
+    again = _document(_tune(tmp_path, *more, *example))
+    assert again["is_out_of_time"] is True
     assert [trial["is_kept"] for trial in again["trials"]] == [True, True]
     assert [trial["step_time_s"] for trial in again["trials"]] == [one["step_time_s"], other["step_time_s"]]
     assert len(read_observations()) == 2

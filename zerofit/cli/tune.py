@@ -10,7 +10,7 @@ import click
 
 from zerofit.cli.capturing import capture_limit_option
 from zerofit.cli.help_groups import GroupedVerb
-from zerofit.cli.options import no_check_option, request_of, run_dir_option, shape_options, wide_option
+from zerofit.cli.options import no_check_option, one_node_options, request_of, run_dir_option, wide_option
 from zerofit.cli.output.console import Console, coloured
 from zerofit.cli.output.tuning import tuning_json, tuning_table
 from zerofit.cli.parameters import CONTEXT, Number, ParamType, typed_words
@@ -90,7 +90,7 @@ class _Duration(ParamType[float]):
 )
 @click.option("--force", is_flag=True, help="Write over a plan that is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
-@shape_options
+@one_node_options
 @model_options
 @click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
 @machine_options(gpus="With --cpu: the GPUs to plan for, whose strategies the CPU ranks rehearse.")
@@ -148,7 +148,7 @@ def tune(
         (*(("-m",) if module else ()), script, *script_args),
         model=model,
         request=request_of(plan_file=None, allow=model.allow, **flags),
-        nodes=Nodes(num_nodes=flags["num_nodes"], num_processes=flags["num_processes"], gpu_ids=gpu_ids),
+        nodes=Nodes(num_processes=flags["num_processes"], gpu_ids=gpu_ids),
         hostfile=None,
         elsewhere=elsewhere,
         captures=True,

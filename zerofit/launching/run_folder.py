@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+TRIALS_PREFIX = "tune-"
+"""How the folders of trials are named, which stand among those of runs and are none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:

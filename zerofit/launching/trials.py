@@ -17,7 +17,7 @@ from zerofit.core.atomic_file import write_whole
 from zerofit.core.cache_folder import cache_folder
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Holder
-from zerofit.core.plan import Origin, Plan, Reason, TrialSteps, plan_from_json, plan_to_json
+from zerofit.core.plan import Origin, Plan, Reason, TrialSteps, plan_from_json
 from zerofit.core.rank_record import read_record
 from zerofit.core.secrets import masked
 from zerofit.core.strategy import Buckets, Engine, show
@@ -25,7 +25,7 @@ from zerofit.core.units import format_bytes
 from zerofit.launching.diagnose import FailureKind
 from zerofit.launching.prepare import prepare_launches
 from zerofit.launching.recover import wait_for_free_gpus
-from zerofit.launching.run_folder import RunFolder, fill_run_folder, make_folder
+from zerofit.launching.run_folder import TRIALS_PREFIX, RunFolder, fill_run_folder, make_folder
 from zerofit.launching.start import launch_files, start, trial_step_time_s
 from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.observations import subject_of
@@ -277,7 +277,7 @@ def _folder(run_dir: Path, launch: Launch, policy: TrialPolicy) -> Path:
     )
     script = launch.target[launch.target[0] == "-m"]
     digest = sha256(repr(told).encode()).hexdigest()[:8]
-    return run_dir.resolve() / f"tune-{Path(script).name.removesuffix('.py')}-{digest}"
+    return run_dir.resolve() / f"{TRIALS_PREFIX}{Path(script).name.removesuffix('.py')}-{digest}"
 
 
 def _kept(folder: Path, launches: Sequence[Launch]) -> dict[int, Tried]:
@@ -395,7 +395,8 @@ class _Trial:
         steps = TrialSteps(
             num_warm_up=self._policy.num_warm_up, num_timed=self._policy.num_timed, guard=str(guard.path)
         )
-        launch = replace(self._launch, plan=replace(self._launch.plan, trial=steps))
+        # Out of memory is the result: nothing in the script may make smaller batches then.
+        launch = replace(self._launch, plan=replace(self._launch.plan, trial=steps, recovers=True))
         fill_run_folder(self._folder, launch_files(launch, self._folder))
         return start(
             launch,
@@ -428,8 +429,6 @@ class _Trial:
         )
 
     def _written(self, result: TrialResult) -> TrialResult:
-        if not self._folder.plan.exists():
-            write_whole(self._folder.plan, plan_to_json(self._launch.plan), mode=0o600)
         write_whole(self._folder.path / _RESULT, json.dumps(asdict(result)) + "\n", mode=0o600)
         return result
 
