@@ -55,7 +55,7 @@ PACKAGES = ("accelerate", "deepspeed", "torch", "transformers")
 def measure(words: tuple[str, ...], settings: dict[str, object], *, num_timed: int) -> Tuning:
     """Returns a trial of every strategy of a case."""
     script, *arguments = words
-    return zerofit.tune(
+    tuning: Tuning = zerofit.tune(
         str(EXAMPLES / script),
         *arguments,
         on_cpu=True,
@@ -64,6 +64,7 @@ def measure(words: tuple[str, ...], settings: dict[str, object], *, num_timed: i
         observer=Console(shows_details=False),
         **settings,
     )
+    return tuning
 
 
 def words_of(plan: Plan) -> str:
