@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -72,25 +73,24 @@ def words_of(plan: Plan) -> str:
     return f"{label(plan.strategy, plan.topology)}, {batch(plan.strategy)}"
 
 
-def regrets(tuning: Tuning) -> list[dict[str, object]]:
-    """Returns what a number of trials finds: its fastest, and how much slower than the fastest of all."""
-    results = {one.plan.strategy: one.result for one in tuning.tried}
-    least_s = min(one.step_time_s for one in results.values() if one.step_time_s is not None)
+def regrets(plans: Sequence[Plan], times: Mapping[str, Sequence[float]]) -> list[dict[str, object]]:
+    """Returns what a number of trials finds: its fastest, and how much slower than the fastest of all.
+
+    Args:
+        plans: in the order of their predictions.
+        times: measured step times by words_of; the least of each counts, as what else runs only adds to it.
+    """
+    results = {name: TrialResult(end=TrialEnd.MEASURED, step_time_s=min(of)) for name, of in times.items()}
+    least_s = min(min(of) for of in times.values())
     found: list[dict[str, object]] = []
-    for number in range(1, len(results) + 1):
-        plans = tuning.candidates[: 1 + 4 * number]  # as many as are planned for so many trials
+    for number in range(1, len(plans) + 1):
+        planned = plans[: 1 + 4 * number]  # as many as `zerofit tune` plans for so many trials
         tried: dict[int, TrialResult] = {}
-        while len(tried) < number and (place := next_to_try(plans, tried)) is not None:
-            tried[place] = results[plans[place].strategy]
-        times = {place: one.step_time_s for place, one in tried.items() if one.step_time_s is not None}
-        best = min(times, key=lambda place: times[place])
-        found.append(
-            {
-                "trials": number,
-                "fastest": words_of(plans[best]),
-                "regret": times[best] / least_s - 1,
-            }
-        )
+        while len(tried) < number and (place := next_to_try(planned, tried)) is not None:
+            tried[place] = results[words_of(planned[place])]
+        best = min(tried, key=lambda place: tried[place].step_time_s or 0.0)
+        regret = (tried[best].step_time_s or 0.0) / least_s - 1
+        found.append({"trials": number, "fastest": words_of(planned[best]), "regret": regret})
     return found
 
 
@@ -99,7 +99,9 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=keep_lines)
     parser.add_argument("--steps", type=int, default=10, metavar="N", help="timed steps (default: 10)")
     parser.add_argument("--case", type=int, choices=range(1, len(CASES) + 1), help="only this one")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result there, as JSON")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the result there, as JSON; times in it count too"
+    )
     args = parser.parse_args()
     if args.steps < 1:
         parser.error("--steps: one at least")
@@ -111,38 +113,27 @@ def parse_args() -> argparse.Namespace:
 def main() -> int:
     args = parse_args()
     out = args.out and args.out.resolve()
-    cases = []
+    earlier = json.loads(out.read_text())["cases"] if out and out.exists() else {}
+    cases = dict(earlier)
     for number, (name, (words, settings)) in enumerate(CASES.items(), start=1):
         if args.case not in (None, number):
             continue
         with tempfile.TemporaryDirectory(prefix="tune-regret-") as folder:
             os.chdir(folder)
-            load_before = os.getloadavg()[0]
+            load = os.getloadavg()[0]
             tuning = measure(words, settings, num_timed=args.steps)
             os.chdir("/")
-        if tuning.stopped_by is not None or tuning.best is None:
-            print(f"tune_regret: {name}: no result", file=sys.stderr)
+        measured = {words_of(one.plan): one.result.step_time_s for one in tuning.tried}
+        if len(measured) < len(tuning.candidates) or None in measured.values():
+            print(f"tune_regret: {name}: not every strategy was measured", file=sys.stderr)
             return 1
-        rows = regrets(tuning)
-        print(f"{name}: {len(tuning.tried)} strategies")
+        before = earlier.get(name, {"loads": [], "step_times_s": {}})
+        times = {one: [*before["step_times_s"].get(one, ()), step_s] for one, step_s in measured.items()}
+        rows = regrets(tuning.candidates, times)
+        cases[name] = {"loads": [*before["loads"], load], "step_times_s": times, "regrets": rows}
+        print(f"{name}: {len(times)} strategies")
         for row in rows[:8]:
             print(f"  {row['trials']} trials: {row['regret']:.1%} regret, {row['fastest']}")
-        cases.append(
-            {
-                "case": name,
-                "load_before": load_before,
-                "trials": [
-                    {
-                        "strategy": words_of(one.plan),
-                        "end": one.result.end,
-                        "step_time_s": one.result.step_time_s,
-                    }
-                    for one in tuning.tried
-                ],
-                "num_failed": sum(one.result.end is TrialEnd.FAILED for one in tuning.tried),
-                "regrets": rows,
-            }
-        )
     if out:
         result = {
             "cases": cases,

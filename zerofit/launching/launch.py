@@ -203,7 +203,7 @@ def launch_run(
             run_dir=run_dir,
             settings=set_for_all,
             hang_limit_s=hang_limit_s,
-            check=partial(check_launch, observer=observer),
+            check=check_launch,
             dry_run=False,
             observer=observer,
         )

@@ -17,11 +17,13 @@ from zerofit.core.atomic_file import write_whole
 from zerofit.core.cache_folder import cache_folder
 from zerofit.core.errors import UserError
 from zerofit.core.estimates import Holder
+from zerofit.core.observer import SILENT
 from zerofit.core.plan import Origin, Plan, Reason, TrialSteps, plan_from_json
 from zerofit.core.rank_record import read_record
 from zerofit.core.secrets import masked
 from zerofit.core.strategy import Buckets, Engine, show
 from zerofit.core.units import format_bytes
+from zerofit.core.validation import check_at_least
 from zerofit.launching.diagnose import FailureKind
 from zerofit.launching.prepare import prepare_launches
 from zerofit.launching.recover import wait_for_free_gpus
@@ -75,6 +77,9 @@ class TrialPolicy:
     """No trial begins later than so long after the first; None for any time."""
     is_anew: bool = False
     """True to measure again what an earlier start has measured."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_trials", "num_warm_up", "num_timed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +171,7 @@ def run_trials(
     run_dir: Path,
     settings: Mapping[str, object],
     hang_limit_s: float | None,
-    check: Callable[[Launch], None],
+    check: Callable[[Launch, Observer], None],
     dry_run: bool,
     observer: Observer,
 ) -> Tuning:
@@ -182,7 +187,7 @@ def run_trials(
         run_dir: folder of all run folders.
         settings: fields of Plan that all trials have.
         hang_limit_s: as of `zerofit.launch`.
-        check: raises what forbids a launch.
+        check: raises what forbids a launch, and tells the rest.
         dry_run: True to plan what could be tried, and to try nothing.
         observer: is told of each trial.
 
@@ -196,7 +201,7 @@ def run_trials(
         replace(one, plan=replace(one.plan, **settings))  # type: ignore[arg-type]
         for one in prepare_launches(replace(request, num_fastest=number), observer)
     )
-    check(launches[0])
+    check(launches[0], observer)
     folder = _folder(run_dir, launches[0], policy)
     plans = tuple(one.plan for one in launches)
     if dry_run:
@@ -366,11 +371,11 @@ class _Trial:
         number = max((_number(one) for one in folder.glob("trial-*")), default=0) + 1
         self._folder = RunFolder(path=folder / f"trial-{number}")
 
-    def run(self, check: Callable[[Launch], None]) -> TrialResult | signal.Signals:
+    def run(self, check: Callable[[Launch, Observer], None]) -> TrialResult | signal.Signals:
         """Run it to its end and write its result; return the signal where one stopped it, with no result."""
         make_folder(self._folder.path)
         try:
-            check(self._launch)
+            check(self._launch, SILENT)
         except UserError as error:
             return self._written(TrialResult(end=TrialEnd.FAILED, cause=error.summary))
         except ExceptionGroup as errors:

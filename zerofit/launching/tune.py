@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +119,7 @@ def tune_request(
         run_dir=run_dir,
         settings={"is_checked": is_checked, "generate_limit_s": GENERATE_LIMIT_S},
         hang_limit_s=hang_limit_s,
-        check=partial(check_launch, observer=observer),
+        check=check_launch,
         dry_run=dry_run,
         observer=observer,
     )
