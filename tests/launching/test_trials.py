@@ -64,6 +64,7 @@ _DDP = (_plan(0, 8, 1.0, 4), _plan(0, 4, 1.3, 3), _plan(0, 2, 2.0, 2))
     [
         pytest.param(_DDP, {}, 0, id="the planner's choice comes first"),
         pytest.param((_plan(3, 8, 2.0), *_DDP), {}, 0, id="be it slower than others"),
+        pytest.param(_DDP, {1: _took(1.0)}, 0, id="or an earlier start had another choice"),
         pytest.param((*_DDP, _plan(1, 8, 1.2)), {0: _took(1.0)}, 3, id="then the fastest by prediction"),
         pytest.param(
             (*_DDP, _plan(1, 8, 1.4)), {0: _took(9.0), 3: _took(1.0)}, 1, id="no other was left than its own"

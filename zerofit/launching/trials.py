@@ -209,48 +209,49 @@ def run_trials(
     if policy.is_anew:
         shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
-    tried = _kept(folder, launches)
-    if tried:
-        kept = (
-            "1 trial of an earlier start is"
-            if len(tried) == 1
-            else f"{len(tried)} trials of an earlier start are"
-        )
-        observer.say(f"{kept} kept; --anew measures again")
     for place, sentences in clear_leftovers(cache_folder(os.environ, Path.home())).items():
         for sentence in sentences:  # on files of a trial whose zerofit was killed
             observer.say(sentence)
         keep(place)
+    tuning = Tuning(tried=_kept(folder, launches), folder=folder, candidates=plans)
+    if number := len(tuning.tried):
+        kept = "1 trial of an earlier start is" if number == 1 else f"{number} trials of an earlier start are"
+        observer.say(f"{kept} kept; --anew measures again")
     until = None if policy.budget_s is None else time.monotonic() + policy.budget_s
     free = free_gpu_bytes()
-    is_out_of_time, stopped_by = False, None
     try:
         with stopping_by_exception():
-            while len(tried) < policy.num_trials:
-                index = next_to_try(plans, {place: one.result for place, one in tried.items()})
-                if index is None:
+            while len(tuning.tried) < policy.num_trials:
+                following = _next_of(launches, tuning)
+                if following is None:
                     break
                 if until is not None and time.monotonic() >= until:
-                    is_out_of_time = True
-                    break
-                trial = _Trial(launches[index], policy, folder, hang_limit_s, observer)
-                observer.say(f"trial {len(tried) + 1} of {policy.num_trials}: {_words(launches[index].plan)}")
+                    return replace(tuning, is_out_of_time=True)
+                trial = _Trial(following, policy, folder, hang_limit_s, observer)
+                head = f"trial {len(tuning.tried) + 1} of {policy.num_trials}"
+                observer.say(f"{head}: {_words(following.plan)}")
                 ended = trial.run(check)
                 if isinstance(ended, signal.Signals):
-                    stopped_by = ended
-                    break
-                tried[index] = Tried(launch=launches[index], result=ended, is_kept=False)
-                observer.say(f"trial {len(tried)} of {policy.num_trials}: {result_words(ended)}")
+                    return replace(tuning, stopped_by=ended)
+                one = Tried(launch=following, result=ended, is_kept=False)
+                tuning = replace(tuning, tried=(*tuning.tried, one))
+                observer.say(f"{head}: {result_words(ended)}")
                 wait_for_free_gpus(free, observer)
     except KeyboardInterrupt:
-        stopped_by = signal.SIGINT
-    return Tuning(
-        tried=tuple(tried.values()),
-        folder=folder,
-        candidates=plans,
-        is_out_of_time=is_out_of_time,
-        stopped_by=stopped_by,
-    )
+        return replace(tuning, stopped_by=signal.SIGINT)
+    return tuning
+
+
+def _next_of(launches: Sequence[Launch], tuning: Tuning) -> Launch | None:
+    """Return the launch to try next; None where none is left."""
+    results = {one.plan.strategy: one.result for one in tuning.tried}
+    tried = {
+        place: results[plan.strategy]
+        for place, plan in enumerate(tuning.candidates)
+        if plan.strategy in results
+    }
+    place = next_to_try(tuning.candidates, tried)
+    return None if place is None else launches[place]
 
 
 def _check_can_tune(request: LaunchRequest) -> None:
@@ -285,9 +286,9 @@ def _folder(run_dir: Path, launch: Launch, policy: TrialPolicy) -> Path:
     return run_dir.resolve() / f"{TRIALS_PREFIX}{Path(script).name.removesuffix('.py')}-{digest}"
 
 
-def _kept(folder: Path, launches: Sequence[Launch]) -> dict[int, Tried]:
-    """Return what earlier starts have measured, by the place among the launches; failures are tried again."""
-    places_of = {one.plan.strategy: index for index, one in enumerate(launches)}
+def _kept(folder: Path, launches: Sequence[Launch]) -> tuple[Tried, ...]:
+    """Return what earlier starts have measured of these launches; failures are to be tried again."""
+    of_strategy = {one.plan.strategy: one for one in launches}
     found = {}
     for file in sorted(folder.glob(f"trial-*/{_RESULT}"), key=lambda one: _number(one.parent)):
         try:
@@ -296,10 +297,10 @@ def _kept(folder: Path, launches: Sequence[Launch]) -> dict[int, Tried]:
             plan = plan_from_json(RunFolder(path=file.parent).plan.read_text(encoding="utf-8"), name="")
         except (OSError, ValueError, TypeError, KeyError, UserError):
             continue
-        index = places_of.get(plan.strategy)
-        if index is not None and result.end is not TrialEnd.FAILED:
-            found[index] = Tried(launch=launches[index], result=result, is_kept=True)
-    return found
+        launch = of_strategy.get(plan.strategy)
+        if launch is not None and result.end is not TrialEnd.FAILED:
+            found[plan.strategy] = Tried(launch=launch, result=result, is_kept=True)
+    return tuple(found.values())
 
 
 def _number(trial: Path) -> int:
@@ -318,7 +319,7 @@ def next_to_try(plans: Sequence[Plan], results: Mapping[int, TrialResult]) -> in
         plans: the planner's choice first, then by their predicted times.
         results: of the trials so far, by the place of their plan.
     """
-    if not results:
+    if 0 not in results:
         return 0
     times = [predicted_step_s(plan) for plan in plans]
     ratios: dict[Strategy, list[float]] = {}
