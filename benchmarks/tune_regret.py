@@ -2,7 +2,8 @@
 
 Every strategy of a small grid is run as one trial of `zerofit tune`. From these times follows what it would
 have found with 1, 2, 3 ... trials, and the regret of each: its fastest, held against the fastest of all.
-Plans are for GPUs that the CPU ranks rehearse: the predicted order was not made for this machine.
+Plans are for GPUs that the CPU ranks rehearse: the predicted order was not made for this machine. Run again
+with the same --out, the smaller of a strategy's times counts.
 """
 
 import argparse
