@@ -10,7 +10,7 @@ SLURM ?=
 PARALLEL ?= -n auto --dist loadfile --no-loadscope-reorder
 MEASURE = HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/measure_gpu.py --out $(OUT) --budget $(BUDGET) $(if $(CPU),--cpu)
 
-.PHONY: help demo test test-all faults test-slurm test-nvme test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead clean
+.PHONY: help demo test test-all faults test-slurm test-nvme test-versions evidence lint mutation presets docs site dist-check catalog catalog-history bench-published bench-accuracy bench-ranks bench-regret bench-gpu bench-fuzz bench-capture bench-real-scripts bench-split bench-bucketing bench-generation bench-overhead bench-tune clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## */\t/'
@@ -107,6 +107,9 @@ bench-generation: $(VENV)/.installed  ## new tokens a second under ZeRO-3: weigh
 bench-overhead: $(VENV)/.installed  ## what `zerofit launch` adds to plain `accelerate launch`, and observation to that
 	@$(BIN)/python benchmarks/launch_overhead.py
 	@$(BIN)/python benchmarks/launch_overhead.py --observation --num-pairs 5
+
+bench-tune: $(VENV)/.installed  ## how much slower than the best of small grids `zerofit tune` ends
+	@$(BIN)/python benchmarks/tune_regret.py
 
 clean:  ## remove the environment and all caches
 	@rm -rf $(VENV) $(VENV)-* .mypy_cache .ruff_cache .pytest_cache

@@ -22,6 +22,7 @@ _ON_DEMAND = {
     "plan": "zerofit.planning.plan",
     "submit": "zerofit.launching.clusters.submit",
     "trainer": "zerofit.training.script_api",
+    "tune": "zerofit.launching.tune",
     "training_arguments": "zerofit.training.script_api",
 }
 """Functions imported at first use, as that takes time, by the module that holds them."""

@@ -34,6 +34,7 @@ print(json.dumps([name for name in slow if name in sys.modules]))
         "--help",
         "--version",
         "launch --help",
+        "tune --help",
         "config --help",
         "plan --help",
         "plan --fast --model llama-3-8b --seq-len 512 --global-batch 8 --gpus 8xA100-80G",
@@ -75,6 +76,7 @@ def test_no_slow_library_is_imported(tmp_path: Path, line: str) -> None:
         (["plan"], "plan"),
         (["runs"], "runs"),
         (["submit"], "submit"),
+        (["tune"], "tune"),
     ],
 )
 def test_text(

@@ -9,6 +9,8 @@ from pathlib import Path
 from running_launches import TRAIN, RunningLaunch
 from runs import environment, run_command
 
+from zerofit.launching.clusters.follow import find_run
+
 _ZEROFIT = (sys.executable, "-m", "zerofit")
 
 
@@ -39,3 +41,10 @@ def test_a_run_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> No
     assert done.exit_code == 2
     assert "error[run-missing]: there is no such run" in done.stderr
     assert "did you mean 2026-01-01_00-00-00-train?" in done.stderr
+
+
+def test_the_newest_run_is_no_folder_of_trials(tmp_path: Path) -> None:
+    for name in ("2026-01-01_00-00-00-train", "tune-train-0f0f0f0f"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plan.json").touch()
+    assert find_run(None, tmp_path).folder.name == "2026-01-01_00-00-00-train"

@@ -20,7 +20,7 @@ from zerofit.core.estimates import (
     TimeTerm,
 )
 from zerofit.core.request import Request
-from zerofit.core.strategy import OffloadDevice, OptimizerName, Precision, Strategy
+from zerofit.core.strategy import Buckets, OffloadDevice, OptimizerName, Precision, Strategy
 from zerofit.planning.candidates import candidates
 from zerofit.planning.estimate.device_memory.replay import replay_live
 from zerofit.planning.make_plan import plan_of, why_it_loses
@@ -138,6 +138,20 @@ def test_the_choice_is_that_of_an_exhaustive_search_whatever_the_estimates_say(s
     recomputes = found.chosen is not None and found.chosen.strategy.gradient_checkpointing
     switched = [one for one in found.variants if one.strategy.gradient_checkpointing is not recomputes]
     assert bool(switched) == recomputes  # what the choice would need, and take, without recomputing
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fastest_are_those_of_an_exhaustive_search(seed: int) -> None:
+    dice = random.Random(seed)
+    strategies = candidates(problem(num_gpus=2, global_batch_size=12)).strategies
+    estimator = _Dice(dice, limit=1000, knows_times=seed % 5 > 0)
+    found = search(strategies, estimator=estimator, device_bytes=1000, num_fastest=7)
+    assert found.chosen is not None
+    able = [one for one in strategies if estimator.fits(one) and tier(one) <= tier(found.chosen.strategy)]
+    expected: dict[Strategy, Strategy] = {}
+    for one in sorted(able, key=lambda one: (estimator.seconds(one) or 0.0, simplicity(one))):
+        expected.setdefault(replace(one, buckets=Buckets()), one)
+    assert [one.strategy for one in found.fastest] == [*expected.values()][:7]
 
 
 @dataclass

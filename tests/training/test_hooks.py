@@ -19,6 +19,7 @@ ORDERS = {
         "deepspeed.runtime.engine",
         "transformers.trainer_callback",
         "transformers.trainer_callback",
+        "transformers.trainer_callback",
         "accelerate.data_loader",
         "accelerate.state",
         "deepspeed.runtime.zero.partition_parameters",

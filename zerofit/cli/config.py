@@ -99,7 +99,7 @@ def config(
         check_plans_alone(model_flags, request, on_cpu=request.on_cpu, rehearses=False)
         if machine_flags.gpus is not None:
             check_ranks_of(request, specified.machine)
-        plan = plan_to_run(
+        plan, *_ = plan_to_run(
             named_model(model_flags),
             request,
             specified,

@@ -9,6 +9,7 @@ import click
 from zerofit.cli.parameters import Verb
 
 _GROUPS = {
+    "Trials": ("num_trials", "num_timed", "num_warm_up", "budget_s", "is_anew", "out", "as_json"),
     "Strategy": (
         "preset",
         "plan_file",
@@ -63,6 +64,8 @@ class GroupedVerb(Verb):
         named = {one.name: one for one in self.params if isinstance(one, click.Option)}
         for group, names in _GROUPS.items():
             rows = [_row(named[name], ctx) for name in names if name in named]
+            if not rows:
+                continue
             with formatter.section(group):
                 room = formatter.width - max(len(flag) for flag, _ in rows) - _AROUND
                 formatter.write_dl([(flag, _fitting(text, room)) for flag, text in rows])

@@ -32,6 +32,7 @@ from zerofit.launching.launch import launch_run
 from zerofit.launching.nodes import Nodes
 from zerofit.launching.other_launchers import read_line
 from zerofit.launching.recover import RecoverMode, RecoverPolicy
+from zerofit.launching.trials import TrialPolicy
 
 _OF_NODES = tuple(name for name in Nodes.__dataclass_fields__ if name != "ranks_per_node")
 
@@ -153,6 +154,13 @@ def _without(words: list[str], flags: tuple[str, ...]) -> list[str]:
     show_default=True,
     help="Steps that may be done again where SCRIPT can't resume and starts anew.",
 )
+@click.option(
+    "--tune",
+    metavar="N",
+    type=Number(int, least=0),
+    default=0,
+    help="First run the plan's best N strategies for some steps, as `zerofit tune` does; take the fastest.",
+)
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
 @run_dir_option
 @no_check_option
@@ -184,6 +192,7 @@ def launch(
     recover: RecoverMode,
     max_recoveries: int,
     max_lost_steps: int,
+    tune: int,
     **flags: Any,
 ) -> int:
     """Train SCRIPT, unmodified, under the fastest memory strategy that fits, through `accelerate launch`.
@@ -207,6 +216,7 @@ def launch(
         hang_limit_s=hang_limit_s,
         run_dir=run_dir,
         recover=RecoverPolicy(mode=recover, max_recoveries=max_recoveries, max_lost_steps=max_lost_steps),
+        trials=TrialPolicy(num_trials=tune) if tune else None,
         dry_run=dry_run,
         observer=console,
     )

@@ -27,6 +27,7 @@ _VERBS = {
     "plan": "Say what a run needs, and choose the fastest strategy that fits.",
     "runs": "See and end runs of this machine and submitted ones.",
     "submit": "Plan a run here, and submit it to Slurm, Kubernetes or SkyPilot.",
+    "tune": "Run the plan's best few strategies for some steps, and take the fastest.",
 }
 """Verb and help line; each is the command of that name in the module zerofit.cli.VERB."""
 

@@ -107,12 +107,16 @@ _FIELD_OPTIONS = (
         "--group-by-length", is_flag=True, default=None, help="Make batches of samples of like length."
     ),
 )
-_RANK_OPTIONS = (
+_OF_ANY_NODE = (
     click.option(
         "--num-processes", type=_POSITIVE, help="Ranks on all nodes together; one a GPU where it is left out."
     ),
-    click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Nodes that take part."),
     click.option("--cpu", "on_cpu", is_flag=True, help="Leave GPUs alone: a rehearsal on the CPU."),
+)
+_RANK_OPTIONS = (
+    _OF_ANY_NODE[0],
+    click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Nodes that take part."),
+    _OF_ANY_NODE[1],
 )
 _RENDEZVOUS_OPTIONS = (
     click.option(
@@ -144,6 +148,11 @@ run_dir_option = click.option(
 def strategy_options(command: _Command) -> _Command:
     """Give a command the flags that describe a strategy and its ranks."""
     return _with(command, *_START_OPTIONS, *_FIELD_OPTIONS, *_RANK_OPTIONS)
+
+
+def one_node_options(command: _Command) -> _Command:
+    """Give a command the flags of a strategy's fields and of the ranks of one node."""
+    return _with(command, *_FIELD_OPTIONS, *_OF_ANY_NODE)
 
 
 def field_options(command: _Command) -> _Command:

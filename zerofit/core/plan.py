@@ -96,6 +96,23 @@ class Topology:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSteps:
+    """How long a trial of `zerofit tune` trains, and what keeps the user's files meanwhile."""
+
+    num_warm_up: int
+    """Optimizer steps before the first that is timed; at least 1, as a step is timed from the one before."""
+    num_timed: int
+    """Optimizer steps that are timed; all ranks end after the last."""
+    guard: str
+    """Folder that notes and keeps what the script is about to change on disk."""
+
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_warm_up", "num_timed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The strategy that will run, where, and why."""
 
@@ -118,6 +135,8 @@ class Plan:
     """The checkpoint with which a run goes on that was out of memory under another plan."""
     saves_when_told: bool = False
     """True if SIGUSR1 has the ranks save a checkpoint together and end."""
+    trial: TrialSteps | None = None
+    """Set where the run is only to be measured: it ends after some steps and leaves no file changed."""
     reasons: tuple[Reason, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     estimate: Estimate | None = None

@@ -33,6 +33,8 @@ class RankRecord:
     """When the script ended, in seconds since 1970."""
     saved_to: str | None = None
     """The checkpoint that it saved when it was told to stop; None where it went on to its end."""
+    step_time_s: float | None = None
+    """In a trial of `zerofit tune`: the median time of an optimizer step after the warm-up."""
 
 
 def record_file(folder: Path, rank: int) -> Path:

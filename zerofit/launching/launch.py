@@ -37,6 +37,7 @@ from zerofit.launching.recover import (
 from zerofit.launching.request import LaunchRequest
 from zerofit.launching.run_folder import fill_run_folder, new_run_folder, run_folder
 from zerofit.launching.start import Launch, launch_command, launch_files, start
+from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
 from zerofit.machine.extensions import clear_abandoned_locks, ops_to_compile
 from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.library_versions import check_libraries, check_libraries_of
@@ -94,6 +95,7 @@ def launch(
     recover: RecoverMode | str = RecoverMode.AUTO,
     max_recoveries: int = 3,
     max_lost_steps: int = 100,
+    num_trials: int = 0,
     dry_run: bool = False,
     observer: Observer = SILENT,
     **settings: Any,
@@ -122,6 +124,8 @@ def launch(
             the last checkpoint; "ask" to ask the observer first; "off" to end.
         max_recoveries: how often.
         max_lost_steps: steps that may be done again where the script can't resume and starts anew.
+        num_trials: how many of the plan's best strategies to run for some steps first, to take the fastest;
+            see `zerofit.tune`.
         dry_run: True to return what would be written and run, and to train nothing.
         observer: is told of captures, plans and findings; silent by default.
         settings: of strategy and model as for zerofit.plan, and of nodes: the fields of
@@ -134,8 +138,7 @@ def launch(
         UserError: something that was given is wrong, nothing fits, or it can't be run here.
         ExceptionGroup: of UserErrors, where compatibility rules say that it can't work.
     """
-    nodes = Nodes(**{one.name: settings.pop(one.name) for one in fields(Nodes) if one.name in settings})
-    model, elsewhere, request = settings_of({**settings, "gpus": gpus} if gpus else settings)
+    nodes, model, elsewhere, request = launch_settings(settings, gpus=gpus)
     plan_file = None if plan is None or isinstance(plan, Plan) else Path(plan)
     if plan is not None:
         request = replace(request, plan=plan if isinstance(plan, Plan) else plan_from_file(Path(plan)))
@@ -156,9 +159,18 @@ def launch(
         recover=RecoverPolicy(
             mode=RecoverMode(recover), max_recoveries=max_recoveries, max_lost_steps=max_lost_steps
         ),
+        trials=TrialPolicy(num_trials=num_trials) if num_trials else None,
         dry_run=dry_run,
         observer=observer,
     )
+
+
+def launch_settings(
+    settings: dict[str, Any], *, gpus: str | None
+) -> tuple[Nodes, ModelFlags, MachineFlags, Request]:
+    """Return what keyword arguments say of the nodes, the model, another machine and the strategy."""
+    nodes = Nodes(**{one.name: settings.pop(one.name) for one in fields(Nodes) if one.name in settings})
+    return nodes, *settings_of({**settings, "gpus": gpus} if gpus else settings)
 
 
 def launch_run(
@@ -171,30 +183,42 @@ def launch_run(
     recover: RecoverPolicy,
     dry_run: bool,
     observer: Observer,
+    trials: TrialPolicy | None = None,
     **request_arguments: Any,
 ) -> LaunchedRun:
     """Do what `launch` does, from values in place of settings.
 
     Args:
+        trials: of the plan's best strategies before the run; None for none. A dry run has none either.
         request_arguments: the other arguments of `launch_request`.
     """
-    is_module = target[0] == "-m"
-    script = target[is_module]
-    check_script(script, module=is_module)
-    check_libraries(observer)
-    request = launch_request(target, dry_run=dry_run, **request_arguments)
-    if request.config_files is not None:
-        observer.say(request.config_files.line)
-    to_launch = prepare_launch(request, observer)
+    script = target[target[0] == "-m"]
+    request = checked_request(target, dry_run=dry_run, observer=observer, **request_arguments)
+    set_for_all = {"is_checked": is_checked, "generate_limit_s": generate_limit_s}
+    if trials is None or dry_run:
+        to_launch = prepare_launch(request, observer)
+    else:
+        tuning = run_trials(
+            request,
+            trials,
+            run_dir=run_dir,
+            settings=set_for_all,
+            hang_limit_s=hang_limit_s,
+            check=check_launch,
+            dry_run=False,
+            observer=observer,
+        )
+        if tuning.launch is None or tuning.stopped_by is not None:
+            return _not_started(tuning)
+        to_launch = tuning.launch
     plan = replace(
         to_launch.plan,
-        is_checked=is_checked,
-        generate_limit_s=generate_limit_s,
+        **set_for_all,  # type: ignore[arg-type]
         recovers=may_recover(request, to_launch.plan, recover),
         resume_from=None,
     )
     to_launch = replace(to_launch, plan=plan)
-    _check(to_launch, observer)
+    check_launch(to_launch, observer)
     folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())
     command, files = launch_command(to_launch, folder), launch_files(to_launch, folder)
     run = LaunchedRun(plan=plan, folder=folder.path, command=command, files=files, exit_code=None, cause=None)
@@ -208,7 +232,7 @@ def launch_run(
     ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
     while following := next_attempt(attempt, ended, recover, observer):
         attempt = following
-        _check(attempt.launch, observer)
+        check_launch(attempt.launch, observer)
         attempt.folder.path.mkdir(mode=0o700)
         record_recoveries(folder, attempt.recoveries)
         ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
@@ -222,7 +246,34 @@ def launch_run(
     )
 
 
-def _check(to_launch: Launch, observer: Observer) -> None:
+def _not_started(tuning: Tuning) -> LaunchedRun:
+    """Return the run that was not started, as its trials were stopped or none of them could be measured."""
+    stopped_by = tuning.stopped_by
+    cause = f"stopped by {stopped_by.name}" if stopped_by else "no trial was measured, and no run is started"
+    return LaunchedRun(
+        plan=tuning.candidates[0],
+        folder=tuning.folder,
+        command="",
+        files={},
+        exit_code=128 + stopped_by if stopped_by else 1,
+        cause=cause,
+    )
+
+
+def checked_request(
+    target: tuple[str, ...], *, dry_run: bool, observer: Observer, **request_arguments: Any
+) -> LaunchRequest:
+    """Return what `launch_request` does, once script and libraries are checked."""
+    is_module = target[0] == "-m"
+    check_script(target[is_module], module=is_module)
+    check_libraries(observer)
+    request = launch_request(target, dry_run=dry_run, **request_arguments)
+    if request.config_files is not None:
+        observer.say(request.config_files.line)
+    return request
+
+
+def check_launch(to_launch: Launch, observer: Observer) -> None:
     """Check that libraries and rules allow a launch."""
     check_libraries_of(to_launch.plan.strategy)
     is_module = to_launch.target[0] == "-m"

@@ -39,11 +39,24 @@ def prepare_launch(launch: LaunchRequest, observer: Observer) -> Launch:
         UserError: flags contradict each other, the script can't be captured, no plan can be made, nothing
             fits, or it can't be run here.
     """
+    return prepare_launches(launch, observer)[0]
+
+
+def prepare_launches(launch: LaunchRequest, observer: Observer) -> tuple[Launch, ...]:
+    """Return what `prepare_launch` does, and behind it the fastest other strategies that were asked for.
+
+    Raises:
+        UserError: as prepare_launch.
+    """
     check_flags(launch)
-    plan, capture = _plan(launch, observer)
-    plan = replace(plan, capture=None if capture is None else for_plan(capture))
+    plans, capture = _plans(launch, observer)
+    kept = None if capture is None else for_plan(capture)
     if not launch.is_elsewhere:
-        check_nvme_path(plan)
+        check_nvme_path(plans[0])
+    return tuple(_launch(launch, replace(plan, capture=kept)) for plan in plans)
+
+
+def _launch(launch: LaunchRequest, plan: Plan) -> Launch:
     rendezvous = find_rendezvous(launch.nodes, plan.topology)
     if is_on_one_of_many_gpus(plan):
         gpu_id = first_gpu(launch.nodes.gpu_ids, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -51,13 +64,13 @@ def prepare_launch(launch: LaunchRequest, observer: Observer) -> Launch:
     return Launch(plan=plan, target=launch.target, rendezvous=rendezvous)
 
 
-def _plan(launch: LaunchRequest, observer: Observer) -> tuple[Plan, Capture | None]:
-    """Return the plan, and what was captured for it."""
+def _plans(launch: LaunchRequest, observer: Observer) -> tuple[tuple[Plan, ...], Capture | None]:
+    """Return the plan, others to try behind it, and what was captured for them."""
     specified = _specified(launch)
     if launch.model.model is not None:
-        return _plan_for_model(launch, specified, observer), None
+        return _plans_for_model(launch, specified, observer), None
     if launch.plans_for_script:
-        return _plan_for_script(launch, specified, observer)
+        return _plans_for_script(launch, specified, observer)
     request, capture = launch.request, None
     if request.plan is not None and request.plan.capture is not None:
         from zerofit.launching.follow_plan import follow_plan  # only where there is one: it brings much code
@@ -65,21 +78,23 @@ def _plan(launch: LaunchRequest, observer: Observer) -> tuple[Plan, Capture | No
         request, capture = follow_plan(launch, observer)
     elif launch.lacks_micro_batch:
         request, capture = _with_micro_batch(launch, observer)
-    return choose(machine=launch.machine, versions=probe_versions(), request=request), capture
+    return (choose(machine=launch.machine, versions=probe_versions(), request=request),), capture
 
 
-def _plan_for_model(launch: LaunchRequest, specified: SpecifiedMachine, observer: Observer) -> Plan:
+def _plans_for_model(
+    launch: LaunchRequest, specified: SpecifiedMachine, observer: Observer
+) -> tuple[Plan, ...]:
     from zerofit.planning.plan import check_plans_alone, named_model  # only where it is needed
 
     is_here = launch.gpus is None
     check_plans_alone(launch.model, launch.request, on_cpu=launch.request.on_cpu and is_here, rehearses=True)
     named = named_model(launch.model, script=None if launch.target[0] == "-m" else launch.target[0])
-    return _plan_for(named, launch, specified, observer)
+    return _plans_for(named, launch, specified, observer)
 
 
-def _plan_for_script(
+def _plans_for_script(
     launch: LaunchRequest, specified: SpecifiedMachine, observer: Observer
-) -> tuple[Plan, Capture]:
+) -> tuple[tuple[Plan, ...], Capture]:
     from zerofit.planning.make_problem import check_model_flags
     from zerofit.planning.subject import CapturedRun
 
@@ -95,16 +110,16 @@ def _plan_for_script(
         engine = "" if launch.config_files is None else launch.config_files.engine
         subject = CapturedRun(flags=launch.model, script=run, engine=engine)
         observer.detail("\n".join(subject.lines))
-        return _plan_for(subject, launch, specified, observer), subject.capture
+        return _plans_for(subject, launch, specified, observer), subject.capture
 
 
-def _plan_for(
+def _plans_for(
     subject: Subject, launch: LaunchRequest, specified: SpecifiedMachine, observer: Observer
-) -> Plan:
-    """Return the plan for GPUs, as the ranks of this node run it."""
+) -> tuple[Plan, ...]:
+    """Return the plans for GPUs, as the ranks of this node run them."""
     from zerofit.planning.plan import plan_to_run  # estimates are much code
 
-    plan = plan_to_run(
+    plans = plan_to_run(
         subject,
         launch.request,
         specified,
@@ -112,10 +127,11 @@ def _plan_for(
         is_here=launch.gpus is None,
         observer=observer,
         limits=launch.limits,
+        num_fastest=launch.num_fastest,
     )
     if launch.request.on_cpu:
-        return rehearsed(plan, launch.machine)
-    return replace(plan, machine=launch.machine)
+        return tuple(rehearsed(plan, launch.machine) for plan in plans)
+    return tuple(replace(plan, machine=launch.machine) for plan in plans)
 
 
 def _specified(launch: LaunchRequest) -> SpecifiedMachine:

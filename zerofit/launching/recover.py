@@ -143,7 +143,7 @@ def next_attempt(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer:
     elif attempt.ended is not None and not gets_on(attempt.ended, end):
         why_not = "the plan that needs less got no further and held no less memory"
     if why_not is None:
-        _wait_for_free_gpus(attempt.free_gpu_bytes, observer)
+        wait_for_free_gpus(attempt.free_gpu_bytes, observer)
         try:
             return _planned(attempt, end, policy, observer)
         except UserError as error:
@@ -154,7 +154,7 @@ def next_attempt(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer:
     return None
 
 
-def _wait_for_free_gpus(free_before: tuple[int, ...], observer: Observer) -> None:
+def wait_for_free_gpus(free_before: tuple[int, ...], observer: Observer) -> None:
     """Wait until the GPUs have as much free memory as before the run that has ended."""
     until = time.monotonic() + _FREED_WITHIN_S
     while any(now < _FREED_TO * before for now, before in zip(free_gpu_bytes(), free_before, strict=False)):

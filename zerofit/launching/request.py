@@ -45,6 +45,8 @@ class LaunchRequest:
     """True if nothing is to be started."""
     limits: MemoryLimits = _NO_LIMITS
     """The memory that was not there in an earlier attempt of the run."""
+    num_fastest: int = 0
+    """How many of the fastest strategies to plan beside the choice, to be tried."""
     config_files: ConfigFiles | None = None
     """The contents of the launch line's configuration files; None where there are none."""
 

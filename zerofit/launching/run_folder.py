@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
+TRIALS_PREFIX = "tune-"
+"""How the folders of trials are named, which stand among those of runs and are none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
@@ -81,6 +84,14 @@ def new_run_folder(runs: Path, *, target: str, at: datetime) -> RunFolder:
             if is_first:  # git then shows nothing of the runs, and a folder that was there stays as it is
                 write_file(runs / ".gitignore", "*\n")
             return folder
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder for its owner only, where there is none."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_writable(f"{error.strerror}: {error.filename}") from None
 
 
 def fill_run_folder(folder: RunFolder, files: Mapping[Path, str]) -> None:

@@ -8,6 +8,7 @@ import shlex
 import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from zerofit.configs.write.accelerate import accelerate_yaml
@@ -33,7 +34,7 @@ from zerofit.launching.watch import run_watched
 from zerofit.machine.cgroup import count_oom_kills
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
 RUN_VERSION = 1
@@ -150,6 +151,8 @@ def start(
     hang_limit_s: float | None = None,
     observer: Observer = SILENT,
     others: OtherNodes | None = None,
+    output: Path | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> RunEnd:
     """Run the launch to its end, write run.json, and return how it ended.
 
@@ -158,6 +161,8 @@ def start(
             follows the run's own pace.
         observer: is told how far the run is, and of a rank that stands still.
         others: the other nodes; None where each node is left to itself.
+        output: the file that takes all that is printed; the terminal, where it is None.
+        variables: more environment variables of the ranks.
     """
     started_at = datetime.now(UTC)
     oom_kills = count_oom_kills()
@@ -175,7 +180,7 @@ def start(
     # environment too.
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     recorder = flight_recorder(launch.plan, folder, inherited=os.environ)
-    environment = {**_environment(launch), **recorder, "PATH": path}
+    environment = {**_environment(launch), **recorder, "PATH": path, **variables}
     ranks = _ranks(launch)
     estimate = None if launch.plan.topology.on_cpu else launch.plan.estimate
     watch = RunWatch(
@@ -191,7 +196,7 @@ def start(
             return True
         return watch.look()
 
-    ended = run_watched(command, environment=environment, report_fd=writer, is_over=is_over)
+    ended = run_watched(command, environment=environment, report_fd=writer, output=output, is_over=is_over)
     watch.clear_unused()
     now = count_oom_kills()
     with open(reader, encoding="utf-8") as report:
@@ -217,7 +222,7 @@ def start(
         verdict,
         observations,
         peak_host_bytes=max((one.peak_host_bytes for one in records.values()), default=0),
-        step_time_s=watch.step_time_s,
+        step_time_s=watch.step_time_s if launch.plan.trial is None else trial_step_time_s(records.values()),
     )
     document = _run_document(launch, folder, started_at, verdict, failures, records)
     try:
@@ -225,6 +230,11 @@ def start(
     except UserError as error:  # the script has ended as it has, whether or not that can be noted
         print(f"zerofit: the record of the run can't be written: {error.found}", file=sys.stderr)
     return verdict
+
+
+def trial_step_time_s(records: Iterable[RankRecord]) -> float | None:
+    """Return the time of a step that a trial has measured, of the slowest rank; None where none has one."""
+    return max((one.step_time_s for one in records if one.step_time_s is not None), default=None)
 
 
 def _failures(report: str) -> dict[int, RankFailure]:

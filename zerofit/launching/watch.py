@@ -15,6 +15,7 @@ import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
     from types import FrameType
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -48,6 +49,7 @@ def run_watched(
     *,
     environment: Mapping[str, str],
     report_fd: int | None = None,
+    output: Path | None = None,
     stop_grace_s: float = _STOP_GRACE_S,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Ended:
@@ -62,6 +64,7 @@ def run_watched(
 
     Args:
         report_fd: a descriptor for the command alone, which it inherits and this process closes.
+        output: the file that takes all that is printed; the terminal, where it is None.
         stop_grace_s: how long the command may take to end after the first signal.
         is_over: is asked all the time; once it says True, the command is ended as by SIGTERM.
     """
@@ -81,12 +84,16 @@ def run_watched(
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        child = subprocess.Popen(
-            command,
-            env={**os.environ, **environment},
-            start_new_session=True,
-            pass_fds=() if report_fd is None else (report_fd,),
-        )
+        with contextlib.nullcontext() if output is None else output.open("wb") as file:
+            child = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=None if file is None else subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                pass_fds=() if report_fd is None else (report_fd,),
+            )
         if report_fd is not None:
             os.close(report_fd)
         exit_code = _wait(child, received, for_ranks, grace_s=stop_grace_s, is_over=is_over)

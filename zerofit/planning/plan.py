@@ -14,6 +14,7 @@ from zerofit.core.plan import Plan, Topology
 from zerofit.core.request import Request
 from zerofit.machine.versions import probe_versions
 from zerofit.planning.inputs import CAPTURE_LIMIT_S, Loop, check_capture_limit
+from zerofit.planning.make_plan import plan_of
 from zerofit.planning.make_problem import (
     check_model_flags,
     check_named,
@@ -267,8 +268,11 @@ def plan_to_run(
     is_here: bool,
     observer: Observer,
     limits: MemoryLimits = _NO_LIMITS,
-) -> Plan:
-    """Return the plan that a verb goes on with; its table is shown to the observer.
+    num_fastest: int = 0,
+) -> tuple[Plan, ...]:
+    """Return the plan that a verb goes on with, and those of the fastest others where they are asked for.
+
+    Its table is shown to the observer.
 
     Args:
         subject: the model, or what a script trains.
@@ -278,6 +282,8 @@ def plan_to_run(
         is_here: True where the machine is this one, for which there may be measured rates.
         observer: is told of progress, assumptions and the table.
         limits: the memory that was not there in an earlier attempt of the run.
+        num_fastest: how many of the fastest that fit to return behind the plan, each as a plan of its own;
+            what runs were observed to need is left out then, as it is to be measured.
 
     Raises:
         UserError: there is no GPU, no plan can be made, or nothing fits.
@@ -297,7 +303,13 @@ def plan_to_run(
     )
     problem = replace(problem, limits=limits)
     with Planner(subject, is_fast=is_fast, observer=observer) as planner:
-        answer = planner.answer(problem, is_here=is_here, notes=specified.assumptions)
+        answer = planner.answer(
+            problem,
+            is_here=is_here,
+            notes=specified.assumptions,
+            num_fastest=num_fastest,
+            learns=not num_fastest,
+        )
     for note in answer.notes:
         observer.detail(f"zerofit: assumed: {note}")
     table = plan_table(answer, width=observer.width)
@@ -316,7 +328,11 @@ def plan_to_run(
             fix=_fix(answer) or f"{instead} to go on without a plan",
             exit_code=DOES_NOT_FIT,
         )
-    return answer.plan
+    others = (one for one in answer.found.fastest if one.strategy != answer.plan.strategy)
+    return (
+        answer.plan,
+        *(plan_of(replace(answer.found, chosen=one), answer.problem) for one in others),
+    )
 
 
 def _fix(answer: Answer) -> str:

@@ -56,29 +56,43 @@ class Planner:
         for kept in self._kept:
             kept.write()
 
-    def answer(self, problem: Problem, *, is_here: bool, notes: tuple[str, ...] = ()) -> Answer:
+    def answer(
+        self,
+        problem: Problem,
+        *,
+        is_here: bool,
+        notes: tuple[str, ...] = (),
+        num_fastest: int = 0,
+        learns: bool = True,
+    ) -> Answer:
         """Return the plan of a problem.
 
         Args:
             problem: what is to be planned.
             is_here: whether its machine is this one, for which there may be measured rates.
             notes: what was assumed of it.
+            num_fastest: how many of the fastest that fit to return beside the choice.
+            learns: False to leave out what runs on this machine were observed to need.
         """
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
-        self._observations = read_observations() if is_here and problem.script is not None else ()
+        self._observations = ()
+        if learns and is_here and problem.script is not None:
+            self._observations = read_observations()
         observed = Evidence(problem, self._observations).notes
         notes = (*notes, *self._subject.notes, *self._unchecked(problem), *observed)
         try:
-            answer = self._solve(problem, rates, notes, is_fast=self._is_fast)
+            answer = self._solve(problem, rates, notes, num_fastest, is_fast=self._is_fast)
         except UserError as error:
             if error.rule not in _NOT_TRACED or not problem.model.num_layers:
                 raise
             why = f"the model can't be traced ({error.found}): its dimensions are gone by, as with --fast"
-            answer = self._solve(problem, rates, (*notes, why), is_fast=True)
+            answer = self._solve(problem, rates, (*notes, why), num_fastest, is_fast=True)
         left_out = dict.fromkeys(note for trace in self._made.values() for note in trace.notes)
         return replace(answer, notes=(*answer.notes, *left_out))
 
-    def _solve(self, problem: Problem, rates: Rates, notes: tuple[str, ...], *, is_fast: bool) -> Answer:
+    def _solve(
+        self, problem: Problem, rates: Rates, notes: tuple[str, ...], num_fastest: int, *, is_fast: bool
+    ) -> Answer:
         def closed_form(one: Problem) -> ClosedFormEstimator:
             evidence = Evidence(one, self._observations)
             return ClosedFormEstimator(one, trace=self._closed_form, rates=rates, evidence=evidence)
@@ -90,6 +104,7 @@ class Planner:
             gpus=tuple(gpu.spec for gpu in load_gpus()),
             is_fast=is_fast,
             notes=notes,
+            num_fastest=num_fastest,
         )
 
     def _unchecked(self, problem: Problem) -> tuple[str, ...]:

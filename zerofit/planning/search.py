@@ -10,7 +10,7 @@ estimated before it is certain which one that is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from zerofit.core.freezing import FROZEN_LAYERS
@@ -176,6 +176,8 @@ class SearchResult(Generic[C]):
     variants: tuple[C | RuledOut, ...]
     """The choice with one thing changed: a larger micro-batch, or activations kept."""
     counts: SearchCounts
+    fastest: tuple[C, ...] = ()
+    """Those that fit and change no more than the choice, the fastest first; where they were asked for."""
 
 
 TrainingResult = SearchResult[EstimatedStrategy]
@@ -216,6 +218,7 @@ def search(
     own: Strategy | None = None,
     wins: Callable[[C, C], bool] = lambda _, __: True,
     compares: bool = True,
+    num_fastest: int = 0,
 ) -> SearchResult[C]:
     """Return the best strategy that fits, and the best of each other kind beside it.
 
@@ -226,6 +229,7 @@ def search(
             more safely; None where there is no script, or the fastest is to be taken.
         wins: True if the first beats the second, the script's own, by more than the estimates' error.
         compares: True if to look at the other kinds too; without, only the choice is looked for.
+        num_fastest: how many of the fastest to return; of those that differ in their buckets alone, one.
     """
     hunt = _Hunt(strategies, estimator, device_bytes=device_bytes, tier_of=tier_of, same_time=same_time)
     chosen = hunt.best(hunt.fitting)
@@ -258,6 +262,7 @@ def search(
         ruled_out=tuple(sorted(ruled_out, key=lambda one: one.least_bytes)),
         variants=hunt.variants_of(chosen.strategy) if chosen and compares else (),
         counts=hunt.counts(),
+        fastest=hunt.fastest(tier_of(chosen.strategy), num_fastest) if chosen and num_fastest else (),
     )
 
 
@@ -330,6 +335,16 @@ class _Hunt(Generic[C]):
             return self.look(min(possible, key=self._estimator.least_live_bytes))
         least = min((one for one in self._all if kind_of(one) == kind), key=self._estimator.least_bytes)
         return RuledOut(strategy=least, least_bytes=self._estimator.least_bytes(least))
+
+    def fastest(self, most_tier: float, number: int) -> tuple[C, ...]:
+        """Return so many of what fits up to a tier, the fastest first; buckets alone make none different."""
+        alike = [one for one in self.fitting if self._tiers[one] <= most_tier]
+        found: dict[Strategy, C] = {}
+        for one in sorted(alike, key=lambda one: (self._seconds[one], simplicity(one))):
+            but_for_buckets = replace(one, buckets=Buckets())
+            if len(found) < number and but_for_buckets not in found and self._gets_through(one):
+                found[but_for_buckets] = self.look(one)
+        return tuple(found.values())
 
     def variants_of(self, chosen: Strategy) -> tuple[C | RuledOut, ...]:
         """Return the choice with the next larger micro-batch, and without checkpointing."""

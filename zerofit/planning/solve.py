@@ -36,12 +36,14 @@ def solve(
     gpus: Sequence[GpuSpec] = (),
     is_fast: bool = False,
     notes: tuple[str, ...] = (),
+    num_fastest: int = 0,
 ) -> Answer:
     """Return the plan of a problem with all that was compared.
 
     Args:
         quick_estimator_of: the same by closed forms, to look for changes that may help; each is then
             estimated by the other. None where estimator_of is as quick.
+        num_fastest: how many of the fastest that fit to return.
 
     Raises:
         UserError: the global batch can't be made.
@@ -52,13 +54,13 @@ def solve(
     if not space.strategies:
         findings = _findings(space.dropped)
         raise ExceptionGroup("combinations that do not work", [finding.as_error() for finding in findings])
-    found = _search(problem, space.strategies, estimator_of, compares=True)
+    found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
     may_cut = found.chosen is None and Allow.LENGTH in problem.allow
     for shorter in problem.shorter() if may_cut else ():
         seems_to_fit = quick_estimator_of is None or best_of(shorter, quick_estimator_of)
         if seems_to_fit and best_of(shorter, estimator_of):
             problem = shorter
-            found = _search(problem, space.strategies, estimator_of, compares=True)
+            found = _search(problem, space.strategies, estimator_of, compares=True, num_fastest=num_fastest)
             length = problem.workload.sequence_length
             notes = (*notes, f"samples cut to {length} tokens, as --allow length says")
             break
@@ -111,7 +113,12 @@ def best_of(problem: Problem, estimator_of: EstimatorOf) -> EstimatedStrategy | 
 
 
 def _search(
-    problem: Problem, strategies: Sequence[Strategy], estimator_of: EstimatorOf, *, compares: bool
+    problem: Problem,
+    strategies: Sequence[Strategy],
+    estimator_of: EstimatorOf,
+    *,
+    compares: bool,
+    num_fastest: int = 0,
 ) -> TrainingResult:
     own = script_with_flags(problem)
     return search(
@@ -122,4 +129,5 @@ def _search(
         own=own if own in strategies else None,
         wins=wins,
         compares=compares,
+        num_fastest=num_fastest,
     )

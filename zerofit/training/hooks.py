@@ -23,6 +23,7 @@ from zerofit.training import (
     quantized_loading,
     told_to_stop,
     tracked_memory,
+    trial,
 )
 from zerofit.training.deepspeed import (
     deepspeed_step,
@@ -141,6 +142,7 @@ MODULE_HOOKS = (
     Hook("deepspeed.runtime.engine", observe.install_in_engine, "before an engine is made"),
     Hook("transformers.trainer_callback", observe.install_in_callbacks, "before a Trainer is made"),
     Hook("transformers.trainer_callback", told_to_stop.install_in_callbacks, "before a Trainer is made"),
+    Hook("transformers.trainer_callback", trial.install_in_callbacks, "around what asks it to save"),
     Hook("accelerate.data_loader", told_to_stop.install_in_loaders, "before a DataLoader is prepared"),
     Hook("accelerate.state", accelerate_hooks.install_gloo, "before an Accelerator asks for its ranks"),
     Hook("deepspeed.runtime.zero.partition_parameters", _install_waiting_gathers, "before a model is made"),

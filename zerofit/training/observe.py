@@ -62,6 +62,9 @@ class Observed:
         """id() of the one whose batch led to the last backward pass."""
         self.fetched: Any = None
         """The iterator of a batch that came since the last backward pass."""
+        self.on_step: Callable[[], None] | None = None
+        """Called once each time that a step is done."""
+        self._step_before = 0
         stacks = os.open(folder / f"rank{rank}.stack", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         faulthandler.register(_DUMP_SIGNAL, file=stacks, all_threads=True)
         os.register_at_fork(after_in_child=self._leave)
@@ -86,6 +89,9 @@ class Observed:
             self._host_at, self._host_bytes = now, _resident_bytes()
         self._changed_at = now
         self._write()
+        if self.on_step is not None and self.step > self._step_before:
+            self._step_before = self.step
+            self.on_step()
 
     def during(self, phase: Phase, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function that is a phase; of one that fails the phase stays, for who asks where."""
@@ -156,6 +162,12 @@ def start(folder: Path, rank: int) -> None:
         _observed = Observed(folder, rank)
     except OSError as error:
         print(f"zerofit: rank {rank} can't be watched: {error}", file=sys.stderr)
+
+
+def call_after_steps(function: Callable[[], None]) -> None:
+    """Have a function called on each rank right after each optimizer step."""
+    if _observed is not None:
+        _observed.on_step = function
 
 
 def steps_done() -> int | None:

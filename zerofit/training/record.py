@@ -24,6 +24,7 @@ def write_record(
     error: BaseException | None,
     changes: tuple[str, ...],
     saved_to: str | None = None,
+    step_time_s: float | None = None,
 ) -> None:
     """Write this rank's record, whole or not at all."""
     allocated, reserved = gpu_peaks()
@@ -42,6 +43,7 @@ def write_record(
         num_skipped_steps=steps.num_skipped if is_scaled else None,
         ended_at=time.time(),
         saved_to=saved_to,
+        step_time_s=step_time_s,
     )
     text = json.dumps(asdict(record), indent=2) + "\n"
     write_whole(record_file(folder, rank), text, mode=0o600)  # an error may hold what arguments held

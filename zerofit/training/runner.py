@@ -20,7 +20,7 @@ from zerofit.core.plan import plan_from_json
 from zerofit.generation.ranks.meeting import end_when_stuck, tell_ended
 from zerofit.machine.stopping import end_with_agent
 from zerofit.scripts.run_target import code_of, run_target, script_frames
-from zerofit.training import observe, told_to_stop
+from zerofit.training import observe, told_to_stop, trial
 from zerofit.training.changes import Changes
 from zerofit.training.hooks import install
 from zerofit.training.record import write_record
@@ -58,6 +58,7 @@ def main(arguments: Sequence[str]) -> int:
                 error=error,
                 changes=changes.lines,
                 saved_to=told_to_stop.saved_to(),
+                step_time_s=trial.step_time_s(),
             )
         except OSError as unwritten:
             print(f"zerofit: the record of rank {rank} can't be written: {unwritten}", file=sys.stderr)
@@ -65,6 +66,12 @@ def main(arguments: Sequence[str]) -> int:
     def leave(stuck: UserError) -> None:
         print(stuck, file=sys.stderr)
         end(stuck.exit_code, stuck)
+        last_exit.leave()
+
+    def end_trial() -> None:
+        observe.end()
+        end(0, None)
+        tell_ended(0)
         last_exit.leave()
 
     end_when_stuck(leave)
@@ -76,6 +83,8 @@ def main(arguments: Sequence[str]) -> int:
             told_to_stop.start(folder.absolute())
         observe.start(folder / "ranks", rank)  # from here on signals may come
         install(plan, changes, run_folder=folder.absolute())
+        if plan.trial is not None:
+            trial.start(plan.trial, end_trial)
         run_target(target)
     except SystemExit as stop:
         exit_code = code_of(stop)

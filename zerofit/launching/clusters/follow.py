@@ -19,6 +19,7 @@ from zerofit.core.errors import UserError, nearest
 from zerofit.core.rank_observation import RankObservation, read_observation
 from zerofit.launching.clusters.submit import ENGINES, SUBMITTED_FILE, ClusterEngine, run_client
 from zerofit.launching.diagnose import describe
+from zerofit.launching.run_folder import TRIALS_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +76,8 @@ def find_run(name: str | None, runs: Path) -> FollowedRun:
     Raises:
         UserError: there is no such run.
     """
-    known = sorted(entry.name for entry in runs.iterdir() if entry.is_dir()) if runs.is_dir() else []
+    folders = [entry.name for entry in runs.iterdir() if entry.is_dir()] if runs.is_dir() else []
+    known = sorted(name for name in folders if not name.startswith(TRIALS_PREFIX))
     folder = Path(name) if name and Path(name).is_dir() else runs / (name or (known[-1] if known else ""))
     if not (folder / "plan.json").is_file():
         near = nearest(name, known) if name else None

@@ -281,7 +281,7 @@ def _plan(
     ) as script:
         subject = CapturedRun(flags=model, script=script)
         observer.detail("\n".join(subject.lines))
-        plan = plan_to_run(
+        plan, *_ = plan_to_run(
             subject, request, specified, is_fast=model.is_fast, is_here=False, observer=observer
         )
     return replace(plan, capture=for_plan(script.capture))

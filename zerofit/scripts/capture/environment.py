@@ -69,18 +69,14 @@ def script_environment(
         for name, value in environment.items()
         if not name.startswith(_LEFT_OUT) and name not in _LEFT_OUT_NAMES | _RUNS_TO_GO_ON_WITH
     }
-    trackers = folder / "trackers"
     own = [] if tools is None else [str(tools)]
     path = os.pathsep.join((*own, os.path.dirname(sys.executable), environment.get("PATH", os.defpath)))
     offline = {"HF_HUB_OFFLINE": "1"} if is_offline else {}
     return {
         **kept,
         **offline,
-        **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary)),
+        **quiet_variables(folder, temporary=temporary),
         **dict.fromkeys(_GPUS, ""),
-        **_NO_TRACKERS,
-        **dict.fromkeys(_TRACKER_FOLDERS, str(trackers)),
-        "MLFLOW_TRACKING_URI": trackers.as_uri(),
         "PATH": path,
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
@@ -88,5 +84,21 @@ def script_environment(
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+    }
+
+
+def quiet_variables(folder: Path, *, temporary: Path) -> dict[str, str]:
+    """Return the variables that keep trackers quiet, keep temporary files apart and mark all processes.
+
+    Args:
+        folder: the capture's or the trial's own; trackers write there.
+        temporary: the folder for temporary files.
+    """
+    trackers = folder / "trackers"
+    return {
+        **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary)),
+        **_NO_TRACKERS,
+        **dict.fromkeys(_TRACKER_FOLDERS, str(trackers)),
+        "MLFLOW_TRACKING_URI": trackers.as_uri(),
         MARK: str(folder),
     }

@@ -153,7 +153,7 @@ def _undo(folder: Path, ended_ns: int) -> Undone:
             "capture-files-changed",
             "files that the script overwrote could not be put back",
             found="\n         ".join(undone.lost),
-            why="zerofit ran the script up to its training, and kept copies of what it overwrote",
+            why="zerofit ran the beginning of the script, and kept copies of what it overwrote",
             fix="make them writable, or room on the disk, and copy them back",
         )
     return undone

@@ -113,6 +113,10 @@ shutil.move("copied.txt", "moved.txt")
 os.remove("moved.txt")
 os.symlink("log.txt", "out/link")
 os.link("log.txt", "out/hard")
+os.link("hard.txt", "out/harder")
+os.rename("out/harder", "out/hardest")
+os.link("out/hardest", "again.txt")
+open("again.txt", "w").write("through a hard link")
 here = os.open("out", os.O_RDONLY)
 os.mkdir("inside", dir_fd=here)
 open("made.txt", "w").close()
@@ -131,7 +135,7 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
 
 
 def test_everything_is_put_back(place: Place) -> None:
-    names = "written log changed.bin bytes path cut opened touched rights atomic target"
+    names = "written log changed.bin bytes path cut opened touched rights atomic target hard"
     for name in names.split():
         (place.work / (name if "." in name else f"{name}.txt")).write_text(f"what {name} holds\n")
     (place.work / "linked.txt").symlink_to("target.txt")
@@ -283,11 +287,14 @@ for name in ("old", "new"):
         file.write(b"new")
     with pyarrow.output_stream(f"{name}.stream") as file:
         file.write(b"new")
+    torch.from_file(f"{name}.mapped", shared=True, size=8, dtype=torch.uint8).fill_(7)
+    torch.UntypedStorage.from_file(f"{name}.storage", True, 8).fill_(7)
 """
 
 
 def test_what_native_code_writes_is_put_back_too(place: Place) -> None:
-    ends = ("pt", "torch", "numpy", "json", "parquet", "feather", "csv", "os", "stream")
+    kinds = "pt torch numpy json parquet feather csv os stream mapped storage"
+    ends = kinds.split()
     for end in ends:
         (place.work / f"old.{end}").write_text(f"the old {end}")
     before = place.seen()

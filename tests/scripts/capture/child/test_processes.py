@@ -52,10 +52,18 @@ _REFUSED = [
     "aws s3 sync out s3://bucket",
     "curl -T a https://example.org",
     "hf upload me/model out",
+    "numactl --cpunodebind=0 python train.py",
+    "numactl",
+    "rpm -i a.rpm",
+    "x86_64-linux-gnu-strip a",
 ]
 _HARMLESS = [
     "git rev-parse HEAD",
     "git --version",
+    "numactl --hardware",
+    "rpm -q libaio-devel",
+    "/usr/bin/x86_64-linux-gnu-gcc-12 -c train.c",
+    "clang++-14 -c train.cpp",
     "/usr/bin/nvidia-smi --query-gpu=name --format=csv",
     "gcc -o train train.c",
     "mpirun --version",

@@ -63,7 +63,7 @@ def _install(seen: Observations) -> None:
     when_imported("safetensors", gpu_stand_in.install_for_safetensors)
     when_imported("torch", lambda module: _note_seed(module, seen))
     when_imported("accelerate.state", skip_data_parallel_wrapping)
-    quiet_saving.install(seen)
+    quiet_saving.install(seen.note_saving)
     quiet_hub.install()
     quiet_trackers.install()
     if seen.spec.weights == "meta":

@@ -84,6 +84,8 @@ class _Watch:
         self._caches = [os.path.realpath(path) for path in caches] + [str(folder)]
         self._installed = (*_installed_folders(), *_SYSTEM)
         self._made: set[str] = set()
+        self._links: dict[str, str] = {}
+        """Hard links that the script made, and the file of each."""
         self._known: set[tuple[str, Change]] = set()
         self._read: set[str] = set()
         self._num_read = 0
@@ -100,7 +102,7 @@ class _Watch:
             "os.chmod": self._touch,
             "os.utime": self._touch,
             "os.link": self._link,
-            "os.symlink": self._link,
+            "os.symlink": self._symlink,
             "sqlite3.connect": self._connect,
         }
 
@@ -161,6 +163,8 @@ class _Watch:
     def _rename(self, path: Any, to: Any, folder: int, to_folder: int) -> None:
         source, target = _itself(path, folder), _itself(to, to_folder)
         self._before_loss(source, "rename")
+        if source in self._links:
+            self._links[target] = self._links[source]
         if os.path.lexists(target) and not os.path.isdir(target):
             self._before_write(target)
         elif os.path.isdir(source) and not os.path.islink(source):
@@ -191,12 +195,18 @@ class _Watch:
         if not isinstance(path, int) and os.path.isfile(path) and os.path.getsize(path) <= _MOST_BYTES:
             self._before_write(_whole(path))
 
-    def _link(self, source: Any, target: Any, *folders: int) -> None:
-        place = _itself(target, folders[-1])
+    def _link(self, source: Any, target: Any, source_folder: int, folder: int) -> None:
+        file = os.path.realpath(_itself(source, source_folder))
+        self._links[_itself(target, folder)] = self._links.get(file, file)
+        self._symlink(source, target, folder)
+
+    def _symlink(self, source: Any, target: Any, folder: int) -> None:
+        place = _itself(target, folder)
         if not os.path.lexists(place):
             self._note(Change.MADE, place)
 
     def _before_write(self, path: str, *, makes: bool = True) -> None:
+        path = self._links.get(path, path)
         if path in self._made or (path, Change.KEPT) in self._known or not self._is_guarded(path):
             return
         try:

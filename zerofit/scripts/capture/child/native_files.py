@@ -16,6 +16,8 @@ from zerofit.scripts.on_import import when_imported
 _WRITTEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _WRITERS = (
     ("torch.serialization", "_open_zipfile_writer_file.__init__", 1),
+    ("torch", "from_file", 0),
+    ("torch.storage", "UntypedStorage.from_file", 0),
     ("safetensors.numpy", "serialize_file", 1),
     ("safetensors.torch", "serialize_file", 1),
     ("tokenizers", "Tokenizer.save", 1),
@@ -60,6 +62,8 @@ def _before(module: Any, *, name: str, at: int) -> None:
 
 
 def _only_reads(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if name.endswith("from_file"):  # a mapping, which reaches the file where it is shared
+        return not (args[1] if len(args) > 1 else kwargs.get("shared"))
     mode = args[2] if len(args) > 2 else kwargs.get("mode", "r")
     return name == "File.__init__" and mode == "r"
 

@@ -65,6 +65,10 @@ class Observations:
     is_ending: bool = False
     """True if the capture is complete, and models are run by zerofit alone."""
 
+    def note_saving(self) -> None:
+        """Note that the script saves."""
+        self.saves = True
+
     def note(self, text: str) -> None:
         """Keep a sentence for the capture's notes, once."""
         if text not in self.notes:

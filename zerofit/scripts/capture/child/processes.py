@@ -36,6 +36,15 @@ _HARMLESS_OF_GIT = {
     *("cat-file", "config", "describe", "diff", "log", "ls-files", "ls-remote", "remote", "rev-list"),
     *("rev-parse", "show", "status", "symbolic-ref", "version"),
 }
+_HARMLESS_FIRST = {
+    "numactl": {"--hardware", "-H", "--show"},
+    "pacman": {"-Q"},
+    "rpm": {"-q"},
+}
+"""Programs that only look where this is their first word; so DeepSpeed calls them (0.19: ops/op_builder,
+utils/numa.py)."""
+_COMPILER = re.compile(r"(?:\w+-linux-gnu-)?([a-z+]+)(?:-\d+)?")
+"""A compiler as Debian names it: x86_64-linux-gnu-gcc-12 is gcc."""
 _HARMLESS_MODULES = {"joblib", "json", "pip", "platform"}
 """Packages that `python -m` may run."""
 _HARMLESS_FILE = "/torch/_inductor/"
@@ -121,7 +130,10 @@ def is_harmless(words: list[str]) -> bool:
         return _is_harmless_python(words)
     if name == "env":  # with words behind it, it runs another program
         return len(words) == 1
-    return name in _HARMLESS.split() or words[1:] == ["--version"]
+    if name in _HARMLESS_FIRST:
+        return len(words) > 1 and words[1] in _HARMLESS_FIRST[name]
+    plain = _COMPILER.fullmatch(name)
+    return (plain[1] if plain else name) in _HARMLESS.split() or words[1:] == ["--version"]
 
 
 def _is_shell_text(words: list[str]) -> bool:

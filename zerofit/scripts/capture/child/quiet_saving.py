@@ -8,32 +8,48 @@ from zerofit.core.upstream.transformers import TRAINER_RESUMES
 from zerofit.scripts.on_import import around, when_imported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from zerofit.scripts.capture.child.observations import Observations
+    from collections.abc import Callable, Sequence
 
 
-def install(seen: Observations) -> None:
-    """Set the hooks."""
+def install(note: Callable[[], None], *, may_save: Callable[[], bool] = lambda: False) -> None:
+    """Set the hooks.
+
+    Args:
+        note: called each time that the script would save.
+        may_save: True at a time at which it may.
+    """
 
     def saves(*_: Any, **__: Any) -> None:
-        seen.saves = True
+        note()
 
-    when_imported("torch.serialization", lambda module: _quiet_torch(module, saves))
-    files = dict.fromkeys(("save_file", "save_model"), saves)
+    def replace(holder: Any, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if hasattr(holder, name):
+                around(holder, name)(
+                    lambda original, *args, _value=value, **kwargs: (original if may_save() else _value)(
+                        *args, **kwargs
+                    )
+                )
 
     def saves_configuration(model: Any, save_directory: Any, *_: Any, **__: Any) -> None:
         saves()
         _save_configuration(model, save_directory)
 
-    when_imported("safetensors.torch", lambda module: _replace(module, files))
-    when_imported("accelerate.accelerator", lambda module: _quiet_accelerator(module, saves))
+    when_imported("torch.serialization", lambda module: _quiet_torch(module, saves, may_save))
+    files = dict.fromkeys(("save_file", "save_model"), saves)
+    when_imported("safetensors.torch", lambda module: replace(module, files))
+    accelerator = dict.fromkeys(("save", "save_state", "save_model"), saves)
+    when_imported("accelerate.accelerator", lambda module: replace(module.Accelerator, accelerator))
     when_imported(
         "transformers.modeling_utils",
-        lambda module: _replace(module.PreTrainedModel, {"save_pretrained": saves_configuration}),
+        lambda module: replace(module.PreTrainedModel, {"save_pretrained": saves_configuration}),
     )
-    when_imported("peft.peft_model", lambda module: _replace(module.PeftModel, {"save_pretrained": saves}))
-    when_imported("transformers.trainer", lambda module: _quiet_trainer(module, saves))
+    when_imported("peft.peft_model", lambda module: replace(module.PeftModel, {"save_pretrained": saves}))
+    trainer = dict.fromkeys(("save_model", "save_state"), saves)
+    when_imported("transformers.trainer", lambda module: replace(module.Trainer, trainer))
+    unwanted = ("init_hf_repo", "push_to_hub", "create_model_card", *TRAINER_RESUMES)
+    when_imported("transformers.trainer", lambda module: _drop(module.Trainer, unwanted))
+    when_imported("accelerate.accelerator", lambda module: _drop(module.Accelerator, ("load_state",)))
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -47,12 +63,12 @@ def _save_configuration(model: Any, save_directory: Any) -> None:
     model.config.save_pretrained(save_directory)
 
 
-def _quiet_torch(module: Any, saves: Callable[..., None]) -> None:
+def _quiet_torch(module: Any, saves: Callable[..., None], may_save: Callable[[], bool]) -> None:
     """Let torch.save write all but weights: scripts keep prepared data by it, and read them back."""
 
     @around(module, "save")
     def save(original: Any, obj: Any, *args: Any, **kwargs: Any) -> None:
-        if _holds_weights(obj):
+        if _holds_weights(obj) and not may_save():
             saves()
         else:
             original(obj, *args, **kwargs)
@@ -63,18 +79,8 @@ def _holds_weights(obj: Any) -> bool:
     return any(hasattr(one, "state_dict") or hasattr(one, "_metadata") for one in (obj, *inner))
 
 
-def _quiet_accelerator(module: Any, saves: Callable[..., None]) -> None:
-    calls = dict.fromkeys(("save", "save_state", "save_model"), saves)
-    _replace(module.Accelerator, {**calls, "load_state": _nothing})
-
-
-def _quiet_trainer(module: Any, saves: Callable[..., None]) -> None:
-    quiet = dict.fromkeys(("init_hf_repo", "push_to_hub", "create_model_card"), _nothing)
-    loads = dict.fromkeys(TRAINER_RESUMES, _nothing)
-    _replace(module.Trainer, {**quiet, **loads, "save_model": saves, "save_state": saves})
-
-
-def _replace(holder: Any, values: dict[str, Any]) -> None:
-    for name, value in values.items():
+def _drop(holder: Any, names: Sequence[str]) -> None:
+    """Have calls do nothing."""
+    for name in names:
         if hasattr(holder, name):
-            setattr(holder, name, value)
+            setattr(holder, name, _nothing)

@@ -1,0 +1,121 @@
+"""The trials of `zerofit tune` as a table and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+from zerofit.core.text_table import table_lines, wrapped
+from zerofit.core.units import format_bytes
+from zerofit.launching.trials import TrialEnd, predicted_bytes, predicted_step_s
+from zerofit.planning.plan_words import batch, label, seconds
+
+if TYPE_CHECKING:
+    from zerofit.core.plan import Plan
+    from zerofit.launching.trials import Tried, Tuning
+
+TUNING_VERSION = 1
+"""Version of the JSON document; raised whenever a field changes its meaning or goes."""
+_NO_VALUE = "-"
+_HEAD = ("", "strategy", "batch", "step", "predicted", "ratio", "GPU", "predicted", "host")
+_LEFT_OUT = (5, 8, 7, 4, 6)
+"""Columns that go where the table is too wide, the first one first."""
+
+
+def tuning_table(tuning: Tuning, *, width: int | None) -> str:
+    """Return a line for each trial, the fastest first; where there was none, for what could be tried."""
+    best = tuning.best
+    ran = sorted(
+        tuning.tried,
+        key=lambda one: (one.result.step_time_s is None, one.result.step_time_s or 0.0),
+    )
+    rows = [_row(one.plan, one, is_best=one is best) for one in ran]
+    if not tuning.tried:
+        rows = [_row(plan, None, is_best=False) for plan in tuning.candidates]
+    lines = table_lines([_HEAD, *rows], width=width, leaves_out=_LEFT_OUT)
+    lines += ["", *wrapped(_sentences(tuning), width)]
+    return "\n".join(lines)
+
+
+def _row(plan: Plan, tried: Tried | None, *, is_best: bool) -> tuple[str, ...]:
+    predicted, measured = predicted_step_s(plan), None if tried is None else tried.result.step_time_s
+    step = _NO_VALUE if tried is None else tried.result.end.value
+    is_comparable = predicted and measured and not plan.topology.on_cpu
+    gpu_bytes = None if tried is None else tried.result.gpu_bytes
+    return (
+        ">" if is_best else "",
+        label(plan.strategy, plan.topology),
+        batch(plan.strategy),
+        step if measured is None else seconds(measured),
+        _NO_VALUE if predicted is None else seconds(predicted),
+        f"{measured / predicted:.2f}" if is_comparable and predicted and measured else _NO_VALUE,
+        _size(gpu_bytes),
+        _size(predicted_bytes(plan)),
+        _size(None if tried is None else tried.result.host_bytes or None),
+    )
+
+
+def _size(num_bytes: int | None) -> str:
+    return _NO_VALUE if num_bytes is None else format_bytes(num_bytes)
+
+
+def _sentences(tuning: Tuning) -> list[str]:
+    first, best = tuning.candidates[0], tuning.best
+    said = []
+    if best is not None:
+        chosen = next((one for one in tuning.tried if one.plan.strategy == first.strategy), None)
+        time_of_choice = None if chosen is None else chosen.result.step_time_s
+        said.append(f"fastest: {_words(best.plan)}, {seconds(best.result.step_time_s or 0.0)} a step")
+        if chosen is best:
+            said[0] += "; it is the planner's choice too"
+        elif time_of_choice is not None:
+            said[0] += f"; the planner's choice takes {seconds(time_of_choice)}"
+    said += [
+        f"{_words(one.plan)}: {one.result.cause or one.result.end.value}"
+        for one in tuning.tried
+        if one.result.end is not TrialEnd.MEASURED
+    ]
+    if first.topology.on_cpu:
+        said.append("measured on CPU ranks; what is predicted is of the GPUs that they rehearse")
+    if tuning.is_out_of_time:
+        said.append("the budget is used up: the same command with a larger one goes on from here")
+    return said
+
+
+def _words(plan: Plan) -> str:
+    return f"{label(plan.strategy, plan.topology)}, micro-batches {batch(plan.strategy)}"
+
+
+def tuning_json(tuning: Tuning) -> str:
+    """Return the trials as a JSON document.
+
+    Its fields: version, folder, on_cpu, is_out_of_time, stopped_by, best (the place of the fastest among the
+    trials), trials (in their order) and candidates (in the order of their predictions).
+    """
+    best = tuning.best
+    return json.dumps(
+        {
+            "version": TUNING_VERSION,
+            "folder": str(tuning.folder),
+            "on_cpu": tuning.candidates[0].topology.on_cpu,
+            "is_out_of_time": tuning.is_out_of_time,
+            "stopped_by": None if tuning.stopped_by is None else tuning.stopped_by.name,
+            "best": None if best is None else tuning.tried.index(best),
+            "trials": [
+                {**_strategy(one.plan), **dataclasses.asdict(one.result), "is_kept": one.is_kept}
+                for one in tuning.tried
+            ],
+            "candidates": [_strategy(plan) for plan in tuning.candidates],
+        },
+        indent=2,
+    )
+
+
+def _strategy(plan: Plan) -> dict[str, object]:
+    return {
+        "label": label(plan.strategy, plan.topology),
+        "strategy": dataclasses.asdict(plan.strategy),
+        "predicted_step_time_s": predicted_step_s(plan),
+        "predicted_bytes": predicted_bytes(plan),
+    }

@@ -1,0 +1,189 @@
+"""zerofit tune: the flags of trials, and their table; zerofit.launching does the work."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zerofit.cli.capturing import capture_limit_option
+from zerofit.cli.help_groups import GroupedVerb
+from zerofit.cli.options import no_check_option, one_node_options, request_of, run_dir_option, wide_option
+from zerofit.cli.output.console import Console, coloured
+from zerofit.cli.output.tuning import tuning_json, tuning_table
+from zerofit.cli.parameters import CONTEXT, Number, ParamType, typed_words
+from zerofit.cli.plan_options import machine_options, model_options, take_machine_flags, take_model_flags
+from zerofit.configs.write.write_files import file_exists, write_files
+from zerofit.core.errors import UserError
+from zerofit.core.plan import plan_to_json
+from zerofit.core.secrets import shell_words
+from zerofit.launching.launch import checked_request
+from zerofit.launching.nodes import Nodes
+from zerofit.launching.trials import TrialPolicy
+from zerofit.launching.tune import PLAN, tune_request
+
+_DEFAULT = TrialPolicy()
+_NOTHING_MEASURED = 1
+"""Exit code where no trial was measured."""
+_DURATION = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s?)?")
+
+
+class _Duration(ParamType[float]):
+    """A time such as 10m, 1h30m or 90s; a number alone is seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if not isinstance(value, str):
+            return float(value)
+        found = _DURATION.fullmatch(value.strip().lower())
+        if found is None or not any(found.groups()):
+            raise UserError(
+                "bad-value",
+                f"--budget can't be {value!r}",
+                found=f"--budget {value}",
+                why="it is a time in hours, minutes and seconds",
+                fix="write it like --budget 10m, --budget 1h30m or --budget 90s",
+            )
+        hours, minutes, rest = (int(part or 0) for part in found.groups())
+        return 3600.0 * hours + 60 * minutes + rest
+
+
+@click.command(cls=GroupedVerb, context_settings={**CONTEXT, "allow_interspersed_args": False})
+@click.option(
+    "--trials",
+    "num_trials",
+    metavar="N",
+    type=Number(int, least=1),
+    default=_DEFAULT.num_trials,
+    show_default=True,
+    help="Strategies to try at most; those of an earlier start count.",
+)
+@click.option(
+    "--steps",
+    "num_timed",
+    metavar="N",
+    type=Number(int, least=1),
+    default=_DEFAULT.num_timed,
+    show_default=True,
+    help="Optimizer steps of each trial that are timed.",
+)
+@click.option(
+    "--warm-up",
+    "num_warm_up",
+    metavar="N",
+    type=Number(int, least=1),
+    default=_DEFAULT.num_warm_up,
+    show_default=True,
+    help="Optimizer steps before those.",
+)
+@click.option(
+    "--budget", "budget_s", type=_Duration(), help="Begin no trial later than that, such as 10m or 1h30m."
+)
+@click.option("--anew", "is_anew", is_flag=True, help="Measure again what an earlier start has measured.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the fastest's plan, for launch --plan; it is in the folder of the trials anyway.",
+)
+@click.option("--force", is_flag=True, help="Write over a plan that is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
+@one_node_options
+@model_options
+@click.option("--gpu-ids", metavar="IDS", help="GPUs of this node to use, such as 0,2.")
+@machine_options(gpus="With --cpu: the GPUs to plan for, whose strategies the CPU ranks rehearse.")
+@capture_limit_option
+@click.option(
+    "--hang-limit",
+    "hang_limit_s",
+    metavar="SECONDS",
+    type=Number(int, least=0),
+    help="End a trial in which no rank moves for so long; as of zerofit launch.",
+)
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with python -m.")
+@run_dir_option
+@no_check_option
+@click.option("--dry-run", is_flag=True, help="Print what could be tried, try nothing; SCRIPT is captured.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option("-v", "--verbose", is_flag=True, help="Say all: what was captured, the plan's table.")
+@wide_option
+@click.argument("script")
+@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
+def tune(
+    script: str,
+    script_args: tuple[str, ...],
+    module: bool,
+    num_trials: int,
+    num_timed: int,
+    num_warm_up: int,
+    budget_s: float | None,
+    is_anew: bool,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+    capture_limit_s: float,
+    hang_limit_s: int | None,
+    run_dir: Path,
+    no_check: bool,
+    dry_run: bool,
+    quiet: bool,
+    verbose: bool,
+    wide: bool,
+    gpu_ids: str | None,
+    **flags: Any,
+) -> int:
+    """Run the plan's best few strategies for some steps each, on this machine, and take the fastest.
+
+    Each trial launches SCRIPT, unmodified, and ends it after some optimizer steps. It saves no weights,
+    tells trackers and the hub nothing, and leaves your files as they were. Given again, the same command
+    goes on where it was. Exits 1 where nothing fits, or no trial was measured.
+    """
+    console = Console(is_quiet=quiet, shows_details=verbose, is_wide=wide)
+    if out is not None and out.exists() and not force:
+        raise file_exists(str(out), flag="--out FILE")
+    model, elsewhere = take_model_flags(flags), take_machine_flags(flags)
+    request = checked_request(
+        (*(("-m",) if module else ()), script, *script_args),
+        model=model,
+        request=request_of(plan_file=None, allow=model.allow, **flags),
+        nodes=Nodes(num_processes=flags["num_processes"], gpu_ids=gpu_ids),
+        hostfile=None,
+        elsewhere=elsewhere,
+        captures=True,
+        capture_limit_s=capture_limit_s,
+        plan_file=None,
+        dry_run=False,
+        observer=console,
+    )
+    tuning = tune_request(
+        request,
+        TrialPolicy(
+            num_trials=num_trials,
+            num_warm_up=num_warm_up,
+            num_timed=num_timed,
+            budget_s=budget_s,
+            is_anew=is_anew,
+        ),
+        is_checked=not no_check,
+        hang_limit_s=hang_limit_s,
+        run_dir=run_dir,
+        dry_run=dry_run,
+        observer=console,
+    )
+    launch, plan_file = tuning.launch, tuning.folder / PLAN
+    if launch is not None and out is not None:
+        write_files({out: plan_to_json(launch.plan)}, force=force, flag="--out FILE", is_private=True)
+        plan_file = out
+    click.echo(tuning_json(tuning) if as_json else coloured(tuning_table(tuning, width=console.width)))
+    if dry_run:
+        return 0
+    if launch is not None and not as_json:
+        words = ("zerofit", "launch", "--plan", str(plan_file), *(("-m",) if module else ()))
+        click.echo(f"\nto train so: {shell_words((*words, *typed_words()[1]))}")
+    if tuning.stopped_by is not None:
+        again = "the same command goes on from here"
+        click.echo(f"zerofit: stopped by {tuning.stopped_by.name}; {again}", err=True)
+        return 128 + tuning.stopped_by
+    return _NOTHING_MEASURED if launch is None else 0

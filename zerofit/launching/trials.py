@@ -1,0 +1,464 @@
+"""Trials: the strategies that a plan expects to be fastest, each run for some steps on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerofit.core.atomic_file import write_whole
+from zerofit.core.cache_folder import cache_folder
+from zerofit.core.errors import UserError
+from zerofit.core.estimates import Holder
+from zerofit.core.observer import SILENT
+from zerofit.core.plan import Origin, Plan, Reason, TrialSteps, plan_from_json
+from zerofit.core.rank_record import read_record
+from zerofit.core.secrets import masked
+from zerofit.core.strategy import Buckets, Engine, show
+from zerofit.core.units import format_bytes
+from zerofit.core.validation import check_at_least
+from zerofit.launching.diagnose import FailureKind
+from zerofit.launching.prepare import prepare_launches
+from zerofit.launching.recover import wait_for_free_gpus
+from zerofit.launching.run_folder import TRIALS_PREFIX, RunFolder, fill_run_folder, make_folder
+from zerofit.launching.start import launch_files, start, trial_step_time_s
+from zerofit.machine.gpus import free_gpu_bytes
+from zerofit.machine.observations import subject_of
+from zerofit.machine.stopping import stopping_by_exception
+from zerofit.planning.plan_words import batch, label, seconds
+from zerofit.planning.search import SAME_TIME
+from zerofit.scripts.capture.environment import quiet_variables
+from zerofit.scripts.capture.journal import REFUSED, SPEC
+from zerofit.scripts.capture.leftovers import CaptureFolder, clear_leftovers, keep
+from zerofit.scripts.capture.restore_files import places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from zerofit.core.observer import Observer
+    from zerofit.core.strategy import Strategy
+    from zerofit.launching.diagnose import RunEnd
+    from zerofit.launching.request import LaunchRequest
+    from zerofit.launching.start import Launch
+
+_CANDIDATES_A_TRIAL = 4
+"""Strategies that are planned for each trial: what was measured of the first decides which of them follow."""
+_OUT_OF_MEMORY = (FailureKind.GPU_OUT_OF_MEMORY, FailureKind.HOST_OUT_OF_MEMORY)
+_RESULT = "result.json"
+
+
+class TrialEnd(StrEnum):
+    """How a trial ended."""
+
+    MEASURED = "measured"
+    OUT_OF_MEMORY = "out of memory"
+    FAILED = "failed"
+    """The script failed, or a rule forbids the strategy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPolicy:
+    """How many trials there are, and how long."""
+
+    num_trials: int = 5
+    """Those of an earlier start that was interrupted count."""
+    num_warm_up: int = 3
+    """Optimizer steps of each trial that are not timed."""
+    num_timed: int = 10
+    """Optimizer steps of each trial that are timed."""
+    budget_s: float | None = None
+    """No trial begins later than so long after the first; None for any time."""
+    is_anew: bool = False
+    """True to measure again what an earlier start has measured."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "num_trials", "num_warm_up", "num_timed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """What a trial showed."""
+
+    end: TrialEnd
+    step_time_s: float | None = None
+    """Median of the timed steps, of the slowest rank; None where it was not measured."""
+    gpu_bytes: int | None = None
+    """Most memory that PyTorch's allocator held on any GPU; None without one."""
+    host_bytes: int = 0
+    """Largest resident memory of any rank."""
+    cause: str | None = None
+    """Why it was not measured, in a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A strategy with its trial."""
+
+    launch: Launch
+    result: TrialResult
+    is_kept: bool
+    """True if it was measured by an earlier start."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was tried."""
+        return self.launch.plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """All trials of a script, and which strategy won."""
+
+    tried: tuple[Tried, ...]
+    """In the order of the trials."""
+    folder: Path
+    """Holds a run folder for each trial, and its result."""
+    candidates: tuple[Plan, ...]
+    """What could be tried: the planner's choice, then the fastest that fit by their estimates."""
+    is_out_of_time: bool = False
+    """True if the budget ended it."""
+    stopped_by: signal.Signals | None = None
+    """The signal that ended it; None where none did."""
+
+    @property
+    def best(self) -> Tried | None:
+        """The fastest that was measured; None where none was."""
+        measured = [one for one in self.tried if one.result.step_time_s is not None]
+        return min(measured, key=lambda one: one.result.step_time_s or 0.0, default=None)
+
+    @property
+    def launch(self) -> Launch | None:
+        """The launch of the fastest, its plan with the measurement as the reason; None where none ran."""
+        best = self.best
+        if best is None:
+            return None
+        strategy = best.plan.strategy
+        name = "engine" if strategy.engine is Engine.NATIVE else "zero_stage"
+        num_measured = sum(one.result.end is TrialEnd.MEASURED for one in self.tried)
+        reason = Reason(
+            field=name,
+            value=show(getattr(strategy, name)),
+            origin=Origin.PLANNER,
+            why=f"the fastest of {num_measured} that were measured here, "
+            f"{seconds(best.result.step_time_s or 0.0)} a step",
+        )
+        others = tuple(one for one in best.plan.reasons if one.field != name)
+        return replace(best.launch, plan=replace(best.plan, reasons=(reason, *others)))
+
+
+def predicted_step_s(plan: Plan) -> float | None:
+    """Return the predicted time of a step; None where the machine's rates are not known."""
+    time_of_step = None if plan.estimate is None else plan.estimate.step_time
+    return None if time_of_step is None else time_of_step.seconds
+
+
+def predicted_bytes(plan: Plan) -> int | None:
+    """Return what PyTorch's allocator is predicted to hold on a GPU; None without an estimate."""
+    return None if plan.estimate is None else plan.estimate.device.peak.held_by(Holder.TENSORS, Holder.CACHE)
+
+
+def run_trials(
+    request: LaunchRequest,
+    policy: TrialPolicy,
+    *,
+    run_dir: Path,
+    settings: Mapping[str, object],
+    hang_limit_s: float | None,
+    check: Callable[[Launch, Observer], None],
+    dry_run: bool,
+    observer: Observer,
+) -> Tuning:
+    """Plan a launch, and run the strategies that promise most for some steps each, one after another.
+
+    A trial is a whole launch of the unmodified script. Weights are not saved, trackers and the hub hear
+    nothing, and files that it writes are put back as they were. Its result is written at once: what an
+    earlier start has measured of the same script, machine and versions is not measured again.
+
+    Args:
+        request: the launch.
+        policy: how many trials there are, and how long.
+        run_dir: folder of all run folders.
+        settings: fields of Plan that all trials have.
+        hang_limit_s: as of `zerofit.launch`.
+        check: raises what forbids a launch, and tells the rest.
+        dry_run: True to plan what could be tried, and to try nothing.
+        observer: is told of each trial.
+
+    Raises:
+        UserError: no plan can be made, nothing fits, or the first trial can't be run here.
+        ExceptionGroup: of UserErrors, where compatibility rules forbid the first.
+    """
+    _check_can_tune(request)
+    number = _CANDIDATES_A_TRIAL * policy.num_trials
+    launches = tuple(
+        replace(one, plan=replace(one.plan, **settings))  # type: ignore[arg-type]
+        for one in prepare_launches(replace(request, num_fastest=number), observer)
+    )
+    check(launches[0], observer)
+    folder = _folder(run_dir, launches[0], policy)
+    plans = tuple(one.plan for one in launches)
+    if dry_run:
+        return Tuning(tried=(), folder=folder, candidates=plans)
+    if policy.is_anew:
+        shutil.rmtree(folder, ignore_errors=True)
+    make_folder(folder)
+    for place, sentences in clear_leftovers(cache_folder(os.environ, Path.home())).items():
+        for sentence in sentences:  # on files of a trial whose zerofit was killed
+            observer.say(sentence)
+        keep(place)
+    tuning = Tuning(tried=_kept(folder, launches), folder=folder, candidates=plans)
+    if number := len(tuning.tried):
+        kept = "1 trial of an earlier start is" if number == 1 else f"{number} trials of an earlier start are"
+        observer.say(f"{kept} kept; --anew measures again")
+    until = None if policy.budget_s is None else time.monotonic() + policy.budget_s
+    free = free_gpu_bytes()
+    try:
+        with stopping_by_exception():
+            while len(tuning.tried) < policy.num_trials:
+                following = _next_of(launches, tuning)
+                if following is None:
+                    break
+                if until is not None and time.monotonic() >= until:
+                    return replace(tuning, is_out_of_time=True)
+                trial = _Trial(following, policy, folder, hang_limit_s, observer)
+                head = f"trial {len(tuning.tried) + 1} of {policy.num_trials}"
+                observer.say(f"{head}: {_words(following.plan)}")
+                ended = trial.run(check)
+                if isinstance(ended, signal.Signals):
+                    return replace(tuning, stopped_by=ended)
+                one = Tried(launch=following, result=ended, is_kept=False)
+                tuning = replace(tuning, tried=(*tuning.tried, one))
+                observer.say(f"{head}: {result_words(ended)}")
+                wait_for_free_gpus(free, observer)
+    except KeyboardInterrupt:
+        return replace(tuning, stopped_by=signal.SIGINT)
+    return tuning
+
+
+def _next_of(launches: Sequence[Launch], tuning: Tuning) -> Launch | None:
+    """Return the launch to try next; None where none is left."""
+    results = {one.plan.strategy: one.result for one in tuning.tried}
+    tried = {
+        place: results[plan.strategy]
+        for place, plan in enumerate(tuning.candidates)
+        if plan.strategy in results
+    }
+    place = next_to_try(tuning.candidates, tried)
+    return None if place is None else launches[place]
+
+
+def _check_can_tune(request: LaunchRequest) -> None:
+    """Check that a plan is made, whose strategies can be tried."""
+    if request.makes_a_plan:
+        return
+    because = request.why_unplanned
+    rehearses = "name the GPUs that the CPU ranks rehearse: --cpu --gpus SPEC"
+    raise UserError(
+        "nothing-to-tune",
+        "there are no strategies to try",
+        found=because,
+        why="trials are of the strategies that a plan compares, and no plan is made",
+        fix=rehearses if because == "--cpu" else f"leave out {because}",
+    )
+
+
+def _folder(run_dir: Path, launch: Launch, policy: TrialPolicy) -> Path:
+    """Return the folder of the trials of one script on one machine, the same at each start."""
+    plan = launch.plan
+    told = (
+        masked(launch.target),
+        os.getcwd(),
+        subject_of(plan.capture, plan.workload),
+        plan.topology,
+        [gpu.name for gpu in plan.machine.gpus],
+        plan.versions,
+        (policy.num_warm_up, policy.num_timed),
+    )
+    script = launch.target[launch.target[0] == "-m"]
+    digest = sha256(repr(told).encode()).hexdigest()[:8]
+    return run_dir.resolve() / f"{TRIALS_PREFIX}{Path(script).name.removesuffix('.py')}-{digest}"
+
+
+def _kept(folder: Path, launches: Sequence[Launch]) -> tuple[Tried, ...]:
+    """Return what earlier starts have measured of these launches; failures are to be tried again."""
+    of_strategy = {one.plan.strategy: one for one in launches}
+    found = {}
+    for file in sorted(folder.glob(f"trial-*/{_RESULT}"), key=lambda one: _number(one.parent)):
+        try:
+            document = json.loads(file.read_text(encoding="utf-8"))
+            result = TrialResult(**{**document, "end": TrialEnd(document["end"])})
+            plan = plan_from_json(RunFolder(path=file.parent).plan.read_text(encoding="utf-8"), name="")
+        except (OSError, ValueError, TypeError, KeyError, UserError):
+            continue
+        launch = of_strategy.get(plan.strategy)
+        if launch is not None and result.end is not TrialEnd.FAILED:
+            found[plan.strategy] = Tried(launch=launch, result=result, is_kept=True)
+    return tuple(found.values())
+
+
+def _number(trial: Path) -> int:
+    return int(trial.name.rpartition("-")[2])
+
+
+def next_to_try(plans: Sequence[Plan], results: Mapping[int, TrialResult]) -> int | None:
+    """Return the place of the plan that promises most; None where all were tried or can't fit.
+
+    Strategies that differ in micro-batch and buckets alone are one family. What was measured of a family
+    scales the predictions of its others; a family that was not tried yet is taken to be as much better than
+    predicted as the best so far. Of a family, what is predicted to be as fast as one that was tried comes
+    behind all else, and what is predicted to need as much memory as one that did not fit is left out.
+
+    Args:
+        plans: the planner's choice first, then by their predicted times.
+        results: of the trials so far, by the place of their plan.
+    """
+    if 0 not in results:
+        return 0
+    times = [predicted_step_s(plan) for plan in plans]
+    ratios: dict[Strategy, list[float]] = {}
+    for place, result in results.items():
+        predicted = times[place]
+        if result.step_time_s is not None and predicted:
+            ratios.setdefault(_family(plans[place]), []).append(result.step_time_s / predicted)
+    most_hopeful = min((min(of_family) for of_family in ratios.values()), default=1.0)
+
+    def rank(place: int) -> tuple[bool, float, int]:
+        predicted, family = times[place] or 0.0, _family(plans[place])
+        alike = [one for one in results if _family(plans[one]) == family]
+        is_same = any(abs(predicted - (times[one] or 0.0)) <= SAME_TIME * predicted for one in alike)
+        of_family = ratios.get(family, [most_hopeful])
+        return is_same, predicted * sum(of_family) / len(of_family), place
+
+    full = [place for place, one in results.items() if one.end is TrialEnd.OUT_OF_MEMORY]
+    left = [
+        place
+        for place, plan in enumerate(plans)
+        if place not in results and not any(_needs_as_much(plan, plans[one]) for one in full)
+    ]
+    return min(left, key=rank, default=None)
+
+
+def _family(plan: Plan) -> Strategy:
+    return replace(plan.strategy, micro_batch_size=None, gradient_accumulation_steps=None, buckets=Buckets())
+
+
+def _needs_as_much(plan: Plan, full: Plan) -> bool:
+    if plan.estimate is None or full.estimate is None or _family(plan) != _family(full):
+        return False
+    return plan.estimate.device.peak_bytes >= full.estimate.device.peak_bytes
+
+
+class _Trial:
+    """One trial in a run folder of its own."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        policy: TrialPolicy,
+        folder: Path,
+        hang_limit_s: float | None,
+        observer: Observer,
+    ) -> None:
+        self._launch, self._policy, self._hang_limit_s = launch, policy, hang_limit_s
+        self._observer = observer
+        self._runs = folder.parent
+        number = max((_number(one) for one in folder.glob("trial-*")), default=0) + 1
+        self._folder = RunFolder(path=folder / f"trial-{number}")
+
+    def run(self, check: Callable[[Launch, Observer], None]) -> TrialResult | signal.Signals:
+        """Run it to its end and write its result; return the signal where one stopped it, with no result."""
+        make_folder(self._folder.path)
+        try:
+            check(self._launch, SILENT)
+        except UserError as error:
+            return self._written(TrialResult(end=TrialEnd.FAILED, cause=error.summary))
+        except ExceptionGroup as errors:
+            causes = (str(one).partition("\n")[0] for one in errors.exceptions)
+            return self._written(TrialResult(end=TrialEnd.FAILED, cause="; ".join(causes)))
+        guard = CaptureFolder(cache_folder(os.environ, Path.home()))
+        try:
+            end = self._start(guard)
+            refused = _refused(guard.path)
+        finally:
+            for sentence in guard.clear(ended_ns=time.time_ns()):
+                self._observer.say(sentence)
+        if end.kind is FailureKind.SIGNAL and end.rank is None:
+            return signal.Signals(end.exit_code - 128)
+        return self._written(self._result(end, refused))
+
+    def _start(self, guard: CaptureFolder) -> RunEnd:
+        named = places(self._launch.target, environment=os.environ, cwd=Path.cwd(), home=Path.home())
+        named["caches"] += [str(guard.temporary), str(self._runs)]
+        (guard.path / SPEC).write_text(json.dumps(named), encoding="utf-8")
+        (guard.path / "trackers").mkdir()
+        steps = TrialSteps(
+            num_warm_up=self._policy.num_warm_up, num_timed=self._policy.num_timed, guard=str(guard.path)
+        )
+        # Out of memory is the result: nothing in the script may make smaller batches then.
+        launch = replace(self._launch, plan=replace(self._launch.plan, trial=steps, recovers=True))
+        fill_run_folder(self._folder, launch_files(launch, self._folder))
+        return start(
+            launch,
+            self._folder,
+            hang_limit_s=self._hang_limit_s,
+            observer=self._observer,
+            output=self._folder.path / "output.log",
+            variables=quiet_variables(guard.path, temporary=guard.temporary),
+        )
+
+    def _result(self, end: RunEnd, refused: str | None) -> TrialResult:
+        ranks = range(self._launch.plan.topology.world_size)
+        records = [one for rank in ranks if (one := read_record(self._folder.ranks, rank)) is not None]
+        step_time_s = trial_step_time_s(records) if end.kind is None else None
+        kind, cause = TrialEnd.MEASURED, refused or end.cause
+        if end.kind in _OUT_OF_MEMORY:
+            kind = TrialEnd.OUT_OF_MEMORY
+        elif step_time_s is None:
+            kind = TrialEnd.FAILED
+            cause = cause or (
+                f"the script ended within {self._policy.num_warm_up} steps, before one could be timed"
+            )
+        held = [one.peak_gpu_reserved_bytes for one in records if one.peak_gpu_reserved_bytes is not None]
+        return TrialResult(
+            end=kind,
+            step_time_s=step_time_s,
+            gpu_bytes=max(held, default=None),
+            host_bytes=max((one.peak_host_bytes for one in records), default=0),
+            cause=cause,
+        )
+
+    def _written(self, result: TrialResult) -> TrialResult:
+        write_whole(self._folder.path / _RESULT, json.dumps(asdict(result)) + "\n", mode=0o600)
+        return result
+
+
+def _refused(guard: Path) -> str | None:
+    """Return what the script was kept from doing; None where it was let be."""
+    try:
+        message = json.loads((guard / REFUSED).read_text(encoding="utf-8"))["message"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return f"{message}: the script is ended before that"
+
+
+def _words(plan: Plan) -> str:
+    predicted = predicted_step_s(plan)
+    words = f"{label(plan.strategy, plan.topology)}, micro-batches {batch(plan.strategy)}"
+    if predicted is None or plan.topology.on_cpu:  # where the prediction is of the GPUs that are rehearsed
+        return words
+    return f"{words}, predicted {seconds(predicted)} a step"
+
+
+def result_words(result: TrialResult) -> str:
+    """Return a trial's result in a few words: "402 ms a step, 19.8 GiB", or why there is none."""
+    if result.step_time_s is None:
+        return result.cause or result.end.value
+    held = result.host_bytes if result.gpu_bytes is None else result.gpu_bytes
+    return f"{seconds(result.step_time_s)} a step, {format_bytes(held)}"

@@ -1,0 +1,128 @@
+"""tune: the fastest memory strategy of a script, as measured on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerofit.core.observer import SILENT, Observer
+from zerofit.core.plan import GENERATE_LIMIT_S, plan_to_json
+from zerofit.launching.launch import RUNS, check_launch, checked_request, launch_settings
+from zerofit.launching.run_folder import write_file
+from zerofit.launching.trials import TrialPolicy, Tuning, run_trials
+from zerofit.planning.inputs import CAPTURE_LIMIT_S
+
+if TYPE_CHECKING:
+    from zerofit.launching.request import LaunchRequest
+
+_DEFAULT = TrialPolicy()
+PLAN = "plan.json"
+"""The fastest's plan, in the folder of the trials."""
+
+
+def tune(
+    script: str,
+    *arguments: str,
+    module: bool = False,
+    gpus: str | None = None,
+    num_trials: int = _DEFAULT.num_trials,
+    num_warm_up: int = _DEFAULT.num_warm_up,
+    num_timed: int = _DEFAULT.num_timed,
+    budget_s: float | None = None,
+    is_anew: bool = False,
+    capture_limit_s: float = CAPTURE_LIMIT_S,
+    is_checked: bool = True,
+    hang_limit_s: float | None = None,
+    run_dir: str | Path = RUNS,
+    dry_run: bool = False,
+    observer: Observer = SILENT,
+    **settings: Any,
+) -> Tuning:
+    """Measure the strategies that a plan expects to be fastest, and return which one is.
+
+    `zerofit.tune("train.py", "--epochs", "3").launch.plan` is a plan for `zerofit.launch(..., plan=...)`.
+    Each trial is a whole launch of the unmodified script that ends after some optimizer steps. It saves no
+    weights, tells trackers and the hub nothing, and leaves the user's files as they were. What it needed
+    goes to this machine's store of observations, which later plans use.
+
+    Args:
+        script: the script, or with `module` the module, to train.
+        arguments: the script's own.
+        module: True where the script is a module, as with `python -m`.
+        gpus: with `on_cpu=True`: GPUs to plan for, whose strategies are rehearsed on the CPU.
+        num_trials: trials at most; those of an earlier start of the same count.
+        num_warm_up: optimizer steps of each trial that are not timed.
+        num_timed: optimizer steps of each trial that are timed.
+        budget_s: no trial begins later than so long after the first.
+        is_anew: True to measure again what an earlier start has measured.
+        capture_limit_s: how long the script may take to come to its training.
+        is_checked: False to go on where compatibility rules say that it can't work.
+        hang_limit_s: as of `zerofit.launch`.
+        run_dir: folder of all run folders.
+        dry_run: True to return what could be tried, and to try nothing.
+        observer: is told of each trial; silent by default.
+        settings: as of `zerofit.launch`.
+
+    Returns:
+        All trials; `.best` is the fastest, `.launch` is None where none was measured.
+
+    Raises:
+        UserError: something that was given is wrong, nothing fits, or it can't be run here.
+        ExceptionGroup: of UserErrors, where compatibility rules forbid the planner's choice.
+    """
+    nodes, model, elsewhere, request = launch_settings(settings, gpus=gpus)
+    asked = checked_request(
+        (*(("-m",) if module else ()), script, *arguments),
+        dry_run=False,
+        observer=observer,
+        model=model,
+        request=request,
+        nodes=nodes,
+        hostfile=None,
+        elsewhere=elsewhere,
+        captures=True,
+        capture_limit_s=capture_limit_s,
+        plan_file=None,
+    )
+    policy = TrialPolicy(
+        num_trials=num_trials,
+        num_warm_up=num_warm_up,
+        num_timed=num_timed,
+        budget_s=budget_s,
+        is_anew=is_anew,
+    )
+    return tune_request(
+        asked,
+        policy,
+        is_checked=is_checked,
+        hang_limit_s=hang_limit_s,
+        run_dir=Path(run_dir),
+        dry_run=dry_run,
+        observer=observer,
+    )
+
+
+def tune_request(
+    request: LaunchRequest,
+    policy: TrialPolicy,
+    *,
+    is_checked: bool,
+    hang_limit_s: float | None,
+    run_dir: Path,
+    dry_run: bool,
+    observer: Observer,
+) -> Tuning:
+    """Do what `tune` does, from a launch request; the fastest's plan is written beside the trials."""
+    tuning = run_trials(
+        request,
+        policy,
+        run_dir=run_dir,
+        settings={"is_checked": is_checked, "generate_limit_s": GENERATE_LIMIT_S},
+        hang_limit_s=hang_limit_s,
+        check=check_launch,
+        dry_run=dry_run,
+        observer=observer,
+    )
+    if tuning.launch is not None:
+        write_file(tuning.folder / PLAN, plan_to_json(tuning.launch.plan))
+    return tuning
