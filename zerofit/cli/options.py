@@ -112,6 +112,12 @@ _RANK_OPTIONS = (
         "--num-processes", type=_POSITIVE, help="Ranks on all nodes together; one a GPU where it is left out."
     ),
     click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Nodes that take part."),
+    click.option(
+        "--tensor-parallel-size",
+        "--tp-size",
+        type=_POSITIVE,
+        help="Ranks that share each layer of one copy of the model and take the same samples.",
+    ),
     click.option("--cpu", "on_cpu", is_flag=True, help="Leave GPUs alone: a rehearsal on the CPU."),
 )
 _RENDEZVOUS_OPTIONS = (

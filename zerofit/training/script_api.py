@@ -238,7 +238,9 @@ def _deepspeed_config(plan: Plan) -> dict[str, Any] | None:
         return None
     open_fields = ("precision", "micro_batch_size", "gradient_accumulation_steps", "gradient_clipping")
     strategy = replace(plan.strategy, **dict.fromkeys(open_fields))  # type: ignore[arg-type]
-    return deepspeed_config(strategy, trains=plan.trains)
+    return deepspeed_config(
+        strategy, trains=plan.trains, tensor_parallel_size=plan.topology.tensor_parallel_size
+    )
 
 
 def _plugin(config: dict[str, Any]) -> Any:
