@@ -27,9 +27,12 @@ ORDERS = {
         "deepspeed.runtime.engine",
         "torch.nn.utils",
         "transformers.modeling_utils",
+        "transformers.integrations.deepspeed",
         "transformers.modeling_utils",
         "transformers.generation.utils",
         "accelerate.accelerator",
+        "accelerate.accelerator",
+        "accelerate.scheduler",
         "accelerate.utils.memory",
         "transformers.trainer_utils",
         "transformers.training_args",
@@ -54,9 +57,18 @@ ORDERS = {
         "window weights",
         "required accumulate",
         "DeepSpeed's set-up",
+        "tensor groups",
         "arguments",
     ),
-    TRAINER_HOOKS: ("observation", "optimizer", "loss", "arguments", "checkpoints", "changed model"),
+    TRAINER_HOOKS: (
+        "observation",
+        "optimizer",
+        "loss",
+        "arguments",
+        "checkpoints",
+        "changed model",
+        "tensor groups",
+    ),
 }
 _USED_ELSEWHERE = {
     "zerofit.training.generate_hooks.install",  # by a function of hooks.py, which gives it its limit

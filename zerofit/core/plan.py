@@ -76,7 +76,7 @@ class Topology:
     on_cpu: bool = False
     """True if the ranks run on the CPU, GPUs or not."""
     tensor_parallel_size: int = 1
-    """Consecutive ranks that share each matrix product of one copy of the model, and take the same samples."""
+    """Consecutive ranks that share the layers of one copy of the model, and take the same samples."""
 
     __pydantic_config__ = STRICT
 

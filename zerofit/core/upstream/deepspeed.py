@@ -279,3 +279,34 @@ def base_optimizer(engine: Any) -> Any:
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
+
+
+def takes_vocab_parallel_head() -> bool:
+    """Return True if tensor_parallel.vocab_parallel_lm_head is a key of this release."""
+    from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
+
+    return "vocab_parallel_lm_head" in TPTrainingConfig.model_fields
+
+
+def why_not_cut(model: Any) -> str:
+    """Return why AutoTP can't cut a model, in DeepSpeed's own words; empty where it can.
+
+    It asks what DeepSpeed asks as an engine is made (runtime/engine.py, _apply_autotp_partitioning, 0.19.8).
+    """
+    from deepspeed.module_inject.auto_tp import AutoTP
+
+    with contextlib.suppress(ImportError):  # older releases take no plan of transformers
+        from deepspeed.module_inject.tp_plan_converter import TPPlanConverter
+        from deepspeed.runtime.tensor_parallel.config import _get_hf_tp_plan
+
+        plan = _get_hf_tp_plan(model)
+        try:
+            if plan and TPPlanConverter.convert(plan) is not None:
+                return ""
+        except ValueError as refusal:
+            return str(refusal).partition(". ")[0]
+    try:
+        AutoTP.tp_parser(model)
+    except AssertionError as refusal:
+        return str(refusal).partition(". ")[0]
+    return ""
