@@ -106,18 +106,18 @@ _FIELD_OPTIONS = (
     click.option(
         "--group-by-length", is_flag=True, default=None, help="Make batches of samples of like length."
     ),
-)
-_RANK_OPTIONS = (
-    click.option(
-        "--num-processes", type=_POSITIVE, help="Ranks on all nodes together; one a GPU where it is left out."
-    ),
-    click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Nodes that take part."),
     click.option(
         "--tensor-parallel-size",
         "--tp-size",
         type=_POSITIVE,
         help="Ranks that share each layer of one copy of the model and take the same samples.",
     ),
+)
+_RANK_OPTIONS = (
+    click.option(
+        "--num-processes", type=_POSITIVE, help="Ranks on all nodes together; one a GPU where it is left out."
+    ),
+    click.option("--num-machines", "--nnodes", "num_nodes", type=_POSITIVE, help="Nodes that take part."),
     click.option("--cpu", "on_cpu", is_flag=True, help="Leave GPUs alone: a rehearsal on the CPU."),
 )
 _RENDEZVOUS_OPTIONS = (

@@ -82,6 +82,7 @@ def loop(args: argparse.Namespace) -> None:
     write(
         args,
         accelerator.state.process_index,
+        generated=generate(accelerator.unwrap_model(model), accelerator.device),
         seen=seen,
         steps=steps,
         samples_per_step=samples_per_step,
@@ -94,6 +95,12 @@ def loop(args: argparse.Namespace) -> None:
         f"{args.output_dir}/model", is_main_process=accelerator.is_main_process, state_dict=state_dict
     )
     accelerator.end_training()
+
+
+def generate(model: torch.nn.Module, device: torch.device) -> list[list[int]]:
+    """Return what the model writes behind three prompts."""
+    prompts = Tokens(3, 3).tokens.to(device)
+    return model.eval().generate(prompts, max_new_tokens=6, do_sample=False).tolist()
 
 
 class Seen(TrainerCallback):
@@ -151,7 +158,8 @@ def with_trainer(args: argparse.Namespace) -> None:
         samples_per_step=trainer.get_total_train_batch_size(arguments),
         eval_loss=predicted.metrics["test_loss"],
         eval_tokens=predicted.label_ids.tolist(),
-        summed=0,
+        generated=generate(trainer.model, arguments.device),
+        summed=trainer.accelerator.reduce(torch.ones(1), reduction="sum").item(),
     )
     trainer.save_model(f"{args.output_dir}/model")
 

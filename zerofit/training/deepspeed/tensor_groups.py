@@ -64,6 +64,8 @@ def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes)
         return state_dict
 
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        for loader in args:
+            _check_stream(loader, self, settings)
         models = [one for one in args if _is_model(one)]
         if not models:
             return original(self, *args, **kwargs)
@@ -158,18 +160,18 @@ def check_model(model: Any, *, size: int) -> None:
         raise UserError(
             "tensor-parallel-adapters",
             "tensor parallelism can't cut layers with adapters",
-            found=f"{name} with --tensor-parallel-size {size}",
+            found=f"{name} over {size} tensor-parallel ranks",
             why="DeepSpeed knows which layers to cut by their names, and adapters have others",
-            fix="leave out --tensor-parallel-size, or train without adapters",
+            fix="train without tensor parallelism, or without adapters",
             see="https://github.com/hiyouga/LLaMA-Factory/issues/8206",
         )
     if why := why_not_cut(model):
         raise UserError(
             "tensor-parallel-model",
             "DeepSpeed can't cut this model for tensor parallelism",
-            found=f"{name} with --tensor-parallel-size {size}",
+            found=f"{name} over {size} tensor-parallel ranks",
             why=why,
-            fix="leave out --tensor-parallel-size; ZeRO-3 shards every model",
+            fix="train without tensor parallelism; ZeRO-3 shards every model",
         )
     config = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -181,7 +183,34 @@ def check_model(model: Any, *, size: int) -> None:
             "ranks with other numbers of heads draw other random numbers",
             found=f"{heads} key-value heads over {size} ranks, attention_dropout={dropout}",
             why="from then on their random states differ, and so do their copies of what all ranks hold",
-            fix=f"set attention_dropout to 0, or --tensor-parallel-size to a divisor of {heads}",
+            fix=f"set attention_dropout to 0, or take a number of ranks that divides {heads}",
+        )
+
+
+def _check_stream(loader: Any, accelerator: Any, settings: AppliedSettings) -> None:
+    """Check that accelerate does not hand one rank's batch of a stream to all groups.
+
+    Its dispatcher takes one batch for all ranks where there is tensor parallelism, and its guard asks for a
+    dimension of data parallelism that the mesh under DeepSpeed never has (accelerate 1.15, data_loader.py,
+    DataLoaderDispatcher).
+
+    Raises:
+        UserError: it would.
+    """
+    from torch.utils.data import DataLoader, IterableDataset
+
+    groups = settings.plan.topology.data_parallel_size
+    if groups == 1 or not isinstance(loader, DataLoader):
+        return
+    dispatches = accelerator.dispatch_batches
+    if dispatches or (dispatches is None and isinstance(loader.dataset, IterableDataset)):
+        raise UserError(
+            "tensor-parallel-dispatch",
+            "all groups of ranks would train on the same samples",
+            found=f"dispatch_batches={dispatches}, {groups} tensor-parallel groups, and a dataset of type "
+            f"{type(loader.dataset).__name__}",
+            why="accelerate then reads one batch and sends it to every rank",
+            fix="say dispatch_batches=False, in DataLoaderConfiguration or in accelerator_config",
         )
 
 
