@@ -1,4 +1,4 @@
-"""Tensor-parallel launches train what one process trains at the same global batch, in a loop and with Trainer."""
+"""Tensor-parallel launches train what one process trains, in a loop and with Trainer."""
 
 from __future__ import annotations
 

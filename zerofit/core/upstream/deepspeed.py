@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def wait_for_every_gather(module: Any) -> None:
@@ -255,6 +255,11 @@ _PARAMETER_SHARD = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt")
 def is_optimizer_shard(name: str) -> bool:
     """Return True if a file of a checkpoint holds one rank's optimizer states."""
     return _OPTIMIZER_SHARD.fullmatch(name) is not None
+
+
+def tensor_parallel_size_of(names: Iterable[str]) -> int:
+    """Return over how many ranks the layers were cut that a checkpoint's files are of."""
+    return max(1, len({found[0] for name in names if (found := re.search(r"mp_rank_\d+", name))}))
 
 
 def is_parameter_shard(name: str) -> bool:

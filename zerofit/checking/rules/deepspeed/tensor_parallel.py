@@ -9,6 +9,7 @@ from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
 from zerofit.checking.rules.example_scripts import LANGUAGE, LOADED, zero
 from zerofit.checking.situation import is_read_by_others, known, stage_of
 from zerofit.configs.document import SetValue, say
+from zerofit.core.facts import Checkpoint
 from zerofit.core.plan import Topology
 from zerofit.core.setting import Said
 from zerofit.core.strategy import Engine, Lora, Strategy, ZeroStage
@@ -95,6 +96,27 @@ def _loaded_at_stage_3(situation: Situation) -> Iterator[Hit]:
         )
 
 
+def _other_groups(situation: Situation) -> Iterator[Hit]:
+    checkpoint = situation.checkpoint
+    if checkpoint is None or checkpoint.num_ranks == 0 or checkpoint.is_universal:
+        return
+    group = _group(situation)
+    size = 1 if group is None else group.value
+    if checkpoint.tensor_parallel_size != size:
+        saved = f"{checkpoint.folder} holds layers cut over {checkpoint.tensor_parallel_size} ranks"
+        yield Hit(found=f"{saved}, and {group.text if group else 'no tensor parallelism'}")
+
+
+def _resumed(size: int) -> Example:
+    return Example(
+        deepspeed=zero(2),
+        topology=Topology(world_size=2),
+        checkpoint=Checkpoint(
+            folder="checkpoint-2", num_ranks=2, partitions_parameters=False, tensor_parallel_size=size
+        ),
+    )
+
+
 RULES = (
     Rule(
         id="tensor-parallel-needs-deepspeed",
@@ -125,7 +147,7 @@ RULES = (
         severity=Severity.ERROR,
         summary="under tensor parallelism whole weights are saved only with "
         "stage3_gather_16bit_weights_on_model_save",
-        why="each rank holds parts of the weights at every stage, and accelerate puts them together only with "
+        why="each rank holds parts of the weights at every stage, and accelerate joins them only with "
         "the key; Trainer saves shards in their place",
         fix="set zero_optimization.stage3_gather_16bit_weights_on_model_save to true",
         see=_ACCELERATOR,
@@ -163,6 +185,20 @@ RULES = (
             script=LANGUAGE,
         ),
         evidence=Evidence(outcome=Effect.FAILS, says="tensor-parallel-adapters"),
+    ),
+    Rule(
+        id="resume-needs-same-tensor-parallel-size",
+        severity=Severity.ERROR,
+        summary="a checkpoint resumes with the tensor-parallel size that saved it",
+        why="each rank saved its parts of the layers, and neither DeepSpeed nor its converter cuts them anew",
+        fix="resume with the size that saved it, or start anew from the saved weights",
+        see=_DOCS,
+        find=_other_groups,
+        bad=_resumed(2),
+        good=_resumed(1),
+        evidence=Evidence(
+            outcome=Effect.FAILS, not_reproduced="the harness saves no tensor-parallel checkpoint"
+        ),
     ),
     Rule(
         id="tensor-parallel-over-nodes",
