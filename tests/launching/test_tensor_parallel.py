@@ -215,6 +215,40 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(
     assert_same_weights(resumed.folder / "out", alone)
 
 
+@pytest.mark.evidence
+def test_ranks_that_made_other_weights_start_with_those_of_the_first(
+    launch: Callable[..., Run], model_of: Callable[[str], Path], reference: Callable[..., Path]
+) -> None:
+    target = _script(model_of("llama"), "--batch-size", "4", "--fresh-head")
+    run = launch(*_TWO_PAIRS, "--zero-stage", "2", *target).check()
+    assert_trains_as(run.folder / "out", reference("llama", "--batch-size", "8", "--fresh-head"))
+
+
+@pytest.mark.evidence
+def test_a_stream_that_all_groups_would_share_is_refused(
+    launch: Callable[..., Run], model_of: Callable[[str], Path]
+) -> None:
+    run = launch(*_TWO_PAIRS, "--zero-stage", "2", *_script(model_of("llama"), "--stream"))
+    assert run.exit_code == 2
+    assert "all groups of ranks would train on the same samples" in run.stderr
+
+
+@pytest.mark.evidence
+def test_a_checkpoint_resumes_with_its_own_size_alone(
+    launch: Callable[..., Run], model_of: Callable[[str], Path]
+) -> None:
+    target = _script(model_of("llama"), "--batch-size", "4", f"--save-step={SAVED_AT}")
+    run = launch(*_PAIR, "--zero-stage", "2", *target).check()
+    for script in (target, [*target, "--trainer"]):
+        resumed = launch("--num-processes", "2", "--zero-stage", "2", *script, "--resume", "out/state")
+        assert resumed.exit_code == 2
+        assert "layers cut over 2 ranks" in resumed.stderr
+    command = [sys.executable, "-m", "zerofit", "export", "out/state", "--out", "whole"]
+    exported = run_command(command, run.folder)
+    assert exported.exit_code == 2
+    assert "export-of-cut-layers" in exported.stderr
+
+
 REFUSED = {
     "gpt2": "DeepSpeed can't cut this model for tensor parallelism",
     "mixtral": "DeepSpeed can't cut this model for tensor parallelism",

@@ -116,7 +116,7 @@ def _num_ranks(accelerator: Any) -> int:
     num_alike = math.prod(int(mesh[name].size()) for name in ("tp", "cp") if name in names)
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     tensor_parallel = {} if plugin is None else plugin.deepspeed_config.get("tensor_parallel", {})
-    return int(accelerator.num_processes) // num_alike // tensor_parallel.get("autotp_size", 1)
+    return int(accelerator.num_processes) // num_alike // int(tensor_parallel.get("autotp_size", 1))
 
 
 def _why_not(loader: Any, *, num_ranks: int) -> str | None:

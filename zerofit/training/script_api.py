@@ -238,9 +238,7 @@ def _deepspeed_config(plan: Plan) -> dict[str, Any] | None:
         return None
     open_fields = ("precision", "micro_batch_size", "gradient_accumulation_steps", "gradient_clipping")
     strategy = replace(plan.strategy, **dict.fromkeys(open_fields))  # type: ignore[arg-type]
-    return deepspeed_config(
-        strategy, trains=plan.trains, tensor_parallel_size=plan.topology.tensor_parallel_size
-    )
+    return deepspeed_config(strategy, trains=plan.trains)
 
 
 def _plugin(config: dict[str, Any]) -> Any:
@@ -283,6 +281,14 @@ def _checked(plan: Plan | Strategy | str | os.PathLike[str] | None) -> Plan:
             why="batches and memory of each rank depend on how many share the work",
             fix=f"start {found.topology.world_size} ranks (accelerate launch --num_processes "
             f"{found.topology.world_size}), or plan again",
+        )
+    if found.topology.tensor_parallel_size > 1:
+        raise UserError(
+            "tensor-parallel-in-script",
+            "a script can't apply a plan with tensor parallelism by itself",
+            found=f"tensor-parallel groups of {found.topology.tensor_parallel_size} ranks in the plan",
+            why="what accelerate counts per rank is put right as it is imported: too late here",
+            fix="start the script with `zerofit launch --plan FILE`",
         )
     return found
 

@@ -5,10 +5,11 @@ python several_dimensions.py --model DIR --output-dir out --batch-size 8
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import (
     AutoModelForCausalLM,
     Trainer,
@@ -43,8 +44,10 @@ def loop(args: argparse.Namespace) -> None:
 
     accelerator = Accelerator(gradient_accumulation_steps=args.accumulation)
     set_seed(0)
-    model = AutoModelForCausalLM.from_pretrained(args.model)
+    model = load(args, accelerator.state.process_index)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    if args.stream:
+        accelerator.prepare(DataLoader(Stream(), args.batch_size))
     loader = DataLoader(Tokens(NUM_SAMPLES, 1), args.batch_size, shuffle=True, drop_last=True)
     # As in accelerate's own nlp_example.py: steps of the loader before its batches are shared by the ranks.
     num_steps = len(loader) // args.accumulation
@@ -103,6 +106,24 @@ def generate(model: torch.nn.Module, device: torch.device) -> list[list[int]]:
     return model.eval().generate(prompts, max_new_tokens=6, do_sample=False).tolist()
 
 
+def load(args: argparse.Namespace, rank: int) -> torch.nn.Module:
+    """Return the model, its head from other random numbers on each rank where that is asked for."""
+    model = AutoModelForCausalLM.from_pretrained(args.model)
+    if args.fresh_head:
+        torch.manual_seed(rank)
+        torch.nn.init.normal_(model.lm_head.weight, std=0.02)
+        torch.manual_seed(0)
+    return model
+
+
+class Stream(IterableDataset):
+    """The same samples, one after another."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        tokens = Tokens(NUM_SAMPLES, 1)
+        return (tokens[index] for index in range(NUM_SAMPLES))
+
+
 class Seen(TrainerCallback):
     """Losses and rates of each step."""
 
@@ -140,7 +161,7 @@ def with_trainer(args: argparse.Namespace) -> None:
 
     watch = Seen()
     trainer = Trainer(
-        model=AutoModelForCausalLM.from_pretrained(args.model),
+        model=load(args, arguments.process_index),
         args=arguments,
         train_dataset=Tokens(NUM_SAMPLES, 1, is_uneven=True),
         eval_dataset=Tokens(11, 2),
@@ -177,6 +198,8 @@ def main() -> None:
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--save-step", type=int, default=0)
     parser.add_argument("--resume", default="")
+    parser.add_argument("--fresh-head", action="store_true")
+    parser.add_argument("--stream", action="store_true")
     parser.add_argument("--trainer", action="store_true")
     args = parser.parse_args()
     with_trainer(args) if args.trainer else loop(args)

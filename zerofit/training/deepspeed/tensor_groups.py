@@ -161,7 +161,7 @@ def check_model(model: Any, *, size: int) -> None:
             "tensor-parallel-adapters",
             "tensor parallelism can't cut layers with adapters",
             found=f"{name} over {size} tensor-parallel ranks",
-            why="DeepSpeed knows which layers to cut by their names, and adapters have others",
+            why="DeepSpeed cuts the layers around the adapters and then misses their parameters",
             fix="train without tensor parallelism, or without adapters",
             see="https://github.com/hiyouga/LLaMA-Factory/issues/8206",
         )
@@ -173,7 +173,7 @@ def check_model(model: Any, *, size: int) -> None:
             why=why,
             fix="train without tensor parallelism; ZeRO-3 shards every model",
         )
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     dropout = getattr(text, "attention_dropout", 0)
     heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", None)
