@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOLERANCE = 2e-5
-"""Relative. Sums over the ranks of a group are rounded in another order; eleven AdamW steps carry that on."""
+"""Relative. Sums over the ranks of a group are rounded in another order; twelve AdamW steps carry that on."""
 WEIGHT_TOLERANCE = 5e-5
 """Absolute, of weights of about 0.1 after as many steps."""
-NUM_STEPS = 11
+NUM_STEPS = 12
 SAVED_AT = 4
 _LLAMA = {"model_type": "llama", "num_key_value_heads": 2}
 MODELS: dict[str, dict[str, Any]] = {
@@ -154,6 +154,7 @@ _CASES = {
     "stage 3, all on the host": (_TWO_PAIRS, "3", ("--offload-optimizer", "cpu", "--offload-param", "cpu")),
     "stage 2, checkpointing": (_PAIR, "2", ("--gradient-checkpointing",)),
     "stage 2, micro-batches": (_PAIR, "2", ("--micro-batch-size", "2")),
+    "stage 2, compiled": (_PAIR, "2", ("--compile",)),
 }
 
 
@@ -213,6 +214,21 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(
     losses = [loss for _, loss, _ in whole["steps"][SAVED_AT:]]
     assert [loss for _, loss, _ in first["steps"]] == pytest.approx(losses, rel=TOLERANCE)
     assert_same_weights(resumed.folder / "out", alone)
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("by_trainer", [False, True], ids=["loop", "trainer"])
+def test_accumulated_batches_make_the_same_steps(
+    by_trainer: bool,
+    launch: Callable[..., Run],
+    model_of: Callable[[str], Path],
+    reference: Callable[..., Path],
+) -> None:
+    more = ("--accumulation", "2", *(("--trainer",) if by_trainer else ()))
+    run = launch(
+        *_TWO_PAIRS, "--zero-stage", "2", *_script(model_of("llama"), "--batch-size", "4", *more)
+    ).check()
+    assert_trains_as(run.folder / "out", reference("llama", "--batch-size", "8", *more))
 
 
 @pytest.mark.evidence

@@ -19,7 +19,7 @@ from transformers import (
     set_seed,
 )
 
-NUM_SAMPLES, LENGTH, VOCAB = 88, 16, 128
+NUM_SAMPLES, LENGTH, VOCAB = 96, 16, 128
 
 
 class Tokens(Dataset):

@@ -64,7 +64,7 @@ def install(module: Any, settings: AppliedSettings, changes: Changes) -> None:
         saved, now = _saved_layout(folder, str(tag)), layout_of(settings, self.optimizer)
         if saved is None:
             return original(self, load_dir, tag, *args, **kwargs)
-        _check_groups(folder, str(tag), size=settings.plan.topology.tensor_parallel_size)
+        _check_groups(folder, str(tag), size=settings.tensor_parallel_size)
         differences = _differences(saved, now, stage=int(self.zero_optimization_stage()))
         if self.zero_nvme_offload_optimizer():
             raise _refused(

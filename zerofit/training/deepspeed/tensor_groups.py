@@ -38,7 +38,7 @@ _LIBRARIES = (
 
 def install(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Hook what an Accelerator says to a script, and the weights that it hands out to be saved."""
-    size = settings.plan.topology.tensor_parallel_size
+    size = settings.tensor_parallel_size
     if size == 1:
         return
     own = accelerator_class.num_processes
@@ -99,7 +99,7 @@ def install_in_accelerate(module: ModuleType, settings: AppliedSettings, changes
     Args:
         module: accelerate.accelerator, whose gather_for_metrics() gathers what is no tensor.
     """
-    size = settings.plan.topology.tensor_parallel_size
+    size = settings.tensor_parallel_size
 
     def gather_object(original: Any, object: Any) -> Any:  # noqa: A002 - accelerate's own name
         return [item for part in original([object])[::size] for item in part]
@@ -114,15 +114,14 @@ def install_in_scheduler(module: ModuleType, settings: AppliedSettings, changes:
     Args:
         module: accelerate.scheduler, which asks AcceleratorState for nothing but the number of ranks.
     """
-    topology = settings.plan.topology
-    if topology.tensor_parallel_size > 1:
-        groups = SimpleNamespace(num_processes=topology.data_parallel_size)
+    if settings.tensor_parallel_size > 1:
+        groups = SimpleNamespace(num_processes=settings.plan.topology.data_parallel_size)
         module.AcceleratorState = lambda: groups  # type: ignore[attr-defined]
 
 
 def install_in_trainer(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> None:
     """Let a Trainer know how many ranks share its samples, as TrainingArguments.deepspeed tells it."""
-    size = settings.plan.topology.tensor_parallel_size
+    size = settings.tensor_parallel_size
     if size > 1 and hasattr(trainer_class, "get_tp_size"):
         wrap(trainer_class, "get_tp_size", lambda original, self: size)
 
@@ -141,7 +140,7 @@ def install_in_loading(module: ModuleType, settings: AppliedSettings, changes: C
         config = original()
         return config and {name: value for name, value in config.items() if name != "tensor_parallel"}
 
-    if settings.plan.topology.tensor_parallel_size > 1:
+    if settings.tensor_parallel_size > 1:
         wrap(module, "deepspeed_config", deepspeed_config)
 
 

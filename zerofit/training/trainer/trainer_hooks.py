@@ -102,7 +102,7 @@ def _check_epochs(trainer: Any, settings: AppliedSettings) -> None:
     script, args = trainer_fields.script_batches(trainer.args), trainer.args
     if script is None or not hasattr(trainer.train_dataset, "__len__"):
         return
-    readers = args.world_size // settings.plan.topology.tensor_parallel_size
+    readers = args.world_size // settings.tensor_parallel_size
     ranks = 1 if args.accelerator_config.split_batches else readers
     size, num_samples = script.samples_per_step * ranks, len(trainer.train_dataset)
     if has_even_epochs(

@@ -179,11 +179,7 @@ RULES = (
         see="https://github.com/hiyouga/LLaMA-Factory/issues/8206",
         find=_with_adapters,
         bad=Example(strategy=replace(_ZERO2, lora=Lora()), topology=_GROUP, script=LANGUAGE),
-        good=Example(
-            strategy=replace(_ZERO2, lora=Lora()),
-            topology=replace(_GROUP, tensor_parallel_size=1),
-            script=LANGUAGE,
-        ),
+        good=Example(strategy=_ZERO2, topology=Topology(world_size=2), script=LANGUAGE),
         evidence=Evidence(outcome=Effect.FAILS, says="tensor-parallel-adapters"),
     ),
     Rule(
