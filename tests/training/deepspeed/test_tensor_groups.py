@@ -1,4 +1,4 @@
-"""What is refused before DeepSpeed cuts a model, and what counts once; test_tensor_parallel.py launches it."""
+"""What is refused before DeepSpeed cuts a model, and what counts once; test_tensor_parallel.py launches."""
 
 from __future__ import annotations
 

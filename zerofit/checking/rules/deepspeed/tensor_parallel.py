@@ -85,6 +85,12 @@ def _not_gathered(situation: Situation) -> Iterator[Hit]:
         yield Hit(found=f"{group.text} with no {_GATHERS[1]}", place=group.place, edits=(edit,))
 
 
+def _at_stage_3(situation: Situation) -> Iterator[Hit]:
+    group = _group(situation)
+    if group is not None and (stage := stage_of(situation)).value is ZeroStage.PARAMETERS:
+        yield Hit(found=f"{group.text} with {stage.text}", place=group.place)
+
+
 def _loaded_at_stage_3(situation: Situation) -> Iterator[Hit]:
     group, document = _group(situation), situation.deepspeed
     if group is None or document is None or stage_of(situation).value is not ZeroStage.PARAMETERS:
@@ -155,6 +161,23 @@ RULES = (
         bad=Example(deepspeed=zero(2, tensor_parallel={"autotp_size": 2}), script=LANGUAGE),
         good=Example(deepspeed=zero(2), script=LANGUAGE),
         evidence=Evidence(outcome=Effect.FAILS, says="Cannot get 16bit model weights"),
+    ),
+    Rule(
+        id="tensor-parallel-at-zero3-needs-newer-deepspeed",
+        severity=Severity.ERROR,
+        summary="DeepSpeed before 0.19.4 has no tensor parallelism at ZeRO-3",
+        why="its engine asserts that the stage is at most 2",
+        fix="set {zero_stage} to 2 or less, or install deepspeed 0.19.4 or newer",
+        see="https://github.com/deepspeedai/DeepSpeed/pull/8168",
+        find=_at_stage_3,
+        bad=Example(
+            deepspeed=zero(3, tensor_parallel={"autotp_size": 2}),
+            script=LANGUAGE,
+            versions={"deepspeed": "0.19.3"},
+        ),
+        good=Example(deepspeed=zero(3), script=LANGUAGE, versions={"deepspeed": "0.19.3"}),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs deepspeed before 0.19.4"),
+        holds_for=("deepspeed<0.19.4",),
     ),
     Rule(
         id="tensor-parallel-loading-at-zero3",
