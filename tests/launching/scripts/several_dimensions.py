@@ -40,9 +40,13 @@ class Tokens(Dataset):
 
 
 def loop(args: argparse.Namespace) -> None:
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DataLoaderConfiguration
 
-    accelerator = Accelerator(gradient_accumulation_steps=args.accumulation)
+    accelerator = Accelerator(
+        gradient_accumulation_steps=args.accumulation,
+        # The order of the samples comes from a seed, whatever the number of ranks.
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0),
+    )
     set_seed(0)
     model = load(args, accelerator.state.process_index)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
