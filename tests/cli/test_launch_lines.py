@@ -111,6 +111,18 @@ def test_deepspeed_file_is_followed_and_flags_win(run_zerofit: _RunZerofit, fold
     assert "engine DDP DeepSpeed ZeRO-1 --zero-stage says so" in said
 
 
+def test_tensor_parallelism_of_a_deepspeed_file_is_followed(run_zerofit: _RunZerofit, folder: Path) -> None:
+    group = '"tensor_parallel": {"autotp_size": 2, "tp_overlap_comm": true}'
+    (folder / "ds.json").write_text(f'{{"zero_optimization": {{"stage": 1}}, {group}}}')
+    line = "--cpu --dry-run --num_processes 4 --deepspeed ds.json train.py"
+    said = _said(run_zerofit("launch", *line.split(), cwd=folder))
+    assert said[0] == (
+        "zerofit: ds.json says engine deepspeed, zero_stage 1, tensor_parallel_size 2; "
+        "not taken: tensor_parallel.tp_overlap_comm"
+    )
+    assert "zerofit: strategy: DeepSpeed ZeRO-1, fp32 on 4 CPU ranks in tensor-parallel groups of 2" in said
+
+
 def test_plan_replaces_the_strategy_of_a_file(run_zerofit: _RunZerofit, folder: Path) -> None:
     (folder / "acc.yaml").write_text(_ZERO3)
     line = "--cpu --gpus 2xA100-40G --wide --dry-run accelerate launch --config_file acc.yaml train.py"
