@@ -231,8 +231,8 @@ def _take_values_of_first_rank(model: Any, accelerator: Any) -> bool:
     tensors = [one for one in model.state_dict(keep_vars=True).values() if not hasattr(one, "ds_id")]
     if not tensors:
         return False
-    sums = torch.stack([one.detach().double().sum().cpu() for one in tensors])[None].to(accelerator.device)
-    all_sums = gather(sums)
+    sums = torch.stack([one.detach().sum(dtype=torch.float64).cpu() for one in tensors])
+    all_sums = gather(sums[None].to(accelerator.device))
     differing = (all_sums != all_sums[0]).any(0).tolist()
     for tensor in (one for one, differs in zip(tensors, differing, strict=True) if differs):
         with torch.no_grad():
