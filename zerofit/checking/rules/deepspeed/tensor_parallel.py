@@ -133,7 +133,7 @@ RULES = (
         see=_DOCS,
         find=_without_deepspeed,
         bad=Example(strategy=Strategy(), topology=_GROUP),
-        good=Example(strategy=Strategy(), topology=replace(_GROUP, tensor_parallel_size=1)),
+        good=Example(strategy=_ZERO2, topology=Topology(world_size=2)),
         evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
     ),
     Rule(
