@@ -154,7 +154,6 @@ _CASES = {
     "stage 3, all on the host": (_TWO_PAIRS, "3", ("--offload-optimizer", "cpu", "--offload-param", "cpu")),
     "stage 2, checkpointing": (_PAIR, "2", ("--gradient-checkpointing",)),
     "stage 2, micro-batches": (_PAIR, "2", ("--micro-batch-size", "2")),
-    "stage 2, compiled": (_PAIR, "2", ("--compile",)),
 }
 
 
