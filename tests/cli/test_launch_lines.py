@@ -117,10 +117,21 @@ def test_deepspeed_file_of_the_script_is_followed_where_nothing_is_planned(
     (folder / "ds.json").write_text(_DEEPSPEED)
     line = "--cpu --dry-run --num_processes 2 train.py --deepspeed ds.json"
     said = _said(run_zerofit("launch", *line.split(), cwd=folder))
-    assert (
-        said[0] == "zerofit: ds.json says engine deepspeed, zero_stage 2, optimizer_offload cpu"
-    )  # the rest stays
+    # What the file has beside it stays: the script reads it itself.
+    assert said[0] == "zerofit: ds.json says engine deepspeed, zero_stage 2, optimizer_offload cpu"
     assert said[1] == "zerofit: strategy: DeepSpeed ZeRO-2, optimizer on cpu, fp32 on 2 CPU ranks"
+
+
+def test_tensor_parallelism_of_a_deepspeed_file_is_followed(run_zerofit: _RunZerofit, folder: Path) -> None:
+    group = '"tensor_parallel": {"autotp_size": 2, "tp_overlap_comm": true}'
+    (folder / "ds.json").write_text(f'{{"zero_optimization": {{"stage": 1}}, {group}}}')
+    line = "--cpu --dry-run --num_processes 4 --deepspeed ds.json train.py"
+    said = _said(run_zerofit("launch", *line.split(), cwd=folder))
+    assert said[0] == (
+        "zerofit: ds.json says engine deepspeed, zero_stage 1, tensor_parallel_size 2; "
+        "not taken: tensor_parallel.tp_overlap_comm"
+    )
+    assert "zerofit: strategy: DeepSpeed ZeRO-1, fp32 on 4 CPU ranks in tensor-parallel groups of 2" in said
 
 
 def test_plan_replaces_the_strategy_of_a_file(run_zerofit: _RunZerofit, folder: Path) -> None:

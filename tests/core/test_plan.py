@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -271,7 +271,21 @@ def test_no_cut_of_a_plan_file_reads_as_a_plan() -> None:
         (Topology(world_size=8), 8, 8),
         (Topology(num_nodes=2, world_size=16), 16, 8),
         (Topology(num_nodes=4, world_size=4), 4, 1),
+        (Topology(world_size=8, tensor_parallel_size=2), 4, 8),
+        (Topology(num_nodes=2, world_size=8, tensor_parallel_size=8), 1, 4),
     ],
 )
 def test_ranks(topology: Topology, data_parallel_size: int, ranks_per_node: int) -> None:
     assert (topology.data_parallel_size, topology.ranks_per_node) == (data_parallel_size, ranks_per_node)
+
+
+def test_ranks_make_whole_tensor_parallel_groups() -> None:
+    with pytest.raises(ValueError, match="world_size: 3 ranks are no whole groups of 2"):
+        Topology(world_size=3, tensor_parallel_size=2)
+
+
+def test_a_plan_names_tensor_parallelism_where_there_is_some() -> None:
+    assert "tensor_parallel" not in plan_to_json(_FULL)
+    cut = replace(_FULL, topology=replace(_FULL.topology, tensor_parallel_size=4))
+    assert json.loads(plan_to_json(cut))["topology"]["tensor_parallel_size"] == 4
+    assert plan_from_json(plan_to_json(cut), name="plan.json") == cut

@@ -198,6 +198,12 @@ def test_ranks_that_read_the_same_count_as_one(sizes: dict[str, int] | None, num
     assert grouped_batches._num_ranks(accelerator) == num_ranks
 
 
+def test_ranks_of_a_tensor_parallel_group_under_deepspeed_count_as_one() -> None:
+    plugin = SimpleNamespace(deepspeed_config={"tensor_parallel": {"autotp_size": 4}})
+    accelerator = SimpleNamespace(num_processes=8, torch_device_mesh=None, deepspeed_plugin=plugin)
+    assert grouped_batches._num_ranks(accelerator) == 2
+
+
 def test_a_negative_seed_is_that_which_torch_takes_it_for() -> None:
     accelerator = grouping()[0]
     accelerator.dataloader_config.data_seed = -1

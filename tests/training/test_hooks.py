@@ -30,9 +30,12 @@ ORDERS = {
         "deepspeed.runtime.engine",
         "torch.nn.utils",
         "transformers.modeling_utils",
+        "transformers.integrations.deepspeed",
         "transformers.modeling_utils",
         "transformers.generation.utils",
         "accelerate.accelerator",
+        "accelerate.accelerator",
+        "accelerate.scheduler",
         "accelerate.utils.memory",
         "transformers.trainer_utils",
         "transformers.training_args",
@@ -58,6 +61,7 @@ ORDERS = {
         "window weights",
         "required accumulate",
         "DeepSpeed's set-up",
+        "tensor groups",
         "arguments",
     ),
     TRAINER_HOOKS: (
@@ -68,6 +72,7 @@ ORDERS = {
         "checkpoints",
         "memory in trackers",
         "changed model",
+        "tensor groups",
     ),
 }
 _USED_ELSEWHERE = {

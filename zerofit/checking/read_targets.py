@@ -19,7 +19,11 @@ from zerofit.core.command import Launcher
 from zerofit.core.errors import Unreadable, UserError, nearest
 from zerofit.core.facts import Checkpoint
 from zerofit.core.setting import Said
-from zerofit.core.upstream.deepspeed import is_optimizer_shard, is_parameter_shard
+from zerofit.core.upstream.deepspeed import (
+    is_optimizer_shard,
+    is_parameter_shard,
+    tensor_parallel_size_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -122,6 +126,7 @@ def probe_checkpoint(folder: str) -> Checkpoint | None:
         num_ranks=sum(map(is_optimizer_shard, names)),
         partitions_parameters=any(map(is_parameter_shard, names)),
         is_universal="zero" in names,  # deepspeed/checkpoint/ds_to_universal.py: one folder a parameter
+        tensor_parallel_size=tensor_parallel_size_of(names),
     )
 
 

@@ -158,7 +158,9 @@ def _files(plan: Plan, folder: Path, *, auto: bool) -> dict[Path, str]:
         folder / "launch.sh": _launch_script(plan, accelerate),
     }
     if deepspeed:
-        files[deepspeed] = deepspeed_json(strategy, trains=plan.trains)
+        files[deepspeed] = deepspeed_json(
+            strategy, trains=plan.trains, tensor_parallel_size=plan.topology.tensor_parallel_size
+        )
     return files
 
 

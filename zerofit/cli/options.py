@@ -106,6 +106,12 @@ _FIELD_OPTIONS = (
     click.option(
         "--group-by-length", is_flag=True, default=None, help="Make batches of samples of like length."
     ),
+    click.option(
+        "--tensor-parallel-size",
+        "--tp-size",
+        type=_POSITIVE,
+        help="Ranks that share each layer of one copy of the model and take the same samples.",
+    ),
 )
 _OF_ANY_NODE = (
     click.option(

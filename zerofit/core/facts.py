@@ -204,6 +204,8 @@ class Checkpoint:
     """True if each rank saved its own shard of the parameters, as at ZeRO-3."""
     is_universal: bool = False
     """True if ds_to_universal made it, so that it loads on any number of ranks."""
+    tensor_parallel_size: int = 1
+    """Ranks over which each layer was cut."""
 
 
 def parameters(model: ModelFacts) -> str:

@@ -76,18 +76,24 @@ class Topology:
     """Ranks on all nodes together."""
     on_cpu: bool = False
     """True if the ranks run on the CPU, GPUs or not."""
+    tensor_parallel_size: int = 1
+    """Consecutive ranks that share the layers of one copy of the model, and take the same samples."""
 
     __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "num_nodes", "world_size")
+        check_at_least(self, 1, "num_nodes", "world_size", "tensor_parallel_size")
         if self.world_size % self.num_nodes:
             raise ValueError(f"world_size: {self.world_size} ranks do not divide over {self.num_nodes} nodes")
+        if self.world_size % self.tensor_parallel_size:
+            raise ValueError(
+                f"world_size: {self.world_size} ranks are no whole groups of {self.tensor_parallel_size}"
+            )
 
     @property
     def data_parallel_size(self) -> int:
-        """Ranks that each take their own samples: all of them, as zerofit plans no tensor parallelism."""
-        return self.world_size
+        """Groups of ranks that each take their own samples: a rank each without tensor parallelism."""
+        return self.world_size // self.tensor_parallel_size
 
     @property
     def ranks_per_node(self) -> int:
@@ -167,8 +173,18 @@ _NUMBERS = re.compile(r"\[\n\s+((?:[-+.\deE]+,?\s+)+)\]")
 
 def plan_to_json(plan: Plan) -> str:
     """Return the plan as the text of a plan file; a list of numbers, such as lengths, is one line."""
-    text = json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
-    return _NUMBERS.sub(lambda found: "[" + " ".join(found[1].split()) + "]", text)
+    fields = {**dataclasses.asdict(plan), "topology": topology_fields(plan.topology)}
+    return _NUMBERS.sub(
+        lambda found: "[" + " ".join(found[1].split()) + "]", json.dumps(fields, indent=2) + "\n"
+    )
+
+
+def topology_fields(topology: Topology) -> dict[str, int]:
+    """Return the topology for a file; without tensor parallelism it says nothing of it."""
+    document = dataclasses.asdict(topology)
+    if topology.tensor_parallel_size == 1:
+        del document["tensor_parallel_size"]
+    return document
 
 
 def plan_from_json(text: str, *, name: str) -> Plan:
@@ -252,4 +268,6 @@ def _ranks(plan: Plan) -> str:
     topology = plan.topology
     kind = "CPU" if topology.on_cpu else "GPU"
     ranks = f"{topology.world_size} {kind} rank{'s' if topology.world_size > 1 else ''}"
+    if topology.tensor_parallel_size > 1:
+        ranks += f" in tensor-parallel groups of {topology.tensor_parallel_size}"
     return f"{ranks} on {topology.num_nodes} nodes" if topology.num_nodes > 1 else ranks

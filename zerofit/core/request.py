@@ -86,6 +86,8 @@ class Request:
     """Ranks on all nodes together."""
     num_nodes: int | None = None
     """Machines that take part."""
+    tensor_parallel_size: int | None = None
+    """Ranks that share each matrix product of one copy of the model."""
     on_cpu: bool = False
     """True if to leave GPUs alone."""
     elsewhere: bool = False

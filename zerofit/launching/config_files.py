@@ -22,15 +22,23 @@ if TYPE_CHECKING:
     from zerofit.core.setting import Said
     from zerofit.launching.nodes import Nodes
 
-_STRATEGY = ("engine", "zero_stage", "optimizer_offload", "param_offload", "nvme_path")
+_STRATEGY = (
+    "engine",
+    "zero_stage",
+    "optimizer_offload",
+    "param_offload",
+    "nvme_path",
+    "tensor_parallel_size",
+)
 """Settings that a plan chooses anew; precision, clipping and accumulation change a script's numbers."""
 _NODES = ("num_processes", "machine_rank", "main_process_port")
 _TAKEN = """
     zero_optimization bf16 fp16 gradient_clipping gradient_accumulation_steps train_batch_size
     train_micro_batch_size_per_gpu steps_per_print wall_clock_breakdown zero_force_ds_cpu_optimizer
-    zero_allow_untested_optimizer
+    zero_allow_untested_optimizer tensor_parallel
     """
 """Keys of a DeepSpeed file that are taken, or that zerofit's own file has."""
+_GROUP = ("tensor_parallel", "autotp_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +103,11 @@ def read_config_files(
             f"distributed_type: FSDP   ({config_file})",
             fix=f"say ranks and precision by flags in place of {config_file}",
         )
-    said = {**_settings(situation.settings, documents[0]), **_numbers(*files)}
+    said = {
+        **_settings(situation.settings, documents[0]),
+        **_numbers(*files),
+        **_groups(situation.deepspeed),
+    }
     engine = said.get("engine")
     return ConfigFiles(
         name=documents[0].name,
@@ -104,11 +116,7 @@ def read_config_files(
         nodes=_nodes(situation.accelerate),
         on_cpu=situation.accelerate is not None and situation.accelerate.value("use_cpu") is True,
         engine="FSDP" if is_fsdp else _engine_words(said) if engine else "",
-        left_out=tuple(
-            entry.key
-            for entry in (situation.deepspeed.root.entries if situation.deepspeed else ())
-            if entry.key not in _TAKEN.split()
-        ),
+        left_out=_left_out(situation.deepspeed) if situation.deepspeed else (),
     )
 
 
@@ -192,6 +200,22 @@ def _numbers(accelerate: Document | None, deepspeed: Document | None) -> dict[st
             if said is not None and isinstance(said.value, int | float) and said.value > 0:
                 numbers[name] = said
     return numbers
+
+
+def _left_out(deepspeed: Document) -> tuple[str, ...]:
+    """Return the keys of a DeepSpeed file that have no counterpart here."""
+    section, size = _GROUP
+    beside = deepspeed.value(section)
+    keys = [entry.key for entry in deepspeed.root.entries if entry.key not in _TAKEN.split()]
+    keys += [f"{section}.{key}" for key in (beside if isinstance(beside, dict) else ()) if key != size]
+    return tuple(keys)
+
+
+def _groups(deepspeed: Document | None) -> dict[str, Said[Any]]:
+    """Return the ranks of a tensor-parallel group, where the DeepSpeed file makes some."""
+    said = deepspeed.said(*_GROUP) if deepspeed is not None else None
+    is_size = said is not None and isinstance(said.value, int) and not isinstance(said.value, bool)
+    return {"tensor_parallel_size": said} if said is not None and is_size and said.value > 1 else {}
 
 
 def _nodes(file: Document | None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from zerofit.core.checkpoints import (
     noted_checkpoints,
 )
 from zerofit.core.errors import UserError
+from zerofit.core.upstream.deepspeed import tensor_parallel_size_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,6 +134,7 @@ def _weights(checkpoint: Path) -> dict[str, Any]:
     """Return the weights by name: the fp32 masters where DeepSpeed has them."""
     import torch
 
+    _check_whole(checkpoint)
     if any(checkpoint.glob("*/*_optim_states.pt")):
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
@@ -145,6 +147,20 @@ def _weights(checkpoint: Path) -> dict[str, Any]:
     if not found:
         raise _no_model(checkpoint, "it holds no weights")
     return {name.removeprefix("module.").removeprefix("_orig_mod."): value for name, value in found.items()}
+
+
+def _check_whole(checkpoint: Path) -> None:
+    """Check that each layer is whole in the checkpoint's shards."""
+    size = tensor_parallel_size_of(path.name for path in checkpoint.glob("*/*_states.pt"))
+    if size > 1:
+        raise UserError(
+            "export-of-cut-layers",
+            "the weights of a tensor-parallel checkpoint can't be put together from its files",
+            found=f"{checkpoint}: layers cut over {size} ranks",
+            why="DeepSpeed's zero_to_fp32 takes each rank's part for the whole layer",
+            fix="resume with the same --tensor-parallel-size and let the script save its model, or copy the "
+            "model.safetensors that Trainer wrote beside the shards",
+        )
 
 
 def _plain_weights(checkpoint: Path) -> dict[str, Any]:

@@ -74,7 +74,11 @@ def launch_files(launch: Launch, folder: RunFolder) -> dict[Path, str]:
             gradient_accumulation_steps=None,
             gradient_clipping=None,
         )
-        files[folder.deepspeed] = deepspeed_json(script_decides, trains=plan.trains)
+        files[folder.deepspeed] = deepspeed_json(
+            script_decides,
+            trains=plan.trains,
+            tensor_parallel_size=plan.topology.tensor_parallel_size,
+        )
     return files
 
 

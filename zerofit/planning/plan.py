@@ -293,7 +293,11 @@ def plan_to_run(
         raise no_gpus_here(
             "say which GPUs the run will have, such as --gpus 8xA100-80G, or leave out --model"
         )
-    ranks = Request(num_processes=request.num_processes, num_nodes=request.num_nodes)
+    ranks = Request(
+        num_processes=request.num_processes,
+        num_nodes=request.num_nodes,
+        tensor_parallel_size=request.tensor_parallel_size,
+    )
     topology = topology_of(machine, ranks)
     problem = subject.problem(
         request=request,

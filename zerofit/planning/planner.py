@@ -74,6 +74,7 @@ class Planner:
             num_fastest: how many of the fastest that fit to return beside the choice.
             learns: False to leave out what runs on this machine were observed to need.
         """
+        _check_estimable(problem)
         rates = probe_rates(problem.machine) if is_here else catalog_rates()
         self._observations = ()
         if learns and is_here and problem.script is not None:
@@ -147,6 +148,24 @@ class Planner:
             with self._observer.task(f"tracing {self._subject.name} {kind}") as tell:
                 self._made[key] = self._subject.trace(request, on_progress=tell)
         return self._made[key]
+
+
+def _check_estimable(problem: Problem) -> None:
+    """Check that no tensor parallelism is asked for, whose memory and time are not estimated.
+
+    Raises:
+        UserError: it is.
+    """
+    size = problem.request.tensor_parallel_size or 1
+    if size == 1:
+        return
+    raise UserError(
+        "tensor-parallel-not-estimated",
+        "what tensor parallelism needs is not estimated",
+        found=f"--tensor-parallel-size {size}",
+        why="estimates count whole layers on each GPU, and no traffic inside a tensor-parallel group",
+        fix="plan without it, or train with it by `zerofit launch --no-capture`, which goes by flags alone",
+    )
 
 
 def _with_rows(log: AllocationLog, rows_per_sample: int) -> AllocationLog:

@@ -47,6 +47,35 @@ def check_ranks(
         )
 
 
+def check_tensor_groups(world_size: int, tensor_parallel_size: int, *, said: str) -> None:
+    """Check that ranks make whole tensor-parallel groups.
+
+    Args:
+        world_size: ranks of all nodes together.
+        tensor_parallel_size: ranks of one group.
+        said: what tells the number of ranks, for the message.
+
+    Raises:
+        UserError: they do not.
+    """
+    if world_size % tensor_parallel_size == 0:
+        return
+    below = world_size // tensor_parallel_size * tensor_parallel_size
+    fits = [size for size in range(2, world_size + 1) if world_size % size == 0]
+    fixes = [
+        f"set --num-processes to {' or '.join(str(n) for n in (below, below + tensor_parallel_size) if n)}"
+    ]
+    if fits:
+        fixes.append(f"--tensor-parallel-size to {' or '.join(map(str, fits))}")
+    raise UserError(
+        "tensor-groups-not-whole",
+        "the ranks make no whole tensor-parallel groups",
+        found=f"{said} with --tensor-parallel-size {tensor_parallel_size}",
+        why="each group holds one copy of the model, and every rank is in one",
+        fix=", or ".join(fixes),
+    )
+
+
 def check_ranks_of(request: Request, machine: Machine) -> None:
     """Check that a machine that --gpus names has a GPU for each rank.
 

@@ -116,7 +116,7 @@ def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: 
     """Hook prepare(): check the script's batch, and set DeepSpeed up with what only the script knows."""
 
     def prepare(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        batch_size = _training_batch_size(self, args)
+        batch_size = _training_batch_size(self, args, settings)
         if self._zerofit_by_script and batch_size is not None and not hasattr(self, "_zerofit_batch_size"):
             # A later one is of other data, which need not fill the plan's batches.
             self._zerofit_batch_size = batch_size
@@ -124,7 +124,7 @@ def install_prepare(accelerator_class: Any, settings: AppliedSettings, changes: 
                 settings,
                 batch_size=batch_size,
                 accumulation=self.gradient_accumulation_steps,
-                num_ranks=self.num_processes,
+                num_ranks=_num_readers(self, settings),
             )
         plugin = getattr(self.state, "deepspeed_plugin", None)
         if plugin is None:
@@ -154,11 +154,11 @@ def _fill_auto(
     if config.get("train_micro_batch_size_per_gpu") == "auto":
         # accelerate would take the smallest of all DataLoaders, and fail without one. DeepSpeed only counts
         # samples with it, so that 1 is no harm where the data comes from elsewhere.
-        sizes = [_batch_sizes(accelerator, objects, shuffled=shuffled) for shuffled in (True, False)]
+        sizes = [_batch_sizes(accelerator, objects, settings, shuffled=one) for one in (True, False)]
         config["train_micro_batch_size_per_gpu"] = next((some[0] for some in sizes if some), 1)
 
 
-def _training_batch_size(accelerator: Any, objects: tuple[Any, ...]) -> int | None:
+def _training_batch_size(accelerator: Any, objects: tuple[Any, ...], settings: AppliedSettings) -> int | None:
     """Return the samples per rank of the DataLoader that surely trains, the largest; None without.
 
     It is one that shuffles, or the only one beside an optimizer.
@@ -168,14 +168,16 @@ def _training_batch_size(accelerator: Any, objects: tuple[Any, ...]) -> int | No
 
     num_loaders = sum(isinstance(item, DataLoader) for item in objects)
     is_only_one = num_loaders == 1 and any(isinstance(item, Optimizer) for item in objects)
-    return max(_batch_sizes(accelerator, objects, shuffled=not is_only_one), default=None)
+    return max(_batch_sizes(accelerator, objects, settings, shuffled=not is_only_one), default=None)
 
 
-def _batch_sizes(accelerator: Any, objects: tuple[Any, ...], *, shuffled: bool) -> list[int]:
+def _batch_sizes(
+    accelerator: Any, objects: tuple[Any, ...], settings: AppliedSettings, *, shuffled: bool
+) -> list[int]:
     """Return the samples per rank of all DataLoaders, or of all that shuffle."""
     from torch.utils.data import DataLoader, RandomSampler
 
-    ranks = accelerator.num_processes if accelerator.split_batches else 1
+    ranks = _num_readers(accelerator, settings) if accelerator.split_batches else 1
     return [
         max(1, int(loader.batch_size) // ranks)
         for loader in objects
@@ -183,6 +185,11 @@ def _batch_sizes(accelerator: Any, objects: tuple[Any, ...], *, shuffled: bool) 
         and loader.batch_size
         and (isinstance(loader.sampler, RandomSampler) or not shuffled)
     ]
+
+
+def _num_readers(accelerator: Any, settings: AppliedSettings) -> int:
+    """Return how many ranks, or groups of ranks, read samples of their own."""
+    return int(accelerator.num_processes) // settings.tensor_parallel_size
 
 
 def install_required_accumulate(accelerator_class: Any, settings: AppliedSettings, changes: Changes) -> None:

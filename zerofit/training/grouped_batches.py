@@ -114,7 +114,9 @@ def _num_ranks(accelerator: Any) -> int:
     mesh: Any = getattr(accelerator, "torch_device_mesh", None)
     names = () if mesh is None else mesh.mesh_dim_names or ()
     num_alike = math.prod(int(mesh[name].size()) for name in ("tp", "cp") if name in names)
-    return int(accelerator.num_processes) // num_alike
+    plugin = getattr(accelerator, "deepspeed_plugin", None)
+    tensor_parallel = {} if plugin is None else plugin.deepspeed_config.get("tensor_parallel", {})
+    return int(accelerator.num_processes) // num_alike // int(tensor_parallel.get("autotp_size", 1))
 
 
 def _why_not(loader: Any, *, num_ranks: int) -> str | None:

@@ -282,6 +282,14 @@ def _checked(plan: Plan | Strategy | str | os.PathLike[str] | None) -> Plan:
             fix=f"start {found.topology.world_size} ranks (accelerate launch --num_processes "
             f"{found.topology.world_size}), or plan again",
         )
+    if found.topology.tensor_parallel_size > 1:
+        raise UserError(
+            "tensor-parallel-in-script",
+            "a script can't apply a plan with tensor parallelism by itself",
+            found=f"tensor-parallel groups of {found.topology.tensor_parallel_size} ranks in the plan",
+            why="what accelerate counts per rank is put right as it is imported: too late here",
+            fix="start the script with `zerofit launch --plan FILE`",
+        )
     return found
 
 

@@ -39,6 +39,11 @@ class AppliedSettings:
         return self.strategy.engine is Engine.DEEPSPEED
 
     @property
+    def tensor_parallel_size(self) -> int:
+        """Ranks that share the layers of one copy of the model, and its samples."""
+        return self.plan.topology.tensor_parallel_size if self.uses_deepspeed else 1
+
+    @property
     def on_cpu(self) -> bool:
         """True if the ranks run on the CPU."""
         return self.plan.topology.on_cpu

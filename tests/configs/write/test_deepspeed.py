@@ -86,6 +86,16 @@ def test_only_stage_3_has_stage_3_keys(strategy: Strategy) -> None:
     assert zero.get("stage3_gather_16bit_weights_on_model_save", has_stage3_keys) is has_stage3_keys
 
 
+@pytest.mark.parametrize("strategy", _EVERY_STAGE, ids=lambda strategy: strategy.zero_stage.name)
+def test_tensor_parallelism_adds_its_section_and_whole_weights(strategy: Strategy) -> None:
+    alone = deepspeed_config(strategy)
+    assert deepspeed_config(strategy, tensor_parallel_size=1) == alone
+    cut = deepspeed_config(strategy, tensor_parallel_size=2)
+    assert cut.pop("tensor_parallel") == {"autotp_size": 2}
+    gathers = {"stage3_gather_16bit_weights_on_model_save": True}
+    assert cut == {**alone, "zero_optimization": alone["zero_optimization"] | gathers}
+
+
 @pytest.mark.parametrize("device", list(OffloadDevice))
 def test_aio_stands_beside_nvme_only(device: OffloadDevice) -> None:
     strategy = replace(_EVERY_STAGE[3], optimizer_offload=device, nvme_path="/nvme")

@@ -128,6 +128,8 @@ def _around(example: Example) -> list[str]:
         topology = example.topology
         kind = "CPU" if topology.on_cpu else "GPU"
         words.append(f"{topology.world_size} {kind} rank{'s' * (topology.world_size > 1)}")
+        if topology.tensor_parallel_size > 1:
+            words.append(f"--tensor-parallel-size {topology.tensor_parallel_size}")
     if example.machine is not None and example.machine.gpus:
         words.append(f"{example.machine.gpus[0].name} as GPU")
     if example.checkpoint is not None:

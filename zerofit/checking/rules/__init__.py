@@ -4,7 +4,7 @@ from zerofit.checking.rule import Rule
 from zerofit.checking.rules import precision
 from zerofit.checking.rules.accelerate import deepspeed_section
 from zerofit.checking.rules.accelerate import file as accelerate_file
-from zerofit.checking.rules.deepspeed import keys, offload, readers, switches, values
+from zerofit.checking.rules.deepspeed import keys, offload, readers, switches, tensor_parallel, values
 from zerofit.checking.rules.launch import files, flags, machines
 from zerofit.checking.rules.optimizer import rules as optimizers
 from zerofit.checking.rules.script import arguments as script_arguments
@@ -25,6 +25,7 @@ ALL_RULES: tuple[Rule, ...] = (
     *flags.RULES,
     *machines.RULES,
     *offload.RULES,
+    *tensor_parallel.RULES,
     *optimizers.RULES,
     *precision.RULES,
     *script_arguments.RULES,

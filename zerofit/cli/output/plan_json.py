@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.plan import topology_fields
 from zerofit.planning.applied_table import applied_rows
 from zerofit.planning.make_plan import why_it_loses
 from zerofit.planning.search import RuledOut
@@ -45,7 +46,7 @@ def _answer(answer: Answer, capture: Capture | None) -> dict[str, Any]:
         "is_fast": answer.is_fast,
         "model": dataclasses.asdict(problem.model),
         "machine": dataclasses.asdict(problem.machine),
-        "topology": dataclasses.asdict(problem.topology),
+        "topology": topology_fields(problem.topology),
         "workload": dataclasses.asdict(problem.workload),
         "versions": dataclasses.asdict(problem.versions),
         "device_bytes": problem.device_bytes,

@@ -29,7 +29,9 @@ _AIO = {
 """Source: https://www.deepspeed.ai/docs/config-json/#asynchronous-io"""
 
 
-def deepspeed_config(strategy: Strategy, *, trains: bool = True) -> dict[str, Any]:
+def deepspeed_config(
+    strategy: Strategy, *, trains: bool = True, tensor_parallel_size: int = 1
+) -> dict[str, Any]:
     """Return the DeepSpeed configuration of a strategy.
 
     The total batch is left out: DeepSpeed computes it, and a second number could only contradict.
@@ -37,6 +39,7 @@ def deepspeed_config(strategy: Strategy, *, trains: bool = True) -> dict[str, An
     Args:
         strategy: a strategy of the DeepSpeed engine.
         trains: whether there are gradients; without, everything about them is left out.
+        tensor_parallel_size: ranks that share each layer of one copy of the model.
     """
     config: dict[str, Any] = {"train_micro_batch_size_per_gpu": _or_auto(strategy.micro_batch_size)}
     if trains:
@@ -46,12 +49,17 @@ def deepspeed_config(strategy: Strategy, *, trains: bool = True) -> dict[str, An
     config["zero_optimization"] = _zero(strategy, trains=trains)
     if strategy.uses_nvme:
         config["aio"] = dict(_AIO)
+    if tensor_parallel_size > 1:
+        config["tensor_parallel"] = {"autotp_size": tensor_parallel_size}
+        # accelerate's get_state_dict() asks for it at each stage where ranks hold parts of the weights.
+        config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     return config
 
 
-def deepspeed_json(strategy: Strategy, *, trains: bool = True) -> str:
-    """Return the text of the DeepSpeed JSON file of a strategy."""
-    return json.dumps(deepspeed_config(strategy, trains=trains), indent=2) + "\n"
+def deepspeed_json(strategy: Strategy, *, trains: bool = True, tensor_parallel_size: int = 1) -> str:
+    """Return the text of the DeepSpeed JSON file of a strategy; see deepspeed_config."""
+    config = deepspeed_config(strategy, trains=trains, tensor_parallel_size=tensor_parallel_size)
+    return json.dumps(config, indent=2) + "\n"
 
 
 def _or_auto(value: float | None) -> float | str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.core.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def wait_for_every_gather(module: Any) -> None:
@@ -257,6 +257,11 @@ def is_optimizer_shard(name: str) -> bool:
     return _OPTIMIZER_SHARD.fullmatch(name) is not None
 
 
+def tensor_parallel_size_of(names: Iterable[str]) -> int:
+    """Return over how many ranks the layers were cut that a checkpoint's files are of."""
+    return max(1, len({found[0] for name in names if (found := re.search(r"mp_rank_\d+", name))}))
+
+
 def is_parameter_shard(name: str) -> bool:
     """Return True if a file of a checkpoint holds one rank's parameters, as ZeRO-3 saves them."""
     return _PARAMETER_SHARD.fullmatch(name) is not None
@@ -279,3 +284,34 @@ def base_optimizer(engine: Any) -> Any:
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
+
+
+def takes_vocab_parallel_head() -> bool:
+    """Return True if tensor_parallel.vocab_parallel_lm_head is a key of this release."""
+    from deepspeed.runtime.tensor_parallel.config import TPTrainingConfig
+
+    return "vocab_parallel_lm_head" in TPTrainingConfig.model_fields
+
+
+def why_not_cut(model: Any) -> str:
+    """Return why AutoTP can't cut a model, in DeepSpeed's own words; empty where it can.
+
+    It asks what DeepSpeed asks as an engine is made (runtime/engine.py, _apply_autotp_partitioning, 0.19.8).
+    """
+    from deepspeed.module_inject.auto_tp import AutoTP
+
+    with contextlib.suppress(ImportError):  # older releases take no plan of transformers
+        from deepspeed.module_inject.tp_plan_converter import TPPlanConverter
+        from deepspeed.runtime.tensor_parallel.config import _get_hf_tp_plan
+
+        plan = _get_hf_tp_plan(model)
+        try:
+            if plan and TPPlanConverter.convert(plan) is not None:
+                return ""
+        except ValueError as refusal:
+            return str(refusal).partition(". ")[0]
+    try:
+        AutoTP.tp_parser(model)
+    except AssertionError as refusal:
+        return str(refusal).partition(". ")[0]
+    return ""

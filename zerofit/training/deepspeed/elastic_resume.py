@@ -23,6 +23,7 @@ from zerofit.core.upstream.deepspeed import (
     is_optimizer_shard,
     is_parameter_shard,
     reading_universal,
+    tensor_parallel_size_of,
 )
 from zerofit.training.checkpoints import gather, layout_of, rank_of_process
 from zerofit.training.wrapping import wrap
@@ -63,6 +64,7 @@ def install(module: Any, settings: AppliedSettings, changes: Changes) -> None:
         saved, now = _saved_layout(folder, str(tag)), layout_of(settings, self.optimizer)
         if saved is None:
             return original(self, load_dir, tag, *args, **kwargs)
+        _check_groups(folder, str(tag), size=settings.tensor_parallel_size)
         differences = _differences(saved, now, stage=int(self.zero_optimization_stage()))
         if self.zero_nvme_offload_optimizer():
             raise _refused(
@@ -131,6 +133,13 @@ def _check_convertible(folder: Path, saved: SavedLayout, now: SavedLayout) -> No
                 f"saved by {saved.optimizer}, and {now.optimizer} is to go on",
                 "states of Adam and AdamW alone can be laid out anew: DeepSpeed's converter knows no others",
             )
+
+
+def _check_groups(folder: Path, tag: str, *, size: int) -> None:
+    saved = tensor_parallel_size_of(os.listdir(folder / tag))
+    if saved != size:
+        found = f"layers cut over {saved} rank{'s' * (saved > 1)}, and {size} are to go on"
+        raise _refused(folder, found, "DeepSpeed's converter does not cut layers anew")
 
 
 def _refused(folder: Path, found: str, why: str) -> UserError:

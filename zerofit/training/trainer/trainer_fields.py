@@ -153,7 +153,7 @@ def _batches(said: Mapping[str, Any], settings: AppliedSettings) -> Batches | No
     """Return the batches that the plan decides; None where it leaves them alone."""
     if settings.strategy.micro_batch_size is None and settings.strategy.gradient_accumulation_steps is None:
         return None
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1")) // settings.tensor_parallel_size
     sharers = world_size if _splits_batches(said["accelerator_config"]) else 1
     script = Batches(
         batch_size=max(1, said["per_device_train_batch_size"] // sharers),

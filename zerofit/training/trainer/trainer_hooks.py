@@ -53,7 +53,7 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
     def train(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         trainer_fields.apply(self.args, settings, changes)
         if settings.global_batch_size is None:
-            _check_epochs(self)
+            _check_epochs(self, settings)
         if self.model is not None:
             _set_checkpointing(self.model, self.args, settings, changes)
         return original(self, *args, **kwargs)
@@ -97,19 +97,20 @@ def _set_checkpointing(model: Any, arguments: Any, settings: AppliedSettings, ch
         changes.add(note)
 
 
-def _check_epochs(trainer: Any) -> None:
+def _check_epochs(trainer: Any, settings: AppliedSettings) -> None:
     """Refuse batches with which an epoch's steps would take other samples than with the script's."""
     script, args = trainer_fields.script_batches(trainer.args), trainer.args
     if script is None or not hasattr(trainer.train_dataset, "__len__"):
         return
-    ranks = 1 if args.accelerator_config.split_batches else args.world_size
+    readers = args.world_size // settings.tensor_parallel_size
+    ranks = 1 if args.accelerator_config.split_batches else readers
     size, num_samples = script.samples_per_step * ranks, len(trainer.train_dataset)
     if has_even_epochs(
         global_batch_size=size,
         num_samples=num_samples,
         max_steps=args.max_steps,
         drops_last=args.dataloader_drop_last,
-        data_parallel_size=args.world_size,
+        data_parallel_size=readers,
     ):
         return
     raise UserError(

@@ -1,0 +1,235 @@
+"""Rules of tensor parallelism: what it needs, and what it excludes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity
+from zerofit.checking.rules.example_scripts import LANGUAGE, LOADED, zero
+from zerofit.checking.situation import is_read_by_others, known, stage_of
+from zerofit.configs.document import SetValue, say
+from zerofit.core.facts import Checkpoint
+from zerofit.core.plan import Topology
+from zerofit.core.setting import Said
+from zerofit.core.strategy import Engine, Lora, Strategy, ZeroStage
+from zerofit.scripts.facts import ModelConstructor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from zerofit.checking.situation import Situation
+
+_PATH = ("tensor_parallel", "autotp_size")
+_GATHERS = ("zero_optimization", "stage3_gather_16bit_weights_on_model_save")
+_DOCS = "https://www.deepspeed.ai/tutorials/autotp-training/"
+_ACCELERATOR = "https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py"
+_ZERO2 = Strategy(engine=Engine.DEEPSPEED, zero_stage=ZeroStage.GRADIENTS)
+_GROUP = Topology(world_size=2, tensor_parallel_size=2)
+
+
+def _group(situation: Situation) -> Said[int] | None:
+    """Return the ranks of a tensor-parallel group; None without tensor parallelism."""
+    document, topology = situation.deepspeed, situation.topology
+    if document is not None:
+        value, entry = document.value(*_PATH), document.at(*_PATH)
+        if entry is None or not isinstance(value, int) or isinstance(value, bool) or value < 2:
+            return None
+        return Said(value=value, text=say(document, *_PATH), place=document.place(entry.key_span))
+    if topology is None or topology.tensor_parallel_size == 1:
+        return None
+    size = topology.tensor_parallel_size
+    return Said(value=size, text=f"--tensor-parallel-size {size}")
+
+
+def _without_deepspeed(situation: Situation) -> Iterator[Hit]:
+    group = _group(situation)
+    if group is None:
+        return
+    engine = known(situation.settings.engine, "what runs the training step")
+    if engine.value is Engine.NATIVE:
+        yield Hit(found=f"{group.text} with {engine.text}", place=group.place)
+
+
+def _parts_of_groups(situation: Situation) -> Iterator[Hit]:
+    group = _group(situation)
+    if group is None:
+        return
+    ranks = known(situation.topology, "the number of ranks").world_size
+    if ranks % group.value:
+        yield Hit(found=f"{group.text} with {ranks} rank{'s' * (ranks > 1)}", place=group.place)
+
+
+def _over_nodes(situation: Situation) -> Iterator[Hit]:
+    group = _group(situation)
+    if group is None:
+        return
+    topology = known(situation.topology, "the number of ranks")
+    if topology.num_nodes > 1 and topology.ranks_per_node % group.value:
+        each = f"{topology.ranks_per_node} ranks on each of {topology.num_nodes} nodes"
+        yield Hit(found=f"{group.text} with {each}", place=group.place)
+
+
+def _with_adapters(situation: Situation) -> Iterator[Hit]:
+    group = _group(situation)
+    if group is not None and situation.strategy is not None and situation.strategy.lora is not None:
+        yield Hit(found=f"{group.text} with --lora", place=group.place)
+
+
+def _not_gathered(situation: Situation) -> Iterator[Hit]:
+    group, document = _group(situation), situation.deepspeed
+    if group is None or document is None or document.value(*_GATHERS) in (True, "auto"):
+        return
+    if is_read_by_others(situation) and stage_of(situation).value is not ZeroStage.PARAMETERS:
+        edit = SetValue(document=document.name, path=_GATHERS, value=True)
+        yield Hit(found=f"{group.text} with no {_GATHERS[1]}", place=group.place, edits=(edit,))
+
+
+def _at_stage_3(situation: Situation) -> Iterator[Hit]:
+    group = _group(situation)
+    if group is not None and (stage := stage_of(situation)).value is ZeroStage.PARAMETERS:
+        yield Hit(found=f"{group.text} with {stage.text}", place=group.place)
+
+
+def _loaded_at_stage_3(situation: Situation) -> Iterator[Hit]:
+    group, document = _group(situation), situation.deepspeed
+    if group is None or document is None or stage_of(situation).value is not ZeroStage.PARAMETERS:
+        return
+    script = known(situation.script, "how the model is made")
+    if any(model.source is ModelConstructor.PRETRAINED for model in script.models):
+        yield Hit(
+            found=f"{group.text} with {stage_of(situation).text} and from_pretrained()", place=group.place
+        )
+
+
+def _other_groups(situation: Situation) -> Iterator[Hit]:
+    checkpoint = situation.checkpoint
+    if checkpoint is None or checkpoint.num_ranks == 0 or checkpoint.is_universal:
+        return
+    group = _group(situation)
+    size = 1 if group is None else group.value
+    if checkpoint.tensor_parallel_size != size:
+        saved = f"{checkpoint.folder} holds layers cut over {checkpoint.tensor_parallel_size} ranks"
+        yield Hit(found=f"{saved}, and {group.text if group else 'no tensor parallelism'}")
+
+
+def _resumed(size: int) -> Example:
+    return Example(
+        deepspeed=zero(2),
+        topology=Topology(world_size=2),
+        checkpoint=Checkpoint(
+            folder="checkpoint-2", num_ranks=2, partitions_parameters=False, tensor_parallel_size=size
+        ),
+    )
+
+
+RULES = (
+    Rule(
+        id="tensor-parallel-needs-deepspeed",
+        severity=Severity.ERROR,
+        summary="tensor parallelism needs DeepSpeed",
+        why="PyTorch's own data parallelism keeps whole layers on every rank",
+        fix="leave out {engine} native, or --tensor-parallel-size",
+        see=_DOCS,
+        find=_without_deepspeed,
+        bad=Example(strategy=Strategy(), topology=_GROUP),
+        good=Example(strategy=_ZERO2, topology=Topology(world_size=2)),
+        evidence=Evidence(outcome=Effect.IGNORED, observed=(("zero_stage", None),)),
+    ),
+    Rule(
+        id="tensor-parallel-groups-not-whole",
+        severity=Severity.ERROR,
+        summary="autotp_size does not divide the number of ranks",
+        why="each group of so many ranks holds one copy of the model, and every rank is in one",
+        fix="set tensor_parallel.autotp_size to a divisor of the number of ranks, or leave it out",
+        see=_DOCS,
+        find=_parts_of_groups,
+        bad=Example(deepspeed=zero(2, tensor_parallel={"autotp_size": 4}), topology=Topology(world_size=2)),
+        good=Example(deepspeed=zero(2), topology=Topology(world_size=2)),
+        evidence=Evidence(outcome=Effect.FAILS, says="RuntimeError"),
+    ),
+    Rule(
+        id="tensor-parallel-without-gathered-saving",
+        severity=Severity.ERROR,
+        summary="under tensor parallelism whole weights are saved only with "
+        "stage3_gather_16bit_weights_on_model_save",
+        why="each rank holds parts of the weights at every stage, and accelerate joins them only with "
+        "the key; Trainer saves shards in their place",
+        fix="set zero_optimization.stage3_gather_16bit_weights_on_model_save to true",
+        see=_ACCELERATOR,
+        find=_not_gathered,
+        bad=Example(deepspeed=zero(2, tensor_parallel={"autotp_size": 2}), script=LANGUAGE),
+        good=Example(deepspeed=zero(2), script=LANGUAGE),
+        evidence=Evidence(outcome=Effect.FAILS, says="Cannot get 16bit model weights"),
+    ),
+    Rule(
+        id="tensor-parallel-at-zero3-needs-newer-deepspeed",
+        severity=Severity.ERROR,
+        summary="DeepSpeed before 0.19.4 has no tensor parallelism at ZeRO-3",
+        why="its engine asserts that the stage is at most 2",
+        fix="set {zero_stage} to 2 or less, or install deepspeed 0.19.4 or newer",
+        see="https://github.com/deepspeedai/DeepSpeed/pull/8168",
+        find=_at_stage_3,
+        bad=Example(
+            deepspeed=zero(3, tensor_parallel={"autotp_size": 2}),
+            script=LANGUAGE,
+            versions={"deepspeed": "0.19.3"},
+        ),
+        good=Example(deepspeed=zero(3), script=LANGUAGE, versions={"deepspeed": "0.19.3"}),
+        evidence=Evidence(outcome=Effect.FAILS, not_reproduced="needs deepspeed before 0.19.4"),
+        holds_for=("deepspeed<0.19.4",),
+    ),
+    Rule(
+        id="tensor-parallel-loading-at-zero3",
+        severity=Severity.ERROR,
+        summary="transformers loads no model at ZeRO-3 beside tensor parallelism",
+        why="it takes the model for one whose layers are cut already, which DeepSpeed does only later",
+        fix="set {zero_stage} to 2 or less, or run by `zerofit launch`, which lets it load",
+        see="https://github.com/huggingface/transformers/blob/main/src/transformers/integrations/deepspeed.py",
+        find=_loaded_at_stage_3,
+        bad=Example(deepspeed=zero(3, tensor_parallel={"autotp_size": 2}), script=LOADED),
+        good=Example(deepspeed=zero(3), script=LOADED),
+        evidence=Evidence(outcome=Effect.FAILS, says="Weight conversions"),
+        holds_for=("transformers>=5.23",),
+        is_put_right_by_launch=True,
+    ),
+    Rule(
+        id="tensor-parallel-with-adapters",
+        severity=Severity.ERROR,
+        summary="tensor parallelism can't cut layers with adapters",
+        why="DeepSpeed cuts the layers around the adapters and then misses their parameters: KeyError",
+        fix="leave out --tensor-parallel-size or --lora",
+        see="https://github.com/hiyouga/LLaMA-Factory/issues/8206",
+        find=_with_adapters,
+        bad=Example(strategy=replace(_ZERO2, lora=Lora()), topology=_GROUP, script=LANGUAGE),
+        good=Example(strategy=_ZERO2, topology=Topology(world_size=2), script=LANGUAGE),
+        evidence=Evidence(outcome=Effect.FAILS, says="tensor-parallel-adapters"),
+    ),
+    Rule(
+        id="resume-needs-same-tensor-parallel-size",
+        severity=Severity.ERROR,
+        summary="a checkpoint resumes with the tensor-parallel size that saved it",
+        why="each rank saved its parts of the layers, and neither DeepSpeed nor its converter cuts them anew",
+        fix="resume with the size that saved it, or start anew from the saved weights",
+        see=_DOCS,
+        find=_other_groups,
+        bad=_resumed(2),
+        good=_resumed(1),
+        evidence=Evidence(
+            outcome=Effect.FAILS, not_reproduced="the harness saves no tensor-parallel checkpoint"
+        ),
+    ),
+    Rule(
+        id="tensor-parallel-over-nodes",
+        severity=Severity.ADVICE,
+        summary="a tensor-parallel group has ranks on several nodes",
+        why="its ranks exchange activations in every layer, and the network between nodes is many times "
+        "slower than the links inside one",
+        fix="let the ranks of one node make whole groups, and use ZeRO between the nodes",
+        see="https://arxiv.org/abs/2104.04473",
+        find=_over_nodes,
+        bad=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=8)),
+        good=Example(strategy=_ZERO2, topology=Topology(num_nodes=2, world_size=8, tensor_parallel_size=4)),
+        evidence=Evidence(outcome=Effect.COSTS, not_reproduced="needs two nodes"),
+    ),
+)
