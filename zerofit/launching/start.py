@@ -28,7 +28,7 @@ from zerofit.launching.diagnose import RankFailure, RunEnd, judge
 from zerofit.launching.explain_run import TRACE_PREFIX
 from zerofit.launching.hang import RunWatch
 from zerofit.launching.note_run import note_run
-from zerofit.launching.run_folder import RunFolder, write_file
+from zerofit.launching.run_folder import RunFolder, note_launcher, write_file
 from zerofit.launching.watch import run_watched
 from zerofit.machine.cgroup import count_oom_kills
 
@@ -159,6 +159,7 @@ def start(
         observer: is told how far the run is, and of a rank that stands still.
         others: the other nodes; None where each node is left to itself.
     """
+    note_launcher(folder)
     started_at = datetime.now(UTC)
     oom_kills = count_oom_kills()
     reader, writer = os.pipe()
