@@ -92,6 +92,7 @@ def test_the_run_folder_tells_all_but_secrets(launch: Callable[..., Run], tmp_pa
         "logs/rank1.log",
         "plan.json",
         "ranks/rank0.json",
+        "launcher.json",
         "ranks/rank0.live",
         "ranks/rank1.json",
         "ranks/rank1.live",

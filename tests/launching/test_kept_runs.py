@@ -131,9 +131,7 @@ def _slurm_says(folder: Path, script: str) -> str:
         ("echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1", "running"),
     ],
 )
-def test_the_scheduler_says_whether_a_job_without_a_record_may_run(
-    kept: Path, says: str, state: str
-) -> None:
+def test_the_scheduler_says_whether_a_job_without_a_record_may_run(kept: Path, says: str, state: str) -> None:
     name = "2026-01-06_00-00-00-job"
     _make(kept, name, None)
     (kept / "zerofit-runs" / name / "submitted.json").write_text(_SUBMITTED)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from zerofit.core.errors import UserError, nearest
 
-
 _LAUNCHERS = {
     "accelerate": "accelerate launch",
     "torchrun": "torchrun",
@@ -39,9 +38,9 @@ def check_script(script: str, *, module: bool) -> None:
             "launcher-in-place-of-script",
             "a launcher is no training script",
             found=f"{script} ...",
-            why="of the verbs `zerofit launch` alone takes another launcher's line",
-            fix=f"name the script behind it; or see what zerofit makes of that line: `zerofit launch --dry-run "
-            f"--gpus 8xH100 {_LAUNCHERS[script]} ...`",
+            why="this verb takes the script itself, and zerofit's own flags before it",
+            fix="name the script behind the launcher; `zerofit launch --dry-run --gpus 8xH100 "
+            f"{_LAUNCHERS[script]} ...` shows the plan of its whole line",
         )
     folder = path.parent
     files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []

@@ -359,7 +359,7 @@ def _check_flags_of(engine: ClusterEngine, flags: ClusterFlags) -> None:
 
 
 def _check_save_time(engine: ClusterEngine, save_time_s: int, wall_time_s: int | None) -> None:
-    """Check that a run is not told to save before it starts; Kubernetes' and SkyPilot's signals come after."""
+    """Check that a run is not told to save before it starts; other schedulers signal at the limit itself."""
     if engine is ClusterEngine.SLURM and wall_time_s is not None and save_time_s >= wall_time_s:
         raise UserError(
             "save-time-too-long",
@@ -404,11 +404,11 @@ _OUT_OF_REACH = (
 )
 """What clients say, in lower case, where no scheduler has answered.
 
-Sources: kubernetes/kubectl, pkg/cmd/util/helpers.go; kubernetes/client-go, tools/clientcmd/validation.go; Go's
-net package; slurm/src/common/slurm_errno.c and read_config.c.
+Sources: kubernetes/kubectl, pkg/cmd/util/helpers.go; kubernetes/client-go, tools/clientcmd/validation.go;
+Go's net package; slurm/src/common/slurm_errno.c and read_config.c.
 """
 _REACH = {
-    "kubectl": "`kubectl config current-context` names the cluster, `kubectl cluster-info` says if it answers",
+    "kubectl": "`kubectl config get-contexts` lists clusters, `kubectl cluster-info` says if one answers",
     "sky": "`sky status` says if its server answers",
 }
 """How to see whether a client's scheduler answers; the others are Slurm's."""
@@ -420,7 +420,9 @@ def _unreachable(command: tuple[str, ...], said: str) -> UserError:
         f"{command[0]} does not reach its scheduler",
         found=f"{shlex.join(command)}: {said}",
         why="the client is not set up for a cluster here, or that one does not answer",
-        fix=_REACH.get(command[0], "`scontrol ping` says if Slurm answers; submit where it does: a login node"),
+        fix=_REACH.get(
+            command[0], "`scontrol ping` says if Slurm answers; submit where it does: a login node"
+        ),
         exit_code=1,
     )
 
