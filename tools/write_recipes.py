@@ -35,7 +35,7 @@ def recipe_files() -> dict[str, str]:
     }
     files = {}
     for name, one in rendered.items():
-        (text,) = one.files.values()
+        text = next(iter(one.files.values()))  # of Kubernetes' two files the job's
         first, rest = text.split("\n", 1) if text.startswith("#!") else ("", text)
         engine = "kubernetes" if name.endswith(("trainjob.yaml", "jobset.yaml")) else Path(name).stem
         files[name] = f"{first}\n{_HEAD.format(engine=engine)}{rest}".lstrip("\n")

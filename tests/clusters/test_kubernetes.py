@@ -19,19 +19,73 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SCRIPTS = Path(__file__).parent / "scripts"
-_SUBMIT = (sys.executable, "-m", "zerofit", "submit", "--on", "kubernetes", "--dry-run", "--image", "i:1")
+_SUBMIT = (sys.executable, "-m", "zerofit", "submit", "--on", "kubernetes", "--image", "i:1")
 _NODES = ["--nodes", "2", "--gpus", "1xA100-80G", "--zero-stage", "2", "--fast"]
 _START_S = 150
 _POD_FOLDERS = ("/zerofit/job", "/zerofit/run")
 
 
 def _manifest(place: Path, *words: str, **more: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the ConfigMap and the job that `zerofit submit` would apply."""
+    """Return the ConfigMap and the job that `zerofit submit` has kubectl create."""
     shutil.copy(_SCRIPTS / "loop.py", place)
-    done = run_command((*_SUBMIT, *_NODES, *words, "loop.py", "4", "0"), place, **more).check()
-    assert done.stdout.splitlines()[-1].startswith("kubectl apply --output=name --filename=")
-    config_map, job = yaml.safe_load_all(done.stdout[: done.stdout.rindex("\nkubectl ")])
-    return config_map, job
+    path = _kubectl(place, f'echo "$@" >>{place}/calls; echo configmap/zf; echo jobs/zf')
+    done = run_command((*_SUBMIT, *_NODES, *words, "loop.py", "4", "0"), place, **more, PATH=path).check()
+    assert done.stdout == "jobs/zf\n"
+    (folder,) = (place / "zerofit-runs").glob("2*")
+    files = f"--filename={folder}/job.config-map.json --filename={folder}/job.yaml"
+    create = f"create --output=name {files}"
+    assert (place / "calls").read_text().splitlines() == [f"{create} --dry-run=server", create]
+    config_map = json.loads((folder / "job.config-map.json").read_text())
+    return config_map, yaml.safe_load((folder / "job.yaml").read_text())
+
+
+def _kubectl(place: Path, script: str) -> str:
+    """Return a PATH with a kubectl that does so."""
+    (place / "bin").mkdir(exist_ok=True)
+    (place / "bin" / "kubectl").write_text(f"#!/bin/sh\n{script}\n")
+    (place / "bin" / "kubectl").chmod(0o755)
+    return f"{place / 'bin'}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    ("says", "error"),
+    [
+        ("The connection to the server localhost:8080 was refused - did you specify the right host or port?",)
+        * 2,
+        ("error: current-context is not set",) * 2,
+        ('Error from server (NotFound): namespaces "x" not found', None),
+    ],
+)
+def test_a_cluster_out_of_reach_is_no_refusal(tmp_path: Path, says: str, error: str | None) -> None:
+    shutil.copy(_SCRIPTS / "loop.py", tmp_path)
+    path = _kubectl(tmp_path, f"echo '{says}' >&2; exit 1")
+    done = run_command((*_SUBMIT, *_NODES, "loop.py", "4", "0"), tmp_path, PATH=path)
+    assert done.exit_code == 1
+    what = "kubectl does not reach its scheduler" if error else "kubectl has refused"
+    assert f"error[scheduler-{'unreachable' if error else 'refused'}]: {what}\n" in done.stderr
+    assert says in done.stderr
+    assert ("`kubectl cluster-info` says if one answers" in done.stderr) == bool(error)
+
+
+def test_a_dry_run_shows_the_job_and_not_the_plan(tmp_path: Path) -> None:
+    shutil.copy(_SCRIPTS / "loop.py", tmp_path)
+    words = ("--dry-run", "--cpu", *_NODES, "loop.py", "4", "0")
+    done = run_command((*_SUBMIT, *words), tmp_path).check()
+    assert len(done.stdout.splitlines()) < 120
+    assert "kind: TrainJob" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("kubectl create --output=name --filename=")
+    assert "activeDeadlineSeconds" not in done.stdout  # of ranks on the CPU nobody predicts it
+    assert "--cpu: host memory is asked for as the plan on GPUs needs it, and no GPU" in done.stderr
+
+
+def test_an_output_folder_beside_the_volume_is_named(tmp_path: Path) -> None:
+    shutil.copy(_SCRIPTS / "trainer.py", tmp_path)
+    words = ("--dry-run", "--volume", "checkpoints:/data", *_NODES)
+    done = run_command((*_SUBMIT, *words, "trainer.py", "4", "0"), tmp_path).check()
+    assert (
+        "checkpoints go to out, which is lost with its node: --volume keeps what is below /data; "
+        "have the script write to /data/out" in done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +97,7 @@ def test_a_manifest_holds_against_the_schema(tmp_path: Path, words: tuple[str, .
     models = pytest.importorskip(
         "kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed"
     )
-    volume = ("--volume", "checkpoints:/data", "--env", "HF_TOKEN")
+    volume = ("--volume", "checkpoints:/data", "--env", "HF_TOKEN", "--node-selector", "a/b=c")
     config_map, job = _manifest(tmp_path, *words, *volume, HF_TOKEN="hf_not_for_files")
     # The models take unknown fields silently: what comes back shows whether all of them were known.
     assert _without_none(getattr(models, model).from_dict(job).to_dict()) == job
@@ -58,7 +112,12 @@ def _without_none(value: Any) -> Any:
 
 
 def test_a_pod_asks_for_what_the_plan_needs(tmp_path: Path) -> None:
-    _, job = _manifest(tmp_path, "--time", "60")
+    label = "nvidia.com/gpu.product=NVIDIA-A100-SXM4-80GB"
+    _, job = _manifest(tmp_path, "--time", "60", "--node-selector", label)
+    (patch,) = job["spec"]["runtimePatches"]
+    (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    selected = replicated["template"]["spec"]["template"]["spec"]["nodeSelector"]
+    assert selected == {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
     trainer = job["spec"]["trainer"]
     assert trainer["numNodes"] == 2
     memory = trainer["resourcesPerNode"]["limits"]["memory"]

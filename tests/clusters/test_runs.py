@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from running_launches import TRAIN, RunningLaunch
+from running_launches import TRAIN, RunningLaunch, assert_all_gone
 from runs import environment, run_command
 
 from zerofit.launching.clusters.follow import find_run
@@ -33,6 +33,37 @@ def test_a_run_of_this_machine_is_seen_followed_and_cancelled(tmp_path: Path) ->
     again = run_command((*_ZEROFIT, "runs", "cancel", launch.run_folder.name), tmp_path)
     assert again.exit_code == 1
     assert "error[run-not-running]: the run does not run here" in again.stderr
+
+
+def test_a_killed_zerofit_is_seen_by_every_verb(tmp_path: Path) -> None:
+    command = (*_ZEROFIT, "launch", "--cpu", "--num-processes", "1", "--engine", "native", TRAIN, "5000")
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    launch = RunningLaunch(process=process, folder=tmp_path)
+    launch.wait_for_step(2, ranks=1)
+    below, name = launch.below(), launch.run_folder.name
+    assert "running" in run_command((*_ZEROFIT, "runs", "list"), tmp_path).check().stdout
+    process.kill()
+    launch.end()
+    assert_all_gone(below)
+
+    killed = f"zerofit itself, process {process.pid}, has ended without a record: it was killed"
+    assert f"no record  {name}\n" in run_command((*_ZEROFIT, "runs", "list"), tmp_path).check().stdout
+    status = run_command((*_ZEROFIT, "runs", "status"), tmp_path).check().stdout
+    assert status.endswith(f"end:    {killed}\n")
+    cancel = run_command((*_ZEROFIT, "runs", "cancel", name), tmp_path)
+    assert cancel.exit_code == 1
+    assert f"why:   {killed}\n" in cancel.stderr
+    (launch.run_folder / "logs" / "rank0.log").write_text("")
+    logs = run_command((*_ZEROFIT, "runs", "logs", "-f", name), tmp_path)
+    assert "error[log-missing]: the run has printed nothing\n" in logs.stderr
+    assert f"why:   {killed}\n" in logs.stderr
+    explained = run_command((*_ZEROFIT, "explain", str(launch.run_folder)), tmp_path).check().stdout
+    assert explained == f"no log says why: {killed}\n"
+    pruned = run_command((*_ZEROFIT, "runs", "prune", "--keep-last", "0"), tmp_path).check()
+    assert "removed 1 runs" in pruned.stderr
+    assert list((tmp_path / "zerofit-runs").glob("2*")) == []
 
 
 def test_a_run_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:

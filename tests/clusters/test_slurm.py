@@ -83,7 +83,9 @@ def test_a_run_is_started_again_after_its_time_limit_and_trains_as_one(
 def test_a_run_asks_for_what_its_plan_needs_and_writes_no_secret(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    job_id, folder = _submit(cluster, tmp_path / "asks", "--time", "2", "loop.py", "1", "0")
+    job_id, folder = _submit(
+        cluster, tmp_path / "asks", "--time", "2", "--save-time", "30", "loop.py", "1", "0"
+    )
     shown = cluster.run("scontrol", "--oneliner", "show", "job", job_id).stdout
     assert "NumNodes=2" in shown
     assert "NumCPUs=2" in shown
@@ -101,7 +103,9 @@ def test_a_run_asks_for_what_its_plan_needs_and_writes_no_secret(
 
 
 def test_a_run_is_followed_and_cancelled(cluster: SlurmCluster, tmp_path: Path) -> None:
-    job_id, folder = _submit(cluster, tmp_path / "runs", "--time", "5", "loop.py", "5000", "0.2")
+    job_id, folder = _submit(
+        cluster, tmp_path / "runs", "--time", "5", "--save-time", "60", "loop.py", "5000", "0.2"
+    )
     cluster.wait_for(job_id, "RUNNING", within_s=60)
 
     def runs(*words: str) -> str:

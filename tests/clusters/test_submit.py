@@ -27,13 +27,24 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(t
     # A secret by its name, one that nobody named, and a setting that every job takes along.
     secrets = {"HF_TOKEN": "hf_not_for_files", "WANDB_API_KEY": "not-for-files", "NCCL_DEBUG": "INFO"}
     words = ("--dry-run", "--nodes", "2", "--gpus", "2xA100-80G", "--fast", "--env", "HF_TOKEN")
-    slurm = _submit(tmp_path, "--on", "slurm", *words, "loop.py", "8", "0", **secrets).check().stdout
+    slurm = (
+        _submit(tmp_path, "--on", "slurm", "--constraint", "a100&ib", *words, "loop.py", "8", "0", **secrets)
+        .check()
+        .stdout
+    )
     assert "not-for-files" not in slurm
     assert "not_for_files" not in slurm
     (export,) = (line for line in slurm.splitlines() if line.startswith("#SBATCH --export="))
     assert {"HF_TOKEN", "NCCL_DEBUG", "PATH"} <= set(export.partition("--export=")[2].split(","))
     assert "WANDB_API_KEY" not in export
-    for line in ("--nodes=2", "--gpus-per-node=2", "--cpus-per-task=12", "--signal=B:USR1@300", "--requeue"):
+    for line in (
+        "--nodes=2",
+        "--gpus-per-node=2",
+        "--cpus-per-task=12",
+        "--signal=B:USR1@300",
+        "--requeue",
+        '--constraint="a100&ib"',
+    ):
         assert f"#SBATCH {line}" in slurm.splitlines()
     assert not (tmp_path / "zerofit-runs").exists()
 
@@ -63,6 +74,21 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(t
             "error[env-not-set]: there is no such variable to pass on",
         ),
         (("--gpus", "1xH100", "--time", "soon", "loop.py"), (), "error[bad-value]: --time can't be 'soon'"),
+        (
+            ("--gpus", "1xH100", "--time", "5", "--save-time", "3600", "loop.py"),
+            (),
+            "error[save-time-too-long]: the ranks would be told to save before they start",
+        ),
+        (
+            ("--gpus", "1xH100", "--node-selector", "a=b", "loop.py"),
+            (),
+            "error[flag-of-another-scheduler]: slurm takes no --node-selector",
+        ),
+        (
+            ("--gpus", "1xH100", "accelerate", "launch", "loop.py"),
+            (),
+            "error[launcher-in-place-of-script]: a launcher is no training script",
+        ),
         (
             ("--gpus", "1xH100", "--image", "i:1", "loop.py"),
             (),

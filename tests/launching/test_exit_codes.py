@@ -88,6 +88,7 @@ def test_the_run_folder_tells_all_but_secrets(launch: Callable[..., Run], tmp_pa
         "accelerate.yaml",
         "command.sh",
         "ds_config.json",
+        "launcher.json",
         "logs/rank0.log",
         "logs/rank1.log",
         "plan.json",

@@ -64,8 +64,13 @@ class _Duration(ParamType[int]):
 @click.option("--cpu", "on_cpu", is_flag=True, help="Rehearse the plan on the CPUs of the nodes.")
 @click.option("--partition", metavar="NAME", help="Slurm's partition.")
 @click.option("--account", metavar="NAME", help="Slurm's account.")
+@click.option("--constraint", metavar="FEATURES", help="Features of Slurm's nodes, such as h100.")
 @click.option(
-    "--time", "wall_time_s", type=_Duration(), help="Time limit; what the plan predicts where it is left out."
+    "--time",
+    "wall_time_s",
+    type=_Duration(),
+    metavar="MINUTES|HH:MM|D-HH:MM",
+    help="Time limit; what the plan predicts where it is left out.",
 )
 @click.option(
     "--save-time",
@@ -93,6 +98,12 @@ class _Duration(ParamType[int]):
 )
 @click.option("--image", metavar="IMAGE", help="Container with zerofit and SCRIPT.")
 @click.option("--namespace", metavar="NAME", help="Kubernetes' namespace.")
+@click.option(
+    "--node-selector",
+    metavar="LABEL=VALUE",
+    multiple=True,
+    help="Label of Kubernetes' nodes, such as nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3.",
+)
 @click.option("--volume", metavar="CLAIM:PATH", help="Kubernetes' volume for runs and checkpoints.")
 @click.option(
     "--job-set", is_flag=True, help="On Kubernetes a JobSet, for clusters without Kubeflow Trainer."

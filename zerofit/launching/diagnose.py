@@ -73,6 +73,10 @@ class FailureKind(enum.StrEnum):
     """The launch failed before the script began."""
 
 
+GOES_ON_AFTER = (FailureKind.STOPPED, FailureKind.LOST_NODE)
+"""Ends after which the scheduler is to start the run again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnd:
     """How a run ended."""

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 from zerofit.launching.diagnose import FailureKind
 from zerofit.launching.explain import Evidence, Explanation, Found, explain_logs, logs_in
 from zerofit.launching.failures import Role, failure_of, failures
+from zerofit.launching.run_folder import was_killed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ def explain_run(folder: Path) -> RunExplanation:
     good = _last_good_run(folder)
     return RunExplanation(
         explanation=_with_verdict(explanation, run),
-        sentence=run.get("cause"),
+        sentence=run.get("cause") if run else was_killed(folder),
         good_run=None if good is None else good.name,
         differences=() if good is None else tuple(_differences(good, last))[:_MOST_DIFFERENCES],
         collectives=tuple(stuck_collectives(_dumps(last / "ranks"))),

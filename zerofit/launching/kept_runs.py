@@ -11,11 +11,15 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from zerofit.core.errors import UserError
+from zerofit.launching.clusters.follow import followed_run, is_over
+from zerofit.launching.clusters.job import STOP_FILE
+from zerofit.launching.diagnose import GOES_ON_AFTER
+from zerofit.launching.run_folder import launchers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,11 +30,11 @@ _NAME = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)-.")
 _ATTEMPT = re.compile(r"(requeue|recovery)-\d+")
 _WRITTEN = (
     *("plan.json", "accelerate.yaml", "ds_config.json", "command*.sh", "run*.json", "checkpoints.jsonl"),
-    *("ranks", "logs", "job.*", "submitted.json", "slurm-*.out"),
+    *("ranks", "logs", "job.*", "submitted.json", "slurm-*.out", "launcher*.json", STOP_FILE),
 )
 """What zerofit writes into a run's folder; all else is the user's."""
 _QUIET_S = 3600.0
-"""A run without a record whose files changed so lately may run, on another machine. ASSUMPTION."""
+"""A run of another machine without a record, whose files changed so lately, may run there. ASSUMPTION."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,19 +85,35 @@ def _words_of_processes() -> tuple[str, ...]:
 
 
 def _kept_run(folder: Path, started_at: datetime, in_use: Sequence[str]) -> KeptRun:
-    exit_code = _exit_code(folder)
+    record = _record(folder)
+    exit_code = record.get("exit_code")
     files = [os.lstat(path) for path in _files(folder)]
     newest = max(one.st_mtime for one in (*files, folder.lstat()))
     return KeptRun(
         folder=folder,
         started_at=started_at,
         num_bytes=sum(one.st_size for one in files if stat.S_ISREG(one.st_mode)),
-        exit_code=exit_code,
+        exit_code=exit_code if isinstance(exit_code, int) else None,
         is_running=any(f"{folder}/" in word for word in in_use)
-        or (exit_code is None and time.time() - newest < _QUIET_S)
-        or (exit_code is None and (folder / "submitted.json").exists()),  # it may wait for its turn
+        or _may_run(folder, record, is_quiet=time.time() - newest >= _QUIET_S),
         foreign=tuple(sorted(_foreign(folder))),
     )
+
+
+def _may_run(folder: Path, record: dict[str, Any], *, is_quiet: bool) -> bool:
+    try:
+        run = followed_run(folder)
+    except UserError:
+        return True
+    if record and record.get("kind") not in (GOES_ON_AFTER if run.engine else ()):
+        return False
+    if run.engine is None:
+        lives = [one.lives for one in launchers(run.folder)]
+        return True in lives or (not is_quiet and (None in lives or not lives))
+    try:
+        return not is_over(run)
+    except UserError:  # nobody knows
+        return True
 
 
 def _files(folder: Path) -> Iterator[str]:
@@ -111,15 +131,15 @@ def _foreign(folder: Path) -> Iterator[str]:
             yield entry.name
 
 
-def _exit_code(folder: Path) -> int | None:
-    """Return the exit code of the last start; None where that one has left no record."""
+def _record(folder: Path) -> dict[str, Any]:
+    """Return run.json of the last start; empty where that one has left none."""
     attempts = (one for one in folder.iterdir() if _ATTEMPT.fullmatch(one.name))
     last = max(attempts, key=lambda one: int(one.name.rpartition("-")[2]), default=folder)
     try:
-        code = json.loads((last / "run.json").read_text(encoding="utf-8"))["exit_code"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return code if isinstance(code, int) else None
+        found = json.loads((last / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

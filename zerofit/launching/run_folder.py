@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from zerofit.core.atomic_file import write_whole
 from zerofit.core.errors import UserError
@@ -16,6 +20,10 @@ if TYPE_CHECKING:
 
 TRIALS_PREFIX = "tune-"
 """How the folders of trials are named, which stand among those of runs and are none."""
+
+
+_SAME_START_S = 2.0
+"""A process's start is the kernel's boot time, which NTP shifts, and its ticks since then. ASSUMPTION."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +63,11 @@ class RunFolder:
     def run(self) -> Path:
         """How the run ended."""
         return self.path / f"run{self._of_node}.json"
+
+    @property
+    def launcher(self) -> Path:
+        """Which process runs it."""
+        return self.path / f"launcher{self._of_node}.json"
 
     @property
     def _of_node(self) -> str:
@@ -106,6 +119,54 @@ def write_file(path: Path, text: str, *, executable: bool = False) -> None:
         write_whole(path, text, mode=0o700 if executable else 0o600)
     except OSError as error:
         raise _not_writable(f"{error.strerror}: {path}") from None
+
+
+def note_launcher(folder: RunFolder) -> None:
+    """Write down that this process runs a run."""
+    process = psutil.Process()
+    document = {"host": os.uname().nodename, "pid": process.pid, "started_at": process.create_time()}
+    write_file(folder.launcher, json.dumps(document, indent=2) + "\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """The process that runs, or ran, a run on one node."""
+
+    host: str
+    pid: int
+    lives: bool | None
+    """None where it is, or was, a process of another machine."""
+
+
+def launchers(folder: Path) -> tuple[Launcher, ...]:
+    """Return the launchers that a run folder names, of node 0 first."""
+    found = []
+    for file in sorted(folder.glob("launcher*.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            document = json.loads(file.read_text(encoding="utf-8"))
+            host, pid, started_at = str(document["host"]), int(document["pid"]), float(document["started_at"])
+            lives = _lives(pid, started_at) if host == os.uname().nodename else None
+            found.append(Launcher(host=host, pid=pid, lives=lives))
+    return tuple(found)
+
+
+def _lives(pid: int, started_at: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return (
+            abs(process.create_time() - started_at) < _SAME_START_S
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except psutil.NoSuchProcess:
+        return False
+
+
+def was_killed(folder: Path) -> str | None:
+    """Return the sentence that all launchers of a run of this machine have gone; None where one may live."""
+    found = launchers(folder)
+    if not found or any(one.lives is not False for one in found):
+        return None
+    return f"zerofit itself, process {found[0].pid}, has ended without a record: it was killed"
 
 
 def _not_writable(found: str) -> UserError:

@@ -29,7 +29,7 @@ from zerofit.launching.diagnose import RankFailure, RunEnd, judge
 from zerofit.launching.explain_run import TRACE_PREFIX
 from zerofit.launching.hang import RunWatch
 from zerofit.launching.note_run import note_run
-from zerofit.launching.run_folder import RunFolder, write_file
+from zerofit.launching.run_folder import RunFolder, note_launcher, write_file
 from zerofit.launching.watch import run_watched
 from zerofit.machine.cgroup import count_oom_kills
 
@@ -168,6 +168,7 @@ def start(
         output: the file that takes all that is printed; the terminal, where it is None.
         variables: more environment variables of the ranks.
     """
+    note_launcher(folder)
     started_at = datetime.now(UTC)
     oom_kills = count_oom_kills()
     reader, writer = os.pipe()

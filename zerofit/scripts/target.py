@@ -10,6 +10,15 @@ from pathlib import Path
 
 from zerofit.core.errors import UserError, nearest
 
+_LAUNCHERS = {
+    "accelerate": "accelerate launch",
+    "torchrun": "torchrun",
+    "deepspeed": "deepspeed",
+    "python": "python",
+    "python3": "python3",
+}
+"""First words of lines that zerofit.launching.other_launchers reads, and how each begins."""
+
 
 def check_script(script: str, *, module: bool) -> None:
     """Return when the script or module can be launched.
@@ -24,6 +33,15 @@ def check_script(script: str, *, module: bool) -> None:
     if os.path.isfile(path):  # Path.is_file raises for a name that is too long
         _check_is_python(path)
         return
+    if script in _LAUNCHERS:
+        raise UserError(
+            "launcher-in-place-of-script",
+            "a launcher is no training script",
+            found=f"{script} ...",
+            why="this verb takes the script itself, and zerofit's own flags before it",
+            fix="name the script behind the launcher; `zerofit launch --dry-run --gpus 8xH100 "
+            f"{_LAUNCHERS[script]} ...` shows the plan of its whole line",
+        )
     folder = path.parent
     files = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []
     near = nearest(path.name, files)

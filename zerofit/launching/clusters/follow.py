@@ -19,7 +19,7 @@ from zerofit.core.errors import UserError, nearest
 from zerofit.core.rank_observation import RankObservation, read_observation
 from zerofit.launching.clusters.submit import ENGINES, SUBMITTED_FILE, ClusterEngine, run_client
 from zerofit.launching.diagnose import describe
-from zerofit.launching.run_folder import TRIALS_PREFIX
+from zerofit.launching.run_folder import TRIALS_PREFIX, launchers, was_killed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 _ASK_EVERY_S = 10.0
 """How often a scheduler is asked while a log is followed."""
-_AGENT = "zerofit.launching.agent"
-_OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL")
-"""States in which a job of Slurm stays (squeue(1), JOB STATE CODES)."""
+_FORGOTTEN = "not known to the scheduler any more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +55,26 @@ class FollowedRun:
         return None
 
     def scheduler_state(self) -> str | None:
-        """Return what the scheduler says; None of a run of this machine, or of a job it has forgotten."""
+        """Return what the scheduler says; None of a run of this machine, and where its client can't say.
+
+        Raises:
+            UserError: its client is missing, or does not reach it.
+        """
         if self.engine is None:
             return None
         module = ENGINES[self.engine]
         try:
             state: str | None = module.state_of(run_client(module.state_command(self.job_id, self.namespace)))
         except UserError as error:
-            if error.rule == "client-missing":
+            if not _is_forgotten(module, error):
                 raise
-            return None
+            return _FORGOTTEN
         return state
+
+
+def _is_forgotten(module: Any, error: UserError) -> bool:
+    """Return True if a scheduler's client refuses because there is no such job."""
+    return module.NO_SUCH_JOB is not None and module.NO_SUCH_JOB in error.found
 
 
 def find_run(name: str | None, runs: Path) -> FollowedRun:
@@ -88,23 +95,41 @@ def find_run(name: str | None, runs: Path) -> FollowedRun:
             why=f"no run folder of that name stands in {runs.resolve()}",
             fix=f"did you mean {near}?" if near else "name a run's folder, or its parent with --run-dir",
         )
+    return followed_run(folder)
+
+
+def followed_run(folder: Path) -> FollowedRun:
+    """Return the run of a folder.
+
+    Raises:
+        UserError: its submitted.json can't be read.
+    """
     submitted = folder / SUBMITTED_FILE
     if not submitted.exists():
         return FollowedRun(folder=folder, engine=None)
-    document = json.loads(submitted.read_text(encoding="utf-8"))
-    return FollowedRun(
-        folder=folder,
-        engine=ClusterEngine(document["engine"]),
-        job_id=document["job_id"],
-        namespace=document["namespace"],
-    )
+    try:
+        document = json.loads(submitted.read_text(encoding="utf-8"))
+        return FollowedRun(
+            folder=folder,
+            engine=ClusterEngine(document["engine"]),
+            job_id=document["job_id"],
+            namespace=document["namespace"],
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            "submitted-file-broken",
+            "it can't be read which job a run is",
+            found=f"{type(error).__name__}: {error}   ({submitted})",
+            why="`zerofit submit` writes the scheduler's name of the job there",
+            fix="follow the job with the scheduler's own client; remove the run folder once it has ended",
+        ) from None
 
 
 def status_lines(run: FollowedRun) -> list[str]:
     """Return how a run stands, in a few lines."""
     lines = [f"run:    {run.folder}"]
     if run.engine is not None:
-        state = run.scheduler_state() or "not known to the scheduler any more"
+        state = run.scheduler_state() or "whose state its client does not say"
         lines.append(f"job:    {run.job_id} on {run.engine.value}, {state}")
     number = sum(1 for _ in run.folder.glob("requeue-*/ranks"))
     if number:
@@ -120,8 +145,8 @@ def status_lines(run: FollowedRun) -> list[str]:
         cause = record["cause"] or "ended well"
         lines.append(f"end:    {record['ended_at']}, exit code {record['exit_code']}: {cause}")
     elif run.engine is None:
-        alive = any(psutil.pid_exists(one.pid) for one in ranks.values())
-        lines.append(f"end:    {'it runs' if alive else 'unknown: its launcher has left no record'}")
+        gone = "unknown: its launcher has left no record"
+        lines.append(f"end:    {was_killed(run.folder) or (gone if is_over(run) else 'it runs')}")
     return lines
 
 
@@ -152,7 +177,7 @@ def print_log(run: FollowedRun, *, rank: int | None, follows: bool) -> int:
 
 def _chunks(run: FollowedRun, *, rank: int | None, follows: bool) -> Iterator[bytes]:
     place, file = 0, None
-    asked_at, is_over = 0.0, False
+    asked_at, has_ended = 0.0, False
     while True:
         now = _log_file(run, rank)
         if now != file:
@@ -164,12 +189,12 @@ def _chunks(run: FollowedRun, *, rank: int | None, follows: bool) -> Iterator[by
         place += len(data)
         if data:
             yield data
-        elif is_over or not follows:
+        elif has_ended or not follows:
             if place == 0:
                 raise _no_log(run, file)
             return
         elif time.monotonic() - asked_at > (_ASK_EVERY_S if run.engine else 0):
-            asked_at, is_over = time.monotonic(), _is_over(run)
+            asked_at, has_ended = time.monotonic(), _has_ended(run)
         if follows:
             time.sleep(_POLL_S)
 
@@ -181,21 +206,47 @@ def _log_file(run: FollowedRun, rank: int | None) -> Path:
 
 
 def _no_log(run: FollowedRun, file: Path | None) -> UserError:
+    if run.engine is None and is_over(run):
+        return UserError(
+            "log-missing",
+            "the run has printed nothing",
+            found=f"{file}: {'empty' if file and file.exists() else 'no such file'}",
+            why=was_killed(run.folder) or "it has ended",
+            fix=f"see how it stands: zerofit runs status {run.folder.name}",
+        )
     return UserError(
         "log-missing",
         "the run has printed nothing yet",
         found=str(file),
-        why=((state := run.scheduler_state()) and f"the job is {state}") or "its ranks have not begun",
+        why=((state := run.scheduler_state()) and f"the job is {state}") or "its ranks print nothing so far",
         fix=f"wait for it: zerofit runs logs -f {run.folder.name}",
     )
 
 
-def _is_over(run: FollowedRun) -> bool:
+def is_over(run: FollowedRun) -> bool:
+    """Return True if a run has ended, and no scheduler will start it again.
+
+    Raises:
+        UserError: its scheduler can't be asked.
+    """
     if run.engine is None:
-        ranks = _ranks(run)
-        return run.record is not None or not any(psutil.pid_exists(one.pid) for one in ranks.values())
+        if run.record is not None or was_killed(run.folder):
+            return True
+        alive = [one.lives is not False for one in launchers(run.folder)]
+        alive += [psutil.pid_exists(one.pid) for one in _ranks(run).values()]
+        return not any(alive)
     state = run.scheduler_state()
-    return state is None or state.startswith(_OVER)
+    return state is not None and state.startswith((_FORGOTTEN, *ENGINES[run.engine].OVER))
+
+
+def _has_ended(run: FollowedRun) -> bool:
+    """Return what `is_over` says, and False while the scheduler is out of reach: it may come back."""
+    try:
+        return is_over(run)
+    except UserError as error:
+        if error.rule != "scheduler-unreachable":
+            raise
+        return False
 
 
 def cancel(run: FollowedRun) -> str:
@@ -205,21 +256,31 @@ def cancel(run: FollowedRun) -> str:
         UserError: it does not run.
     """
     if run.engine is not None:
-        run_client(ENGINES[run.engine].cancel_command(run.job_id, run.namespace))
+        module = ENGINES[run.engine]
+        try:
+            run_client(module.cancel_command(run.job_id, run.namespace))
+        except UserError as error:
+            if _is_forgotten(module, error):
+                raise _not_running(run, f"{run.engine.value} job {run.job_id} is {_FORGOTTEN}") from None
+            raise
         return f"{run.engine.value} job {run.job_id} is told to end"
-    for one in _ranks(run).values():
-        with contextlib.suppress(psutil.Error, ValueError):
-            for process in psutil.Process(one.pid).parents():
-                words = process.cmdline()
-                if _AGENT in words and any(str(run.folder) in word for word in words):
-                    launcher = int(words[words.index(_AGENT) + 1])
-                    os.kill(launcher, signal.SIGTERM)
-                    return f"process {launcher}, which runs it, is told to end"
-    raise UserError(
+    if run.record is not None:  # the process that ran it may be a notebook, which lives on
+        raise _not_running(run, "it has ended")
+    for one in launchers(run.folder):
+        if one.lives:
+            os.kill(one.pid, signal.SIGTERM)
+            return f"process {one.pid}, which runs it, is told to end"
+        if one.lives is None:
+            raise _not_running(run, f"process {one.pid} of {one.host} runs it: cancel it there")
+    raise _not_running(run, was_killed(run.folder) or "no process of this machine runs it")
+
+
+def _not_running(run: FollowedRun, why: str) -> UserError:
+    return UserError(
         "run-not-running",
         "the run does not run here",
         found=str(run.folder),
-        why="none of its ranks is a process of this machine",
+        why=why,
         fix=f"see how it ended: zerofit runs status {run.folder.name}",
         exit_code=1,
     )

@@ -96,7 +96,7 @@ def resources_of(plan: Plan, *, num_steps: int | None, on_cpu: bool) -> Resource
     """Return what a plan needs.
 
     Args:
-        on_cpu: True if it is rehearsed without its GPUs.
+        on_cpu: True if it is rehearsed without its GPUs: how long that takes nobody predicts.
         num_steps: optimizer steps of the run; None where nobody knows.
     """
     topology, machine, estimate = plan.topology, plan.machine, plan.estimate
@@ -105,7 +105,7 @@ def resources_of(plan: Plan, *, num_steps: int | None, on_cpu: bool) -> Resource
     if estimate is not None:
         memory = math.ceil(estimate.host.peak_bytes * (1 + estimate.host.uncertainty))
     wall_time_s = None
-    if num_steps is not None and step is not None:
+    if num_steps is not None and step is not None and not on_cpu:
         wall_time_s = math.ceil(num_steps * step.seconds * (1 + step.uncertainty)) + _START_S
     return Resources(
         num_nodes=topology.num_nodes,

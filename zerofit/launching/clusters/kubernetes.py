@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 JOIN_LIMIT_S = 900.0
 """Pods start minutes apart, as each node pulls the image. ASSUMPTION: a quarter of an hour is enough."""
+OVER = ("Complete", "Failed")
+"""Conditions in which a TrainJob or a JobSet stays; a JobSet's is "Completed"."""
+NO_SUCH_JOB = "(NotFound)"
+"""kubectl's word for what is not there, or not any more."""
 JOB_MOUNT = "/zerofit/job"
 _RUN_MOUNT = "/zerofit/run"
 _PORT = 29500
@@ -44,7 +48,7 @@ def run_folder(folder: Path, flags: ClusterFlags) -> str:
 
 
 def render(to_submit: ToSubmit) -> Rendered:
-    """Return the manifest, and the command that applies it."""
+    """Return the manifests, and the command that creates what they hold."""
     if to_submit.flags.image is None:
         raise UserError(
             "image-missing",
@@ -55,18 +59,21 @@ def render(to_submit: ToSubmit) -> Rendered:
         )
     name = _name(to_submit.job.run)
     make = _train_job if to_submit.flags.has_trainer else _job_set
-    documents = [_config_map(to_submit, name), make(to_submit, name)]
-    path = to_submit.folder / "job.yaml"
+    path, config_map = to_submit.folder / "job.yaml", to_submit.folder / "job.config-map.json"
     head = "# Written by `zerofit submit`; values of secrets are not in it, only their names.\n"
     command = (
         "kubectl",
         *_namespace(to_submit.flags.namespace),
-        "apply",
+        "create",  # `apply` keeps the whole object in an annotation once more, of 256 KiB at most
         "--output=name",
+        f"--filename={config_map}",
         f"--filename={path}",
     )
     return Rendered(
-        files={path: head + yaml_text(*documents)},
+        files={
+            path: head + yaml_text(make(to_submit, name)),
+            config_map: json.dumps(_config_map(to_submit, name), indent=2) + "\n",
+        },
         command=command,
         checks=((*command, "--dry-run=server"),),
     )
@@ -98,6 +105,7 @@ def _config_map(to_submit: ToSubmit, name: str) -> dict[str, Any]:
 def _train_job(to_submit: ToSubmit, name: str) -> dict[str, Any]:
     resources, flags = to_submit.resources, to_submit.flags
     pod = {
+        **_node_selector(flags),
         "terminationGracePeriodSeconds": flags.save_time_s,
         "volumes": _volumes(to_submit, name),
         "containers": [{"name": _CONTAINER, "volumeMounts": _mounts(to_submit)}],
@@ -165,6 +173,7 @@ def _job_set(to_submit: ToSubmit, name: str) -> dict[str, Any]:
         "template": {
             "spec": {
                 "restartPolicy": "Never",
+                **_node_selector(flags),
                 "terminationGracePeriodSeconds": flags.save_time_s,
                 "containers": [container],
                 "volumes": _volumes(to_submit, name),
@@ -204,6 +213,21 @@ def _env(to_submit: ToSubmit) -> list[dict[str, Any]]:
         else {"name": name, "value": value}
         for name, value in to_submit.environment.items()
     ]
+
+
+def _node_selector(flags: ClusterFlags) -> dict[str, dict[str, str]]:
+    """Return the labels that a pod's node must have, as a field of its spec; nothing where none is named."""
+    for one in flags.node_selector:
+        if not re.fullmatch(r"[\w./-]+=[\w.-]*", one):
+            raise UserError(
+                "bad-value",
+                f"--node-selector can't be {one!r}",
+                found=f"--node-selector {one}",
+                why="it is a label of nodes and its value",
+                fix="`kubectl get nodes --show-labels` lists them; nvidia.com/gpu.product names the GPU",
+            )
+    labels = dict(one.split("=", 1) for one in flags.node_selector)
+    return {"nodeSelector": labels} if labels else {}
 
 
 def _resources(to_submit: ToSubmit) -> dict[str, Any]:
@@ -259,7 +283,7 @@ def _volume(flags: ClusterFlags) -> tuple[str, str] | None:
 
 
 def job_id_of(output: str) -> str:
-    """Return what `kubectl apply --output=name` made last: "jobset.jobset.x-k8s.io/zf-..."."""
+    """Return what `kubectl create --output=name` made last: "jobset.jobset.x-k8s.io/zf-..."."""
     return output.strip().splitlines()[-1]
 
 

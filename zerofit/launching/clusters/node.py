@@ -30,7 +30,7 @@ from zerofit.launching.clusters.preflight import (
     facts_of_node,
     warnings_of,
 )
-from zerofit.launching.diagnose import EXIT_STOPPED, FailureKind, RunEnd
+from zerofit.launching.diagnose import EXIT_STOPPED, GOES_ON_AFTER, RunEnd
 from zerofit.launching.nodes import is_host
 from zerofit.launching.run_folder import RunFolder, fill_run_folder
 from zerofit.launching.start import Launch, launch_files, start
@@ -40,8 +40,6 @@ from zerofit.scripts.resume import resume_way
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_GOES_ON_AFTER = (FailureKind.STOPPED, FailureKind.LOST_NODE)
-"""Ends after which the scheduler is to start the run again."""
 _FAREWELL_S = 5.0
 """How long node 0 lets the others find the same error. ASSUMPTION: they ask five times a second."""
 
@@ -85,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if end.cause:
         observer.say(f"{end.cause}; its log and record are in {job.run_folder}")
-    return EXIT_STOPPED if end.kind in _GOES_ON_AFTER else end.exit_code
+    return EXIT_STOPPED if end.kind in GOES_ON_AFTER else end.exit_code
 
 
 def _flags(arguments: Sequence[str]) -> argparse.Namespace:

@@ -20,6 +20,8 @@ class ClusterFlags:
 
     partition: str | None = None
     account: str | None = None
+    constraint: str | None = None
+    """SLURM: features that the nodes must have: "h100"."""
     wall_time_s: int | None = None
     """How long it may run; None for what the plan predicts."""
     save_time_s: int = 300
@@ -31,6 +33,8 @@ class ClusterFlags:
     """KUBERNETES, SKYPILOT: the container's image, with zerofit and the script."""
     namespace: str | None = None
     """KUBERNETES."""
+    node_selector: tuple[str, ...] = ()
+    """KUBERNETES: labels that the nodes must have: "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3"."""
     volume: str | None = None
     """KUBERNETES: CLAIM:PATH, where runs and checkpoints outlive a pod."""
     has_trainer: bool = True

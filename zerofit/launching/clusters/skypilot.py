@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 JOIN_LIMIT_S = 900.0
 """Nodes set themselves up at their own pace. ASSUMPTION, as for pods."""
+OVER = ()
+NO_SUCH_JOB = None
+"""Its table of jobs is for people: nobody reads from it whether one has ended."""
 _JOB_MOUNT = "~/zerofit-job"
 _PORT = 29500
 _SPEC = re.compile(r"(\d+)x(.+)")

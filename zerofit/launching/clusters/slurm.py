@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 JOIN_LIMIT_S = 40.0
 """Slurm starts all nodes of a job together. With the checks an error is said within a minute."""
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL")
+"""States in which a job stays (squeue(1), JOB STATE CODES)."""
+NO_SUCH_JOB = "Invalid job id"
+"""What the clients say of a job that Slurm has forgotten (slurm/src/common/slurm_errno.c)."""
 _FIRST_PORT, _PORTS = 20000, 20000
 """Jobs that share a node must not share a port: it is made of the job's number."""
 _FAREWELL_S = 60
@@ -52,6 +56,7 @@ def _script(to_submit: ToSubmit) -> str:
         "time": _minutes(flags.wall_time_s or resources.wall_time_s),
         "signal": f"B:USR1@{flags.save_time_s}",
         "partition": _checked("--partition", flags.partition),
+        "constraint": _checked_constraint(flags.constraint),
         "account": _checked("--account", flags.account),
         "chdir": job.work_dir,
         "output": f"{folder}/slurm-%j.out",
@@ -112,6 +117,18 @@ def _checked(flag: str, value: str | None) -> str | None:
         found=f"{flag} {value}",
         why="a name of Slurm's has letters, digits and . , : @ + - _ in it",
         fix="see `sinfo` for the partitions, `sacctmgr show account` for the accounts",
+    )
+
+
+def _checked_constraint(value: str | None) -> str | None:
+    if value is None or re.fullmatch(r"[\w&|*.,:@+()\[\]-]+", value):
+        return value
+    raise UserError(
+        "bad-value",
+        f"--constraint can't be {value!r}",
+        found=f"--constraint {value}",
+        why="it names features of nodes, joined by & or |",
+        fix="`sinfo --format='%N %f %G'` lists the nodes' features",
     )
 
 

@@ -166,6 +166,7 @@ def submit_run(
     script = target[is_module]
     check_script(script, module=is_module)
     _check_flags_of(engine, flags)
+    _check_save_time(engine, flags.save_time_s, flags.wall_time_s)
     _check_no_secrets(target)
     check_no_deepspeed_env(Path.cwd(), Path.home())
     shares_disks = engine is ClusterEngine.SLURM
@@ -188,6 +189,11 @@ def submit_run(
     if not shares_disks and flags.volume is None and flags.max_requeues:
         observer.say("no --volume keeps checkpoints beyond a pod, so the run is not started again")
         flags = replace(flags, max_requeues=0)
+    if (lost := _lost_output_folder(plan, engine, flags)) is not None:
+        observer.say(lost)
+    resources = resources_of(planned, num_steps=num_steps_of(plan), on_cpu=plan.topology.on_cpu)
+    if flags.wall_time_s is None:
+        _check_save_time(engine, flags.save_time_s, resources.wall_time_s)
     folder = (run_folder if dry_run else new_run_folder)(run_dir, target=script, at=datetime.now())
     module = ENGINES[engine]
     to_submit = ToSubmit(
@@ -203,14 +209,16 @@ def submit_run(
             join_limit_s=module.JOIN_LIMIT_S if flags.join_limit_s is None else flags.join_limit_s,
         ),
         plan=plan,
-        resources=resources_of(planned, num_steps=num_steps_of(plan), on_cpu=plan.topology.on_cpu),
+        resources=resources,
         flags=flags,
         folder=folder.path,
         environment={name: os.environ[name] for name in names},
         gpus=elsewhere.gpus,
         python=sys.executable if shares_disks else "python",
     )
-    if to_submit.resources.wall_time_s is None and flags.wall_time_s is None:
+    if plan.topology.on_cpu:
+        observer.say("--cpu: host memory is asked for as the plan on GPUs needs it, and no GPU")
+    if resources.wall_time_s is None and flags.wall_time_s is None:
         observer.say("the number of steps or their time is not known: the cluster's own time limit holds")
     rendered: Rendered = module.render(to_submit)
     files = {
@@ -326,9 +334,11 @@ def _given_plan(target: tuple[str, ...], model: ModelFlags, request: Request) ->
 _SCHEDULERS_OF = {
     "partition": ("slurm",),
     "account": ("slurm",),
+    "constraint": ("slurm",),
     "image": ("kubernetes", "skypilot"),
     "volume": ("kubernetes", "skypilot"),
     "namespace": ("kubernetes",),
+    "node_selector": ("kubernetes",),
     "has_trainer": ("kubernetes",),
 }
 """Which schedulers take a field of ClusterFlags; those that are not listed all do."""
@@ -340,7 +350,7 @@ def _check_flags_of(engine: ClusterEngine, flags: ClusterFlags) -> None:
     nothing = ClusterFlags()
     for name, engines in _SCHEDULERS_OF.items():
         if engine.value not in engines and getattr(flags, name) != getattr(nothing, name):
-            flag = _FLAG_OF.get(name, f"--{name}")
+            flag = _FLAG_OF.get(name, f"--{name.replace('_', '-')}")
             raise UserError(
                 "flag-of-another-scheduler",
                 f"{engine.value} takes no {flag}",
@@ -348,6 +358,33 @@ def _check_flags_of(engine: ClusterEngine, flags: ClusterFlags) -> None:
                 why=f"it is for {' and '.join(engines)}",
                 fix=f"leave out {flag}, or submit to {engines[0]}",
             )
+
+
+def _check_save_time(engine: ClusterEngine, save_time_s: int, wall_time_s: int | None) -> None:
+    """Check that a run is not told to save before it starts; other schedulers signal at the limit itself."""
+    if engine is ClusterEngine.SLURM and wall_time_s is not None and save_time_s >= wall_time_s:
+        raise UserError(
+            "save-time-too-long",
+            "the ranks would be told to save before they start",
+            found=f"--save-time {save_time_s} (seconds), of a time limit of {wall_time_s} seconds",
+            why="--save-time, 300 if it is left out, counts back from the end of the time limit",
+            fix=f"give a shorter one, such as --save-time {max(1, wall_time_s // 4)}, or a longer --time, "
+            "such as --time 90 (minutes) or --time 12:00",
+        )
+
+
+def _lost_output_folder(plan: Plan, engine: ClusterEngine, flags: ClusterFlags) -> str | None:
+    """Return the sentence that Trainer's output folder is not on the volume; None where nobody knows so."""
+    output = None if plan.capture is None else plan.capture.trainer_arguments.get("output_dir")
+    if engine is ClusterEngine.SLURM or flags.volume is None or not isinstance(output, str):
+        return None
+    kept = flags.volume.rpartition(":")[2].rstrip("/")
+    if os.path.normpath(output).startswith(f"{kept}/"):
+        return None
+    return (
+        f"checkpoints go to {output}, which is lost with its node: --volume keeps what is below {kept}; "
+        f"have the script write to {kept}/{Path(output).name}"
+    )
 
 
 def _check_no_secrets(target: tuple[str, ...]) -> None:
@@ -361,6 +398,36 @@ def _check_no_secrets(target: tuple[str, ...]) -> None:
             why="the arguments of a submitted run are written into its job and shown by the scheduler",
             fix=f"have the script read it from a variable, and name that: --env {names[0]}",
         )
+
+
+_OUT_OF_REACH = (
+    *("connection refused", "did you specify the right host or port", "unable to connect to the server"),
+    *("no such host", "i/o timeout", "no configuration has been provided", "current-context is not set"),
+    *("unable to contact slurm controller", "could not establish a configuration source"),
+)
+"""What clients say, in lower case, where no scheduler has answered.
+
+Sources: kubernetes/kubectl, pkg/cmd/util/helpers.go; kubernetes/client-go, tools/clientcmd/validation.go;
+Go's net package; slurm/src/common/slurm_errno.c and read_config.c.
+"""
+_REACH = {
+    "kubectl": "`kubectl config get-contexts` lists clusters, `kubectl cluster-info` says if one answers",
+    "sky": "`sky status` says if its server answers",
+}
+"""How to see whether a client's scheduler answers; the others are Slurm's."""
+
+
+def _unreachable(command: tuple[str, ...], said: str) -> UserError:
+    return UserError(
+        "scheduler-unreachable",
+        f"{command[0]} does not reach its scheduler",
+        found=f"{shlex.join(command)}: {said}",
+        why="the client is not set up for a cluster here, or that one does not answer",
+        fix=_REACH.get(
+            command[0], "`scontrol ping` says if Slurm answers; submit where it does: a login node"
+        ),
+        exit_code=1,
+    )
 
 
 def run_client(command: tuple[str, ...]) -> str:
@@ -382,12 +449,13 @@ def run_client(command: tuple[str, ...]) -> str:
             command, capture_output=True, text=True, timeout=CLIENT_LIMIT_S, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
-        said = f"no answer in {CLIENT_LIMIT_S:.0f} s"
-    else:
-        if done.returncode == 0:
-            return done.stdout
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        said = lines[-1] if lines else f"exit code {done.returncode}"
+        raise _unreachable(command, f"no answer in {CLIENT_LIMIT_S:.0f} s") from None
+    if done.returncode == 0:
+        return done.stdout
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    said = lines[-1] if lines else f"exit code {done.returncode}"
+    if any(word in line.lower() for line in lines for word in _OUT_OF_REACH):
+        raise _unreachable(command, said)
     raise UserError(
         "scheduler-refused",
         f"{command[0]} has refused",
