@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from accelerators import PLAN
 
 from zerofit.core.checkpoints import Manifest, SavedCheckpoint, SavedLayout
 from zerofit.core.estimates import Estimate, Holder, MemoryEstimate, PhaseMemory, RunPhase, Term
+from zerofit.core.plan import Topology
 from zerofit.core.rank_observation import Phase, RankObservation
+from zerofit.core.request import Request
+from zerofit.core.strategy import Lora, OptimizerName, Precision, Strategy, ZeroStage
 from zerofit.core.units import GIB
 from zerofit.launching.diagnose import FailureKind, RunEnd
-from zerofit.launching.recover import Recovery, gets_on, limits_after, lost_steps, record_recoveries
+from zerofit.launching.recover import (
+    Recovery,
+    gets_on,
+    keep_the_training,
+    limits_after,
+    lost_steps,
+    record_recoveries,
+)
 from zerofit.launching.run_folder import RunFolder
 from zerofit.planning.problem import MemoryLimits
 
@@ -121,6 +133,7 @@ def test_a_full_host_lowers_the_hosts_memory_alone() -> None:
         (_end(peak=10), _end(Phase.BACKWARD, peak=11), True),
         (_end(Phase.BACKWARD, peak=10), _end(peak=11), False),
         (_end(peak=None), _end(peak=10), True),
+        (_end(peak=10), replace(_end(peak=99), kind=FailureKind.HOST_OUT_OF_MEMORY), True),  # of the host
     ],
 )
 def test_an_attempt_gets_on_by_steps_phases_or_less_memory(
@@ -145,6 +158,30 @@ def test_lost_steps_are_those_after_the_checkpoint() -> None:
     assert lost_steps(_end(step=7, saved=5), None) == 7
     assert lost_steps(_end(step=7, saved=5), _checkpoint(None)) == 2
     assert lost_steps(_end(step=7, saved=5), _checkpoint(4)) == 3
+    assert lost_steps(RunEnd(exit_code=137, cause="", kind=FailureKind.HOST_OUT_OF_MEMORY), None) is None
+
+
+def test_a_plan_files_training_stays_when_its_strategy_is_left_open() -> None:
+    strategy = Strategy(
+        zero_stage=ZeroStage.GRADIENTS,
+        optimizer=OptimizerName.LION,
+        precision=Precision.BF16,
+        lora=Lora(),
+        micro_batch_size=8,
+    )
+    plan = replace(PLAN, strategy=strategy, topology=Topology(world_size=4))
+    plan = replace(plan, workload=replace(plan.workload, global_batch_size=64))
+    found = keep_the_training(Request(plan=plan, precision=Precision.FP16), plan)
+    assert found == Request(
+        optimizer=OptimizerName.LION,
+        precision=Precision.FP16,
+        lora=Lora(),
+        num_processes=4,
+        global_batch_size=64,
+    )
+    assert set(found.said_by.values()) == {"the plan file"}
+    own = Request(zero_stage=ZeroStage.PARAMETERS)
+    assert keep_the_training(own, plan) is own  # the planner's own plan: all of it is open
 
 
 def test_the_record_says_how_the_run_went_on_and_how_it_ended(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ MODEL_FOLDER = "zerofit-model"
 """Folder in a checkpoint of accelerate with the model's config.json, which accelerate does not save."""
 SAVING = ".zerofit-saving."
 """Start of the name under which a checkpoint is saved before it gets its own."""
+_ADAM = ("Adam", "AdamW", "DeepSpeedCPUAdam", "FusedAdam")
+"""Optimizers whose states ds_to_universal lays out anew (deepspeed 0.19.8, checkpoint/ds_to_universal.py)."""
 _NOTES = "checkpoints.jsonl"
 """File of a run's folder: a path a line."""
 
@@ -49,6 +51,12 @@ class SavedLayout:
     """As OffloadDevice names it."""
     optimizer: str | None
     """Class of the optimizer that held the states, with its module; None where there was none."""
+
+    @property
+    def is_of_adam(self) -> bool:
+        """True if DeepSpeed's converter knows the optimizer's states, or there are none."""
+        name = (self.optimizer or "").rpartition(".")[2]
+        return self.optimizer is None or (name in _ADAM and not self.optimizer.startswith("bitsandbytes"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

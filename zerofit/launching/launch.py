@@ -230,10 +230,8 @@ def launch_run(
     free = free_gpu_bytes()
     attempt = Attempt(launch=to_launch, folder=folder, request=request, free_gpu_bytes=free)
     ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
-    while following := next_attempt(attempt, ended, recover, observer):
+    while following := next_attempt(attempt, ended, recover, check_launch, observer):
         attempt = following
-        check_launch(attempt.launch, observer)
-        attempt.folder.path.mkdir(mode=0o700)
         record_recoveries(folder, attempt.recoveries)
         ended = _start(attempt, hang_limit_s=hang_limit_s, observer=observer)
         record_recoveries(folder, attempt.recoveries, ended)

@@ -17,6 +17,7 @@ from zerofit.core.estimates import Holder, RunPhase
 from zerofit.core.observer import SILENT
 from zerofit.core.rank_observation import Phase
 from zerofit.core.request import FLAGS
+from zerofit.core.strategy import OffloadDevice, OptimizerName
 from zerofit.launching.diagnose import FailureKind
 from zerofit.launching.prepare import prepare_launch
 from zerofit.launching.run_folder import RunFolder, write_file
@@ -27,16 +28,21 @@ from zerofit.planning.problem import MemoryLimits
 from zerofit.scripts.resume import resume_way
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zerofit.core.checkpoints import SavedCheckpoint
     from zerofit.core.estimates import Estimate
     from zerofit.core.observer import Observer
     from zerofit.core.plan import Plan
+    from zerofit.core.request import Request
     from zerofit.core.strategy import Strategy
     from zerofit.launching.diagnose import RunEnd
     from zerofit.launching.request import LaunchRequest
     from zerofit.launching.start import Launch
 
 _OUT_OF_MEMORY = (FailureKind.GPU_OUT_OF_MEMORY, FailureKind.HOST_OUT_OF_MEMORY)
+_TRAINED = ("optimizer", "lora", "quantization", "freeze")
+"""Fields of Strategy in which a plan must be like another's to read its checkpoints."""
 _LEAST_LESS = 0.95
 """Share of what the failed plan had that the next one takes at most, of what torch holds. ASSUMPTION: the
 allocation that failed need not be the last of its phase."""
@@ -88,7 +94,7 @@ class Recovery:
     strategy: str
     resumed_from: str | None
     """The checkpoint; None where training starts anew."""
-    lost_steps: int
+    lost_steps: int | None
     """Steps that are done again."""
     folder: str
     """The run folder of the attempt that follows."""
@@ -126,13 +132,22 @@ def tell_if_it_starts_anew(plan: Plan, policy: RecoverPolicy, observer: Observer
     )
 
 
-def next_attempt(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Observer) -> Attempt | None:
+def next_attempt(
+    attempt: Attempt,
+    end: RunEnd,
+    policy: RecoverPolicy,
+    check: Callable[[Launch, Observer], None],
+    observer: Observer,
+) -> Attempt | None:
     """Return how a run goes on that was out of memory; None where it does not, with the reason told.
+
+    The folder of the next attempt is made.
 
     Args:
         attempt: the start that has ended.
         end: how it ended.
         policy: when to go on.
+        check: raises UserErrors where rules forbid the next launch.
         observer: is told the new plan, or why there is none.
     """
     if end.kind not in _OUT_OF_MEMORY or policy.mode is RecoverMode.OFF:
@@ -145,7 +160,13 @@ def next_attempt(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer:
     if why_not is None:
         wait_for_free_gpus(attempt.free_gpu_bytes, observer)
         try:
-            return _planned(attempt, end, policy, observer)
+            following = _planned(attempt, end, policy, observer)
+            if following is not None:
+                check(following.launch, observer)
+                following.folder.path.mkdir(mode=0o700)
+            return following
+        except OSError as error:
+            why_not = f"its folder can't be made: {error}"
         except UserError as error:
             why_not = f"{error.summary}: {error.found}"
         except ExceptionGroup as errors:
@@ -177,6 +198,8 @@ def _why_not(request: LaunchRequest, plan: Plan) -> str | None:
 
 def gets_on(before: RunEnd, end: RunEnd) -> bool:
     """Return True if a run got further than the attempt before, or needed less memory there."""
+    if before.kind is not end.kind:  # the one lacked GPU memory, the other host memory
+        return True
     if before.peak_bytes is None or end.peak_bytes is None or end.peak_bytes < before.peak_bytes:
         return True
     phases = list(Phase)
@@ -194,8 +217,7 @@ def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Obs
         UserError, ExceptionGroup: nothing fits in the memory that was there, or too many steps are lost.
     """
     failed, number = attempt.launch, attempt.number + 1
-    said = replace(attempt.request.request, preset=None, plan=None)
-    request = replace(attempt.request, request=said)
+    request = replace(attempt.request, request=keep_the_training(attempt.request.request, failed.plan))
     if not request.on_cpu:
         request = replace(request, machine=probe_machine(gpu_ids=request.nodes.gpu_indices))
     estimate = failed.plan.estimate or _estimate_of(failed.plan.strategy, request)
@@ -205,11 +227,12 @@ def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Obs
     if not way.is_known:
         checkpoint = None
     lost = lost_steps(end, checkpoint)
-    if checkpoint is None and lost > policy.max_lost_steps:
+    if checkpoint is None and (lost is None or lost > policy.max_lost_steps):
+        done = f"{lost} steps are done" if lost is not None else "nobody has told how many steps are done"
         raise UserError(
             "too-many-steps-lost",
             "it would start anew, without a checkpoint to resume from",
-            found=f"{lost} steps are done, and --max-lost-steps is {policy.max_lost_steps}",
+            found=f"{done}, and --max-lost-steps is {policy.max_lost_steps}",
             why="what it has written would be written again",
             fix="save checkpoints more often, or allow more steps: --max-lost-steps",
         )
@@ -247,6 +270,22 @@ def _planned(attempt: Attempt, end: RunEnd, policy: RecoverPolicy, observer: Obs
     )
 
 
+def keep_the_training(said: Request, failed: Plan) -> Request:
+    """Return a request that leaves the strategy open, and keeps what a plan file or a preset trains."""
+    if said.plan is None and said.preset is None:
+        return said
+    own = {
+        "global_batch_size": failed.workload.global_batch_size,
+        "num_processes": failed.topology.world_size,
+        **{name: getattr(failed.strategy, name) for name in ("precision", *_TRAINED)},
+    }
+    nothing = (None, (), OptimizerName.ADAMW)  # which may step on the host: that computes the same
+    kept = {name: one for name, one in own.items() if not getattr(said, name) and one not in nothing}
+    source = "the plan file" if said.plan is not None else f"--preset {said.preset}"
+    said_by = {**said.said_by, **dict.fromkeys(kept, source)}
+    return replace(said, preset=None, plan=None, said_by=said_by, **cast("Any", kept))
+
+
 def _estimate_of(strategy: Strategy, request: LaunchRequest) -> Estimate | None:
     """Return what a strategy needs that no plan chose, such as a preset's; None where it should not fit."""
     said = {name: value for name in FLAGS if (value := getattr(strategy, name)) is not None}
@@ -262,24 +301,24 @@ def _replanned(
     """Return a launch that keeps to the limits, and the checkpoint if it can be read under its plan."""
     if checkpoint is not None:
         said = request.request
-        kept = {
-            name: getattr(failed.strategy, name)
-            for name in ("engine", "precision")
-            if getattr(said, name) is None
-        }
+        names = ["engine", "precision"]
+        layout = None if checkpoint.manifest is None else checkpoint.manifest.layout
+        if layout is not None and not layout.is_of_adam:  # other states are not converted to another stage
+            names.append("zero_stage")
+        kept = {name: getattr(failed.strategy, name) for name in names if getattr(said, name) is None}
         said_by = {**said.said_by, **dict.fromkeys(kept, f"the checkpoint {checkpoint.path.name}")}
         alike = replace(request, request=replace(said, said_by=said_by, **cast("Any", kept)))
         with contextlib.suppress(UserError, ExceptionGroup):
             launch = prepare_launch(alike, observer)
-            if _trained(launch.plan) == _trained(failed):
+            is_readable = launch.plan.strategy.optimizer_offload is not OffloadDevice.NVME
+            if is_readable and _trained(launch.plan) == _trained(failed):
                 return launch, checkpoint
     return prepare_launch(request, observer), None
 
 
 def _trained(plan: Plan) -> tuple[object, ...]:
     """Return what must be the same for a checkpoint to be read."""
-    strategy = plan.strategy
-    return strategy.optimizer, strategy.lora, strategy.quantization, strategy.freeze
+    return tuple(getattr(plan.strategy, name) for name in _TRAINED)
 
 
 def limits_after(limits: MemoryLimits, estimate: Estimate | None, end: RunEnd) -> MemoryLimits:
@@ -318,10 +357,10 @@ def _newest_checkpoint(attempt: Attempt) -> SavedCheckpoint | None:
     return next((one for one in found if one.is_complete), None)
 
 
-def lost_steps(end: RunEnd, checkpoint: SavedCheckpoint | None) -> int:
-    """Return the steps that are done again."""
+def lost_steps(end: RunEnd, checkpoint: SavedCheckpoint | None) -> int | None:
+    """Return the steps that are done again; None where no rank has told."""
     if end.observed is None:
-        return 0
+        return None
     done, saved = end.observed.step, end.observed.checkpoint_step
     if checkpoint is None:
         return done
@@ -335,7 +374,8 @@ def _words(plan: Plan) -> str:
 
 
 def _sentence(recovery: Recovery) -> str:
-    lost = f"{recovery.lost_steps} step{'s' * (recovery.lost_steps != 1)} again"
+    steps = recovery.lost_steps
+    lost = "some steps again" if steps is None else f"{steps} step{'s' * (steps != 1)} again"
     how = f"resumes from {recovery.resumed_from}" if recovery.resumed_from else "starts anew"
     return f"out of memory under {recovery.strategy_before}: {how} under {recovery.strategy}, {lost}"
 

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+_KILLS = {1: "memory.oom_control", 2: "memory.events"}
+"""Files that count killed processes, by the version of cgroups."""
 _V2 = ""
 """How /proc/self/cgroup names the one hierarchy of cgroup v2."""
 
@@ -103,16 +105,18 @@ def _read(path: Path) -> str | None:
 
 
 def count_oom_kills(*, root: Path = Path("/")) -> int | None:
-    """Return how many processes the kernel has killed since it started; None where it does not say.
+    """Return how many processes the kernel has killed for want of memory; None where it does not say.
 
-    The count of the whole machine, as a container's own kills count there too (proc_vmstat, `oom_kill`).
+    Of this process's own cgroup, whoever's limit was reached (`oom_kill` in cgroup v2's memory.events and in
+    v1's memory.oom_control); where neither can be read, of the whole machine (/proc/vmstat).
 
     Args:
         root: the file system to read.
     """
-    try:
-        lines = (root / "proc/vmstat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    counts = dict(line.split() for line in lines)
-    return int(counts["oom_kill"]) if "oom_kill" in counts else None
+    files = [level / _KILLS[version] for version, level in _levels("memory", root)]
+    for file in (*files, root / "proc/vmstat"):
+        for line in (_read(file) or "").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return None

@@ -33,7 +33,8 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
     choice = _Choice(settings.captured_model)
 
     @functools.wraps(original)
-    def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls: Any, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        name = pretrained_model_name_or_path
         if kwargs.get("quantization_config") is not None or not choice.is_the_one(cls, name):
             return original(cls, name, *args, **kwargs)
         if settings.strategy.zero_stage is ZeroStage.PARAMETERS:

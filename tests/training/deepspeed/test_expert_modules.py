@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerators import quiet, settings
 from torch import nn
 
-from zerofit.training.deepspeed.expert_modules import modules_that_choose
+from zerofit.core.errors import UserError
+from zerofit.core.plan import Topology
+from zerofit.core.strategy import ZeroStage
+from zerofit.training.deepspeed.expert_modules import install, modules_that_choose
 
 
 class _Expert(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.down(self.up(x))
+        return y
+
+
+class _GatedExpert(_Expert):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(8, 16)
 
 
 class _Mixture(nn.Module):
@@ -23,7 +39,12 @@ class _Mixture(nn.Module):
     def __init__(self, num_experts: int = 4, outputs: int = 4) -> None:
         super().__init__()
         self.gate = nn.Linear(8, outputs)
-        self.experts = nn.ModuleList(_Expert() for _ in range(num_experts))
+        self.experts = nn.ModuleList(_GatedExpert() for _ in range(num_experts))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Send all samples to the first expert."""
+        chosen: torch.Tensor = self.experts[0](self.gate(x) @ torch.ones(4, 8))
+        return chosen
 
 
 class _Called(nn.ModuleDict):
@@ -76,10 +97,17 @@ def _bert() -> Any:
     )
 
 
+def _adapted(*targets: str) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(nn.Sequential(_Mixture()), LoraConfig(r=2, target_modules=list(targets)))
+
+
 @pytest.mark.parametrize(
     ("make", "found"),
     [
         (_Mixture, ["_Mixture"]),
+        (lambda: _adapted("up", "down", "gate_proj"), ["_Mixture"]),
         (lambda: nn.ModuleList([_Mixture(), _Mixture()]), ["_Mixture", "_Mixture"]),
         (lambda: _Mixture(outputs=3), []),
         (lambda: _Mixture(num_experts=1, outputs=1), []),
@@ -93,3 +121,36 @@ def _bert() -> Any:
 )
 def test_experts_are_found_by_structure(make: Any, found: list[str]) -> None:
     assert [type(one).__name__ for one in modules_that_choose(make())] == found
+
+
+class _Engine:
+    """In the place of DeepSpeed's, which hooks a model in the same call."""
+
+    def __init__(self, args: Any, model: Any) -> None:
+        self.model = model
+
+
+@pytest.mark.parametrize(
+    ("make", "ends"),
+    [(_Mixture, True), (lambda: _adapted("up"), True), (lambda: _adapted("gate"), False)],
+    ids=["whole", "adapters of experts", "adapters beside frozen experts"],
+)
+def test_a_step_that_leaves_a_training_expert_out_ends_the_run_at_stage_2(
+    make: Any, monkeypatch: pytest.MonkeyPatch, *, ends: bool
+) -> None:
+    wanted = settings(uses_deepspeed=True, zero_stage=ZeroStage.GRADIENTS)
+    wanted = replace(wanted, plan=replace(wanted.plan, topology=Topology(world_size=2, on_cpu=True)))
+    monkeypatch.setattr(_Engine, "__init__", _Engine.__init__)
+    install(SimpleNamespace(DeepSpeedEngine=_Engine), wanted, quiet())  # type: ignore[arg-type]
+    model = _Engine(None, make()).model
+    with torch.no_grad():
+        model(torch.ones(2, 8))  # evaluates, and leaves no gradients
+    if not ends:
+        model(torch.ones(2, 8))
+        return
+    with pytest.raises(UserError) as error:
+        model(torch.ones(2, 8))
+    assert (error.value.rule, error.value.found) == (
+        "unlike-gradients",
+        "_Mixture: samples went to 1 of 4 parts",
+    )

@@ -96,7 +96,7 @@ def test_a_model_that_is_loaded_with_a_device_map_after_the_training_is_whole(
     with pytest.raises(ValueError, match="not compatible with passing a `device_map`"):
         LlamaForCausalLM.from_pretrained(tmp_path, device_map="cpu")
     monkeypatch.setattr(partitioned_models, "_has_engine", True)
-    model = LlamaForCausalLM.from_pretrained(tmp_path, device_map="cpu")
+    model = LlamaForCausalLM.from_pretrained(pretrained_model_name_or_path=tmp_path, device_map="cpu")
     assert model.lm_head.weight.shape == (16, 8)
     assert is_deepspeed_zero3_enabled()
     assert changes.lines == (

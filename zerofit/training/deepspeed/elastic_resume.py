@@ -36,8 +36,6 @@ _COPY = ".zerofit-converted."
 """Start of the name of the converted copy, beside the checkpoint; it is deleted once it is loaded."""
 _DONE, _REST = "done", "rest.pt"
 _POLL_S = 0.2
-_ADAM = ("Adam", "AdamW", "DeepSpeedCPUAdam", "FusedAdam")
-"""Optimizers whose states are the same: exp_avg, exp_avg_sq and a step count."""
 _HYPERPARAMETERS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 """What a scheduler or a script changes in a parameter group; the rest is about how an optimizer computes."""
 
@@ -125,9 +123,8 @@ def _differences(saved: SavedLayout, now: SavedLayout, *, stage: int) -> list[st
 
 
 def _check_convertible(folder: Path, saved: SavedLayout, now: SavedLayout) -> None:
-    for optimizer in (saved.optimizer, now.optimizer):
-        name = (optimizer or "").rpartition(".")[2]
-        if optimizer is not None and (name not in _ADAM or optimizer.startswith("bitsandbytes")):
+    for one in (saved, now):
+        if not one.is_of_adam:
             raise _refused(
                 folder,
                 f"saved by {saved.optimizer}, and {now.optimizer} is to go on",

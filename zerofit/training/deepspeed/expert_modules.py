@@ -64,7 +64,7 @@ def _end_where_one_is_left_out(module: Any, stage: ZeroStage) -> None:
     """Raise an error as soon as a forward pass calls some of a module's parts and not the others."""
     import torch
 
-    parts = [part for one in _choices(module) for part in one.children() if _has_parameters(part)]
+    parts = [part for one in _choices(module) for part in one.children() if _trains(part)]
     called: set[int] = set()
     for part in parts:
         part.register_forward_hook(lambda part, *_: called.add(id(part)))
@@ -126,6 +126,10 @@ def _has_parameters(module: Any) -> bool:
     return next(module.parameters(), None) is not None
 
 
+def _trains(module: Any) -> bool:
+    return any(one.requires_grad for one in module.parameters())
+
+
 def _size(module: Any) -> int:
     """Return a module's parameters, those that ZeRO-3 has partitioned too."""
     return sum(getattr(one, "ds_numel", one.numel()) for one in module.parameters())
@@ -140,9 +144,13 @@ def _has_forward(container: Any) -> bool:
 
 def _is_routed(experts: Any, holder: Any) -> bool:
     """Return True if small networks stand beside a router with an output for each."""
-    is_small = all(
-        0 < sum(bool(part._parameters) for part in expert.modules()) <= _MOST_PARTS
-        for expert in experts.children()
-    )
+    is_small = all(0 < _num_layers(expert) <= _MOST_PARTS for expert in experts.children())
     others = (part for child in holder.children() if child is not experts for part in child.modules())
     return is_small and any(getattr(part, "out_features", None) == len(experts) for part in others)
+
+
+def _num_layers(module: Any) -> int:
+    """Return the modules that hold parameters themselves; a layer with peft's adapters counts once."""
+    if hasattr(module, "base_layer"):
+        return 1
+    return bool(module._parameters) + sum(_num_layers(part) for part in module.children())

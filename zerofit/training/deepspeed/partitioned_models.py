@@ -104,15 +104,15 @@ def _load_whole(model_class: Any, unprepared: Container[str], changes: Changes) 
     original = model_class.from_pretrained.__func__
 
     @functools.wraps(original)
-    def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls.__name__ in unprepared:
             why = "nothing prepares it"
         elif _has_engine and kwargs.get("device_map") is not None:
             why = "the script gives a device_map"
         else:
-            return original(cls, name, *args, **kwargs)
+            return original(cls, *args, **kwargs)
         changes.add(f"{cls.__name__} is loaded whole on each rank, as {why}")
         with without_zero3():
-            return original(cls, name, *args, **kwargs)
+            return original(cls, *args, **kwargs)
 
     model_class.from_pretrained = classmethod(from_pretrained)

@@ -26,7 +26,13 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
 
     def recovered(trainer: Any) -> str | None:
         """Return the checkpoint with which a run goes on, for the first training that saves beside it."""
-        if not left or Path(trainer.args.output_dir).resolve() != Path(left[0]).parent.resolve():
+        if not left:
+            return None
+        if Path(trainer.args.output_dir).resolve() != Path(left[0]).parent.resolve():
+            changes.add(
+                f"a Trainer that saves in {trainer.args.output_dir} starts at its first step: the run's "
+                f"newest checkpoint is {left[0]}"
+            )
             return None
         changes.add(f"Trainer resumes from {left[0]}")
         return left.pop()
@@ -39,7 +45,8 @@ def install(trainer_class: Any, settings: AppliedSettings, changes: Changes) -> 
                 self, partial, folder.parent, lambda: original(self, model, trial, *args)
             ),
             layout=layout_of(settings, self.optimizer),
-            run_folder=settings.run_folder,
+            # Weights alone are nothing to go on with: the optimizer and the schedule would start anew.
+            run_folder=None if self.args.save_only_model else settings.run_folder,
             step=self.state.global_step,
         )
         after_checkpoint(self, folder)
