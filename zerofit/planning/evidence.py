@@ -68,7 +68,7 @@ class Evidence:
             strategy: what is estimated.
             predict: gives the estimate without evidence.
         """
-        one = self._nearest(strategy, lambda one: bool(one.peaks))
+        one = self._nearest(strategy, lambda one: bool(one.peaks), most=_most_reserved)
         if one is None:
             return None
         predicted = predict(strategy)
@@ -99,12 +99,22 @@ class Evidence:
             uncertainty_source=source if is_same else f"{predicted.uncertainty_source}; {source}",
         )
 
-    def _nearest(self, strategy: Strategy, tells: Callable[[Observation], bool]) -> Observation | None:
-        """Return the newest observation of this strategy, else of one with another micro-batch."""
+    def _nearest(
+        self,
+        strategy: Strategy,
+        tells: Callable[[Observation], bool],
+        most: Callable[[Observation], int] = lambda one: 0,
+    ) -> Observation | None:
+        """Return an observation of this strategy, else the newest of one with another micro-batch.
+
+        Of this strategy it is the newest, or one that ended like it and had more by ``most``: a run of a few
+        steps need not have seen the longest batch.
+        """
         told = [one for one in self._found if tells(one)]
         same = [one for one in told if one.strategy == strategy]
         if same:
-            return same[0]
+            alike = (one for one in same if one.is_out_of_memory == same[0].is_out_of_memory)
+            return max(alike, key=most)
         kind = _kind(strategy)
         ended = (one for one in told if not one.is_out_of_memory)  # lower bounds give no ratio
         return next((one for one in ended if _kind(one.strategy) == kind), None)
@@ -115,7 +125,8 @@ def _kind(strategy: Strategy) -> Strategy:
 
     With another engine, stage, offload or number format, other tensors and kernels make the difference
     between prediction and observation.
-    """
+    then, so it is lowered where the prediction of it is above, and left alone otherwise; saving only where it
+    was seen.
     return replace(strategy, micro_batch_size=None, gradient_accumulation_steps=None)
 
 
@@ -137,14 +148,15 @@ def _observed_memory(
         phase = _PHASES.get(peak.phase, at_observed.peak.phase)
         name = phase if at_observed.of(phase) else at_observed.peak.phase
         seen[name] = max(peak.reserved_bytes, seen.get(name, 0))
-    most = max(peak.reserved_bytes for peak in one.peaks)
+    most = _most_reserved(one)
     told = f"{format_bytes(most)} reserved, predicted {format_bytes(_reserved(at_observed.peak))}"
     kind = "out of memory beyond" if one.is_out_of_memory else "observed on this machine"
     source = f"{'' if is_same else 'scaled as '}{kind} on {one.at[:10]}: {told}"
     phases = []
     for memory in predicted.phases:
         there = at_observed.of(memory.phase)
-        if there is None or not _reserved(there):
+        is_unseen = memory.phase is RunPhase.SAVE and RunPhase.SAVE not in seen  # it may not have saved
+        if there is None or not _reserved(there) or is_unseen:
             phases.append(memory)
             continue
         needed = seen.get(memory.phase, min(most, _reserved(there)))
@@ -157,6 +169,10 @@ def _observed_memory(
         uncertainty=min(_SAME_PLAN, predicted.uncertainty) if is_sure else predicted.uncertainty,
         uncertainty_source=source if is_sure else f"{predicted.uncertainty_source}; {source}",
     )
+
+
+def _most_reserved(one: Observation) -> int:
+    return max(peak.reserved_bytes for peak in one.peaks)
 
 
 def _reserved(phase: PhaseMemory) -> int:
