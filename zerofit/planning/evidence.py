@@ -125,8 +125,7 @@ def _kind(strategy: Strategy) -> Strategy:
 
     With another engine, stage, offload or number format, other tensors and kernels make the difference
     between prediction and observation.
-    then, so it is lowered where the prediction of it is above, and left alone otherwise; saving only where it
-    was seen.
+    """
     return replace(strategy, micro_batch_size=None, gradient_accumulation_steps=None)
 
 
@@ -136,7 +135,8 @@ def _observed_memory(
     """Return an estimate with each phase brought to what was observed, or scaled by its ratio.
 
     A rank notes a peak only in the phases that raise it. One that did not was below what was observed until
-    then, so it is lowered where the prediction of it is above, and left alone otherwise.
+    then, so it is lowered where the prediction of it is above, and left alone otherwise; saving only where
+    it was seen.
 
     Args:
         predicted: the estimate without evidence.
