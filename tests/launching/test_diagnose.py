@@ -99,6 +99,18 @@ CASES = {
         "rank 0 exited with 1: RuntimeError: the ranks of this node lost their peers, so the cause is on "
         "another node",
     ),
+    "NCCL that finds no room for its buffers, and the rank that lost it": (
+        _Case(
+            {0: 1, 1: 1},
+            (
+                _peer_lost(0),
+                _record(1, error="DistBackendError", message="NCCL error: Cuda failure 2 'out of memory'"),
+            ),
+            kind=FailureKind.GPU_OUT_OF_MEMORY,
+        ),
+        1,
+        "rank 1 ran out of GPU memory",
+    ),
     "the watchdog of NCCL after another's error": (
         _Case({0: -signal.SIGABRT, 1: 1}, (_record(1, error="KeyError", message="'a'", ended_at=9),)),
         1,

@@ -135,6 +135,8 @@ def test_a_package_runs_by_its_main(folder: Path) -> None:
         ("print('x')", 0, None, None),
         ("import sys\nsys.exit(7)", 7, "SystemExit", "7"),
         ("import sys\nsys.exit('text')", 1, "SystemExit", "text"),
+        ("try:\n    raise MemoryError('full')\nexcept MemoryError:\n    exit(3)", 3, "MemoryError", "full"),
+        ("try:\n    {}['a']\nexcept KeyError:\n    exit(3)", 3, "SystemExit", "3"),
         ("raise ValueError('bad value')", 1, "ValueError", "bad value"),
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt", ""),
         ("def f(:", 1, "SyntaxError", None),

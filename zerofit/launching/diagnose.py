@@ -35,6 +35,7 @@ _GPU_IS_FULL = (
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "Cuda failure 2 'out of memory'",  # NCCL's words for its own buffers
 )
 """Parts of messages about full GPU memory, which may come in an exception of another type."""
 _HOST_IS_FULL = ("DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
@@ -186,7 +187,8 @@ def _likely_consequence(code: int, record: RankRecord | None) -> int:
     """Rank failures by how likely they are a consequence of another's: 0 is a cause of its own."""
     if code == -signal.SIGTERM:
         return _LOST_PEER + 1
-    if record is not None and record.error_message and any(t in record.error_message for t in _PEER_LOST):
+    text = (record.error_message if record is not None else None) or ""
+    if any(one in text for one in _PEER_LOST) and not any(one in text for one in _GPU_IS_FULL):
         return _LOST_PEER
     # NCCL's watchdog aborts a rank whose peer is gone (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
     return 0 if (code < 0 and code != -signal.SIGABRT) or record is not None else 1

@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
         run_target(target)
     except SystemExit as stop:
         exit_code = code_of(stop)
-        error = stop if exit_code else None
+        error = (_memory_error_of(stop) or stop) if exit_code else None
     except UserError as refused:
         exit_code, error = refused.exit_code, refused
         print(refused, file=sys.stderr)
@@ -103,6 +103,12 @@ def main(arguments: Sequence[str]) -> int:
     end(exit_code, error)
     tell_ended(exit_code)
     return exit_code
+
+
+def _memory_error_of(stop: SystemExit) -> BaseException | None:
+    """Return the want of memory that a script answered with sys.exit(); None where it met none."""
+    met = stop.__context__
+    return met if isinstance(met, MemoryError) or type(met).__name__ == "OutOfMemoryError" else None
 
 
 class LastExit:

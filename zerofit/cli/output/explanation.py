@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EXPLAIN_VERSION = 1
 """Version of the JSON document; raised whenever a field changes its meaning or goes."""
 
-_SAID = ("cancelled", "zerofit-refused", "rank-failed", "hang")
+_SAID = ("cancelled", "zerofit-refused", "rank-failed", "hang", "killed-by-somebody")
 """Failures of which the launch itself says all there is."""
 
 

@@ -13,6 +13,11 @@ from zerofit.core.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+BROADCAST_MODEL = "_broadcast_model"
+"""DeepSpeedEngine's method that sends rank 0's weights when it is made."""
+CONVERT_PARAMETER = "_convert_to_deepspeed_param"
+"""zero.Init's method that notes a parameter's shape before it is partitioned."""
+
 
 def wait_for_every_gather(module: Any) -> None:
     """Let the weights that CPU ranks gather together all be there when they are used.

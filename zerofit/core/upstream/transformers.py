@@ -27,6 +27,8 @@ COUNTS_ITEMS = "_get_num_items_in_batch"
 """The method of Trainer that counts the labels of a step (5.23, trainer.py)."""
 TRAINER_RESUMES = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "_load_scaler")
 """Methods of Trainer that read a checkpoint to go on from."""
+MAKE_FROM_CONFIG = "_from_config"
+"""PreTrainedModel's class method behind from_config() of the Auto classes."""
 SAVE_CHECKPOINT = "_save_checkpoint"
 """The method of Trainer that saves a checkpoint of its own accord (5.23, trainer.py)."""
 RUN_EPOCH = "_run_epoch"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.upstream.deepspeed import BROADCAST_MODEL, CONVERT_PARAMETER
 from zerofit.training.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def install(module: ModuleType, settings: AppliedSettings, changes: Changes) -> 
             for one in scalars:
                 one.data = one.data.view(())
 
-    wrap(module.DeepSpeedEngine, "_broadcast_model", broadcast_model)
+    wrap(module.DeepSpeedEngine, BROADCAST_MODEL, broadcast_model)
 
 
 def install_in_partitioning(module: ModuleType, settings: AppliedSettings, changes: Changes) -> None:
@@ -55,7 +56,7 @@ def install_in_partitioning(module: ModuleType, settings: AppliedSettings, chang
             _with_one_dimension(self.params)
         return original(self, *args, **kwargs)
 
-    wrap(module.Init, "_convert_to_deepspeed_param", convert)
+    wrap(module.Init, CONVERT_PARAMETER, convert)
     wrap(module.GatheredParameters, "__exit__", leave)
 
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from zerofit.core.upstream.transformers import (
+    MAKE_FROM_CONFIG,
     find_weights_locally,
     keep_flash_attention,
     leave_weights_unread,
@@ -95,7 +96,7 @@ def _load_nothing(module: Any, seen: Observations) -> None:
         setattr(made[0] if isinstance(made, tuple) else made, LOADED, bool(seen.accelerators))
         return made
 
-    of_config = model_class._from_config.__func__
+    of_config = getattr(model_class, MAKE_FROM_CONFIG).__func__
 
     @functools.wraps(of_config)
     def from_config(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -104,7 +105,7 @@ def _load_nothing(module: Any, seen: Observations) -> None:
         return made
 
     model_class.from_pretrained = classmethod(from_pretrained)
-    model_class._from_config = classmethod(from_config)
+    setattr(model_class, MAKE_FROM_CONFIG, classmethod(from_config))
     module.is_deepspeed_zero3_enabled = lambda: False  # nothing is partitioned here, whatever the script says
     find_weights_locally(module)
     note_guessed_dtype(module, lambda: seen.note(_TAKEN_AS_FP32))
