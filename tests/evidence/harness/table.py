@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerofit.core.plan import Topology, topology_fields
 from zerofit.machine.versions import probe_versions
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def fingerprint(rule: Rule) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Topology):
+        return topology_fields(value)  # as in a plan file: a size of 1 is no change of an example
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):
