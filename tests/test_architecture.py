@@ -107,11 +107,11 @@ _STDLIB = frozenset(
         *("operator", "re", "shlex", "statistics", "string", "textwrap", "types", "typing", "warnings"),
     }
 )
-"""What of the standard library touches nothing of the world."""
+"""Modules of the standard library that touch nothing of the world."""
 _STDLIB_NAMES = {"pathlib": {"PurePath", "PurePosixPath"}}
 """Names without I/O in modules that have it."""
 _LAZY = {"hjson", "packaging", "pydantic", "yaml"}
-"""What pure code may import inside functions."""
+"""Modules that pure code may import inside functions."""
 _IO_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
 _HEAVY = {"accelerate", "bitsandbytes", "datasets", "deepspeed", "peft", "torch", "transformers"}
 

@@ -1,4 +1,4 @@
-"""What a strategy says about offload."""
+"""A strategy's words about offload."""
 
 from __future__ import annotations
 

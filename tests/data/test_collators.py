@@ -19,7 +19,7 @@ _TASKS = {
     "whole-word-masked-lm": lambda length: {"word_ids": list(range(length))},
     "causal-lm": lambda length: {},
 }
-"""What rows have besides their tokens."""
+"""Columns of rows besides their tokens."""
 
 
 @pytest.mark.parametrize(

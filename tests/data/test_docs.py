@@ -21,7 +21,7 @@ _NAMES = ("O", "B-ORG", "I-ORG")
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> dict[str, Any]:
-    """What the page calls your own."""
+    """Return the objects that the pages call your own."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     words = datasets.List(datasets.Value("string"))
     tags = datasets.List(datasets.ClassLabel(names=list(_NAMES)))

@@ -1,4 +1,4 @@
-"""What a call of generate takes beside the weights, against the caches that real models make."""
+"""Memory of a call of generate beside the weights, against the caches that real models make."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ _ANSWERS: dict[str, Callable[[], list[Any]]] = {
     # Four batches, two in a step: the second start, at another stage, makes the last three prompts.
     "written": lambda: [["of-the-test", False, True, [7], _alone()]] * 2,
 }
-"""What the other cases give on each rank."""
+"""Results of the other cases on each rank."""
 _OUT_OF_STEP = "generate-out-of-step"
 _PARTITIONED = "and weights that ZeRO-3 partitions over the ranks"
 _ERRORS = {
@@ -92,13 +92,13 @@ _SLOW_CASES = ("zero3_in_bf16_autocast", "in_inference_mode", "a_rank_that_is_sl
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> dict[str, list[Any]]:
-    """What each case gave on each of two ranks."""
+    """Return each case's result on each of two ranks."""
     return _run(tmp_path_factory.mktemp("ranks"), *_AS_ALONE, *_ANSWERS, *_ERRORS, *_OTHER_ERRORS)
 
 
 @pytest.fixture(scope="module")
 def slow_ranks(tmp_path_factory: pytest.TempPathFactory, built_ops: None) -> dict[str, list[Any]]:
-    """What each case gave that takes long."""
+    """Return the results of the cases that take long."""
     return _run(tmp_path_factory.mktemp("slow_ranks"), *_SLOW_CASES)
 
 

@@ -1,4 +1,4 @@
-"""What a rank of `zerofit generate` says: where memory runs out, how far it is, what it took."""
+"""Messages of a rank of `zerofit generate`: where memory runs out, how far it is, what it took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script brings of its own: the step left to accelerate, plugins, batches that do not fit the plan."""
+"""Loops of their own kind: the step left to accelerate, plugins, batches that do not fit the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run needed is in this machine's store once it has ended."""
+"""Needs of a run are in this machine's store once it has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What compiles DeepSpeed's ops is found where torch looks for it."""
+"""The compiler of DeepSpeed's ops is found where torch looks for it."""
 
 from __future__ import annotations
 

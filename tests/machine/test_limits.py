@@ -1,4 +1,4 @@
-"""What a run can run out of, on fake trees and on this machine."""
+"""Limits that a run can meet, on fake trees and on this machine."""
 
 from __future__ import annotations
 

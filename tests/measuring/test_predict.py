@@ -1,4 +1,4 @@
-"""What is predicted of a rung, of the model as the rungs make it."""
+"""Predictions of a rung, of the model as the rungs make it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every rung trains: number formats of the weights, and images in place of tokens."""
+"""The model that every rung trains: number formats of the weights, and images in place of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What probe_model says of a model that it can't find, read or plan for."""
+"""Errors of probe_model for a model that it can't find, read or plan for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is split of a forward pass's inputs, and what forbids it."""
+"""Inputs of a forward pass that are split, and what forbids it."""
 
 from __future__ import annotations
 

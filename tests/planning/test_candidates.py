@@ -1,4 +1,4 @@
-"""What is considered, what is fixed, and what a compatibility rule forbids."""
+"""Candidates that are considered, fixed, and forbidden by a compatibility rule."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "quantization": {"lora": Lora()},
     "checkpoint_every": {"gradient_checkpointing": True},
 }
-"""What a flag needs beside it."""
+"""Fields that a flag needs beside it."""
 
 
 @pytest.mark.parametrize("field", _FIXED)

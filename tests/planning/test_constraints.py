@@ -1,4 +1,4 @@
-"""What of a strategy a script leaves open, and why."""
+"""Fields of a strategy that a script leaves open, and why the others are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs of the same kind needed on this machine takes the place of, or scales, what is predicted."""
+"""Observed needs of runs of the same kind take the place of predictions, or scale them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person and a program are told of a capture."""
+"""Summaries of a capture, for a person and for a program."""
 
 from __future__ import annotations
 

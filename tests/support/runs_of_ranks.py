@@ -115,7 +115,7 @@ def _has_results(case: Case, folder: Path) -> bool:
 
 
 def _errors(case: Case, folder: Path) -> str:
-    """What ranks of a case that failed have raised."""
+    """Errors that ranks of a failed case have raised."""
     paths = sorted((folder / str(case.number)).glob("rank*.json"))
     raised = {path.stem: json.loads(path.read_text()).get("error") for path in paths}
     return "\n".join(f"{rank}: {error}" for rank, error in raised.items() if error)

@@ -117,7 +117,7 @@ class SlurmCluster:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a client of this Slurm needs in its environment."""
+        """Return the environment that a client of this Slurm needs."""
         return {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def _start(self, node: int, program: str, *arguments: str) -> None:

@@ -25,7 +25,7 @@ PIECES = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
 
 @dataclasses.dataclass(kw_only=True)
 class Trained:
-    """What a run did."""
+    """A run's log, events and samples."""
 
     log: list[dict[str, float]]
     """Losses, gradient norms and learning rates, and the evaluations."""

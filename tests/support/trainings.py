@@ -43,7 +43,7 @@ and ignore it: Trainer by itself makes loss and gradients too large by accumulat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What one run of a script left."""
+    """Files and numbers that one run of a script left."""
 
     training: Training
     result: dict[str, Any]

@@ -1,4 +1,4 @@
-"""What a rank leaves in the run folder when it ends."""
+"""Files that a rank leaves in the run folder when it ends."""
 
 from __future__ import annotations
 

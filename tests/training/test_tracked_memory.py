@@ -1,4 +1,4 @@
-"""What trackers get beside the script's own values: measured peaks of memory, and the predicted one."""
+"""Trackers get more than the script's own values: measured peaks of memory, and the predicted one."""
 
 from __future__ import annotations
 

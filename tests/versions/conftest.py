@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class _Kept:
-    """What each test came to."""
+    """Results of each test."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -264,7 +264,7 @@ _STATE = re.compile(
 _SHARD = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_(optim|model)_states\.pt")
 _RANDOM = re.compile(r"random_states_(\d+)\.pkl|rng_state_(\d+)\.pth")
 _ARCHIVES = (".pt", ".pth", ".bin", ".pkl")
-"""What torch.save writes: zip archives, whose directory stands at their end."""
+"""Files of torch.save: zip archives, whose directory stands at their end."""
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
 

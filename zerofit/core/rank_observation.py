@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.Enum):
-    """What a rank is doing. The order is that of the live file: new ones go to the end."""
+    """A rank's phase. The order is that of the live file: new ones go to the end."""
 
     LOADING = "loading"
     """From the start to the first batch: imports, model, data."""
@@ -45,7 +45,7 @@ class PhasePeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankObservation:
-    """What a rank does, and since when."""
+    """A rank's phase, and since when."""
 
     pid: int
     phase: Phase

@@ -91,7 +91,7 @@ class RunEnd:
     rank: int | None = None
     """The rank that ended the run; None where that is not known, or no single one did."""
     phase: Phase | None = None
-    """What that rank did at its end; None where it told nothing."""
+    """That rank's phase at its end; None where it told nothing."""
     missing_bytes: int | None = None
     """Out of GPU memory: what the failed allocation asked for beyond what was free; None where unknown."""
     peak_bytes: int | None = None

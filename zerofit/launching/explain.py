@@ -91,14 +91,14 @@ class Explanation:
     cause: Found | None
     """None where nothing failed, as far as the logs tell."""
     others: tuple[Found, ...]
-    """What else failed, the first of each kind, the earliest first."""
+    """Other failures, the first of each kind, the earliest first."""
     num_lines: int
     files: tuple[str, ...]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Traceback:
-    """What one rank's traceback has shown so far."""
+    """One rank's traceback, as far as it was read."""
 
     has_begun: bool = False
     frame: str | None = None

@@ -39,11 +39,11 @@ class RunExplanation:
 
     explanation: Explanation
     sentence: str | None = None
-    """What `zerofit launch` said of its end; None where it ended well or was killed itself."""
+    """The cause that `zerofit launch` told; None where the run ended well."""
     good_run: str | None = None
     """Name of the last run of the same script that ended well; None where there is none."""
     differences: tuple[str, ...] = ()
-    """What differs from it."""
+    """Differences from that run, in words."""
     collectives: tuple[str, ...] = ()
     """Where the ranks' collectives stood, by NCCL's flight recorder."""
 

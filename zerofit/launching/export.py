@@ -29,12 +29,12 @@ _TOKENIZER = (
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja"),
     *("preprocessor_config.json", "processor_config.json"),
 )
-"""What a tokenizer or a processor saves, as transformers names it."""
+"""Files of a tokenizer or a processor, as transformers names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written."""
+    """An export that was written."""
 
     checkpoint: Path
     """The checkpoint whose weights they are."""

@@ -54,7 +54,7 @@ _KEPT_PACES = 1000
 
 @dataclass(slots=True, kw_only=True)
 class RunWatch:
-    """What is known of a run's ranks from their live files, and what follows from it."""
+    """A run's ranks by their live files, and whether they hang."""
 
     ranks_folder: Path
     ranks: range

@@ -32,7 +32,7 @@ _WRITTEN = (
     *("plan.json", "accelerate.yaml", "ds_config.json", "command*.sh", "run*.json", "checkpoints.jsonl"),
     *("ranks", "logs", "job.*", "submitted.json", "slurm-*.out", "launcher*.json", STOP_FILE),
 )
-"""What zerofit writes into a run's folder; all else is the user's."""
+"""Names that zerofit writes into a run's folder; all else is the user's."""
 _QUIET_S = 3600.0
 """A run of another machine without a record, whose files changed so lately, may run there. ASSUMPTION."""
 

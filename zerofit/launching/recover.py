@@ -62,7 +62,7 @@ _PHASES = {
 
 
 class RecoverMode(StrEnum):
-    """What happens when a run is out of memory."""
+    """How a run that is out of memory goes on."""
 
     AUTO = "auto"
     """It goes on under the next plan."""
@@ -107,7 +107,7 @@ class Attempt:
     launch: Launch
     folder: RunFolder
     request: LaunchRequest
-    """What it was planned from."""
+    """The request that it was planned from."""
     free_gpu_bytes: tuple[int, ...]
     """Free memory of each GPU before the run."""
     number: int = 0

@@ -84,7 +84,7 @@ class TrialPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What a trial showed."""
+    """The result of a trial."""
 
     end: TrialEnd
     step_time_s: float | None = None
@@ -121,7 +121,7 @@ class Tuning:
     folder: Path
     """Holds a run folder for each trial, and its result."""
     candidates: tuple[Plan, ...]
-    """What could be tried: the planner's choice, then the fastest that fit by their estimates."""
+    """Plans to try: the planner's choice, then the fastest that fit by their estimates."""
     is_out_of_time: bool = False
     """True if the budget ended it."""
     stopped_by: signal.Signals | None = None

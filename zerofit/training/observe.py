@@ -34,7 +34,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Observed:
-    """What this rank does; its methods are called by the main thread of the rank's own process alone."""
+    """This rank's phase, step and memory; the main thread of its own process alone calls the methods."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._live = LiveFile(folder, rank)

@@ -1,4 +1,4 @@
-"""What a file is taken for, by its suffix and its keys."""
+"""The kind of a file, by its suffix and its keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ladder of fixed figures looks like: tables, bars of letters, and a picture."""
+"""A ladder of fixed figures as tables, bars of letters, and a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of files that can't be read, and of HJSON that accelerate can't read."""
+"""Errors for files that can't be read, and for HJSON that accelerate can't read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What padding and packing cost, against samples that are really put into batches and rows."""
+"""The cost of padding and packing, against samples that are really put into batches and rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runs of a rule's examples say of its evidence."""
+"""Judges the runs of a rule's examples by its evidence."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Born:
 
 @dataclass(slots=True)
 class Phase:
-    """What one phase allocated and freed."""
+    """Allocations and frees of one phase."""
 
     name: str
     events: list[tuple[int, Born]] = field(default_factory=list)

@@ -20,7 +20,7 @@ UNBOUNDED = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What was measured, and where."""
+    """Measurements, and where they were made."""
 
     versions: Mapping[str, str]
     date: str

@@ -95,7 +95,7 @@ def relative_error(weights: list[torch.Tensor], reference: list[torch.Tensor]) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What a run left."""
+    """Weights and states that a run left."""
 
     stepped: str
     """The class of the optimizer inside the engine."""

@@ -1,4 +1,4 @@
-"""What CUDA kernels take beside their outputs."""
+"""Memory of CUDA kernels beside their outputs."""
 
 from __future__ import annotations
 

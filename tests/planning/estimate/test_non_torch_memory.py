@@ -1,4 +1,4 @@
-"""What lies outside PyTorch's tensors: contexts, NCCL, cuBLAS."""
+"""Memory outside PyTorch's tensors: contexts, NCCL, cuBLAS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What estimates say of themselves, held against the published runs that benchmarks/published.py predicts."""
+"""The stated errors of estimates, held against the published runs that benchmarks/published.py predicts."""
 
 from __future__ import annotations
 

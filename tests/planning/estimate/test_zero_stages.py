@@ -1,4 +1,4 @@
-"""What DeepSpeed's stages hold, in bytes per parameter, on a model whose sizes divide without a rest."""
+"""Bytes per parameter that DeepSpeed's stages hold, on a model whose sizes divide without a rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ZeRO-3 holds of the weights while it generates, against the real engine on two CPU ranks."""
+"""Weights that ZeRO-3 holds while it generates, against the real engine on two CPU ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Trainer's DataLoader and accumulation become under a plan."""
+"""A Trainer's DataLoader and accumulation under a plan."""
 
 from __future__ import annotations
 

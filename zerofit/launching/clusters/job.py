@@ -75,7 +75,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a run asks of each node, and for how long."""
+    """Resources that a run asks of each node, and for how long."""
 
     num_nodes: int
     gpus_per_node: int
@@ -86,7 +86,7 @@ class Resources:
     shm_bytes: int
     """Shared memory that NCCL and the DataLoader's workers may take, out of memory_bytes."""
     scratch_bytes: int
-    """What is offloaded to NVMe on a node; 0 for none."""
+    """Bytes offloaded to NVMe on a node; 0 for none."""
     nvme_path: str | None
     wall_time_s: int | None
     """None where the number of steps or their time is not known."""

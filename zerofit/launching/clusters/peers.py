@@ -277,7 +277,7 @@ def interface_to(address: str) -> str | None:
 
 
 class Peers:
-    """What this node hears of the others while the ranks run.
+    """A listener to the other nodes while the ranks run.
 
     A thread talks to the store, by a connection of its own: a call to a node that has gone may never return.
 
@@ -425,7 +425,7 @@ class Peers:
 
 
 _TOLD = ("exit_code", "cause", "kind", "rank", "missing_bytes", "peak_bytes")
-"""What one node tells the others of its end."""
+"""Message by which one node tells the others of its end."""
 
 
 def _to_text(at: float, end: RunEnd) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFlags:
-    """What was said of the cluster."""
+    """The user's flags about the cluster."""
 
     partition: str | None = None
     account: str | None = None

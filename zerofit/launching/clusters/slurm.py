@@ -23,7 +23,7 @@ JOIN_LIMIT_S = 40.0
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL")
 """States in which a job stays (squeue(1), JOB STATE CODES)."""
 NO_SUCH_JOB = "Invalid job id"
-"""What the clients say of a job that Slurm has forgotten (slurm/src/common/slurm_errno.c)."""
+"""Words of the clients about a job that Slurm has forgotten (slurm/src/common/slurm_errno.c)."""
 _FIRST_PORT, _PORTS = 20000, 20000
 """Jobs that share a node must not share a port: it is made of the job's number."""
 _FAREWELL_S = 60

@@ -405,7 +405,7 @@ _OUT_OF_REACH = (
     *("no such host", "i/o timeout", "no configuration has been provided", "current-context is not set"),
     *("unable to contact slurm controller", "could not establish a configuration source"),
 )
-"""What clients say, in lower case, where no scheduler has answered.
+"""Words of clients that reach no scheduler, in lower case.
 
 Sources: kubernetes/kubectl, pkg/cmd/util/helpers.go; kubernetes/client-go, tools/clientcmd/validation.go;
 Go's net package; slurm/src/common/slurm_errno.c and read_config.c.

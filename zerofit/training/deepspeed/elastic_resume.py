@@ -37,7 +37,7 @@ _COPY = ".zerofit-converted."
 _DONE, _REST = "done", "rest.pt"
 _POLL_S = 0.2
 _HYPERPARAMETERS = ("lr", "initial_lr", "betas", "eps", "weight_decay")
-"""What a scheduler or a script changes in a parameter group; the rest is about how an optimizer computes."""
+"""Settings of a parameter group that a scheduler or a script changes; others say how it computes."""
 
 
 def install(module: Any, settings: AppliedSettings, changes: Changes) -> None:

@@ -64,7 +64,7 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What a child has left."""
+    """A finished child: its folder, its script and its output."""
 
     folder: Path
     script: Path

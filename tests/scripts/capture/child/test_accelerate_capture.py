@@ -1,4 +1,4 @@
-"""What is captured of scripts with a loop of their own."""
+"""Captures of scripts with a loop of their own."""
 
 from __future__ import annotations
 

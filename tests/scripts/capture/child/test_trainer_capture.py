@@ -1,4 +1,4 @@
-"""What is captured of scripts with a Trainer."""
+"""Captures of scripts with a Trainer."""
 
 from __future__ import annotations
 
