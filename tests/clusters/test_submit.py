@@ -74,6 +74,7 @@ def test_the_scripts_of_slurm_and_skypilot_hold_names_of_secrets_and_no_values(t
             "error[env-not-set]: there is no such variable to pass on",
         ),
         (("--gpus", "1xH100", "--time", "soon", "loop.py"), (), "error[bad-value]: --time can't be 'soon'"),
+        (("--gpus", "1xH100", "--time", "12:00", "loop.py"), (), "error[bad-value]: --time can't be '12:00'"),
         (
             ("--gpus", "1xH100", "--time", "5", "--save-time", "3600", "loop.py"),
             (),

@@ -18,6 +18,7 @@ from zerofit.launching.clusters.request import ClusterFlags
 from zerofit.launching.clusters.submit import ClusterEngine, submit_run
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?")
+"""Two numbers without days are left out: Slurm reads minutes and seconds, people hours and minutes."""
 
 
 class _Duration(ParamType[int]):
@@ -31,13 +32,13 @@ class _Duration(ParamType[int]):
         if value.isdecimal() and int(value):
             return 60 * int(value)
         found = _TIME.fullmatch(value)
-        if found is None:
+        if found is None or (found[1] is None and found[4] is None):
             raise UserError(
                 "bad-value",
                 f"--time can't be {value!r}",
                 found=f"--time {value}",
-                why="it is a number of minutes, HH:MM, HH:MM:SS or D-HH:MM",
-                fix="write it like --time 12:00",
+                why="it is a number of minutes, HH:MM:SS or D-HH:MM, as for sbatch",
+                fix="write it like --time 12:00:00",
             )
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
@@ -69,7 +70,7 @@ class _Duration(ParamType[int]):
     "--time",
     "wall_time_s",
     type=_Duration(),
-    metavar="MINUTES|HH:MM|D-HH:MM",
+    metavar="MINUTES|HH:MM:SS|D-HH:MM",
     help="Time limit; what the plan predicts where it is left out.",
 )
 @click.option(

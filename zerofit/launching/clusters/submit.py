@@ -369,7 +369,7 @@ def _check_save_time(engine: ClusterEngine, save_time_s: int, wall_time_s: int |
             found=f"--save-time {save_time_s} (seconds), of a time limit of {wall_time_s} seconds",
             why="--save-time, 300 if it is left out, counts back from the end of the time limit",
             fix=f"give a shorter one, such as --save-time {max(1, wall_time_s // 4)}, or a longer --time, "
-            "such as --time 90 (minutes) or --time 12:00",
+            "such as --time 90 (minutes) or --time 12:00:00",
         )
 
 
