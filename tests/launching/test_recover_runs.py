@@ -47,11 +47,11 @@ class _Case:
 _Z2, _Z3 = (*_TWO, "--zero-stage=2"), (*_TWO, "--zero-stage=3")
 _CASES = {
     "accelerate": {
-        "forward": _Case("8000000 all 5", _ONE, "checkpoint-4", "micro-batches"),
-        "forward-z2": _Case("6300000 forward 5", _Z2, "checkpoint-4", "micro-batches"),
+        "forward": _Case("8000000 all 5", _ONE, "checkpoint-4", "one GPU, micro-batches 2 x 4"),
+        "forward-z2": _Case("6300000 forward 5", _Z2, "checkpoint-4", "ZeRO-2, micro-batches 1 x 4"),
     },
     "trainer": {
-        "backward": _Case("8900000 backward 5", _ONE, "checkpoint-4", "micro-batches"),
+        "backward": _Case("8900000 backward 5", _ONE, "checkpoint-4", "one GPU, micro-batches 2 x 4"),
         "backward-z3": _Case("207200000 backward 5", _Z3, "checkpoint-4", "small buckets"),
         "saving-z3": _Case("205900000 saving 0", _Z3, "checkpoint-8", "small buckets"),
     },
