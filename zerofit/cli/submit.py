@@ -21,7 +21,7 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?")
 """Two numbers without days are left out: Slurm reads minutes and seconds, people hours and minutes."""
 
 
-class _Duration(ParamType[int]):
+class _WallTime(ParamType[int]):
     """Minutes, or Slurm's D-HH:MM and HH:MM:SS, in seconds."""
 
     name = "time"
@@ -69,7 +69,7 @@ class _Duration(ParamType[int]):
 @click.option(
     "--time",
     "wall_time_s",
-    type=_Duration(),
+    type=_WallTime(),
     metavar="MINUTES|HH:MM:SS|D-HH:MM",
     help="Time limit; what the plan predicts where it is left out.",
 )

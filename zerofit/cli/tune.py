@@ -30,7 +30,7 @@ _NOTHING_MEASURED = 1
 _DURATION = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s?)?")
 
 
-class _Duration(ParamType[float]):
+class _Budget(ParamType[float]):
     """A time such as 10m, 1h30m or 90s; a number alone is seconds."""
 
     name = "time"
@@ -80,7 +80,7 @@ class _Duration(ParamType[float]):
     help="Optimizer steps before those.",
 )
 @click.option(
-    "--budget", "budget_s", type=_Duration(), help="Begin no trial later than that, such as 10m or 1h30m."
+    "--budget", "budget_s", type=_Budget(), help="Begin no trial later than that, such as 10m or 1h30m."
 )
 @click.option("--anew", "is_anew", is_flag=True, help="Measure again what an earlier start has measured.")
 @click.option(

@@ -20,7 +20,7 @@ from zerofit.core.request import FLAGS
 from zerofit.core.strategy import OffloadDevice, OptimizerName
 from zerofit.launching.diagnose import FailureKind
 from zerofit.launching.prepare import prepare_launch
-from zerofit.launching.run_folder import RunFolder, write_file
+from zerofit.launching.run_folder import RunFolder, make_folder, write_file
 from zerofit.machine.gpus import free_gpu_bytes
 from zerofit.machine.this_node import probe_machine
 from zerofit.planning.plan_words import batch, label
@@ -163,10 +163,8 @@ def next_attempt(
             following = _planned(attempt, end, policy, observer)
             if following is not None:
                 check(following.launch, observer)
-                following.folder.path.mkdir(mode=0o700)
+                make_folder(following.folder.path)
             return following
-        except OSError as error:
-            why_not = f"its folder can't be made: {error}"
         except UserError as error:
             why_not = f"{error.summary}: {error.found}"
         except ExceptionGroup as errors:

@@ -166,6 +166,7 @@ def _capture(seen: Observations, found: _Found) -> Capture:
     given = reading.nested(*found.batch)
     batches = tuple(reading.captured_batch(one, padding=padding) for one in (given, *found.more))
     arguments = _arguments(trainer)
+    deepspeed = _deepspeed_config(arguments)
     sources = own_sources()
     calls = called_methods(sources)
     shown = forward_on_meta(model, found.batch)
@@ -208,8 +209,8 @@ def _capture(seen: Observations, found: _Found) -> Capture:
         accumulates_by_hand=manual,
         mixed_precision=str(accelerator.mixed_precision),
         names_precision=_names_precision(accelerator, trainer),
-        engine=_engine(arguments) or getattr(accelerator, "_zerofit_engine", ""),
-        made_by_engine=_made_by_engine(_deepspeed_config(arguments) or {}),
+        engine=_engine(arguments, deepspeed) or getattr(accelerator, "_zerofit_engine", ""),
+        made_by_engine=_made_by_engine(deepspeed or {}),
         asks_for_cpu=bool(arguments.get("use_cpu") or getattr(accelerator, "_zerofit_asks_for_cpu", False)),
         max_grad_norm=arguments.get("max_grad_norm"),
         seed=_seed(seen, arguments),
@@ -246,16 +247,15 @@ def _arguments(trainer: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _engine(arguments: dict[str, Any]) -> str:
+def _engine(arguments: dict[str, Any], deepspeed: dict[str, Any] | None) -> str:
     """Return what TrainingArguments ask for in the place of plain PyTorch; empty for nothing."""
     if arguments.get("fsdp"):
         return "FSDP"
     if not arguments.get("deepspeed"):
         return ""
-    config = _deepspeed_config(arguments)
-    if config is None:
+    if deepspeed is None:
         return "DeepSpeed"
-    return f"DeepSpeed ZeRO-{_section(config, 'zero_optimization').get('stage', 0)}"
+    return f"DeepSpeed ZeRO-{_section(deepspeed, 'zero_optimization').get('stage', 0)}"
 
 
 def _deepspeed_config(arguments: dict[str, Any]) -> dict[str, Any] | None:
