@@ -85,7 +85,3 @@ class Unreadable(Exception):  # noqa: N818 - it is about the file, no failure of
         self.fix = fix
         self.line = line
         self.column = column
-
-
-class NotStrict(Unreadable):
-    """Syntax of HJSON alone: comments, trailing commas, keys without quotes, a byte order mark."""

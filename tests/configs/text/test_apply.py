@@ -33,7 +33,7 @@ _JSON = [
     ('{"a": 1, "a": 3}', [_set("a", 4)], '{"a": 1, "a": 4}'),
     ('{\r\n\t"a" : 1,\r\n\r\n\t"b" : 2\r\n}\r\n', [_set("c", "x")],
      '{\r\n\t"a" : 1,\r\n\r\n\t"b" : 2,\r\n\t"c" : "x"\r\n}\r\n'),
-    ('{\n  "a": {}\n}', [_set("a.b", None)], '{\n  "a": {\n    "b": null\n  }\n}'),
+    ('{\n  "a": {}\n}', [_set("a.b", None)], '{\n  "a": {"b": null}\n}'),
     ('{"a":{}}', [_set("a.b", True)], '{"a":{"b": true}}'),
     ('{"a":1}', [_set("b", 1e-5)], '{"a":1,"b":1e-05}'),
     ('{"a":  {"b": 1} }', [_rename("a", "z"), _set("a.b", "x\n"), _set("a.c", 1)],
@@ -56,7 +56,7 @@ _YAML = [
     ("a:   # none\n  b: 1\n", [_set("a", "auto")], "a:   # none\n  auto\n"),
     ("a:\n  b: 1\nc: 1\n", [_set("a", 1e16)], "a: 1.0e+16\nc: 1\n"),
     ("'a': true\n", [_rename("a", "b"), _set("a", float("inf"))], "'b': .inf\n"),
-    ("{}\n", [_set("on", "1e-5")], "{'on': '1e-5'}\n"),
+    ("{}\n", [_set("on", "1e-5")], "{'on': 1e-5}\n"),
 ]  # fmt: skip
 _HJSON = [
     ("{\n  // x\n  a: cpu, gpu\n  b: 1, # y\n}\n", [_set("a", "none"), _remove("b")],

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from zerofit.configs.document import Format
-from zerofit.configs.text.read import read_document, why_not_json
+from zerofit.configs.text.json import why_not_json
+from zerofit.configs.text.read import read_document
 from zerofit.core.errors import Unreadable
 
 _BROKEN = {
@@ -145,7 +146,7 @@ def test_what_only_hjson_allows_is_read_and_named(golden: Callable[[str, str], N
     lines = []
     for text in _ONLY_HJSON:
         document = read_document(text, name="ds_config.json")
-        error = why_not_json(document)
+        error = why_not_json(text)
         assert document.format is Format.HJSON
         assert error
         lines.append(_said(text, error))
@@ -153,4 +154,4 @@ def test_what_only_hjson_allows_is_read_and_named(golden: Callable[[str, str], N
 
 
 def test_json_has_nothing_that_python_refuses() -> None:
-    assert why_not_json(read_document('{"a": [NaN, -Infinity]}', name="ds_config.json")) is None
+    assert why_not_json('{"a": [NaN, -Infinity]}') is None

@@ -85,9 +85,11 @@ def _apply(document: Document, edit: Edit) -> Document:
     if not isinstance(holder, dict):
         raise Uneditable(f"there is no mapping {'.'.join(parents)} to change {key} in")
     match edit:
-        case SetValue():
-            text = _set(document, _parent(document, edit.path), key, edit.value)
-            holder[key] = edit.value
+        case SetValue(value=value):
+            if document.format is Format.HJSON and isinstance(value, float) and value.is_integer():
+                value = int(value)  # HJSON has whole numbers of one type only
+            text = _set(document, _parent(document, edit.path), key, value)
+            holder[key] = value
         case RemoveKey():
             text = _remove(document, edit.path)
             del holder[key]
@@ -95,7 +97,7 @@ def _apply(document: Document, edit: Edit) -> Document:
             text = _rename(document, _parent(document, edit.path), key, edit.key)
             holder[edit.key] = holder.pop(key)
     changed = _read_again(document, text, f"{'.'.join(edit.path)} can't be changed")
-    if not _same(plain(changed.root), intended, is_hjson=document.format is Format.HJSON):
+    if not _same(plain(changed.root), intended):
         raise Uneditable(f"{'.'.join(edit.path)} can't be changed without touching the text around it")
     return changed
 
@@ -117,20 +119,9 @@ def _parent(document: Document, path: tuple[str, ...]) -> Entries:
     return node
 
 
-def _same(one: Any, other: Any, *, is_hjson: bool) -> bool:
-    """Return True if two values are equal, of one type too; HJSON has whole numbers of one type only."""
-    match one, other:
-        case dict(), dict():
-            return one.keys() == other.keys() and all(
-                _same(one[key], other[key], is_hjson=is_hjson) for key in one
-            )
-        case list(), list():
-            return len(one) == len(other) and all(
-                _same(left, right, is_hjson=is_hjson) for left, right in zip(one, other, strict=True)
-            )
-    if type(one) is not type(other):
-        return is_hjson and one == other and not isinstance(one, bool) and not isinstance(other, bool)
-    return one == other or bool(one != one and other != other)  # NaN is not equal to itself
+def _same(one: Any, other: Any) -> bool:
+    """Return True if two values are equal, of one type too: 1, 1.0 and True are not."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _set(document: Document, parent: Entries, key: str, value: Any) -> str:
@@ -138,7 +129,7 @@ def _set(document: Document, parent: Entries, key: str, value: Any) -> str:
     if entry is None:
         return _add(document, parent, key, value)
     start, end = entry.node.span.start, entry.node.span.end
-    spelt = _spell_scalar(value, document.format, was=text[start:end])
+    spelt = _spell(value, document.format, was=text[start:end])
     gap = text[entry.key_span.end : start]
     if start == end or (gap.strip() == ":" and gap.rstrip() != gap.rstrip(" \t")):
         # Nothing stands behind the colon on its line.
@@ -163,7 +154,7 @@ def _add(document: Document, mapping: Entries, key: str, value: Any) -> str:
     """Return the text with one more entry behind the last one of a mapping."""
     text, language = document.text, document.format
     last = mapping.entries[-1] if mapping.entries else None
-    spelt = _spell_scalar(value, language)
+    spelt = _spell(value, language)
     if last is None:
         return _with_first(document, mapping, f"{_spell_key(key, language)}: {spelt}")
     between = text[last.key_span.end : last.node.span.start]
@@ -192,12 +183,7 @@ def _with_first(document: Document, mapping: Entries, member: str) -> str:
     text, (start, end) = document.text, (mapping.span.start, mapping.span.end)
     if text[start + 1 : end - 1].strip():
         raise Uneditable("a comment stands in the empty mapping")
-    before = after = ""
-    root = document.root
-    if root.entries and "\n" in text[root.span.start : root.entries[0].key_span.start]:
-        indent, step = _indent_at(text, start), _indent_at(text, root.entries[0].key_span.start)
-        before, after = f"{_line_end_of(text)}{indent}{step}", f"{_line_end_of(text)}{indent}"
-    return f"{text[:start]}{{{before}{member}{after}}}{text[end:]}"
+    return f"{text[:start]}{{{member}}}{text[end:]}"
 
 
 def _remove(document: Document, path: tuple[str, ...]) -> str:
@@ -264,7 +250,6 @@ _REST = {
 }
 """Text that may follow an entry on its line."""
 _LINE_END = re.compile(r"\r\n|\r|\n|\Z")
-_INDENT = re.compile(r"[ \t]*")
 
 
 def _has_lines(text: str, mapping: Entries, language: Format) -> bool:
@@ -281,11 +266,6 @@ def _line_start(text: str, at: int) -> int:
     return max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) + 1
 
 
-def _indent_at(text: str, at: int) -> str:
-    match = _INDENT.match(text, text.rfind("\n", 0, at) + 1)
-    return match.group() if match else ""
-
-
 def _line_end_of(text: str) -> str:
     """Return how a text ends its lines."""
     if "\r\n" in text:
@@ -293,54 +273,25 @@ def _line_end_of(text: str) -> str:
     return "\n" if "\n" in text or "\r" not in text else "\r"
 
 
-_PLAIN_YAML = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
 _PLAIN_HJSON_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
-def _spell_scalar(value: Any, language: Format, *, was: str = "") -> str:
+def _spell(value: Any, language: Format, *, was: str = "") -> str:
     """Return a scalar as it stands in a file; a YAML string keeps the quotes of the text that it replaces."""
+    if not isinstance(value, (str, int, float, type(None))):
+        raise Uneditable(f"a {type(value).__name__} is no single value")
+    if language is not Format.YAML:
+        return json.dumps(value, ensure_ascii=not str(value).isprintable())
+    import yaml
+
+    style = None
     if isinstance(value, str):
-        return _spell_yaml_string(value, was) if language is Format.YAML else _in_double_quotes(value)
-    if isinstance(value, float) and language is Format.YAML:
-        return _spell_yaml_float(value)
-    if value is None or isinstance(value, (int, float)):
-        return json.dumps(value)
-    raise Uneditable(f"a {type(value).__name__} is no single value")
+        style = '"' if not value.isprintable() else was[:1] if was[:1] in ("'", '"') else None
+    text: str = yaml.safe_dump(value, default_style=style, width=math.inf, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _spell_key(key: str, language: Format, *, was: str = "") -> str:
     """Return a key as it stands in a file; where there is a choice, the quotes of another key decide."""
-    if language is Format.YAML:
-        return _spell_yaml_string(key, was)
-    if language is Format.HJSON and not was.startswith(('"', "'")) and _PLAIN_HJSON_KEY.fullmatch(key):
-        return key
-    return _in_double_quotes(key)
-
-
-def _spell_yaml_float(value: float) -> str:
-    if not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    digits, sign, exponent = repr(value).partition("e")
-    # YAML 1.1 takes 1e-05 for a string: its floats have a point.
-    return f"{digits}{'' if '.' in digits else '.0'}{sign}{exponent}"
-
-
-def _in_double_quotes(string: str) -> str:
-    return json.dumps(string, ensure_ascii=not string.isprintable())
-
-
-def _spell_yaml_string(string: str, was: str) -> str:
-    import yaml
-
-    if was.startswith('"') or not string.isprintable():
-        return "".join(map(_yaml_escape, json.dumps(string, ensure_ascii=False)))
-    if not was.startswith("'") and _PLAIN_YAML.fullmatch(string) and yaml.safe_load(string) == string:
-        return string
-    return "'" + string.replace("'", "''") + "'"
-
-
-def _yaml_escape(character: str) -> str:
-    if character.isprintable():
-        return character
-    # YAML does not put the pairs of \u escapes together with which JSON writes such characters.
-    return f"\\u{ord(character):04X}" if ord(character) < 0x10000 else f"\\U{ord(character):08X}"
+    is_plain = language is Format.HJSON and not was.startswith(('"', "'")) and _PLAIN_HJSON_KEY.fullmatch(key)
+    return key if is_plain else _spell(key, language, was=was)

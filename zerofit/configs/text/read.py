@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from zerofit.configs.document import Document, Entries, Format, Items, KeyValue, Node
-from zerofit.configs.text.json import tree_of_hjson, tree_of_json
+from zerofit.configs.text.json import tree_of_hjson, tree_of_json, why_not_json
 from zerofit.configs.text.unreadable import MAX_BYTES, refuse_what_is_no_configuration, too_long
 from zerofit.configs.text.yaml import tree_of_yaml
-from zerofit.core.errors import NotStrict, Unreadable
+from zerofit.core.errors import Unreadable
 
 _FORMATS = {".json": Format.JSON, ".hjson": Format.HJSON, ".yaml": Format.YAML, ".yml": Format.YAML}
 
@@ -51,21 +51,16 @@ def read_document(text: str, *, name: str, format: Format | None = None) -> Docu
     wanted = format or _format_of(name)
     if wanted is Format.YAML:
         return Document(name=name, format=wanted, text=text, root=tree_of_yaml(text))
-    if wanted is Format.HJSON:
-        return Document(name=name, format=wanted, text=text, root=tree_of_hjson(text))
+    problem = why_not_json(text) if wanted is Format.JSON else None
+    if wanted is Format.JSON and problem is None:
+        return Document(name=name, format=wanted, text=text, root=tree_of_json(text))
     try:
-        return Document(name=name, format=Format.JSON, text=text, root=tree_of_json(text))
+        return Document(name=name, format=Format.HJSON, text=text, root=tree_of_hjson(text))
     except Unreadable as error:
-        return Document(name=name, format=Format.HJSON, text=text, root=_as_hjson(text, error))
-
-
-def why_not_json(document: Document) -> Unreadable | None:
-    """Return why Python's json, which accelerate uses, can't read a document; None where it can."""
-    try:
-        tree_of_json(document.text)
-    except Unreadable as error:
-        return error
-    return None
+        # Of two readers that fail, the one that got further knows better what was meant.
+        if problem is not None and (problem.line, problem.column) >= (error.line, error.column):
+            raise problem from None
+        raise
 
 
 def repeated_keys(document: Document) -> Iterator[tuple[tuple[str, ...], KeyValue, list[Any]]]:
@@ -95,11 +90,3 @@ def _repeated(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 def _format_of(name: str) -> Format:
     ending = name[name.rfind(".") :].lower() if "." in name else ""
     return _FORMATS.get(ending, Format.JSON)
-
-
-def _as_hjson(text: str, json_error: Unreadable) -> Entries:
-    """Return the tree of a text that is no JSON; raise the likelier error where it is no HJSON either."""
-    try:
-        return tree_of_hjson(text)
-    except Unreadable as error:
-        raise (error if isinstance(json_error, NotStrict) else json_error) from None

@@ -16,15 +16,35 @@ MAX_NODES = 20_000
 MAX_DIGITS = 1000
 """Characters in one number. ASSUMPTION: no setting needs 20; Python converts 4300."""
 
+TOO_DEEP = (
+    f"mappings and lists are nested more than {MAX_DEPTH} levels deep",
+    "no configuration is nested so deep",
+    "give the configuration's file",
+)
+TOO_MANY_DIGITS = (
+    f"a number has more than {MAX_DIGITS} characters",
+    "no setting is so large or so exact",
+    "write a number of at most 20 digits",
+)
+HALF_CHARACTER = (
+    "a string holds half of a character",
+    "escapes from \\ud800 to \\udfff stand for a character only in pairs",
+    "write the character itself",
+)
+"""Each: the problem, why it is one, and the fix."""
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
 
 
-def unreadable(
-    text: str, offset: int, problem: str, *, why: str, fix: str, kind: type[Unreadable] = Unreadable
-) -> Unreadable:
-    """Return what is wrong at an offset of a text."""
-    line, column = line_and_column(text, offset)
-    return kind(problem, why, fix, line, column)
+def unreadable(text: str, offset: int, problem: str, why: str, fix: str) -> Unreadable:
+    """Return the error of what is wrong at an offset of a text."""
+    return Unreadable(problem, why, fix, *line_and_column(text, offset))
+
+
+def not_a_mapping(text: str, offset: int, found: str) -> Unreadable:
+    """Return the error of a file that is something else than a mapping as a whole."""
+    problem = f"the file holds {found} where a mapping should be"
+    why = "a configuration is a mapping of keys to values"
+    return unreadable(text, offset, problem, why, "write the settings as keys and values")
 
 
 def cut(words: str) -> str:
@@ -37,60 +57,20 @@ def refuse_what_is_no_configuration(text: str) -> None:
     if len(text) > MAX_BYTES:
         raise too_long(len(text), "characters")
     if rubbish := _NOT_TEXT.search(text):
-        raise unreadable(
-            text,
-            rubbish.start(),
-            f"the file holds the character {name_of(rubbish.group())}",
-            why="text has no such character: the file is binary, or damaged",
-            fix="give a text file in UTF-8",
-        )
+        problem = f"the file holds the character {name_of(rubbish.group())}"
+        why = "text has no such character: the file is binary, or damaged"
+        raise unreadable(text, rubbish.start(), problem, why, "give a text file in UTF-8")
     if not text.strip("\ufeff \t\r\n"):
-        raise Unreadable(
-            "the file is empty",
-            "a configuration is a mapping of keys to values",
-            "write the configuration, or leave the file out",
-        )
+        why = "a configuration is a mapping of keys to values"
+        raise Unreadable("the file is empty", why, "write the configuration, or leave the file out")
 
 
 def too_long(length: int, unit: str) -> Unreadable:
-    """Return that a file is longer than any configuration."""
+    """Return the error of a file that is longer than any configuration."""
     return Unreadable(
         f"the file is too long: {length} {unit}",
         f"no configuration is longer than {MAX_BYTES} bytes, so this is another file",
         "give the configuration's file",
-    )
-
-
-def too_deep(text: str, offset: int) -> Unreadable:
-    """Return that mappings and lists stand too deep within each other."""
-    return unreadable(
-        text,
-        offset,
-        f"mappings and lists are nested more than {MAX_DEPTH} levels deep",
-        why="no configuration is nested so deep",
-        fix="give the configuration's file",
-    )
-
-
-def too_many_digits(text: str, offset: int) -> Unreadable:
-    """Return that a number is longer than any setting's."""
-    return unreadable(
-        text,
-        offset,
-        f"a number has more than {MAX_DIGITS} characters",
-        why="no setting is so large or so exact",
-        fix="write a number of at most 20 digits",
-    )
-
-
-def half_character(text: str, offset: int) -> Unreadable:
-    """Return that a string holds one half of a UTF-16 pair."""
-    return unreadable(
-        text,
-        offset,
-        "a string holds half of a character",
-        why="escapes from \\ud800 to \\udfff stand for a character only in pairs",
-        fix="write the character itself",
     )
 
 
@@ -99,22 +79,11 @@ def has_half_character(string: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in string)
 
 
-def not_a_mapping(text: str, offset: int, found: str) -> Unreadable:
-    """Return that the whole file is something else than a mapping."""
-    return unreadable(
-        text,
-        offset,
-        f"the file holds {found} where a mapping should be",
-        why="a configuration is a mapping of keys to values",
-        fix="write the settings as keys and values",
-    )
-
-
 def name_of(character: str) -> str:
     """Return one character as it is shown in a message."""
     if character == "":
         return "the end of the file"
-    if character == "\n" or character == "\r":
+    if character in "\r\n":
         return "the end of the line"
     if character.isprintable() and not character.isspace():
         return character

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from zerofit.checking.rule import Effect, Evidence, Example, Hit, Rule, Severity, hit_at
 from zerofit.checking.situation import entries_of, is_read_by_others, known, stage_of
 from zerofit.configs.document import Format, RemoveKey, RenameKey, say
-from zerofit.configs.text.read import why_not_json
+from zerofit.configs.text.json import why_not_json
 from zerofit.core.command import Route
 from zerofit.core.setting import Place
 from zerofit.core.strategy import ZeroStage
@@ -28,7 +28,7 @@ def _only_hjson(situation: Situation) -> Iterator[Hit]:
     document = situation.deepspeed
     if document is None or document.format is not Format.HJSON:
         return
-    problem = why_not_json(document)
+    problem = why_not_json(document.text)
     if problem is not None and is_read_by_others(situation):
         yield Hit(
             found=problem.problem, place=Place(file=document.name, line=problem.line, column=problem.column)
