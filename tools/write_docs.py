@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from tools.measured_pages import (
     evidence_page,
     optimizer_page,
@@ -19,6 +17,7 @@ from zerofit.checking.rules import ALL_RULES
 from zerofit.configs.write.write_files import write_files
 from zerofit.core.plan import Plan
 from zerofit.core.supported import release_of
+from zerofit.core.validation import strict_schema
 
 _MEASURED = Path("tests/evidence/measured")
 
@@ -50,7 +49,7 @@ def reference_pages(root: Path) -> dict[Path, str]:
 
 def plan_schema() -> str:
     """Return the JSON Schema of a plan file, as text."""
-    schema = TypeAdapter(Plan).json_schema()
+    schema = strict_schema(Plan)
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return json.dumps({**dialect, **schema}, indent=1) + "\n"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from zerofit.core.facts import Versions
 from zerofit.core.rates import Calibration
 from zerofit.core.strategy import Precision, Strategy
-from zerofit.core.validation import STRICT
+from zerofit.core.validation import parse_strictly
 from zerofit.measuring.ladder import Ladder
 from zerofit.measuring.results import TrialOutcome, TrialPrediction
 
@@ -49,8 +49,6 @@ class MachineRecord:
     """Its name; empty where the kernel does not say it."""
     host_memory_bytes: int
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -75,8 +73,6 @@ class Case:
     calibrates: bool = False
     """True if it may be used to set a number of the catalog; the accuracy is stated without it."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
@@ -96,8 +92,6 @@ class CaseResult:
     date: str
     """ISO 8601, UTC."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextMeasured:
@@ -113,8 +107,6 @@ class ContextMeasured:
     """What a product with a bias, which goes to cuBLASLt, adds to that."""
     backward_workspace_bytes: int
     """What the products of a backward pass add, whose thread has a handle of its own."""
-
-    __pydantic_config__ = STRICT
 
 
 class Rule(StrEnum):
@@ -146,8 +138,6 @@ class Tried:
     note: str = ""
     """What it changed that nobody asked for, such as the global batch, or why it ran all the same."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegretResult:
@@ -172,8 +162,6 @@ class RegretResult:
     runs: int = 1
     """Of the harness: above 1 it was not measured in one go, but began where an earlier one was cut off."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionFailure:
@@ -185,8 +173,6 @@ class SectionFailure:
     """How many came to an end, those that failed included; what the budget left out is not among them."""
     first_error: str
     """Of what, and what it said."""
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +197,6 @@ class Results:
     """What the budget left out, by section and key."""
     schema_version: int = SCHEMA_VERSION
 
-    __pydantic_config__ = STRICT
-
 
 def results_to_json(results: Results) -> str:
     """Return the text of a file."""
@@ -225,13 +209,11 @@ def results_from_json(text: str) -> Results:
     Raises:
         ValueError: it is of another schema, or broken.
     """
-    from pydantic import TypeAdapter
-
     document = json.loads(text)
     found = document.get("schema_version") if isinstance(document, dict) else None
     if found != SCHEMA_VERSION:
         raise ValueError(f"schema version {found!r}, and this harness reads {SCHEMA_VERSION}")
-    return TypeAdapter(Results).validate_json(text)
+    return parse_strictly(Results, text)
 
 
 def file_of(folder: Path, machine: MachineRecord) -> Path:

@@ -12,7 +12,7 @@ from zerofit.core.errors import UserError
 from zerofit.core.facts import ModelFacts
 from zerofit.core.secrets import MASK, is_secret_name, masked
 from zerofit.core.strategy import Precision
-from zerofit.core.validation import STRICT
+from zerofit.core.validation import parse_strictly
 
 CAPTURE_VERSION = 2
 """Raised whenever a capture of before can no longer be read as it was meant."""
@@ -31,8 +31,6 @@ class CapturedTensor:
     dtype: str
     """As torch names it: "int64"."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedBatch:
@@ -41,8 +39,6 @@ class CapturedBatch:
     tensors: tuple[CapturedTensor, ...]
     lengths: tuple[int, ...] = ()
     """Tokens of each sample without padding; empty where the batch has no tokens."""
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +56,6 @@ class CapturedLengths:
     counts: tuple[tuple[int, int], ...] = ()
     """(length, samples of it), the shortest first; empty in a plan and in a capture of before."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedModule:
@@ -75,8 +69,6 @@ class CapturedModule:
     num_trainable_parameters: int
     dtype: str
     """Of its parameters: "float32"; several joined by commas."""
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +108,6 @@ class CapturedModel:
     passes_num_items: bool = False
     """True if its loss is divided by num_items_in_batch where it is given that number."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedGroup:
@@ -129,8 +119,6 @@ class CapturedGroup:
     settings: dict[str, Any]
     """Its hyperparameters that are numbers, texts or lists of them; lr is the initial one."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedOptimizer:
@@ -140,8 +128,6 @@ class CapturedOptimizer:
     groups: tuple[CapturedGroup, ...]
     is_prepared: bool
     """True if it goes through Accelerator.prepare() or a Trainer."""
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +140,6 @@ class CapturedScheduler:
     num_steps: int | None
     """Steps that it was made for, where it says."""
     is_prepared: bool
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,8 +160,6 @@ class CapturedLoader:
     """Name of the class."""
     drops_last: bool
     num_workers: int
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,8 +247,6 @@ class Capture:
     """Largest resident memory of the capturing process."""
     version: int = CAPTURE_VERSION
     """Version of this file format."""
-
-    __pydantic_config__ = STRICT
 
     @property
     def precision(self) -> Precision | None:
@@ -392,10 +372,10 @@ def capture_from_json(text: str, *, name: str) -> Capture:
     Raises:
         UserError: the text is no capture, or one of another version.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        capture = TypeAdapter(Capture).validate_json(text)
+        capture = parse_strictly(Capture, text)
     except ValidationError as error:
         raise _broken(name, str(error.errors()[0]["msg"])) from None
     if capture.version != CAPTURE_VERSION:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from zerofit.core.validation import STRICT
-
 
 class RunPhase(StrEnum):
     """The parts of a run that need different memory."""
@@ -55,8 +53,6 @@ class Term:
     source: str
     """Where the formula is from: a file and line of a library's version, a link, or "traced"."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseMemory:
@@ -65,8 +61,6 @@ class PhaseMemory:
     phase: RunPhase
     terms: tuple[Term, ...]
     """They are alive together, so they sum."""
-
-    __pydantic_config__ = STRICT
 
     def held_by(self, *holders: Holder) -> int:
         """Return the bytes that these holders hold."""
@@ -88,8 +82,6 @@ class MemoryEstimate:
     """Relative: the measured peak is expected within (1 +- uncertainty) of the estimate."""
     uncertainty_source: str
     """The source of the uncertainty."""
-
-    __pydantic_config__ = STRICT
 
     @property
     def peak(self) -> PhaseMemory:
@@ -122,8 +114,6 @@ class TimeTerm:
     formula: str
     source: str
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
@@ -133,8 +123,6 @@ class StepTime:
     uncertainty: float
     """Relative, as in MemoryEstimate."""
     uncertainty_source: str
-
-    __pydantic_config__ = STRICT
 
     @property
     def seconds(self) -> float:
@@ -156,8 +144,6 @@ class Estimate:
     """Over all ranks; 0 for a model without tokens."""
     num_trained: int = 0
     """Elements of the parameters that train; 0 where they are not counted."""
-
-    __pydantic_config__ = STRICT
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerofit.core.validation import STRICT, check_at_least
+from zerofit.core.validation import check_at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,6 @@ class ModelFacts:
     """Data type of the published weights as config.json says it, or the weights beside it: "bfloat16", say.
     transformers loads a model in it unless told otherwise; empty where nothing is said."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec:
@@ -92,8 +90,6 @@ class GpuSpec:
     None takes the table of estimate/outside.py."""
     context_source: str = ""
     """Where context_bytes is from; empty without it."""
-
-    __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "context_bytes")
@@ -146,8 +142,6 @@ class Machine:
     nvme_write_bytes_per_s: float | None = None
     """Sequential write rate of one node's NVMe disks together."""
 
-    __pydantic_config__ = STRICT
-
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_cpu_cores")
         check_at_least(self, 0, "host_memory_bytes", "host_memory_available_bytes", "nvme_bytes")
@@ -169,8 +163,6 @@ class Workload:
     """True if the loop still holds the outputs of one step while the next runs forward, as a plain
     `outputs = model(**batch)` does and Trainer does not."""
 
-    __pydantic_config__ = STRICT
-
     def __post_init__(self) -> None:
         check_at_least(self, 1, "global_batch_size", "sequence_length", "target_length")
 
@@ -188,8 +180,6 @@ class Versions:
     huggingface_hub: str | None = None
     peft: str | None = None
     bitsandbytes: str | None = None
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

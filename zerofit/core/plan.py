@@ -16,7 +16,7 @@ from zerofit.core.facts import Machine, ModelFacts, Versions, Workload
 from zerofit.core.json_text import parse_json
 from zerofit.core.strategy import Strategy, describe_strategy
 from zerofit.core.units import format_bytes
-from zerofit.core.validation import STRICT, check_at_least
+from zerofit.core.validation import check_at_least, parse_strictly
 
 PLAN_VERSION = 1
 """Raised whenever a plan file of before can no longer be read as it was meant."""
@@ -52,8 +52,6 @@ class Reason:
     why: str
     """One sentence."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
@@ -62,8 +60,6 @@ class Rejected:
     strategy: Strategy
     why: str
     """One sentence."""
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +74,6 @@ class Topology:
     """True if the ranks run on the CPU, GPUs or not."""
     tensor_parallel_size: int = 1
     """Consecutive ranks that share the layers of one copy of the model, and take the same samples."""
-
-    __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_nodes", "world_size", "tensor_parallel_size")
@@ -111,8 +105,6 @@ class TrialSteps:
     """Optimizer steps that are timed; all ranks end after the last."""
     guard: str
     """Folder that notes and keeps what the script is about to change on disk."""
-
-    __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_warm_up", "num_timed")
@@ -152,8 +144,6 @@ class Plan:
     captured."""
     version: int = PLAN_VERSION
     """Version of this file format."""
-
-    __pydantic_config__ = STRICT
 
     def __str__(self) -> str:
         return "\n".join(plan_lines(self))
@@ -209,13 +199,13 @@ def plan_from_json(text: str, *, name: str) -> Plan:
             f"this zerofit reads plan files of version {PLAN_VERSION}",
         )
 
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        plan = TypeAdapter(Plan).validate_json(text)
+        plan = parse_strictly(Plan, text)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place = ".".join(str(part) for part in first["loc"][1:])
         if first["type"] == "value_error":  # of a value's own checks; its text begins with the field's name
             found = f"{place}.{first['ctx']['error']}"
         else:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from zerofit.core.validation import STRICT
-
 
 class RateName(StrEnum):
     """The resource of a rate. Fractions are of the peak that GpuSpec or Machine states."""
@@ -90,8 +88,6 @@ class Rate:
     """The driver's product names of the one GPU that it holds for, and there before its generation's rate;
     empty where it holds for all of its generation."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
@@ -101,8 +97,6 @@ class Calibration:
     left_out: tuple[str, ...]
     """Rates that were not measured, each with its reason."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
@@ -110,8 +104,6 @@ class Rates:
 
     rates: tuple[Rate, ...]
     """Rates measured on this machine come first."""
-
-    __pydantic_config__ = STRICT
 
     def of(self, name: RateName, compute_capability: tuple[int, int] | None = None, *, gpu: str = "") -> Rate:
         """Return a rate: the one measured here, else this GPU's own, else its generation's.

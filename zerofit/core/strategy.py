@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-from zerofit.core.validation import STRICT, check_at_least
+from zerofit.core.validation import check_at_least
 
 
 class Engine(StrEnum):
@@ -95,8 +95,6 @@ class Buckets:
     sub_group_size: int = 1_000_000_000
     """Elements the optimizer steps at a time."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmeBuffers:
@@ -130,8 +128,6 @@ class Lora:
     """Names of the modules that get an adapter; empty leaves the choice to peft's table for the family."""
     modules_to_save: tuple[str, ...] = ()
     """Names of the modules that train whole, as a copy beside the frozen original."""
-
-    __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "rank", "alpha")
@@ -186,8 +182,6 @@ class Strategy:
     """True if batches are made of samples of like length."""
     buckets: Buckets = field(default_factory=Buckets)
     """ZeRO's buffer sizes."""
-
-    __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "micro_batch_size", "gradient_accumulation_steps", "checkpoint_every")

@@ -1,9 +1,48 @@
-"""How values guard themselves: exact types, no field that is not declared, no number out of range."""
+"""Values against what a file or a caller gives: exact types, no unknown field, no number out of range."""
+
+from __future__ import annotations
 
 import math
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
-STRICT = {"extra": "forbid", "strict": True}
-"""pydantic's settings; every value that may stand in a file carries them as __pydantic_config__."""
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+T = TypeVar("T")
+
+
+def parse_strictly(kind: type[T], text: str) -> T:
+    """Return the value that a JSON text holds.
+
+    Args:
+        kind: the value's class, a dataclass of whatever is in it.
+        text: an object with each field that has no default, of its exact type, and no other field.
+
+    Raises:
+        ValidationError: pydantic's, a ValueError; each place in it begins with a 0.
+    """
+    value: T = _adapter(kind).validate_json(f"[{text}]")[0]  # type: ignore[arg-type]
+    return value
+
+
+def strict_schema(kind: type[Any]) -> dict[str, Any]:
+    """Return the JSON Schema of the texts that `parse_strictly` takes for a class."""
+    classes: dict[str, Any] = _adapter(kind).json_schema()["$defs"]  # type: ignore[arg-type]
+    for one in classes.values():
+        if one["type"] == "object":
+            one["additionalProperties"] = False
+    classes = {name: dict(sorted(one.items())) for name, one in classes.items()}
+    root = classes.pop(kind.__name__)
+    return {"$defs": classes, **root}
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    # A dataclass itself takes no settings from here, a part of another type does.
+    return TypeAdapter(tuple[kind], config={"extra": "forbid", "strict": True})
 
 
 def check_at_least(value: object, least: int, *fields: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from zerofit.core.validation import STRICT
+from zerofit.core.validation import parse_strictly
 
 
 class Gather(StrEnum):
@@ -90,8 +90,6 @@ class GenerationJob:
     generation: dict[str, Any] = field(default_factory=dict)
     """Settings of transformers' GenerationConfig."""
 
-    __pydantic_config__ = STRICT
-
 
 def job_to_json(job: GenerationJob) -> str:
     """Return the text of a job's file."""
@@ -100,6 +98,4 @@ def job_to_json(job: GenerationJob) -> str:
 
 def job_from_json(text: str) -> GenerationJob:
     """Return the job that a file written by job_to_json holds."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(GenerationJob).validate_json(text)
+    return parse_strictly(GenerationJob, text)

@@ -18,7 +18,7 @@ from zerofit.core.facts import Versions
 from zerofit.core.plan import Topology
 from zerofit.core.rank_observation import Phase
 from zerofit.core.strategy import Strategy
-from zerofit.core.validation import STRICT
+from zerofit.core.validation import parse_strictly
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,8 +37,6 @@ class ObservedPeak:
     phase: Phase
     allocated_bytes: int
     reserved_bytes: int
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +69,6 @@ class Observation:
     predicted_step_time_s: float | None = None
     expandable_segments: bool = False
     """True if PyTorch's allocator had expandable segments, which change what it reserves."""
-
-    __pydantic_config__ = STRICT
 
     @property
     def peak_reserved_bytes(self) -> int | None:
@@ -124,14 +120,10 @@ def write_observation(one: Observation, *, environ: Mapping[str, str] = os.envir
 
 def read_observations(*, environ: Mapping[str, str] = os.environ) -> tuple[Observation, ...]:
     """Return the observations of this machine, the newest first; a file that can't be read counts as none."""
-    from pydantic import TypeAdapter  # only where there may be files: it takes its time
-
-    files = sorted(_folder(environ).glob("*.json"), reverse=True)
-    adapter = TypeAdapter(Observation) if files else None
     found = []
-    for file in files:
+    for file in sorted(_folder(environ).glob("*.json"), reverse=True):
         with contextlib.suppress(OSError, ValueError):  # pydantic's errors are such
-            found.append(adapter.validate_json(file.read_bytes()))  # type: ignore[union-attr]
+            found.append(parse_strictly(Observation, file.read_text(encoding="utf-8")))
     return tuple(found)
 
 

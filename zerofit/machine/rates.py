@@ -17,7 +17,7 @@ from zerofit.core.atomic_file import write_whole
 from zerofit.core.cache_folder import cache_folder
 from zerofit.core.catalog_folder import CATALOG_FOLDER
 from zerofit.core.rates import Basis, Rate, RateName, Rates, Unit
-from zerofit.core.validation import STRICT
+from zerofit.core.validation import parse_strictly
 from zerofit.machine.gpus import probe_driver
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ class _Kept:
 
     machine: dict[str, Any]
     rates: tuple[Rate, ...]
-
-    __pydantic_config__ = STRICT
 
 
 @cache
@@ -77,10 +75,8 @@ def read_calibration(machine: Machine, *, environ: Mapping[str, str] = os.enviro
         data = path.read_bytes()
     except OSError:
         return ()
-    from pydantic import TypeAdapter
-
     try:
-        rates = TypeAdapter(_Kept).validate_json(data).rates
+        rates = parse_strictly(_Kept, data.decode()).rates
         if not all(math.isfinite(rate.value) and rate.value > 0 for rate in rates):
             raise ValueError("a rate is not above zero and finite")
     except ValueError as error:  # pydantic's errors are such

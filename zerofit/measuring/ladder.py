@@ -23,7 +23,6 @@ from zerofit.core.strategy import (
     Strategy,
     ZeroStage,
 )
-from zerofit.core.validation import STRICT
 from zerofit.measuring.results import TrialMeasurement, TrialOutcome, TrialPrediction, TrialSpec, TrialState
 from zerofit.measuring.trial import TrialFiles, run_trial
 
@@ -93,8 +92,6 @@ class Published:
     """As printed, in "G"."""
     epoch_time_s: float
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungResult:
@@ -110,8 +107,6 @@ class RungResult:
     outcome: TrialOutcome
     predicted: TrialPrediction | None = None
     published: Published | None = None
-
-    __pydantic_config__ = STRICT
 
     @property
     def measured(self) -> TrialMeasurement | None:
@@ -142,8 +137,6 @@ class Ladder:
     """Data-parallel ranks, of which rank 0 was measured; above 1 its collectives did nothing."""
     version: int = 1
     """Of this file format; raised whenever an older file can no longer be read as it was meant."""
-
-    __pydantic_config__ = STRICT
 
     @property
     def on_cpu(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from zerofit.core.strategy import Precision, Strategy
-from zerofit.core.validation import STRICT
+from zerofit.core.validation import parse_strictly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,6 @@ class TrialSpec:
     """True if the process, once it has imported everything, waits for a line on stdin before it touches the
     device."""
 
-    __pydantic_config__ = STRICT
-
     @property
     def batch_size(self) -> int:
         """Samples of an optimizer step."""
@@ -56,9 +54,7 @@ def spec_to_json(spec: TrialSpec) -> str:
 
 def spec_from_json(text: str) -> TrialSpec:
     """Return the spec that spec_to_json() wrote."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(TrialSpec).validate_json(text)
+    return parse_strictly(TrialSpec, text)
 
 
 class TrialState(StrEnum):
@@ -87,8 +83,6 @@ class TensorBytes:
     optimizer_states: int
     activations: int | None
     """Alive at the end of a micro-batch's forward pass, without the batch itself; None where not counted."""
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +121,6 @@ class TrialMeasurement:
     num_threads: int
     """Threads of torch on the CPU."""
 
-    __pydantic_config__ = STRICT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOutcome:
@@ -139,8 +131,6 @@ class TrialOutcome:
     """Why, where it is not done: one line."""
     measured: TrialMeasurement | None = None
     """Its measurements; None unless it is done."""
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +148,6 @@ class TrialPrediction:
     nothing."""
     step_time_s: float | None = None
     """None where the GPU's rates are not known, and of many ranks, which exchange nothing."""
-
-    __pydantic_config__ = STRICT
 
 
 def peak_of(measured: TrialMeasurement) -> int:

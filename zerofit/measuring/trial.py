@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerofit.core.validation import parse_strictly
 from zerofit.machine.cgroup import count_oom_kills
 from zerofit.machine.stopping import stopping_by_exception
 from zerofit.measuring.results import TrialOutcome, TrialState, spec_to_json
@@ -126,12 +127,9 @@ class RunningTrial:
                 self._process.stdin.flush()
 
     def _outcome(self, code: int) -> TrialOutcome:
-        from pydantic import TypeAdapter
-
         log, result = self._files.log, self._files.result
         if code == 0 and result.exists():
-            outcome: TrialOutcome = TypeAdapter(TrialOutcome).validate_json(result.read_bytes())
-            return outcome
+            return parse_strictly(TrialOutcome, result.read_text(encoding="utf-8"))
         if code < 0:
             before, now = self._num_kills_before, count_oom_kills()
             by_kernel = code == -signal.SIGKILL and before is not None and now is not None and now > before

@@ -7,8 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from zerofit.core.validation import STRICT
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -19,8 +17,6 @@ class LengthHistogram:
 
     counts: tuple[tuple[int, int], ...]
     """(length in tokens, samples of that length), the shortest first; no length without samples."""
-
-    __pydantic_config__ = STRICT
 
     @classmethod
     def of(cls, counts: Mapping[int, int]) -> Self:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from zerofit.core.errors import UserError
 from zerofit.core.secrets import is_secret_name
 from zerofit.core.units import GIB
-from zerofit.core.validation import STRICT
+from zerofit.core.validation import parse_strictly
 from zerofit.scripts.target import script_of
 
 if TYPE_CHECKING:
@@ -69,8 +69,6 @@ class Job:
     """How often it may be started again."""
     join_limit_s: float
     """How long the nodes wait for each other."""
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,10 +167,10 @@ def job_from_json(text: str, *, name: str) -> Job:
     Raises:
         UserError: it can't be read.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        return TypeAdapter(Job).validate_json(text)
+        return parse_strictly(Job, text)
     except ValidationError as error:
         raise UserError(
             "job-file-broken",

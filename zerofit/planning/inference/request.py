@@ -12,7 +12,7 @@ from zerofit.checking.rules import ALL_RULES
 from zerofit.core.errors import UserError
 from zerofit.core.plan import Topology
 from zerofit.core.strategy import Engine, OffloadDevice, Precision, Strategy, ZeroStage
-from zerofit.core.validation import STRICT, check_at_least
+from zerofit.core.validation import check_at_least
 from zerofit.generation.generation_job import Gather
 from zerofit.planning.ranks import check_ranks
 
@@ -47,8 +47,6 @@ class InferenceWorkload:
     """Completions of one prompt that grow beside each other: each has a cache."""
     num_return_sequences: int = 1
     """Completions of one prompt that are returned."""
-
-    __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "num_prompts")
@@ -88,8 +86,6 @@ class InferenceRequest:
     """ALWAYS needs the whole model beside each rank's part; the others need no more than NEVER."""
     on_cpu: bool = False
     """True leaves GPUs alone."""
-
-    __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "num_processes", "num_nodes", "batch_size")
